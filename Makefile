@@ -5,6 +5,7 @@
 VENV := .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
+UV_VERSION := uv==0.13.9
 SCHEDULES ?= 100000
 
 help: ## list the commands
@@ -17,10 +18,11 @@ $(VENV)/ready: requirements/dev.txt pyproject.toml
 		{ echo "Java 17 or newer is missing: install it (Debian: apt-get install openjdk-17-jre-headless)"; exit 1; }
 	@java -version 2>&1 | grep -Eq 'version "(1[7-9]|[2-9][0-9])' || \
 		{ echo "Java is too old: Spark needs 17 or newer"; java -version; exit 1; }
-	@echo "Setting up $(VENV) from requirements/dev.txt (once, about three minutes)…"
+	@echo "Setting up $(VENV) from requirements/dev.txt (once, about a minute)…"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/dev.txt
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
+	@test -x $(BIN)/uv || $(BIN)/python -m pip install --quiet --disable-pip-version-check '$(UV_VERSION)'
+	@$(BIN)/uv pip install --quiet --python $(BIN)/python --require-hashes -r requirements/dev.txt
+	@$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --editable .
 	@touch $@
 
 demo: $(VENV)/ready ## run the main job on real data: killed, restarted, compacted, expired, proved (three minutes)
@@ -34,6 +36,7 @@ pictures: $(VENV)/ready ## take the pictures of the docs again (needs Chromium; 
 	@$(BIN)/python docs/pictures/fleet.py
 
 test: $(VENV)/ready ## run all tests
+	@$(BIN)/python -m tests.quick_spark
 	@$(BIN)/python -m pytest -m "not soak" --ignore=tests/benchmarks \
 		--numprocesses=3 --dist=loadscope --no-loadscope-reorder
 
@@ -72,7 +75,7 @@ UPGRADE_OPTION = $(if $(UPGRADE),$(if $(filter all,$(UPGRADE)),--upgrade,--upgra
 
 lock: ## update requirements/*.txt from pyproject.toml (needs a network; UPGRADE=all or UPGRADE=NAME for newer versions)
 	@test -x $(UV) || { $(PYTHON) -m venv $(VENV)-lock && \
-		$(VENV)-lock/bin/pip install --quiet --disable-pip-version-check 'uv==0.13.9'; } || \
+		$(VENV)-lock/bin/pip install --quiet --disable-pip-version-check '$(UV_VERSION)'; } || \
 		{ echo "uv cannot be installed into $(VENV)-lock: see above"; exit 1; }
 	@$(LOCK) $(UPGRADE_OPTION) --output-file requirements/runtime.txt >/dev/null
 	@$(LOCK) $(UPGRADE_OPTION) --group dev --constraint requirements/runtime.txt \

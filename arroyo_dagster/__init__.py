@@ -1,7 +1,7 @@
-"""See, keep small and trust the state of streaming jobs.
+"""Inspect, compact, verify and restore the state of streaming jobs.
 
 The public names: the errors, those of `arroyo_dagster.state`, and for Dagster those of
-`arroyo_dagster.orchestration`, each loaded when first asked for.
+`arroyo_dagster.orchestration`, each loaded at its first use.
 Importing this package loads none of dagster, pyspark, pyarrow and polars.
 """
 
@@ -14,7 +14,7 @@ import lazy_loader
 from arroyo_dagster import errors, moved, orchestration, state
 
 if TYPE_CHECKING:
-    from arroyo_dagster.errors import *  # noqa: F403 - its public names are ours
+    from arroyo_dagster.errors import *  # noqa: F403 - this package exports its public names
     from arroyo_dagster.orchestration import *  # noqa: F403
     from arroyo_dagster.state import *  # noqa: F403
 
@@ -26,7 +26,7 @@ __getattr__, __dir__, __all__ = lazy_loader.attach(
     __name__,
     submod_attrs={
         "errors": errors.__all__,
-        "orchestration": dir(orchestration),  # its public names and no other
+        "orchestration": dir(orchestration),  # contains only its public names
         "state": dir(state),
     },
 )

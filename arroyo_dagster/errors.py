@@ -1,6 +1,6 @@
-"""Every error this package raises, drawn as a tree: the branch is the reader's next action.
+"""Every error of this package, as a tree: the class tells the reader what to do next.
 
-`StateError` is another name of the root, that of Arroyo's state crate.
+`StateError` is another name of the root, as in Arroyo's state crate.
 
 ArroyoStateError
 ├── InputError (ValueError)      fix the call
@@ -28,14 +28,14 @@ __all__ = [
 
 
 class ArroyoStateError(Exception):
-    """The root of the tree; catch it to catch everything this package raises on purpose.
+    """The root of the tree; catch it to catch every error that this package raises on purpose.
 
     Args:
-        message: what happened and what was expected, one sentence without a final stop.
-        next_step: what the reader should do now; shown last.
-        retryable: whether the same call may succeed later without anyone changing anything.
-        **facts: the objects concerned, by their name in the words of this project
-            (job, operator, table, epoch, path, url…); None values are left out.
+        message: what happened and what was expected, as one sentence without a final period.
+        next_step: what the reader should do now; displayed last.
+        retryable: whether the same call may succeed later without any other change.
+        **facts: the objects concerned, by their names in this project (job, operator, table, epoch,
+            path, url…); None values are omitted.
     """
 
     retryable = False
@@ -61,7 +61,7 @@ class ArroyoStateError(Exception):
         return f"{text}. Next: {self.next_step}" if self.next_step else text
 
     def __reduce__(self) -> tuple[object, ...]:
-        # Errors cross process borders (Spark workers, Dagster steps): keep their facts.
+        # Errors cross process boundaries (Spark workers, Dagster steps) and must keep their facts.
         return (
             _rebuilt,
             (type(self), self.message, self.next_step, self.retryable, dict(self.facts)),
@@ -86,11 +86,11 @@ def _rebuilt(
 
 
 class InputError(ArroyoStateError, ValueError):
-    """The caller asked for something that cannot be: fix the call."""
+    """The call is invalid: fix the call."""
 
 
 class DefinitionError(InputError):
-    """A YAML definition is wrong: fix the file; `facts` hold its path and line."""
+    """A YAML definition is wrong: fix the file; `facts` has its path and line."""
 
 
 class NotFoundError(ArroyoStateError, LookupError):
@@ -102,7 +102,7 @@ class FormatError(ArroyoStateError):
 
 
 class ConflictError(ArroyoStateError):
-    """Somebody else won a race: read again, decide again. Nothing was deleted."""
+    """Another process won a race: read again, decide again. Nothing was deleted."""
 
 
 class ProtocolError(ArroyoStateError):

@@ -1,9 +1,9 @@
-"""The modules of release 0.1 by their old names, until release 0.3.
+"""The modules of release 0.1 under their old names, until release 0.3.
 
-`import arroyo_dagster.state.local.jobs` gives the module that has its content now, and warns. The
-old names of four modules are names of packages today and are not in the list:
+`import arroyo_dagster.state.local.jobs` returns the module that has its content now, and warns. The
+old names of four modules are names of packages now and are not in the list:
 `state.planning.compaction`, `state.planning.gc`, `state.codec.bincode` and `state.codec.hashing`.
-The last two packages give the public names of the old modules.
+The last two packages export the public names of the old modules.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
 from typing import Any
 
-# Package today: modules as "old" where the last name is the same, else as "old=new".
+# Current package: its modules as "old" if the last name is unchanged, otherwise as "old=new".
 _MOVED = {
     "dataflow": "state.local.dataflow=in_process state.sdf.faults=errors",
     "dataflow.definition": (
@@ -147,11 +147,11 @@ _MOVED = {
     ),
 }
 _GONE = ("state.local", "state.sdf", "state.sdf.topics")
-"""Packages of which only modules that moved are left."""
+"""Packages that contain only moved modules."""
 
 
 def moved_modules() -> dict[str, str]:
-    """The name that each module has now, by its old one."""
+    """Return the current name of each module, by its old name."""
     found: dict[str, str] = {}
     for package, modules in _MOVED.items():
         for one in modules.split():
@@ -164,8 +164,8 @@ def moved_modules() -> dict[str, str]:
 class _Moved:
     """Finds modules by their old names.
 
-    A finder and a loader without their base classes: `importlib.abc` would be a third of the time
-    that importing this package takes.
+    It is a finder and a loader without their base classes: importing `importlib.abc` would take a
+    third of this package's import time.
     """
 
     def __init__(self) -> None:
@@ -178,7 +178,7 @@ class _Moved:
         path: Sequence[str] | None,
         target: types.ModuleType | None = None,
     ) -> ModuleSpec | None:
-        loader: Any = self  # by its methods; the annotations of `ModuleSpec` want the base class
+        loader: Any = self  # duck-typed; the annotations of `ModuleSpec` require the base class
         if fullname.removeprefix("arroyo_dagster.") in _GONE:
             return ModuleSpec(fullname, loader, is_package=True)
         return ModuleSpec(fullname, loader) if fullname in self._names else None
@@ -198,11 +198,11 @@ class _Moved:
 
     def exec_module(self, module: Any) -> None:
         old = module.__spec__.name
-        if old in self._specs:  # the machinery of imports has given it the old name
+        if old in self._specs:  # the import system has replaced its spec by that of the old name
             module.__spec__ = self._specs[old]
 
 
 def install() -> None:
-    """Let the old names be found; whatever else is imported is found as before."""
+    """Register the finder of the old names; it does not affect other imports."""
     if not any(isinstance(one, _Moved) for one in sys.meta_path):
         sys.meta_path.append(_Moved())

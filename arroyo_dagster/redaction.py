@@ -1,9 +1,9 @@
-"""Secrets leave every text that people or logs see: by structure out of URLs, by value elsewhere.
+"""Removal of secrets from displayed and logged texts: by structure from URLs, by value elsewhere.
 
-A URL that is shown loses its user info and the values behind its path, whether or not it parses
-(`redact_url`). A text of a library may repeat a secret in any spelling: a secret is registered
-where it enters (`register_secrets`), and hidden wherever such a text is repeated (`redact_text`,
-`redacted_cause`). Values of this process only: nothing here is pickled or written.
+`redact_url` removes the user info and everything after the path from a displayed URL, even if it
+does not parse. A library's text may repeat a secret in any encoding. So secrets are registered
+where they enter (`register_secrets`), and hidden wherever such a text is repeated (`redact_text`,
+`redacted_cause`). Registered secrets stay in this process: none is pickled or written.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from arroyo_dagster.errors import ArroyoStateError
 HIDDEN = "***"
 
 _SCHEME = re.compile(r"(?:s3a?::|jdbc:)?[a-z][a-z0-9+.\-]*", re.IGNORECASE)
-# In these the text before `@` is a container or an account, as long as it holds no password.
+# In these schemes the text before `@` is a container or an account, unless it has a password.
 _NAMED_BEFORE_AT = re.compile(r"(?:abfss?|wasbs?|r2)", re.IGNORECASE)
-_AT = "@\N{FULLWIDTH COMMERCIAL AT}\N{SMALL COMMERCIAL AT}"  # urllib takes all three for one
+_AT = "@\N{FULLWIDTH COMMERCIAL AT}\N{SMALL COMMERCIAL AT}"  # urllib treats them all as `@`
 _BEHIND_PATH = re.compile(r"[?#;]")
 _URL_IN_TEXT = re.compile(r"(?:s3a?::|jdbc:)?\b[a-z][a-z0-9+.\-]*://[^\s\"'<>]*", re.IGNORECASE)
 _NAMES = (
@@ -49,7 +49,7 @@ _NAMED_VALUE = re.compile(
 )
 _SENT = re.compile(r"\b(?P<name>basic|bearer)\s+[A-Za-z0-9+/_.~\-]{8,}=*", re.IGNORECASE)
 
-# Options whose value says where a store is or how to ask it. Any other may be a secret.
+# Options with the location of a store or how to access it. All others may be secrets.
 _PUBLIC_OPTIONS = frozenset(
     {
         *("client", "region", "default_region", "region_name", "account", "account_name"),
@@ -58,7 +58,7 @@ _PUBLIC_OPTIONS = frozenset(
         *("subscribe", "topic", "path", "project", "location"),
     }
 )
-# Settings and variables are the other way round: what is secret says so in its name.
+# For settings and variables it is the opposite: a secret one is recognised by its name.
 _SECRET_SETTING = re.compile(
     r"secret|passw|token|credential|(?:account|access|api|sas|private|service)[._-]?key|jaas"
     r"|authorization|signature|connection[._-]?string",
@@ -75,15 +75,15 @@ _LEAST_OF_ENVIRONMENT = 4
 
 
 def redact_url(text: str) -> str:
-    """Give a URL without user info, query, fragment and parameters, even if it is none.
+    """Return a URL without user info, query, fragment and parameters, even if it is invalid.
 
-    Where it cannot be told what is user info and what is query (`a?b@c`), only the scheme stays.
+    If user info and query cannot be distinguished (`a?b@c`), only the scheme stays.
     """
     scheme, separator, rest = text.partition("://")
     if not separator or not _SCHEME.fullmatch(scheme):
         scheme, separator, rest = "", "", text
     behind = _BEHIND_PATH.search(rest)
-    # A path of this machine has no user info, however many `@` it has.
+    # A local path has no user info, even if it contains `@`.
     is_path = rest.startswith("/") and not text.startswith("//")
     at = -1 if is_path else max(rest.rfind(sign) for sign in _AT)
     if behind is not None and at > behind.start():
@@ -99,7 +99,7 @@ def _is_name_before_at(scheme: str, text: str) -> bool:
 
 
 def secrets_in_url(text: str) -> set[str]:
-    """Give what a URL holds beside its place: a password or token, and the values of a query."""
+    """Return the secrets in a URL: a password or token, and the values of a query."""
     scheme, _, rest = text.partition("://")
     found: set[str] = set()
     before, at, _ = rest.rpartition("@")
@@ -119,7 +119,7 @@ _KNOWN: set[str] = set()
 
 
 def register_secrets(*values: object) -> None:
-    """Remember values that no text of a library may repeat; mappings and lists by their members."""
+    """Register secrets; of mappings the values, of lists and tuples the items, recursively."""
     for value in values:
         if isinstance(value, Mapping):
             register_secrets(*value.values())
@@ -132,15 +132,15 @@ def register_secrets(*values: object) -> None:
 
 
 def register_url(text: str) -> None:
-    """Remember what a URL holds beside its place."""
+    """Register the secrets in a URL."""
     register_secrets(secrets_in_url(text))
 
 
 def register_options(options: Mapping[str, Any]) -> None:
-    """Remember the values of options, but for those that say where a store is and how to ask it.
+    """Register the values of options, except those for the location and access of a store.
 
     Args:
-        options: of any client, nested ones too; a URL among them loses only its secrets.
+        options: of any client, possibly nested; of a URL only its secrets are registered.
     """
     for name, value in options.items():
         if isinstance(value, Mapping):
@@ -152,7 +152,7 @@ def register_options(options: Mapping[str, Any]) -> None:
 
 
 def register_settings(settings: Mapping[str, Any]) -> None:
-    """Remember the values of settings that are named like secrets, and what URLs in others hold."""
+    """Register the values of settings with names of secrets, and the secrets in other URLs."""
     for name, value in settings.items():
         register_secrets(_secrets_of_setting(name, str(value)))
 
@@ -163,18 +163,18 @@ def _secrets_of_setting(name: str, value: str) -> Set[str]:
         return frozenset(secrets_in_url(value))
     if not _SECRET_SETTING.search(name) or _PLACES.search(name):
         return frozenset()
-    # Some are settings themselves, as Kafka's `password="…";` is in its JAAS configuration.
+    # Some contain settings, such as `password="…";` in Kafka's JAAS configuration.
     inner = (found["value"].strip("\"'") for found in _NAMED_VALUE.finditer(value))
     return frozenset((value, *inner))
 
 
 def holds_secret(name: str, value: str) -> bool:
-    """Whether a setting is named like a secret, or repeats one in a URL or a text."""
+    """Return whether a setting is named like a secret, or contains one in a URL or a text."""
     return bool(_secrets_of_setting(name, value) or _NAMED_VALUE.search(value))
 
 
 def _members(value: object) -> object:
-    """The members of a key that is a JSON document, as Google's are."""
+    """Return the members of a key that is a JSON document, such as Google's."""
     try:
         return json.loads(value) if isinstance(value, str) and value.startswith("{") else None
     except (ValueError, RecursionError):
@@ -193,7 +193,7 @@ def _of_environment() -> set[str]:
 
 
 def redact_text(text: str) -> str:
-    """Give a text of a library, or of a server, without any secret it may repeat."""
+    """Return a library's or server's text without the secrets it may repeat."""
     text = _without_known(text, least=1)
     if "://" in text:
         text = _URL_IN_TEXT.sub(lambda found: redact_url(found[0]), text)
@@ -204,8 +204,9 @@ def redact_text(text: str) -> str:
 
 
 def without_secrets(text: str) -> str:
-    """Give a text of our own without the secrets that are known, for the last step before it is
-    shown. Short secrets stay: as words they may be names of jobs, which must be shown."""
+    """Return this package's own text without registered secrets, for the last step before display.
+
+    Short secrets are kept: they may also be names of jobs, which must be displayed."""
     return _without_known(text, least=_MIN_OWN_CHARS)
 
 
@@ -229,14 +230,14 @@ _SPACES = [one for one in map(chr, range(0x3001)) if one.isspace() or one < " "]
 _LOST = re.compile(
     "|".join(re.escape(one.encode().decode("latin-1")) for one in [*_SPACES, *"+\\"])
 )
-"""What encoders add, leave out or write as one another: it counts in no comparison."""
+"""Characters that encoders add, omit or exchange; they are ignored in comparisons."""
 
 _ROUNDS = 3
 
 
 @dataclass(frozen=True, slots=True)
 class _Decoded:
-    """A text in UTF-8, a character a byte, and for each of them where it began and ended."""
+    """A UTF-8 text, one character per byte, with the original start and end of each."""
 
     text: str
     starts: Sequence[int]
@@ -268,7 +269,7 @@ class _Decoded:
 
 
 def _readings(text: str) -> list[_Decoded]:
-    """What a text may mean: as it is, and decoded up to three times, `\\xNN` as byte or letter."""
+    """Return the text and up to three rounds of decoding it, `\\xNN` as byte and as letter."""
     found = [_Decoded.of(text)]
     for as_byte in (True, False) if "\\" in text else (True,):
         last = found[0]
@@ -301,13 +302,13 @@ def _meant(found: re.Match[str], *, as_byte: bool) -> str:
 
 @functools.lru_cache(maxsize=1024)
 def _forms(secret: str) -> tuple[frozenset[str], str]:
-    """What to look for, and the part of it that no encoder changes, in lower case."""
+    """Return the forms to search for, and a part that no encoder changes, in lower case."""
     forms = frozenset(one.text.lower() for one in _readings(secret) if one.text)
     return forms, max(re.findall(r"[a-z0-9]+", secret.lower()), key=len, default="")
 
 
 def _spans(text: str, secrets: Iterable[str]) -> list[tuple[int, int]]:
-    """Where any of `secrets` is in a text, in whatever spelling."""
+    """Return the spans of all `secrets` in a text, in any encoding."""
     lowered = text.lower()
     near = [one for one in secrets if _forms(one)[1] in lowered]
     readings = _readings(text) if near else []
@@ -330,7 +331,7 @@ def _found(reading: _Decoded, form: str) -> Iterator[tuple[int, int]]:
 
 
 def _is_separate_word(text: str, start: int, end: int) -> bool:
-    # A short secret counts as a word of its own, or every text would be full of holes.
+    # A short secret counts only as a separate word; otherwise parts of many words would be hidden.
     coded = re.fullmatch(r"%[0-9a-fA-F]{2}", text[max(0, start - 3) : start])
     before = bool(coded) or not text[:start][-1:].isalnum() or not text[start].isalnum()
     return before and (not text[end : end + 1].isalnum() or not text[end - 1].isalnum())
@@ -350,13 +351,13 @@ def _hidden(text: str, spans: list[tuple[int, int]]) -> str:
 
 
 class RedactedError(Exception):
-    """In a chain of causes: what stood for another error, whose text held a secret."""
+    """Replaces, in a chain of causes, an error whose text contains a secret."""
 
 
 def redacted_cause(error: BaseException) -> BaseException:
-    """Give `error` to raise another one from: itself, or a copy of its text without secrets.
+    """Return the cause for another error: `error`, or a copy of it without secrets.
 
-    The copy keeps where it was raised, and the causes of `error` in the same way.
+    The copy keeps the traceback of `error`, and copies its causes likewise.
     """
     chain = list(_chain(error))
     if all(_is_clean(one) for one in chain):
@@ -371,7 +372,7 @@ def redacted_cause(error: BaseException) -> BaseException:
 
 
 def redact_causes(error: ArroyoStateError) -> None:
-    """Take secrets out of what a traceback of `error` would show beside `error` itself."""
+    """Remove secrets from the causes that a traceback of `error` displays."""
     for one in _chain(error):
         if isinstance(one, ArroyoStateError):
             below = _below(one)
@@ -388,7 +389,7 @@ def _chain(error: BaseException | None) -> Iterable[BaseException]:
 
 
 def _below(error: BaseException) -> BaseException | None:
-    """What Python shows of an error after it."""
+    """Return the error that Python displays as the cause of `error`."""
     if error.__cause__ is not None:
         return error.__cause__
     return None if error.__suppress_context__ else error.__context__

@@ -1,4 +1,4 @@
-"""What functions of an SDF dataflow use, for those that live in modules of their own.
+"""Names for user functions of an SDF dataflow that are in Python modules.
 
     from arroyo_dagster.sdf import hits_per_page, key, sql, state, window
 
@@ -7,9 +7,9 @@
         row.hits += 1
         row.update()
 
-Any other name imported from here is the accessor of the state of that name. All of them work while
-an operator calls the function, and raise `StateAccessError` at any other time. Code written into
-the YAML has these names in scope.
+Any other name that is imported from this module is the accessor of the state of that name. These
+names can be used only while an operator calls the function; otherwise they raise
+`StateAccessError`. Inline code in the YAML has them in scope.
 """
 
 from __future__ import annotations

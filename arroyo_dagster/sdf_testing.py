@@ -1,4 +1,4 @@
-"""Test helpers for SDF states: functions of a package, and whole dataflows, tried in memory.
+"""Test functions of SDF packages and whole dataflows in memory.
 
 from arroyo_dagster.sdf_testing import DataflowTrial, Trial, package_tests
 
@@ -30,7 +30,7 @@ __all__ = ["DataflowTrial", "OnePackageTest", "Trial", "load_trial", "package_te
 
 @dataclass(frozen=True, slots=True)
 class OnePackageTest:
-    """One entry of a package's section `tests`; `check` runs it on states of its own."""
+    """One entry of a package's section `tests`; `check` runs it on fresh states."""
 
     test: PackageTest
     fresh: Callable[[], Trial]
@@ -39,7 +39,7 @@ class OnePackageTest:
         """Run it.
 
         Raises:
-            AssertionError: it did not come to what it expects.
+            AssertionError: the outcome differs from the expected one.
         """
         outcome = run_test(self.test, self.fresh())
         assert outcome.passed, f"{outcome.function}: {outcome.problem}"
@@ -51,14 +51,15 @@ class OnePackageTest:
 def package_tests(
     path: str | Path, *, functions: Mapping[str, Callable[..., Any] | str] | None = None
 ) -> list[OnePackageTest]:
-    """The tests of a package, for `pytest.mark.parametrize`.
+    """Return the tests of a package, for `pytest.mark.parametrize`.
 
     Args:
         path: an sdf-package.yaml, or its folder.
-        functions: Python for bodies that are not in the YAML, by name.
+        functions: Python functions for bodies that are not Python in the YAML, by name.
 
     Raises:
-        InvalidDefinition: the package, or its section, has mistakes.
+        InvalidDefinition: the package, or its section `tests`, has errors. Other errors as in
+            `load_package`.
     """
     package, packages = load_package(path)
 
@@ -69,6 +70,6 @@ def package_tests(
 
 
 def load_trial(path: str | Path, **options: Any) -> Trial:
-    """A package to try, from its file or folder; `options` as `Trial` takes them."""
+    """Return a trial of a package, from its file or folder. `options`: arguments of `Trial`."""
     package, packages = load_package(path)
     return Trial(package, packages=packages, **options)

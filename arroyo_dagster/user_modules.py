@@ -1,9 +1,9 @@
-"""Modules of the user's that are installed nowhere, imported because somebody named them.
+"""Import of the user's modules that are not installed, by explicit name.
 
-No folder is put on `sys.path`: there a file beside a definition would be found by anybody who
-imports a module of its name. A module in one of the folders opened here is found by those only who
-name it (`import_named`, `import_file`) and by its neighbours, the modules in the same folders; and
-only after the standard library and what is installed, so that it never takes the place of either.
+No folder is added to `sys.path`, where any import of a module could find a file beside a definition
+by its name. Modules in the folders opened here are found only by explicit imports (`import_named`,
+`import_file`) and by their neighbours, the modules in the same folders. The standard library and
+installed modules are searched first, so that no such module replaces them.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from types import FrameType, ModuleType
 from arroyo_dagster.errors import InputError
 
 INLINE = "sdf."
-"""How the `__name__` of Python begins that is written in a definition itself: it may import what
-lies beside the definition."""
+"""Prefix of the `__name__` of Python code inside a definition, which may import modules beside the
+definition."""
 
 _INSTALLED = tuple(
     form for path in sysconfig.get_paths().values() for form in {path, os.path.realpath(path)}
@@ -31,7 +31,7 @@ _INSTALLED = tuple(
 
 
 class _LastFinder:
-    """At the end of `sys.meta_path`: what nobody else finds, for those who may."""
+    """The last entry of `sys.meta_path`: finds modules in open folders for permitted importers."""
 
     def __init__(self) -> None:
         self.folders: list[str] = []
@@ -39,7 +39,7 @@ class _LastFinder:
 
     @contextmanager
     def naming(self, module: str) -> Iterator[None]:
-        """Let this thread import a module, by its first name, whoever asks."""
+        """Permit every import of a module, by its first name, in this thread."""
         before = getattr(self._named, "module", None)
         self._named.module = module.partition(".")[0]
         try:
@@ -50,7 +50,7 @@ class _LastFinder:
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Find a module as `sys.meta_path` asks; submodules are found by their package."""
+        """Find a module for `sys.meta_path`; submodules are found by their package."""
         if path is not None or not self.folders:
             return None
         if fullname == getattr(self._named, "module", None) or self._is_neighbour(_importer()):
@@ -71,9 +71,9 @@ _FINDER = _LastFinder()
 
 
 def open_folders(*folders: str) -> None:
-    """Let modules in these folders be imported by name; the first folder that has one wins.
+    """Permit imports of modules in these folders; the first folder that contains one is used.
 
-    Folders opened before are closed: a process works on one definition at a time.
+    Closes folders opened before, because a process works on one definition at a time.
     """
     _FINDER.folders = [os.path.realpath(folder) for folder in folders]
     if _FINDER not in sys.meta_path:
@@ -82,15 +82,15 @@ def open_folders(*folders: str) -> None:
 
 
 def import_named(module: str) -> ModuleType:
-    """Import a module that is installed, or lies in an open folder. Errors as `import`."""
+    """Import a module that is installed, or lies in an open folder. Errors as of `import`."""
     with _FINDER.naming(module):
         return importlib.import_module(module)
 
 
 def import_file(path: str) -> ModuleType:
-    """Import the module that a file is, by its path; it may import what lies beside it.
+    """Import a file as a module; it may import the modules beside it.
 
-    It is known by its name afterwards, as what is sent to Spark's workers must be.
+    Afterwards the module is imported under its name, as required for sending it to Spark's workers.
 
     Raises:
         InputError: there is no such file, or another module has its name.
@@ -127,7 +127,7 @@ def _found_elsewhere(name: str, file: str) -> bool:
 
 
 def _importer() -> FrameType | None:
-    """Whose import statement this is: the first frame that is not of the machinery of imports."""
+    """Return the frame of the import statement: the first one outside of the import system."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         name = str(frame.f_globals.get("__name__", ""))

@@ -51,9 +51,7 @@ LONGEST_FIRST = ("spark", "journeys", "contract", "orchestration")
 
 def pytest_configure(config: pytest.Config) -> None:
     run_seed()  # before workers are started, which must collect the same tests
-    home = quick_spark.begin()
-    if home is not None:
-        config.add_cleanup(lambda: quick_spark.end(home))
+    quick_spark.begin()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

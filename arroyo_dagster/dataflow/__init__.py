@@ -1,6 +1,6 @@
-"""SDF keyed states: definitions in YAML, the services that build them, and the views that read
-them; on one process.
+"""SDF keyed states in one process: YAML definitions, the services that write states, and the views
+that read them.
 
-What users of dataflows import is in `arroyo_dagster.sdf`; Spark is in
+The public names for users are in `arroyo_dagster.sdf`; the Spark engine is in
 `arroyo_dagster.spark.dataflow`.
 """

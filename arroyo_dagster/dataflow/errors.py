@@ -1,4 +1,4 @@
-"""What can go wrong while a service runs or a state is read, numbered as the errors table does.
+"""Errors while a service runs or a state is read, with the numbers of the errors table.
 
 Source: sdf-states.md 9, E26, E28, E29, E41 to E46, E50, E51.
 """
@@ -12,51 +12,51 @@ from arroyo_dagster.errors import ArroyoStateError, FormatError, InputError
 
 
 class StateValueError(InputError):
-    """E41: a value that its column, or the key's type, cannot hold."""
+    """E41: a value does not fit the type of its column or key."""
 
 
 class OperatorResultError(InputError):
-    """E28, E29, E42: a function returned what its operator cannot take."""
+    """E28, E29, E41, E42: a function returned a result that its operator does not accept."""
 
 
 class StateAccessError(InputError, AttributeError):
-    """E43 to E45: a state, row, column or cursor was used as it cannot be."""
+    """E43 to E45: invalid use of a state, row, column or cursor."""
 
 
 class SqlError(InputError):
-    """E46: a query that cannot be answered."""
+    """E46: a query cannot be executed."""
 
 
 class UnboundOperatorError(InputError):
-    """E26: a step whose body nobody has bound to a Python function."""
+    """E26: a step has no Python body, and no Python function is bound to it."""
 
 
 class OperatorError(InputError):
-    """E25, E27: a bound function that cannot serve its step."""
+    """E27: a function does not fit its step, or cannot be loaded."""
 
 
 class Unsupported(InputError):
-    """E17, E34: what a definition may say and no engine of ours does."""
+    """E13, E17: a valid definition that this package cannot run."""
 
 
 class StateSchemaError(InputError):
-    """E50: a state was stored with another schema than its definition's."""
+    """E50: a state was stored with another schema than that of its definition."""
 
 
 class CheckpointError(FormatError):
-    """E51: no checkpoint of the owner can be read."""
+    """E51: a checkpoint of the owner cannot be read."""
 
 
 class StepFailed(ArroyoStateError):
-    """A function failed on a record, and the run was told to stop then."""
+    """A function failed on a record, and the run is configured to stop then."""
 
 
 def access_error(number: str, message: str, **facts: Any) -> StateAccessError:
-    """A `StateAccessError` of one of its numbers."""
+    """Return a `StateAccessError` with a number."""
     return StateAccessError(message, number=number, **facts)
 
 
 def unknown_name(what: str, name: str, known: Sequence[str], **facts: Any) -> StateAccessError:
-    """E44: a name that is no attribute or column."""
+    """Return the error for an unknown attribute, column or state (E44)."""
     listed = ", ".join(known) or "none"
     return access_error("E44", f"{what} `{name}` not found; there are {listed}", **facts)

@@ -1,6 +1,7 @@
-"""Many services run in this process, one round after the other: an epoch of each, owners first.
+"""Run the services of a dataflow in this process, in rounds: one epoch of each, owners first.
 
-In a round a reader comes behind the owners of what it reads, so it sees their epoch of this round.
+In each round, owners run before their readers, so that a reader sees the owners' epochs of the
+same round.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ class DataflowOutcome:
     """How a run of a dataflow ended.
 
     Attributes:
-        rounds: how many rounds wrote an epoch.
-        epochs: how many epochs each service wrote.
-        ended: whether every source had ended, and every record between services was read.
+        rounds: the number of rounds that wrote an epoch.
+        epochs: the number of epochs that each service wrote.
+        ended: whether every source has ended, and every record between services was read.
     """
 
     rounds: int
@@ -44,12 +45,12 @@ class DataflowOptions:
     """How the services of a dataflow run.
 
     Attributes:
-        max_rounds: how many rounds that write something; None = no end of its own.
-        until_idle: end when nothing is new.
-        idle_seconds: how long to wait before looking again.
-        interval_seconds: the least time between two rounds.
-        stop: asked between epochs; True = write the last checkpoints and end.
-        on_epoch: called with every epoch once it is published and committed.
+        max_rounds: the maximum number of rounds that write an epoch; None = unlimited.
+        until_idle: whether to end when the sources have nothing new.
+        idle_seconds: how long to wait after a round without an epoch.
+        interval_seconds: the minimum time between the starts of two rounds.
+        stop: called between epochs; True = write the last checkpoints and end.
+        on_epoch: called with every epoch after it is published and committed.
     """
 
     max_rounds: int | None = None
@@ -67,14 +68,16 @@ def run_dataflow(
     *,
     between: Sequence[SegmentSource] = (),
 ) -> DataflowOutcome:
-    """Run the services of a dataflow, each from its newest checkpoint on.
+    """Run the services of a dataflow, each from its newest checkpoint.
 
-    Ends when every source has ended, after `max_rounds`, when asked to, or, `until_idle`, when
-    nothing is new; always with a checkpoint of each service.
+    The run ends when every source has ended, after `max_rounds`, on a stop request, or, with
+    `until_idle`, when nothing is new. It writes a last checkpoint of each service.
 
     Args:
-        pipelines: one a service, owners of states before their readers.
-        between: the sources of topics that services write themselves.
+        pipelines: one per service, owners of states before their readers.
+        store: the object store of the states.
+        options: None = the defaults.
+        between: the sources of topics that services of this dataflow write.
 
     Raises:
         ConflictError: a newer run of a service was started. Nothing is lost.
@@ -85,8 +88,8 @@ def run_dataflow(
             epochs = {pipeline.paths.job: 0 for pipeline in pipelines}
             return DataflowOutcome(rounds=0, epochs=epochs, ended=True)
     with contextlib.ExitStack() as held:
-        # All start before the first step: what an epoch of another run left to be committed is
-        # there then, whichever service reads it.
+        # Start all services before the first step: a start commits what an earlier run left
+        # uncommitted, so that every service can read it.
         chosen = options or DataflowOptions()
         told = _notes_between(between, chosen.on_epoch)
         runs: list[_Running] = []
@@ -100,7 +103,7 @@ def run_dataflow(
 def _notes_between(
     between: Sequence[SegmentSource], on_epoch: OnPipelineEpoch | None
 ) -> OnPipelineEpoch:
-    """Tell topics between services what was read of them, then whoever asked."""
+    """Return a callback that notes each epoch's read positions, then calls `on_epoch`."""
 
     def note_epoch(pipeline: Pipeline, checkpoint: Checkpoint) -> None:
         for source in between:
@@ -113,7 +116,7 @@ def _notes_between(
 
 @contextlib.contextmanager
 def _complete(between: Sequence[SegmentSource]) -> Iterator[None]:
-    """While this lasts, topics between services end where they end now."""
+    """Within the block, treat topics between services as complete: they end where they end now."""
     before = [source.complete for source in between]
     for source in between:
         source.complete = True
@@ -125,7 +128,7 @@ def _complete(between: Sequence[SegmentSource]) -> Iterator[None]:
 
 
 class _Running:
-    """One service that runs."""
+    """A running service."""
 
     def __init__(
         self,
@@ -137,25 +140,25 @@ class _Running:
         self._on_epoch = on_epoch
         self.epochs = 0
         self.last = False
-        """Whether its last epoch of this run is written."""
+        """Whether the last epoch of this run is written."""
 
     @property
     def exhausted(self) -> bool:
         return self._run.exhausted
 
     def stop_requested(self) -> bool:
-        """Whether `arroyo-state stop` asked for it."""
+        """Return whether `arroyo-state stop` requested a stop."""
         return self._run.job.stop_requested()
 
     def step(self, *, last: bool = False) -> bool:
-        """Write an epoch if something is new, or it is the last. Returns whether it did."""
+        """Write an epoch if something is new or `last`; return whether one was written."""
         if self.last:
             return False
         done = self._run.step(then_stop=last, even_if_idle=last)
         if done is None:
             return False
         self.epochs += 1
-        # Behind the end of all its sources an epoch is the last without anybody asking.
+        # An epoch that reaches the end of all sources is the last even without a request.
         self.last = last or (done.progress is not None and done.progress.final)
         self._on_epoch(self.pipeline, done)
         return True
@@ -202,9 +205,9 @@ class _Rounds:
         return self._stop() or any(run.stop_requested() for run in self._runs)
 
     def _ended(self) -> bool:
-        """Whether nothing will ever come, once a round wrote nothing.
+        """Return whether all sources have ended, topics between services included.
 
-        In a circle of services nobody ends first: nothing new for any of them is the end.
+        In a cycle of services none ends first: they have ended when none has new records.
         """
         if all(run.exhausted for run in self._runs):
             return True

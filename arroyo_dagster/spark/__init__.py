@@ -1,1 +1,1 @@
-"""The same work on Spark: pipelines, compaction, gc, queries and dataflows."""
+"""Run pipelines, compaction, gc, queries and dataflows on Spark."""

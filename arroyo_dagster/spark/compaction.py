@@ -1,4 +1,4 @@
-"""Compaction of one job with its merges on Spark: planned, verified and published as in process."""
+"""Compact one job with merges on Spark. Plan, verification and publication are as in process."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 IN_PROCESS_BYTES = 64 * MEBIBYTE
 _BYTES_OF_A_FILE = 4096
-"""What opening a file is worth, in bytes read."""
+"""The cost of opening a file, as the equivalent number of bytes read."""
 
 
 def run_compaction_on_spark(
@@ -41,12 +41,14 @@ def run_compaction_on_spark(
     plan: CompactionPlan | None = None,
     in_process_bytes: int = IN_PROCESS_BYTES,
 ) -> CompactionOutcome:
-    """As `operations.compaction.job.run_compaction`; merges, or parts of them, are items of tasks.
+    """Run a compaction as `operations.compaction.job.run_compaction`, with the merges on Spark.
 
     Args:
-        session: gives the session; called only if there is enough to merge.
-        store: must be one that workers can open as well.
-        in_process_bytes: less than that is merged in this process, by the same code: a session
+        session: returns the session; called only if there is enough to merge.
+        store: the store of the job; workers must be able to open it too.
+        paths: the paths of the job.
+        settings, options, plan: as in `run_compaction`; `options.run` is replaced.
+        in_process_bytes: smaller merges run in this process, by the same code, since a session
             takes seconds to start.
     """
 

@@ -1,6 +1,7 @@
-"""Garbage collection of one job with its data files deleted by Spark's workers.
+"""Collect the garbage of one job, with data files deleted by Spark's workers.
 
-Planned, checked, journalled and read back as in process; few objects are deleted there, too.
+Plan, checks, journal and read-back are as in process. Small numbers of objects are also deleted in
+process.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 FROM_OBJECTS = 20_000
-"""Starting Spark takes longer than this many bulk deletes."""
+"""Bulk deletes of fewer objects take less time than the start of Spark."""
 
 BATCHES_AT_ONCE = 200
 
@@ -40,12 +41,17 @@ def run_gc_on_spark(
     plan: GcPlan | None = None,
     from_objects: int = FROM_OBJECTS,
 ) -> GcOutcome:
-    """As `operations.gc.execute.run_gc`; Spark's workers delete the data files.
+    """Run gc as `operations.gc.execute.run_gc`, with data files deleted by Spark's workers.
+
+    Orphans are also planned on Spark, unless `options.make_plan` is given.
 
     Args:
-        session: gives the session; called only if there is enough to delete.
-        store: must be one that workers can open as well.
-        from_objects: fewer data files in flight at once are deleted in this process.
+        session: returns the session; called only if there is enough to delete or orphans to plan.
+        store: the store of the job; workers must be able to open it too.
+        paths: the paths of the job.
+        request, options, plan: as in `run_gc`; `options.delete` and the number of batches in flight
+            are replaced.
+        from_objects: if fewer data files are in flight at once, this process deletes them.
     """
     chosen = options or GcOptions()
     make_plan = chosen.make_plan
@@ -70,8 +76,10 @@ def _wide(pace: Pace) -> Pace:
 
 
 def deleting_on_spark(session: Callable[[], SparkSession], from_objects: int) -> Delete:
-    """What deletes batches on Spark, or here where they are few, or where something must be asked
-    before each request.
+    """Return a function that deletes batches of objects on Spark.
+
+    It deletes in this process if the objects are few, or if the job's status must be checked before
+    each request.
     """
 
     def delete(held: ObjectStore, batches: Sequence[Sequence[StatePath]]) -> list[DeleteOutcome]:
@@ -85,5 +93,5 @@ def deleting_on_spark(session: Callable[[], SparkSession], from_objects: int) ->
 
 
 def delete_batch(store: ObjectStore, batch: Sequence[StatePath]) -> DeleteOutcome:
-    """Delete one batch, in a worker."""
+    """Delete one batch. Runs in a worker."""
     return store.delete_many(batch)

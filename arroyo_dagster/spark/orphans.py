@@ -1,7 +1,7 @@
-"""The orphans of one job, listed and judged by Spark's workers, a directory at a time.
+"""Find the orphans of one job with Spark's workers, which list and classify one directory each.
 
-The driver reads what refers to data files and tells everybody; of the objects it sees those that
-may go. What is decided of one is decided by the same rule as in process.
+The driver reads the metadata that refers to data files, and sends the references to all workers.
+The workers return only the orphans. They apply the same rule as in process.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """A directory of a job, to be listed by a worker."""
+    """The job whose directories workers list."""
 
     store: ObjectStore
     paths: JobPaths
@@ -60,13 +60,21 @@ def plan_orphans_on_spark(
     now_micros: int | None = None,
     on_progress: OnProgress = no_progress,
 ) -> GcPlan:
-    """As `plan_gc` for orphans; the driver holds references and orphans, not objects.
+    """Plan a gc of orphans as `plan_gc`; the driver holds references and orphans, not all objects.
 
-    Each directory is listed twice: for what it holds of metadata, and, once that was read, for what
-    may go. What is written in between is too young to go.
+    Each directory is listed twice: first for its metadata and, after that was read, for orphans.
+    Objects that are written in between are too young to be deleted.
+
+    Args:
+        session: returns the session.
+        store: the store of the job; workers must be able to open it too.
+        paths: the paths of the job.
+        asked: the request of the gc.
+        now_micros: the current time, in epoch microseconds; None = the clock.
+        progress: called with the numbers of listed objects and read roots.
 
     Raises:
-        ProtocolError, FormatError, NotFoundError, ConflictError, InputError: as `plan_gc`.
+        ProtocolError, FormatError, NotFoundError, ConflictError, InputError: as in `plan_gc`.
     """
     now = wall_clock() if now_micros is None else now_micros
     on_progress = timed(on_progress)
@@ -108,7 +116,7 @@ def plan_orphans_on_spark(
 def list_beside(
     store: ObjectStore, paths: JobPaths, newest: Epoch, directories: list[StatePath]
 ) -> Inventory:
-    """What lies beside these directories, level by level: nothing that may be an orphan."""
+    """List the objects outside of these directories, level by level; none can be an orphan."""
     levels = {paths.root, paths.generations, paths.checkpoints()}
     for path in directories:
         while (parent := path.parent) is not None and parent not in levels:
@@ -116,7 +124,7 @@ def list_beside(
             path = parent
 
     class Levels:
-        """A listing of these levels alone."""
+        """A listing of only these levels."""
 
         def list(self, prefix: str) -> object:
             for level in sorted(
@@ -128,7 +136,7 @@ def list_beside(
 
 
 def _inventory(place: _Place, directory: StatePath) -> Inventory:
-    """What one directory holds, but its files: how many these are."""
+    """Return the inventory of one directory, with the number of its files instead of the files."""
     found = list_job(place.store, place.paths, place.newest, below=directory)
     return replace(found, files=NOTHING, beside=len(found.files))
 

@@ -1,8 +1,8 @@
-"""A pipeline on Spark: structured streaming, one micro-batch an epoch, one task a subtask.
+"""Run a pipeline on Spark: structured streaming, one micro-batch per epoch, one task per subtask.
 
-Sources are read in Spark's Python workers and their rows travel as Arrow to the task that owns
-their key range. Each task restores, processes and writes its subtask's tables; the driver merges
-the reports and publishes. See `docs/decisions/spark-runtime.md`.
+Spark's Python workers read the sources, and send the rows as Arrow to the tasks that own their key
+ranges. Each task restores, processes and writes its subtask's tables. The driver merges the reports
+and publishes the epoch. See `docs/decisions/spark-runtime.md`.
 """
 
 from __future__ import annotations
@@ -62,17 +62,17 @@ class SparkOptions:
     """How pipelines run on Spark.
 
     Attributes:
-        master: where; `local[*]` by default. An active session is used as it is.
+        master: the master; None = `local[*]`. An active session is used unchanged.
         conf: Spark settings.
-        checkpoint_location: where Spark keeps its logs of batches, a directory for each job in it
-            if there are several; by default below the jobs when those lie on local disk.
-        interval_seconds: the least time between two epochs of a job.
-        adopt: go on from the offsets recorded with the states, as new streaming queries.
-        max_epochs: stop each job, with a last checkpoint, after so many epochs; None = no end
-            of its own.
-        follow: wait for more when the sources have nothing new; else stop then. Several jobs run
-            all at once then, else one after the other, again and again.
-        session: the session to use; started, and stopped at the end, unless given.
+        checkpoint_location: where Spark stores its logs of batches, with one directory per job for
+            `run_pipelines`; None = below the jobs, which must then be on local disk.
+        interval_seconds: the minimum time between two epochs of a job.
+        adopt: whether to continue from the offsets recorded with the states, in new streaming
+            queries.
+        max_epochs: stop each job, with a last checkpoint, after this many epochs; None = unlimited.
+        follow: whether to wait for more when the sources have nothing new; else stop then. With it,
+            several jobs run concurrently; else one after the other, in rounds.
+        session: the session to use; None = the active one, else start one and stop it at the end.
     """
 
     master: str | None = None
@@ -85,7 +85,7 @@ class SparkOptions:
     session: SparkSession | None = None
 
     def get_session(self) -> tuple[SparkSession, bool]:
-        """The session, and whether whoever asks has to stop it."""
+        """Return the session, and whether the caller must stop it."""
         return (self.session, False) if self.session else get_session(self.master, self.conf)
 
 
@@ -96,15 +96,18 @@ def run_pipeline(
     *,
     on_epoch: OnEpoch | None = None,
 ) -> RunOutcome:
-    """Run a pipeline on Spark, from its newest checkpoint on.
+    """Run a pipeline on Spark, from its newest checkpoint.
 
     Args:
-        on_epoch: called with every epoch once it is published and committed.
+        pipeline: the pipeline.
+        store: the object store of the state.
+        options: None = the defaults.
+        on_epoch: called with every epoch after it is published and committed.
 
     Raises:
         ConflictError: a newer run was started, or the micro-batch is not the next one of the
-            recorded query; says how to continue. Nothing is lost.
-        InputError: no checkpoint location for a store that is not on local disk.
+            recorded query; the error says how to continue. Nothing is lost.
+        InputError: no checkpoint location is given, and the store is not on local disk.
         ArroyoStateError: see `JobRun`.
     """
     if (newest := finished(store, pipeline)) is not None:
@@ -121,17 +124,18 @@ def run_pipeline(
 
 
 class _Finished(Exception):
-    """Stops the streaming query: a batch that returned normally would count as done."""
+    """Stops the streaming query. If the batch returned normally, Spark would commit it."""
 
 
 @dataclass
 class _QueryLog:
-    """Which streaming query goes on, and where its log lies.
+    """Selects the streaming query to continue, and the location of its log.
 
     Attributes:
-        location: of the log; that of the recorded query once it is accepted.
+        job: the job, for errors.
+        location: the location of the log; `accept` sets that of the recorded query.
         given: whether the caller chose the location.
-        adopt: begin a query of its own.
+        adopt: whether to start a new query.
     """
 
     job: str
@@ -140,9 +144,13 @@ class _QueryLog:
     adopt: bool
 
     def accept(self, progress: StreamProgress) -> None:
-        """Go on with the query that wrote the newest epoch, unless its log is known to be gone."""
+        """Continue the query that wrote the newest epoch.
+
+        Raises:
+            ConflictError: that epoch was written in process, or a local log is missing.
+        """
         if self.adopt or progress.rolled_back_to is not None:
-            return  # a query of its own, begun at the recorded offsets
+            return  # a new query, from the recorded offsets
         if not self.given and progress.checkpoint_location:
             self.location = progress.checkpoint_location
         if progress.query_id == IN_PROCESS:
@@ -157,7 +165,7 @@ class _QueryLog:
 
 
 class SparkRun:
-    """One run on Spark. The driver's side; nothing of it travels. Made by `start`."""
+    """The driver's side of one run on Spark; it is never sent to workers. Created by `start`."""
 
     def __init__(
         self,
@@ -193,11 +201,11 @@ class SparkRun:
         on_epoch: OnEpoch | None,
         application: str | None = None,
     ) -> Self:
-        """Start the next run of a job; arguments and errors as of `run_pipeline`.
+        """Start the next run of a job; other arguments and errors as in `run_pipeline`.
 
         Args:
-            application: the same for runs that share workers and go on together; others forget the
-                subtasks that workers hold.
+            application: an id that concurrent runs with the same workers share; None = a new one.
+                A worker drops the subtasks of other applications.
         """
         given = options.checkpoint_location
         log = _QueryLog(
@@ -207,7 +215,7 @@ class SparkRun:
             given=given is not None,
             adopt=options.adopt,
         )
-        # Before the start: a refused one must not fence the run that may be under way.
+        # Before the start: if this fails, it must not fence a run that is active.
         packed = PackedPipeline.pack(pipeline)
         job = JobRun.start(store, pipeline, accept=log.accept)
         with job.closed_on_failure():
@@ -223,7 +231,7 @@ class SparkRun:
     # ---- the query -------------------------------------------------------------------------------
 
     def run(self, session: SparkSession) -> RunOutcome:
-        """Start the streaming query, and wait until the run ends by itself or by request."""
+        """Run the streaming query until the run ends by itself or by request."""
         from arroyo_dagster.spark.stream import open_streams
 
         chunks = open_streams(session, self._packed, self._offsets)
@@ -232,7 +240,7 @@ class SparkRun:
         interval_seconds = self._options.interval_seconds
         if interval_seconds > 0:
             writer = writer.trigger(processingTime=f"{interval_seconds} seconds")
-        # What a batch raises is raised again below; py4j need not print it as well.
+        # Errors of a batch are raised below; py4j must not log them too.
         logging.getLogger("py4j.clientserver").setLevel(logging.CRITICAL)
         query = writer.start()
         try:
@@ -275,7 +283,7 @@ class SparkRun:
         try:
             self._batch(chunks, batch_id)
         except BaseException as error:
-            # Through Spark it would come back as text.
+            # Spark would return it as text only.
             if not isinstance(error, _Finished):
                 self._failure = error
             raise
@@ -346,7 +354,10 @@ class SparkRun:
         return reports, merged_watermarks([report.watermarks_micros for report in found])
 
     def _final_epoch(self, session: SparkSession) -> None:
-        """Asked to stop while nothing was new: a last epoch without rows, of the same batch."""
+        """Write a last epoch without rows, with the batch id of the newest epoch.
+
+        For a stop request while nothing is new.
+        """
         progress = carried_progress(self.job.base) if self.job.base else None
         query, batch_id = (progress.query_id, progress.batch_id) if progress else ("", 0)
         nudges = list(chunk_batches(_nudges(self._pipeline)))
@@ -361,7 +372,7 @@ class SparkRun:
     def _identity(
         self, session: SparkSession, batch_id: int
     ) -> tuple[str, dict[OperatorId, Offset]]:
-        """The query's id, and where each source stands behind the batch, from Spark's own log."""
+        """Return the query's id and each source's end offset in the batch, from Spark's log."""
         offsets = batch_offsets(session, self._location, batch_id)
         if len(offsets) != len(self._pipeline.sources):
             raise ProtocolError(

@@ -1,4 +1,4 @@
-"""What a streaming query writes down of itself at its checkpoint location."""
+"""Read the log that a streaming query writes to its checkpoint location."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ if TYPE_CHECKING:
 
 
 def query_id(session: SparkSession, location: str) -> str:
-    """The id of the query that began at a checkpoint location; it outlives restarts."""
+    """Return the id of the query at a checkpoint location; it is the same after restarts."""
     return str(json.loads(_read_text(session, f"{location}/metadata"))["id"])
 
 
 def batch_offsets(session: SparkSession, location: str, batch: int) -> list[Any]:
-    """Where each source stands behind a batch, written before the batch runs; a source that had
-    no offset yet is left out."""
+    """Return the end offset of each source in a batch; a source without an offset is omitted.
+
+    Spark writes them before it runs the batch.
+    """
     lines = _read_text(session, f"{location}/offsets/{batch}").splitlines()
     return [json.loads(line) for line in lines[2:] if line != "-"]
 

@@ -1,4 +1,4 @@
-"""The parts of a rewrite of Arroyo's state on Spark's workers."""
+"""Run the shards of a rewrite of Arroyo's state on Spark's workers."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 def rewrites_on_spark(session: Callable[[], SparkSession]) -> RunRewrites:
-    """Carry the parts out on Spark, each a part of a task; for `run_rewrite`.
+    """Return a function for `run_rewrite` that runs the tasks of a rewrite on Spark.
 
     Args:
-        session: gives the session; called only if there is something to write.
+        session: returns the session; called only if there is something to write.
     """
 
     def run(store: ObjectStore, tasks: Sequence[RewriteTask]) -> Iterable[RewriteShard | LeftOut]:

@@ -1,8 +1,9 @@
-"""The one Spark session of a process, configured for Arrow in and out."""
+"""The Spark session of a process, configured for Arrow."""
 
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from arroyo_dagster.errors import InputError, StorageError
 from arroyo_dagster.redaction import redact_text, redacted_cause, register_settings
+from arroyo_dagster.spark import fast_start
 from arroyo_dagster.state.storage.store import ObjectStore
 
 if TYPE_CHECKING:
@@ -19,35 +21,40 @@ DEFAULTS: Mapping[str, str] = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.session.timeZone": "UTC",
-    # Rows that travel are few and big (Arrow IPC in a binary column).
+    # Rows between tasks are few and large (Arrow IPC in a binary column).
     "spark.sql.execution.arrow.maxRecordsPerBatch": "256",
-    # The number of partitions is the number of subtasks; nothing may merge them.
+    # The number of partitions is the number of subtasks; Spark must not coalesce them.
     "spark.sql.adaptive.enabled": "false",
     "spark.python.worker.reuse": "true",
-    # A task waits some 30 ms less for its Python worker than over TCP.
+    # A task connects to its Python worker about 30 ms faster than over TCP.
     "spark.python.unix.domain.socket.enabled": "true",
 }
 LOCAL: Mapping[str, str] = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
 }
+JAVA_OPTIONS = "spark.driver.extraJavaOptions"
+_IN_PROCESS = r"local(\[.*\])?"
+"""A master with which the driver's JVM runs the tasks."""
 LOG_SETTINGS = Path(__file__).with_name("log4j2.properties")
 
 
 def get_session(
     master: str | None = None, conf: Mapping[str, str] | None = None
 ) -> tuple[SparkSession, bool]:
-    """The session of this process.
+    """Return the session of this process, and start one if none is active.
 
     Args:
-        master: where to run; `local[*]` by default. An active session is used as it is.
-        conf: settings that go before ours.
+        master: the master; None = `local[*]`. An active session is used unchanged.
+        conf: settings that take precedence over `DEFAULTS` and `LOCAL`. Options of the JVM are
+            added to those of this package. `spark.arroyo.fastStart=false` starts a local session
+            without `fast_start`.
 
     Returns:
-        The session, and whether it was started here (then the caller stops it).
+        The session, and whether it was started here, so that the caller must stop it.
 
     Raises:
-        StorageError: Spark could not be started; says what it needs.
+        StorageError: Spark did not start.
     """
     from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
@@ -55,16 +62,22 @@ def get_session(
     active = SparkSession.getActiveSession()
     if active is not None:
         return active, False
-    # Workers must be of the driver's interpreter: the first `python3` on a worker's PATH has
-    # neither pyarrow nor us.
+    # Workers must use the driver's interpreter: the first `python3` on their PATH may have neither
+    # pyarrow nor this package.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     master = master or "local[*]"
     register_settings({**(conf or {}), "master": master})
+    given = dict(conf or {})
     settings = {**DEFAULTS, **(LOCAL if master.startswith("local") else {})}
-    settings["spark.driver.extraJavaOptions"] = f"-Dlog4j2.configurationFile={LOG_SETTINGS}"
+    options = [f"-Dlog4j2.configurationFile={LOG_SETTINGS}"]
+    if given.pop(fast_start.SETTING, "true") != "false" and re.fullmatch(_IN_PROCESS, master):
+        settings["spark.python.daemon.module"] = "arroyo_dagster.spark.daemon"
+        options.append(fast_start.java_options(_cache(), os.environ.get("JAVA_HOME")))
+    settings |= given
+    settings[JAVA_OPTIONS] = " ".join([*options, *filter(None, [given.get(JAVA_OPTIONS)])])
     builder = SparkSession.builder.appName("arroyo-dagster").master(master)
-    for name, value in {**settings, **(conf or {})}.items():
+    for name, value in settings.items():
         builder = builder.config(name, value)
     try:
         return builder.getOrCreate(), True
@@ -77,11 +90,25 @@ def get_session(
         ) from redacted_cause(error)
 
 
+def local_archive() -> Path:
+    """Return the path of the archive with which local sessions start fast.
+
+    Raises:
+        OSError: the JDK or Spark's jars cannot be read.
+    """
+    return fast_start.archive_path(_cache(), os.environ.get("JAVA_HOME"))
+
+
+def _cache() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "arroyo_dagster"
+
+
 def default_location(store: ObjectStore, directory: str) -> str:
-    """Where Spark keeps a log of a query unless somebody says where: beside the state.
+    """Return the default location of the log of a query: in the store, beside the state.
 
     Args:
-        directory: below the checkpoint URL.
+        store: the object store of the state.
+        directory: the directory in the store.
 
     Raises:
         InputError: the store is not on local disk.

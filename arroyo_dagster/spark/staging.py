@@ -1,10 +1,10 @@
-"""Any streaming source of Spark as the source of a topic: its records land in files first.
+"""Use any streaming source of Spark as the source of a topic: its records are staged in files.
 
-Spark's own streaming query reads the source (Kafka, files, any format on the class path) and writes
-each of its micro-batches once: Parquet files of records, then a list of them, whose
-creation makes the batch exist. `StagedSource` reads such batches like any source of ours: from any
-offset, the same rows in the same order, in process or on Spark. So the exactly-once of a job does
-not hang on what a source can repeat. See `docs/decisions/sdf-on-spark.md`.
+A streaming query reads the source (Kafka, files, any format on the class path) and writes each of
+its micro-batches once: Parquet files of records, then a list of these files. The creation of the
+list publishes the batch. `StagedSource` reads such batches from any offset, with the same rows in
+the same order, in process or on Spark. The exactly-once processing of a job therefore does not
+depend on whether the source can be read again. See `docs/decisions/sdf-on-spark.md`.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ class SparkTopic:
 
     Attributes:
         topic: the topic of the dataflow.
-        format: as `spark.readStream.format` takes it; `kafka` needs its connector on the class
+        format: the format for `spark.readStream.format`; `kafka` needs its connector on the class
             path.
-        options: as `.options` takes them.
-        schema: the columns in Spark's DDL, for formats that want them (`json`, `csv`, `parquet`).
+        options: the options for `.options`.
+        schema: the columns in Spark's DDL, for formats that need it (`json`, `csv`, `parquet`).
     """
 
     topic: str
@@ -66,10 +66,10 @@ class SparkTopic:
     schema: str | None = None
 
     def frame(self, session: SparkSession) -> DataFrame:
-        """The stream as Spark gives it.
+        """Return the stream.
 
         Raises:
-            InputError: Spark knows no such format, or refuses the options.
+            InputError: Spark does not know the format, or rejects the options.
         """
         from pyspark.errors import PySparkException
 
@@ -88,12 +88,12 @@ class SparkTopic:
             ) from redacted_cause(error)
 
 
-# ---- reading what has landed ---------------------------------------------------------------------
+# ---- reading staged batches ----------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class StagedFile:
-    """A file of one batch. `number`: the partition of Spark that read it."""
+    """A file of one batch. `number`: the partition of Spark that wrote it."""
 
     batch: int
     number: int
@@ -101,13 +101,16 @@ class StagedFile:
 
 
 class StagedSource(Source):
-    """What has landed, a batch at a time.
+    """Reads the staged batches of a topic.
 
     Args:
-        topic: for messages.
-        store: where it lies.
+        topic: the topic, for messages.
+        store: the object store of the batches.
         directory: the directory of the topic.
-        batches_per_epoch: how many batches of Spark one epoch takes at most.
+        batches_per_epoch: the maximum number of Spark's batches per epoch.
+
+    Raises:
+        InputError: `batches_per_epoch` is below 1.
     """
 
     schema = RECORDS
@@ -128,19 +131,22 @@ class StagedSource(Source):
         self._batches_per_epoch = batches_per_epoch
 
     def initial_offset(self) -> Offset:
-        """Before the first batch."""
+        """Return the offset before the first batch."""
         return {"batch": -1}
 
     def latest_offset(self, start: Offset) -> Offset:
-        """At most `batches_per_epoch` batches on. Batches land in order, so none is passed over."""
+        """Return the offset after at most `batches_per_epoch` more batches.
+
+        Batches are published in order, so that none is skipped.
+        """
         there = staged_batches(self._store, self._directory, after=int(start["batch"]))
         return {"batch": there[: self._batches_per_epoch][-1]} if there else dict(start)
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[StagedFile]:
-        """One split a file.
+        """Return one split per file.
 
         Raises:
-            ProtocolError: a batch that an epoch has taken is gone.
+            ProtocolError: a batch between the offsets is missing.
         """
         batches = range(int(start["batch"]) + 1, int(end["batch"]) + 1)
         return [file for found in concurrently(self._files, batches) for file in found]
@@ -161,7 +167,7 @@ class StagedSource(Source):
         return [StagedFile(batch, number, self._directory / name) for number, name in names]
 
     def read(self, partition: StagedFile) -> Iterator[pa.RecordBatch]:
-        """The records of one file."""
+        """Yield the records of one file."""
         rows, _ = decode_file(self._store.read(partition.path), partition.path)
         if not rows.schema.equals(RECORDS):
             raise FormatError(
@@ -170,23 +176,26 @@ class StagedSource(Source):
         yield from rows.to_batches()
 
     def forget(self, done: Offset) -> None:
-        """Remove the batches that an epoch which is ready has taken; what fails stays."""
+        """Remove the batches up to an offset (inclusive) that a ready epoch has read.
+
+        Batches that cannot be deleted remain.
+        """
         before = int(done["batch"])
         there = [one for one in staged_batches(self._store, self._directory) if one <= before]
         for batch in there:
             files = [file.path for file in self._files(batch)]
-            # The list last: a batch that is half gone can still be found and removed.
+            # Delete the list last, so that a partly deleted batch can still be found and deleted.
             if not self._store.delete_many(files).failed:
                 self._store.delete_many([list_path(self._directory, batch)])
 
 
 def list_path(directory: StatePath, batch: int) -> StatePath:
-    """The object whose creation makes a batch exist."""
+    """Return the path of the list of a batch's files; its creation publishes the batch."""
     return directory / f"{batch:012}.json"
 
 
 def staged_batches(store: ObjectStore, directory: StatePath, *, after: int = -1) -> list[int]:
-    """The batches that have landed behind `after`, in order."""
+    """Return the published batches after `after` (exclusive), in order."""
     start = list_path(directory, after) if after >= 0 else None
     try:
         listed = store.list(directory, start_after=start)
@@ -197,17 +206,21 @@ def staged_batches(store: ObjectStore, directory: StatePath, *, after: int = -1)
     return sorted(batch for batch in found if batch is not None)
 
 
-# ---- landing -------------------------------------------------------------------------------------
+# ---- staging -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Staging:
-    """How the batches of one topic land.
+    """Stages the batches of one topic.
 
     Attributes:
-        encode: the value of a row, given its cells as `plain_rows` gives them. A row with a column
-            `value` of text or bytes, as Kafka's and `text`'s, has that as its value.
-        location: where Spark keeps the offsets of the source: it must stay.
+        topic: the topic, for messages.
+        store: the object store of the batches.
+        directory: the directory of the topic.
+        encode: returns the value of a row from its cells, as `plain_rows` returns them. It is not
+            used if rows have a column `value` of text or bytes (`kafka`, `text`), which then is
+            the value.
+        location: where Spark stores the offsets of the source; it must not be deleted.
     """
 
     topic: str
@@ -217,11 +230,12 @@ class Staging:
     location: str
 
     def start(self, frame: DataFrame, *, follow: bool, seconds: float = 0.0) -> StreamingQuery:
-        """Start to land a stream.
+        """Start to stage a stream, and return its query.
 
         Args:
-            follow: go on with what comes; else end behind what is there.
-            seconds: the least time between two batches.
+            frame: the stream.
+            follow: whether to continue with new records; else the query ends after those of now.
+            seconds: the minimum time between two batches; ignored without `follow`.
         """
         writer = frame.writeStream.foreachBatch(self.stage)
         writer = writer.option("checkpointLocation", self.location)
@@ -232,12 +246,14 @@ class Staging:
         return writer.start()
 
     def stage(self, frame: DataFrame, batch: int) -> None:
-        """Write one micro-batch, unless it has landed already. Spark repeats a batch whose end it
-        has not seen: the creation of the list decides which attempt counts.
+        """Write one micro-batch, unless it is already published.
+
+        Spark repeats a batch whose end it has not recorded. The first attempt that creates the list
+        wins.
 
         Raises:
-            StorageError: the store failed; nothing of the batch exists.
-            ConflictError: the topic was landed by another query.
+            StorageError: the store failed; the batch is not published.
+            ConflictError: another query has staged batches of the topic.
         """
         self._check_query(query_id(frame.sparkSession, self.location))
         path = list_path(self.directory, batch)
@@ -267,11 +283,12 @@ class Staging:
         return write
 
     def records(self, rows: pa.Table, batch: int, number: int) -> pa.Table:
-        """Rows of Spark as records of the topic, in their order.
+        """Convert Spark's rows to records of the topic, in their order.
 
         Args:
-            batch, number: the batch and the partition of Spark they come from: they number records
-                of sources that do not.
+            rows: the rows.
+            batch, number: their batch and partition in Spark, which determine the offsets of
+                records from sources without offsets.
         """
         count, kafka = rows.num_rows, _OF_KAFKA <= set(rows.column_names)
         first = (batch << _BATCH_BITS) + (number << _PARTITION_BITS)
@@ -293,8 +310,11 @@ class Staging:
         return pa.array([self.encode(row) for row in plain_rows(rows)], pa.binary())
 
     def _check_query(self, query: str) -> None:
-        """Refuse to land with another log of Spark than the one the topic began with: a query that
-        begins anew counts from 0 again, and its batches would be taken for those already there."""
+        """Check that the query is the one that staged the topic's first batch.
+
+        A new query counts its batches from 0 again, so that they would be mistaken for published
+        ones.
+        """
         path = self.directory / "query"
         if self.store.create(path, query.encode()):
             return
@@ -312,7 +332,7 @@ class Staging:
 
 
 def _times(rows: pa.Table) -> pa.ChunkedArray | pa.Array:
-    """When each record was made, where the source says it."""
+    """Return the timestamps of records; nulls if the source has none."""
     if "timestamp" in rows.column_names and pa.types.is_timestamp(
         rows.schema.field("timestamp").type
     ):
@@ -322,6 +342,6 @@ def _times(rows: pa.Table) -> pa.ChunkedArray | pa.Array:
 
 def _as(values: pa.ChunkedArray | pa.Array, field: pa.Field) -> pa.ChunkedArray | pa.Array:
     if pa.types.is_timestamp(field.type):
-        # Spark counts microseconds; a record is made at a millisecond.
+        # Spark's timestamps are in microseconds, those of records in milliseconds.
         return pc.floor_temporal(values, unit="millisecond").cast(field.type)
     return values if values.type.equals(field.type) else values.cast(field.type)

@@ -1,4 +1,4 @@
-"""The sources of a pipeline as streaming data sources of Spark, read in its Python workers."""
+"""Expose the sources of a pipeline as streaming data sources of Spark, read in Python workers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from arroyo_dagster.state.runtime.operators import Offset
 
 
 class SplitPartition(InputPartition):
-    """One split of a source, and its place among the splits of its batch."""
+    """One split of a source, and its index among the splits of its batch."""
 
     def __init__(self, index: int, split: Any) -> None:
         super().__init__((index, split))
@@ -24,9 +24,9 @@ class SplitPartition(InputPartition):
 
 @dataclass(frozen=True)
 class PipelineReader(DataSourceStreamReader):
-    """Reads one source of a pipeline: its rows come as chunks on their way to subtasks.
+    """Reads one source of a pipeline, as chunks of rows that are routed to subtasks.
 
-    An instance travels with every task, so its class must be one that workers import by name.
+    An instance is sent with every task, so workers must be able to import its class by name.
     """
 
     packed: PackedPipeline
@@ -34,51 +34,56 @@ class PipelineReader(DataSourceStreamReader):
     start: Offset
 
     def initialOffset(self) -> Offset:  # noqa: N802
-        """Where the run begins."""
+        """Return the offset at which the run starts."""
         return self.start
 
     def latestOffset(self, start: Offset, limit: Any) -> Offset:  # noqa: N802
-        """How far the next batch goes: the source limits itself."""
+        """Return the end offset of the next batch; the source itself limits its size."""
         return self.packed.unpack().sources[self.source].source.latest_offset(start)
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
-        """The splits of one batch."""
+        """Return the splits of one batch."""
         splits = self.packed.unpack().sources[self.source].source.partitions(start, end)
         return [SplitPartition(index, split) for index, split in enumerate(splits)]
 
     def read(self, partition: Any) -> Iterator[pa.RecordBatch]:
-        """The chunks of one split."""
+        """Return the chunks of one split."""
         index, split = partition.value
         return read_source(self.packed, self.source, index, split)
 
 
 class PipelineSource(DataSource):
-    """The data source around a reader; a subclass for each source carries its reader."""
+    """The data source of a reader. Each source has a subclass with its reader."""
 
     reader_of: PipelineReader
 
     @classmethod
     def name(cls) -> str:
-        """The format to load: pipelines that run at once in one session share its formats."""
+        """Return the name of the format.
+
+        It is unique per pipeline and source, since concurrent pipelines in a session share formats.
+        """
         reader = cls.reader_of
         return f"arroyo_source_{reader.packed.digest[:32]}_{reader.source}"
 
     def schema(self) -> str:
-        """Chunks."""
+        """Return the schema of chunks."""
         return CHUNK_DDL
 
     def streamReader(self, schema: Any) -> DataSourceStreamReader:  # noqa: N802
-        """The reader."""
+        """Return the reader."""
         return self.reader_of
 
 
 def open_streams(
     session: SparkSession, packed: PackedPipeline, starts: dict[OperatorId, Offset]
 ) -> DataFrame:
-    """All sources of a pipeline as one stream of chunks, in the order of `starts`.
+    """Return all sources of a pipeline as one stream of chunks, in the order of `starts`.
 
     Args:
-        starts: where each source begins, for a query without a log of its own.
+        session: the session.
+        packed: the pipeline.
+        starts: the offset at which each source starts if the query has no log yet.
     """
     frames = []
     for name, start in starts.items():

@@ -1,7 +1,7 @@
-"""Items of a plan carried out by Spark's Python workers, a few to a task.
+"""Run items of a plan in Spark's Python workers, several items per task.
 
-Items and results travel pickled, in one Arrow column: the same way works on a classic session and
-on Spark Connect. A task costs some 25 ms before it does anything, so small items share one.
+Items and results are pickled into an Arrow column, which works on classic sessions and on Spark
+Connect. A task has an overhead of about 25 ms, so small items share one.
 """
 
 from __future__ import annotations
@@ -51,20 +51,22 @@ def run_items(
     weights: Sequence[int],
     on_weight: Callable[[int], None] = lambda weight: None,
 ) -> list[R]:
-    """`[function(item) for item in items]` on Spark's workers.
+    """Run `[function(item) for item in items]` on Spark's workers.
 
     Args:
-        function: a module-level function, or a `functools.partial` of one; may raise errors of
-            ours. Those that are retryable are tried again, the items that failed alone.
-        weights: how much work each item is; heavy ones come first and apart.
-        on_weight: told of the weight of what is done, as tasks end; where the session cannot say
-            so (Spark Connect), when all have.
+        session: the session.
+        function: a module-level function, or a `functools.partial` of one. Items that raise a
+            retryable `ArroyoStateError` are run again, up to `ATTEMPTS` times in total.
+        items: the items.
+        weights: the amount of work of each item; heavy items start first, in separate tasks.
+        on_weight: called with the weight that was completed since the last call, as tasks end; on
+            Spark Connect, called once at the end.
 
     Returns:
-        Results in the order of `items`.
+        The results in the order of `items`.
 
     Raises:
-        ArroyoStateError: what an item raised; the first one in the order of `items`.
+        ArroyoStateError: an item failed; the error of the first one in the order of `items`.
         StorageError: Spark lost tasks and gave up.
     """
     results: dict[int, R] = {}
@@ -118,11 +120,11 @@ def _attempt(
 
 
 def _collected(session: SparkSession, frame: DataFrame) -> list[Row]:
-    """The rows of a frame. An interrupt of the wait for them cancels what Spark does for it.
+    """Collect the rows of a frame. An interrupt during the wait cancels the jobs of the frame.
 
-    Asked for by another thread: an interrupt in the midst of an answer of the JVM's would leave
-    its rest to whoever asks next. What a worker has sent to the store by then may still arrive, as
-    after a crash.
+    Another thread collects: an interrupt in the middle of a response of the JVM would leave the
+    rest of the response to the next caller. A worker's pending writes to the store may still
+    arrive, as after a crash.
     """
     from pyspark import InheritableThread
 
@@ -142,7 +144,7 @@ def _collected(session: SparkSession, frame: DataFrame) -> list[Row]:
         thread.start()
         thread.join()
     except BaseException:  # an interrupt
-        with suppress(Exception):  # the interrupt is what is told
+        with suppress(Exception):  # raise the interrupt, not this error
             (session.interruptTag if context is None else context.cancelJobsWithTag)(tag)
         thread.join(_CANCEL_SECONDS)
         raise
@@ -155,7 +157,7 @@ def _collected(session: SparkSession, frame: DataFrame) -> list[Row]:
 def _watched(
     session: SparkSession, tasks: int, weight: int, on_weight: Callable[[int], None]
 ) -> Iterator[None]:
-    """Tell of tasks as they end, each for its share of the weight."""
+    """Report progress as tasks end, each with an equal share of the weight."""
     reported, ended = [0], threading.Event()
 
     def report(done: int) -> None:
@@ -184,13 +186,13 @@ def _watched(
 
 
 def _ended_tasks(tracker: Any, tasks: int) -> int:
-    """How many tasks of the stage with so many have ended, of those that run now."""
+    """Return the number of completed tasks of the active stage with this number of tasks."""
     infos = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
     return max((one.numCompletedTasks for one in infos if one and one.numTasks == tasks), default=0)
 
 
 def _reason(error: Exception) -> str:
-    """What a person can use of a stack trace of two languages: the Python error, or the cause."""
+    """Return the useful line of a Java and Python stack trace: the Python error, or the cause."""
     lines = [line.strip() for line in redact_text(str(error)).splitlines() if line.strip()]
     python = [line for line in lines if _PYTHON_ERROR.match(line)]
     causes = [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")]
@@ -198,7 +200,7 @@ def _reason(error: Exception) -> str:
 
 
 def _context(session: SparkSession) -> SparkContext | None:
-    """The context of a session; None on Spark Connect, which has none here."""
+    """Return the context of a session; None on Spark Connect, which has no local context."""
     try:
         return session.sparkContext
     except Exception:
@@ -209,12 +211,20 @@ def _slots(session: SparkSession) -> int:
     context = _context(session)
     if context is not None:
         return max(1, context.defaultParallelism)
-    # The server of Spark Connect knows how much runs at once.
+    # On Spark Connect, derive the parallelism from the server's setting.
     return max(1, int(session.conf.get("spark.sql.shuffle.partitions") or "8") // 2)
 
 
 def assigned(weights: dict[int, int], tasks: int) -> list[list[int]]:
-    """Spread items over at most `tasks` tasks, heaviest first, each to the lightest so far."""
+    """Distribute items over at most `tasks` tasks, heaviest first, each to the lightest task.
+
+    Args:
+        weights: the weight of each item, by its index.
+        tasks: the maximum number of tasks.
+
+    Returns:
+        The indexes of the items of each task.
+    """
     heap: list[tuple[int, int]] = [(0, task) for task in range(min(tasks, len(weights)))]
     found: list[list[int]] = [[] for _ in heap]
     for index in sorted(weights, key=lambda index: (-weights[index], index)):

@@ -1,7 +1,7 @@
-"""What runs in Spark's Python workers: splits of sources read, and levels of subtasks.
+"""Code that runs in Spark's Python workers: reads of source splits, and levels of subtasks.
 
-A worker process keeps the subtasks it has between epochs. Spark may give the next epoch to another
-process: that one restores, or catches up from the files listed since.
+A worker process keeps its subtasks between epochs. If Spark assigns the next epoch to another
+process, that process restores the subtask, or catches up from the files that were added since.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ REPORT = -2
 """Instead of an edge: the payload is a pickled `TaskReport`."""
 
 FAILURE = -3
-"""Instead of an edge: the payload is a pickled `ArroyoStateError`; retrying would not help."""
+"""Instead of an edge: the payload is a pickled `ArroyoStateError` that is not retryable."""
 
 _ROWS_PER_BATCH = 64
 
 
 @dataclass(frozen=True, slots=True)
 class TaskReport:
-    """What one task of one level did: the reports of its subtasks, and the watermarks it saw."""
+    """The report of one task: the level, its subtasks' checkpoints, and the sources' watermarks."""
 
     level: int
     subtask: int
@@ -56,22 +56,22 @@ class TaskReport:
 
 
 _PACKING = threading.Lock()
-"""What is pickled by value is known to the whole process; several runs may begin at once."""
+"""Guards cloudpickle's registry, which is global to the process, against concurrent runs."""
 
 
 @dataclass(frozen=True, slots=True)
 class PackedPipeline:
-    """A pipeline pickled once for a run, user code included, and unpickled once in each process."""
+    """A pipeline with its user code, pickled once per run and unpickled once per process."""
 
     data: bytes
     digest: str
 
     @classmethod
     def pack(cls, pipeline: Pipeline) -> PackedPipeline:
-        """Pickle a pipeline; code that is installed nowhere travels with it.
+        """Pickle a pipeline, including the code of modules that are not installed.
 
         Raises:
-            InputError: something in it does not pickle.
+            InputError: a part of it cannot be pickled.
         """
         from pyspark import cloudpickle
 
@@ -97,16 +97,16 @@ class PackedPipeline:
         return cls(data, hashlib.sha256(data).hexdigest())
 
     def unpack(self) -> Pipeline:
-        """The pipeline; the same object at every call in one process."""
+        """Return the pipeline; in one process, repeated calls return the same object."""
         found = _PIPELINES.pop(self.digest, None) or pickle.loads(self.data)
-        _PIPELINES[self.digest] = found  # the last one used is the last to be forgotten
+        _PIPELINES[self.digest] = found  # keeps the order of use, oldest first
         while len(_PIPELINES) > _REMEMBERED_PIPELINES:
             del _PIPELINES[next(iter(_PIPELINES))]
         return found
 
 
 def _modules_not_installed() -> list[ModuleType]:
-    """The modules loaded here that a worker could not import by name: the user's own files."""
+    """Return the loaded modules that workers may be unable to import: the user's own files."""
     installed = tuple(sysconfig.get_paths().values())
     return [
         module
@@ -120,7 +120,7 @@ def _modules_not_installed() -> list[ModuleType]:
 
 
 class RunId(NamedTuple):
-    """One run of one job. `application`: shared by the runs that go on together."""
+    """One run of one job. `application`: the id that concurrent runs share."""
 
     application: str
     job: str
@@ -132,7 +132,7 @@ _TASKS: dict[tuple[RunId, int, int], LevelTask] = {}
 
 
 def chunk_batches(chunks: Iterable[ExchangeChunk]) -> Iterator[pa.RecordBatch]:
-    """Chunks as Arrow batches, some at a time."""
+    """Yield chunks as Arrow batches of at most `_ROWS_PER_BATCH` rows."""
     waiting: list[ExchangeChunk] = []
     for chunk in chunks:
         waiting.append(chunk)
@@ -159,7 +159,7 @@ def _batch(chunks: list[ExchangeChunk]) -> pa.RecordBatch:
 def read_source(
     packed: PackedPipeline, source: str, index: int, split: Any
 ) -> Iterator[pa.RecordBatch]:
-    """Read one split of a source and send its rows on their way."""
+    """Read one split of a source, and yield its rows as chunks for the subtasks."""
     pipeline = packed.unpack()
     node = next(node for name, node in pipeline.sources.items() if name == source)
     try:
@@ -173,7 +173,7 @@ class LevelRunner:
     """Runs one level of one epoch in a worker, as the function of `mapInArrow`.
 
     Attributes:
-        run_id: so that no run meets the subtasks of another; those of other applications go.
+        run_id: the run; a worker uses only its subtasks, and drops those of other applications.
     """
 
     packed: PackedPipeline
@@ -183,7 +183,7 @@ class LevelRunner:
     plan: EpochPlan
 
     def function(self) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-        """The plain function that `mapInArrow` wants."""
+        """Return a function for `mapInArrow`, which accepts plain functions only."""
 
         def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             return self.run(batches)
@@ -191,7 +191,7 @@ class LevelRunner:
         return run
 
     def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Pass on what is for later levels, run this one, report."""
+        """Pass on the chunks of later levels, run this level, and yield its report."""
         mine: list[ExchangeChunk] = []
         for batch in batches:
             later: list[ExchangeChunk] = []

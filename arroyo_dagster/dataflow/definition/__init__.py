@@ -1,1 +1,1 @@
-"""Definitions in YAML: read, checked, linked and written back. Nothing here runs a service."""
+"""Read, check, link and write YAML definitions. Nothing here runs a service."""

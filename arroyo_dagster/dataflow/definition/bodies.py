@@ -1,6 +1,6 @@
-"""Inline bodies: their language, the function they define, and whether it fits its slot.
+"""Inspect inline function bodies: their language, their function, and whether it fits its slot.
 
-Python is parsed, never run; of Rust only the name and the signature are read.
+Python code is parsed but never run. For Rust, only the function's name and signature are read.
 
 Source: sdf-states.md 3.1, 8.1 and 8.2; errors E25, E27, E38.
 """
@@ -22,7 +22,7 @@ ARITIES: dict[str, tuple[int, ...]] = {
     "update-state": (1, 2),
     "flush": (0,),
 }
-"""How many arguments each operator's function takes, with and without the key first."""
+"""The accepted numbers of arguments per operator: without and with a leading key argument."""
 
 LANGUAGES = ("python", "rust")
 
@@ -37,7 +37,13 @@ _SKIPPED = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class ParsedBody:
-    """What was found: the function's name, and a problem with the number of its mistake."""
+    """The result of an inspection.
+
+    Attributes:
+        language: `python` or `rust`; None if unknown.
+        name: the name of the function; None if it is unknown.
+        errors: pairs of error number and message.
+    """
 
     language: str | None
     name: str | None
@@ -45,10 +51,11 @@ class ParsedBody:
 
 
 def inspect_body(source: str, language: str | None, operator: str) -> ParsedBody:
-    """Read an inline body.
+    """Inspect an inline body.
 
     Args:
-        language: what `lang` says; None = to be told from the first word of code.
+        source: the code of the body.
+        language: the value of `lang`; None = derive it from the first word of code.
         operator: the slot, a key of `ARITIES`.
     """
     start = _first_code(source)
@@ -89,7 +96,7 @@ def _arity_error(operator: str, name: str, count: int) -> list[tuple[str, str]]:
 def _python(source: str, operator: str) -> ParsedBody:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of the user's code, to be told when it is run
+            warnings.simplefilter("ignore")  # the user's code shows its warnings when it runs
             tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         at = f" in line {error.lineno} of it" if isinstance(error, SyntaxError) else ""
@@ -121,7 +128,7 @@ def _function_errors(
 
 
 def _yields(function: ast.FunctionDef) -> bool:
-    """Whether the function itself yields; functions inside it may."""
+    """Return whether the function itself yields; nested functions may."""
     waiting: list[ast.AST] = list(function.body)
     while waiting:
         node = waiting.pop()
@@ -173,7 +180,7 @@ def _count_arguments(text: str) -> int:
 
 
 def _result_errors(operator: str, name: str, result: str) -> list[tuple[str, str]]:
-    """What is surely wrong with a result; a name that may be an alias is believed."""
+    """Return the errors of a result type. A name that may be a type alias is accepted."""
     inner = result
     if wrapped := re.fullmatch(r"(?:\w+::)*Result\s*<(.*)>", result, re.S):
         inner = _first_parameter(wrapped.group(1)).strip()

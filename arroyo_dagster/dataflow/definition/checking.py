@@ -1,4 +1,4 @@
-"""What the parts of a definition demand of each other.
+"""Checks between the parts of a definition.
 
 Source: sdf-states.md 2.4, 5.2; errors E23, E30, E33, E38 to E40.
 """
@@ -25,7 +25,7 @@ from arroyo_dagster.dataflow.definition.yaml_tree import Node
 def check_names(
     types: Mapping[str, TypeDef | None], node: Node, scope: Scope, to: Diagnostics
 ) -> None:
-    """Every name that a type of the `types` section refers to leads to a type."""
+    """Report every name in a type of the `types` section that refers to no type."""
     for name, declared in types.items():
         if declared is None:
             continue
@@ -36,7 +36,7 @@ def check_names(
 
 
 class ServiceCheck:
-    """Checks one service after the other against topics, schedules and imports."""
+    """Checks services, one at a time, against topics, schedules and imports."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class ServiceCheck:
         self._imported = imported
 
     def check(self, service: ServiceDef, node: Node) -> None:
-        """Note what is wrong with a service as a whole."""
+        """Report the errors of one service as a whole."""
         for key, ends in (("sources", service.sources), ("sinks", service.sinks)):
             holder = node.get(key)
             for end, place in zip(ends, holder.items if holder else (), strict=True):
@@ -76,7 +76,7 @@ class ServiceCheck:
     def _same_types(
         self, service: ServiceDef, key: str, ends: tuple[Endpoint, ...], node: Node
     ) -> None:
-        # Steps of its own may give an end another type than its topic has.
+        # An endpoint's own steps may convert its topic's type to another.
         ids = [end.id for end in ends if not end.transforms and end.id is not None]
         plain = [self._topics[name] for name in ids if name in self._topics]
         for topic in plain[1:]:
@@ -117,7 +117,7 @@ def _value_type(topic: TopicDef) -> str:
 def check_functions(
     functions: Mapping[str, FunctionDef], states: frozenset[str], node: Node, to: Diagnostics
 ) -> None:
-    """A package's functions: the states they list, and what their operator gives and takes."""
+    """Check a package's functions: the states they list, and their inputs and outputs."""
     for name, function in functions.items():
         place = node.members[name]
         for state in function.states:

@@ -1,4 +1,4 @@
-"""What a plain scalar of YAML 1.2 means.
+"""The values of plain scalars in YAML 1.2.
 
 Source: yaml.org/spec/1.2.2, 10.3.2, the core schema; sdf-states.md 2.2 (L1).
 """
@@ -21,12 +21,12 @@ _NAN = re.compile(r"(?:\.nan|\.NaN|\.NAN)\Z")
 
 
 def core_scalar(text: str) -> Scalar:
-    """A plain scalar by the core schema, in the order of its table."""
+    """Resolve a plain scalar by the core schema, in the order of its table."""
     if _NULL.match(text):
         return None
     if _BOOL.match(text):
         return text.lower() == "true"
-    if _INT.match(text) and len(text) < 64:  # a longer one is no number anybody means
+    if _INT.match(text) and len(text) < 64:  # a longer one is read as a float
         return int(text, 10)
     if _BASED.match(text) and len(text) < 64:
         return int(text, 0)

@@ -1,7 +1,7 @@
-"""What a dataflow or a package declares.
+"""The declarations of a dataflow or a package, as values.
 
-Two definitions are equal when they mean the same: the order of what they list by name, comments,
-spelling (`s32`, `i32`), places in the text and the apiVersion do not count.
+Two definitions are equal if they mean the same. The order of named entries, comments, spellings
+(`s32`, `i32`), positions in the text and the apiVersion are not compared.
 
 Source: sdf-states.md 2.1, 2.4 and 2.13.
 """
@@ -29,23 +29,23 @@ from arroyo_dagster.state.model.ids import PipelineId
 
 @dataclass(frozen=True, slots=True)
 class AsWritten:
-    """A part that is kept but not interpreted here, as JSON with sorted keys."""
+    """A section that is kept uninterpreted, as JSON with sorted keys."""
 
     json: str
 
     @classmethod
     def of(cls, value: Any) -> AsWritten:
-        """Keep a value of dicts, lists and scalars."""
+        """Keep a value that consists of dicts, lists and scalars."""
         return cls(json.dumps(value, sort_keys=True, ensure_ascii=False))
 
     @property
     def value(self) -> Any:
-        """The value, fresh: changing it changes nothing here."""
+        """A new copy of the value at each access."""
         return json.loads(self.json)
 
 
 class StateForm(enum.Enum):
-    """How a state is declared: owned, read from its owner, or the engine's."""
+    """How a state is declared: owned, a reference to an owner's state, or the engine's."""
 
     TYPED = "typed"
     REFERENCE = "reference"
@@ -53,7 +53,10 @@ class StateForm(enum.Enum):
 
 
 class ValueKind(enum.Enum):
-    """What a key holds: one scalar, a row of columns, or a document (read, never run)."""
+    """The kind of a key's value: one scalar, a row of columns, or a document.
+
+    Documents can be read from YAML, but no service can run with them.
+    """
 
     SCALAR = "scalar"
     ROW = "row"
@@ -62,7 +65,7 @@ class ValueKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class StateRef:
-    """`from: service.state`."""
+    """The target of a reference: `from: service.state`."""
 
     service: str
     state: str
@@ -73,25 +76,26 @@ class StateRef:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateDef:
-    """One state as one service, or package, sees it.
+    """One state as one service or package sees it.
 
     Attributes:
-        name: its key in the YAML; of a reference possibly another name than the owner's.
-        owner: the service or package that defines it, and alone may change it.
+        name: its key in the YAML; a reference may have another name than the owner's state.
+        owner: the service or package that defines it; only the owner may change it.
         key_type: None if the type comes from a package that was not loaded.
         value_kind: None if the type comes from a package that was not loaded.
-        declared: the type as declared, names not resolved; None unless typed.
+        declared: the type as declared, with unresolved names; None unless typed.
         scalar_type: the type of a scalar value.
-        columns: of a row, sorted by name; `_key` comes before them in a table.
+        columns: the columns of a row, sorted by name; in a table, `_key` precedes them.
         ttl_ms: None = rows never expire.
-        ref: of a reference, whom it names.
-        system: of a system state, what it names.
-        accessor: the function user code calls.
-        table: its SQL name; the owner's name with underscores.
-        aliases: other SQL names of it.
+        ref: the target of a reference.
+        system: the name that a system state declares.
+        accessor: the name of the function that user code calls.
+        table: its SQL name: the owner's name of the state, with `_` for `-`.
+        aliases: its other SQL names.
         window: the owner's window, if it has one.
-        package: the package whose function brought it into the service; None if declared there.
-        extended: what goes beyond SDF's own engine: `scalar`, `document`.
+        package: the package whose function added it to the service; None if the service
+            declares it.
+        extended: features that SDF's own engine does not support: `scalar`, `document`.
     """
 
     name: str
@@ -117,7 +121,7 @@ class StateDef:
 
     @property
     def schema(self) -> dict[str, Any]:
-        """What is stored must fit: key type, kind and columns. The ttl may change freely."""
+        """What a stored state must match: key type, kind and columns; not the TTL."""
         return {
             "key": None if self.key_type is None else self.key_type.value,
             "kind": None if self.value_kind is None else self.value_kind.value,
@@ -149,12 +153,12 @@ class StepDef:
     Attributes:
         operator: map, filter, filter-map, flat-map, assign-key, assign-timestamp, update-state
             or flush.
-        name: the function's; of an inline body the one it defines.
-        language: of an inline body: python, rust.
+        name: the name of the function; for an inline body, of the function that it defines.
+        language: the language of an inline body: python or rust.
         source: the inline body.
-        target: what `uses` names: an imported function, or `module:function`.
-        states: the states it lists.
-        parameters: `with`, as written.
+        target: the value of `uses`: an imported function, or `module:function`.
+        states: the names of the states that it lists.
+        parameters: the value of `with`, as written.
     """
 
     operator: str
@@ -173,7 +177,7 @@ class StepDef:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """A source or a sink. `kind`: topic or schedule; `id`: None where a sink goes nowhere."""
+    """A source or a sink. `kind`: topic, schedule or no-target; `id`: None for no-target."""
 
     kind: str
     id: str | None
@@ -183,7 +187,7 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionDef:
-    """What is done key by key."""
+    """The steps that run per key."""
 
     assign_key: StepDef
     transforms: tuple[StepDef, ...] = ()
@@ -192,7 +196,7 @@ class PartitionDef:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowedDef:
-    """What is done window by window. `flush` None: windows close, nothing is put out."""
+    """The steps that run per window. If `flush` is None, a closing window emits nothing."""
 
     window: WindowDef
     assign_timestamp: StepDef
@@ -215,7 +219,7 @@ class ServiceDef:
 
     @property
     def steps(self) -> tuple[StepDef, ...]:
-        """Every step, in the order a record meets them (spec 3.1)."""
+        """Every step, in the order in which a record passes them (spec 3.1)."""
         found = [step for source in self.sources for step in source.transforms]
         found += self.transforms
         partition = self.partition
@@ -232,7 +236,7 @@ class ServiceDef:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicDef:
-    """A topic. `settings`: all of it as written; the types are read from there."""
+    """A topic. `settings`: its complete declaration as written, including the types."""
 
     name: str
     key: TypeDef | None
@@ -242,7 +246,7 @@ class TopicDef:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FunctionImport:
-    """A function of a package, and the name it is used by."""
+    """An imported function of a package; steps use its `alias`, or its `name` without one."""
 
     name: str
     alias: str | None = None
@@ -250,7 +254,7 @@ class FunctionImport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportDef:
-    """What is taken from a package. `path`: the folder it lies in, where it is not installed."""
+    """The names that are imported from a package. `path`: the folder of the package, if given."""
 
     package: str
     path: str | None = None
@@ -261,7 +265,7 @@ class ImportDef:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FunctionDef:
-    """A function of a package: its operator and its signature; the body lies elsewhere."""
+    """A function of a package: its operator, its signature and, if inline, its body."""
 
     name: str
     operator: str
@@ -275,11 +279,11 @@ class FunctionDef:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Document:
-    """What dataflows and packages have in common.
+    """The fields that dataflows and packages share.
 
     Attributes:
-        kept: parts that are kept as written: config, dev, schedule, packages, tests.
-        warnings: what was accepted but probably not meant.
+        kept: sections that are kept as written: config, dev, schedule, packages, tests.
+        warnings: what was accepted but is probably a mistake.
     """
 
     name: str
@@ -301,12 +305,12 @@ class Dataflow(Document):
 
     @property
     def pipeline(self) -> PipelineId:
-        """`{namespace}.{name}`: the pipeline that its services are the jobs of."""
+        """`{namespace}.{name}`: the pipeline; its jobs are the services."""
         return PipelineId(f"{self.namespace}.{self.name}")
 
     @property
     def states(self) -> tuple[StateDef, ...]:
-        """Every state of every service, by service and name."""
+        """Every state of every service, sorted by service and name."""
         return tuple(
             self.services[service].states[state]
             for service in sorted(self.services)
@@ -323,5 +327,5 @@ class Package(Document):
 
     @property
     def id(self) -> str:
-        """How imports name it."""
+        """Its name in imports: `{namespace}/{name}@{version}`."""
         return f"{self.namespace}/{self.name}@{self.version}"

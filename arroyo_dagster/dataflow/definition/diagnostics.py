@@ -1,6 +1,6 @@
-"""Every mistake of a definition, collected and reported at once.
+"""The errors and warnings of a definition, collected and reported together.
 
-Source: sdf-states.md 9; its numbers and class names are kept, so that users of SDF find them.
+Source: sdf-states.md 9. The error numbers and class names are SDF's, so that its users know them.
 """
 
 from __future__ import annotations
@@ -27,17 +27,18 @@ _KINDS = {
 KIND_OF_NUMBER = {number: kind for kind, numbers in _KINDS.items() for number in numbers.split()}
 
 MOST_DIAGNOSTICS = 1000
-"""The maximum number kept: a generated file with one error per line must not fill the memory."""
+"""The maximum number of errors, and of warnings, that are kept. It bounds the memory when a
+generated file has one error per line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class Diagnostic:
-    """One thing wrong with a definition, or, as a warning, worth knowing of it.
+    """One error or warning.
 
     Attributes:
-        line, column: where, counted from 1.
+        line, column: the position, counted from 1.
         path: the YAML path, such as `services.count.states.hits.properties.value`.
-        number: E01 … E47 of the errors table; of a warning, the rule it follows (L3, E40…).
+        number: a number of the errors table (E01…); for a warning, its rule (L3, E40…).
         message: what was expected and what was found.
     """
 
@@ -49,12 +50,12 @@ class Diagnostic:
 
     @property
     def kind(self) -> str:
-        """The class name that the errors table gives the number; `Warning` for a warning."""
+        """The class name of the number in the errors table; `Warning` for a warning."""
         return KIND_OF_NUMBER.get(self.number, "Warning")
 
 
 class Diagnostics:
-    """Collects mistakes and warnings while a definition is read."""
+    """Collects errors and warnings while a definition is read."""
 
     def __init__(self) -> None:
         self._found: dict[Diagnostic, None] = {}
@@ -62,20 +63,24 @@ class Diagnostics:
         self._softened = False
 
     def add(self, diagnostic_at: Diagnostic) -> None:
-        """Note a mistake; the same one twice counts once."""
+        """Add an error; an equal one is kept once. Inside `softened`, it becomes a warning."""
         if self._softened:
             self.warn(diagnostic_at)
         elif len(self._found) < MOST_DIAGNOSTICS:
             self._found[diagnostic_at] = None
 
     def warn(self, warning: Diagnostic) -> None:
-        """Note what is accepted but probably not meant."""
+        """Add a warning: something that is accepted but is probably a mistake."""
         if len(self._warnings) < MOST_DIAGNOSTICS:
             self._warnings[warning] = None
 
     @contextmanager
     def softened(self, when: bool = True) -> Iterator[None]:
-        """While this lasts, mistakes are warnings: for what is read but need not be understood."""
+        """Turn errors into warnings within the block, for content that need not be valid.
+
+        Args:
+            when: False = no effect, also inside an outer block.
+        """
         before, self._softened = self._softened, when or self._softened
         try:
             yield
@@ -84,7 +89,7 @@ class Diagnostics:
 
     @property
     def found(self) -> tuple[Diagnostic, ...]:
-        """The mistakes in the order of the text."""
+        """The errors in the order of the text."""
         return tuple(sorted(self._found))
 
     @property
@@ -93,22 +98,22 @@ class Diagnostics:
         return tuple(sorted(self._warnings))
 
     def raise_if_any(self, what: str, file: str | None = None) -> None:
-        """End the reading if there was a mistake.
+        """Raise if there is at least one error.
 
         Raises:
-            InvalidDefinition: with all of them.
+            InvalidDefinition: with all errors.
         """
         if self._found:
             raise InvalidDefinition(what, self.found, file=file)
 
 
 class InvalidDefinition(DefinitionError):
-    """A dataflow or a package with mistakes; `diagnostics` has all of them, in the text's order.
+    """A definition has errors; `diagnostics` has all of them, in the order of the text.
 
     Args:
-        what: `dataflow`, `package`, `states`.
+        what: the kind of document: `dataflow`, `package`, `bindings` or `document`.
         diagnostics: at least one.
-        file: where the text came from, if that is known.
+        file: the path of the file, if known.
     """
 
     def __init__(
@@ -129,11 +134,11 @@ class InvalidDefinition(DefinitionError):
 
     @property
     def mistakes(self) -> tuple[Diagnostic, ...]:
-        """The old name of `diagnostics`; it goes with release 0.3."""
+        """The deprecated name of `diagnostics`; release 0.3 removes it."""
         return self.diagnostics
 
     def __str__(self) -> str:
-        # The tree names every path and line: the facts, those of the first, would repeat one.
+        # The tree has every path and line; the facts would only repeat those of the first error.
         where = f"{self.facts['file']}: " if "file" in self.facts else ""
         return f"{where}{self.message}\nNext: {self.next_step}"
 
@@ -141,7 +146,7 @@ class InvalidDefinition(DefinitionError):
         return (_rebuilt, (self.what, self.diagnostics, self.facts.get("file")))
 
     def with_file(self, file: str) -> InvalidDefinition:
-        """The same mistakes, said of a file."""
+        """Return the same error with the path of the file."""
         return InvalidDefinition(self.what, self.diagnostics, file=file)
 
 
@@ -160,7 +165,7 @@ _OBJECTS = {
 
 
 def render(diagnostics: Sequence[Diagnostic]) -> str:
-    """Mistakes as an indented tree: the object's kind and name, then what is wrong with it."""
+    """Format errors as an indented tree: the kind and name of each object, then its errors."""
     lines: list[str] = []
     for heading, members in _by_object(diagnostics).items():
         lines.append(f"  {heading}")

@@ -1,4 +1,6 @@
-"""Definitions to canonical YAML 0.6.0: reading it gives an equal definition, dumping that the same.
+"""Write definitions as canonical YAML of apiVersion 0.6.0.
+
+Reading the YAML yields an equal definition, and dumping that yields the same YAML.
 
 Source: sdf-states.md 2.13.
 """
@@ -41,16 +43,16 @@ CANONICAL_VERSION = "0.6.0"
 
 
 def dump(document: Dataflow | Package) -> str:
-    """A dataflow or package as YAML: names sorted, one spelling of everything.
+    """Return a dataflow or package as YAML, with sorted names and canonical spelling.
 
-    States that a package's function brought in are left to the import that brings them. What was
-    read as legacy, with warnings for what is missing, may still lack it.
+    States that an imported function added to a service are omitted: the import adds them again. A
+    definition that was read as legacy may lack required parts; its warnings name them.
     """
     return emit(to_plain(document))
 
 
 def to_plain(document: Dataflow | Package) -> dict[str, Any]:
-    """The same as dicts, lists and scalars."""
+    """Return the content of `dump` as dicts, lists and scalars."""
     head = {
         "apiVersion": CANONICAL_VERSION,
         "meta": {
@@ -76,7 +78,7 @@ def to_plain(document: Dataflow | Package) -> dict[str, Any]:
 
 
 def _filled(members: Mapping[str, Any]) -> dict[str, Any]:
-    """Without what is empty, which is what its absence means."""
+    """Omit None and empty members: absence means the same."""
     return {
         key: value for key, value in members.items() if value is not None and value not in ([], {})
     }
@@ -111,7 +113,7 @@ def _import(one: ImportDef) -> dict[str, Any]:
 
 
 def type_plain(declared: TypeDef) -> dict[str, Any]:
-    """A type as YAML declares it."""
+    """Return a type as its YAML declaration."""
     if isinstance(declared, NamedType):
         return {"type": declared.name}
     if isinstance(declared, PlainType):

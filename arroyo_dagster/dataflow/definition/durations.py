@@ -1,4 +1,4 @@
-"""Durations as SDF writes them: `10s`, `1h 30m`.
+"""Durations in SDF's syntax: `10s`, `1h 30m`.
 
 Source: sdf-states.md 2.7.
 """
@@ -26,7 +26,7 @@ UNITS_NANOS = {
 """Nanoseconds of each unit; the case of `m` and `M` matters."""
 
 _UNIT = "|".join(sorted(UNITS_NANOS, key=len, reverse=True))
-# Never a blank both before a unit and behind it in doubt: the expression does not backtrack.
+# Each blank can match in one place only, so that the expression does not backtrack.
 DURATION_PATTERN = rf"^ *(?:[0-9]+ *(?:{_UNIT})(?![A-Za-z]) *)+$|^ *0 *$"
 _DURATION = re.compile(DURATION_PATTERN.replace("$", r"\Z"))
 _SPAN = re.compile(rf"([0-9]+) *({_UNIT})(?![A-Za-z])")
@@ -37,9 +37,9 @@ MAX_DURATION_MS = 2**63 - 1
 
 
 def parse_duration_ms(text: str) -> int | None:
-    """The whole milliseconds of a duration, cut off; None if the text is none.
+    """Return a duration in whole milliseconds, rounded down.
 
-    Beyond the milliseconds of an i64 it is none either.
+    None if the text is not a duration, is longer than 200 characters or exceeds an i64.
     """
     if len(text) > 200 or not _DURATION.match(text):
         return None
@@ -51,7 +51,7 @@ _FORMATTED = (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000), 
 
 
 def format_duration(milliseconds: int) -> str:
-    """The canonical text: `parse_duration_ms` gives the number back."""
+    """Return the canonical text, which `parse_duration_ms` reads back."""
     parts: list[str] = []
     for unit, size in _FORMATTED:
         count, milliseconds = divmod(milliseconds, size)

@@ -1,6 +1,6 @@
-"""Values of dicts, lists and scalars to YAML, always in the same way.
+"""Write dicts, lists and scalars as deterministic YAML.
 
-Every text is written so that the core schema of YAML 1.2 reads it back, whatever it looks like.
+Every string is written so that the core schema of YAML 1.2 reads the same string back.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ruamel.yaml.representer import SafeRepresenter
 _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]*\Z")
 _KEYWORDS = {"null", "true", "false"}
 _LITERAL = re.compile(
-    # It does not begin with a blank, whose indentation would have to be said, and ends with a line.
+    # No leading blank (it would need an indentation indicator), exactly one newline at the end.
     r"(?!\s)[\t\n\x20-\x7e\xa0-\u2027\u202a-\ud7ff\ue000-\ufefe\U00010000-\U0010ffff]+(?<!\n)\n\Z"
 )
 _ONE_LINE = 1 << 30
@@ -27,7 +27,7 @@ class _Representer(SafeRepresenter):
         return True
 
     def represent_text(self, text: str) -> ScalarNode:
-        """A word as it is, text over lines as a literal, other text in double quotes."""
+        """Write a word plain, multi-line text as a literal, other text in double quotes."""
         if _PLAIN.match(text) and text.lower() not in _KEYWORDS:
             style = None
         else:
@@ -40,7 +40,7 @@ _Representer.add_multi_representer(str, _Representer.represent_text)
 
 
 def emit(value: Any) -> str:
-    """YAML of a value: block style, keys in the order given, text over lines as a literal."""
+    """Return a value as YAML: block style, keys in the given order, multi-line text as literals."""
     yaml = YAML(typ="safe", pure=True)
     yaml.Representer = _Representer
     yaml.default_flow_style = False

@@ -54,7 +54,7 @@ def _member(shape: Shape) -> FieldShape:
     return FieldShape(shape=shape, required=True)
 
 
-# ---- types and states: their readers check them, with numbers of their own -----------------------
+# ---- types and states: their readers check them and report their own error numbers ---------------
 
 COLUMN = MappingShape(
     fields={"type": FieldShape(shape=Text(choices=tuple(COLUMN_TYPES)), required=True)}
@@ -285,4 +285,4 @@ GRAMMAR: dict[str, Shape] = {
     "step": STEP,
     "transform": TRANSFORM,
 }
-"""The shapes that others name."""
+"""The shapes that `Named` refers to."""

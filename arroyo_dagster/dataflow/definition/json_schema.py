@@ -1,7 +1,7 @@
-"""JSON Schemas for editors, made from the grammar that the reader checks.
+"""JSON Schemas for editors, generated from the grammar that the reader checks.
 
-They say what a schema can say: shapes, words, durations. What needs two places at once (references,
-names given twice) is the reader's alone.
+They cover shapes, choices of words, and durations. Only the reader checks what relates two places
+of a document, such as references and duplicate names.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ ROOTS = {"dataflow": grammar.DATAFLOW, "sdf-package": grammar.PACKAGE}
 
 
 def schema_text(kind: str) -> str:
-    """The schema of a kind of document, as a file for editors."""
+    """Return the schema of a kind of document as the text of a file."""
     return json.dumps(json_schema(kind), indent=1, ensure_ascii=False) + "\n"
 
 
 def json_schema(kind: str) -> dict[str, Any]:
-    """The schema of a kind of document, in the draft that editors know best.
+    """Return the schema of a kind of document, in draft 7, which most editors support.
 
     Args:
         kind: `dataflow` or `sdf-package`.
 
     Raises:
-        InputError: another kind.
+        InputError: `kind` is unknown.
     """
     if kind not in ROOTS:
         raise InputError(f"no schema of that kind; expected one of {', '.join(ROOTS)}", given=kind)
@@ -114,7 +114,7 @@ def _at_least_one(names: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _or_null(schema: dict[str, Any]) -> dict[str, Any]:
-    """A key with nothing behind it is as good as absent."""
+    """Also allow null: a key without a value counts as absent."""
     kind = schema.get("type")
     if not schema or (isinstance(kind, list) and "null" in kind):
         return schema

@@ -1,4 +1,4 @@
-"""Dataflows of apiVersion 0.1.0 to 0.4.0, brought into the shape of 0.5.0.
+"""Convert dataflows of apiVersion 0.1.0 to 0.4.0 to the layout of 0.5.0.
 
 Source: sdf-states.md 2.11, 2.12.
 """
@@ -15,7 +15,7 @@ _PARTITION = ("assign-key", "update-state")
 
 
 def modernised(root: Node) -> Node:
-    """The document with its services as 0.5.0 writes them. Lines stay those of the text."""
+    """Return the document with its services in the layout of 0.5.0. Line numbers are unchanged."""
     services = root.get("services")
     if services is None or not isinstance(services.value, dict):
         return root
@@ -24,7 +24,7 @@ def modernised(root: Node) -> Node:
 
 
 def _with(node: Node, **members: Node | None) -> Node:
-    """The mapping with some members set, or, where None, taken away."""
+    """Return the mapping with some members set, or removed if None."""
     changed = dict(node.members)
     for name, member in members.items():
         key = name.replace("_", "-")
@@ -67,7 +67,9 @@ def _steps_as_transforms(node: Node) -> Node:
 
 
 def _unpacked(node: Node, transforms: Node) -> Node:
-    """The service with what `transforms` holds as a mapping: states, steps, window, flush."""
+    """Return the service with the members of a `transforms` mapping (states, steps, window, flush)
+    moved to where 0.5.0 has them.
+    """
     states = transforms.get("states")
     if states is not None and node.get("states") is None:
         node = _with(node, states=states)
@@ -90,7 +92,7 @@ def _unpacked(node: Node, transforms: Node) -> Node:
 
 
 def _both_states(node: Node, states: Node) -> Node:
-    """The service's own states and those in its transforms, as one list."""
+    """Return the service's own states and those of its transforms as one list."""
     items: list[Node] = []
     for block in (node.get("states"), states):
         assert block is not None
@@ -104,7 +106,7 @@ def _both_states(node: Node, states: Node) -> Node:
 def _sorted_steps(
     steps: tuple[Node, ...],
 ) -> tuple[tuple[Node, ...], dict[str, Node], tuple[Node, ...]]:
-    """Steps before a key is assigned, the keyed slots, and steps behind that."""
+    """Split steps into those before `assign-key`, the slots by operator, and those after it."""
     before: list[Node] = []
     inside: list[Node] = []
     slots: dict[str, Node] = {}
@@ -130,7 +132,7 @@ def _slots(
 
 
 def _partition(node: Node) -> Node:
-    """A partition whose `update-state` stands among its transforms, as until June 2024."""
+    """Move `update-state` out of a partition's transforms, where it was until June 2024."""
     transforms = node.get("transforms")
     if transforms is None or not isinstance(transforms.value, tuple):
         return node

@@ -1,4 +1,4 @@
-"""What ties the states of a dataflow together: references to owners, names that are one table.
+"""Link the states of a dataflow: references to their owners, and table names that must be unique.
 
 Source: sdf-states.md 2.10; errors E16, E22.
 """
@@ -15,11 +15,13 @@ from arroyo_dagster.dataflow.definition.yaml_tree import Node
 
 @dataclass(slots=True)
 class States:
-    """The states of all services: those that are whole, and the names of all.
+    """The states of all services.
 
     Attributes:
-        imported_states: those of imported functions, by service; None where a package was
-            not loaded, so that nobody knows.
+        whole: the states without errors, by owner and name.
+        named: the nodes of all states, also of those with errors, by owner and name.
+        imported_states: the states of imported functions, by service; None if they are unknown
+            because a package was not loaded.
     """
 
     whole: dict[str, dict[str, StateDef]]
@@ -28,14 +30,14 @@ class States:
 
 
 class Linking:
-    """Finds the owner of every reference, and that no two states are one table."""
+    """Finds the owner of every reference, and checks that no two states share a table."""
 
     def __init__(self, diagnostics: Diagnostics, states: States) -> None:
         self._mistakes = diagnostics
         self._states = states
 
     def link(self) -> None:
-        """Give references what their owners have; those that lead nowhere go."""
+        """Copy the owner's definition into each reference; remove references without an owner."""
         self._check_owners()
         for service, states in self._states.whole.items():
             for name, state in list(states.items()):
@@ -70,7 +72,7 @@ class Linking:
     def _linked(self, service: str, state: StateDef, ref: StateRef) -> StateDef | None:
         owner = self._states.whole.get(ref.service, {}).get(ref.state)
         if owner is None and ref.state in self._states.named.get(ref.service, {}):
-            return None  # it is there, and what is wrong with it was said
+            return None  # it exists, and its errors were reported
         if owner is None and ref.service != service:
             imported_states = self._states.imported_states.get(ref.service, {})
             if imported_states is None:
@@ -79,7 +81,7 @@ class Linking:
         if owner is None or owner.form is not StateForm.TYPED or ref.service == service:
             self._add("E16", state, self._missing(service, state, ref, owner))
             return None
-        # The owner's name is the table's; the local one is a second name of it.
+        # The table has the owner's name; the local name is an alias.
         names = dict.fromkeys((*owner.aliases, state.table, state.name))
         names.pop(owner.table, None)
         return replace(

@@ -1,4 +1,4 @@
-"""Definitions out of files, with the packages they import.
+"""Load definitions from files, with the packages that they import.
 
 Source: sdf-states.md 5.2 (I6), 5.4; error E35.
 """
@@ -27,13 +27,14 @@ def load_document(
     """Read a dataflow.yaml or sdf-package.yaml, and the packages it imports from folders.
 
     Args:
-        path: the file; of a package also its folder.
-        legacy, extended: as `parse_document`.
-        dev: whether the folders of `dev.imports` replace those of the imports.
+        path: the file, or the folder of a package.
+        legacy, extended: as in `parse_document`.
+        dev: whether the folders of `dev.imports` replace those of `imports`.
 
     Raises:
         NotFoundError: there is no such file.
-        InvalidDefinition: it has mistakes, or a package it imports has.
+        InputError: the file cannot be read.
+        InvalidDefinition: it, or a package that it imports, has errors.
     """
     document, _ = load_with_packages(path, legacy=legacy, extended=extended, dev=dev)
     return document
@@ -42,9 +43,10 @@ def load_document(
 def load_with_packages(
     path: str | Path, *, legacy: bool = False, extended: bool = False, dev: bool = True
 ) -> tuple[Dataflow | Package, dict[str, Package]]:
-    """Read a definition as `load_document` does; beside it every package it imports, by id.
+    """Read a definition as `load_document` does, and return it with its packages.
 
-    Those that packages import themselves are among them. Errors as `load_document`.
+    Returns:
+        The definition, and by id every package that it imports, directly or indirectly.
     """
     file = Path(path)
     loading = _Loading(legacy, extended, dev)
@@ -54,10 +56,10 @@ def load_with_packages(
 def load_dataflow(
     path: str | Path, *, legacy: bool = False, extended: bool = False, dev: bool = True
 ) -> tuple[Dataflow, dict[str, Package]]:
-    """Read a dataflow.yaml; beside it every package it imports, by id.
+    """Read a dataflow.yaml, and return it with its packages as `load_with_packages` does.
 
     Raises:
-        InputError: it is a package. Other errors as `load_document`.
+        InputError: it is a package. Other errors as in `load_document`.
     """
     document, packages = load_with_packages(path, legacy=legacy, extended=extended, dev=dev)
     if not isinstance(document, Dataflow):
@@ -71,10 +73,10 @@ def load_dataflow(
 
 
 def load_package(path: str | Path) -> tuple[Package, dict[str, Package]]:
-    """Read an sdf-package.yaml, or that of a folder; beside it every package it imports, by id.
+    """Read an sdf-package.yaml, or that of a folder, and return it with the packages it imports.
 
     Raises:
-        InputError: it is a dataflow. Other errors as `load_document`.
+        InputError: it is a dataflow. Other errors as in `load_document`.
     """
     document, packages = load_with_packages(path)
     if not isinstance(document, Package):
@@ -107,7 +109,7 @@ class _Loading:
             self._loading.pop()
 
     def _packages(self, file: Path, text: str) -> dict[str, Package]:
-        root = read_tree(text, Diagnostics())  # its mistakes are told by parse_document
+        root = read_tree(text, Diagnostics())  # parse_document reports its errors
         if root is None:
             return {}
         folders = _folders(root.get("imports"))
@@ -118,7 +120,7 @@ class _Loading:
         for package, folder in folders.items():
             inner = file.parent / folder / PACKAGE_FILE
             if inner.resolve() in self._loading or not inner.is_file():
-                continue  # reported as not found, with the import's line
+                continue  # parse_document reports it as not found, with the import's line
             document = self.load(inner)
             if isinstance(document, Package):
                 found[package] = document

@@ -1,8 +1,8 @@
-"""How names of the YAML become names of Python and SQL.
+"""Map names of the YAML to names in Python and SQL.
 
 Source: sdf-states.md 2.2, L6 and L8.
-Differs: a name is also kept clear of the methods of a row and of the functions in scope, which
-would otherwise hide it, in the way that L6 keeps it clear of keywords.
+Differs: a name that equals a method of a row or a function in scope, which would hide it, also
+has `_` appended, as L6 does for keywords.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ CONTEXT_FUNCTIONS = frozenset({"sql", "key", "window", "env", "state"})
 
 
 def column_attribute(column: str) -> str:
-    """The attribute of a row that holds a column."""
+    """Return the name of a row's attribute for a column."""
     return _clear(mangled(column), ROW_METHODS)
 
 
 def state_accessor(state: str) -> str:
-    """The function that gives user code a state."""
+    """Return the name of the function by which user code accesses a state."""
     return _clear(mangled(state), CONTEXT_FUNCTIONS)
 
 
 def mangled(name: str) -> str:
-    """A name with underscores for dashes: an SQL table's, and how two names are compared."""
+    """Replace dashes by underscores, for SQL table names and to compare two names."""
     return name.replace("-", "_")
 
 

@@ -1,4 +1,4 @@
-"""What a document imports: the types, states and functions of packages.
+"""Read the imports of a document: types, states and functions of packages.
 
 Source: sdf-states.md 5.1 and 5.2; errors E06, E31 to E35.
 """
@@ -29,12 +29,12 @@ from arroyo_dagster.dataflow.definition.yaml_tree import Node
 
 @dataclass(slots=True)
 class Imported:
-    """What imports bring in.
+    """The result of reading the imports.
 
     Attributes:
-        types: by name; None where the package was not loaded.
+        types: by name; None if the package was not loaded.
         states: the names of the imported states.
-        functions: by the name a step uses; None where the package was not loaded.
+        functions: by the name that steps use; None if the package was not loaded.
     """
 
     imports: list[ImportDef] = field(default_factory=list)
@@ -44,11 +44,11 @@ class Imported:
 
 
 class ImportReader:
-    """Reads `imports`, and looks into the packages.
+    """Reads `imports` and resolves the imported names in the packages.
 
     Args:
-        packages: by id; None = packages were not loaded, and what they hold is believed.
-        local: types and states that the document defines itself.
+        packages: by id; None = packages were not loaded, and imported names are not checked.
+        local: the types that the document itself defines, by name.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class ImportReader:
         self._imported = Imported()
 
     def read(self, nodes: Sequence[Node]) -> Imported:
-        """All imports of a document."""
+        """Read all imports of a document."""
         for node in nodes:
             one = self._import(node)
             if one is not None:
@@ -124,7 +124,7 @@ class ImportReader:
             return
         self._bind(node, package, name, found)
         for inner in sorted(names_in(found)):
-            # What a type needs comes along, whether it is listed or not.
+            # Types that this type refers to are imported too, whether listed or not.
             if (needed := _type_of(package, inner)) is not None and not self._has(inner, needed):
                 self._type(node, package, inner)
 
@@ -177,9 +177,9 @@ def _type_of(package: Package, name: str) -> TypeDef | None:
 
 
 def states_of_imports(service: ServiceDef, imported: Imported) -> dict[str, StateDef] | None:
-    """The states that the imported functions of a service bring along (spec I2), as its own.
+    """Return the states that a service's imported functions add to it (spec I2).
 
-    None: a package was not loaded, so that nobody knows.
+    The service is their owner. None if they are unknown because a package was not loaded.
     """
     found: dict[str, StateDef] = {}
     for step in service.steps:
@@ -198,9 +198,9 @@ def states_of_imports(service: ServiceDef, imported: Imported) -> dict[str, Stat
 def inject_states(
     service: ServiceDef, imported: Imported, node: Node, diagnostics: Diagnostics
 ) -> ServiceDef:
-    """The service with the states that the imported functions it uses bring along (spec I2 to I4).
+    """Return the service with the states that its imported functions add (spec I2 to I4).
 
-    What the service declares itself under such a name wins, if it is of the same shape.
+    A state that the service itself declares takes precedence; another schema is an error (E22).
     """
     states: dict[str, StateDef] = dict(service.states)
     for name, brought in (states_of_imports(service, imported) or {}).items():
@@ -217,9 +217,9 @@ def inject_states(
 def check_one_owner(
     services: Mapping[str, ServiceDef], nodes: Mapping[str, Node], diagnostics: Diagnostics
 ) -> None:
-    """Refuse states brought along that another service has as well: both would be one table.
+    """Report states that imported functions add to a service if another service owns the table.
 
-    Those that services declare are told apart where references are linked.
+    `Linking` checks the states that services declare themselves.
     """
     owned = [
         state

@@ -1,7 +1,7 @@
-"""Text to definitions: the door of this room.
+"""Parse definitions: the entry points of this package.
 
-`parse_document` reads a dataflow or a package and reports every mistake at once; `read_states`
-reads only the states, of any apiVersion.
+`parse_document` reads a dataflow or a package and reports all errors together. `read_states`
+reads only the states, from any apiVersion.
 
 Source: sdf-states.md 2.1, 2.11 and 2.12; errors E01, E02, E04, E05.
 """
@@ -54,27 +54,31 @@ def parse_document(
     extended: bool = False,
     packages: Mapping[str, Package] | None = None,
 ) -> Dataflow | Package:
-    """Read a dataflow.yaml or an sdf-package.yaml; `services` make it a dataflow.
+    """Read a dataflow.yaml or an sdf-package.yaml.
+
+    It is a package if it has `states` or `functions` but no `services`, else a dataflow.
 
     Args:
-        legacy: read apiVersions before 0.5.0 too. What is wrong with one of those outside its
-            states and types is then a warning.
-        extended: take scalar values that SDF's own engine refuses, such as f64 or string.
-        packages: the packages it imports, by id; None = what imports bring in is believed.
+        text: the YAML.
+        legacy: also read unsupported apiVersions, such as those of dataflows before 0.5.0. Errors
+            outside of their states and types are then warnings.
+        extended: accept scalar values that SDF's own engine rejects, such as f64 or string.
+        packages: the packages that it imports, by id; None = do not check imported names.
 
     Raises:
-        InvalidDefinition: with every mistake.
+        InvalidDefinition: with all errors.
     """
     return _DefinitionReader(text, legacy=legacy, extended=extended, packages=packages).document()
 
 
 def read_states(text: str) -> tuple[StateDef, ...]:
-    """The states of a dataflow or package of any apiVersion, or none, by owner and name.
+    """Return the states of a dataflow or package, sorted by owner and name.
 
-    Values of an object type are described too, as documents; nothing runs them.
+    The apiVersion may be any, or absent. Values of composite types are read as documents, which
+    no service can run with.
 
     Raises:
-        InvalidDefinition: the text is no YAML, or a states block has mistakes.
+        InvalidDefinition: the text is not YAML, or its states or types have errors.
     """
     reader = _DefinitionReader(text, legacy=True, extended=True, packages=None, only_states=True)
     document = reader.document()
@@ -85,7 +89,7 @@ def read_states(text: str) -> tuple[StateDef, ...]:
 
 @dataclass(slots=True)
 class _Shared:
-    """What dataflows and packages have in common, once read."""
+    """The sections that dataflows and packages share, as read."""
 
     types: dict[str, TypeDef | None]
     imported: Imported

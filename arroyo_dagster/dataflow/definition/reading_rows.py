@@ -1,4 +1,4 @@
-"""Arrow-rows out of YAML: their columns, and how long rows stay.
+"""Read arrow-rows from YAML: their columns and their TTL.
 
 Source: sdf-states.md 2.2 (L6, L8, L9), 2.4, 2.8; errors E12, E18 to E20.
 """
@@ -19,7 +19,7 @@ _KNOWN = MappingShape(fields={**grammar.ROW.fields, **grammar.MEMBER_FIELDS})
 
 
 class RowReader:
-    """Reads arrow-rows; what is wrong goes to `diagnostics`, and None comes back."""
+    """Reads arrow-rows; errors are added to `diagnostics`, and the result is then None."""
 
     def __init__(self, diagnostics: Diagnostics, shapes: Conformity) -> None:
         self._mistakes = diagnostics
@@ -38,7 +38,7 @@ class RowReader:
         return found
 
     def read(self, node: Node) -> RowType | None:
-        """An arrow-row: columns sorted by name, and how long rows stay."""
+        """Read an arrow-row: its columns, sorted by name, and its TTL."""
         self._shapes.unknown_keys(node, _KNOWN)
         ttl_ms = self._ttl(node)
         holder = self._required(node)
@@ -75,7 +75,7 @@ class RowReader:
         word = text_of(node, "type")
         if word not in COLUMN_TYPES:
             if name == "ttl" and not isinstance(node.value, dict):
-                return None  # said to be misplaced
+                return None  # already reported as misplaced
             self._wrong(node, "E19", _column_error(name, node))
             return None
         self._shapes.unknown_keys(node, grammar.COLUMN)

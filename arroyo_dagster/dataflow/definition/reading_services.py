@@ -1,6 +1,6 @@
-"""Services out of YAML: sources, steps, partitions, windows and sinks, without their states.
+"""Read services from YAML: sources, steps, partitions, windows and sinks, without their states.
 
-The shapes were checked before: what is missing here was reported then.
+The shapes are checked before; missing parts are already reported.
 
 Source: sdf-states.md 2.3, 2.4, 3.1; errors E24, E36, E37.
 """
@@ -29,7 +29,7 @@ from arroyo_dagster.dataflow.definition.yaml_tree import Node
 
 
 class StepReader:
-    """Reads steps; inline functions are remembered, since their names are unique (E24)."""
+    """Reads steps, and checks that the names of inline functions are unique (E24)."""
 
     def __init__(self, diagnostics: Diagnostics, types: TypeReader) -> None:
         self._mistakes = diagnostics
@@ -37,14 +37,17 @@ class StepReader:
         self._inline: dict[str, Node] = {}
 
     def listed(self, node: Node | None, key: str = "transforms") -> tuple[StepDef, ...]:
-        """The steps of a list, each with its `operator`."""
+        """Read a list of steps, each with its `operator`."""
         found = None if node is None else node.get(key)
         items: Sequence[Node] = () if found is None else found.items
         steps = (self.step(one, text_of(one, "operator")) for one in items)
         return tuple(step for step in steps if step is not None)
 
     def step(self, node: Node | None, operator: str | None) -> StepDef | None:
-        """One step; `run` wins over `uses`. None for an operator there is not: that was said."""
+        """Read one step; `run` takes precedence over `uses`.
+
+        None if there is no function, or if the operator is unknown, which is already reported.
+        """
         if node is None or operator not in ARITIES:
             return None
         run, uses = node.get("run"), node.get("uses")
@@ -96,13 +99,13 @@ class StepReader:
         )
 
     def inputs(self, node: Node) -> tuple[Parameter, ...]:
-        """The inputs of a function, in order."""
+        """Read the inputs of a function, in order."""
         found = node.get("inputs")
         listed = (self.parameter(one) for one in (found.items if found else ()))
         return tuple(one for one in listed if one is not None)
 
     def parameter(self, node: Node | None) -> Parameter | None:
-        """An input or output: a type with a name and flags beside it."""
+        """Read an input or output: a type, its name and its flags."""
         declared = None if node is None else self._types.read(node)
         if node is None or declared is None:
             return None
@@ -116,14 +119,14 @@ class StepReader:
 
 
 def names_of(node: Node, key: str) -> tuple[str, ...]:
-    """The names of a list of `{name: …}`, sorted: their order says nothing."""
+    """Return the names of a list of `{name: …}`, sorted, since their order has no meaning."""
     found = node.get(key)
     names = (text_of(one, "name") for one in (found.items if found else ()))
     return tuple(sorted({name for name in names if name}))
 
 
 def kept(node: Node, key: str) -> AsWritten | None:
-    """A part that is kept as written; None if there is nothing in it."""
+    """Return a section as written; None if it is absent or empty."""
     found = node.get(key)
     return None if found is None or found.value in ({}, ()) else AsWritten.of(found.plain())
 
@@ -141,7 +144,7 @@ class ServiceReader:
         self._steps = steps
 
     def read(self, name: str, node: Node) -> ServiceDef:
-        """A service without its states; what was wrong in it is left out."""
+        """Read a service without its states; parts with errors are omitted."""
         window, partition = node.get("window"), node.get("partition")
         if window is not None and partition is not None:
             message = (
@@ -204,7 +207,7 @@ class ServiceReader:
     # ---- the times of a window -------------------------------------------------------------------
 
     def window(self, node: Node) -> WindowDef | None:
-        """The times of a window."""
+        """Read the times of a window; None if they have errors."""
         kinds = [kind for kind in WindowKind if node.get(kind.value) is not None]
         if len(kinds) != 1:
             found = " and ".join(f"`{kind.value}`" for kind in kinds) or "neither"

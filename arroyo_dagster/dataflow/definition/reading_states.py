@@ -1,4 +1,4 @@
-"""`states` blocks out of YAML, and what references in them name.
+"""Read `states` blocks from YAML, and resolve their references.
 
 Source: sdf-states.md 2.3 to 2.6, 2.9 to 2.12; errors E10 to E23.
 """
@@ -32,7 +32,7 @@ from arroyo_dagster.dataflow.definition.yaml_tree import Node
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """A `states` block and who declares it. `kind`: service or package."""
+    """A `states` block and its owner. `kind`: service or package."""
 
     owner: str
     kind: str
@@ -41,12 +41,12 @@ class Block:
 
 
 class StateReader:
-    """Reads states blocks; what is wrong goes to `diagnostics`.
+    """Reads `states` blocks; errors are added to `diagnostics`.
 
     Args:
         type_lines: the line of each type of the document, by name.
-        extended: whether values may be scalars that SDF's own engine refuses.
-        only_keyed: whether references and system states are mistakes, as in a package.
+        extended: whether values may be scalars that SDF's own engine rejects.
+        documents: whether values may be of composite types, read as documents.
     """
 
     def __init__(
@@ -74,7 +74,8 @@ class StateReader:
         """Read all blocks of a document, and link the references to their owners.
 
         Args:
-            imported_states: as `States` has it.
+            blocks: the `states` blocks of all owners.
+            imported_states: as in `States`.
         """
         states = States({}, {}, imported_states)
         for block in blocks:
@@ -219,7 +220,7 @@ class StateReader:
     def _of_halves(
         self, base: StateDef, node: Node, key: TypeDef | None, value: TypeDef | None
     ) -> StateDef | None:
-        """The state of a key and a value type, each judged even where the other is wrong."""
+        """Return the state with a key and a value type; each is checked if the other fails too."""
         holder = node.get("properties")
         key_node = (holder and holder.get("key")) or node
         value_node = (holder and holder.get("value")) or node

@@ -1,7 +1,6 @@
-"""Types out of YAML: those of `types`, and the keyed-states of `states`.
+"""Read types from YAML: those of `types`, and the keyed-states of `states`.
 
-A body of a built-in type that does not fit is reported as what it is, never taken for an alias
-(spec L10).
+An invalid body of a built-in type is reported as such, and never read as an alias (spec L10).
 
 Source: sdf-states.md 2.3 to 2.7, 2.9; errors E04, E12 to E14, E18 to E20.
 """
@@ -40,10 +39,11 @@ from arroyo_dagster.dataflow.definition.yaml_tree import Node
 
 
 class TypeReader:
-    """Reads types; what is wrong goes to `diagnostics`, and None comes back.
+    """Reads types; errors are added to `diagnostics`, and the result is then None.
 
     Args:
-        documents: whether a value of an object, list or enum is read, rather than refused.
+        documents: whether to read values of composite types (object, list, enum…) instead of
+            rejecting them.
     """
 
     def __init__(
@@ -55,13 +55,13 @@ class TypeReader:
         self._documents = documents
 
     def wrong(self, node: Node, number: str, message: str, *, key: str | None = None) -> None:
-        """Note a mistake."""
+        """Report an error."""
         self._mistakes.add(node.diagnostic_at(number, message, key=key))
 
     # ---- any type --------------------------------------------------------------------------------
 
     def read(self, node: Node) -> TypeDef | None:
-        """A type: a mapping with `type`."""
+        """Read a type: a mapping with `type`."""
         if "type" not in node.members:
             message = "missing `type`" if isinstance(node.value, dict) else f"found {node.kind}"
             self.wrong(node, "E04", f"expected a mapping with `type`: {message}")
@@ -95,7 +95,7 @@ class TypeReader:
         return SCALARS.get(kind) or NamedType(kind)
 
     def declared(self, node: Node) -> dict[str, TypeDef | None]:
-        """The types of a `types` section by name; None for one with a mistake."""
+        """Read a `types` section; the types by name, None for a type with an error."""
         found: dict[str, TypeDef | None] = {}
         for name, one in node.members.items():
             if name in BUILT_IN - {"timestamp"} or not name.strip():
@@ -176,12 +176,12 @@ class TypeReader:
     # ---- keyed-state -----------------------------------------------------------------------------
 
     def keyed(self, node: Node) -> KeyedType | None:
-        """The body of a keyed-state."""
+        """Read the body of a keyed-state."""
         key, value = self.halves(node)
         return None if key is None or value is None else KeyedType(key=key, value=value)
 
     def halves(self, node: Node) -> tuple[TypeDef | None, TypeDef | None]:
-        """Key and value of a keyed-state, each None where it has a mistake."""
+        """Read the key type and the value type of a keyed-state, each None if it has an error."""
         self._shapes.unknown_keys(node, _with_ttl(grammar.KEYED, "name"))
         self._misplaced_ttl(node, "it belongs into `properties.value`, beside its `properties`")
         holder = self._required(node, "properties")
@@ -230,7 +230,7 @@ class TypeReader:
         return declared or NamedType(word)
 
     def value(self, node: Node) -> TypeDef | None:
-        """What a key of a keyed-state holds."""
+        """Read the value type of a keyed-state."""
         word = self._type_name(node, "E13", "unsupported type for value")
         if word == "arrow-row":
             return self._rows.read(node)
@@ -263,7 +263,7 @@ class TypeReader:
 
 
 def _with_ttl(shape: MappingShape, *more: str) -> MappingShape:
-    """The shape with keys that are judged where they are read."""
+    """Return the shape with more keys, which their readers check."""
     return MappingShape(fields={**shape.fields, **dict.fromkeys(("ttl", *more), _ANY)})
 
 
@@ -271,7 +271,7 @@ _ANY = FieldShape(shape=Anything())
 
 
 def unsupported_value(word: str) -> str:
-    """What is said of a value type that no state can have."""
+    """Return the message for a value type that no state can have."""
     return (
         f"unsupported type for value: `{word}`; expected an arrow-row, a primitive or a scalar "
         f"({', '.join(SCALARS)})"

@@ -1,4 +1,4 @@
-"""The names that types have in one document, and what an alias stands for in the end.
+"""Resolve names of types in one document, and aliases to the types that they finally refer to.
 
 Source: sdf-states.md 2.9, 5.2 (I1); errors E23, E32.
 """
@@ -17,11 +17,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """What a type stands for.
+    """The type that a name refers to.
 
     Attributes:
-        type: None where it is not known.
-        problem: why not; None too where it is a matter of a package that was not loaded.
+        type: None if it is unknown.
+        problem: the reason why it is unknown; None if its package was not loaded, or if the
+            error of its declaration was reported.
     """
 
     type: TypeDef | None
@@ -30,7 +31,7 @@ class Resolved:
 
 @dataclass(slots=True)
 class Scope:
-    """Types by name. Names compare with `-` and `_` as one."""
+    """Types by name; `-` and `_` in names are equal."""
 
     own: dict[str, TypeDef] = field(default_factory=dict)
     imported: dict[str, TypeDef | None] = field(default_factory=dict)
@@ -39,17 +40,17 @@ class Scope:
     def of(
         cls, types: Mapping[str, TypeDef | None], imported: Mapping[str, TypeDef | None]
     ) -> Scope:
-        """A scope; a type of None is there, but not known."""
+        """Return a scope. A type of None exists but is unknown."""
         scope = cls(imported={same_name(name): one for name, one in imported.items()})
         for name, one in types.items():
             if one is None:
-                scope.imported[same_name(name)] = None  # wrong, and said so where it stands
+                scope.imported[same_name(name)] = None  # its error is reported at its declaration
             else:
                 scope.own[same_name(name)] = one
         return scope
 
     def resolve(self, declared: TypeDef) -> Resolved:
-        """Follow aliases to a type that is none."""
+        """Follow aliases to a type that is not an alias."""
         seen: dict[str, str] = {}
         while isinstance(declared, NamedType):
             name = same_name(declared.name)
@@ -71,10 +72,11 @@ class Scope:
 
 
 def scope_of(document: Document, packages: Mapping[str, Package]) -> Scope:
-    """The types a document can name: its own, those it imports, and what these need.
+    """Return the types of a document: its own, and those of the packages that it imports.
 
     Args:
-        packages: by id; of a package that is not there, types are not known.
+        document: a dataflow or a package.
+        packages: by id; the types of an absent package are unknown.
     """
     imported: dict[str, TypeDef | None] = {}
     for one in document.imports:

@@ -1,7 +1,7 @@
-"""Shapes that YAML can have, and the check that it has them.
+"""Shapes of YAML values, and the check that a document has them.
 
-`grammar` describes the documents of SDF with them; from there come both the check here and the JSON
-Schema for editors.
+`grammar` describes SDF's documents by these shapes. Both the check here and the JSON Schema for
+editors are derived from it.
 
 Source: sdf-states.md 2.2 (L3), 9 (E04).
 """
@@ -18,7 +18,10 @@ from arroyo_dagster.dataflow.definition.yaml_tree import Node
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Text:
-    """Text: one of `choices` if there are any, none of `never`, by `pattern` if there is one."""
+    """Text: one of `choices` if not empty, none of `never`, matching `pattern` if not None.
+
+    Only the JSON Schema uses `never`, `pattern` and `nullable`; `Conformity` does not check them.
+    """
 
     choices: tuple[str, ...] = ()
     never: tuple[str, ...] = ()
@@ -33,12 +36,12 @@ class Flag:
 
 @dataclass(frozen=True, slots=True)
 class Anything:
-    """Whatever it is, it is kept as written."""
+    """Any value; it is kept as written."""
 
 
 @dataclass(frozen=True, slots=True)
 class Many:
-    """A list of at least so many."""
+    """A list of at least `least` items."""
 
     of: Shape
     least: int = 0
@@ -46,7 +49,7 @@ class Many:
 
 @dataclass(frozen=True, slots=True)
 class ByName:
-    """A mapping from names, by a pattern if there is one, to one shape."""
+    """A mapping from names to values of one shape. `names`: the pattern of the names, if any."""
 
     of: Shape
     names: str | None = None
@@ -58,7 +61,7 @@ class FieldShape:
 
     Attributes:
         also: another spelling of the key.
-        number: of the mistake when it is required and missing, or not of its shape.
+        number: the error number if it is required and missing, or does not have its shape.
     """
 
     shape: Shape
@@ -72,10 +75,10 @@ class MappingShape:
     """A mapping with known keys; unknown ones are ignored with a warning.
 
     Attributes:
-        one_of: keys of which at least one is there.
-        apart: keys of which at most one is there, and with `needed` exactly one; their readers
-            report it.
-        open: other keys have a meaning too, which we need not know.
+        one_of: keys; at least one must be present.
+        apart: keys; at most one may be present, and with `needed` exactly one must be. Their
+            readers report violations.
+        open: whether other keys are valid too; then no unknown key is reported.
     """
 
     fields: Mapping[str, FieldShape]
@@ -87,7 +90,7 @@ class MappingShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variants:
-    """A mapping whose `type` says which shape it has; `otherwise` for every other type."""
+    """A mapping with a shape by its `type`; `otherwise` for every other type."""
 
     by_type: Mapping[str, MappingShape]
     otherwise: MappingShape
@@ -95,21 +98,21 @@ class Variants:
 
 @dataclass(frozen=True, slots=True)
 class Either:
-    """One of several shapes that are told apart by being a mapping, a list or text."""
+    """One of several shapes."""
 
     shapes: tuple[Shape, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """A shape by its name in the grammar, so that shapes may contain themselves."""
+    """A reference to a shape by its name in the grammar, so that shapes can be recursive."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class CustomShape:
-    """A shape that a reader of its own checks, whose mistakes have numbers of their own."""
+    """A shape that its own reader checks, with its own error numbers."""
 
     shape: Shape
 
@@ -129,7 +132,10 @@ class Conformity:
     _warned: set[str] = field(default_factory=set)
 
     def check(self, node: Node, shape: Shape, number: str = "E04") -> None:
-        """Note everything in `node` that is not of the shape."""
+        """Report everything in `node` that does not have the shape.
+
+        The readers check `Variants`, `Either` and `CustomShape`; this method skips them.
+        """
         if isinstance(shape, Named):
             shape = self.grammar[shape.name]
         if isinstance(shape, Text):
@@ -193,7 +199,7 @@ class Conformity:
             self.diagnostics.add(node.diagnostic_at(one.number, f"missing `{name}`", key=name))
 
     def unknown_keys(self, node: Node, shape: MappingShape) -> None:
-        """Warn of the keys that the shape does not know, once a path."""
+        """Warn of keys that the shape does not have, once per path."""
         if shape.open or node.path in self._warned:
             return
         self._warned.add(node.path)
@@ -204,11 +210,11 @@ class Conformity:
 
 
 def pick(node: Node, name: str) -> Node | None:
-    """The node of a key in either spelling, with dashes or with underscores."""
+    """Return the node of a key in either spelling, with dashes or with underscores."""
     return node.get(name) or node.get(name.replace("-", "_"))
 
 
 def text_of(node: Node | None, name: str) -> str | None:
-    """The text of a key; None if it is absent or no text."""
+    """Return the text of a key; None if it is absent or not text."""
     found = None if node is None else node.get(name)
     return None if found is None else found.text

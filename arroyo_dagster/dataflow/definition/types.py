@@ -1,4 +1,4 @@
-"""The types of SDF: scalars with their ranges and defaults, and what is put together from them.
+"""The types of SDF: scalars with their ranges and defaults, rows and composite types.
 
 Source: sdf-states.md 2.3, 2.9 and 7.
 """
@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 
 class ScalarType(enum.Enum):
-    """A scalar, by its canonical name."""
+    """A scalar type, by its canonical name."""
 
     BOOL = "bool"
     U8 = "u8"
@@ -44,7 +44,7 @@ class ScalarType(enum.Enum):
 
     @property
     def bounds(self) -> tuple[int, int] | None:
-        """The least and the greatest value, both included; None unless it holds integers."""
+        """The minimum and maximum, both inclusive; None unless it is an integer or a timestamp."""
         if self is ScalarType.TIMESTAMP:
             return ScalarType.I64.bounds
         if not self.is_integer:
@@ -56,7 +56,7 @@ class ScalarType(enum.Enum):
 
     @property
     def default(self) -> str | int | float | bool:
-        """What a key never seen reads as (spec 6.2)."""
+        """The value that a read of an absent key returns (spec 6.2)."""
         if self is ScalarType.STRING:
             return ""
         if self is ScalarType.BOOL:
@@ -69,10 +69,10 @@ _ALIASES |= {"float32": "f32", "float64": "f64"}
 COLUMN_TYPES: dict[str, ScalarType] = {one.value: one for one in ScalarType} | {
     spelled: ScalarType(name) for spelled, name in _ALIASES.items()
 }
-"""Every spelling of a column's type."""
+"""All spellings of column types."""
 
 SCALARS = {name: one for name, one in COLUMN_TYPES.items() if one is not ScalarType.TIMESTAMP}
-"""Every spelling of a scalar: the columns' types without `timestamp` (spec Y6)."""
+"""All spellings of scalar types: those of columns except `timestamp` (spec Y6)."""
 
 KEY_TYPES = tuple(name for name, one in SCALARS.items() if one.can_be_key)
 
@@ -81,17 +81,18 @@ UNSUPPORTED_VALUES = (*COMPOSITES, "bytes", "null", "map")
 BUILT_IN = frozenset(
     {*COLUMN_TYPES, *UNSUPPORTED_VALUES, "keyed-state", "arrow-row", "primitive"} - {"map"}
 )
-"""Names that a type in `types` cannot have, and that an alias cannot refer to."""
+"""Names of built-in types. A type in `types` cannot have them, except for `timestamp`, and an alias
+cannot refer to a type of such a name."""
 
 
 def same_name(name: str) -> str:
-    """A type's name as it is compared: `-` and `_` are one (spec L7)."""
+    """Normalize a type's name for comparison: `-` and `_` are equal (spec L7)."""
     return name.replace("-", "_")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
-    """A column of a row. `attribute`: its name on a row in Python."""
+    """A column of a row. `attribute`: the name of its attribute on a row in Python."""
 
     name: str
     type: ScalarType
@@ -108,13 +109,13 @@ class RowType:
 
 @dataclass(frozen=True, slots=True)
 class NamedType:
-    """A name that `types`, or an import, gives a meaning."""
+    """A reference to a type of `types` or of an import, by name."""
 
     name: str
 
 
 class PlainType(enum.Enum):
-    """Types without members that no column or key has."""
+    """Types without members that no column or key can have."""
 
     BYTES = "bytes"
     NULL = "null"
@@ -122,10 +123,10 @@ class PlainType(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
-    """A field of an object, a variant of an enum, or the inside of a list, option or pair.
+    """A field of an object, a variant of an enum, or the inner type of a list, option or key-value.
 
     Attributes:
-        written_as, read_as: the name in JSON, where it is not `name`.
+        written_as, read_as: the name in written and in read JSON, if it is not `name`.
     """
 
     name: str
@@ -140,9 +141,10 @@ class CompositeType:
     """An object, enum, list, option or key-value.
 
     Attributes:
-        members: an object's by name; an enum's as written, since an untagged one tries in order.
-        untagged: of an enum, whether a value says which variant it is only by its shape.
-        type_name: what an unnamed type inside another is called.
+        members: of an object, sorted by name; of an enum, as written, since the variants of an
+            untagged one are tried in order.
+        untagged: of an enum, whether only the shape of a value determines its variant.
+        type_name: the name of a type that is declared inside another.
     """
 
     kind: str
@@ -172,7 +174,7 @@ TypeDef: TypeAlias = (
 
 
 def names_in(declared: TypeDef) -> frozenset[str]:
-    """Every name that a type refers to."""
+    """Return every name that a type refers to."""
     if isinstance(declared, NamedType):
         return frozenset({declared.name})
     if isinstance(declared, CompositeType):

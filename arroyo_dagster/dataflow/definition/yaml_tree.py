@@ -1,8 +1,8 @@
-"""YAML text to a tree that knows the line of everything in it.
+"""Parse YAML text into a tree with the line and column of every value and key.
 
-Plain scalars are resolved by the core schema of YAML 1.2 (`yes`, `1:30` and `012` are what they
-look like), duplicate keys and what is too big are mistakes. Built from the parser's events, without
-recursion: no text is deep or self-repeating enough to exhaust the stack or the memory.
+Plain scalars are resolved by the core schema of YAML 1.2: `yes` and `1:30` are text, `012` is 12.
+Duplicate keys and documents above the limits are errors. The tree is built from the parser's events
+without recursion, so that deep nesting or repeated aliases cannot exhaust the stack or the memory.
 
 Source: sdf-states.md 2.2 (L1, L2); yaml.org/spec/1.2.2, 10.3.2.
 """
@@ -41,9 +41,9 @@ class Node:
 
     Attributes:
         path: its YAML path; empty for the root.
-        line, column: where it begins, counted from 1.
-        value: a scalar, the nodes of a sequence, or those of a mapping by key.
-        key_places: line and column of each key of a mapping.
+        line, column: the position of its start, counted from 1.
+        value: a scalar, the nodes of a sequence, or the nodes of a mapping by key.
+        key_places: the line and column of each key of a mapping.
     """
 
     path: str
@@ -53,18 +53,18 @@ class Node:
     key_places: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
     def get(self, key: str) -> Node | None:
-        """The node of a key; None if this is no mapping, the key is absent or its value null."""
+        """Return the node of a key; None if this is not a mapping, or the key is absent or null."""
         found = self.value.get(key) if isinstance(self.value, dict) else None
         return None if found is None or found.value is None else found
 
     @property
     def members(self) -> dict[str, Node]:
-        """The nodes of a mapping by key; none of anything else."""
+        """The nodes of a mapping by key; empty if this is not a mapping."""
         return self.value if isinstance(self.value, dict) else {}
 
     @property
     def items(self) -> tuple[Node, ...]:
-        """The nodes of a sequence; none of anything else."""
+        """The nodes of a sequence; empty if this is not a sequence."""
         return self.value if isinstance(self.value, tuple) else ()
 
     @property
@@ -74,11 +74,11 @@ class Node:
 
     @property
     def kind(self) -> str:
-        """What the value is, in words for a message."""
+        """The kind of the value, as messages name it."""
         return next(word for kinds, word in _KINDS if isinstance(self.value, kinds))
 
     def plain(self) -> Any:
-        """The value as dicts, lists and scalars."""
+        """Return the value as dicts, lists and scalars."""
         if isinstance(self.value, dict):
             return {key: node.plain() for key, node in self.value.items()}
         if isinstance(self.value, tuple):
@@ -86,7 +86,7 @@ class Node:
         return self.value
 
     def diagnostic_at(self, number: str, message: str, *, key: str | None = None) -> Diagnostic:
-        """A mistake here; with `key`, at that key of this mapping, present or not."""
+        """Return an error at this node, or at a key of this mapping, present or not."""
         if key is None:
             return Diagnostic(
                 line=self.line, column=self.column, path=self.path, number=number, message=message
@@ -108,7 +108,7 @@ _KINDS: tuple[tuple[type | tuple[type, ...], str], ...] = (
 
 
 def joined(path: str, key: str) -> str:
-    """The path of a key below a path; a key that would be misread is quoted."""
+    """Return the path of a key below a path; keys with special characters are quoted."""
     if not re.fullmatch(r"[^\s.\[\]\"']+", key):
         key = json.dumps(key, ensure_ascii=False)
     return f"{path}.{key}" if path else key
@@ -118,7 +118,7 @@ def read_tree(text: str, diagnostics: Diagnostics) -> Node | None:
     """Read one YAML document.
 
     Returns:
-        Its root; None where nothing can be said of the content, the reason being in `diagnostics`.
+        The root; None if the text cannot be parsed, with the reason in `diagnostics`.
     """
     if len(text) > MOST_CHARACTERS:
         diagnostics.add(_at(1, 1, f"the text is longer than {MOST_CHARACTERS} characters"))
@@ -137,7 +137,7 @@ def read_tree(text: str, diagnostics: Diagnostics) -> Node | None:
 
 @dataclass(slots=True)
 class _Raw:
-    """A node without its path: an alias puts one at several paths."""
+    """A node without its path, since aliases can place one node at several paths."""
 
     line: int
     column: int
@@ -160,7 +160,7 @@ def _at(line: int, column: int, message: str) -> Diagnostic:
 
 
 class _Builder:
-    """Puts the parser's events together, counting what an alias repeats."""
+    """Builds a tree from the parser's events, and counts nodes at each use of an alias."""
 
     def __init__(self) -> None:
         self._open: list[_Raw] = []
@@ -252,7 +252,7 @@ def _events(text: str) -> Iterator[Any]:
         said = " ".join(part for part in (error.context, error.problem) if part)
         raise _RefusedError(line, column, f"not YAML: {said}") from error
     except (YAMLError, ValueError, IndexError, KeyError, TypeError, AttributeError) as error:
-        # The parser lets some of its own slips through on malformed escapes and directives.
+        # On malformed escapes and directives, the parser raises errors other than YAML errors.
         raise _RefusedError(1, 1, f"not YAML: {str(error).splitlines()[0:1]}") from error
 
 
@@ -270,7 +270,7 @@ def _resolved(event: Any, line: int, column: int) -> Scalar:
 
 
 class _Placing:
-    """Gives every node its path; the levels are bounded by then."""
+    """Sets the path of every node. It may recurse, since the depth is already bounded."""
 
     def __init__(self, diagnostics: Diagnostics) -> None:
         self._mistakes = diagnostics

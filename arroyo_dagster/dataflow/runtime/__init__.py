@@ -1,1 +1,1 @@
-"""The services of a dataflow as operators: steps, windows and state handles. It reads no YAML."""
+"""Run the services of a dataflow as operators: steps, windows and state handles. Reads no YAML."""

@@ -1,7 +1,7 @@
-"""What user code finds around it: `sql`, `key`, `window`, `env` and the states, while it runs.
+"""The context of user code while it runs: `sql`, `key`, `window`, `env` and the states.
 
-Inline bodies have these names, and one accessor a state, in scope. Functions in modules import them
-from `arroyo_dagster.sdf`.
+Inline bodies have these names, and one accessor per state, in scope. Functions in modules import
+them from `arroyo_dagster.sdf`.
 
 Source: sdf-states.md 3.4 and 8.2; error E43.
 """
@@ -25,19 +25,19 @@ Accessor = Callable[[], Any]
 
 
 class Invocation:
-    """One place in which user code runs, and where it stands: the record's key and window.
+    """The context of one operator's user code, with the key and the window of the current record.
 
     Args:
-        accessors: by the state's name, as user code calls it.
-        tables: gives the tables that `sql` sees; asked at each call.
+        accessors: by the name of the state in user code.
+        tables: returns the tables that `sql` sees; called for each query.
         env: the job's environment.
 
     Attributes:
-        key: of the current record; None outside a partition.
-        text: the same as states have it.
-        serial: of the current record: handles of an earlier one are of no use.
-        window: the global one outside of windows.
-        running: whether a function is being called right now.
+        key: the key of the current record; None outside of a partition.
+        text: the same key as text, as states store it.
+        serial: the number of the current record; handles of earlier numbers are invalid.
+        window: the window of the current record; the global window outside of windows.
+        running: whether the operator is calling functions.
     """
 
     def __init__(
@@ -57,24 +57,24 @@ class Invocation:
 
     @contextmanager
     def entered(self) -> Iterator[Invocation]:
-        """While this lasts, user code sees this place."""
+        """Make this the context of user code within the block."""
         token = _CURRENT.set(self)
         self.running = True
         try:
             yield self
         finally:
             self.running = False
-            self.serial += 1  # whatever handles are kept are of no use from here on
+            self.serial += 1  # invalidates all handles that user code still holds
             _CURRENT.reset(token)
 
     def sql(self, text: str, params: Mapping[str, Any] | None) -> Frame:
-        """Answer a query over the tables in scope."""
+        """Execute a query over the tables in scope."""
         from arroyo_dagster.dataflow.views.frames import query
 
         return query(self._tables(), text, params)
 
     def state(self, name: str) -> Any:
-        """What the accessor of a state gives; its name as in the YAML or with underscores."""
+        """Call the accessor of a state, by its name in the YAML or with underscores."""
         found = self.accessors.get(mangled(name))
         if found is None:
             raise unknown_name("state", name, sorted(self.accessors))
@@ -85,7 +85,7 @@ _CURRENT: ContextVar[Invocation | None] = ContextVar("sdf_invocation", default=N
 
 
 def current() -> Invocation:
-    """The place in which the calling function runs.
+    """Return the context in which the calling function runs.
 
     Raises:
         StateAccessError: no operator is running (E43).
@@ -104,8 +104,8 @@ def sql(text: str, params: Mapping[str, Any] | None = None) -> Frame:
     """Query the tables in scope: the arrow-row states that the service owns or refers to.
 
     Args:
-        text: a query in Polars' SQL; `:name` stands for a parameter.
-        params: a value for each parameter: text, numbers, bools, None.
+        text: a query in Polars' SQL; `:name` is a parameter.
+        params: a value for each parameter: text, a number, a bool or None.
 
     Raises:
         SqlError: unknown table or column, a syntax error, or a statement that writes (E46).
@@ -114,22 +114,22 @@ def sql(text: str, params: Mapping[str, Any] | None = None) -> Frame:
 
 
 def key() -> str | int | bool | None:
-    """The key of the current record, as the states of the service declare it; None outside."""
+    """Return the current record's key in the states' key type; None outside of a partition."""
     return current().key
 
 
 def window() -> Window:
-    """Start and end of the current window in epoch milliseconds; all of time outside of one."""
+    """Return the current window, in epoch milliseconds; outside of windows, all of time."""
     return current().window
 
 
 def state(name: str) -> Any:
-    """What the accessor of a state gives: a cell, a row, a frame, or a list of pairs."""
+    """Return a state as its accessor does: a cell, a row, a frame, or a list of pairs."""
     return current().state(name)
 
 
 class _Env(Mapping[str, str]):
-    """The environment of the job whose function is running."""
+    """The environment of the job that is calling the function."""
 
     def __getitem__(self, name: str) -> str:
         return current().env[name]
@@ -144,4 +144,4 @@ class _Env(Mapping[str, str]):
 env: Mapping[str, str] = _Env()
 
 CONTEXT = {"sql": sql, "key": key, "window": window, "env": env, "state": state}
-"""What inline code has in scope beside its accessors."""
+"""The names that inline code has in scope besides its accessors."""

@@ -1,6 +1,6 @@
-"""Converters: raw records of a topic to Python values and back, by the topic's declared type.
+"""Converters from raw records of a topic to Python values and back, by the topic's declared type.
 
-Objects are `Record`s under the names of the YAML; what JSON calls them is the converter's matter.
+Objects are `Record`s with the member names of the YAML. Converters map them to the names in JSON.
 
 Source: sdf-states.md 2.9, 6.1 and 7; 2.11 for the names of 0.5.0 in JSON.
 """
@@ -27,11 +27,11 @@ from arroyo_dagster.dataflow.storage.values import check_of, value_error
 from arroyo_dagster.errors import InputError
 
 Convert = Callable[[Any], Any]
-"""Turns one value into another; ValueError (InputError is one) says why it cannot."""
+"""Converts one value into another, or raises ValueError (InputError is one) with the reason."""
 
 
 class Record(dict[str, Any]):
-    """An object of a record: a dict whose members are attributes too, `-` written as `_`."""
+    """An object in a record: a dict with its members also as attributes, with `_` for `-`."""
 
     __slots__ = ()
 
@@ -53,7 +53,7 @@ class Record(dict[str, Any]):
 
 
 def wrapped(value: Any) -> Any:
-    """A value whose dicts, at any depth, are Records."""
+    """Return a value with its dicts, at any depth, as `Record`s."""
     if isinstance(value, dict):
         return Record({name: wrapped(one) for name, one in value.items()})
     return [wrapped(one) for one in value] if isinstance(value, list) else value
@@ -61,14 +61,14 @@ def wrapped(value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Converter:
-    """How the keys and values of one topic are read and written.
+    """Reads and writes the keys and values of one topic.
 
     Attributes:
         name: `json` or `raw`.
-        type, key_type: the declared ones; None = whatever comes.
-        types: the names that the document gives types, and imports.
-        snake_case: whether JSON has the names of 0.5.0: fields in snake_case, variants in
-            UpperCamelCase. A `rename` wins over either.
+        type, key_type: the declared types; None = undeclared.
+        types: the scope that resolves named types.
+        snake_case: whether names in JSON are those of 0.5.0: fields in snake_case, variants in
+            UpperCamelCase. A `rename` takes precedence.
     """
 
     name: str = "json"
@@ -85,36 +85,36 @@ class Converter:
 
     @property
     def is_text(self) -> bool:
-        """Whether a value is the text of its record, nothing to convert."""
+        """Whether a value is the text of its record, without conversion."""
         return self.name == "raw" and self._resolved(self.type) is ScalarType.STRING
 
     def reader(self) -> Convert:
-        """Reads the bytes of a value. ValueError: they do not decode."""
+        """Return a function that decodes a value from bytes. ValueError: invalid bytes."""
         if self.name == "raw":
             return _raw_reader(self._resolved(self.type))
         convert = self._decoder(self.type) if self.type is not None else wrapped
         return lambda data: convert(_parsed(data))
 
     def arrow_reader(self) -> Convert:
-        """Reads a value that came as Arrow gives it in Python: dicts, lists, scalars."""
+        """Return a function that decodes a value from Arrow's Python types (`to_pylist`)."""
         if self.type is None:
             return wrapped
         convert = self._decoder(self.type)
         return lambda value: convert(wrapped(value))
 
     def writer(self) -> Convert:
-        """Writes a value as bytes. ValueError: it is not of the topic's type."""
+        """Return a function that encodes a value as bytes. ValueError: not of the topic's type."""
         if self.name == "raw":
             return _raw_writer(self._resolved(self.type))
         convert = self._encoder(self.type) if self.type is not None else _plain
         return lambda value: _json_text(convert(value)).encode()
 
     def key_reader(self) -> Convert:
-        """Reads a record's key: raw always; text unless another type is declared."""
+        """Return a function that decodes a record's raw key, as text if no type is declared."""
         return _raw_reader(self._resolved(self.key_type) or ScalarType.STRING)
 
     def key_writer(self) -> Convert:
-        """Writes a record's key."""
+        """Return a function that encodes a record's key."""
         declared = self._resolved(self.key_type)
         return _raw_key if declared is None else _raw_writer(declared)
 
@@ -135,7 +135,7 @@ class Converter:
         return _null if declared is PlainType.NULL else wrapped
 
     def _later(self, declared: NamedType, make: Callable[[Converter, TypeDef], Convert]) -> Convert:
-        """A named type, made when first needed: it may contain itself."""
+        """Return a converter that is built at its first use, since types can be recursive."""
         made: list[Convert] = []
 
         def convert(value: Any) -> Any:
@@ -360,7 +360,7 @@ def _json_text(value: Any) -> str:
 
 
 def json_bytes(value: Any) -> bytes:
-    """A value of no declared type as JSON. ValueError: JSON has no form for it."""
+    """Encode a value of an undeclared type as JSON. ValueError: JSON cannot represent it."""
     return _json_text(_plain(value)).encode()
 
 
@@ -377,7 +377,7 @@ def _scalar(scalar: ScalarType) -> Convert:
 
 
 def _plain(value: Any) -> Any:
-    """A value without a declared type as JSON has it."""
+    """Return a value of an undeclared type in JSON's types."""
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, float):
@@ -504,7 +504,7 @@ def _raw_writer(declared: TypeDef | None) -> Convert:
 
 
 def _raw_key(value: Any) -> bytes:
-    """Text, bytes and what a key may be besides, of no declared type."""
+    """Encode text, bytes, an int or a bool of an undeclared type."""
     if isinstance(value, bytes):
         return value
     if isinstance(value, bool):

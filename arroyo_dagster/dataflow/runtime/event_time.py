@@ -1,4 +1,4 @@
-"""How far event time is in a service, and which of its windows are open.
+"""The watermark and the open windows of a service.
 
 Source: sdf-states.md 3.5, W4 to W8, W13.
 """
@@ -12,7 +12,7 @@ from arroyo_dagster.state.runtime.operators import OperatorContext
 
 
 class EventTime:
-    """The watermark of a service and its open windows, in the order records arrive."""
+    """Tracks the watermark and the open windows of a service, in the order records arrive."""
 
     def __init__(self, window: WindowDef, ctx: OperatorContext) -> None:
         tables = ctx.table_manager
@@ -30,7 +30,7 @@ class EventTime:
         self._closed: list[Window] = []
 
     def accept(self, time_ms: int) -> tuple[Window, ...]:
-        """The windows that take a record; it moves the watermark, late or not."""
+        """Return the windows that accept a record. It advances the watermark even if it is late."""
         windows = self._window.accepted(time_ms, self._watermark)
         self._watermark = advanced(self._watermark, time_ms)
         for window in windows:
@@ -39,12 +39,15 @@ class EventTime:
         return windows
 
     def tick(self, *, idle: bool) -> None:
-        """The engine's clock was read; an idle service goes on to where its windows close."""
+        """Advance the watermark of an idle service so that its open windows close."""
         if idle:
             self._watermark = self._window.idle_watermark(self._open, self._watermark)
 
     def close(self) -> tuple[int, tuple[Window, ...]] | None:
-        """How far event time is and which windows close; None = nothing to tell."""
+        """Close the windows that are due; return the watermark and these windows, by end.
+
+        None if the watermark has not changed since the last call.
+        """
         if self._watermark is None or self._watermark == self._told:
             return None
         closing = self._window.due(self._open, self._watermark)
@@ -55,7 +58,7 @@ class EventTime:
         return self._watermark, closing
 
     def write(self) -> None:
-        """Put what has changed into the tables."""
+        """Write the changes to the tables."""
         closed = set(self._closed)
         self._stored.remove_many(WindowBounds(*window) for window in closed)
         self._stored.insert_many(

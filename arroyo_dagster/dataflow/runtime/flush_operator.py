@@ -1,6 +1,6 @@
-"""Flush: one subtask, once for every window that closes, over all of its keys.
+"""Flush: runs in one subtask, once for every closed window, over all keys of the window.
 
-What the last of them held stays, in tables of their own, for readers to look at.
+The content of the last window is kept in separate tables, for readers.
 
 Source: sdf-states.md 3.2, 3.5 (W5, W9 to W11).
 """
@@ -44,7 +44,7 @@ LAST = "last"
 
 
 class FlushOperator(ServiceOperator):
-    """Calls flush, and keeps what the last window held."""
+    """Calls flush, and keeps the content of the last window."""
 
     def __init__(self, plan: ServicePlan) -> None:
         super().__init__(plan)
@@ -52,12 +52,12 @@ class FlushOperator(ServiceOperator):
         self.output_schema = self._travel.schema
 
     def tables(self) -> Sequence[TableConfig]:
-        """The last window of each state, and which it was."""
+        """Return the tables: each state's last window, the bounds of that window, and metrics."""
         states = [flushed_config(state) for state in self.plan.owned.values()]
         return (*super().tables(), LAST_WINDOW_CONFIG, *states)
 
     def on_start(self, ctx: OperatorContext) -> None:
-        """Make the function."""
+        """Load the function, and read the last window."""
         super().on_start(ctx)
         self._flushes = ctx.task_info.task_index == 0
         self._content: dict[str, pa.Table] = {}
@@ -76,7 +76,7 @@ class FlushOperator(ServiceOperator):
     def process_batch(
         self, batch: pa.RecordBatch, ctx: OperatorContext, collector: Collector
     ) -> None:
-        """Collect what the subtasks held of each window."""
+        """Collect the contents of each closed window from all subtasks."""
         assert batch.schema.equals(closed_schema(self.plan.owners))
         self.see(batch, ctx)
         for row in batch.to_pylist():
@@ -86,7 +86,7 @@ class FlushOperator(ServiceOperator):
                 parts.setdefault(row["state"], []).append(content)
 
     def handle_checkpoint(self, ctx: OperatorContext, collector: Collector) -> None:
-        """Flush every window that closed, in the order they close; keep the last."""
+        """Flush every closed window in closing order, and keep the content of the last."""
         parts, self._parts = self._parts, {}
         results: list[tuple[Window, Any]] = []
         order = sorted(parts, key=lambda window: (window.end_ms, window.start_ms))
@@ -118,7 +118,9 @@ class FlushOperator(ServiceOperator):
         return access
 
     def _in_scope(self) -> Tables:
-        """The closing window's tables in place of those last published; others as they are."""
+        """Return the tables for `sql`: the closing window's content for owned states, else as
+        published.
+        """
         if self._tables is None:
             tables = self.readers.tables()
             for state in self.plan.owned.values():
@@ -187,7 +189,7 @@ class FlushOperator(ServiceOperator):
                 self._keep_cells(state, content, ctx)
 
     def _keep_rows(self, name: str, content: pa.Table, ctx: OperatorContext) -> None:
-        # What the window before held expires: see `tables_watermark`.
+        # The rows of the previous window expire: see `tables_watermark`.
         view = ctx.table_manager.get_uncached_key_value_view(f"{name}{FLUSHED}")
         at = content.schema.get_field_index(GENERATION)
         generations = pa.repeat(pa.scalar(ctx.epoch, pa.uint64()), content.num_rows)
@@ -204,9 +206,10 @@ class FlushOperator(ServiceOperator):
         view.insert_many([pair for pair in now.items() if before.get(pair[0]) != pair[1]])
 
     def tables_watermark(self, watermark_micros: int | None) -> int | None:
-        """Behind every window but the last: what those held has expired.
+        """Return a watermark that expires the rows of all flushed windows but the last; None = no
+        window was flushed yet.
 
-        Subtasks other than the one that flushes have nothing to keep, and hold nothing back.
+        Subtasks that do not flush return the maximum, since they have no rows.
         """
         if not self._flushes:
             return _MOST_MICROS
@@ -220,7 +223,7 @@ _MOST_MICROS = (2**63 - 1) // 1000
 
 
 def _whole(state: StateDef, parts: Sequence[pa.Table]) -> pa.Table:
-    """What all subtasks held, by key."""
+    """Combine the contents of all subtasks, sorted by key."""
     if parts:
         whole = pa.concat_tables(parts)
         return whole if len(parts) == 1 else whole.sort_by(KEY)

@@ -1,4 +1,4 @@
-"""User functions out of steps: inline Python, an import path, or a binding for other languages.
+"""Load the user functions of steps: inline Python, an import path, or a bound function.
 
 Source: sdf-states.md 8.1 and 8.2; errors E25 to E27, E42.
 """
@@ -22,16 +22,16 @@ FunctionBody = Callable[..., Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FunctionPlan:
-    """Where the body of a step comes from; a value that pickles.
+    """The origin of a step's function. Can be pickled.
 
     Attributes:
-        name: the function's, for errors and metrics.
-        operator: the step's.
-        source: Python to compile; None = `target`.
-        target: `module:function`, or the callable itself, which is what Spark's workers get.
-        gives_pair: whether its signature in the YAML says that it returns a key and a value.
-        states: the accessors it may call; None = every one in scope.
-        path: of the step in the YAML.
+        name: the name of the function, for errors and metrics.
+        operator: the operator of the step.
+        source: Python code to compile; None = use `target`.
+        target: `module:function`, or the callable itself, which is sent to Spark's workers.
+        gives_pair: whether its signature in the YAML declares a key-value result.
+        states: the states that it may access; None = all in scope.
+        path: the YAML path of the step.
     """
 
     name: str
@@ -45,10 +45,10 @@ class FunctionPlan:
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """A function ready to be called.
+    """A loaded function.
 
     Attributes:
-        takes_key: whether the record's key comes first.
+        takes_key: whether its first argument is the record's key.
         gives_pair: whether it returns `(key, value)`.
     """
 
@@ -60,20 +60,20 @@ class Function:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Library:
-    """What steps may use: bindings, and the functions of imported packages."""
+    """The functions that steps can use: bound ones, and those of imported packages."""
 
     dataflow: Dataflow
     functions: Mapping[str, FunctionBody | str] = field(default_factory=dict)
     packages: Mapping[str, Package] = field(default_factory=dict)
 
     def plan(self, service: str, step: StepDef) -> FunctionPlan:
-        """Find the body of a step.
+        """Find the function of a step.
 
-        A body that was bound wins over what a package has inline; Python in the YAML over both.
+        In this order: inline Python or `module:function` in the dataflow, a bound function, inline
+        Python in the package.
 
         Raises:
             UnboundOperatorError: there is none (E26).
-            OperatorError: a package's inline body cannot serve (E25, E27).
         """
         make: dict[str, Any] = {"name": step.name, "operator": step.operator, "path": step.path}
         if step.source is not None and step.language == "python":
@@ -129,10 +129,11 @@ def load(plan: FunctionPlan, scope: Mapping[str, Any]) -> Function:
     """Compile or import a function.
 
     Args:
-        scope: the names that inline code finds beside the built-in ones.
+        plan: the origin of the function.
+        scope: the global names of inline code, besides Python's built-ins.
 
     Raises:
-        OperatorError: it cannot be imported, is no function, or does not fit its step (E27).
+        OperatorError: it cannot be imported, is not a function, or does not fit its step (E27).
     """
     body = _compiled(plan, scope) if plan.source is not None else _imported(plan)
     count = _arity(plan, body)

@@ -1,7 +1,7 @@
-"""Rows and cells: what user code changes a state through, one key at a time.
+"""Rows and cells: the handles by which user code changes a state, one key at a time.
 
-A slot stands between user code and the entries of one state: it hands out handles to the entry of
-the current key, and takes back what they wrote when the function fails.
+A slot connects user code with the entries of one state. It creates handles to the entry of the
+current key, and rolls back their writes when the function fails.
 
 Source: sdf-states.md 3.2, 6.2 and 6.3; errors E41, E43, E44.
 """
@@ -22,26 +22,26 @@ from arroyo_dagster.dataflow.runtime.context import Invocation
 from arroyo_dagster.dataflow.storage.values import check_of, value_error
 
 StoredEntries = dict[str, Any]
-"""Entries by the text of their key: a scalar, or the values of a row and when it was updated."""
+"""Entries by the text of their key: a scalar, or a row's values and then its update time (ms)."""
 
 DELETED: tuple[Any, ...] = ("deleted",)
-"""Marks an entry that was removed; compared by identity."""
+"""Marks a deleted entry; compared by identity."""
 
 
 class Slot:
-    """Where handles to one owned state come from.
+    """Creates handles to the entries of one owned state.
 
-    What a handle writes is there at once, for whoever reads the entry again; when its function
-    fails it is taken back.
+    A write is visible at once to later reads of the entry. If the function fails, `discard` rolls
+    it back.
 
     Args:
-        state: whose.
+        state: the definition of the state.
 
     Attributes:
-        place: says which record is being worked on; set before any is.
+        place: the context of the current record; must be set before the first record.
         stored: the entries of the current window, as of the last barrier.
-        fresh: those written since; `DELETED` in place of one that is gone.
-        now_ms: the engine's clock, of which updates are.
+        fresh: the entries written since then; `DELETED` for a deleted one.
+        now_ms: the engine's clock, which sets the update time of rows.
     """
 
     place: Invocation
@@ -55,11 +55,11 @@ class Slot:
         self._before: Any = None
 
     def access(self) -> Any:
-        """What the accessor gives: a handle to the current key's entry."""
+        """Return a handle to the current key's entry."""
         raise NotImplementedError
 
     def write(self, entry: Any) -> None:
-        """Store an entry that was checked; what was written before is kept for `discard`."""
+        """Write a checked entry; the entry before this record is kept for `discard`."""
         place, fresh = self.place, self.fresh
         key = place.text
         if self._wrote != place.serial:
@@ -68,7 +68,7 @@ class Slot:
         fresh[key] = entry
 
     def discard(self) -> None:
-        """Take back what was written for the current record: its function has failed."""
+        """Roll back the write of the current record, because its function failed."""
         if self._wrote != self.place.serial:
             return
         if self._before is None:
@@ -78,7 +78,7 @@ class Slot:
         self._wrote = -1
 
     def settle(self) -> None:
-        """Make what was written part of what is stored."""
+        """Move the entries in `fresh` to `stored`."""
         for key, entry in self.fresh.items():
             if entry is DELETED:
                 self.stored.pop(key, None)
@@ -87,7 +87,7 @@ class Slot:
         self.fresh.clear()
 
     def outside(self) -> StateAccessError:
-        """The error for a use outside an invocation."""
+        """Return the error for a use outside an invocation (E43)."""
         return access_error(
             "E43",
             f"state `{self.state.name}` was used outside an invocation, or through a handle of an "
@@ -97,7 +97,7 @@ class Slot:
 
 
 def slot_for(state: StateDef) -> Slot:
-    """The slot of an owned state."""
+    """Return the slot of an owned state."""
     return RowSlot(state) if state.value_kind is ValueKind.ROW else CellSlot(state)
 
 
@@ -105,7 +105,7 @@ def slot_for(state: StateDef) -> Slot:
 
 
 class CellSlot(Slot):
-    """Hands out cells."""
+    """Creates cells."""
 
     def __init__(self, state: StateDef) -> None:
         super().__init__(state)
@@ -121,13 +121,13 @@ class CellSlot(Slot):
         if not place.running:
             raise self.outside()
         cell = self._cell
-        if getrefcount(cell) > _ALONE:  # somebody keeps the last one, which must not come to life
+        if getrefcount(cell) > _ALONE:  # user code still holds the last one: keep it invalid
             cell = self._cell = self._cell_class(self)
         cell._serial = place.serial
         return cell
 
     def read(self) -> Any:
-        """The value of the current key."""
+        """Return the value of the current key, or the default."""
         key = self.place.text
         found = self.fresh.get(key)
         return self.stored.get(key, self.default) if found is None else found
@@ -136,7 +136,7 @@ class CellSlot(Slot):
 class Cell:
     """The primitive value of the current key. Writes take effect at once.
 
-    What the type cannot hold is refused (E41), and changes nothing.
+    A value that does not fit the type is rejected (E41), and changes nothing.
     """
 
     __slots__ = ("_serial", "_slot")
@@ -146,7 +146,7 @@ class Cell:
         self._serial = -1
 
     def get(self) -> Any:
-        """The value; a key never seen has its type's default."""
+        """Return the value; the default of its type if the key has none."""
         return self._alive().read()
 
     def set(self, value: Any) -> None:
@@ -155,7 +155,7 @@ class Cell:
         slot.write(_checked(slot, slot.scalar, value, None))
 
     def increment(self, by: int = 1) -> Any:
-        """Add to the value, and give the sum."""
+        """Add to the value, and return the sum."""
         slot = self._alive()
         if slot.scalar is ScalarType.BOOL or slot.scalar is ScalarType.STRING:
             raise access_error(
@@ -170,7 +170,7 @@ class Cell:
 
     @property
     def value(self) -> Any:
-        """The value, to read and to assign."""
+        """The value; can be assigned."""
         return self.get()
 
     @value.setter
@@ -178,7 +178,7 @@ class Cell:
         self.set(value)
 
     def update(self) -> None:
-        """Does nothing: writes take effect at once. Here so that a row's code serves a cell."""
+        """No-op, since writes take effect at once. Exists so that code for rows works on cells."""
         self._alive()
 
     def __repr__(self) -> str:
@@ -192,12 +192,12 @@ class Cell:
 
 
 class IntegerCell(Cell):
-    """A cell of an integer type."""
+    """A cell of an integer type, with a faster `increment`."""
 
     __slots__ = ()
 
     def increment(self, by: int = 1) -> Any:
-        """Add to the value, and give the sum."""
+        """Add to the value, and return the sum."""
         slot, serial = self._slot, self._serial
         place = slot.place
         if serial == place.serial and type(by) is int:
@@ -213,7 +213,7 @@ class IntegerCell(Cell):
 
 
 class _Holder:
-    """Stands in for a slot, to learn how many references an object has that nobody else keeps."""
+    """Holds an object as a slot does, to measure the reference count of an unshared cell."""
 
     def __init__(self) -> None:
         self._cell = object()
@@ -230,7 +230,7 @@ _ALONE = _Holder().references()
 
 
 class RowSlot(Slot):
-    """Hands out copies of rows. A stored row is its values and, last, when it was updated."""
+    """Creates copies of rows. A stored row is a tuple of its values and its update time (ms)."""
 
     def __init__(self, state: StateDef) -> None:
         super().__init__(state)
@@ -238,15 +238,15 @@ class RowSlot(Slot):
         self.defaults = tuple(column.type.default for column in state.columns)
         self.ttl_ms = state.ttl_ms
         opened = _row_functions(state.columns, state.ttl_ms is not None)
-        # Called for every record: a method of its own would be one more call each.
+        # Called for every record: bound directly, to save one call each.
         self.access = MethodType(opened, self)  # type: ignore[method-assign]
 
 
 class Row:
-    """A copy of a row, one attribute a column; `update()` writes it back, `delete()` removes it.
+    """A copy of a row, one attribute per column; `update()` writes it back, `delete()` removes it.
 
-    Columns are items too, under the names of the YAML or of Python: `row["pu-zone"]`. Nothing but
-    a column can be assigned.
+    Columns are items too, by their names in the YAML or in Python: `row["pu-zone"]`. Only columns
+    can be assigned.
     """
 
     __slots__ = ("_Row__exists", "_Row__serial", "_Row__slot")
@@ -261,17 +261,17 @@ class Row:
         return self.__exists
 
     def to_dict(self) -> dict[str, Any]:
-        """The columns by their names in the YAML."""
+        """Return the columns by their names in the YAML."""
         return {one.name: getattr(self, _slot_name(one)) for one in self.__slot.columns}
 
     def update(self) -> None:
-        """Write every column back; creates the row if there is none.
+        """Write every column back; create the row if it does not exist.
 
         Raises:
-            StateValueError: a value its column cannot hold (E41). Nothing is written then.
-            StateAccessError: a column was taken away (E44), or the invocation is over (E43).
+            StateValueError: a value does not fit its column (E41). Nothing is written.
+            StateAccessError: a column was deleted (E44), or the invocation is over (E43).
         """
-        raise NotImplementedError  # written out for each set of columns: see `_row_functions`
+        raise NotImplementedError  # generated for each set of columns: see `_row_functions`
 
     def delete(self) -> None:
         """Remove the row; a later access starts from defaults."""
@@ -310,13 +310,13 @@ class Row:
         return slot
 
     def _refuse(self, slot: RowSlot) -> None:
-        """Raise the error that names what is wrong with a row."""
+        """Raise the error of the first invalid column."""
         for column in slot.columns:
             _checked(slot, column.type, getattr(self, _slot_name(column)), column.name)
 
 
 def _slot_name(column: Column) -> str:
-    """The attribute that holds a column; a name no Python has is reached as an item only."""
+    """Return the attribute of a column; if its name is not valid in Python, a generated one."""
     usable = column.attribute.isidentifier() and not keyword.iskeyword(column.attribute)
     return column.attribute if usable else f"column_{column.name.encode().hex()}"
 
@@ -365,9 +365,9 @@ def update(row):
 
 @functools.cache
 def _row_functions(columns: tuple[Column, ...], expires: bool) -> Open:
-    """What opens the row of the current key. Rows have an `update` of their own.
+    """Generate the functions of a set of columns; return the one that opens the current key's row.
 
-    Both are written out for the columns at hand: they are called for every record.
+    The other is `update` of the rows. Both are generated since they are called for every record.
     """
     unpacked, checked = [], []
     scope: dict[str, Any] = {"new": object.__new__, "deleted": DELETED}
@@ -397,7 +397,7 @@ def _row_functions(columns: tuple[Column, ...], expires: bool) -> Open:
 
 
 def _row_class(columns: tuple[Column, ...], update: Callable[[Row], None]) -> type[Row]:
-    """The class of a state's rows: `value` is its only column, where that has another name."""
+    """Return the class of a state's rows. With a single column, `value` is an alias of it."""
     names = [_slot_name(column) for column in columns]
     members: dict[str, Any] = {"__slots__": tuple(names)}
     if "update" not in names:
@@ -409,7 +409,7 @@ def _row_class(columns: tuple[Column, ...], update: Callable[[Row], None]) -> ty
             lambda row, given: setattr(row, only, given),
             doc="The only column, as older definitions call it.",
         )
-    # Python names the class where something is assigned that is no column.
+    # Python's error for an assignment to an unknown column contains the name of the class.
     return type(f"Row({', '.join(names)})", (Row,), members)
 
 

@@ -1,4 +1,4 @@
-"""The builder: folds the records of a key over its entries, the only way a state changes.
+"""The builder: applies the records of each key to its entries. Nothing else changes a state.
 
 Source: sdf-states.md 1.5, 1.7, 3.1, 3.2, 3.5; errors E41 to E43, E50.
 """
@@ -51,10 +51,10 @@ from arroyo_dagster.state.runtime.operators import Collector, OperatorContext
 
 
 def closed_schema(owners: Sequence[str]) -> pa.Schema:
-    """What the builder hands on of a window that closes.
+    """Return the schema of the rows that the builder emits for a closed window.
 
-    A row that says so, with neither state nor content, and a row with the content (Arrow IPC) of
-    each state, from each subtask that has some.
+    Each subtask emits one row without state and content, and one row per state with entries, with
+    the content as an Arrow IPC stream. `owners`: the services with an epoch column.
     """
     return pa.schema(
         [
@@ -69,7 +69,7 @@ def closed_schema(owners: Sequence[str]) -> pa.Schema:
 
 
 class StatesOperator(ServiceOperator):
-    """One subtask of a service's states."""
+    """One subtask of the states of a service."""
 
     def __init__(self, plan: ServicePlan) -> None:
         super().__init__(plan)
@@ -78,13 +78,13 @@ class StatesOperator(ServiceOperator):
         self.output_schema = closed_schema(plan.owners) if self._windowed else self._travel.schema
 
     def tables(self) -> Sequence[TableConfig]:
-        """The owned states, and the engine's tables."""
+        """Return the tables of the owned states, and those of the engine."""
         states = [state_config(state) for state in self.plan.owned.values()]
         windowed = (WATERMARK_CONFIG,) if self._windowed else ()
         return (*super().tables(), SCHEMAS_CONFIG, *windowed, *states)
 
     def on_start(self, ctx: OperatorContext) -> None:
-        """Take up the states where the restored epoch left them.
+        """Restore the states from the restored epoch.
 
         Raises:
             StateSchemaError: a state was stored with another schema (E50).
@@ -128,9 +128,9 @@ class StatesOperator(ServiceOperator):
     def process_batch(
         self, batch: pa.RecordBatch, ctx: OperatorContext, collector: Collector
     ) -> None:
-        """Fold records over the entries of their keys, in the order of their topics."""
+        """Apply records to the entries of their keys, in topic order."""
         if ctx.task_info.parallelism > 1:
-            self._waiting.append(batch)  # they come from several subtasks: to be put in order
+            self._waiting.append(batch)  # from several subtasks: sorted at the barrier
         else:
             self._take(batch, ctx, collector)
 
@@ -163,7 +163,7 @@ class StatesOperator(ServiceOperator):
         return batch
 
     def _fold_fast_path(self, arrived: ReceivedRecords, update: Function) -> None:
-        """Records straight into update-state, as most builders have it."""
+        """Apply update-state to records directly: no windows, no transforms."""
         place, takes_key, failed = self._place, update.takes_key, 0
         body = update.body
         rows = zip(arrived.keys, arrived.native_keys, arrived.values, strict=True)
@@ -182,7 +182,7 @@ class StatesOperator(ServiceOperator):
         self.metrics.count(update.plan.name, succeeded=len(arrived.keys) - failed)
 
     def _fold(self, arrived: ReceivedRecords, collector: Collector) -> None:
-        """Records through the partition's transforms, then into update-state, one by one."""
+        """Apply the partition's transforms, then update-state, one record at a time."""
         place = self._place
         put_out: list[tuple[int, Any, Any]] = []
         counts: dict[str, int] = {}
@@ -270,7 +270,7 @@ class StatesOperator(ServiceOperator):
     # ---- the barrier -----------------------------------------------------------------------------
 
     def handle_checkpoint(self, ctx: OperatorContext, collector: Collector) -> None:
-        """Close the windows that are due, and write what changed."""
+        """Close the windows that are due, and write the changes."""
         waiting, self._waiting = self._waiting, []
         if waiting:
             for batch in _in_order(waiting):
@@ -308,7 +308,7 @@ class StatesOperator(ServiceOperator):
             )
 
     def tables_watermark(self, watermark_micros_of_sources: int | None) -> int | None:
-        """Of windowed states the event time found in the records; their rows go by that."""
+        """Return the watermark that expires rows: for windowed states, that of the event times."""
         if not self._windowed:
             return watermark_micros_of_sources
         return watermark_micros(self._watermark)
@@ -316,9 +316,9 @@ class StatesOperator(ServiceOperator):
 
 @contextmanager
 def collected_later() -> Iterator[None]:
-    """Leave Python's cycle collector for after a batch.
+    """Disable Python's cyclic garbage collector within the block.
 
-    Entries are tuples that live on; the collector would go through all of them again and again.
+    Entries are long-lived tuples, which the collector would traverse again and again.
     """
     was_enabled = gc.isenabled()
     gc.disable()
@@ -338,7 +338,7 @@ def _not_none(update: Function, result: Any) -> OperatorResultError:
 
 
 def _in_order(batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
-    """Records of several subtasks in the order of their topics."""
+    """Sort records of several subtasks by source, partition and offset."""
     rows = pa.Table.from_batches(batches).combine_chunks()
     places = [rows.column(name).to_numpy() for name in ("offset", "partition", SOURCE)]
     order = np.lexsort(places)

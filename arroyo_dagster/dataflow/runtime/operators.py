@@ -1,4 +1,4 @@
-"""The operators a service is made of, and what they have in common.
+"""The plan of a service, and the base class of its operators.
 
 Source: sdf-states.md 3.1.
 """
@@ -31,7 +31,7 @@ from arroyo_dagster.state.storage.store import ObjectStore
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicPlan:
-    """A topic as one end of a service: how its records are read or written, and its steps."""
+    """A topic as a source or sink of a service: its converter and its steps."""
 
     name: str
     converter: Converter
@@ -40,7 +40,7 @@ class TopicPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionPlan:
-    """What is done key by key."""
+    """The steps that run per key."""
 
     assign_key: FunctionPlan
     transforms: tuple[FunctionPlan, ...] = ()
@@ -49,14 +49,14 @@ class PartitionPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServicePlan:
-    """All of a service that its operators need; a value that pickles.
+    """Everything that the operators of a service need. Can be pickled.
 
     Attributes:
-        states: as the service sees them, by name.
-        paths: the job of each owner of one, its own included.
-        owners: the other jobs whose epochs records name, in order.
+        states: the states as the service sees them, by name.
+        paths: the jobs of the states' owners, including this service, by name.
+        owners: the other services that own states, sorted; records carry their epochs.
         fatal: whether a failing function ends the run.
-        migrate: whether stored states may get columns.
+        migrate: whether stored states may get additional columns.
     """
 
     name: str
@@ -78,33 +78,33 @@ class ServicePlan:
 
     @property
     def owned(self) -> dict[str, StateDef]:
-        """The states it owns."""
+        """The states that it owns."""
         return {name: state for name, state in self.states.items() if state.form is StateForm.TYPED}
 
     @property
     def key_types(self) -> tuple[ScalarType, ...]:
-        """The declared types of its keys, each once."""
+        """The distinct key types of its owned states."""
         found = [state.key_type for state in self.owned.values() if state.key_type is not None]
         return tuple(dict.fromkeys(found))
 
     @property
     def topics(self) -> tuple[str, ...]:
-        """The topics it reads, in order."""
+        """The topics that it reads, in order."""
         return tuple(source.name for source in self.sources)
 
 
 class ServiceOperator(Operator):
-    """Runs functions of one service. What is made in `on_start` is never stored or pickled."""
+    """Runs functions of one service. What `on_start` sets is never stored or pickled."""
 
     def __init__(self, plan: ServicePlan) -> None:
         self.plan = plan
 
     def tables(self) -> Sequence[TableConfig]:
-        """What it counts."""
+        """Return the table of its metrics."""
         return (METRICS_CONFIG,)
 
     def on_start(self, ctx: OperatorContext) -> None:
-        """Begin anew, on whatever the tables hold."""
+        """Initialize from the tables."""
         plan = self.plan
         self.metrics = Metrics(ctx)
         self.failures = Failures(plan.name, self.metrics, fatal=plan.fatal)
@@ -112,7 +112,7 @@ class ServiceOperator(Operator):
         self.now_ms = 0
 
     def see(self, batch: pa.RecordBatch, ctx: OperatorContext) -> None:
-        """Take from a batch what time it is, and which epochs its records see."""
+        """Read the clock and the epochs of the owners from a batch, and pin the readers to them."""
         self.now_ms = clock_in(batch)
         epochs: dict[str, Any] = epochs_in(batch, self.plan.owners)
         before = Epoch(ctx.epoch - 1)
@@ -120,14 +120,18 @@ class ServiceOperator(Operator):
         self.readers.pin(epochs, self.now_ms)
 
     def finish_epoch(self) -> None:
-        """Write what was counted."""
+        """Write the metrics of the epoch."""
         self.failures.epoch_done()
         self.metrics.write()
 
     # ---- functions -------------------------------------------------------------------------------
 
     def invocation(self, accessors: Mapping[str, Accessor] | None = None) -> Invocation:
-        """A place for functions: every state whole, but for those that are given otherwise."""
+        """Return a context for functions.
+
+        Args:
+            accessors: by the name of the state; states without one are read as a whole.
+        """
         found: dict[str, Accessor] = {}
         for name, state in self.plan.states.items():
             access = (accessors or {}).get(name) or self._whole(name)
@@ -138,7 +142,7 @@ class ServiceOperator(Operator):
         return lambda: self.readers.whole(name)
 
     def function(self, plan: FunctionPlan, place: Invocation) -> Function:
-        """A function in its place. Errors as `functions.load`."""
+        """Load a function with the accessors of its states. Errors as in `functions.load`."""
         allowed = place.accessors
         if plan.states is not None:
             listed = {mangled(name) for name in plan.states}
@@ -151,5 +155,5 @@ class ServiceOperator(Operator):
         return load(plan, {**CONTEXT, **allowed})
 
     def steps(self, plans: Iterable[FunctionPlan], place: Invocation) -> list[Step]:
-        """Transforms in their place."""
+        """Load transforms."""
         return [Step(self.function(plan, place)) for plan in plans]

@@ -1,4 +1,4 @@
-"""States as user code reads them whole: those of other services, and its own as last published.
+"""Complete states for user code: those of other services, and its own as last published.
 
 Source: sdf-states.md 1.9, 3.2, 4.1, 8.3.
 """
@@ -21,12 +21,12 @@ from arroyo_dagster.state.storage.store import ObjectStore
 
 
 class Readers:
-    """The states that one service sees, as snapshots; those nobody asks for are never read.
+    """Snapshots of the states that one service sees. A state is read at its first use.
 
     Args:
-        store: where they lie.
-        paths: of the owner of each state.
-        states: as the service sees them, owned ones and references.
+        store: the object store of the states.
+        paths: the jobs of the states' owners, by name.
+        states: the states as the service sees them: owned ones and references.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class Readers:
         self._tables: Tables | None = None
 
     def pin(self, epochs: Mapping[str, Epoch | None], now_ms: int) -> None:
-        """Say which epoch of each owner to show from here on, and what time it is."""
+        """Set the epoch of each owner to read, and the time at which TTLs are checked."""
         if epochs != self._epochs or now_ms != self._now_ms:
             self._epochs, self._now_ms = dict(epochs), now_ms
             self._views.clear()
@@ -49,11 +49,11 @@ class Readers:
 
     @property
     def epochs(self) -> Mapping[str, Epoch | None]:
-        """The epoch of each owner that is shown."""
+        """The pinned epoch of each owner; None if it has none yet."""
         return self._epochs
 
     def tables(self) -> Tables:
-        """Every arrow-row state as `sql` sees it."""
+        """Return every arrow-row state as a table for `sql`."""
         if self._tables is None:
             rows = [
                 name for name, state in self._states.items() if state.value_kind is ValueKind.ROW
@@ -62,7 +62,7 @@ class Readers:
         return self._tables
 
     def whole(self, name: str) -> Any:
-        """What the accessor of a state gives where no key is at hand: a frame, or all pairs."""
+        """Return a state as a whole: a frame, or all pairs of key and value."""
         view = self._view(name)
         if self._states[name].value_kind is not ValueKind.ROW:
             return view.pairs()
@@ -87,4 +87,4 @@ class Readers:
         try:
             return self._owners[owner].load(epoch)
         except NotFoundError:
-            return self._owners[owner].newest()  # it has expired since the epoch began
+            return self._owners[owner].newest()  # deleted by gc since this epoch began

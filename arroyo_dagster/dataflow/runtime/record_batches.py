@@ -1,7 +1,7 @@
-"""Records between the operators of one service: Python values in Arrow columns, and back.
+"""Encode records between the operators of one service: Python values in Arrow columns, and back.
 
-Text travels as text, everything else pickled: both ends are one job's own subtasks, and nothing of
-it is stored.
+Text is encoded as text, other values are pickled. This is safe: both ends are subtasks of one job,
+and the data is not stored.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from arroyo_dagster.dataflow.storage.columns import KEY, WINDOW_END, WINDOW_STAR
 from arroyo_dagster.dataflow.storage.values import Key, native_key
 
 TEXT_KEY, INT_KEY, BOOL_KEY, MARK = 0, 1, 2, 3
-"""What a row's key is; a mark is no record: it says how far event time has come."""
+"""The kinds of a row's key. A row of kind MARK is not a record: it carries the watermark."""
 
 KIND, TEXT, PICKLED, KEY_TEXT, KEY_PICKLED = "_kind", "text", "pickled", "key_text", "key_pickled"
 ORIGIN = ("partition", "offset", "timestamp", SOURCE)
@@ -31,12 +31,12 @@ ORIGIN = ("partition", "offset", "timestamp", SOURCE)
 
 @dataclass(frozen=True, slots=True)
 class Travel:
-    """The columns of records on their way.
+    """The columns of records between two operators.
 
     Attributes:
-        owners: whose epochs are named.
-        keyed: whether they have the key of a partition, which then is the record's key too.
-        windowed: whether they have a window.
+        owners: the services with an epoch column.
+        keyed: whether records have the key of a partition, which replaces the record's own key.
+        windowed: whether records have a window.
     """
 
     owners: tuple[str, ...]
@@ -64,7 +64,7 @@ class Travel:
         )
 
     def batch(self, columns: Mapping[str, pa.Array]) -> pa.RecordBatch:
-        """A batch of these columns; those left out are null."""
+        """Return a batch of these columns; absent ones are null."""
         schema = self.schema
         rows = len(next(iter(columns.values())))
         arrays = [
@@ -75,10 +75,12 @@ class Travel:
     def from_origin(
         self, origin: pa.RecordBatch, at: Sequence[int], columns: Mapping[str, pa.Array]
     ) -> pa.RecordBatch:
-        """A batch of new columns, and where its records come from.
+        """Return a batch of new columns and the origin's position, source, epoch and clock columns.
 
         Args:
-            at: for each new row its place in `origin`.
+            origin: the batch that the records were made from.
+            at: for each new row, the index of its row in `origin`.
+            columns: the new columns by name.
         """
         everything = isinstance(at, range) and len(at) == origin.num_rows
         taken = None if everything else pa.array(at, pa.int64())
@@ -90,13 +92,13 @@ class Travel:
 
 
 def encode(values: Sequence[Any]) -> dict[str, pa.Array]:
-    """The columns of values, one a record."""
+    """Return the columns of values, one per record."""
     text, pickled = _encoded(values)
     return {TEXT: text, PICKLED: pickled}
 
 
 def encode_keys(keys: Sequence[Any] | None, rows: int) -> dict[str, pa.Array]:
-    """The columns of the records' own keys; None = there are none."""
+    """Return the columns of the records' own keys; None = they have none."""
     if keys is None:
         return {KEY_TEXT: pa.nulls(rows, pa.string()), KEY_PICKLED: pa.nulls(rows, pa.binary())}
     text, pickled = _encoded(keys)
@@ -108,16 +110,16 @@ def _encoded(values: Sequence[Any]) -> tuple[pa.Array, pa.Array]:
         try:
             return pa.array(values, pa.string()), pa.nulls(len(values), pa.binary())
         except UnicodeEncodeError:
-            pass  # half a surrogate pair: pickles, and fails where it is written
+            pass  # a lone surrogate: it can be pickled, and fails later where it is written
     pickled = [None if one is None else pickle.dumps(one, protocol=5) for one in values]
     return pa.nulls(len(values), pa.string()), pa.array(pickled, pa.binary())
 
 
 def check_travels(value: Any) -> None:
-    """Refuse a value that cannot be handed to another process.
+    """Check that a value can be sent to another process.
 
     Raises:
-        OperatorResultError: it does not pickle (E42).
+        OperatorResultError: it cannot be pickled (E42).
     """
     if type(value) in _SURE:
         return
@@ -135,7 +137,7 @@ _SURE = {str, int, float, bool, bytes}
 
 
 def decode(batch: pa.RecordBatch, text: str = TEXT, pickled: str = PICKLED) -> list[Any]:
-    """The values that `encode` made columns of."""
+    """Return the values that `encode` encoded in these columns."""
     plain = batch.column(batch.schema.get_field_index(text))
     others = batch.column(batch.schema.get_field_index(pickled))
     if others.null_count == len(others):
@@ -147,7 +149,7 @@ def decode(batch: pa.RecordBatch, text: str = TEXT, pickled: str = PICKLED) -> l
 
 
 def decode_keys(batch: pa.RecordBatch) -> list[Any] | None:
-    """The records' own keys; None = no record has one."""
+    """Return the records' own keys; None = no record has one."""
     names = (KEY_TEXT, KEY_PICKLED)
     if all(column(batch, name).null_count == batch.num_rows for name in names):
         return None
@@ -155,13 +157,13 @@ def decode_keys(batch: pa.RecordBatch) -> list[Any] | None:
 
 
 def column(batch: pa.RecordBatch, name: str) -> pa.Array:
-    """A column by its name."""
+    """Return a column by its name."""
     return batch.column(batch.schema.get_field_index(name))
 
 
 @dataclass
 class ReceivedRecords:
-    """A batch of keyed records as Python values, each column when it is first asked for."""
+    """A batch of keyed records as Python values; each column is decoded at its first use."""
 
     batch: pa.RecordBatch
     topics: Sequence[str]
@@ -175,7 +177,7 @@ class ReceivedRecords:
 
     @cached_property
     def native_keys(self) -> Sequence[Key]:
-        """Each key as the states declare it; without states, as assign-key returned it."""
+        """Each key in the states' key type; without states, in the type assign-key returned."""
         declared = self.key_type
         if declared is ScalarType.STRING:
             return self.keys
@@ -201,7 +203,7 @@ _KINDS = {TEXT_KEY: ScalarType.STRING, INT_KEY: ScalarType.I64, BOOL_KEY: Scalar
 
 
 def place_in(batch: pa.RecordBatch, topics: Sequence[str], at: int) -> Place:
-    """Where the record of a row lies."""
+    """Return the position of a row's record in its topic."""
     source = column(batch, SOURCE)[at].as_py()
     topic = topics[source] if 0 <= source < len(topics) else ""
     partition, offset = (column(batch, name)[at].as_py() for name in ("partition", "offset"))
@@ -209,10 +211,10 @@ def place_in(batch: pa.RecordBatch, topics: Sequence[str], at: int) -> Place:
 
 
 def epochs_in(batch: pa.RecordBatch, owners: Sequence[str]) -> dict[str, Any]:
-    """Which epoch of each owner the records of a batch are to see."""
+    """Return the epoch of each owner that the records of a batch read."""
     return {owner: column(batch, epoch_column(owner))[0].as_py() for owner in owners}
 
 
 def clock_in(batch: pa.RecordBatch) -> int:
-    """The engine's clock in the epoch of a batch, in milliseconds."""
+    """Return the engine's clock in the epoch of a batch, in epoch milliseconds."""
     return int(column(batch, CLOCK)[0].value)

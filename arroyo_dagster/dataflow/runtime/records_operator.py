@@ -1,7 +1,7 @@
-"""From a service's records to keyed ones: converters, transforms, windows, assign-key.
+"""Convert a service's records into keyed ones: converters, transforms, windows, assign-key.
 
-In a service with windows one subtask sees every record, in the order of arrival: which records are
-late is a matter of that order.
+In a service with windows, one subtask receives all records in the order of arrival, because this
+order decides which records are late.
 
 Source: sdf-states.md 3.1, 3.5, 6.1; errors E28, E29.
 """
@@ -47,7 +47,7 @@ from arroyo_dagster.state.runtime.operators import Collector, OperatorContext
 
 
 class RecordsOperator(ServiceOperator):
-    """Everything before the partition; without one, everything before the sinks."""
+    """Runs all steps before the partition or, without one, before the sinks."""
 
     def __init__(self, plan: ServicePlan) -> None:
         super().__init__(plan)
@@ -56,12 +56,12 @@ class RecordsOperator(ServiceOperator):
         self.output_schema = self.travel.schema
 
     def tables(self) -> Sequence[TableConfig]:
-        """Metrics; of windows the watermark, and which are open."""
+        """Return the tables: metrics; with windows, also the watermark and the open windows."""
         windowed = (WATERMARK_CONFIG, WINDOWS_CONFIG) if self.plan.window is not None else ()
         return (*super().tables(), *windowed)
 
     def on_start(self, ctx: OperatorContext) -> None:
-        """Make the functions."""
+        """Load the functions."""
         super().on_start(ctx)
         plan = self.plan
         self._place = self.invocation()
@@ -82,7 +82,7 @@ class RecordsOperator(ServiceOperator):
     def process_batch(
         self, batch: pa.RecordBatch, ctx: OperatorContext, collector: Collector
     ) -> None:
-        """Take records of every source."""
+        """Process records of all sources, and clock rows."""
         self.see(batch, ctx)
         for source, part in _by_source(batch):
             if source >= 0:
@@ -92,7 +92,7 @@ class RecordsOperator(ServiceOperator):
                 self._event_time.tick(idle=source == IDLE)
 
     def handle_checkpoint(self, ctx: OperatorContext, collector: Collector) -> None:
-        """Tell every subtask of the states how far event time is, and which windows close."""
+        """Send the watermark and the closing windows to every subtask of the states."""
         if self._event_time is not None:
             mark = self._event_time.close()
             if mark is not None:
@@ -147,7 +147,7 @@ class RecordsOperator(ServiceOperator):
             try:
                 found.append(None if key is None else read(key))
             except ValueError:
-                found.append(key)  # a key that is no text stays the bytes it is
+                found.append(key)  # a key that does not decode stays bytes
         return found
 
     # ---- windows ---------------------------------------------------------------------------------
@@ -159,7 +159,9 @@ class RecordsOperator(ServiceOperator):
         records: Records,
         place: Callable[[int], Place],
     ) -> Records:
-        """The records that a window takes, with those windows; each moves the watermark."""
+        """Return the records that a window accepts, with their windows; each record advances the
+        watermark.
+        """
         kept: list[int] = []
         windows: list[tuple[Window, ...]] = []
         failed = 0
@@ -187,7 +189,7 @@ class RecordsOperator(ServiceOperator):
         return found
 
     def _given_times(self, batch: pa.RecordBatch, records: Records) -> list[int]:
-        """The time each record came with, else that of the engine's clock."""
+        """Return the timestamp of each record; without one, the engine's clock."""
         times = column(batch, "timestamp").cast(pa.int64()).to_pylist()
         return [self.now_ms if times[at] is None else times[at] for at in records.at]
 
@@ -238,7 +240,7 @@ class RecordsOperator(ServiceOperator):
         collector.collect(self.travel.from_origin(batch, records.at, columns))
 
     def _that_travel(self, records: Records, place: Callable[[int], Place]) -> Records:
-        """The records that can be handed on; of the others the failure is told."""
+        """Return the records that can be sent on; report the others as failures."""
         if set(map(type, records.values)) <= {str}:
             return records
         kept: list[int] = []
@@ -261,7 +263,7 @@ class RecordsOperator(ServiceOperator):
     def _keyed(
         self, records: Records, place: Callable[[int], Place]
     ) -> tuple[pa.Array, pa.Array, Records]:
-        """The key of each record as text, and its kind; records without one are left out."""
+        """Return each record's key as text, its kind, and the records that have a key."""
         records = self._that_travel(records, place)
         function = self._assign_key
         if function is None:  # a window without a partition has one key
@@ -316,7 +318,7 @@ class RecordsOperator(ServiceOperator):
     def _watermark_rows(
         self, mark: tuple[int, tuple[Window, ...]], parallelism: int
     ) -> pa.RecordBatch:
-        """A row for each subtask of the states, that says how far event time is."""
+        """Return one row with the watermark and the closing windows per subtask of the states."""
         keys = keys_of_every_subtask(parallelism)
         rows = len(keys)
         columns = {
@@ -339,7 +341,7 @@ _EVERY: dict[int, list[str]] = {}
 
 
 def keys_of_every_subtask(parallelism: int) -> list[str]:
-    """For each subtask a key that is routed to it, so that all can be told something."""
+    """Return one key per subtask that is routed to it, so that a message reaches all of them."""
     found = _EVERY.get(parallelism)
     if found is None:
         known: dict[int, str] = {}
@@ -359,10 +361,12 @@ def keys_of_every_subtask(parallelism: int) -> list[str]:
 
 
 def _key_of(function: Function, key: Any, key_types: Sequence[ScalarType]) -> tuple[str, int]:
-    """The text and the kind of a key that assign-key returned.
+    """Return the text and the kind of a key that assign-key returned.
 
     Raises:
-        OperatorResultError: it is no key, or not the same one for each of the service's states.
+        OperatorResultError: it is not a valid key (E28), or the key types of the service's states
+            map it to different keys (E41).
+        StateValueError: it does not fit a key type (E41).
     """
     if not isinstance(key, str | int):
         raise OperatorResultError(
@@ -383,13 +387,13 @@ def _key_of(function: Function, key: Any, key_types: Sequence[ScalarType]) -> tu
             types=[one.value for one in key_types],
         )
     text = str(found.pop()) if found else key_text(key)
-    text.encode()  # half a surrogate pair is no text
+    text.encode()  # raises for a lone surrogate
     kind = BOOL_KEY if isinstance(key, bool) else INT_KEY if isinstance(key, int) else TEXT_KEY
     return text, kind
 
 
 def _by_source(batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """The rows of each source, in the order in which sources come."""
+    """Yield the rows of each source, in the order of the sources' first rows."""
     sources = column(batch, SOURCE)
     bounds = pc.min_max(sources)
     if bounds["min"].as_py() == bounds["max"].as_py():
@@ -408,7 +412,7 @@ def _values(
     topic: TopicPlan,
     batch: pa.RecordBatch,
 ) -> tuple[list[Any], dict[int, Exception]]:
-    """The value of each record; and the failure of those that do not decode."""
+    """Return the value of each record, and the errors of those that do not decode, by index."""
     raw = column(batch, VALUE)
     is_binary = pa.types.is_binary(raw.type)
     read = readers[0] if is_binary else readers[1]
@@ -437,7 +441,7 @@ def _as_text(raw: pa.Array) -> tuple[pa.Array, bool]:
 
 
 def _texts(keys: Sequence[Any]) -> pa.Array | None:
-    """Keys that are text as an array; None if one is not, or is no valid text."""
+    """Return text keys as an array; None if one is not text, or not valid Unicode."""
     if set(map(type, keys)) != {str}:
         return None
     try:
@@ -451,7 +455,11 @@ def _kind(kind: int, rows: int) -> pa.Array:
 
 
 def _one_a_window(records: Records) -> tuple[Records, pa.Array | None]:
-    """A record for each of its windows; and for each its place before, None = the same."""
+    """Repeat each record for each of its windows.
+
+    Returns:
+        The records, and the index of each in the input; None = unchanged.
+    """
     if records.windows is None:
         return records, None
     repeated = [at for at, windows in enumerate(records.windows) for _ in windows]

@@ -1,7 +1,7 @@
-"""Rows of a restored epoch as columns: entries are made of those whose keys come, and no others.
+"""Keep the rows of a restored epoch as Arrow columns; make entries only for keys that occur.
 
-A state may hold millions of keys of which an epoch touches few; as Python values they cost ten
-times the memory, and every restore their making.
+A state may have millions of keys, and an epoch uses few of them. As Python values they would take
+ten times the memory, and every restore would have to create them.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ StateEntry = tuple[Any, ...]
 
 
 class UnreadRows:
-    """The rows of an un-windowed arrow-row state that nobody has written since they were read.
+    """The restored rows of an unwindowed arrow-row state that no entry has replaced yet.
 
     Args:
-        rows: as the state's table has them, perhaps with older ones of the same keys.
-        index: where the row of each key is, by `_key`.
+        state: the definition of the state.
+        rows: the rows of the state's table, possibly with older rows of the same keys.
+        index: the index of the newest row per `_key`.
     """
 
     def __init__(self, state: StateDef, rows: pa.Table, index: KeyIndex) -> None:
@@ -36,13 +37,13 @@ class UnreadRows:
         self._left = np.ones(rows.num_rows, bool)
         self._any_left = rows.num_rows > 0
         self._updated_ms: RowIndexes | None = None
-        if state.ttl_ms is not None:  # what expires is counted: once a key
+        if state.ttl_ms is not None:  # expired keys are counted: each once
             self._left[:] = False
             self._left[index.newest()] = True
             self._updated_ms = updated_at_ms(state, rows).to_numpy()
 
     def find(self, keys: pa.Array) -> tuple[RowIndexes, dict[str, StateEntry]]:
-        """The rows of those of `keys` that are left, as entries; and their places, in order."""
+        """Return the sorted indexes of the rows of `keys` that are left, and these as entries."""
         if not self._any_left:
             return np.zeros(0, np.int64), {}
         places = self._index.find([keys])
@@ -53,12 +54,12 @@ class UnreadRows:
         return places, dict(found)
 
     def drop(self, places: RowIndexes) -> None:
-        """Forget rows: others have taken their place."""
+        """Remove rows that are replaced by entries."""
         self._left[places] = False
         self._any_left = bool(self._left.any())
 
     def expire(self, now_ms: int) -> int:
-        """Forget the rows that have outlived their ttl. Returns how many."""
+        """Remove the rows with an expired TTL, and return their number."""
         ttl, updated = self._state.ttl_ms, self._updated_ms
         if ttl is None or updated is None:
             return 0

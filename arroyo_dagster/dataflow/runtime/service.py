@@ -1,4 +1,4 @@
-"""SDF services as pipelines of ours: what is bound to them, and what comes of it.
+"""Build pipelines from SDF services and their bindings.
 
     pipelines = build_dataflow(
         load_document("dataflow.yaml"),
@@ -12,24 +12,24 @@
     for service in pipelines:                                  # owners before their readers
         run_pipeline(service, store)
 
-Every service is one job, `{namespace}.{dataflow}` / `{service}`: exactly once, fencing, compaction
-and gc are those of every job. Its operators, by their ids:
+Every service is one managed job, `{namespace}.{dataflow}` / `{service}`, with the same exactly-once
+processing, fencing, compaction and gc as any other. Its operators, by their ids:
 
-`topics`: all sources of the service as one, with the engine's clock (`service_source`); the
-    runtime keeps their `offsets`.
-`records`: sources' transforms, transforms, windows, assign-key; tables `metrics`, of windows
-    `watermark` and `windows`.
-`states`: keyed by `_key`, partition's transforms and update-state; a table for each state,
-    `metrics`, `schemas`, of windows `watermark`.
-`flush`: one subtask, flush once a closed window; tables `<state>.flushed`, `windows`, `metrics`.
-`to.<topic>`: a sink's transforms and converter; table `metrics`.
-`sink.<topic>`: the sink that was bound, with tables of its own.
+`topics`: all sources of the service as one source, with the engine's clock (`service_source`);
+    table `offsets`, which the runtime writes.
+`records`: the sources' transforms, transforms, windows, assign-key; table `metrics`, with windows
+    also `watermark` and `windows`.
+`states`: keyed by `_key`, the partition's transforms and update-state; one table per state,
+    `metrics`, `schemas`, with windows also `watermark`.
+`flush`: one subtask, flush once per closed window; tables `<state>.flushed`, `windows`, `metrics`.
+`to.<topic>`: the transforms and converter of a sink; table `metrics`.
+`sink.<topic>`: the bound sink, with its own tables.
 
-A topic of the YAML needs a source where a service reads it, and may have a sink where one writes
-it; what is put out to a topic without a sink goes nowhere. How one service's sink becomes another's
-source is the business of who binds them.
+A topic must have a source if a service reads it, and may have a sink if a service writes it.
+Records for a topic without a sink are dropped. The caller who binds them connects one service's
+sink with another's source.
 
-Reading goes on beside: `view.view(store, dataflow, "service.state")`; see there.
+States can be read while services run: `view.view(store, dataflow, "service.state")`.
 """
 
 from __future__ import annotations
@@ -79,12 +79,12 @@ class Bindings:
     """What a dataflow needs besides its YAML.
 
     Attributes:
-        sources: by topic; each gives `boundary.topic_schema(...)`.
-        sinks: by topic; each takes `boundary.SINK_SCHEMA`.
-        functions: by the name of a step's function (`-` and `_` are the same): a callable, or
-            `module:function`. For bodies in another language, and functions of packages.
-        packages: loaded packages by id, for the bodies written in their YAML.
-        env: what user code sees as `env`.
+        sources: by topic; each yields rows of `boundary.topic_schema(...)`.
+        sinks: by topic; each accepts rows of `boundary.SINK_SCHEMA`.
+        functions: by the name of a step's function (`-` and `_` are equal): a callable, or
+            `module:function`. Needed for bodies in other languages and functions of packages.
+        packages: loaded packages by id, for the inline bodies in their YAML.
+        env: the environment that user code sees as `env`.
     """
 
     sources: Mapping[str, Source] = field(default_factory=dict)
@@ -99,11 +99,11 @@ class RunOptions:
     """How services run.
 
     Attributes:
-        parallelism, keep_epochs: of every pipeline.
-        on_error: `skip` a record whose function fails, or `fail` the run.
-        migrate: let a state have more columns than it was stored with.
-        flush_open: close open windows when every source has ended.
-        clock: the engine's, in epoch milliseconds; asked once an epoch.
+        parallelism, keep_epochs: settings of every pipeline.
+        on_error: if a function fails on a record, `skip` the record or `fail` the run.
+        migrate: whether a state may have more columns than it was stored with.
+        flush_open: whether to close open windows when every source has ended.
+        clock: the engine's clock, in epoch milliseconds; called once per epoch.
     """
 
     parallelism: int = 1
@@ -128,16 +128,19 @@ def build_dataflow(
     bindings: Bindings,
     options: RunOptions | None = None,
 ) -> list[Pipeline]:
-    """Every service of a dataflow as a pipeline, owners of states before those who read them.
+    """Build a pipeline for every service of a dataflow, owners of states before their readers.
 
     Args:
-        store: where the states lie; services read each other's from there.
+        dataflow: the definition.
+        store: the object store of the states; services also read each other's states from it.
+        bindings: sources, sinks, functions and environment.
+        options: None = the defaults.
 
     Raises:
-        InputError: a topic that is read has no source, a source gives other columns; a function
-            is not bound (E26), cannot be loaded or does not fit (E27); a name cannot be kept; a
-            state was stored with another schema (E50).
-        CheckpointError: there is a checkpoint to go on from, and it cannot be read (E51).
+        InputError: a topic that a service reads has no source, or the source has other columns; a
+            function is not bound (E26), cannot be loaded or does not fit (E27); a name cannot be
+            used in paths; a state was stored with another schema (E50).
+        CheckpointError: the newest checkpoint of a service cannot be read (E51).
     """
     return [
         build_service(dataflow, service, store, bindings=bindings, options=options)
@@ -153,7 +156,7 @@ def build_service(
     bindings: Bindings,
     options: RunOptions | None = None,
 ) -> Pipeline:
-    """One service as a pipeline. Arguments and errors as `build_dataflow`."""
+    """Build the pipeline of one service. Arguments and errors as in `build_dataflow`."""
     chosen = options or RunOptions()
     if service not in dataflow.services:
         raise InputError(
@@ -185,7 +188,7 @@ def _connect(
     )
     rows = pipeline.source("topics", source, timestamp=CLOCK)
     if plan.window is not None:
-        rows = rows.key_by()  # which records are late depends on the order of all of them
+        rows = rows.key_by()  # one subtask: the order of all records decides which are late
     rows = rows.apply("records", RecordsOperator(plan))
     if plan.partition is not None or plan.window is not None:
         rows = rows.key_by(KEY).apply(STATES, StatesOperator(plan))
@@ -203,9 +206,9 @@ def _deliver(rows: Stream, plan: ServicePlan, topic: TopicPlan, sink: Sink | Non
 
 
 def service_order(dataflow: Dataflow) -> list[str]:
-    """The services, owners of states before their readers, and writers of topics before theirs.
+    """Return the services: owners of states and writers of topics before their readers.
 
-    Where topics lead in a circle the order is that of the names.
+    In a cycle of topics, the first service by name comes after its writers.
     """
     writers: dict[str, list[str]] = {}
     for name, service in sorted(dataflow.services.items()):
@@ -232,7 +235,7 @@ def service_order(dataflow: Dataflow) -> list[str]:
 
 
 def converter_of(dataflow: Dataflow, topic: str) -> str:
-    """The converter of a topic's values: what it says itself, else the dataflow, else json."""
+    """Return the converter of a topic's values: the topic's, else the dataflow's, else `json`."""
     config, known = dataflow.kept.get("config"), dataflow.topics.get(topic)
     default = None if config is None else config.value.get("converter")
     settings = {} if known is None else known.settings.value
@@ -241,7 +244,7 @@ def converter_of(dataflow: Dataflow, topic: str) -> str:
 
 
 class _Planning:
-    """Makes the plan of one service: every function found, every table possible."""
+    """Makes the plan of one service, and checks its functions, sources and tables."""
 
     def __init__(
         self,
@@ -262,7 +265,7 @@ class _Planning:
         self._types = scope_of(dataflow, bindings.packages)
 
     def plan(self) -> ServicePlan:
-        """The plan."""
+        """Return the plan."""
         service = self._service
         self._check_sources()
         windowed = service.windowed
@@ -367,8 +370,8 @@ class _Planning:
 
     def _function(self, step: StepDef) -> FunctionPlan:
         plan = self._library.plan(self._service.name, step)
-        loaded = load(plan, {})  # what cannot be loaded is told before anything runs
+        loaded = load(plan, {})  # raises before anything runs
         if plan.target is not None:
-            # Spark's workers cannot import what is not installed: the function itself travels.
+            # Spark's workers may not have the module installed: send the function itself.
             plan = replace(plan, target=loaded.body)
         return plan

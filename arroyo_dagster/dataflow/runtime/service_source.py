@@ -1,8 +1,8 @@
-"""All sources of a service as one, with the engine's clock and the epochs its readers see.
+"""All sources of a service as one source, with the engine's clock and the owners' epochs to read.
 
-What decides an epoch is settled once, where its end is: the clock, which epoch of every other
-service is read, whether the service is idle. It lies in the offset, so that whoever reads the rows,
-on however many machines and however often, finds the same.
+The end offset of an epoch contains all its inputs: the clock, the epoch of every other service that
+is read, and whether the service is idle. Every read of the rows therefore yields the same, on any
+number of machines.
 
 Source: sdf-states.md 2.8 (T3), 3.5 (W7, W8), 8.3.
 """
@@ -24,21 +24,23 @@ from arroyo_dagster.state.runtime.operators import Offset, Source
 
 SOURCE, CLOCK = "_source", "_clock"
 TICK, IDLE = -1, -2
-"""In place of a source: a row that says what time it is; and that the service is idle."""
+"""Instead of the index of a source: a row with the clock only; IDLE also marks an idle service."""
 
 
 def epoch_column(owner: str) -> str:
-    """The column that holds which epoch of an owner is read; null = it has none yet."""
+    """Return the name of the column with the epoch of an owner to read; null = it has none yet."""
     return f"_epoch of {owner}"
 
 
 @dataclass(frozen=True, slots=True)
 class TopicSplit:
-    """A split of one source, or a row that only says what time it is.
+    """A split of one source, or a row with the clock only.
 
     Attributes:
-        source: which one; `TICK` or `IDLE` for none.
-        epochs: of the owners, in their order.
+        source: the index of the source; `TICK` or `IDLE` for a clock row.
+        split: the split of the source; None for a clock row.
+        clock_ms: the engine's clock, in epoch milliseconds.
+        epochs: the epochs of the owners, in their order.
     """
 
     source: int
@@ -52,11 +54,12 @@ class ServiceSource(Source):
 
     Args:
         sources: by topic, in the order of the YAML.
-        owners: the jobs whose states the service reads.
-        raw: the topics whose converter is `raw`.
-        ticks: whether a row of its own says the time of each epoch, for windows.
-        idleness_ms: how long without records makes the service idle; None = never.
-        flush_open: be idle once, when every source has ended.
+        owners: the jobs that own the states that the service reads.
+        raw: the topics with the converter `raw`.
+        ticks: whether each epoch begins with a clock row, for windows.
+        idleness_ms: the time without records after which the service is idle; None = never.
+        flush_open: whether the service becomes idle once when every source has ended.
+        clock: the engine's clock, in epoch milliseconds.
     """
 
     def __init__(
@@ -92,12 +95,12 @@ class ServiceSource(Source):
         )
 
     def initial_offset(self) -> Offset:
-        """Every source at its beginning."""
+        """Return the offset at the beginning of every source."""
         topics = {topic: source.initial_offset() for topic, source in self._sources.items()}
         return {"topics": topics, "clock_ms": 0, "idle": False, "epochs": {}}
 
     def latest_offset(self, start: Offset) -> Offset:
-        """As far as each source goes, and what time it is; `start` where nothing happened."""
+        """Return the latest offset of every source with the clock; `start` if nothing is new."""
         topics = {
             topic: source.latest_offset(self._start(start, topic))
             for topic, source in self._sources.items()
@@ -113,7 +116,7 @@ class ServiceSource(Source):
         return {"topics": topics, "clock_ms": now, "idle": idle, "epochs": epochs}
 
     def _start(self, offset: Offset, topic: str) -> Offset:
-        # A source that was added to the service since begins at its beginning.
+        # A source that was added to the service later starts at its beginning.
         known: Offset | None = offset["topics"].get(topic)
         return self._sources[topic].initial_offset() if known is None else known
 
@@ -130,13 +133,13 @@ class ServiceSource(Source):
         )
 
     def exhausted(self, offset: Offset) -> bool:
-        """Whether every source has ended, and open windows are closed where that was asked."""
+        """Return whether every source has ended and, with `flush_open`, open windows are closed."""
         if self._ticks and self._flush_open and offset["clock_ms"] and not offset["idle"]:
             return False
         return self._ended(offset)
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[TopicSplit]:
-        """The splits of every source, in the order of the sources."""
+        """Return the splits of every source in order; with `ticks`, a clock row first."""
         clock_ms = int(end["clock_ms"])
         epochs = tuple(end["epochs"].get(owner) for owner in self._owners)
         splits = [
@@ -149,7 +152,7 @@ class ServiceSource(Source):
         return [tick, *splits] if self._ticks else splits
 
     def read(self, partition: TopicSplit) -> Iterator[pa.RecordBatch]:
-        """The rows of one split, with the clock of their epoch."""
+        """Yield the rows of one split, with the clock and the owners' epochs."""
         if partition.source < 0:
             yield self._completed(self._no_record(), partition)
             return
@@ -191,7 +194,7 @@ def _constant(value: Any, kind: pa.DataType, rows: int) -> pa.Array:
 
 
 def _as_records(values: pa.Array, *, raw: bool) -> pa.Array:
-    """Values that were read already, as records such as another source has."""
+    """Encode values as bytes, as sources with binary values have them."""
     if pa.types.is_binary(values.type):
         return values
     if raw and (pa.types.is_string(values.type) or pa.types.is_large_string(values.type)):

@@ -1,4 +1,4 @@
-"""From a service to a topic: the sink's transforms, then its converter.
+"""Deliver records of a service to a topic: the sink's transforms, then its converter.
 
 Source: sdf-states.md 3.1, 6.1.
 """
@@ -18,7 +18,7 @@ from arroyo_dagster.state.runtime.operators import Collector, OperatorContext
 
 
 class DeliverOperator(ServiceOperator):
-    """Writes records as one topic has them."""
+    """Encodes records for one topic."""
 
     output_schema = SINK_SCHEMA
 
@@ -27,7 +27,7 @@ class DeliverOperator(ServiceOperator):
         self._topic = topic
 
     def on_start(self, ctx: OperatorContext) -> None:
-        """Make the functions."""
+        """Load the functions."""
         super().on_start(ctx)
         self._place = self.invocation()
         self._steps = self.steps(self._topic.transforms, self._place)
@@ -37,7 +37,7 @@ class DeliverOperator(ServiceOperator):
     def process_batch(
         self, batch: pa.RecordBatch, ctx: OperatorContext, collector: Collector
     ) -> None:
-        """Take what the service puts out."""
+        """Convert and emit the records of a batch."""
         self.see(batch, ctx)
 
         def place(at: int) -> Place:
@@ -59,7 +59,7 @@ class DeliverOperator(ServiceOperator):
     def _written(
         self, records: Records, place: Callable[[int], Place]
     ) -> list[tuple[int, bytes | None, bytes]]:
-        """For each record its place in the batch, its key and its value as bytes."""
+        """Return for each record its index in the batch, and its key and value as bytes."""
         name = f"sink {self._topic.name}"
         found: list[tuple[int, bytes | None, bytes]] = []
         for at, value in enumerate(records.values):
@@ -73,5 +73,5 @@ class DeliverOperator(ServiceOperator):
         return found
 
     def handle_checkpoint(self, ctx: OperatorContext, collector: Collector) -> None:
-        """Write what was counted."""
+        """Write the metrics of the epoch."""
         self.finish_epoch()

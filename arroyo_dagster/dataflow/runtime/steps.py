@@ -1,4 +1,5 @@
-"""Steps over records: each a user function, whose failures cost the record and not the run.
+"""Run steps over records. A failing user function skips the record; the run continues unless
+failures are fatal.
 
 Source: sdf-states.md 3.1, 3.2 (f), 8.2, 9; errors E42 and what functions raise.
 """
@@ -18,12 +19,12 @@ from arroyo_dagster.errors import ArroyoStateError, StorageError
 
 _LOG = logging.getLogger("arroyo_dagster.sdf")
 _MOST_LOGGED = 20
-"""Failures of one step that are logged one by one in an epoch."""
+"""The maximum number of failures per step and epoch that are logged individually."""
 
 
 @dataclass(slots=True)
 class Place:
-    """Where a record lies in its topic, for whoever looks for it."""
+    """The position of a record in its topic, for messages."""
 
     topic: str
     partition: int
@@ -32,13 +33,13 @@ class Place:
 
 @dataclass(slots=True)
 class Records:
-    """Records on their way through steps.
+    """Records between steps.
 
     Attributes:
-        values: one a record.
-        at: for each its place in the batch it came in.
-        keys: for each its key; None = nobody asked for them, or there are none.
-        windows: for each the windows that took it; None outside of windows.
+        values: the value of each record.
+        at: the index of each record in its input batch.
+        keys: the key of each record; None = no keys.
+        windows: the windows that accepted each record; None outside of windows.
     """
 
     values: list[Any]
@@ -50,7 +51,7 @@ class Records:
         return len(self.values)
 
     def taken(self, kept: list[int], values: list[Any], keys: list[Any] | None) -> Records:
-        """Other values in place of those at `kept`, in this order; the rest goes."""
+        """Return records with new values and keys, derived from those at the indexes `kept`."""
         if len(kept) == len(self.values) and kept == list(range(len(kept))):
             return Records(values, self.at, keys, self.windows)
         windows = None if self.windows is None else [self.windows[one] for one in kept]
@@ -58,11 +59,12 @@ class Records:
 
 
 class Failures:
-    """What becomes of a record whose function, or converter, fails: counted, logged, or the end.
+    """Counts and logs records with a failing function or converter, or ends the run.
 
     Args:
-        service: for the log.
-        fatal: end the run at the first.
+        service: the name of the service, for the log.
+        metrics: where failures are counted.
+        fatal: whether the first failure ends the run.
     """
 
     def __init__(self, service: str, metrics: Metrics, *, fatal: bool) -> None:
@@ -78,7 +80,7 @@ class Failures:
 
         Raises:
             StepFailed: failures are fatal.
-            StorageError: the failure is the store's; the epoch comes again.
+            StorageError: the store failed, so the epoch must be run again.
         """
         if isinstance(error, StorageError):
             raise error
@@ -115,7 +117,7 @@ class Failures:
             )
 
     def epoch_done(self) -> None:
-        """Say how many were not logged one by one, and begin to count anew."""
+        """Log the numbers of failures that were not logged individually, and reset the counts."""
         for step, count in self._logged.items():
             if count > _MOST_LOGGED:
                 _LOG.warning(
@@ -132,7 +134,7 @@ def _reason(error: Exception) -> str:
         number = error.facts.get("number")
         return f"{number}: {error.message}" if number else error.message
     if isinstance(error, AttributeError) and str(error).startswith("'Row("):
-        return f"E44: {error}"  # Python's own words for what is no column of a row
+        return f"E44: {error}"  # Python's message for an unknown column of a row
     return f"{type(error).__name__}: {error}"
 
 
@@ -144,7 +146,7 @@ def _short(record: Any) -> str:
     return text if len(text) <= 200 else f"{text[:197]}..."
 
 
-# ---- what each operator makes of a result --------------------------------------------------------
+# ---- the records of each operator's result -------------------------------------------------------
 
 _NOTHING: Any = object()
 
@@ -198,12 +200,12 @@ OUTCOMES: dict[str, Outcome] = {
     "filter-map": _filter_mapped,
     "flat-map": _flat_mapped,
 }
-"""For each operator: what comes of a record, from its value and what the function returned."""
+"""For each operator, a function from a record's value and the function's result to new values."""
 
 
 @dataclass(slots=True)
 class Step:
-    """One transform, ready to run."""
+    """A loaded transform."""
 
     function: Function
     outcome: Outcome = field(init=False)
@@ -216,7 +218,7 @@ class Step:
         return self.function.plan.name
 
     def one(self, key: Any, value: Any) -> list[tuple[Any, Any]]:
-        """What comes of one record: pairs of key and value."""
+        """Return the results for one record, as pairs of key and value."""
         function = self.function
         body = function.body
         result = body(key, value) if function.takes_key else body(value)
@@ -234,11 +236,15 @@ def run_steps(
     place: Callable[[int], Place],
     enter: Callable[[tuple[Window, ...]], None] | None = None,
 ) -> Records:
-    """Take records through steps, one step after the other.
+    """Run records through steps, one step after the other.
 
     Args:
-        place: where the record at a place of the batch lies in its topic.
-        enter: told the windows of each record before its function is called.
+        steps: the steps in order.
+        records: the input.
+        failures: receives the failures.
+        metrics: counts the successes.
+        place: returns the position in its topic of the record at an index of the batch.
+        enter: called with the windows of each record before its function is called.
     """
     for step in steps:
         before = len(records)
@@ -263,7 +269,7 @@ def _is_plain(step: Step) -> bool:
 def _plain_map(
     step: Step, records: Records, failures: Failures, place: Callable[[int], Place]
 ) -> tuple[Records, int]:
-    """A map or filter that sees the value alone, as fast as Python goes."""
+    """Run a map or filter whose function takes only the value: the fast path."""
     results, failed = call_each(
         step.function.body,
         records.values,
@@ -293,9 +299,11 @@ def _plain_map(
 def call_each(
     body: Callable[[Any], Any], values: Sequence[Any], fail: Callable[[int, Exception], None]
 ) -> tuple[list[Any], int]:
-    """Call a function with each value. In place of a result that there is not, a mark.
+    """Call a function with each value, exactly once, since it may have side effects.
 
-    Each value is tried once: a function may have effects of its own.
+    Returns:
+        The results, with a marker for each failed call (see `has_result`), and the number of
+        failures.
     """
     results: list[Any] = []
     append = results.append
@@ -313,7 +321,7 @@ def call_each(
 
 
 def has_result(result: Any) -> bool:
-    """Whether a result of `call_each` is one."""
+    """Return whether an item of `call_each` is a result, not the marker of a failure."""
     return result is not _NOTHING
 
 

@@ -1,4 +1,4 @@
-"""The states of one subtask in memory, and how what changed reaches their tables.
+"""Keep the states of one subtask in memory, and write their changes to the tables.
 
 Source: sdf-states.md 2.8, 3.5 (W11, W12), 6.3.
 """
@@ -24,7 +24,7 @@ from arroyo_dagster.state.tables.table import TaskInfo
 
 
 class Store:
-    """The entries of one state by window, and apart from them those written since the barrier."""
+    """The entries of one state by window, with those written since the last barrier separately."""
 
     def __init__(self, slot: Slot) -> None:
         self.slot = slot
@@ -34,17 +34,17 @@ class Store:
         self.enter(GLOBAL_WINDOW)
 
     def enter(self, window: Window) -> None:
-        """Work on the entries of a window."""
+        """Switch the slot to the entries of a window."""
         self.slot.stored = self._entries.setdefault(window, {})
         self.slot.fresh = self._fresh.setdefault(window, {})
 
     def prefetch(self, keys: pa.Array) -> None:
-        """Make sure that the entries of these keys are there, which come next."""
+        """Load the entries of the keys that the next records have."""
 
     def close(self, window: Window) -> pa.Table:
-        """Give the content of a window that closes, and forget it.
+        """Return the content of a closing window, and remove it.
 
-        Columns as `rows_of` gives them, or `_key` and `value`; by key.
+        Sorted by key; the columns are those of `rows_of`, or `_key` and `value` for scalars.
         """
         entries = self._entries.pop(window, {}) | self._fresh.pop(window, {})
         self.enter(GLOBAL_WINDOW)
@@ -55,18 +55,18 @@ class Store:
         raise NotImplementedError
 
     def write(self, generation: int) -> int:
-        """Put what changed into the table. Returns how many rows outlived their ttl."""
+        """Write the changes to the table, and return the number of expired rows."""
         raise NotImplementedError
 
 
 def open_store(slot: Slot, ctx: OperatorContext, watermark_ms: int | None) -> Store:
-    """The store of a slot, as the restored epoch has it."""
+    """Return the store of a slot, with the entries of the restored epoch."""
     kind = RowStore if slot.state.value_kind is ValueKind.ROW else CellStore
     return kind(slot, ctx, watermark_ms)
 
 
 class CellStore(Store):
-    """A primitive state. Unwindowed entries are read as their keys come."""
+    """A primitive state, with all entries of this subtask in memory."""
 
     def __init__(self, slot: Slot, ctx: OperatorContext, watermark_ms: int | None) -> None:
         super().__init__(slot)
@@ -77,7 +77,7 @@ class CellStore(Store):
             self.state.name, WindowKey if windowed else str, value
         )
         self._stored_in: dict[Window, set[str]] = {}
-        # Every subtask reads the whole table; a key is one subtask's.
+        # Every subtask reads the whole table, but keeps only its own keys.
         everything = self._view.get_all()
         if not windowed:
             mine = own_keys(list(everything), ctx.task_info)
@@ -117,7 +117,7 @@ class CellStore(Store):
 
 
 def own_keys(keys: Sequence[str], task: TaskInfo) -> Sequence[str]:
-    """Those of `keys` that are routed to a subtask."""
+    """Return those of `keys` that are routed to a subtask."""
     if task.parallelism == 1 or not keys:
         return keys
     hashes = key_hashes([pa.array(keys, pa.string())], rows=len(keys))
@@ -126,10 +126,10 @@ def own_keys(keys: Sequence[str], task: TaskInfo) -> Sequence[str]:
 
 
 class RowStore(Store):
-    """An arrow-row state, all of this subtask's keys in memory.
+    """An arrow-row state, with all keys of this subtask in memory.
 
-    What was restored stays columns until its key comes; of windows, which are few and small, all
-    become entries at once.
+    Restored rows stay Arrow columns until a record has their key. Rows of windows, which are few
+    and small, become entries at once.
     """
 
     def __init__(self, slot: Slot, ctx: OperatorContext, watermark_ms: int | None) -> None:
@@ -182,7 +182,10 @@ class RowStore(Store):
         return self._expire()
 
     def _evict(self) -> None:
-        """With a ttl entries lie by when they were updated: what was looked at only goes back."""
+        """Return prefetched entries to the restored rows unless they were written. Only with a TTL.
+
+        Entries must be in order of update time.
+        """
         if self._restored is None:
             return
         entries, fresh = self._entries[GLOBAL_WINDOW], self._fresh[GLOBAL_WINDOW]
@@ -195,13 +198,13 @@ class RowStore(Store):
     def _merge(
         self, entries: dict[str, Any], fresh: dict[str, Any], deleted: Sequence[str]
     ) -> None:
-        # With a ttl the rows updated last stay behind the others.
+        # With a TTL, keep the entries in order of update time.
         for key in deleted if self.state.ttl_ms is None else (*deleted, *fresh):
             entries.pop(key, None)
         entries.update(fresh)
 
     def _expire(self) -> int:
-        """Drop rows past their ttl from memory: those updated first come first."""
+        """Remove expired rows from memory and return their number; the oldest entries are first."""
         ttl, now = self.state.ttl_ms, self._rows.now_ms
         if ttl is None:
             return 0

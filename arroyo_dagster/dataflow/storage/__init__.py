@@ -1,3 +1,1 @@
-"""How keyed states are stored in the tables of the state package, and how values cross that
-boundary.
-"""
+"""Store keyed states in the tables of the state package, and convert values at that boundary."""

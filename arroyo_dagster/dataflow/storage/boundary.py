@@ -1,8 +1,8 @@
-"""What topics give a service and take from it: the schemas every source and sink is bound by.
+"""The schemas that sources and sinks of topics must have.
 
-A source of a topic is a `state.operators.Source` whose schema is `topic_schema(...)`; a sink of a
-topic is a `state.operators.Sink` that takes rows of `SINK_SCHEMA`. Who implements them decides how
-records are stored; what a record means is the converter's business (`converters`).
+The source of a topic is a `state.runtime.operators.Source` with the schema `topic_schema(...)`. The
+sink of a topic is a `state.runtime.operators.Sink` that accepts rows of `SINK_SCHEMA`. Their
+implementations decide how records are stored; `converters` decide how records are interpreted.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ RECORD_COLUMNS = (
     pa.field("offset", pa.int64(), nullable=False),
     pa.field("timestamp", pa.timestamp("ms")),
 )
-"""The columns of a record beside its value.
+"""The columns of a record besides its value.
 
-`key`: its raw key; null = none. `partition`, `offset`: where it lies in its topic; they order the
-records of one epoch. `timestamp`: when it was made; null = unknown, then the engine's clock says.
+`key`: its raw key; null = none. `partition`, `offset`: its position in the topic, which orders the
+records of one epoch. `timestamp`: its creation time; null = unknown, use the engine's clock.
 """
 
 VALUE = "value"
 
 
 def topic_schema(value: pa.DataType | None = None) -> pa.Schema:
-    """The schema of a topic's source.
+    """Return the schema of a topic's source.
 
     Args:
-        value: the Arrow type of a record's value. None = binary: the raw record, one message, for
-            the topic's converter to read. Any other type is a value already read, such as the
-            columns of a Parquet file as a struct.
+        value: the Arrow type of a record's value. None = binary: the raw record, which the topic's
+            converter decodes. Any other type is a decoded value, such as the columns of a Parquet
+            file as a struct.
     """
     key, *others = RECORD_COLUMNS
     return pa.schema([key, pa.field(VALUE, value or pa.binary()), *others])
@@ -45,15 +45,16 @@ SINK_SCHEMA = pa.schema(
         pa.field("timestamp", pa.timestamp("ms")),
     ]
 )
-"""What a sink takes: `key` and `value` as the topic's converter wrote them, `timestamp` that of the
-record the result was made of, of a flush the last millisecond of its window."""
+"""The rows that a sink accepts: `key` and `value` as the topic's converter encoded them, and the
+`timestamp` of the record that the result was made from; for a flush, its window's last millisecond.
+"""
 
 
 def check_topic_schema(topic: str, schema: pa.Schema) -> None:
-    """Refuse a source that does not give `topic_schema(...)`.
+    """Check that a source's schema is `topic_schema(...)`, with any type of value.
 
     Raises:
-        InputError: other columns, or another order of them.
+        InputError: it has other columns, or another order of them.
     """
     value = schema.field(VALUE).type if schema.names.count(VALUE) == 1 else None
     expected = topic_schema(value)

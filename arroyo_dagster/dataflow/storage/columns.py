@@ -1,4 +1,4 @@
-"""Names of the columns that every state has, in its tables and in SQL."""
+"""The names of the engine's columns of states, in tables and in SQL."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The engine's own tables of a service: what it counted, how far event time is, what was stored.
+"""The engine's own tables of a service: metrics, watermark, windows and stored schemas.
 
 Source: sdf-states.md 4.5, 8.4; error E50.
 """
@@ -27,7 +27,7 @@ METRICS, SCHEMAS, WATERMARK, WINDOWS = "metrics", "schemas", "watermark", "windo
 
 @dataclass(frozen=True, slots=True)
 class MetricKey:
-    """Of what a metric is: a step, a topic or a state; each subtask counts for itself."""
+    """The key of a metric: the name of a step, topic or state, and the subtask that counts."""
 
     name: str
     subtask: U32
@@ -35,13 +35,14 @@ class MetricKey:
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """What was counted since the job began.
+    """Counters since the start of the job.
 
     Attributes:
-        succeeded, failed: records a step took, and those it failed on; of a topic: decoded or not.
-        dropped_late: records for windows that had closed.
-        expired: rows of a state that outlived their ttl.
-        last_error_offset: of a topic, the offset of the last record that failed; -1 = none.
+        succeeded, failed: the records that a step processed, and those on which it failed; for a
+            topic, the records that were decoded, and those that were not.
+        dropped_late: the records that all their windows rejected as late.
+        expired: the rows of a state whose TTL expired.
+        last_error_offset: for a topic, the offset of the last record that failed; -1 = none.
     """
 
     succeeded: U64 = 0
@@ -60,7 +61,7 @@ WATERMARK_CONFIG = global_table_config(
 
 @dataclass(frozen=True, slots=True)
 class WindowBounds:
-    """A window as a key: start included, end excluded, epoch milliseconds."""
+    """A window as a key: start (inclusive) and end (exclusive) in epoch milliseconds."""
 
     start_ms: I64
     end_ms: I64
@@ -79,7 +80,7 @@ LAST_WINDOW_CONFIG = global_table_config(
 
 
 class Metrics:
-    """The counters of one subtask, written at the barrier where they have changed."""
+    """The counters of one subtask. Changed ones are written at the barrier."""
 
     def __init__(self, ctx: OperatorContext) -> None:
         self._subtask = ctx.task_info.task_index
@@ -88,7 +89,13 @@ class Metrics:
         self._changed: set[str] = set()
 
     def count(self, name: str, *, error_offset: int | None = None, **more: int) -> None:
-        """Add to the counters of `name`."""
+        """Add to the counters of a step, topic or state.
+
+        Args:
+            name: the step, topic or state.
+            error_offset: the new `last_error_offset`; None = unchanged.
+            more: increments by the name of the counter.
+        """
         if not any(more.values()):
             return
         if name not in self._known:
@@ -102,7 +109,7 @@ class Metrics:
         self._changed.add(name)
 
     def write(self) -> None:
-        """Put what has changed into the table."""
+        """Write the changed counters to the table."""
         self._view.insert_many(
             (MetricKey(name, self._subtask), self._known[name]) for name in sorted(self._changed)
         )
@@ -110,7 +117,7 @@ class Metrics:
 
 
 def total(metrics: Iterable[Metric]) -> Metric:
-    """What several subtasks counted, together."""
+    """Sum the counters of several subtasks; `last_error_offset` is their maximum."""
     sums = {"succeeded": 0, "failed": 0, "dropped_late": 0, "expired": 0}
     last = -1
     for one in metrics:
@@ -123,7 +130,7 @@ def total(metrics: Iterable[Metric]) -> Metric:
 
 
 def stored_schemas(states: Iterable[StateDef]) -> dict[str, str]:
-    """What is stored of each state's schema: JSON with sorted keys, its hash inside."""
+    """Return the stored form of each state's schema: JSON with sorted keys, including its hash."""
     return {state.name: json.dumps(_as_stored(state), sort_keys=True) for state in states}
 
 
@@ -133,7 +140,7 @@ def _as_stored(state: StateDef) -> dict[str, Any]:
 
 
 def read_schemas(store: ObjectStore, operator: OperatorCheckpoint) -> dict[str, str]:
-    """The schemas that an epoch of the operator `states` holds; see `stored_schemas`."""
+    """Read the schemas from an epoch of the operator `states`, in the form of `stored_schemas`."""
     files = operator.tables.get(TableName(SCHEMAS))
     if not isinstance(files, GlobalKeyedFiles):
         return {}
@@ -145,12 +152,15 @@ def read_schemas(store: ObjectStore, operator: OperatorCheckpoint) -> dict[str, 
 def check_schemas(
     stored: Mapping[str, str], states: Iterable[StateDef], *, migrate: bool, service: str
 ) -> None:
-    """Refuse to go on where a state was stored with another schema.
+    """Check that the stored schemas match the definitions.
 
-    A state that is new, or no longer declared, is no difference.
+    New states and states that are no longer declared are accepted.
 
     Args:
-        migrate: whether added columns are allowed; older rows then have their defaults.
+        stored: the stored schemas by state, as `stored_schemas` returns them.
+        states: the definitions.
+        migrate: whether to accept added columns; older rows then have their defaults.
+        service: the name of the service, for the error.
 
     Raises:
         StateSchemaError: E50, with what was added, removed and changed.
@@ -167,7 +177,7 @@ def check_schemas(
         if only_added and migrate:
             continue
         raise StateSchemaError(
-            f"state `{state.name}` was stored with another schema than its definition has:"
+            f"state `{state.name}` was stored with another schema than its definition has: "
             + "; ".join(changes),
             number="E50",
             service=service,
@@ -193,7 +203,7 @@ def _check_windows(before: Mapping[str, Any], state: StateDef, service: str) -> 
 
 
 def _changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[list[str], bool]:
-    """What differs, in words; and whether columns were added and nothing else."""
+    """Return descriptions of the differences, and whether all of them are added columns."""
     found = [
         f"{part} changed from {before.get(part)} to {now.get(part)}"
         for part in ("key", "kind", "scalar")

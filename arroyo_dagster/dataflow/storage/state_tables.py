@@ -1,14 +1,17 @@
-"""The tables in which the states of a service are kept: their configurations, and what is in them.
+"""The tables of a service's states: their configurations, and conversion of their rows.
 
-A primitive state is a global keyed table, by the key's text; in windows by window and key. An
-arrow-row is an expiring generational table, by `_key`, its event time `_updated_at` on the engine's
-clock; in windows by `_window_start`, `_window_end` and `_key`, its event time the last instant of
-the window, so that rows of closed windows expire.
+A primitive state is a global keyed table. Its key is the text of the state's key; in windows, the
+window and that text.
 
-`<state>.flushed` holds the window that closed last, in the same form.
+An arrow-row state is an expiring generational table. Its key is `_key`, and its event time is
+`_updated_at` on the engine's clock. In windows, its key is `_window_start`, `_window_end` and
+`_key`, and its event time is the last instant of the window, so that rows of closed windows expire.
+
+`<state>.flushed` has the content of the window that closed last: keyed by the text of the key for a
+primitive state, in the same form for an arrow-row state.
 
 Source: sdf-states.md 6.3, 7; the project's design, section 9. Differs: see the decision
-`sdf-state-tables.md` for what event time means in windows.
+`sdf-state-tables.md` for the event time in windows.
 """
 
 from __future__ import annotations
@@ -36,7 +39,7 @@ GENERATION = "_generation"
 FLUSHED = ".flushed"
 VALUE = "value"
 NEVER_MICROS = 1 << 60
-"""A retention that no watermark outlives."""
+"""A retention that no watermark exceeds: rows never expire."""
 
 _MOST_NANOS = 2**63 - 1
 _NANOS_PER_MS = 1_000_000
@@ -56,10 +59,10 @@ class WindowKey:
 
 
 def state_config(state: StateDef) -> TableConfig:
-    """The table of a state that its builder writes.
+    """Return the configuration of the table that the builder writes for a state.
 
     Raises:
-        InputError: its name, or a column's, cannot be kept.
+        InputError: the name of the state cannot be used in paths, or that of a column is reserved.
     """
     checked_name(state.name, "state")
     windowed = state.window is not None
@@ -81,7 +84,7 @@ def state_config(state: StateDef) -> TableConfig:
 
 
 def flushed_config(state: StateDef) -> TableConfig:
-    """The table of what a windowed state held when its last window closed."""
+    """Return the configuration of the table with the content of a state's last closed window."""
     name = f"{checked_name(state.name, 'state')}{FLUSHED}"
     if state.value_kind is not ValueKind.ROW:
         return _scalar_config(state, name, str)
@@ -91,7 +94,7 @@ def flushed_config(state: StateDef) -> TableConfig:
         retention_micros=0,
         schema=row_schema(state),
         keys=[WINDOW_START, WINDOW_END, KEY],
-        routing_keys=[],  # one subtask holds all of it
+        routing_keys=[],  # one subtask has all rows
         generational=True,
     )
 
@@ -103,10 +106,10 @@ def _scalar_config(state: StateDef, name: str, key: Any) -> TableConfig:
 
 
 def row_schema(state: StateDef) -> pa.Schema:
-    """The columns of a row's table, without the row generation.
+    """Return the columns of an arrow-row state's table, without the row generation.
 
-    Value columns are nullable, so that a column added later may be null in older rows; those read
-    as the type's default. What is written never holds a null.
+    Value columns are nullable, since a column that was added later is null in older rows; a null is
+    read as the default of the type. Written rows have no nulls.
     """
     taken = [column.name for column in state.columns if column.name in _RESERVED]
     if taken:
@@ -130,21 +133,21 @@ def row_schema(state: StateDef) -> pa.Schema:
 
 
 def last_instant_nanos(window: Window) -> int:
-    """The event time of a window's rows: its last nanosecond, within what a table can hold."""
+    """Return the event time of a window's rows: its last nanosecond, within a table's range."""
     return min(max(window.end_ms * _NANOS_PER_MS - 1, 0), _MOST_NANOS)
 
 
 def watermark_micros(watermark_ms: int | None) -> int | None:
-    """A watermark as a table's, within what it can hold; None = none yet."""
+    """Return a watermark in microseconds, within the range of a table; None = none yet."""
     if watermark_ms is None:
         return None
     return min(max(watermark_ms * 1000, 0), _MOST_NANOS // 1000)
 
 
 def entries_of(state: StateDef, rows: pa.Table) -> dict[Window, dict[str, tuple[Any, ...]]]:
-    """Rows of a state's table as entries by window and key: their values, then `_updated_at`.
+    """Convert rows of a state's table to entries by window and key: values, then update time (ms).
 
-    The rows updated first come first.
+    With a TTL, in order of update time.
     """
     if state.ttl_ms is not None:
         rows = rows.take(pc.sort_indices(updated_at_ms(state, rows)))
@@ -160,13 +163,13 @@ def entries_of(state: StateDef, rows: pa.Table) -> dict[Window, dict[str, tuple[
 
 
 def entry_values(state: StateDef, rows: pa.Table) -> Iterator[tuple[Any, ...]]:
-    """Each row of a state's table as an entry: its values, then when it was updated."""
+    """Yield each row of a state's table as an entry: its values, then its update time (ms)."""
     columns = [_python_values(rows.column(one.name), one.type.default) for one in state.columns]
     return zip(*columns, updated_at_ms(state, rows).to_pylist(), strict=True)
 
 
 def updated_at_ms(state: StateDef, rows: pa.Table) -> pa.ChunkedArray:
-    """When each row of a state's table was updated, as int64."""
+    """Return the update time of each row in epoch milliseconds, as int64."""
     if state.window is not None:
         return rows.column(UPDATED_AT).cast(pa.int64())
     nanos = rows.column(TIMESTAMP_COLUMN).cast(pa.int64())
@@ -187,7 +190,7 @@ def rows_of(
     entries: Mapping[Window, Mapping[str, tuple[Any, ...]]],
     generation: int,
 ) -> Iterator[pa.Table]:
-    """Entries by key as rows of the state's table, a table for each window."""
+    """Convert entries by window and key to rows of the state's table, one table per window."""
     schema = row_schema(state).append(pa.field(GENERATION, pa.uint64(), nullable=False))
     for window, by_key in entries.items():
         count = len(by_key)

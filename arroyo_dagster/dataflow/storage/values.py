@@ -1,4 +1,4 @@
-"""Values of SDF's scalar types: checked as they are written, and their types in Arrow and bincode.
+"""Check values of SDF's scalar types, and map these types to Arrow and bincode.
 
 Source: sdf-states.md 2.5, 6.2 and 7; error E41.
 """
@@ -17,7 +17,7 @@ from arroyo_dagster.dataflow.errors import StateValueError
 from arroyo_dagster.state.model.types import Primitive
 
 Check = Callable[[Any], Any]
-"""Gives back a value as it is stored; ValueError says why it cannot be."""
+"""Returns a value as it is stored; raises ValueError if the type cannot hold it."""
 
 _ARROW: dict[ScalarType, pa.DataType] = {
     ScalarType.BOOL: pa.bool_(),
@@ -45,17 +45,17 @@ _F32 = struct.Struct("<f")
 
 
 def arrow_type(scalar: ScalarType) -> pa.DataType:
-    """The Arrow type of a column."""
+    """Return the Arrow type of a column."""
     return _ARROW[scalar]
 
 
 def bincode_type(scalar: ScalarType) -> Primitive:
-    """The bincode type of a primitive state's value."""
+    """Return the bincode type of a primitive state's value."""
     return Primitive(scalar.value)
 
 
 def checked(scalar: ScalarType, value: Any, **facts: Any) -> Any:
-    """A value as it is stored: f32 is rounded, an int in a float column becomes a float.
+    """Return a value as it is stored: f32 is rounded, an int in a float column becomes a float.
 
     Raises:
         StateValueError: out of range, None, not finite, or of the wrong type (E41).
@@ -67,7 +67,7 @@ def checked(scalar: ScalarType, value: Any, **facts: Any) -> Any:
 
 
 def value_error(scalar: ScalarType, value: Any, **facts: Any) -> StateValueError:
-    """The error for a value that a type cannot hold."""
+    """Return the error for a value that a type cannot hold (E41)."""
     bounds = scalar.bounds
     expected = _PYTHON.get(scalar) or f"an int from {bounds[0]} to {bounds[1]}"  # type: ignore[index]
     return StateValueError(
@@ -87,13 +87,13 @@ def _render_value(value: Any) -> str:
 
 
 def check_of(scalar: ScalarType) -> Check:
-    """The check of one type: gives the value to store, or raises a ValueError."""
+    """Return the check of one type."""
     return _CHECKS[scalar]
 
 
 def _integer(low: int, high: int) -> Check:
     def check(value: Any) -> int:
-        # bool is an int in Python, and never meant as one here.
+        # In Python a bool is an int; here it is not accepted as one.
         if type(value) is int and low <= value <= high:
             return value
         if isinstance(value, int) and not isinstance(value, bool) and low <= value <= high:
@@ -125,7 +125,7 @@ def _float32(value: Any) -> float:
 
 def _text(value: Any) -> str:
     if isinstance(value, str):
-        value.encode()  # UnicodeEncodeError, of half a surrogate pair, is a ValueError
+        value.encode()  # a lone surrogate raises UnicodeEncodeError, a ValueError
         return value if type(value) is str else str.__str__(value)
     raise ValueError
 
@@ -150,7 +150,7 @@ Key = str | int | bool
 
 
 def key_text(key: Key) -> str:
-    """A key as every table shows it: text, decimal digits, `true` or `false`."""
+    """Return a key as text, as tables have it: itself, decimal digits, `true` or `false`."""
     if isinstance(key, str):
         return key
     if isinstance(key, bool):
@@ -159,14 +159,14 @@ def key_text(key: Key) -> str:
 
 
 def native_key(text: str, scalar: ScalarType) -> Key:
-    """The key that `key_text` made a text of, for a declared type."""
+    """Convert the result of `key_text` back to a key of the declared type."""
     if scalar is ScalarType.STRING:
         return text
     return text == "true" if scalar is ScalarType.BOOL else int(text)
 
 
 def key_for(scalar: ScalarType, key: Key, **facts: Any) -> Key:
-    """What assign-key returned as the declared type (spec 2.5): text becomes a number and back.
+    """Convert a result of assign-key to the declared type: text to numbers and back (spec 2.5).
 
     Raises:
         StateValueError: the declared type cannot hold it (E41).

@@ -1,3 +1,1 @@
-"""Tests of packages and dataflows: rows given, rows expected, run in process. Not used by running
-services.
-"""
+"""Test packages and dataflows in process, with given and expected rows. Services do not use it."""

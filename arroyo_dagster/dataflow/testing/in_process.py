@@ -1,4 +1,4 @@
-"""A dataflow tried in memory: records sent to its topics, what comes of them looked at."""
+"""Run a dataflow in memory for tests: send records to its topics, and read its results."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from arroyo_dagster.state.storage.memory import MemoryStore
 
 
 class SentTopic(Source):
-    """What was sent to a topic so far."""
+    """A source with the records that were sent to a topic so far."""
 
     schema = RECORDS
 
@@ -40,28 +40,28 @@ class SentTopic(Source):
         self.records: list[Found] = []
 
     def initial_offset(self) -> Offset:
-        """The first record."""
+        """Return the offset of the first record."""
         return {"next": 0}
 
     def latest_offset(self, start: Offset) -> Offset:
-        """Everything that was sent."""
+        """Return the offset after all sent records."""
         return {"next": len(self.records)}
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[tuple[int, int]]:
-        """One split."""
+        """Return one split, or none without new records."""
         return [(int(start["next"]), int(end["next"]))] if start != end else []
 
     def read(self, partition: tuple[int, int]) -> Iterator[pa.RecordBatch]:
-        """The records of one split."""
+        """Yield the records of one split."""
         yield from record_batches(self.records[partition[0] : partition[1]], 0)
 
     def exhausted(self, offset: Offset) -> bool:
-        """Whether everything that was sent was read."""
+        """Return whether all sent records were read."""
         return int(offset["next"]) >= len(self.records)
 
 
 class DataflowTrial:
-    """A dataflow in memory, for tests: it runs as `arroyo-state sdf run` would.
+    """A dataflow in memory, for tests. It runs as with `arroyo-state sdf run`.
 
         flow = DataflowTrial("dataflow.yaml")
         flow.send("sentences", "to be or not", "to be")
@@ -69,13 +69,14 @@ class DataflowTrial:
         assert flow.state("count-words.hits") == {"to": 2, "be": 2, "or": 1, "not": 1}
 
     Args:
-        definition: a dataflow.yaml, or a dataflow that was loaded.
-        functions: Python for bodies in other languages, by name: callables, or `module:function`.
-        env: what functions see as `env`.
-        clock: what time it is, in epoch milliseconds.
+        definition: the path of a dataflow.yaml, or a loaded dataflow.
+        functions: Python functions for bodies in other languages, by name: callables, or
+            `module:function`.
+        env: the environment that functions see as `env`.
+        clock: the engine's clock, in epoch milliseconds.
 
     Raises:
-        InvalidDefinition: the definition has mistakes.
+        InvalidDefinition: the definition has errors.
         InputError: it is a package, or a function is not bound (E26).
     """
 
@@ -105,7 +106,7 @@ class DataflowTrial:
             packages=packages,
             env=dict(env or {}),
         )
-        self._pipelines(flush_open=False)  # what is not bound is told before anything is sent
+        self._pipelines(flush_open=False)  # raises at once if a function is not bound
 
     def _segments(self, topic: str) -> SegmentSource:
         writers = {
@@ -121,12 +122,14 @@ class DataflowTrial:
     def send(
         self, topic: str, *values: Any, key: str | None = None, time_ms: int | None = None
     ) -> DataflowTrial:
-        """Put records behind those of a topic that no service writes.
+        """Append records to a topic that no service writes.
 
         Args:
-            values: bytes as they are; text as it is where the topic is raw; anything else as JSON.
-            key: of all of them.
-            time_ms: when they were made; None = the clock says.
+            topic: the topic.
+            values: bytes are sent unchanged, and so is text if the topic is raw; other values are
+                sent as JSON.
+            key: the key of all these records; None = no key.
+            time_ms: their event time in epoch milliseconds; None = the engine's clock.
 
         Raises:
             InputError: no service reads the topic, or a service writes it.
@@ -148,10 +151,10 @@ class DataflowTrial:
         return self
 
     def run(self, *, close_windows: bool = False) -> DataflowTrial:
-        """Run every service until nothing is new; the next run goes on from there.
+        """Run all services until nothing is new. The next run continues from there.
 
         Args:
-            close_windows: then close the windows that are open.
+            close_windows: whether to close open windows at the end.
         """
         run_dataflow(
             self._pipelines(flush_open=close_windows),
@@ -164,7 +167,7 @@ class DataflowTrial:
         return self
 
     def received(self, topic: str) -> list[Any]:
-        """Every record that services have put out to a topic: text where it is raw, else JSON.
+        """Return all records that services wrote to a topic: text if it is raw, else parsed JSON.
 
         Raises:
             InputError: no service writes the topic.
@@ -185,11 +188,12 @@ class DataflowTrial:
         return found if raw else [json.loads(one) for one in found]
 
     def state(self, name: str) -> dict[str, Any]:
-        """What a state holds: scalars, or rows as dicts, by the text of their key.
+        """Return the content of a state: scalars, or rows as dicts, by the text of their key.
+
+        A windowed state has the content of the window that closed last.
 
         Args:
-            name: `service.state`, or its name alone where no other has it. Of a windowed state
-                the window that closed last is seen.
+            name: `service.state`, or the name of the state if it is unique.
 
         Raises:
             InputError: there is no such state.
@@ -199,13 +203,13 @@ class DataflowTrial:
         return {key: view.get(key) for key in keys}
 
     def sql(self, text: str, params: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
-        """Query the arrow-row states; each row as a dict. Errors as `sdf.sql`."""
+        """Query the arrow-row states, and return each row as a dict. Errors as in `sdf.sql`."""
         views = Views(self.store, self.dataflow, clock=self._clock)
         return views.sql(text, params).to_dicts()
 
     @property
     def failed(self) -> dict[str, int]:
-        """How many records each `service/function` or `service/topic` has failed on, if any."""
+        """The number of failed records by `service/function` or `service/topic`, if not 0."""
         found = {}
         for one in Namespaces(self.store, self.dataflow, clock=self._clock).metrics():
             for row in one.rows:

@@ -1,15 +1,15 @@
-"""The `tests` section of a package: calls of its functions, and what must come of them.
+"""The `tests` section of a package: calls of its functions with the expected results.
 
-SDF has no such section and ignores it; it is an extension of this project. An entry has
+This section is an extension of this project; SDF ignores it. An entry has these keys:
 
-| key | |
+| key | meaning |
 |---|---|
-| `name`, `function` | what it is called, what is called |
-| `states` | what states hold before: by state, then key, a scalar or a row |
-| `value`, `key`, `state-key` | the record, its key, and the key whose row or cell accessors give |
-| `expect` | what the function gives, exactly; of flat-map a list; left out = anything |
-| `expect-states` | what these states hold afterwards, exactly |
-| `expect-error` | a part of the error's message, or its number; nothing is kept then |
+| `name`, `function` | the name of the test, the function that it calls |
+| `states` | the content of states before the call: by state, then key, a scalar or a row |
+| `value`, `key`, `state-key` | the record, its key, and the key of the rows that accessors return |
+| `expect` | the exact result; for flat-map a list; absent = any result |
+| `expect-states` | the exact content of these states after the call |
+| `expect-error` | a part of the error's message, or its number; the call then writes nothing |
 
 Source: sdf-states.md 5.3, proposed extension.
 """
@@ -34,7 +34,7 @@ _KEYS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackageTest:
-    """One entry of the section. `MISSING` stands for what it does not say."""
+    """One entry of the section. `MISSING` = the key is absent."""
 
     name: str
     function: str
@@ -49,9 +49,9 @@ class PackageTest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TestOutcome:
-    """What came of one. `problem`: what was expected and what was found; None = it passed."""
+    """The outcome of a test. `problem`: what was expected and found; None = it passed."""
 
-    __test__ = False  # for pytest: this is none of its own
+    __test__ = False  # not a test class of pytest
 
     name: str
     function: str
@@ -59,15 +59,15 @@ class TestOutcome:
 
     @property
     def passed(self) -> bool:
-        """Whether everything was as expected."""
+        """Whether the test passed."""
         return self.problem is None
 
 
 def read_tests(package: Package) -> list[PackageTest]:
-    """The tests of a package; none if it has no section.
+    """Return the tests of a package; empty if it has no such section.
 
     Raises:
-        InvalidDefinition: the section is not what it must be; every mistake is told.
+        InvalidDefinition: the section is invalid; with all errors.
     """
     section = package.kept.get("tests")
     entries = [] if section is None else section.value
@@ -135,11 +135,12 @@ def run_test(test: PackageTest, trial: Trial) -> TestOutcome:
     """Run one test on fresh states.
 
     Args:
-        trial: with nothing in its states.
+        test: the test.
+        trial: a trial with empty states.
     """
     try:
         problem = _run(test, trial)
-    except ArroyoStateError as error:  # of the test itself: what it fills or names is not there
+    except ArroyoStateError as error:  # the test names an unknown state or function
         problem = str(error)
     return TestOutcome(name=test.name, function=test.function, problem=problem)
 
@@ -178,7 +179,7 @@ def _of_error(test: PackageTest, error: Exception) -> str | None:
 
 
 def _same(found: Any, expected: Any) -> bool:
-    """Equal as JSON: 1 is not true, and 1.0 is 1."""
+    """Return whether two values are equal as JSON: 1 differs from true, 1.0 equals 1."""
     if isinstance(found, bool) or isinstance(expected, bool):
         return found is expected
     if isinstance(found, dict) and isinstance(expected, dict):
@@ -201,11 +202,12 @@ def _render_value(value: Any) -> str:
 def run_tests(
     package: Package, fresh: Callable[[], Trial], only: Sequence[str] = ()
 ) -> list[TestOutcome]:
-    """Run the tests of a package, each on states of its own.
+    """Run the tests of a package, each on fresh states.
 
     Args:
-        fresh: makes a trial with nothing in its states.
-        only: names of tests; none = all.
+        package: the package.
+        fresh: makes a trial with empty states.
+        only: the names of the tests to run; empty = all.
     """
     tests = [test for test in read_tests(package) if not only or test.name in only]
     return [run_test(test, fresh()) for test in tests]

@@ -1,7 +1,7 @@
-"""Functions of a package called one at a time, over states in memory that a test fills.
+"""Call functions of a package one at a time, over states in memory that a test fills.
 
-With a state key an accessor gives the handle of that key, as in a partition; without, the whole
-state, as in a flush or a reader.
+With a state key, an accessor returns the handle of that key, as in a partition. Without one, it
+returns the whole state, as in a flush or a reader.
 
 Source: sdf-states.md 5.3.
 """
@@ -42,11 +42,11 @@ from arroyo_dagster.errors import InputError
 from arroyo_dagster.state.model.clock import Clock, wall_clock_ms
 
 MISSING: Any = object()
-"""In place of a value that was not given."""
+"""Marks an absent value."""
 
 
 class Trial:
-    """The functions and states of one package, to be tried.
+    """The functions and states of one package, for tests.
 
         trial = Trial(load_document("sdf-package.yaml"))
         trial.add("hits", "/home", {"hits": 2})
@@ -54,11 +54,11 @@ class Trial:
         trial.states["hits"]                            # {"/home": {"hits": 3}}
 
     Args:
-        package: whose functions; a body is Python in its YAML, or bound.
-        functions: bodies by name: callables, or `module:function`.
-        packages: those it imports, by id.
-        env: what functions see as `env`.
-        clock: what time it is, in epoch milliseconds.
+        package: the package; each body that is called is inline Python or bound.
+        functions: bound bodies by name: callables, or `module:function`.
+        packages: the packages that it imports, by id.
+        env: the environment that functions see as `env`.
+        clock: the engine's clock, in epoch milliseconds.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Trial:
 
     @property
     def states(self) -> dict[str, dict[str, Any]]:
-        """What every state holds: scalars, or rows as dicts, by the text of their key."""
+        """The content of every state: scalars, or rows as dicts, by the text of their key."""
         return {
             name: {key: _plain_entry(state, self._stored[name][key]) for key in self._live(name)}
             for name, state in self._states.items()
@@ -95,13 +95,16 @@ class Trial:
         return [key for key, one in entries.items() if ttl is None or now - one[-1] < ttl]
 
     def add(self, state: str, key: str | int | bool, value: Any) -> None:
-        """Put a value into a state.
+        """Write a value into a state.
 
         Args:
-            value: a scalar, or the columns of a row; those left out have their defaults.
+            state: the name of the state.
+            key: its key.
+            value: a scalar, or the columns of a row; absent columns have their defaults.
 
         Raises:
-            InputError: there is no such state, or the key or value does not fit it (E41, E44).
+            InputError: there is no such state, the key or value does not fit it (E41), or a row
+                has unknown columns.
         """
         found = self._state(state)
         assert found.key_type is not None
@@ -137,7 +140,7 @@ class Trial:
     # ---- functions -------------------------------------------------------------------------------
 
     def function(self, name: str) -> FunctionDef:
-        """A function by its name.
+        """Return a function by its name.
 
         Raises:
             InputError: there is none.
@@ -157,19 +160,21 @@ class Trial:
         """Call a function once.
 
         Args:
-            value: the record, as JSON would have it; it becomes what the declared type says. Of
+            name: the function.
+            value: the record as JSON, which is converted to the declared type. For
                 `assign-timestamp` it may be a list of the record and its event time.
             key: the record's key, for functions that take one.
-            state_key: the key whose row or cell accessors give; without it they give states whole.
+            state_key: the key whose row or cell accessors return; `MISSING` = they return the
+                whole states.
 
         Returns:
-            What the function returned, as JSON would have it: of flat-map a list, of update-state
-            None. What it wrote is kept; of one that raises, nothing is.
+            The function's result as JSON: a list for flat-map, None for update-state. Its writes
+            are kept, unless it raises.
 
         Raises:
-            InputError: there is no such function, its body is not bound (E26), or the value does
-                not fit its declared type.
-            Exception: whatever the function raises.
+            InputError: there is no such function, its body is not bound (E26), or the value or the
+                result does not fit its declared type.
+            Exception: any exception of the function.
         """
         function = self.function(name)
         place, slots = self._place(function, state_key)
@@ -244,13 +249,13 @@ class Trial:
             return None
         if operator in ("map", "filter", "filter-map", "flat-map"):
             step = Step(loaded)
-            step.outcome(loaded, arguments[-1], result)  # raises what a run would count as failed
+            step.outcome(loaded, arguments[-1], result)  # raises if a run would count a failure
         if operator in ("filter", "assign-key", "assign-timestamp") or result is None:
             return result
         write = _writer(function.output, self._types, pair=loaded.gives_pair)
         return [write(one) for one in result] if operator == "flat-map" else write(result)
 
-    # ---- the place a function runs in ------------------------------------------------------------
+    # ---- the context of a function ---------------------------------------------------------------
 
     def _place(self, function: FunctionDef, state_key: Any) -> tuple[Invocation, list[Slot]]:
         accessors: dict[str, Accessor] = {}
@@ -310,7 +315,7 @@ class Trial:
 
 
 def _visible_states(package: Package, packages: Mapping[str, Package]) -> dict[str, StateDef]:
-    """The states of a package, and those it imports."""
+    """Return the states of a package, and those that it imports."""
     found: dict[str, StateDef] = {}
     for one in package.imports:
         other = packages.get(one.package)
@@ -335,7 +340,7 @@ def _plain_entry(state: StateDef, entry: Any) -> Any:
 
 
 def _reader(declared: Parameter | None, types: Scope) -> Callable[[Any], Any]:
-    """Makes of a JSON value what a function is given."""
+    """Return a function that converts a JSON value to the argument of a user function."""
     if declared is None:
         return Converter(types=types).arrow_reader()
     convert = Converter(type=declared.type, types=types).arrow_reader()
@@ -354,7 +359,7 @@ def _reader(declared: Parameter | None, types: Scope) -> Callable[[Any], Any]:
 
 
 def _writer(declared: Parameter | None, types: Scope, *, pair: bool) -> Callable[[Any], Any]:
-    """Makes of what a function returned a JSON value."""
+    """Return a function that converts the result of a user function to a JSON value."""
     kind: TypeDef | None = None if declared is None or pair else declared.type
     write = Converter(type=kind, types=types).writer()
 

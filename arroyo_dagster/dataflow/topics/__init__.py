@@ -1,1 +1,1 @@
-"""Where the records of topics come from and go to: files, clocks, pipes and other services."""
+"""Sources and sinks of topics: files, generated numbers, pipes and other services."""

@@ -1,10 +1,10 @@
-"""What a topic is bound to, as flags and a bindings file say it.
+"""Parse the bindings of topics from flags and from a bindings file.
 
     words=jsonl:words.jsonl            a file, or a directory of files; also csv, parquet
-    words=jsonl:in/?follow=true        and what comes later
-    ticks=rate:100?limit=1000          numbers, a hundred a second
+    words=jsonl:in/?follow=true        the same, and what is added later
+    ticks=rate:100?limit=1000          numbers, 100 per second
     asked=stdin                        lines of the standard input
-    counts=jsonl:out.jsonl             one file; a directory where the path ends with `/`
+    counts=jsonl:out.jsonl             one file, or a directory if the path ends with `/`
     counts=stdout
     words=spark:kafka?subscribe=words    a source or sink of Spark, with its options
 
@@ -48,14 +48,14 @@ _TARGETS = {"rate": ("numbers a second", "100"), "spark": ("a format of Spark", 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicBinding:
-    """What one topic is bound to.
+    """The binding of one topic.
 
     Attributes:
         role: source or sink.
-        kind: jsonl, csv, parquet, rate, stdin, stdout, spark.
-        target: the path or URL; of rate the number a second; of spark the format; empty where
-            there is none.
-        options: checked: bool or int by name; of spark text, for its format to check.
+        kind: jsonl, csv, parquet, rate, stdin, stdout or spark.
+        target: the path or URL; for rate, the records per second; for spark, the format; empty for
+            stdin and stdout.
+        options: checked values (bool or int) by name; for spark, text that its format checks.
     """
 
     role: str
@@ -67,12 +67,12 @@ class TopicBinding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BindingsText:
-    """All that flags and the bindings file say.
+    """All bindings from flags or from a bindings file.
 
     Attributes:
         sources, sinks: by topic.
         functions: `module:function` by the name of a step's function.
-        env: what user code sees as `env`.
+        env: the environment that user code sees as `env`.
     """
 
     sources: Mapping[str, TopicBinding] = field(default_factory=dict)
@@ -81,7 +81,7 @@ class BindingsText:
     env: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def over(self, other: BindingsText) -> BindingsText:
-        """These bindings, and those of `other` that these do not name."""
+        """Merge with `other`; these bindings take precedence."""
         return BindingsText(
             sources={**other.sources, **self.sources},
             sinks={**other.sinks, **self.sinks},
@@ -94,7 +94,7 @@ def parse_binding(text: str, role: str) -> TopicBinding:
     """Read `TOPIC=KIND[:TARGET][?OPTION=VALUE&…]`.
 
     Raises:
-        InputError: it is none, with the topic, what was expected, and an example.
+        InputError: it is invalid.
     """
     topic, equals, rest = text.partition("=")
     if not (topic and equals and rest) or ":" in topic:
@@ -110,7 +110,7 @@ def _binding(role: str, topic: str, text: str) -> TopicBinding:
     """Read `KIND[:TARGET][?OPTION=VALUE&…]`."""
     head, _, query = text.partition("?")
     kind, _, target = head.partition(":")
-    # No form was sent: a plus sign, as passwords have them, is one.
+    # This is not form data: a plus sign is a plus sign, for example in a password.
     options = parse_qsl(query.replace("+", "%2B"), keep_blank_values=True)
     return checked_binding(role, topic, kind, target, dict(options))
 
@@ -118,10 +118,11 @@ def _binding(role: str, topic: str, text: str) -> TopicBinding:
 def checked_binding(
     role: str, topic: str, kind: str, target: str, options: Mapping[str, Any]
 ) -> TopicBinding:
-    """A binding whose parts fit.
+    """Check the parts of a binding, and return it.
 
     Raises:
-        InputError: an unknown kind or option, a value an option cannot have, a missing target.
+        InputError: an unknown kind or option, an invalid value of an option, or a missing or
+            superfluous target.
     """
     facts: dict[str, Any] = {"topic": topic, "role": role}
     known = _OPTIONS[role]
@@ -156,7 +157,7 @@ def checked_binding(
 
 
 def _option_text(value: Any) -> str:
-    """An option of Spark, which are text; of what has members JSON, as Kafka's offsets are."""
+    """Return an option as text, as Spark takes it; lists and mappings (Kafka's offsets) as JSON."""
     if isinstance(value, dict | list | tuple):
         return json.dumps(value, ensure_ascii=False)
     return str(value).lower() if isinstance(value, bool) else str(value)
@@ -174,7 +175,7 @@ def _option(
 
 
 def _format_name(name: str) -> str:
-    """The name of an option, unless it may be a secret: a signature without a name."""
+    """Return the name of an option, unless it may be a secret, such as a signature without name."""
     return repr(name) if re.fullmatch(r"[A-Za-z._-]{1,30}", name) else "of that name"
 
 
@@ -186,7 +187,7 @@ def parse_function(text: str) -> tuple[str, str]:
     """Read `NAME=module:function`.
 
     Raises:
-        InputError: it is none.
+        InputError: it is invalid.
     """
     name, _, target = text.partition("=")
     module, _, function = target.partition(":")
@@ -206,8 +207,9 @@ def read_bindings(path: str | Path) -> BindingsText:
     """Read a bindings file.
 
     Raises:
-        NotFoundError: there is none.
-        InvalidDefinition: it has mistakes; all of them are told.
+        NotFoundError: there is no such file.
+        InputError: it cannot be read.
+        InvalidDefinition: it has errors; with all of them.
     """
     file = Path(path)
     try:
@@ -271,9 +273,10 @@ class _BindingsReader:
             known = ", ".join(_OPTIONS[role])
             self._wrong(node, f"expected `KIND:PATH` or a mapping with one of {known}")
             return None
-        target = node.members[kinds[0]].value
+        given = node.members[kinds[0]]
+        target = given.value
         if isinstance(target, dict | tuple):
-            self._wrong(node, f"expected a path behind {kinds[0]}, found {node.kind}")
+            self._wrong(given, f"expected a path behind {kinds[0]}, found {given.kind}")
             return None
         options = {key: one.plain() for key, one in node.members.items() if key != kinds[0]}
         return checked_binding(
@@ -287,7 +290,7 @@ class _BindingsReader:
             role=binding.role,
             topic=binding.topic,
             kind=binding.kind,
-            # Joined as text: the `/` that says a directory is meant must stay.
+            # Joined as text, to keep the final `/` that marks a directory.
             target=os.path.join(self._folder, binding.target),
             options=binding.options,
         )

@@ -1,4 +1,4 @@
-"""Values between the cells of files and what a topic's converter takes.
+"""Convert between the cells of files and the record values of topics.
 
 Source: sdf-states.md 6.1 (converters), 7 (types).
 """
@@ -23,11 +23,12 @@ from arroyo_dagster.errors import FormatError, InputError
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What the values of a topic look like.
+    """The shape of a topic's values.
 
     Attributes:
-        raw: whether the topic's converter is raw: a value is its text, not JSON.
-        fields: an object's JSON names, each with its type; None unless it is a declared object.
+        raw: whether the topic's converter is raw: a value is plain text, not JSON.
+        fields: the fields of a declared object, by their names in JSON, each with its type (None =
+            unknown); None unless the declared type is an object.
     """
 
     raw: bool = False
@@ -35,11 +36,11 @@ class Shape:
     _fields: dict[str, str] = field(default_factory=dict, compare=False, repr=False)
 
     def from_cells(self, cells: Mapping[str, str]) -> bytes:
-        """The value of a CSV row: an object of its cells, each of its declared type.
+        """Return the value of a CSV row: an object of its cells, each of its declared type.
 
-        An empty cell that is no text is left out. What does not read as its type stays text, so
-        that the record fails where records that do not decode are counted. Without a declared
-        object, one cell is a value by itself, and several are an object of texts.
+        An empty cell of another type than text is omitted. A cell that cannot be parsed as its type
+        stays text, so that the topic's converter counts the record as failed. Without a declared
+        object, a single cell is the value, and several cells are an object of texts.
         """
         if self.fields is None:
             return self.from_row(cells)
@@ -48,7 +49,7 @@ class Shape:
         return _json({name: value for name, value in typed if value is not None})
 
     def from_row(self, row: Mapping[str, Any]) -> bytes:
-        """The value of a row of typed cells."""
+        """Return the value of a row of typed cells."""
         if self.fields is not None or len(row) != 1:
             return _json({self.field(name): value for name, value in row.items()})
         (value,) = row.values()
@@ -57,7 +58,7 @@ class Shape:
         return _json(value)
 
     def field(self, column: str) -> str:
-        """The field that a column is of; `-` and `_` are the same in their names."""
+        """Return the field of a column, or the column if there is none; `-` and `_` are equal."""
         known = self._fields.get(column)
         if known is None:
             wanted = same_name(column)
@@ -66,14 +67,14 @@ class Shape:
         return known
 
     def wants(self, column: str) -> bool:
-        """Whether a column is of a field; every column is, unless an object is declared."""
+        """Return whether a column has a field; without a declared object, every column has."""
         return self.fields is None or self.field(column) in self.fields
 
     def row(self, value: bytes) -> dict[str, Any]:
-        """The cells of a value: those of a declared object, else one, `value`.
+        """Return the cells of a value: the fields of a declared object, else one cell `value`.
 
         Raises:
-            FormatError: it is no JSON, or no object where one is declared.
+            FormatError: an object is declared, and the value is not a JSON object.
         """
         if self.fields is None:
             return {"value": value.decode(errors="replace")}
@@ -94,11 +95,14 @@ def shape_of(
     reading: bool = True,
     snake_case: bool = False,
 ) -> Shape:
-    """What the values of a topic look like, from its declared type.
+    """Return the shape of a topic's values by its declared type.
 
     Args:
-        reading: whether fields have the names that are read, or those that are written.
-        snake_case: whether JSON has the names of 0.5.0.
+        declared: the type of the values; None = undeclared.
+        types: the scope that resolves named types.
+        raw: whether the topic's converter is raw.
+        reading: whether to use the fields' names in read JSON (True) or in written JSON.
+        snake_case: whether names in JSON are those of 0.5.0.
     """
     found = None if declared is None else types.resolve(declared).type
     if not isinstance(found, CompositeType) or found.kind != "object":
@@ -137,22 +141,22 @@ def _typed(text: str, declared: TypeDef | None) -> Any:
         return text
 
 
-# ---- the way out ---------------------------------------------------------------------------------
+# ---- writing -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class JsonLines:
-    """A value a line, as it is."""
+    """Writes one value per line, unchanged."""
 
     topic: str
     suffix: str = ".jsonl"
     header: bytes = b""
 
     def rows(self, values: Iterable[bytes]) -> bytes:
-        """Lines of values.
+        """Return values as lines.
 
         Raises:
-            InputError: a value holds a line end, so that it would read as two.
+            InputError: a value contains a line break.
         """
         lines = list(values)
         for line in lines:
@@ -169,7 +173,7 @@ class JsonLines:
 
 @dataclass(frozen=True, slots=True)
 class CsvLines:
-    """A row a value; the columns are the fields of the declared object, else `value`."""
+    """Writes one row per value; the columns are the fields of the declared object, else `value`."""
 
     topic: str
     shape: Shape
@@ -177,7 +181,7 @@ class CsvLines:
 
     @property
     def columns(self) -> Sequence[str]:
-        """The names in the header."""
+        """The column names of the header."""
         return ["value"] if self.shape.fields is None else list(self.shape.fields)
 
     @property
@@ -186,7 +190,7 @@ class CsvLines:
         return self._lines([self.columns])
 
     def rows(self, values: Iterable[bytes]) -> bytes:
-        """Lines of values. Errors as `Shape.row`."""
+        """Return values as lines. Errors as in `Shape.row`."""
         found = (self.shape.row(value) for value in values)
         return self._lines([[_cell(row[name]) for name in self.columns] for row in found])
 
@@ -204,7 +208,7 @@ def _cell(value: Any) -> str:
 
 
 def typed_table(values: Iterable[bytes], shape: Shape) -> pa.Table:
-    """Values as a table for Parquet: scalars typed as declared, what is nested as JSON text.
+    """Return values as a table for Parquet: scalars as declared, nested values as JSON text.
 
     Raises:
         FormatError: a value does not fit.

@@ -1,4 +1,4 @@
-"""A topic whose records lie in files: one file or a directory, as it is or as it grows."""
+"""A topic with records in files: one file or a directory, fixed or growing."""
 
 from __future__ import annotations
 
@@ -17,42 +17,42 @@ from arroyo_dagster.state.runtime.operators import Offset, Source
 ROWS_PER_EPOCH = 100_000
 
 FILE = "file:"
-"""What begins the members of an offset that are files. Others are of what the topic was bound to
-before, and stay: bound to it again, it goes on where it was."""
+"""The prefix of files in an offset. Members without it belong to an earlier binding of the topic;
+they are kept, so that a later run with that binding continues at its position."""
 
 FileProgress = tuple[int, int, int]
-"""How far a file was read, what tells it from another, and its number: which was seen when."""
+"""The read position in a file, its fingerprint, and its number in the order of discovery."""
 
 
 class Format(Protocol):
-    """How a file holds records; `Lines` says what each method promises."""
+    """A file format with records; see the methods of `Lines` for details."""
 
     def length(self, folder: Folder, entry: FolderEntry) -> int:
-        """The position at which nothing is left."""
+        """Return the end position of the file."""
 
     def check(self, folder: Folder, entry: FolderEntry, position: int, fingerprint: int) -> None:
-        """Prove that the file is the one that was read up to `position`."""
+        """Check that the file is the one that was read up to `position`."""
 
     def fingerprint(self, folder: Folder, entry: FolderEntry, position: int) -> int:
-        """What tells the file from another, once it was read up to `position`."""
+        """Return a checksum that identifies a file that was read up to `position`."""
 
     def extent(
         self, folder: Folder, entry: FolderEntry, start: int, room: int, *, final: bool
     ) -> tuple[int, int]:
-        """How far one epoch may read, and how many records that are."""
+        """Return the end position of one epoch, and the number of its records."""
 
     def cuts(self, folder: Folder, name: str, start: int, end: int) -> Sequence[int]:
-        """Positions between `start` and `end` at which parts begin that may be read apart."""
+        """Return positions between `start` and `end`, both exclusive, at which to split."""
 
     def batches(
         self, folder: Folder, name: str, number: int, start: int, end: int
     ) -> Iterator[pa.RecordBatch]:
-        """The records from `start` to `end`; `number`: their partition."""
+        """Yield the records from `start` (inclusive) to `end` (exclusive); `number`: partition."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class FileSplit:
-    """What one epoch takes of one file. `number`: the partition of its records."""
+    """A range of one file that one epoch reads. `number`: the partition of its records."""
 
     number: int
     name: str
@@ -61,19 +61,19 @@ class FileSplit:
 
 
 class FileSource(Source):
-    """Records of a file, or of all files directly in a directory, in the order of
-    their names as they are found.
+    """Records of a file, or of all files directly in a directory, in the order of their names.
 
-    The offset says of every file how far it was read, and what tells it from another of its name:
-    one that is shorter or begins otherwise than before is refused, so that nothing is skipped
-    silently. A file that appears later is read whole, whatever its name.
+    The offset has the read position and a fingerprint of every file. A file that is shorter than
+    before or has another fingerprint is an error, so that no record is skipped silently. A file
+    that appears later is read completely, whatever its name.
 
     Args:
-        topic: for messages.
-        folder: where the files are.
-        holds: how they hold records.
-        follow: whether more may come: a last line without its end is then left until it has one.
-        rows_per_epoch: how many records one epoch takes at most.
+        topic: the topic, for messages.
+        folder: the files.
+        holds: the format of the files.
+        follow: whether files may grow or appear. A last line without a line end is then not read
+            until it has one.
+        rows_per_epoch: the maximum number of records per epoch.
 
     Raises:
         NotFoundError: there is no such file or directory.
@@ -111,15 +111,15 @@ class FileSource(Source):
         return found
 
     def initial_offset(self) -> Offset:
-        """Nothing was read of any file."""
+        """Return the offset before all files."""
         return {}
 
     def latest_offset(self, start: Offset) -> Offset:
-        """At most `rows_per_epoch` records on.
+        """Return the offset after at most `rows_per_epoch` more records.
 
         Raises:
-            ProtocolError: a file is shorter than what was read of it, or another.
-            FormatError: a file is not what its format says.
+            ProtocolError: a file is shorter than the part that was read, or was replaced.
+            FormatError: a file is invalid.
         """
         end, room = dict(start), self._rows_per_epoch
         for entry in self._entries():
@@ -161,7 +161,7 @@ class FileSource(Source):
         )
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[FileSplit]:
-        """For each file of which the epoch takes something one split, or some of a large part."""
+        """Return one split, or several for a large range, for each file that the epoch reads."""
         splits: list[FileSplit] = []
         names = (member.removeprefix(FILE) for member in end if member.startswith(FILE))
         for name in names:
@@ -175,13 +175,13 @@ class FileSource(Source):
         return sorted(splits)
 
     def read(self, partition: FileSplit) -> Iterator[pa.RecordBatch]:
-        """The records of one split."""
+        """Return the records of one split."""
         return self._format.batches(
             self._folder, partition.name, partition.number, partition.start, partition.end
         )
 
     def exhausted(self, offset: Offset) -> bool:
-        """Whether every file was read to its end, unless more may come."""
+        """Return whether every file was read to its end; with `follow`, always False."""
         return not self._follow and all(
             self._progress(offset, entry.name)[0] >= self._format.length(self._folder, entry)
             for entry in self._entries()

@@ -1,4 +1,4 @@
-"""The files a topic is read from: one file, or all files of a directory, here or in a store."""
+"""The files of a topic: one file, or all files of a directory, local or in an object store."""
 
 from __future__ import annotations
 
@@ -14,35 +14,35 @@ from arroyo_dagster.state.storage.store import ObjectStore, open_by_ranges
 
 @dataclass(frozen=True, slots=True, order=True)
 class FolderEntry:
-    """A file that holds records."""
+    """A file with records."""
 
     name: str
     size_bytes: int
 
 
 class Folder(Protocol):
-    """Some files that are read by name. Files in the making, `_…` and `.…`, are not among them."""
+    """Files that are read by name. Hidden files are excluded; see `hidden`."""
 
     @property
     def where(self) -> str:
         """The path or URL, for messages."""
 
     def entries(self) -> list[FolderEntry]:
-        """All files, in order of name.
+        """Return all files, sorted by name.
 
         Raises:
             NotFoundError: there is no such file or directory.
         """
 
     def read(self, name: str, start: int, length: int) -> bytes:
-        """Up to `length` bytes from byte `start`."""
+        """Return up to `length` bytes from byte `start`."""
 
     def open(self, name: str, size_bytes: int) -> BinaryIO:
         """Open a file of a known size for random access."""
 
 
 def folder_at(path: str) -> Folder:
-    """The files at a path of this machine, or at a URL that a checkpoint URL could be.
+    """Return the files at a local path, or at a URL with a scheme that checkpoint URLs support.
 
     Args:
         path: a file or a directory, or the URL of a directory.
@@ -53,18 +53,20 @@ def folder_at(path: str) -> Folder:
 
 
 def hidden(name: str) -> bool:
-    """Whether a file is in the making or a note: nothing that readers should see."""
+    """Return whether a file is unfinished or metadata: its name begins with `_` or `.`, or
+    contains `#`.
+    """
     return name[:1] in ("_", ".") or "#" in name
 
 
 @dataclass(frozen=True, slots=True)
 class LocalFolder:
-    """A file or a directory of this machine, by the names the file system has."""
+    """A local file or directory."""
 
     where: str
 
     def entries(self) -> list[FolderEntry]:
-        """See `Folder.entries`; directories below are left alone."""
+        """See `Folder.entries`; subdirectories are ignored."""
         try:
             if not os.path.isdir(self.where):
                 return [FolderEntry(os.path.basename(self.where), os.stat(self.where).st_size)]
@@ -122,7 +124,7 @@ class StoreFolder:
         return self._opened
 
     def entries(self) -> list[FolderEntry]:
-        """See `Folder.entries`; directories below are left alone."""
+        """See `Folder.entries`; subdirectories are ignored."""
         found = self._store.list_dir().objects
         return sorted(
             FolderEntry(one.path, one.size_bytes)
@@ -143,7 +145,7 @@ class StoreFolder:
 
 
 def gone(where: str, name: str) -> NotFoundError:
-    """The error for a file that was there when the epoch was planned."""
+    """Return the error for a file that was removed after the epoch was planned."""
     return NotFoundError(
         "a file of records was removed while it was read",
         path=where,
@@ -153,10 +155,10 @@ def gone(where: str, name: str) -> NotFoundError:
 
 
 def refuse_compressed(where: str, name: str) -> None:
-    """Refuse a file whose bytes are not its records.
+    """Reject a compressed file, since it cannot be read from an offset.
 
     Raises:
-        InputError: it is compressed as a whole.
+        InputError: the name has the suffix of a compressed file.
     """
     if name.endswith((".gz", ".zst", ".bz2", ".xz", ".zip")):
         raise InputError(

@@ -1,4 +1,4 @@
-"""Records that are lines of text: JSON lines, plain text, CSV. Positions are bytes."""
+"""Read records from lines of text: JSON lines, plain text, CSV. Positions are in bytes."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from arroyo_dagster.errors import FormatError, ProtocolError
 
 BLOCK_BYTES = 1 << 20
 LONGEST_BYTES = 1 << 26
-"""How long one record may be: a file without line ends must not fill the memory."""
+"""The maximum size of one record, which bounds the memory for a file without line ends."""
 
 MIN_SPLIT_BYTES = 1 << 20
-"""What is shorter is not worth a task of its own."""
+"""The minimum size of a split, so that a task is worth its cost."""
 
 HEAD_BYTES = 1024
-"""How much of a file's beginning tells it from another of the same name."""
+"""The size of the beginning of a file that its fingerprint covers."""
 
 _BOM = b"\xef\xbb\xbf"
 _NEWLINE, _QUOTE = 10, 34
@@ -31,11 +31,11 @@ _PROBE_BYTES = 1 << 14
 
 
 def record_ends(data: bytes, *, quoted: bool) -> np.ndarray:
-    """The position behind each line end that ends a record.
+    """Return the position after each line end that ends a record.
 
     Args:
-        data: begins with a record.
-        quoted: whether a line end between double quotes belongs to the record, as in CSV.
+        data: bytes that begin with a record.
+        quoted: whether a line end inside double quotes is part of the record, as in CSV.
     """
     letters = np.frombuffer(data, dtype=np.uint8)
     ends = letters == _NEWLINE
@@ -46,17 +46,17 @@ def record_ends(data: bytes, *, quoted: bool) -> np.ndarray:
 
 @dataclass(frozen=True, slots=True)
 class Lines:
-    """A record a line; blank lines are none. The bytes of the line are the value."""
+    """One record per line; the bytes of the line are the value. Blank lines are skipped."""
 
     def length(self, folder: Folder, entry: FolderEntry) -> int:
-        """The position behind the last byte."""
+        """Return the position after the last byte."""
         return entry.size_bytes
 
     def check(self, folder: Folder, entry: FolderEntry, position: int, fingerprint: int) -> None:
-        """Prove that the file is the one that was read up to `position`, only longer.
+        """Check that the file is the one that was read up to `position`, with data appended.
 
         Raises:
-            ProtocolError: it is another, or the line that was its last has been continued.
+            ProtocolError: its beginning has changed, or its last read line was continued.
         """
         facts: dict[str, Any] = {"path": folder.where, "file": entry.name, "position": position}
         if self.fingerprint(folder, entry, position) != fingerprint:
@@ -74,20 +74,23 @@ class Lines:
             )
 
     def fingerprint(self, folder: Folder, entry: FolderEntry, position: int) -> int:
-        """What tells the file from another, once it was read up to `position`."""
+        """Return a checksum of the first `HEAD_BYTES` bytes, up to `position`."""
         return zlib.crc32(folder.read(entry.name, 0, min(position, HEAD_BYTES)))
 
     def extent(
         self, folder: Folder, entry: FolderEntry, start: int, room: int, *, final: bool
     ) -> tuple[int, int]:
-        """How far one epoch may read.
+        """Return the end of the range that one epoch reads.
 
         Args:
-            room: how many records at most.
-            final: whether a last line without its line end is a record.
+            folder: the folder of the file.
+            entry: the file.
+            start: the first byte.
+            room: the maximum number of records.
+            final: whether a last line without a line end is a record.
 
         Returns:
-            The position behind the last record, and how many lines there are up to it.
+            The position after the last record, and the number of lines from `start`.
 
         Raises:
             FormatError: a record is too long.
@@ -111,7 +114,7 @@ class Lines:
         return end, count
 
     def read(self, folder: Folder, name: str, start: int, end: int) -> Iterator[Found]:
-        """The records from `start` (included) to `end` (excluded)."""
+        """Yield the records from `start` (inclusive) to `end` (exclusive)."""
         for at, line in self._lines(folder, name, start, end):
             if line.strip():
                 yield Found(at, line)
@@ -119,11 +122,11 @@ class Lines:
     def batches(
         self, folder: Folder, name: str, number: int, start: int, end: int
     ) -> Iterator[pa.RecordBatch]:
-        """As `read`, as rows; `number`: their partition."""
+        """Yield the records of `read` as rows; `number`: their partition."""
         return record_batches(self.read(folder, name, start, end), number)
 
     def cuts(self, folder: Folder, name: str, start: int, end: int) -> Sequence[int]:
-        """Where parts begin that may be read apart; none where a line end may be none."""
+        """Return positions at which to split; none for CSV, since a line end can be quoted."""
         step = max(MIN_SPLIT_BYTES, -(-(end - start) // MAX_SPLITS))
         found: list[int] = []
         at = start + step
@@ -135,7 +138,7 @@ class Lines:
         return found
 
     def _behind_line(self, folder: Folder, name: str, at: int, end: int) -> int:
-        """The position behind the first line end at or behind `at`; `end` if there is none."""
+        """Return the position after the first line end at or after `at`; `end` if there is none."""
         while at < end:
             block = folder.read(name, at, min(_PROBE_BYTES, end - at))
             found = block.find(b"\n")
@@ -153,7 +156,7 @@ class Lines:
     def _lines(
         self, folder: Folder, name: str, start: int, end: int
     ) -> Iterator[tuple[int, bytes]]:
-        """Each line with its position, without its end and a byte order mark."""
+        """Yield each line with its position, without its line end and byte order mark."""
         data, at = b"", start
         while at < end:
             block = folder.read(name, at + len(data), min(BLOCK_BYTES, end - at - len(data)))
@@ -173,10 +176,10 @@ class Lines:
 
 @dataclass(frozen=True, slots=True)
 class CsvRows(Lines):
-    """A record a row below a header; a cell in double quotes may hold line ends.
+    """One record per row below a header; a cell in double quotes may contain line ends.
 
     Args:
-        encode: the value of a row, given its cells by column.
+        encode: returns the value of a row from its cells by column.
     """
 
     encode: Callable[[dict[str, str]], bytes]
@@ -186,10 +189,10 @@ class CsvRows(Lines):
         return True
 
     def read(self, folder: Folder, name: str, start: int, end: int) -> Iterator[Found]:
-        """The rows from `start` (included) to `end` (excluded), the header left out.
+        """Yield the rows from `start` (inclusive) to `end` (exclusive), without the header.
 
         Raises:
-            FormatError: a row has not the columns of the header, or is no UTF-8.
+            FormatError: a row has another number of cells than the header, or is not CSV in UTF-8.
         """
         rows = self._lines(folder, name, start, end)
         header = self._header(folder, name)
@@ -224,7 +227,7 @@ def _cells(line: bytes, folder: Folder, name: str, at: int) -> list[str]:
 
 
 def too_long(folder: Folder, name: str, at: int) -> FormatError:
-    """The error for a record without an end in sight."""
+    """Return the error for a record above `LONGEST_BYTES`."""
     return FormatError(
         f"a record is longer than {LONGEST_BYTES >> 20} MiB",
         path=folder.where,

@@ -1,4 +1,4 @@
-"""A topic whose records are typed, or piped in: lines that cannot be read a second time."""
+"""A topic with records from a pipe or terminal: lines that can be read only once."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from arroyo_dagster.state.runtime.operators import Offset, Source
 from arroyo_dagster.state.storage.store import ObjectStore
 
 _WAITING_LINES = 100_000
-"""How many lines wait in memory at most; then the writer of the pipe blocks."""
+"""The maximum number of lines in memory; at the limit, the writer of the pipe blocks."""
 
 _FLUSH_SECONDS = 0.02
 _BLOCK_BYTES = 1 << 16
@@ -27,33 +27,33 @@ _LINES = pa.schema([pa.field("line", pa.binary(), nullable=False)])
 
 
 class ByteStream(Protocol):
-    """Where bytes come from."""
+    """A readable stream of bytes."""
 
     def read(self, size: int, /) -> bytes | None:
-        """Up to `size` bytes, once there are some; none at the end."""
+        """Wait for bytes and return up to `size` of them; empty at the end."""
 
 
 @dataclass(frozen=True, slots=True)
 class PipeSplit:
-    """The lines kept as one segment."""
+    """The lines of one segment."""
 
     segment: int
 
 
 class PipeSource(Source):
-    """Lines of a pipe, kept in the store before anyone sees them.
+    """Lines of a pipe, which are stored before they are processed.
 
-    What an epoch is to take is first written to a segment of its own; only then is it read, and it
-    is removed once the epoch is ready. So a line that was taken out of the pipe and kept is
-    processed exactly once, whatever is killed. Lines that lie in the pipe, or in the memory of a
-    process that is killed, are lost: a pipe gives nothing twice.
+    The lines of an epoch are first written to a segment in the store, then read from it. The
+    segment is removed after the epoch is ready. A stored line is therefore processed exactly once,
+    even if processes are killed. Lines in the pipe, or in the memory of a killed process, are lost,
+    since a pipe cannot be read twice.
 
     Args:
-        topic: for messages.
-        store, directory: where the segments are kept, while they are needed.
-        stream: where the lines come from; its `read` gives what is there, `b""` at the end, as
-            files without a buffer do.
-        rows_per_epoch: how many lines one epoch takes at most.
+        topic: the topic, for messages.
+        store, directory: where the segments are stored while they are needed.
+        stream: the pipe; its `read` returns the available bytes and `b""` at the end, as unbuffered
+            files do.
+        rows_per_epoch: the maximum number of lines per epoch.
 
     Raises:
         InputError: `rows_per_epoch` is below 1.
@@ -85,20 +85,22 @@ class PipeSource(Source):
         self._taken = 0
 
     def initial_offset(self) -> Offset:
-        """Before the first segment."""
+        """Return the offset before the first segment."""
         return {"segment": 0}
 
     def latest_offset(self, start: Offset) -> Offset:
-        """One segment on, if lines have come.
+        """Store the available lines as the next segment, and return the offset after it.
+
+        Without new lines, return `start`.
 
         Raises:
-            ConflictError: another run keeps lines of this topic.
+            ConflictError: another run stores lines of this topic.
         """
         before = self._taken = int(start.get("segment", 0))
         self._forget(before)
         path = self._path(before + 1)
         if self._store.head(path) is not None:
-            self._taken = before + 1  # kept by a run that was killed before it took it
+            self._taken = before + 1  # stored by a run that was killed before it used it
             return {**start, "segment": before + 1}
         self._kept.extend(self._waiting(self._rows_per_epoch - len(self._kept)))
         if not self._kept:
@@ -108,7 +110,7 @@ class PipeSource(Source):
         return {**start, "segment": before + 1}
 
     def close(self) -> None:
-        """Keep the lines that have come but were not taken: the next run begins with them."""
+        """Store the lines that were received but not processed; the next run begins with them."""
         if self._reader is None:
             return
         segment = self._taken + 1
@@ -119,7 +121,7 @@ class PipeSource(Source):
             self._keep(segment)
 
     def _keep(self, segment: int) -> None:
-        """Write what is kept to a segment."""
+        """Write the received lines to a segment."""
         path, data = self._path(segment), encode_rows(pa.table({"line": self._kept}, _LINES))
         if not self._store.create(path, data) and self._store.read(path) != data:
             raise ConflictError(
@@ -131,7 +133,7 @@ class PipeSource(Source):
         self._kept = []
 
     def _waiting(self, room: int) -> list[bytes]:
-        """Lines that have come; a moment is given to those that come together."""
+        """Return up to `room` available lines; wait `_FLUSH_SECONDS` for each next one."""
         if self._reader is None:
             self._reader = threading.Thread(target=self._take_lines, daemon=True)
             self._reader.start()
@@ -164,7 +166,7 @@ class PipeSource(Source):
         return self._directory / f"{segment:012}.parquet"
 
     def _forget(self, up_to: int) -> None:
-        """Remove segments whose epoch is ready, which is when the next one is asked for."""
+        """Remove the segments of ready epochs: an epoch is ready when the next one is requested."""
         if self._forgotten < up_to:
             self._store.delete_many(
                 self._path(segment) for segment in range(max(1, up_to - 1), up_to + 1)
@@ -172,21 +174,21 @@ class PipeSource(Source):
             self._forgotten = up_to
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[PipeSplit]:
-        """One split a segment."""
+        """Return one split per segment."""
         return [
             PipeSplit(at + 1)
             for at in range(int(start.get("segment", 0)), int(end.get("segment", 0)))
         ]
 
     def read(self, partition: PipeSplit) -> Iterator[pa.RecordBatch]:
-        """The lines of one segment."""
+        """Yield the lines of one segment."""
         path, first = self._path(partition.segment), partition.segment << _SEGMENT_BITS
         rows, _ = decode_file(self._store.read(path), path)
         lines = enumerate(rows.column("line").to_pylist(), start=first)
         yield from record_batches((Found(at, line) for at, line in lines), 0)
 
     def exhausted(self, offset: Offset) -> bool:
-        """Whether the pipe has ended, and every line of it was taken."""
+        """Return whether the pipe has ended and all of its lines were read."""
         return (
             self._ended
             and not self._kept

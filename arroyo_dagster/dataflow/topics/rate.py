@@ -1,4 +1,4 @@
-"""A topic of numbers at a steady pace, to try a dataflow with."""
+"""A topic of numbers at a constant rate, to test a dataflow."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from arroyo_dagster.state.runtime.operators import Offset, Source
 
 @dataclass(frozen=True, slots=True)
 class RateSplit:
-    """Numbers from `start` (included) to `end` (excluded). `origin_millis`: the time of 0."""
+    """Numbers from `start` (inclusive) to `end` (exclusive). `origin_millis`: the time of 0."""
 
     start: int
     end: int
@@ -23,19 +23,20 @@ class RateSplit:
 
 
 class RateSource(Source):
-    """The numbers 0, 1, 2… as records `{"value": n, "time": milliseconds}`, some a second.
+    """The numbers 0, 1, 2… at a constant rate, as records `{"value": n, "time": milliseconds}`.
 
-    The time of a number is the job's first start plus its share of a second, so that reading it
-    again gives the same record; behind a pause the source catches up.
+    The time of a number is the first start of the job plus n / `per_second`, so that a second read
+    returns the same record. After a pause, the source catches up.
 
     Args:
-        topic: for messages.
-        per_second: how many.
-        limit: where it ends; None = never.
-        rows_per_epoch: how many one epoch takes at most.
+        topic: the topic, for messages.
+        per_second: the number of records per second.
+        limit: the total number of records; None = unlimited.
+        rows_per_epoch: the maximum number of records per epoch.
+        clock_millis: the clock, in epoch milliseconds.
 
     Raises:
-        InputError: a number is not positive.
+        InputError: `per_second` or `rows_per_epoch` is not positive.
     """
 
     schema = RECORDS
@@ -58,12 +59,12 @@ class RateSource(Source):
         self._clock_millis = clock_millis
 
     def initial_offset(self) -> Offset:
-        """The number 0, now."""
+        """Return the offset of the number 0, which is due now."""
         return {"next": 0, "origin_millis": self._clock_millis()}
 
     def latest_offset(self, start: Offset) -> Offset:
-        """The numbers whose time has come, at most `rows_per_epoch` of them."""
-        if "next" not in start:  # of what the topic was bound to before
+        """Return the offset after the numbers that are due, at most `rows_per_epoch` of them."""
+        if "next" not in start:  # the offset is of an earlier binding of the topic
             return {**start, **self.initial_offset()}
         passed = self._clock_millis() - int(start["origin_millis"])
         due = int(passed * self._per_second / 1000)
@@ -72,12 +73,12 @@ class RateSource(Source):
         return {**start, "next": max(first, min(due, first + self._rows_per_epoch))}
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[RateSplit]:
-        """One split."""
+        """Return one split, or none without new numbers."""
         first, last = int(start.get("next", 0)), int(end.get("next", 0))
         return [RateSplit(first, last, int(end["origin_millis"]))] if first < last else []
 
     def read(self, partition: RateSplit) -> Iterator[pa.RecordBatch]:
-        """The numbers of one split."""
+        """Yield the numbers of one split."""
         origin = partition.origin_millis
         numbers = range(partition.start, partition.end)
         yield from record_batches((self._found(number, origin) for number in numbers), 0)
@@ -87,5 +88,5 @@ class RateSource(Source):
         return Found(number, b'{"value":%d,"time":%d}' % (number, at), time_millis=at)
 
     def exhausted(self, offset: Offset) -> bool:
-        """Whether the limit is reached."""
+        """Return whether the limit is reached."""
         return self._limit is not None and int(offset.get("next", 0)) >= self._limit

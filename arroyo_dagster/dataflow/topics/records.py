@@ -1,4 +1,4 @@
-"""Records of a topic where they were found, as rows of `topic_schema()`."""
+"""Records of a topic with their positions, as rows of `topic_schema()`."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from arroyo_dagster.dataflow.storage.boundary import topic_schema
 RECORDS = topic_schema()
 BATCH_RECORDS = 16_384
 MAX_SPLITS = 8
-"""Into how many parts, read by as many tasks, the records of one file in one epoch are cut."""
+"""The maximum number of splits, and so of parallel tasks, per file and epoch."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """One record where it was found. `offset`: a byte, a row or a count within its partition."""
+    """One record. `offset`: its position in its partition, as a byte, a row or a count."""
 
     offset: int
     value: bytes
@@ -28,7 +28,7 @@ class Found:
 
 
 def record_batches(found: Iterable[Found], partition: int) -> Iterator[pa.RecordBatch]:
-    """Records of one partition as rows of `RECORDS`, some a batch."""
+    """Yield records of one partition as rows of `RECORDS`, at most `BATCH_RECORDS` per batch."""
     rest = iter(found)
     while some := list(islice(rest, BATCH_RECORDS)):
         yield pa.RecordBatch.from_arrays(
@@ -44,11 +44,12 @@ def record_batches(found: Iterable[Found], partition: int) -> Iterator[pa.Record
 
 
 def text_batch(values: pa.Array, partition: int, first: int) -> pa.RecordBatch:
-    """Records that are their values and nothing else, as rows of `RECORDS`.
+    """Return values as rows of `RECORDS`, without keys and timestamps.
 
     Args:
         values: text or bytes, without nulls.
-        first: the offset of the first; they count up from there.
+        partition: their partition.
+        first: the offset of the first value; the others follow by 1.
     """
     count = len(values)
     return pa.RecordBatch.from_arrays(

@@ -1,4 +1,4 @@
-"""Records that are the rows of Parquet files. Positions are rows."""
+"""Read records from rows of Parquet files. Positions are row numbers."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from arroyo_dagster.dataflow.topics.records import MAX_SPLITS, Found, record_bat
 from arroyo_dagster.errors import FormatError, ProtocolError
 
 MIN_SPLIT_ROWS = 1 << 15
-"""What is shorter is not worth a task of its own."""
+"""The minimum size of a split, so that a task is worth its cost."""
 
 _FOOTER_BYTES = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class ParquetRows:
-    """A record a row. The file was written as a whole: it does not grow.
+    """One record per row. A Parquet file is written as a whole and does not grow.
 
     Args:
-        encode: the value of a row, given its cells by column as `plain_rows` gives them.
-        wants: which columns to read.
-        raw: whether the text, or the bytes, of an only column is the value.
+        encode: returns the value of a row from its cells by column, as `plain_rows` returns them.
+        wants: returns whether to read a column.
+        raw: whether the value is the text or the bytes of a single column.
     """
 
     encode: Callable[[dict[str, Any]], bytes]
@@ -37,7 +37,7 @@ class ParquetRows:
     _lengths: dict[tuple[str, int], int] = field(default_factory=dict, compare=False, repr=False)
 
     def length(self, folder: Folder, entry: FolderEntry) -> int:
-        """How many rows it has."""
+        """Return the number of rows."""
         known = self._lengths.get((entry.name, entry.size_bytes))
         if known is None:
             with _opened(folder, entry) as file:
@@ -45,10 +45,10 @@ class ParquetRows:
         return known
 
     def check(self, folder: Folder, entry: FolderEntry, position: int, fingerprint: int) -> None:
-        """Prove that the file is the one whose first `position` rows were read.
+        """Check that the file is the one that was read up to row `position`.
 
         Raises:
-            ProtocolError: it is another.
+            ProtocolError: it was replaced.
         """
         if self.fingerprint(folder, entry, position) != fingerprint:
             raise ProtocolError(
@@ -60,25 +60,25 @@ class ParquetRows:
             )
 
     def fingerprint(self, folder: Folder, entry: FolderEntry, position: int) -> int:
-        """What tells the file from another: the end of its footer."""
+        """Return a checksum of the last `_FOOTER_BYTES` bytes, which contain the footer's end."""
         start = max(0, entry.size_bytes - _FOOTER_BYTES)
         return zlib.crc32(folder.read(entry.name, start, _FOOTER_BYTES))
 
     def extent(
         self, folder: Folder, entry: FolderEntry, start: int, room: int, *, final: bool
     ) -> tuple[int, int]:
-        """How far one epoch may read: `room` rows at most. See `Lines.extent`."""
+        """Return the end of the range that one epoch reads, at most `room` rows; see `Lines`."""
         end = min(self.length(folder, entry), start + room)
         return end, end - start
 
     def cuts(self, folder: Folder, name: str, start: int, end: int) -> Sequence[int]:
-        """Where parts begin that may be read apart."""
+        """Return positions between `start` and `end`, both exclusive, at which to split."""
         return range(start, end, max(MIN_SPLIT_ROWS, -(-(end - start) // MAX_SPLITS)))[1:]
 
     def batches(
         self, folder: Folder, name: str, number: int, start: int, end: int
     ) -> Iterator[pa.RecordBatch]:
-        """The rows from `start` (included) to `end` (excluded); `number`: their partition."""
+        """Yield the rows from `start` (inclusive) to `end` (exclusive); `number`: partition."""
         for first, rows in self._tables(folder, name, start, end):
             if self.raw and _is_text(rows):
                 yield text_batch(rows.column(0).combine_chunks(), number, first)
@@ -91,7 +91,7 @@ class ParquetRows:
     def _tables(
         self, folder: Folder, name: str, start: int, end: int
     ) -> Iterator[tuple[int, pa.Table]]:
-        """The rows of each row group that has some of them, behind the place of the first."""
+        """Yield the requested rows of each row group, with the row number of the first."""
         first = 0
         sizes = {entry.name: entry for entry in folder.entries()}
         with _opened(folder, sizes.get(name, FolderEntry(name, 0))) as file:
@@ -106,24 +106,29 @@ class ParquetRows:
 
 
 def _is_text(rows: pa.Table) -> bool:
-    """Whether the rows are one column of text or bytes, none missing."""
+    """Return whether the rows are one column of text or bytes without nulls."""
     kinds = (pa.string(), pa.large_string(), pa.binary(), pa.large_binary())
     return rows.num_columns == 1 and rows.column(0).type in kinds and not rows.column(0).null_count
 
 
 def plain_rows(rows: pa.Table) -> list[dict[str, Any]]:
-    """Rows as JSON would have them: times are milliseconds since 1970, decimals and dates text."""
+    """Return rows in JSON's types: timestamps as epoch milliseconds; decimals, dates and times of
+    day as text.
+    """
     columns = [plain_column(column) for column in rows.columns]
     return pa.table(dict(zip(rows.column_names, columns, strict=True))).to_pylist()  # type: ignore[no-any-return]
 
 
 def plain_column(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """One column of `plain_rows`."""
+    """Convert one column for `plain_rows`."""
     return column.cast(_coarse(column.type), safe=False).cast(_plain(_coarse(column.type)))
 
 
 def _coarse(kind: pa.DataType) -> pa.DataType:
-    """Times of nanoseconds, which Python has no value for, as milliseconds, at any depth."""
+    """Return the type with timestamps in milliseconds and without dictionaries, at any depth.
+
+    Python has no type for nanoseconds.
+    """
     if pa.types.is_timestamp(kind):
         return pa.timestamp("ms", kind.tz)
     if pa.types.is_dictionary(kind):

@@ -1,9 +1,9 @@
 """A topic that services of one dataflow write and read: Parquet files in the writer's job.
 
-A writer puts out the records of an epoch in its second phase (`ParquetSink`), so a reader sees
-those of ready epochs only. The files of an epoch are all there before the writer's next epoch can
-have any: a reader that sees one of epoch n knows all before n complete, and its offset need not
-name them.
+A writer publishes the records of an epoch in the second phase of its commit (`KeptSink`), so that a
+reader sees only ready epochs. All files of an epoch exist before the first file of the writer's
+next epoch. A reader that sees a file of epoch n therefore knows that all earlier epochs are
+complete, and its offset need not list their files.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _NAME = re.compile(rf"({number_pattern(7)})-({number_pattern(3)})-[0-9a-f]{{16}}
 FILES_PER_EPOCH = 64
 EPOCHS_KEPT = 10
 FROM = "from:"
-"""What begins the members of an offset that are writers; others stay, as in `FileSource`."""
+"""The prefix of writers in an offset; members without it are kept, as in `FileSource`."""
 
 
 _EPOCH_BITS, _SUBTASK_BITS = 36, 24  # rows of a subtask's epoch, then subtasks, then epochs
@@ -45,7 +45,7 @@ _BEGINNING: Offset = {"epoch": 0, "read": []}
 
 @dataclass(frozen=True, slots=True, order=True)
 class Segment:
-    """A file of records. `epoch`, `subtask`: who of the writer put it out, and when."""
+    """A file of records. `epoch`, `subtask`: the writer's epoch and subtask."""
 
     epoch: int
     subtask: int
@@ -53,13 +53,13 @@ class Segment:
 
     @property
     def first_offset(self) -> int:
-        """The offset of its first record: greater than those of all files before it."""
+        """The offset of its first record, greater than all offsets of earlier files."""
         return (self.epoch << _EPOCH_BITS) + (self.subtask << _SUBTASK_BITS)
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentSplit:
-    """A file that an epoch takes. `number`: the partition of its records, one a writer."""
+    """A file that an epoch reads. `number`: the partition of its records, one per writer."""
 
     number: int
     first_offset: int
@@ -67,17 +67,18 @@ class SegmentSplit:
 
 
 class SegmentSource(Source):
-    """Records that services of the dataflow put out, each once.
+    """Records that services of the dataflow wrote to a topic, each exactly once.
 
     Args:
-        topic: for messages.
-        store: where the writers' jobs are.
+        topic: the topic.
+        store: the object store of the writers' jobs.
         writers: the directory of each writing service.
-        files_per_epoch: how many files one epoch takes at most.
-        readers: the services that read it; what all of them have taken may go, see `note`.
+        files_per_epoch: the maximum number of files per epoch.
+        readers: the services that read the topic. Files that all of them have read can be removed,
+            see `note`.
 
     Raises:
-        InputError: nobody writes the topic.
+        InputError: there is no writer, or `files_per_epoch` is below 1.
     """
 
     schema = RECORDS
@@ -104,7 +105,7 @@ class SegmentSource(Source):
         self._taken: dict[str, Offset] = {}
         self._trimmed = dict.fromkeys(self._writers, 0)
         self.complete = False
-        """Whether the writers have ended, which their runner knows."""
+        """Whether the writers have ended; their runner sets it."""
 
     @property
     def writers(self) -> frozenset[str]:
@@ -112,11 +113,11 @@ class SegmentSource(Source):
         return frozenset(self._writers)
 
     def initial_offset(self) -> Offset:
-        """Before every writer's first epoch."""
+        """Return the offset before the first epoch of every writer."""
         return {FROM + writer: _BEGINNING for writer in self._writers}
 
     def latest_offset(self, start: Offset) -> Offset:
-        """At most `files_per_epoch` files on."""
+        """Return the offset after at most `files_per_epoch` more files."""
         end, room = {**self.initial_offset(), **start}, self._files_per_epoch
         for writer in self._writers:
             member = FROM + writer
@@ -141,7 +142,7 @@ class SegmentSource(Source):
             listed = self._store.list(directory, start_after=f"{directory}/{after_epoch + 1:07}")
             found = [one.path for one in listed if one.path.parent == directory]
         except NotFoundError:
-            return []  # the store itself is not there yet
+            return []  # the store itself does not exist yet
         segments = [(_NAME.fullmatch(path.name), path) for path in found]
         return sorted(
             Segment(int(match.group(1)), int(match.group(2)), path)
@@ -150,10 +151,10 @@ class SegmentSource(Source):
         )
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[SegmentSplit]:
-        """One split a file, by writer and epoch.
+        """Return one split per file, ordered by writer and epoch.
 
         Raises:
-            ProtocolError: a file that an epoch has taken is gone.
+            ProtocolError: a file that the offset lists is missing.
         """
         splits: list[SegmentSplit] = []
         for number, writer in enumerate(self._writers):
@@ -178,7 +179,7 @@ class SegmentSource(Source):
             )
 
     def read(self, partition: SegmentSplit) -> Iterator[pa.RecordBatch]:
-        """The records of one file."""
+        """Yield the records of one file."""
         rows, _ = decode_file(self._store.read(partition.path), partition.path)
         if not rows.schema.equals(SINK_SCHEMA):
             raise FormatError("kept records have another schema than expected", path=partition.path)
@@ -191,11 +192,14 @@ class SegmentSource(Source):
         yield from pa.table([columns[name] for name in RECORDS.names], RECORDS).to_batches()
 
     def note(self, reader: str, checkpoint: Checkpoint) -> None:
-        """An epoch of a service is ready: of what every reader has taken with ready epochs, the
-        files of all but the last `EPOCHS_KEPT` epochs of their writer are removed.
+        """Note a ready epoch of a reader, and remove files that all readers have read.
 
-        The last ones stay because a writer that died may commit its newest epoch once more, and
-        then looks for its files.
+        The files of each writer's last `EPOCHS_KEPT` read epochs are kept: a writer that failed may
+        commit its newest epoch again, and then checks its files.
+
+        Args:
+            reader: the service of the epoch.
+            checkpoint: the ready epoch.
         """
         if reader not in self._readers or checkpoint.progress is None:
             return
@@ -204,7 +208,7 @@ class SegmentSource(Source):
                 self._taken[reader] = source["topics"][self._topic]
         if self._taken.keys() == self._readers:
             for writer in self._writers:
-                # The epoch exists; what stays is removed behind a later one.
+                # The epoch is ready, so a failure here is harmless: a later call removes the files.
                 with contextlib.suppress(StorageError):
                     self._trim(writer)
 
@@ -212,24 +216,25 @@ class SegmentSource(Source):
         taken = [offset.get(FROM + writer, _BEGINNING) for offset in self._taken.values()]
         before = min(int(one["epoch"]) for one in taken) - EPOCHS_KEPT
         if before < self._trimmed[writer] + EPOCHS_KEPT:
-            return  # a listing now and then is enough
+            return  # list only every `EPOCHS_KEPT` epochs
         gone = [one.path for one in self._segments(writer, 0) if one.epoch <= before]
         if not self._store.delete_many(gone).failed:
             self._trimmed[writer] = before
 
     def exhausted(self, offset: Offset) -> bool:
-        """Whether the writers have ended, and everything of theirs was read."""
+        """Return whether the writers have ended and all of their records were read."""
         return self.complete and self.latest_offset(offset) == offset
 
 
 def note_ends(between: Iterable[SegmentSource], ended: Set[str]) -> bool:
-    """Note which topics between services have ended with their writers.
+    """Mark topics between services as complete if all their writers have ended.
 
     Args:
-        ended: the services that put out nothing any more.
+        between: the sources of these topics.
+        ended: the services that have ended.
 
     Returns:
-        Whether there was one: knowing it, a reader may have more to do.
+        Whether at least one was marked, so that its readers may have more to do.
     """
     fresh = [one for one in between if not one.complete and one.writers <= ended]
     for source in fresh:

@@ -1,4 +1,4 @@
-"""Where a service puts records out: files of a folder, one file that grows, the terminal."""
+"""Sinks of topics: files in a folder, one growing file, other services, the terminal."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ _PRINTED = codec_for(bytes)
 
 
 class Writer(Protocol):
-    """How values become bytes of a file: `JsonLines`, `CsvLines`."""
+    """Encodes values as the content of a file: `JsonLines`, `CsvLines`."""
 
     @property
     def suffix(self) -> str:
-        """How the names of the files end."""
+        """The suffix of file names."""
 
     @property
     def header(self) -> bytes:
-        """What every file begins with."""
+        """The first bytes of every file."""
 
     def rows(self, values: Sequence[bytes]) -> bytes:
-        """The values behind each other."""
+        """Return the values, encoded one after the other."""
 
 
 APPENDED, PRINTED, KEPT = TableName("appended"), TableName("printed"), TableName("kept")
@@ -58,16 +58,21 @@ _TABLES = (
     ),
     global_table_config(POSITION, "how long a sink has made each file", key=str, value=int),
 )
-"""The tables of every sink of a topic, so that it can be bound to another kind at any time."""
+"""The tables of every topic sink; all kinds have the same, so that a topic's binding can change."""
 
 
 def check_own(
     topic: str, own: Sequence[TableName], data: Mapping[TableName, Mapping[int, bytes]]
 ) -> None:
-    """Refuse to commit what was prepared for a sink of another kind.
+    """Check that the data to commit was prepared by a sink of the same kind.
+
+    Args:
+        topic: the topic, for the error.
+        own: the commit tables of this kind of sink.
+        data: the commit data by table and subtask.
 
     Raises:
-        InputError: a run was killed within an epoch, and the topic was bound to something else.
+        InputError: a run was killed before a commit, and the topic was then bound to another kind.
     """
     others = sorted(table for table, parts in data.items() if parts and table not in own)
     if others:
@@ -81,7 +86,7 @@ def check_own(
 
 
 def values_in(batches: Sequence[pa.RecordBatch]) -> list[bytes]:
-    """The values of records."""
+    """Return the values of records."""
     return [value for batch in batches for value in batch.column("value").to_pylist()]
 
 
@@ -91,17 +96,17 @@ class TopicFolderSink(FolderSink):
     topic: str
 
     def tables(self) -> Sequence[TableConfig]:
-        """Those of every sink."""
+        """Return the tables of every topic sink."""
         return _TABLES
 
     def commit(self, epoch: Epoch, data: Mapping[TableName, Mapping[int, bytes]]) -> None:
-        """Move the staged files of an epoch to where readers look. Errors as `check_own`."""
+        """Move the staged files of an epoch to their final paths. Errors as in `check_own`."""
         check_own(self.topic, (self.pre_commit,), data)
         super().commit(epoch, data)
 
 
 class LinesFolderSink(TopicFolderSink):
-    """Records into text files of a folder, exactly once."""
+    """Writes records into text files of a folder, exactly once."""
 
     def __init__(self, topic: str, url: str, writer: Writer) -> None:
         super().__init__(url)
@@ -110,12 +115,12 @@ class LinesFolderSink(TopicFolderSink):
         self.suffix = writer.suffix
 
     def encode(self, rows: pa.Table) -> bytes:
-        """The header, then the records."""
+        """Return the header, then the records."""
         return self._writer.header + self._writer.rows(values_in(rows.to_batches()))
 
 
 class ParquetFolderSink(TopicFolderSink):
-    """Records into Parquet files of a folder, columns typed as declared, exactly once."""
+    """Writes records into Parquet files of a folder with the declared types, exactly once."""
 
     suffix = ".parquet"
 
@@ -125,12 +130,12 @@ class ParquetFolderSink(TopicFolderSink):
         self._shape = shape
 
     def encode(self, rows: pa.Table) -> bytes:
-        """A Parquet file of the values."""
+        """Return a Parquet file of the values."""
         return encode_rows(typed_table(values_in(rows.to_batches()), self._shape))
 
 
 class KeptSink(TopicFolderSink):
-    """Records for other services of the dataflow, in the job of the service that wrote them.
+    """Writes records for other services of the dataflow, into the job of the writing service.
 
     Args:
         url: the checkpoint URL.
@@ -146,7 +151,7 @@ class KeptSink(TopicFolderSink):
         self.topic = topic
 
     def encode(self, rows: pa.Table) -> bytes:
-        """A Parquet file of the records as they are."""
+        """Return a Parquet file of the records, unchanged."""
         return encode_rows(rows)
 
     @property
@@ -154,66 +159,67 @@ class KeptSink(TopicFolderSink):
         return get_storage_provider(self._url)
 
     def folder(self, task: TaskInfo) -> str:
-        """Where `SegmentSource` looks."""
+        """Return the directory that `SegmentSource` reads."""
         return f"{JobPaths(JobId(task.job), task.pipeline).topic(self.topic)}/"
 
 
 class BothSinks(Sink):
-    """A sink that is bound, and `KeptSink`: each has commit data of its own."""
+    """A bound sink and a `KeptSink`, each with its own commit data."""
 
     def __init__(self, bound: Sink, kept: KeptSink) -> None:
         self._sinks = (bound, kept)
 
     def tables(self) -> Sequence[TableConfig]:
-        """Those of both; what both have, once."""
+        """Return the tables of both sinks, without duplicates."""
         found = {config.table: config for sink in self._sinks for config in sink.tables()}
         return list(found.values())
 
     def on_start(self, ctx: OperatorContext) -> None:
-        """Both begin."""
+        """Start both."""
         for sink in self._sinks:
             sink.on_start(ctx)
 
     def process_batch(
         self, batch: pa.RecordBatch, ctx: OperatorContext, collector: Collector
     ) -> None:
-        """Both take every record."""
+        """Pass the batch to both."""
         for sink in self._sinks:
             sink.process_batch(batch, ctx, collector)
 
     def handle_checkpoint(self, ctx: OperatorContext, collector: Collector) -> None:
-        """Both prepare."""
+        """Prepare both."""
         for sink in self._sinks:
             sink.handle_checkpoint(ctx, collector)
 
     def commit(self, epoch: Epoch, data: Mapping[TableName, Mapping[int, bytes]]) -> None:
-        """Both commit, each what it has prepared. Errors as `check_own`."""
+        """Commit both, each with its own data. Errors as in `check_own`."""
         bound, kept = self._sinks
         bound.commit(epoch, {name: parts for name, parts in data.items() if name != KEPT})
         kept.commit(epoch, {name: parts for name, parts in data.items() if name == KEPT})
 
 
 class _RecordSink(BufferingSink):
-    """Keeps records until the barrier, and what each epoch prepared until it is committed."""
+    """Buffers records until the barrier; the epoch's commit data is in tables until the commit."""
 
     def tables(self) -> Sequence[TableConfig]:
-        """Those of every sink."""
+        """Return the tables of every topic sink."""
         return _TABLES
 
 
 class AppendSink(_RecordSink):
-    """Records behind each other in one file of this machine, exactly once.
+    """Appends records to one local file, exactly once.
 
-    An epoch is staged in a file beside it; its commit writes it at the very position where the
-    epoch before ended, so that committing twice changes nothing. Nobody else may write the file.
+    An epoch is staged in a directory beside the file. Its commit writes it at the position where
+    the previous epoch ended, so that a second commit changes nothing. No other program may write
+    the file.
 
     Args:
-        topic: for messages.
-        path: the file; it must not exist, or be empty, when the job begins.
-        writer: how values become lines.
+        topic: the topic, for messages.
+        path: the file; when the job starts, it must be empty or absent.
+        writer: encodes values as lines.
 
     Raises:
-        InputError: the path is a directory, or in one that is not there.
+        InputError: the folder of the file does not exist.
     """
 
     def __init__(self, topic: str, path: str, writer: Writer) -> None:
@@ -231,10 +237,10 @@ class AppendSink(_RecordSink):
             )
 
     def on_start(self, ctx: OperatorContext) -> None:
-        """Begin with nothing buffered.
+        """Start with an empty buffer.
 
         Raises:
-            InputError: there are several subtasks; one file has one end.
+            InputError: there are several subtasks, which cannot append to one file.
         """
         super().on_start(ctx)
         if ctx.task_info.parallelism > 1:
@@ -251,10 +257,10 @@ class AppendSink(_RecordSink):
         return open_store(f"file://{folder}/.{name}.staging")
 
     def handle_checkpoint(self, ctx: OperatorContext, collector: Collector) -> None:
-        """Stage what has come, and leave its place as commit data.
+        """Stage the buffered records, and store their position as commit data.
 
         Raises:
-            InputError: the job begins, and the file holds something already.
+            InputError: the job has not written the file yet, and the file is not empty.
         """
         values = values_in(self.drained())
         if not values:
@@ -281,11 +287,13 @@ class AppendSink(_RecordSink):
         return 0
 
     def commit(self, epoch: Epoch, data: Mapping[TableName, Mapping[int, bytes]]) -> None:
-        """Write the epoch's records where they belong.
+        """Write the epoch's records at their position.
 
         Raises:
-            ProtocolError: the file is not what the epochs before have left.
-            InputError: it was prepared for another file, or another kind of sink.
+            ProtocolError: the staged records are missing, or the file has other content than the
+                previous epochs wrote.
+            InputError: the epoch was prepared for another file, or another kind of sink.
+            StorageError: the file cannot be written.
         """
         check_own(self._topic, (APPENDED,), data)
         for encoded in data.get(APPENDED, {}).values():
@@ -303,7 +311,7 @@ class AppendSink(_RecordSink):
                 content = self._staging.read(StatePath(staged))
             except NotFoundError as error:
                 if os.path.exists(self._path) and os.path.getsize(self._path) >= start + length:
-                    continue  # an earlier attempt at this commit came to its end
+                    continue  # an earlier attempt completed this commit
                 raise self._contradicted(
                     "records that an epoch must commit are missing", start
                 ) from error
@@ -350,11 +358,10 @@ def _epoch_staged(name: str) -> Epoch | None:
 
 
 class PrintSink(_RecordSink):
-    """Records to the terminal when their epoch is ready.
+    """Prints records when their epoch is ready, at least once.
 
-    What is printed cannot be taken back: a run that is killed between printing an epoch and
-    noting so prints it again. Nothing is left out.
-
+    A run that is killed after it printed an epoch and before it stored that fact prints the epoch
+    again.
     """
 
     def __init__(self, topic: str, writer: Writer) -> None:
@@ -363,13 +370,13 @@ class PrintSink(_RecordSink):
         self._writer = writer
 
     def handle_checkpoint(self, ctx: OperatorContext, collector: Collector) -> None:
-        """Leave the lines as commit data."""
+        """Store the lines as commit data."""
         if values := values_in(self.drained()):
             lines = _PRINTED.encode(self._writer.rows(values))
             ctx.table_manager.insert_committing_data(PRINTED, lines)
 
     def commit(self, epoch: Epoch, data: Mapping[TableName, Mapping[int, bytes]]) -> None:
-        """Print the epoch's records. Errors as `check_own`."""
+        """Print the epoch's records. Errors as in `check_own`."""
         check_own(self._topic, (PRINTED,), data)
         for _, lines in sorted(data.get(PRINTED, {}).items()):
             sys.stdout.write(_PRINTED.decode(lines).decode(errors="replace"))

@@ -1,7 +1,7 @@
-"""Bindings put together with a dataflow: the sources and sinks of its topics.
+"""Open the sources and sinks of a dataflow's topics from their bindings.
 
-A topic that services write and read needs no binding: its records lie in the writers' jobs. A sink
-that is bound to such a topic gets them too.
+A topic that services both write and read needs no binding: its records are stored in the writers'
+jobs. A sink that is bound to such a topic receives them too.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ from arroyo_dagster.state.storage.store import ObjectStore
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wired:
-    """What a dataflow runs with.
+    """The opened sources and sinks of a dataflow.
 
     Attributes:
-        bindings: for `build_dataflow`.
-        between: the sources of topics that services write.
-        pipes: the sources that keep lines of the standard input, by topic.
-        unbound: topics that are written, and go nowhere.
+        bindings: the bindings for `build_dataflow`.
+        between: the sources of topics that services both write and read.
+        pipes: the sources that store lines of the standard input, by topic.
+        unbound: the topics that services write, and that have neither sink nor reader.
     """
 
     bindings: Bindings
@@ -59,15 +59,15 @@ class Wired:
 
 
 class Outside(Protocol):
-    """Opens what a topic is bound to where that is not this process's business: `spark`."""
+    """Opens bindings that another engine runs: `spark`."""
 
     def source(
         self, binding: TopicBinding, shape: Shape, directory: StatePath, readers: tuple[str, ...]
     ) -> Source:
-        """What a topic is read from. `directory`: where it may keep things."""
+        """Open a source. `directory`: where it may store data; `readers`: the services."""
 
     def sink(self, binding: TopicBinding, shape: Shape) -> Sink:
-        """What a topic is written to."""
+        """Open a sink."""
 
 
 def wire(
@@ -79,18 +79,20 @@ def wire(
     stdin: ByteStream | None = None,
     outside: Outside | None = None,
 ) -> Wired:
-    """Open what the topics of a dataflow are bound to.
+    """Open the sources and sinks of a dataflow's topics.
 
     Args:
-        store: where the states lie, and records between services.
-        packages: those that the dataflow imports, by id.
-        stdin: what `stdin` means.
-        outside: what `spark` means.
+        dataflow: the definition.
+        given: the bindings.
+        store: the object store of the states, and of records between services.
+        packages: the packages that the dataflow imports, by id.
+        stdin: the standard input; None = not available.
+        outside: opens `spark` bindings; None = not available.
 
     Raises:
-        InputError: a topic that is read has neither source nor writer, or two of them; a binding
-            of a topic that nobody reads or writes; of all the first, the others named.
-        NotFoundError: a file is not there.
+        InputError: a topic that a service reads has neither source nor writer, or both; a source
+            or sink is bound to a topic that no service reads or writes; a binding is invalid.
+        NotFoundError: a file does not exist.
     """
     register_settings(given.env)
     for binding in (*given.sources.values(), *given.sinks.values()):
@@ -143,7 +145,7 @@ class _Wiring:
             unbound=tuple(sorted(topic for topic, sink in sinks.items() if sink is None)),
         )
 
-    # ---- what is asked for -----------------------------------------------------------------------
+    # ---- checks ----------------------------------------------------------------------------------
 
     def _check(self) -> None:
         for role, given, used in (
@@ -200,7 +202,7 @@ class _Wiring:
                 next_step="let one service read it, and write a topic that the others read",
             )
 
-    # ---- what is opened --------------------------------------------------------------------------
+    # ---- sources and sinks -----------------------------------------------------------------------
 
     def _shape(self, topic: str, *, reading: bool) -> Shape:
         declared = self._dataflow.topics.get(topic)
@@ -306,7 +308,7 @@ class _Wiring:
 
 
 def services_by_topic(dataflow: Dataflow, ends: str) -> dict[str, list[str]]:
-    """The services that read (`sources`) or write (`sinks`) each topic."""
+    """Return the services that read (`ends` = `sources`) or write (`sinks`) each topic."""
     found: dict[str, list[str]] = {}
     for service in dataflow.services.values():
         for end in service.sources if ends == "sources" else service.sinks:

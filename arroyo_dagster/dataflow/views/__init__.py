@@ -1,3 +1,1 @@
-"""States read by others: snapshots at one epoch, SQL over them, and how they are rendered. Nothing
-here writes.
-"""
+"""Read states: snapshots at one epoch, SQL over them, and their rendering. Nothing here writes."""

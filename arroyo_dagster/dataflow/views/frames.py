@@ -1,4 +1,4 @@
-"""Frames: what user code reads whole states and query results through.
+"""Frames, by which user code reads whole states and query results.
 
 Source: sdf-states.md 3.3; errors E44, E45.
 """
@@ -36,7 +36,7 @@ _MISSING: Any = object()
 
 @dataclass(frozen=True, slots=True)
 class ColumnInfo:
-    """A column of a frame. `type`: in the words of SDF where it has one."""
+    """A column of a frame. `type`: the name of the type in SDF or, without one, in Polars."""
 
     name: str
     index: int
@@ -44,11 +44,11 @@ class ColumnInfo:
 
 
 RequestedColumn = ColumnInfo | str
-"""A column as getters take it."""
+"""A column as getters accept it."""
 
 
 class Expression:
-    """A condition or a value for `Frame.filter`, made of `col` and `lit`."""
+    """A condition or a value for `Frame.filter`, built from `col` and `lit`."""
 
     def __init__(self, made: pl.Expr) -> None:
         self._made = made
@@ -89,27 +89,27 @@ def _expression(value: object) -> pl.Expr:
 
 
 def col(name: str) -> Expression:
-    """A column, for `Frame.filter`."""
+    """Return a column as an expression for `Frame.filter`."""
     return Expression(pl.col(name))
 
 
 def lit(value: Any) -> Expression:
-    """A value, for `Frame.filter`."""
+    """Return a value as an expression for `Frame.filter`."""
     return Expression(pl.lit(value))
 
 
 def query(tables: Tables, text: str, params: Mapping[str, Any] | None = None) -> Frame:
-    """Answer a query over the tables in scope. Errors as `Tables.sql`."""
+    """Execute a query over the tables in scope. Errors as in `Tables.sql`."""
     return Frame(tables.sql(text, params), tables, "self")
 
 
 class Frame:
-    """Rows of a whole state, or of a query. Iterating gives each row as a dict.
+    """The rows of a whole state or of a query. Iteration yields each row as a dict.
 
     Args:
         frame: the rows.
-        tables: what `sql` sees besides.
-        name: under which `sql` sees this frame, as well as under `self`.
+        tables: the other tables that `sql` sees.
+        name: the name of this frame in `sql`, besides `self`.
     """
 
     def __init__(self, frame: pl.DataFrame, tables: Tables, name: str) -> None:
@@ -118,8 +118,11 @@ class Frame:
         self._name = name
 
     def sql(self, text: str, params: Mapping[str, Any] | None = None) -> Frame:
-        """Query this frame, as `self` or its name, and every table in scope. Errors as `sql`."""
-        # A frame of another order than its keys' must not be searched by key.
+        """Query this frame, as `self` or by its name, and all tables in scope.
+
+        Errors as in `sdf.sql`.
+        """
+        # A search by key needs the frame in the order of its keys.
         frame = self._frame.sort(KEY) if KEY in self._frame.columns else self._frame
         known = self._tables.by_name.get(self._name)
         table = StateTable(self._name, frame, known.aliases if known else ())
@@ -127,14 +130,14 @@ class Frame:
         return Frame(found, self._tables, self._name)
 
     def select(self, columns: str | Sequence[str]) -> Frame:
-        """Some of the columns, in the order given."""
+        """Return some of the columns, in the given order."""
         names = [columns] if isinstance(columns, str) else list(columns)
         for name in names:
             self.col(name)
         return self._with(self._frame.select(names))
 
     def filter(self, condition: Expression) -> Frame:
-        """The rows for which a condition of `col` and `lit` holds."""
+        """Return the rows for which a condition of `col` and `lit` holds."""
         try:
             return self._with(self._frame.filter(condition._made))
         except pl.exceptions.PolarsError as error:
@@ -148,7 +151,7 @@ class Frame:
         descending: bool | Sequence[bool] = False,
         maintain_order: bool = False,
     ) -> Frame:
-        """The rows by some columns."""
+        """Return the rows, sorted by some columns."""
         names = [columns] if isinstance(columns, str) else list(columns)
         for name in names:
             self.col(name)
@@ -156,46 +159,46 @@ class Frame:
         return self._with(self._frame.sort(names, descending=flags, maintain_order=maintain_order))
 
     def head(self, count: int) -> Frame:
-        """The first rows."""
+        """Return the first `count` rows."""
         return self._with(self._frame.head(count))
 
     def shape(self) -> tuple[int, int]:
-        """How many rows and columns."""
+        """Return the numbers of rows and of columns."""
         return self._frame.height, self._frame.width
 
     def name(self) -> str:
-        """The name of the state it came from, or `self`."""
+        """Return the SQL name of its state; for a query result, `self`."""
         return self._name
 
     def schema(self, columns: Iterable[str] | None = None) -> list[ColumnInfo]:
-        """Some of the columns in the order asked for; None = all."""
+        """Return some of the columns in the given order; None = all."""
         names = self._frame.columns if columns is None else columns
         return [self.col(name) for name in names]
 
     def col(self, name: str) -> ColumnInfo:
-        """One column.
+        """Return one column.
 
         Raises:
-            StateAccessError: there is none of this name (E44).
+            StateAccessError: there is no column of this name (E44).
         """
         if name not in self._frame.columns:
             raise unknown_name("column", name, self._frame.columns)
         return ColumnInfo(name, self._frame.columns.index(name), _type_name(self._frame[name]))
 
     def key(self) -> ColumnInfo:
-        """The column `_key`, where no projection has dropped it."""
+        """Return the column `_key`. Errors as in `col`, if a projection dropped it."""
         return self.col(KEY)
 
     def rows(self) -> Rows:
-        """A cursor before the first row."""
+        """Return a cursor before the first row."""
         return Rows(self._frame)
 
     def to_polars(self) -> pl.DataFrame:
-        """The rows as Polars has them."""
+        """Return the rows as a Polars frame."""
         return self._frame
 
     def to_arrow(self) -> pa.Table:
-        """The rows as Arrow has them."""
+        """Return the rows as an Arrow table."""
         return self._frame.to_arrow()
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
@@ -212,7 +215,7 @@ class Frame:
 
 
 class Rows:
-    """A cursor over rows. It stands before the first one until `next` is called."""
+    """A cursor over rows. It is before the first row until `next` is called."""
 
     def __init__(self, frame: pl.DataFrame) -> None:
         self._frame = frame
@@ -220,70 +223,70 @@ class Rows:
         self._columns: dict[str, list[Any]] = {}
 
     def next(self) -> bool:
-        """Go on to the next row; False behind the last one."""
+        """Move to the next row; return False after the last one."""
         if self._at < self._frame.height:
             self._at += 1
         return self._at < self._frame.height
 
     def end(self) -> bool:
-        """Whether there is no row to go on to."""
+        """Return whether there is no next row."""
         return self._at >= self._frame.height - 1
 
     def index(self) -> int:
-        """Which row it stands on, from 0; -1 before the first."""
+        """Return the index of the current row, from 0; -1 before the first."""
         return self._at
 
     def skip(self, count: int) -> bool:
-        """Leave out some rows; False if that is behind the last one."""
+        """Move forward by `count` rows; return False if that is after the last one."""
         self._at = min(self._at + count, self._frame.height)
         return self._at < self._frame.height
 
     def str(self, column: RequestedColumn, default: Any = _MISSING) -> str:
-        """A text. `default`: given in place of a null, as in every getter."""
+        """Return a text. In all getters, `default` replaces a null."""
         return self._read("str", column, default, ("string",))  # type: ignore[no-any-return]
 
     def bool(self, column: RequestedColumn, default: Any = _MISSING) -> bool:
-        """A truth value."""
+        """Return a bool."""
         return self._read("bool", column, default, ("bool",))  # type: ignore[no-any-return]
 
     def i8(self, column: RequestedColumn, default: Any = _MISSING) -> int:
-        """An integer that fits; every integer column is one to start with."""
+        """Return an integer from a column of any integer type; its value must be in range."""
         return self._integer("i8", column, default)
 
     def i16(self, column: RequestedColumn, default: Any = _MISSING) -> int:
-        """As `i8`."""
+        """See `i8`."""
         return self._integer("i16", column, default)
 
     def i32(self, column: RequestedColumn, default: Any = _MISSING) -> int:
-        """As `i8`."""
+        """See `i8`."""
         return self._integer("i32", column, default)
 
     def i64(self, column: RequestedColumn, default: Any = _MISSING) -> int:
-        """As `i8`."""
+        """See `i8`."""
         return self._integer("i64", column, default)
 
     def u8(self, column: RequestedColumn, default: Any = _MISSING) -> int:
-        """As `i8`."""
+        """See `i8`."""
         return self._integer("u8", column, default)
 
     def u16(self, column: RequestedColumn, default: Any = _MISSING) -> int:
-        """As `i8`."""
+        """See `i8`."""
         return self._integer("u16", column, default)
 
     def u32(self, column: RequestedColumn, default: Any = _MISSING) -> int:
-        """As `i8`."""
+        """See `i8`."""
         return self._integer("u32", column, default)
 
     def u64(self, column: RequestedColumn, default: Any = _MISSING) -> int:
-        """As `i8`."""
+        """See `i8`."""
         return self._integer("u64", column, default)
 
     def f32(self, column: RequestedColumn, default: Any = _MISSING) -> float:
-        """A float of either width."""
+        """Return a float from a column of either width."""
         return self._read("f32", column, default, ("f32", "f64"))  # type: ignore[no-any-return]
 
     def f64(self, column: RequestedColumn, default: Any = _MISSING) -> float:
-        """A float of either width."""
+        """Return a float from a column of either width."""
         return self._read("f64", column, default, ("f32", "f64"))  # type: ignore[no-any-return]
 
     def _integer(self, getter: Any, column: RequestedColumn, default: Any) -> int:

@@ -1,14 +1,14 @@
-"""Every state of a dataflow by its namespace, the engine's own among them, as `show state` has it.
+"""The states of a dataflow by namespace, including the engine's own, as `show state` prints them.
 
-| namespace | what | type |
+| namespace | content | type |
 |---|---|---|
-| `service/state/state` | a state; with windows the open ones, and that closed last | `u32` |
-| `service/function/metrics` | records that a step took and failed on | `table` |
-| `service/topic/metrics` | records that were read, and that did not decode | `table` |
-| `service/topic/topic.offset` | where each partition of a source is read next | `offset` |
-| `service/state/watermark` | how far event time is | `timestamp` |
+| `service/state/state` | a state; with windows, the open ones and the last closed one | `u32` |
+| `service/function/metrics` | records that a step processed, and those it failed on | `table` |
+| `service/topic/metrics` | records that were decoded, and those that were not | `table` |
+| `service/topic/topic.offset` | the next position in each partition of a source | `offset` |
+| `service/state/watermark` | the watermark | `timestamp` |
 
-All of a service is of one epoch, its newest ready one.
+All namespaces of a service are read at one epoch, its newest ready one.
 
 Source: sdf-states.md 4.3 to 4.5; error E47.
 """
@@ -56,17 +56,17 @@ from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.tables.global_keyed import GlobalKeyedTable
 
 SOURCES, OFFSETS = "topics", "offsets"
-"""The operator of a service that holds its offsets, and its table."""
+"""The operator of a service that has its offsets, and the table of the offsets."""
 
 RECORDS = "records"
-"""The operator of a service that holds its watermark."""
+"""The operator of a service that has its watermark."""
 
 K = TypeVar("K")
 V = TypeVar("V")
 
 
 class CliError(InputError):
-    """E47: a namespace that no state has, or a command that does not exist."""
+    """E47: an unknown namespace or command, or an invalid pattern."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +84,10 @@ class Namespace:
 
     Attributes:
         name: `service/…`.
-        type: what `show state` lists as its type.
-        epoch: of the service; None = it has none yet.
-        columns: by name, alphabetically, each with its type; None = text that is shown as it is.
-        rows: by window start, then key.
+        type: its type in the list of `show state`.
+        epoch: the epoch of the service; None = it has none yet.
+        columns: the columns, each with its name and type; None = values are printed with `str`.
+        rows: sorted by window start, then key.
     """
 
     name: str
@@ -98,29 +98,29 @@ class Namespace:
 
     @property
     def header(self) -> list[str]:
-        """The names of the columns as they are shown."""
+        """The header of the printed table."""
         return ["Key", "Window", *self.names]
 
     @property
     def names(self) -> list[str]:
-        """The names of the values' columns."""
+        """The names of the value columns."""
         return [name for name, _ in self.columns]
 
     def select(self, key: str | None = None, pattern: str | None = None) -> list[StateRow]:
-        """Some of the rows.
+        """Return some of the rows.
 
         Args:
-            key: only this one.
-            pattern: only keys in which this regular expression is found.
+            key: only this key; None = all.
+            pattern: only keys that contain a match of this regular expression; None = all.
 
         Raises:
-            CliError: the pattern is no regular expression.
+            CliError: the pattern is not a regular expression.
         """
         found = _matching(pattern)
         return [row for row in self.rows if key in (None, row.key) and found(row.key)]
 
     def lines(self, key: str | None = None, pattern: str | None = None) -> list[list[str]]:
-        """Some of the rows as text; arguments and errors as `select`."""
+        """Return some of the rows as text; arguments and errors as in `select`."""
         return [
             [row.key, window_text(row.window), *self._texts(row)]
             for row in self.select(key, pattern)
@@ -135,9 +135,9 @@ class Namespaces:
     """The namespaces of a dataflow, each service at its newest ready epoch.
 
     Args:
-        store: where the states lie.
-        dataflow: whose.
-        clock: by which rows expire.
+        store: the object store of the states.
+        dataflow: the definition.
+        clock: the clock that expires rows, in epoch milliseconds.
 
     Raises:
         CheckpointError: the newest epoch of a service cannot be read (E51).
@@ -155,23 +155,23 @@ class Namespaces:
         }
 
     def all(self, pattern: str | None = None) -> list[Namespace]:
-        """Every namespace in order of name.
+        """Return every namespace, sorted by name.
 
         Args:
-            pattern: only names in which this regular expression is found.
+            pattern: only names that contain a match of this regular expression; None = all.
 
         Raises:
-            CliError: the pattern is no regular expression.
+            CliError: the pattern is not a regular expression.
         """
         found = _matching(pattern)
         names = {name: service for name, service in self._names().items() if found(name)}
         return [self._read(name, service) for name, service in sorted(names.items())]
 
     def get(self, name: str) -> Namespace:
-        """One namespace; of a state also as `service/state`.
+        """Return one namespace. `service/state` is short for `service/state/state`.
 
         Raises:
-            CliError: there is none of this name; the nearest are named.
+            CliError: there is no namespace of this name; the error lists similar names.
         """
         names = self._names()
         full = name if name in names else f"{name}/state"
@@ -187,7 +187,7 @@ class Namespaces:
         return self._read(full, names[full])
 
     def metrics(self) -> list[Namespace]:
-        """What every step, topic and state of every service counted."""
+        """Return the metrics of every step, topic and state of every service."""
         return [one for one in self.all() if one.name.endswith("/metrics")]
 
     # ---- names -----------------------------------------------------------------------------------
@@ -264,7 +264,7 @@ class Namespaces:
     # ---- the engine's ----------------------------------------------------------------------------
 
     def _metrics(self, service: str) -> dict[str, Metric]:
-        """What was counted, by step, topic or state, over every operator and subtask."""
+        """Return the metrics by step, topic or state, summed over all operators and subtasks."""
         head = self._heads[service]
         found: dict[str, list[Metric]] = {}
         for operator in head.operators if head is not None else ():
@@ -306,7 +306,7 @@ class Namespaces:
     def _pairs(
         self, head: Checkpoint | None, operator: str, table: str, key: type[K], value: type[V]
     ) -> dict[K, V]:
-        """The entries of a global keyed table, of these types; none where it is not there."""
+        """Return the entries of a global keyed table; empty if the table does not exist."""
         found = None if head is None else head.operator(operator)
         files = None if found is None else found.tables.get(TableName(table))
         if found is None or not isinstance(files, GlobalKeyedFiles):
@@ -319,7 +319,7 @@ class Namespaces:
 
 _Columns = list[tuple[str, ScalarType | None]]
 _TYPES = {
-    "state": "u32",  # of every keyed state, as SDF shows it
+    "state": "u32",  # SDF prints this for every keyed state
     "metrics": "table",
     "topic.offset": "offset",
     "watermark": "timestamp",
@@ -340,8 +340,7 @@ def _counted(service: ServiceDef, metrics: Mapping[str, Metric]) -> Sequence[str
 
 
 def _next(value: Any) -> Any:
-    """Where a partition is read next: of a file its position, of a service the epoch it has put
-    out last."""
+    """Return the offset to print: a file's read position, or the last epoch read of a service."""
     if isinstance(value, dict) and "read" in value:
         return max([int(value["epoch"]), *(int(name.partition("-")[0]) for name in value["read"])])
     return value[0] if isinstance(value, list) and value else value

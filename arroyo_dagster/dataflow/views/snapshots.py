@@ -1,7 +1,7 @@
-"""States read out of an owner's checkpoints, whole, and brought forward epoch by epoch.
+"""Read whole states from an owner's checkpoints, incrementally from epoch to epoch.
 
-What a reader has read it keeps: of a newer epoch it reads the files listed since, as long as the
-list only grew; after a compaction it reads anew.
+A reader keeps its frame. For a newer epoch it reads only the additional files, if the list of files
+only grew; otherwise, for example after a compaction, it reads all files.
 
 Source: sdf-states.md 1.9, 2.10, 3.5 (W11), 4.1.
 """
@@ -42,17 +42,18 @@ EVERY_KEY: KeyRange = range_for_server(0, 1)
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """Where a state lies: which operator of the owner's job keeps it, and its table."""
+    """The location of a state in the owner's job: an operator and its table."""
 
     operator: OperatorId
     table: TableName
 
     @classmethod
     def of(cls, state: StateDef, *, live: bool = False) -> Where:
-        """Where readers find a state.
+        """Return the location of a state for readers.
 
         Args:
-            live: of a windowed state the open windows, not the one that closed last.
+            state: the definition of the state.
+            live: for a windowed state, select the open windows, not the one that closed last.
         """
         name = state.ref.state if state.ref is not None else state.name
         if state.window is None or live:
@@ -61,15 +62,19 @@ class Where:
 
 
 class SnapshotReader:
-    """Reads one state at one epoch after the other.
+    """Reads one state at successive epochs.
 
-    Frames have `_window_start` and `_window_end` (epoch milliseconds, where there are windows),
-    `_key`, the columns by name, `_updated_at`; of a primitive state `_key` and `value`. They are
-    sorted by window, then key.
+    Frames of an arrow-row state have `_window_start` and `_window_end` (epoch milliseconds, only
+    with windows), `_key`, the columns by name, and `_updated_at`. Frames of a primitive state have
+    `_key` and `value`; with `live` and windows, also the two window columns. Frames are sorted by
+    window, then key.
 
     Args:
-        live: of a windowed state the open windows, not the one that closed last.
-        keys: of an arrow-row the routing keys to read; a primitive state is read whole.
+        store: the object store of the state.
+        state: the definition of the state.
+        live: for a windowed state, read the open windows, not the one that closed last.
+        keys: the range of routing keys to read of an arrow-row state; a primitive state is read as
+            a whole.
     """
 
     def __init__(
@@ -90,10 +95,10 @@ class SnapshotReader:
         self._live = live
 
     def at(self, checkpoint: Checkpoint | None) -> pl.DataFrame:
-        """The state at an epoch; None = its owner has none yet: no rows.
+        """Return the state at an epoch; None = its owner has no epoch yet: no rows.
 
         Raises:
-            FormatError: a file is missing or broken.
+            FormatError, NotFoundError: a file is broken or missing.
         """
         operator = checkpoint.operator(self._where.operator) if checkpoint else None
         files = operator.tables.get(self._where.table) if operator else None
@@ -126,7 +131,7 @@ class SnapshotReader:
     ) -> pl.DataFrame:
         windowed = self.state.window is not None
         if windowed and before.height:
-            # Rows of closed windows leave with the cutoff, which the frame does not know.
+            # The cutoff expires rows of closed windows; the kept frame has to drop them itself.
             ends = pl.col(WINDOW_END) * 1000 > cutoff_micros
             before = before.filter(ends)
         if not files:
@@ -163,7 +168,7 @@ class SnapshotReader:
 
 
 def empty_frame(state: StateDef, *, live: bool) -> pl.DataFrame:
-    """A state without rows."""
+    """Return the frame of a state without rows."""
     if state.value_kind is not ValueKind.ROW:
         assert state.scalar_type is not None
         keyed_by_window = live and state.window is not None
@@ -195,7 +200,7 @@ def _frame_of_pairs(keys: pa.ChunkedArray, values: pa.ChunkedArray) -> pl.DataFr
 
 
 def _frame_of_keys(keys: pa.ChunkedArray) -> pl.DataFrame:
-    """The columns of keys: texts, or of `WindowKey`."""
+    """Return the columns of keys, which are texts or `WindowKey`s."""
     if not pa.types.is_struct(keys.type):
         return pl.DataFrame({KEY: cast(pl.Series, pl.from_arrow(keys))})
     parts = pa.Table.from_arrays(
@@ -206,13 +211,13 @@ def _frame_of_keys(keys: pa.ChunkedArray) -> pl.DataFrame:
 
 
 def _together(before: pl.DataFrame, fresh: pl.DataFrame) -> pl.DataFrame:
-    """The rows of both in order; `before` is in order already."""
+    """Merge two frames in order; `before` is already sorted."""
     fresh = _sorted(fresh)
     if not before.height:
         return fresh
     if WINDOW_START in before.columns:
         return _sorted(pl.concat([before, fresh]))
-    return before.merge_sorted(fresh, key=KEY)  # a tenth of the time of sorting all anew
+    return before.merge_sorted(fresh, key=KEY)  # takes a tenth of the time of a full sort
 
 
 def _sorted(frame: pl.DataFrame) -> pl.DataFrame:

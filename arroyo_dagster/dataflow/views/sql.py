@@ -37,7 +37,7 @@ class _Token:
 
     @property
     def word(self) -> str:
-        """The keyword it may be; quoted names are none."""
+        """The token in lower case if it can be a keyword, else an empty text."""
         return self.text.lower() if self.kind in ("word", "other") else ""
 
 
@@ -47,12 +47,12 @@ def _tokens(text: str) -> list[_Token]:
 
 @dataclass(frozen=True)
 class StateTable:
-    """A state as SQL sees it.
+    """A state as a table in SQL.
 
     Attributes:
-        name: the canonical one.
-        aliases: other names it answers to.
+        name: the canonical name.
         frame: `_key`, the columns by name, `_updated_at`; sorted by `_key`.
+        aliases: other names of the table.
     """
 
     name: str
@@ -61,11 +61,11 @@ class StateTable:
 
     @cached_property
     def plain(self) -> pl.DataFrame:
-        """What `*` stands for: without `_updated_at`."""
+        """The columns of `*`: all but `_updated_at`."""
         return self.frame.drop(UPDATED_AT, strict=False)
 
     def of_key(self, key: str) -> StateTable:
-        """The table with the rows of one key only."""
+        """Return the table with only the rows of one key."""
         keys = self.frame.get_column(KEY)
         start = keys.search_sorted(key, side="left")
         end = keys.search_sorted(key, side="right")
@@ -74,11 +74,11 @@ class StateTable:
 
 @dataclass(frozen=True)
 class Tables:
-    """The tables in scope of one place, unchanging.
+    """The tables in scope of a query. Immutable.
 
     Attributes:
-        by_name: by canonical name.
-        star_includes_updated_at: whether `*` gives `_updated_at` too.
+        tables: the tables.
+        star_includes_updated_at: whether `*` includes `_updated_at`.
     """
 
     tables: Sequence[StateTable]
@@ -89,21 +89,27 @@ class Tables:
 
     @cached_property
     def by_name(self) -> dict[str, StateTable]:
-        """Every table by every name it answers to."""
+        """Every table by its name and its aliases; names take precedence over aliases."""
         found = {alias: table for table in self.tables for alias in table.aliases}
         return found | {table.name: table for table in self.tables}
 
     def with_table(self, table: StateTable, *also: str) -> Tables:
-        """These tables, and one more in front of them."""
+        """Return these tables and one more, which replaces a table of the same name.
+
+        Args:
+            table: the additional table; its aliases take precedence over those of other tables.
+            also: additional aliases of it.
+        """
         others = [one for one in self.tables if one.name != table.name]
         shown = StateTable(table.name, table.frame, (*table.aliases, *also))
         return Tables([*others, shown], self.star_includes_updated_at)
 
     def sql(self, text: str, params: Mapping[str, Any] | None = None) -> pl.DataFrame:
-        """Answer a query.
+        """Execute a query.
 
         Raises:
-            SqlError: unknown table or column, a syntax error, a statement that writes (E46).
+            SqlError: unknown table or column, a syntax error, a statement that writes, or a
+                parameter without a valid value (E46).
         """
         tokens = _tokens(text)
         words = [one for one in tokens if one.kind != "space"]
@@ -145,9 +151,9 @@ class Tables:
         return self._contexts[timed]
 
     def _narrowed(self, tokens: list[_Token]) -> Tables:
-        """The tables, cut to one key where the query asks one table for one key and no more.
+        """Return only one table with the rows of one key if the query reads a single key.
 
-        A view may hold millions of keys, and Polars would look at each.
+        A view may have millions of keys, and Polars would scan all of them.
         """
         wanted = _point_query([one for one in tokens if one.kind != "space"])
         table = None if wanted is None else self.by_name.get(wanted[0])
@@ -171,7 +177,7 @@ class Tables:
 
 
 def _check_reads(text: str, words: Sequence[_Token]) -> None:
-    """Refuse what is no query: each statement begins with a word that reads."""
+    """Reject statements that do not begin with a keyword of a query."""
     heads = _heads(words)
     for head in heads or [""]:
         if head not in _READS:
@@ -185,7 +191,7 @@ def _check_reads(text: str, words: Sequence[_Token]) -> None:
 
 
 def _heads(words: Sequence[_Token]) -> list[str]:
-    """The words at which statements begin; of `with` the one behind its sub-queries too."""
+    """Return the first word of each statement, and for `with` also the one after its subqueries."""
     heads: list[str] = []
     depth, begins, within = 0, True, False
     for before, one in zip([None, *words], words, strict=False):
@@ -209,7 +215,7 @@ def _heads(words: Sequence[_Token]) -> list[str]:
 
 
 def _bound(text: str, tokens: list[_Token], params: Mapping[str, Any]) -> list[_Token]:
-    """The tokens with a literal for each parameter."""
+    """Return the tokens with each parameter replaced by a literal."""
     bound: list[_Token] = []
     for one in tokens:
         if one.kind != "parameter":
@@ -243,7 +249,7 @@ def _literal(name: str, value: Any) -> _Token:
 
 
 def _without_updated_at(tokens: list[_Token]) -> list[_Token]:
-    """The query with `_updated_at` left out of every `*` of a projection."""
+    """Exclude `_updated_at` from every `*` of a projection."""
     changed: list[_Token] = []
     before = ""
     for one in tokens:
@@ -256,7 +262,7 @@ def _without_updated_at(tokens: list[_Token]) -> list[_Token]:
 
 
 def point_query(text: str) -> tuple[str, str] | None:
-    """The table and the key, of a query that reads the row of one key from one table."""
+    """Return the table and the key of a query that reads one key of one table; None = another."""
     return _point_query([one for one in _tokens(text) if one.kind != "space"])
 
 
@@ -264,7 +270,10 @@ _ONE_TABLE_ONLY = {"join", "union", "intersect", "except", "or", "not", "with", 
 
 
 def _point_query(words: list[_Token]) -> tuple[str, str] | None:
-    """The table and the key, if a query reads one table where `_key = '…'`, and perhaps more."""
+    """Return the table and the key if a query reads one table `where _key = '…'`, else None.
+
+    Further conditions after `and` are allowed, as are `order`, `limit` and `group`.
+    """
     texts = [one.word for one in words]
     if texts.count("select") != 1 or texts[:1] != ["select"] or _ONE_TABLE_ONLY & {*texts}:
         return None

@@ -1,4 +1,4 @@
-"""A state at a glance: what a catalogue shows of it, and what there is to say against it."""
+"""Summaries of states for a catalog, and checks of them."""
 
 from __future__ import annotations
 
@@ -31,16 +31,17 @@ class StateSummary:
     """One state at one epoch of its owner.
 
     Attributes:
-        epoch, generation: the owner's; None = it has no epoch yet.
-        finished_micros: when the epoch was finished.
-        watermark_micros: event time the owner had reached; None = none yet.
-        files, size_bytes: what the state's table lists.
-        rows: rows that a reader sees; None where the files are larger than was to be read.
-        keys: distinct keys among them, windows apart.
-        expired_rows: rows that are kept but that no reader sees.
-        oldest_ms: since when the oldest row shown has not been updated, epoch milliseconds.
-        sample: the first rows, values as text where no simple value says it.
-        version: changes when the listed files do, and only then.
+        epoch, generation: the owner's epoch and worker generation; None = it has no epoch yet.
+        finished_micros: the time at which the epoch was finished, in epoch microseconds.
+        watermark_micros: the owner's watermark; None = none yet.
+        files, size_bytes: the number and total size of the files that the state's table lists.
+        rows: the rows that a reader sees; None if the files exceed the limit of bytes to read.
+        keys: the distinct keys, per window, of all stored rows, expired ones included.
+        expired_rows: the stored rows that no reader sees.
+        oldest_ms: the update time of the oldest visible row, in epoch milliseconds.
+        sample: the first rows; values that are not simple are text.
+        version: a hash of the listed paths; it changes only if they change.
+        listed: the files that the state's table lists.
     """
 
     state: StateDef
@@ -62,11 +63,13 @@ class StateSummary:
 def summarise(
     store: ObjectStore, views: Views, states: Sequence[StateDef], *, read_bytes: int = READ_BYTES
 ) -> list[StateSummary]:
-    """How states stand, at the epochs that `views` looks at.
+    """Summarize states at the epochs of `views`.
 
     Args:
-        store: where they lie.
-        read_bytes: of a table with larger files rows are not counted.
+        store: the object store of the states.
+        views: the views of the dataflow.
+        states: the states to summarize.
+        read_bytes: if a table's files are larger in total, its rows are not read.
 
     Raises:
         CheckpointError: a file of a state cannot be read (E51).
@@ -129,7 +132,7 @@ def _plain(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def keys_unique(summary: StateSummary) -> Verdict:
-    """Tell whether every key of a state has one row, in each window."""
+    """Check that every key of a state has one row in each window."""
     findings: list[Finding] = []
     if summary.rows is not None and summary.keys is not None:
         stored = summary.rows + (summary.expired_rows or 0)
@@ -140,13 +143,15 @@ def keys_unique(summary: StateSummary) -> Verdict:
 
 
 def ttl_effective(summary: StateSummary, *, now_ms: int) -> Verdict:
-    """Tell whether rows that outlived their ttl are neither shown nor kept for good.
+    """Check that expired rows of a state are neither visible nor stored permanently.
 
-    A row may be kept for as long again as it lives, until its owner's next epochs let go of it:
-    what is kept longer is a warning; a row shown too long an error.
+    A visible row that expired more than a second ago is an error. A file whose rows are all older
+    than twice the TTL at the end of the epoch is a warning: the owner should have dropped it.
+    States with windows or without a TTL are not checked.
 
     Args:
-        now_ms: the engine's clock, epoch milliseconds.
+        summary: the summary of the state.
+        now_ms: the engine's clock, in epoch milliseconds.
     """
     ttl = summary.state.ttl_ms
     if ttl is None or summary.state.window is not None:

@@ -1,13 +1,12 @@
-"""The read side of a state: one epoch of it, unchanging; looked up by key, as a frame, by SQL.
+"""Immutable views of states at one epoch: lookup by key, frames and SQL.
 
     views = Views(store, dataflow)
     view = views.view("count-words.count-per-word")
     view.get("apple")                       # {"count": 3}, or None
     view.sql("select _key, count from count_per_word order by count desc limit 3")
-    views.refresh()                         # True when an owner had a newer epoch
+    views.refresh()                         # True if an owner had a newer epoch
 
-A reader takes nothing from the builder but what it has published: it never waits for it, nor it for
-the reader.
+A reader sees only what the builder has published. Neither waits for the other.
 
 Source: sdf-states.md 1.9, 2.8, 2.10, 4.1; error E51.
 """
@@ -38,12 +37,12 @@ from arroyo_dagster.state.storage.store import ObjectStore
 
 
 def service_paths(dataflow: Dataflow, service: str) -> JobPaths:
-    """Where the job of a service keeps its state."""
+    """Return the paths of a service's job."""
     return JobPaths(JobId(service), dataflow.pipeline)
 
 
 class OwnerJob:
-    """The job of a service, as those see it who read its states."""
+    """The job of a service, for readers of its states."""
 
     def __init__(self, store: ObjectStore, paths: JobPaths) -> None:
         self._store, self._paths = store, paths
@@ -54,7 +53,7 @@ class OwnerJob:
         return (OwnerJob, (self._store, self._paths))
 
     def newest(self) -> Checkpoint | None:
-        """The newest epoch that is ready; None = there is none yet.
+        """Return the newest ready epoch; None = there is none yet.
 
         Raises:
             CheckpointError: there are epochs, and the newest cannot be read (E51).
@@ -65,7 +64,7 @@ class OwnerJob:
                 return self._first_ready(epochs)
             except NotFoundError as error:
                 before, epochs = epochs, self._epochs()
-                if epochs == before:  # else one expired while it was read
+                if epochs == before:  # else gc deleted an epoch while it was read
                     raise unreadable(error, self._backend, epochs[-1]) from error
 
     def _first_ready(self, epochs: Sequence[Epoch]) -> Checkpoint | None:
@@ -80,10 +79,10 @@ class OwnerJob:
         return None
 
     def load(self, epoch: Epoch) -> Checkpoint:
-        """One epoch.
+        """Load one epoch.
 
         Raises:
-            NotFoundError: it is not there, perhaps no more.
+            NotFoundError: it does not exist, or no longer exists.
             CheckpointError: it cannot be read (E51).
         """
         if self._newest is not None and self._newest.epoch == epoch:
@@ -103,7 +102,7 @@ class OwnerJob:
 def unreadable(
     error: FormatError | NotFoundError, backend: ParquetBackend, epoch: Epoch
 ) -> CheckpointError:
-    """E51: the checkpoint of an owner that cannot be read."""
+    """Return the error for an owner's checkpoint that cannot be read (E51)."""
     return CheckpointError(
         f"the state cannot be read: {error.message}",
         number="E51",
@@ -117,12 +116,14 @@ def unreadable(
 
 @dataclass(frozen=True)
 class StateView:
-    """One state at one epoch. It does not change, but rows leave it as they expire.
+    """One state at one epoch. It is immutable, except that rows disappear when their TTL expires.
 
     Attributes:
-        state: which.
-        epoch: its owner's; None = the owner has no epoch yet, and the view no rows.
-        clock: by which rows expire.
+        state: the definition of the state.
+        epoch: the epoch of the owner; None = the owner has no epoch yet, and the view no rows.
+        stored: the stored rows, expired ones included.
+        clock: the clock that expires rows, in epoch milliseconds.
+        star_includes_updated_at: whether `select *` includes `_updated_at`.
     """
 
     state: StateDef
@@ -133,9 +134,9 @@ class StateView:
     _until: list[Any] = field(default_factory=list, repr=False, compare=False)
 
     def get(self, key: str | int | bool) -> Any:
-        """The value of a key: of an arrow-row a dict of its columns, else the scalar; None = none.
+        """Return the value of a key: a dict of an arrow-row's columns, or a scalar; None = no row.
 
-        Milliseconds, whatever the number of keys.
+        A lookup is a binary search, which takes milliseconds for any number of keys.
         """
         from arroyo_dagster.dataflow.storage.values import key_text
 
@@ -152,36 +153,39 @@ class StateView:
         return {column.name: row[column.name] for column in self.state.columns}
 
     def frame(self) -> pl.DataFrame:
-        """The rows: `_key`, the columns, `_updated_at`, or of a primitive state `_key`, `value`."""
+        """Return the rows: `_key`, the columns and `_updated_at`; if primitive, `_key`, `value`."""
         return self._unexpired().drop(WINDOW_START, WINDOW_END, strict=False)
 
     def pairs(self) -> list[tuple[str, Any]]:
-        """Every key and value of a primitive state, by key."""
+        """Return every key and value of a primitive state, sorted by key."""
         return list(self.frame().rows())
 
     def sql(self, text: str, params: Mapping[str, Any] | None = None) -> pl.DataFrame:
-        """Query the state, under its name with underscores or with dashes between back-ticks.
+        """Query the state, by its name with underscores, or with dashes in back-ticks.
 
-        A primitive state has the columns `_key` and `value`. Errors as `sdf.sql`.
+        A primitive state has the columns `_key` and `value`. Errors as in `sdf.sql`.
         """
         return self.tables().sql(text, params)
 
     def windows(self) -> list[tuple[int, int]]:
-        """The windows that rows are of, in milliseconds; none without windows."""
+        """Return the start and end of the windows of all rows, in epoch milliseconds, by end.
+
+        Empty without windows.
+        """
         if WINDOW_START not in self.stored.columns:
             return []
         found = self.stored.select(WINDOW_START, WINDOW_END).unique().sort(WINDOW_END)
         return list(found.rows())
 
     def table(self) -> StateTable:
-        """The state as SQL sees it."""
+        """Return the state as a table for SQL."""
         if not self._until or self._until[0] is None or self.clock() >= self._until[0]:
             self._refresh_table()
         table: StateTable = self._until[1]
         return table
 
     def tables(self) -> Tables:
-        """The state as the only table in scope."""
+        """Return the state as the only table in scope."""
         table = self.table()
         if len(self._until) < 3:
             self._until.append(Tables([table], self.star_includes_updated_at))
@@ -194,7 +198,7 @@ class StateView:
         self._until[:] = [self._next_expiry(), table]
 
     def _next_expiry(self) -> float:
-        """Until when what is shown stays the same."""
+        """Return the time at which the next row expires, in epoch milliseconds."""
         ttl = self.state.ttl_ms
         if ttl is None or not self.stored.height:
             return float("inf")
@@ -217,7 +221,7 @@ class StateView:
 
 
 def _literal_name(state: StateDef) -> str:
-    """The table's name as the YAML of its owner spells it."""
+    """Return the name of the state in its owner's YAML."""
     return state.ref.state if state.ref is not None else state.name
 
 
@@ -225,10 +229,10 @@ class Views:
     """Views of the states of a dataflow, each owner at one epoch.
 
     Args:
-        store: where the states lie.
-        dataflow: whose states.
-        clock: by which rows expire.
-        star_includes_updated_at: whether `select *` gives `_updated_at`, which SDF leaves out.
+        store: the object store of the states.
+        dataflow: the definition.
+        clock: the clock that expires rows, in epoch milliseconds.
+        star_includes_updated_at: whether `select *` includes `_updated_at`, which SDF omits.
 
     Raises:
         CheckpointError: see `refresh`.
@@ -256,9 +260,9 @@ class Views:
         self.refresh()
 
     def refresh(self) -> bool:
-        """Look for newer epochs. Returns whether an owner had one.
+        """Move to the owners' newest epochs, and return whether one was newer.
 
-        All states of one owner are of one epoch from here to the next `refresh`.
+        Until the next `refresh`, all states of one owner are read at the same epoch.
 
         Raises:
             CheckpointError: the newest epoch of an owner cannot be read (E51).
@@ -276,20 +280,21 @@ class Views:
         return {owner: head.epoch if head else None for owner, head in self._heads.items()}
 
     def head(self, owner: str) -> Checkpoint | None:
-        """The epoch of an owner that its states are seen at; None = it has none yet, or owns no
-        state."""
+        """Return the epoch at which an owner's states are read; None = it has no epoch yet, or owns
+        no state.
+        """
         return self._heads.get(owner)
 
     def state(self, state: str) -> StateDef:
-        """The definition of a state, named as for `view`. Errors as `view`."""
+        """Return the definition of a state, by its name as in `view`. Errors as in `view`."""
         return self.states[self._named(state)]
 
     def view(self, state: str, *, live: bool = False) -> StateView:
-        """The view of a state.
+        """Return the view of a state.
 
         Args:
-            state: `service.state`, or its name alone where no other has it.
-            live: of a windowed state the rows of open windows, not of the one that closed last.
+            state: `service.state`, or the name of the state if it is unique.
+            live: for a windowed state, read the open windows, not the one that closed last.
 
         Raises:
             InputError: there is no such state, or more than one.
@@ -302,11 +307,11 @@ class Views:
         return found
 
     def sql(self, text: str, params: Mapping[str, Any] | None = None) -> pl.DataFrame:
-        """Query every arrow-row state of the dataflow. Errors as `sdf.sql`."""
+        """Query the arrow-row states of the dataflow. Errors as in `sdf.sql`."""
         return self.tables().sql(text, params)
 
     def tables(self) -> Tables:
-        """Every arrow-row state as SQL sees it."""
+        """Return every arrow-row state as a table for SQL."""
         views = [
             self.view(name)
             for name, state in self.states.items()
@@ -320,9 +325,9 @@ class Views:
         found = [name for name, state in self.states.items() if wanted in (state.name, state.table)]
         if len(found) != 1:
             raise InputError(
-                (f"more than one state is named `{wanted}`")
+                f"no state is named `{wanted}`"
                 if not found
-                else f"more than one is `{wanted}`",
+                else f"{len(found)} states are named `{wanted}`",
                 number="E47",
                 states=sorted(self.states),
                 next_step="name it as service.state",
@@ -345,7 +350,7 @@ class Views:
 
 
 def view(store: ObjectStore, dataflow: Dataflow, state: str) -> StateView:
-    """The view of one state at its owner's newest ready epoch; see `Views`."""
+    """Return the view of one state at its owner's newest ready epoch; see `Views`."""
     return Views(store, dataflow).view(state)
 
 

@@ -1,1 +1,1 @@
-"""Dataflows on Spark: their services as streams, their topics, and their states as DataFrames."""
+"""Dataflows on Spark: services as streaming queries, topics, and states as DataFrames."""

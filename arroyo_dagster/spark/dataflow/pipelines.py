@@ -1,4 +1,4 @@
-"""Several pipelines in one Spark application: services of a dataflow, owners before readers."""
+"""Run several pipelines in one Spark application, such as the services of a dataflow."""
 
 from __future__ import annotations
 
@@ -42,24 +42,25 @@ def run_pipelines(
     stop: Callable[[], bool] = lambda: False,
     on_epoch: OnServiceEpoch | None = None,
 ) -> dict[str, RunOutcome]:
-    """Run pipelines of one application, from their newest checkpoints on.
+    """Run pipelines in one application, from their newest checkpoints.
 
     Args:
-        pipelines: those that others read from first.
-        options: with `follow` they run all at once, until each has ended or was asked to stop; else
-            one after the other, again and again until none of them has anything new.
-        topics: those that are bound to Spark's sources, to be read meanwhile.
-        between: the sources of topics that pipelines write themselves.
-        stop: asked now and then; True = every run writes a last checkpoint and ends.
-        on_epoch: called with every epoch once it is published and committed; from one thread at a
+        pipelines: the pipelines, owners of states before their readers.
+        store: the object store of the states.
+        options: with `follow`, all pipelines run concurrently until each has ended or is stopped;
+            else they run one after the other, in rounds, until none of them has new rows.
+        topics: the topics that are bound to Spark's sources; they are staged during the run.
+        between: the sources of topics that these pipelines write.
+        stop: polled; True = every run writes a last checkpoint and ends.
+        on_epoch: called with every epoch after it is published and committed, by one thread at a
             time.
 
     Returns:
-        By the job's root, how its run ended.
+        The outcome of each run, by the root of the job.
 
     Raises:
-        ArroyoStateError: what the first run to fail raised, as `run_pipeline`; the others were
-            asked to stop with a checkpoint, and did.
+        ArroyoStateError: a run failed, as in `run_pipeline`; the other runs were stopped with a
+            checkpoint.
     """
     chosen = options or SparkOptions()
     found, mine = chosen.get_session()
@@ -85,7 +86,7 @@ def run_pipelines(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Environment:
-    """What the runs of one application share; attributes as of `run_pipelines`."""
+    """What the runs of one application share; attributes as in `run_pipelines`."""
 
     session: SparkSession
     store: ObjectStore
@@ -103,7 +104,7 @@ class _Together:
         self._application = uuid.uuid4().hex
 
     def in_turn(self, pipelines: Sequence[Pipeline]) -> dict[str, RunOutcome]:
-        """Rounds over all of them, until a round in which nothing was new."""
+        """Run all pipelines in rounds, until a round has nothing new."""
         if self._shared.topics is not None:
             self._shared.topics.stage_all(self._shared.session)
         outcomes: dict[str, RunOutcome] = {}
@@ -126,7 +127,9 @@ class _Together:
         return outcomes
 
     def all_at_once(self, pipelines: Sequence[Pipeline]) -> dict[str, RunOutcome]:
-        """A thread each, while topics land; when one fails the others stop with a checkpoint."""
+        """Run each pipeline in a thread and stage topics; if one fails, stop the others with a
+        checkpoint.
+        """
         staging = (
             [] if self._shared.topics is None else self._shared.topics.start(self._shared.session)
         )
@@ -156,7 +159,7 @@ class _Together:
         return found
 
     def _stop(self, pipelines: Sequence[Pipeline], runs: Mapping[str, Future[RunOutcome]]) -> None:
-        """Ask runs to stop; again and again, since one may not have begun yet."""
+        """Request runs to stop, repeatedly, since a run may not have started yet."""
         for pipeline in pipelines:
             run = runs[pipeline.paths.root]
             while not run.done():
@@ -196,7 +199,7 @@ def _is_staging(staging: Sequence[StreamingQuery]) -> bool:
 
 
 def has_new_rows(pipeline: Pipeline, newest: Checkpoint | None) -> bool:
-    """Whether a source of a pipeline has more than its newest epoch took; so if it has none."""
+    """Return whether a source has more rows than the newest epoch read; True without an epoch."""
     if newest is None or newest.progress is None:
         return True
     taken = json.loads(newest.progress.offsets)

@@ -1,4 +1,4 @@
-"""States of a dataflow as DataFrames of Spark: at one epoch, and unchanging.
+"""States of a dataflow as Spark DataFrames at one epoch.
 
 counts = state_frame(session, store, dataflow, "count.counts")
 register_states(session, store, dataflow)
@@ -34,7 +34,7 @@ _SIGNED = {
     pa.uint32(): pa.int64(),
     pa.uint64(): pa.decimal128(20, 0),
 }
-"""Spark has no unsigned numbers; each becomes the smallest type that holds all its values."""
+"""Spark has no unsigned types; each maps to the smallest type that holds all of its values."""
 
 
 def state_frame(
@@ -46,22 +46,26 @@ def state_frame(
     live: bool = False,
     views: Views | None = None,
 ) -> DataFrame:
-    """A state at its owner's newest ready epoch.
+    """Return a state at its owner's newest ready epoch.
 
-    The frame is of that epoch whenever it is computed, and rows expire by the clock of now. Where
-    the epoch has expired meanwhile, computing it fails.
+    The epoch and the time that expires rows are those of this call, whenever the frame is computed.
+    The computation fails if the epoch was deleted in the meantime.
 
     Args:
-        state: `service.state`, or its name alone where no other has it.
-        live: of a windowed state the rows of open windows, not of the one that closed last.
-        views: the epochs to show; the newest unless given.
+        session: the session.
+        store: the object store of the states.
+        dataflow: the definition.
+        state: `service.state`, or the name of the state if it is unique.
+        live: for a windowed state, read the open windows, not the one that closed last.
+        views: the epochs to read; None = the newest.
 
     Returns:
-        `_key`, the columns and `_updated_at`, or of a primitive state `_key` and `value`. Unsigned
-        numbers are of the next wider type, u64 a decimal.
+        A frame with `_key`, the columns and `_updated_at`, or for a primitive state `_key` and
+        `value`. Unsigned numbers have the next wider type; u64 is a decimal.
 
     Raises:
         InputError: there is no such state, or more than one.
+        CheckpointError: the newest epoch of an owner cannot be read (E51).
     """
     seen = views or Views(store, dataflow)
     found = seen.state(state)
@@ -83,9 +87,10 @@ def state_frame(
 def register_states(
     session: SparkSession, store: ObjectStore, dataflow: Dataflow
 ) -> Mapping[str, Epoch | None]:
-    """Make every state a temporary view, named as its SQL table; all of one owner at one epoch.
+    """Register every state as a temporary view, with all states of one owner at the same epoch.
 
-    A name that two owners use is `service__state`.
+    A view has the name of the state's SQL table, or `service__state` if several owners have a table
+    of this name.
 
     Returns:
         The epoch of each owner; None = it has none yet, and its states are empty.
@@ -101,7 +106,7 @@ def register_states(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _RangeReader:
-    """Reads the ranges of one state at one epoch, in Spark's workers."""
+    """Reads the key ranges of one state at one epoch, in Spark's workers."""
 
     store: ObjectStore
     paths: JobPaths
@@ -113,12 +118,12 @@ class _RangeReader:
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns as Spark gets them."""
+        """The schema of the rows for Spark."""
         shown = self._view(empty_frame(self.state, live=self.live)).frame()
         return for_spark(shown.to_arrow()).schema
 
     def function(self) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-        """The plain function that `mapInArrow` wants."""
+        """Return a function for `mapInArrow`, which accepts plain functions only."""
 
         def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             for batch in batches:
@@ -139,7 +144,7 @@ class _RangeReader:
 
 
 def for_spark(rows: pa.Table) -> pa.Table:
-    """The same rows in types that Spark has, every value kept."""
+    """Convert rows to types that Spark has, without loss."""
     columns, fields = [], []
     for field, column in zip(rows.schema, rows.columns, strict=True):
         kind = field.type

@@ -1,4 +1,4 @@
-"""Topics bound to what Spark can read and write: `words=spark:kafka?subscribe=words&…`."""
+"""Topics that are bound to sources and sinks of Spark: `words=spark:kafka?subscribe=words&…`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 SCHEMA = "schema"
-"""The option of a binding that is not the format's own: columns in Spark's DDL."""
+"""The option of a binding with the columns in Spark's DDL; it is not an option of the format."""
 
 _SOURCE_NODE = "topics"
 
@@ -51,9 +51,9 @@ class SparkTopics:
     """The topics of one dataflow that are bound to Spark's sources and sinks.
 
     Args:
-        store: where the states lie: what Spark reads lands there.
-        checkpoint_location: where Spark keeps the offsets of its sources; below the jobs unless
-            given, when those lie on local disk.
+        store: the object store of the states, in which records of sources are staged.
+        checkpoint_location: where Spark stores the offsets of its sources; None = below the jobs,
+            which must then be on local disk.
     """
 
     store: ObjectStore
@@ -66,14 +66,16 @@ class SparkTopics:
     def source(
         self, binding: TopicBinding, shape: Shape, directory: StatePath, readers: tuple[str, ...]
     ) -> Source:
-        """What a topic is read from.
+        """Open the source of a topic.
 
         Args:
-            directory: where its records land.
+            binding: the binding of the topic.
+            shape: the shape of its values.
+            directory: where its records are staged.
             readers: the services that read it.
 
         Raises:
-            InputError: Spark has no place for its offsets.
+            InputError: no checkpoint location is given, and the store is not on local disk.
         """
         options = {name: str(value) for name, value in binding.options.items() if name != SCHEMA}
         schema = binding.options.get(SCHEMA)
@@ -97,31 +99,36 @@ class SparkTopics:
         return source
 
     def sink(self, binding: TopicBinding, shape: Shape) -> Sink:
-        """What a topic is written to."""
+        """Open the sink of a topic."""
         options = {name: str(value) for name, value in binding.options.items()}
         return SparkSink(self.store.url, binding.topic, binding.target, options, shape)
 
     # ---- running ---------------------------------------------------------------------------------
 
     def stage_all(self, session: SparkSession) -> None:
-        """Let land what the sources have now, and wait for it.
+        """Stage the records that the sources have now, and wait until this is done.
 
         Raises:
             InputError: Spark cannot read a source.
-            StreamingQueryException: reading failed.
+            StreamingQueryException: a query failed.
         """
         for query in self.start(session, follow=False):
             query.awaitTermination()
 
     def start(self, session: SparkSession, *, follow: bool = True) -> list[StreamingQuery]:
-        """Begin to let land what comes. Errors as `stage_all`."""
+        """Start to stage records, and return the queries. Errors as in `stage_all`.
+
+        Args:
+            session: the session.
+            follow: whether to continue with new records; else the queries end after those of now.
+        """
         return [
             one.staging.start(one.topic.frame(session), follow=follow)
             for one in self._bound.values()
         ]
 
     def note(self, pipeline: Pipeline, checkpoint: Checkpoint) -> None:
-        """An epoch of a service is ready: what all readers of a topic have taken is removed."""
+        """Note a ready epoch of a service, and remove staged batches that all readers have read."""
         if checkpoint.progress is None:
             return
         offsets = json.loads(checkpoint.progress.offsets).get(_SOURCE_NODE, {}).get("topics", {})
@@ -131,22 +138,23 @@ class SparkTopics:
             self._taken[name, pipeline.job] = int(offsets[name]["batch"])
             known = [self._taken.get((name, reader), -1) for reader in bound.readers]
             if min(known) >= 0:
-                # The epoch exists; what stays is removed behind a later one.
+                # The epoch is ready, so a failure here is harmless: a later call removes the rest.
                 with contextlib.suppress(StorageError):
                     bound.source.forget({"batch": min(known)})
 
 
 class SparkSink(FolderSink):
-    """Records into a batch sink of Spark, an epoch at a time.
+    """Writes records to a batch sink of Spark, one epoch at a time, at least once.
 
-    They are staged in the job until the epoch is ready, then written by the driver. Twice only if
-    the run dies between the end of that write and the note of it: what the format does not take
-    once, it then has twice.
+    Records are staged in the job until the epoch is ready, then written by the driver. If the run
+    dies after that write and before it is recorded, the next run writes the epoch again: unless
+    the format is idempotent, it then has the records twice.
 
     Args:
         url: the checkpoint URL.
-        kind, options: the format and its options, as `DataFrameWriter` takes them.
-        shape: what the values look like: the columns.
+        topic: the topic.
+        kind, options: the format and its options for `DataFrameWriter`.
+        shape: the shape of the values, which determines the columns.
     """
 
     suffix = ".parquet"
@@ -162,18 +170,18 @@ class SparkSink(FolderSink):
         self._shape = shape
 
     def encode(self, rows: pa.Table) -> bytes:
-        """A Parquet file of the values, columns typed as declared."""
+        """Return a Parquet file of the values, with the declared types."""
         return encode_rows(typed_table(rows.column("value").to_pylist(), self._shape))
 
     def folder(self, task: TaskInfo) -> str:
-        """Where records are staged: below the job, with what else is ours."""
+        """Return the directory in which records are staged, inside the job."""
         return f"{JobPaths(task.job, task.pipeline).spark_sink(self._topic)}/"
 
     def commit(self, epoch: Epoch, data: Mapping[TableName, Mapping[int, bytes]]) -> None:
-        """Write what an epoch has staged, unless that is done.
+        """Write the staged records of an epoch, unless they are already recorded as written.
 
         Raises:
-            ProtocolError: staged records are gone, and nothing says that they were written.
+            ProtocolError: staged records are missing, and they are not recorded as written.
             InputError: Spark cannot write to the sink.
         """
         store = self._store
@@ -196,7 +204,7 @@ class SparkSink(FolderSink):
                 ) from error
             self._write(pa.concat_tables(parts))
             store.put(done, b"")
-        # It is committed; what stays is removed behind a later epoch.
+        # The epoch is committed, so a failure here is harmless.
         with contextlib.suppress(StorageError):
             store.delete_many(staged)
             older = [

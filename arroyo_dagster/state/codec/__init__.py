@@ -1,3 +1,3 @@
-"""Bytes to values and back: metadata, records, Parquet, bincode and hashes. Nothing is read from a
-store here.
+"""Bytes to values and back: metadata, records, Parquet, bincode and hashes. It does not access
+stores.
 """

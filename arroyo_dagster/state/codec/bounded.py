@@ -1,4 +1,4 @@
-"""Rows of a Parquet file decoded into memory, as many bytes of them as such a file can hold."""
+"""Decoding rows of a Parquet file, with a limit on the decoded bytes."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from arroyo_dagster.errors import FormatError
 
 _FLOOR_BYTES = 1 << 31
 _RATIO = 200
-"""Data files decode to 2 to 30 times their size. But equal rows take almost nothing, and Arroyo's
-row groups have up to 1,048,576 rows, of some 100 bytes each: 20 of them fit below the floor."""
+"""Data files decode to 2 to 30 times their size. But equal rows take almost no bytes, and Arroyo's
+row groups have up to 1,048,576 rows of about 100 bytes each: 20 of them are below the floor."""
 
 _BATCH_ROWS = 1 << 16
 
 
 def decoded_limit(size_bytes: int) -> int:
-    """Give how many bytes a file of a size may decode to: 2 GiB and 200 times its size."""
+    """Return how many bytes a file may decode to: 2 GiB plus 200 times its size."""
     return _FLOOR_BYTES + _RATIO * size_bytes
 
 
@@ -31,16 +31,17 @@ def read_groups(
     size_bytes: int,
     use_threads: bool,
 ) -> pa.Table:
-    """Read columns of row groups; to be called within `decoding`.
+    """Read columns of row groups; must be called within `decoding`.
 
-    What the footer claims is checked before anything is read, what was decoded after every batch.
+    Checks the footer's claims before anything is read, and the decoded bytes after every batch.
 
     Args:
-        leaves: Parquet columns, by their place.
+        leaves: indices of Parquet columns.
         size_bytes: of the file.
 
     Raises:
-        FormatError: they hold more than a file of this size can, or other rows than it says.
+        FormatError: the rows exceed the limit for a file of this size, or differ in number from the
+            footer.
     """
     most = decoded_limit(size_bytes)
     rows_claimed, bytes_claimed = _claims(file, groups, leaves)
@@ -66,7 +67,7 @@ def read_groups(
 
 
 def check_rows(path: str, rows: int, claimed: int) -> None:
-    """Refuse rows that are not as many as the footer claims. Raises FormatError."""
+    """Refuse a number of rows that differs from the footer's. Raises FormatError."""
     if rows != claimed:
         raise FormatError(
             f"a data file holds {rows} rows, and its footer says {claimed}",
@@ -76,9 +77,9 @@ def check_rows(path: str, rows: int, claimed: int) -> None:
 
 
 def _claims(file: pq.ParquetFile, groups: Sequence[int], leaves: Sequence[int]) -> tuple[int, int]:
-    """Count the rows of row groups and the bytes of columns of them, by the footer.
+    """Return the rows of row groups, and the bytes of their columns, according to the footer.
 
-    A value of a fixed width takes it in memory, however few bytes encode it.
+    A fixed-width value occupies its width in memory, even if fewer bytes encode it.
     """
     schema, rows, total = file.metadata.schema, 0, 0
     widths = [_WIDTHS.get(schema.column(leaf).physical_type, 0) for leaf in leaves]

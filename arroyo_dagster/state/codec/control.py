@@ -1,10 +1,10 @@
-"""What Arroyo's coordinator and workers tell each other about state: values, and their bytes.
+"""The messages about state between Arroyo's coordinator and workers: values, and their bytes.
 
-Arroyo never stores these messages: they are read where somebody recorded them, and written to talk
-to a worker. Times are microseconds since 1970. `unknown` holds the encoded fields that this release
-does not know, at every level; they are written again.
+Arroyo never stores these messages: they are read from recordings, and written to communicate with a
+worker. Times are microseconds since 1970. `unknown` contains the encoded fields that this release
+does not know, at every level; encoding writes them again.
 
-Source: crates/arroyo-rpc/proto/rpc.proto; `proto/state.proto` is our text of it.
+Source: crates/arroyo-rpc/proto/rpc.proto; `proto/state.proto` is our copy of it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _T = TypeVar("_T")
 
 
 class _At(NamedTuple):
-    """Which field of the message a value is, and how it gets from there and back."""
+    """The message field of a value, and the conversions from and to it."""
 
     name: str
     read: Callable[[Any], Any] = lambda found: found
@@ -66,7 +66,7 @@ _TABLES, _OPERATORS = _messages("TableCommit"), _messages("OperatorCommit")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerContext:
-    """Which worker of which run speaks."""
+    """The worker, and its run, that sent a message."""
 
     machine: Annotated[str, _At("machine_id")]
     worker: Annotated[int, _At("worker_id")]
@@ -78,10 +78,10 @@ class WorkerContext:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadCompacted:
-    """`LoadCompactedDataReq`: files that were merged, for a worker's next barrier.
+    """`LoadCompactedDataReq`: merged files, for a worker's next barrier.
 
     Attributes:
-        tables: of each table, the whole new list.
+        tables: for each table the complete new list of files.
         node: sent by v0.13 to v0.15 only.
     """
 
@@ -93,14 +93,14 @@ class LoadCompacted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompactedLoaded:
-    """`LoadCompactedDataRes`: a worker has taken merged files over. It says nothing else."""
+    """`LoadCompactedDataRes`: a worker has adopted merged files. The message has no fields."""
 
     unknown: bytes = b""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointRequest:
-    """`CheckpointReq`: put a barrier into the sources, or commit."""
+    """`CheckpointReq`: inject a barrier into the sources, or commit."""
 
     epoch: Epoch
     min_epoch: Epoch
@@ -112,7 +112,7 @@ class CheckpointRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableCommit:
-    """What each subtask left for the second phase of one table's commit."""
+    """The commit data of each subtask for the second phase of one table's commit."""
 
     data_by_subtask: Annotated[Mapping[int, bytes], _COMMITS] = field(default_factory=dict)
     unknown: bytes = b""
@@ -128,7 +128,7 @@ class OperatorCommit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitRequest:
-    """`CommitReq`: do the second phase of an epoch's commit."""
+    """`CommitReq`: execute the second phase of an epoch's commit."""
 
     epoch: Epoch
     operators: Annotated[Mapping[OperatorId, OperatorCommit], _OPERATORS] = field(
@@ -139,10 +139,10 @@ class CommitRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartExecution:
-    """`StartExecutionReq`: what a worker is started with.
+    """`StartExecutionReq`: the start of a worker.
 
     Attributes:
-        program, tasks: encoded as they came; they are no state.
+        program, tasks: kept encoded, since they are not state.
         restore_epoch: legacy layout; None = without state.
         manifest_ref: protocol layout; None = without state.
         wait_for_leader, is_leader: either makes the worker use the protocol layout.
@@ -162,7 +162,7 @@ class StartExecution:
 
 
 class CheckpointStep(enum.IntEnum):
-    """How far a subtask is with a checkpoint."""
+    """The progress of a subtask with a checkpoint."""
 
     STARTED_ALIGNMENT = 0
     STARTED_CHECKPOINTING = 1
@@ -173,8 +173,8 @@ class CheckpointStep(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointEvent:
-    """`TaskCheckpointEventReq`: a subtask has come a step further. `step` is a `CheckpointStep`,
-    or the number of one that this release does not know."""
+    """`TaskCheckpointEventReq`: a subtask has reached a step. `step` is a `CheckpointStep`, or the
+    number of a step that this release does not know."""
 
     context: Annotated[WorkerContext | None, _CONTEXT]
     time_micros: Annotated[int, _At("time")]
@@ -200,11 +200,11 @@ class CheckpointCompleted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobCheckpoint:
-    """`JobCheckpointMetadata`: a checkpoint as a leader lists it.
+    """`JobCheckpointMetadata`: a checkpoint in a leader's list.
 
     Attributes:
         finish_time_micros: None while it is not finished.
-        event_spans: encoded as they came.
+        event_spans: kept encoded.
     """
 
     epoch: Epoch
@@ -238,14 +238,14 @@ _PLACES: dict[type[Any], dict[str, _At]] = {
     }
     for kind in _MESSAGES
 }
-"""Where the values of a message lie in it, by their names."""
+"""The message fields of the values of each class, by attribute name."""
 
 
 def encode_control(value: Any) -> bytes:
-    """Encode one of the messages above: equal values give equal bytes.
+    """Encode one of the messages above; equal values have equal bytes.
 
     Raises:
-        InputError: a number or a text that does not fit its field.
+        InputError: a number or a text does not fit its field.
     """
     with fitting(kind=_MESSAGES[type(value)].DESCRIPTOR.name):
         return encoded(_encode(value))
@@ -255,11 +255,11 @@ def decode_control(kind: type[_T], data: bytes, name: str) -> _T:
     """Decode a message.
 
     Args:
-        kind: which one of the classes above.
-        name: what the bytes are called in errors.
+        kind: one of the classes above.
+        name: the name of the bytes in errors.
 
     Raises:
-        FormatError: it does not parse, or holds a reference that leads out of the checkpoint URL.
+        FormatError: it does not parse, or contains a reference outside of the checkpoint URL.
     """
     return decoded(data, name, _MESSAGES[kind], lambda message: _decode(kind, message))
 

@@ -1,6 +1,6 @@
-"""A digest of a multiset of rows: the same rows in any order and any files give the same.
+"""A digest of a multiset of rows, independent of their order and their distribution over files.
 
-For telling whether a rewrite lost, changed or doubled a row; not against an adversary.
+It shows whether a rewrite lost, changed or duplicated a row. It does not resist an adversary.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ _NULL = np.uint64(0xA0761D6478BD642F)
 _SHIFTS = (np.uint64(32), np.uint64(29))
 _MIXING = (np.uint64(30), np.uint64(27), np.uint64(31))
 _BLOCK_ROWS = 1 << 13
-"""So many rows at once: their hashes then stay in the cache of a core."""
+"""Rows hashed at a time, so that their hashes stay in the cache of a core."""
 _LONG = 512
-"""A longer value is hashed alone."""
+"""Values with more bytes than this are hashed one by one."""
 _WORD = 8
 _MASKS = np.array([2 ** (8 * count) - 1 for count in range(_WORD + 1)], np.uint64)
 
 
 def digest_rows(table: pa.Table) -> RowsDigest:
-    """Digest rows: columns by position (names may repeat), values bit by bit, nulls apart.
+    """Digest rows: columns by position (names may repeat), values bit by bit, nulls as themselves.
 
-    Nested values, dictionaries and every width count; a NaN equals a NaN of the same bits.
+    Nested values, dictionaries and every width are supported; NaNs are equal if their bits are.
     """
     if not table.num_columns:
         return RowsDigest(table.num_rows, 0)
     total = 0
     for batch in table.to_batches():
-        # A dictionary is shared by all blocks of a batch, and hashed once.
+        # All blocks of a batch share a dictionary, so it is hashed only once.
         shared = {
             at: _hashed(column)
             for at, column in enumerate(batch.columns)
@@ -58,8 +58,8 @@ def digest_rows(table: pa.Table) -> RowsDigest:
 
 
 def value_codes(values: pa.Array, rows: npt.NDArray[np.int64] | None = None) -> _Hashes:
-    """A hash of every value, or of those in some rows: equal values have equal ones, and others
-    hardly ever."""
+    """Hash every value, or those in some rows. Equal values have equal hashes; different values
+    almost never do."""
     if rows is not None and _is_text(values.type) and not values.null_count:
         return _mixed(_of_bytes(values, rows))
     blocks = [
@@ -71,7 +71,7 @@ def value_codes(values: pa.Array, rows: npt.NDArray[np.int64] | None = None) -> 
 
 
 def combined_codes(columns: Sequence[_Hashes]) -> _Hashes:
-    """A hash of every row, of the hashes of its values; a column of one row goes for all."""
+    """Hash every row from the hashes of its values; a column of one row applies to all rows."""
     hashes = columns[0].copy()
     for codes in columns[1:]:
         hashes *= _STEP
@@ -80,7 +80,7 @@ def combined_codes(columns: Sequence[_Hashes]) -> _Hashes:
 
 
 def _mixed(values: _Hashes) -> _Hashes:
-    """Spread every bit over all others (the finaliser of splitmix64); changes what it is given."""
+    """Mix every bit into all others (the finaliser of splitmix64), in place."""
     shifted = values >> _MIXING[0]
     values ^= shifted
     values *= _FIRST
@@ -93,7 +93,7 @@ def _mixed(values: _Hashes) -> _Hashes:
 
 
 def _spread(values: _Hashes) -> _Hashes:
-    """As `_mixed`, half as thorough and without changing anything: for what is mixed once more."""
+    """Mix half as thoroughly as `_mixed`, into a new array: for values that are mixed again."""
     spread = values >> _SHIFTS[0]
     spread ^= values
     spread *= _FIRST
@@ -102,7 +102,7 @@ def _spread(values: _Hashes) -> _Hashes:
 
 
 def _hashed(array: pa.Array) -> _Hashes:
-    """One hash a value; nulls have one of their own."""
+    """Return one hash per value; all nulls have the same hash."""
     hashes = _of_values(array)
     if array.null_count:
         valid = array.is_valid().to_numpy(zero_copy_only=False)
@@ -157,7 +157,7 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 def _of_fixed_width(array: pa.Array) -> _Hashes:
-    """Numbers, times, decimals and fixed-size binary, by their bytes."""
+    """Hash numbers, times, decimals and fixed-size binary by their bytes."""
     width = array.type.bit_width // 8
     data = array.buffers()[1]
     if data is None or not len(array):
@@ -203,7 +203,7 @@ def _of_bytes(array: pa.Array, rows: npt.NDArray[np.int64] | None = None) -> _Ha
 
 
 def _bytes_of(array: pa.Array) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
-    """The bytes of all values with a word of zeros behind them, and where each value begins."""
+    """Return the bytes of all values, followed by 8 zero bytes, and where each value begins."""
     kind = array.type
     if pa.types.is_string(kind) or pa.types.is_binary(kind):
         _, places, data = array.buffers()
@@ -219,7 +219,7 @@ def _bytes_of(array: pa.Array) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.in
 
 
 def _of_one_length(raw: npt.NDArray[np.uint8], count: int, length: int) -> _Hashes:
-    """As `_of_words`, where all values are equally long: nothing is looked up."""
+    """Hash values of equal length as `_of_words` does, without index lookups."""
     hashes = np.full(count, np.uint64(length)) * _STEP
     for at in range(0, length, _WORD):
         word: _Hashes = np.ndarray((count,), np.dtype("<u8"), raw, offset=at, strides=(length,))
@@ -233,7 +233,7 @@ def _of_one_length(raw: npt.NDArray[np.uint8], count: int, length: int) -> _Hash
 def _of_words(
     raw: npt.NDArray[np.uint8], starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]
 ) -> _Hashes:
-    """Hash values word by word: the first words of all, then the second of those that go on."""
+    """Hash values word by word: the first word of all values, then the second of longer ones."""
     words: _Hashes = np.ndarray((len(raw) - _WORD + 1,), np.dtype("<u8"), raw, strides=(1,))
     hashes = lengths.astype(np.uint64)
     hashes *= _STEP
@@ -258,7 +258,7 @@ def _of_words(
 
 
 def _of_lists(array: Any) -> _Hashes:
-    """A list is its length and its elements in order; a map is a list of pairs."""
+    """Hash a list by its length and its elements in order; a map is a list of pairs."""
     offsets = array.offsets.to_numpy(zero_copy_only=False).astype(np.int64)
     values = array.values.slice(int(offsets[0]), int(offsets[-1] - offsets[0]))
     offsets -= int(offsets[0])

@@ -1,4 +1,4 @@
-"""JSON forms of what garbage collection keeps below a job: pins, quarantine, journal."""
+"""JSON forms of gc's records below a job: pins, quarantine, plans."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from arroyo_dagster.state.model.objects import Packed, StoredObject
 
 
 def encode_pins(job_pins: JobPins) -> bytes:
-    """What stays besides the newest epochs."""
+    """Encode `retained.json`: pins, quarantines and rewrite records."""
     return encode_json(
         {
             "version": job_pins.version,
@@ -50,7 +50,7 @@ def encode_pins(job_pins: JobPins) -> bytes:
 
 
 def decode_pins(data: bytes, path: str) -> JobPins:
-    """Read `retained.json`. Raises FormatError: it is none, or of a later release."""
+    """Decode `retained.json`. Raises FormatError: invalid, or of a later release."""
     with known_fields(data, path) as fields:
         return JobPins(
             pins=tuple(
@@ -70,7 +70,7 @@ def decode_pins(data: bytes, path: str) -> JobPins:
 
 
 def encode_quarantined(found: Quarantined, owner: str) -> bytes:
-    """The index of one quarantine."""
+    """Encode the index of one quarantine."""
     return encode_json(
         {
             "version": OWN_VERSION,
@@ -83,13 +83,13 @@ def encode_quarantined(found: Quarantined, owner: str) -> bytes:
 
 
 def encode_moved(moved: Iterable[Moved]) -> bytes:
-    """A part of the index of a quarantine: where its copies came from."""
+    """Encode a part of the index of a quarantine: the original paths of its copies."""
     lines = [[str(one.path), str(one.copy), one.size_bytes, one.digest] for one in moved]
     return encode_json({"version": OWN_VERSION, "moved": lines})
 
 
 def decode_moved(data: bytes, path: str) -> list[Moved]:
-    """The same back. Errors as `decode_pins`."""
+    """Decode a part of the index of a quarantine. Errors as in `decode_pins`."""
     with known_fields(data, path) as fields:
         return [
             Moved(
@@ -103,7 +103,7 @@ def decode_moved(data: bytes, path: str) -> list[Moved]:
 
 
 def decode_quarantined(data: bytes, path: str, name: str) -> Quarantined:
-    """Read what the index of a quarantine says that must stay. Errors as `decode_pins`."""
+    """Decode the index of a quarantine, without its parts. Errors as in `decode_pins`."""
     with known_fields(data, path) as fields:
         return Quarantined(
             name=name,
@@ -117,7 +117,7 @@ def decode_quarantined(data: bytes, path: str, name: str) -> Quarantined:
 
 
 def gc_plan_to_json(plan: GcPlan) -> dict[str, Any]:
-    """A plan as JSON values: printing it is the dry run, storing it lets somebody approve it.
+    """Convert a plan to JSON values: for printing a dry run, and for storing until approval.
 
     Objects are lists of path, size in bytes, time and etag.
     """
@@ -154,10 +154,10 @@ def gc_plan_to_json(plan: GcPlan) -> dict[str, Any]:
 
 
 def decode_gc_plan(data: bytes, path: str) -> GcPlan:
-    """Read a stored plan.
+    """Decode a stored plan.
 
     Raises:
-        FormatError: it is none, of a later release, or not what its digest says.
+        FormatError: invalid, of a later release, or its content does not match its digest.
     """
     with known_fields(data, path) as fields:
         pipeline, keep_from = fields.optional_text("pipeline"), fields.optional_number("keep_from")
@@ -212,12 +212,12 @@ def _proof(fields: Fields) -> Proof:
 
 
 def stored_to_json(objects: Iterable[StoredObject]) -> list[list[object]]:
-    """Objects as lists of path, size, time and etag."""
+    """Convert objects to lists of path, size, time and etag."""
     return [[str(o.path), o.size_bytes, o.modified_micros, o.etag] for o in objects]
 
 
 def stored_from_json(lists: Iterable[Sequence[Any]]) -> Iterable[StoredObject]:
-    """The same back. Raises TypeError, ValueError: they are none."""
+    """Convert such lists back. Raises TypeError, ValueError: they are invalid."""
     for path, size, modified, etag in lists:
         yield StoredObject(
             StatePath(path), _optional_number(size), _optional_number(modified), etag

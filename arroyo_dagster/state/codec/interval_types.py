@@ -1,6 +1,6 @@
-"""Two Arrow types that pyarrow knows and has no function to make: intervals of months, of days.
+"""Two Arrow types that pyarrow supports but cannot construct: intervals of months, and of days.
 
-They come over Arrow's C data interface, the way any other library would hand them in.
+They are imported through Arrow's C data interface, as from any other library.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 _FORMATS = {"YearMonth": b"tiM", "DayTime": b"tiD"}
-"""By the unit in the JSON form of a schema."""
+"""By the unit's name in the JSON form of a schema."""
 
 
 class _CSchema(ctypes.Structure):
@@ -34,7 +34,7 @@ _CSchema._fields_ = [
 
 
 def _take_out(schema: Any) -> None:
-    # A structure is released by taking its callback out; nothing was allocated for it.
+    # Releasing a structure means clearing its callback; no memory was allocated for it.
     schema.contents.release = _Release()
 
 
@@ -43,7 +43,7 @@ _RELEASE = _Release(_take_out)
 
 @functools.cache
 def interval_type(unit: str) -> pa.DataType | None:
-    """The interval type of a unit (`YearMonth`, `DayTime`, `MonthDayNano`); None if unknown."""
+    """Return the interval type of a unit (`YearMonth`, `DayTime`, `MonthDayNano`), or None."""
     if unit == "MonthDayNano":
         return pa.month_day_nano_interval()
     if unit not in _FORMATS:
@@ -53,7 +53,7 @@ def interval_type(unit: str) -> pa.DataType | None:
 
 
 def interval_unit(kind: pa.DataType) -> str | None:
-    """The unit of an interval type; None for any other type."""
+    """Return the unit of an interval type; None for any other type."""
     for unit in ("MonthDayNano", *_FORMATS):
         if kind == interval_type(unit):
             return unit

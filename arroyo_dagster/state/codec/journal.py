@@ -1,4 +1,4 @@
-"""Runs of a journal of deletions, many in one Parquet file: a row an object, in order of runs."""
+"""Several runs of a deletion journal in one Parquet file: one row per object, ordered by run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from arroyo_dagster.state.codec.parquet import RowsEncoder, decoding
 
 VERSION = "1"
 Line = tuple[int, str, int | None, str | None, str]
-"""When its batch was completed, in microseconds; path, size in bytes, etag, what became of it."""
+"""The time its batch was completed, in microseconds; path, size in bytes, etag, outcome."""
 
 SCHEMA = pa.schema(
     [
@@ -33,17 +33,17 @@ SCHEMA = pa.schema(
     metadata={"version": VERSION},
 )
 GROUP_ROWS = 4096
-"""So many rows are decoded at a time, each with the JSON objects of its run."""
+"""The rows decoded at a time, each with the JSON objects of its run."""
 _REPEATED = ["run", "plan", "end"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArchivedRun:
-    """One run that has ended.
+    """One completed run.
 
     Attributes:
-        plan, end: the JSON objects with which it began and ended, as they were.
-        lines: what became of each object.
+        plan, end: the text of its JSON objects `plan.json` and `end.json`.
+        lines: the outcome of each object.
     """
 
     name: str
@@ -53,7 +53,7 @@ class ArchivedRun:
 
 
 def encode_archive(runs: Iterable[ArchivedRun]) -> bytes:
-    """Runs as one file. One without objects is a row without a path."""
+    """Encode runs as one file. A run without objects is a row without a path."""
     encoder = RowsEncoder(SCHEMA)
     rows = (
         (run.name, run.plan, run.end, *line) for run in runs for line in run.lines or ((None,) * 5,)
@@ -66,16 +66,16 @@ def encode_archive(runs: Iterable[ArchivedRun]) -> bytes:
 
 
 def decode_archive(data: bytes, path: str) -> list[ArchivedRun]:
-    """Read such a file whole.
+    """Decode such a file completely.
 
     Raises:
-        FormatError: it is none, or of a later release.
+        FormatError: invalid, or of a later release.
     """
     return list(archived_runs(data, path))
 
 
 def archived_runs(data: bytes, path: str) -> Iterator[ArchivedRun]:
-    """Read such a file a run at a time. Errors as `decode_archive`."""
+    """Yield the runs of such a file one by one. Errors as in `decode_archive`."""
     with decoding(path):
         rows = _rows(_opened(data, path), path)
         for (name, plan, end), mine in itertools.groupby(rows, itemgetter(0, 1, 2)):
@@ -84,7 +84,7 @@ def archived_runs(data: bytes, path: str) -> Iterator[ArchivedRun]:
 
 
 def archived_names(data: bytes, path: str) -> frozenset[str]:
-    """The names of the runs in such a file. Errors as `decode_archive`."""
+    """Return the names of the runs in such a file. Errors as in `decode_archive`."""
     with decoding(path):
         return frozenset(_opened(data, path).read(columns=["run"])["run"].unique().to_pylist())
 
@@ -96,16 +96,16 @@ def archived_lines(
     low: str,
     high: str,
 ) -> Iterator[tuple[str, str, Line]]:
-    """The lines of some objects only: name of the run, its `plan.json`, and the line.
+    """Yield the lines of selected objects: the name of the run, its `plan.json`, and the line.
 
-    Row groups whose statistics exclude the range are not read.
+    Skips row groups whose statistics exclude the range.
 
     Args:
-        wanted: which of some paths are wanted, as booleans.
-        low, high: all of them lie in this range, both ends included.
+        wanted: selects paths; returns one boolean for each.
+        low, high: the range that contains all selected paths, both ends included.
 
     Raises:
-        FormatError: as `decode_archive`.
+        FormatError: as in `decode_archive`.
     """
     with decoding(path):
         file = _opened(data, path)
@@ -128,7 +128,7 @@ def _opened(data: bytes, path: str) -> pq.ParquetFile:
     version = (schema.metadata or {}).get(b"version", b"").decode(errors="replace")
     if version != VERSION or not schema.equals(SCHEMA):
         raise _other_version(version, path)
-    # The JSON objects of a run stand in each of its rows: they are held once.
+    # Each row repeats the JSON objects of its run; as dictionaries they are in memory once.
     return pq.ParquetFile(
         pa.BufferReader(data), page_checksum_verification=True, read_dictionary=_REPEATED
     )

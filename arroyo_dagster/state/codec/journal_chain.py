@@ -1,7 +1,7 @@
-"""The hash chain of a journal: digests of its parts, and the JSON that holds them. No I/O.
+"""The hash chain of a journal: digests of its parts, and the JSON that contains them. No I/O.
 
-`plan.json` holds the digest of the run before, each batch that of the part before it, `end.json`
-that of every batch as it was completed, `head.json` that of the newest run.
+`plan.json` contains the digest of the previous run, each batch that of the part before it,
+`end.json` those of all batches as completed, `head.json` that of the newest run.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ LISTING = "listing"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Follows:
-    """The run before, as `plan.json` names it.
+    """The previous run, as `plan.json` names it.
 
     Attributes:
-        digest: of its `end.json`, or of its `plan.json` where it never got an end.
-        by_listing: `head.json` was missing or damaged, and the run was found by a listing.
+        digest: of its `end.json`, or of its `plan.json` if it has no `end.json`.
+        by_listing: whether `head.json` was missing or damaged, so that a listing found the run.
     """
 
     run: str
@@ -47,11 +47,11 @@ class Head:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchSeal:
-    """One batch as `end.json` lists it.
+    """One batch, as `end.json` lists it.
 
     Attributes:
-        objects: how many it holds.
-        first, last: the least and the greatest path in it.
+        objects: the number of its objects.
+        first, last: its smallest and its largest path.
         digest: of its bytes.
     """
 
@@ -63,25 +63,25 @@ class BatchSeal:
 
 
 def link_after(previous: str, lines: Iterable[Sequence[object]]) -> str:
-    """The digest that the part after a batch holds.
+    """Return the digest that the part after a batch contains.
 
     It covers what does not change when the batch is completed: its objects, not their outcomes.
 
     Args:
-        previous: the digest that the batch itself holds.
-        lines: path, size in bytes, etag, and more that does not count, of each object.
+        previous: the digest that the batch itself contains.
+        lines: path, size in bytes and etag of each object; further values are ignored.
     """
     return digest_of(encode_json([previous, [list(line[:3]) for line in lines]]))
 
 
 def encode_batch(at_micros: int, lines: Sequence[Sequence[object]], previous: str | None) -> bytes:
-    """A batch; `previous` is None in a journal that began without digests."""
+    """Encode a batch; `previous` is None in a journal that began without digests."""
     fields: dict[str, object] = {"version": OWN_VERSION, "at_micros": at_micros, "objects": lines}
     return encode_json(fields if previous is None else {**fields, PREVIOUS: previous})
 
 
 def seal_of(number: int, lines: Sequence[Sequence[Any]], data: bytes) -> BatchSeal:
-    """What `end.json` is to say of a batch."""
+    """Return the entry of a batch in `end.json`."""
     paths = [str(line[0]) for line in lines]
     return BatchSeal(
         number=number,
@@ -93,16 +93,16 @@ def seal_of(number: int, lines: Sequence[Sequence[Any]], data: bytes) -> BatchSe
 
 
 def seals_to_json(seals: Iterable[BatchSeal], previous: str) -> dict[str, object]:
-    """The fields of `end.json` that seal the run."""
+    """Return the fields of `end.json` that seal the run."""
     listed = [[one.number, one.objects, one.first, one.last, one.digest] for one in seals]
     return {PREVIOUS: previous, PARTS: listed}
 
 
 def decode_end(data: bytes, path: str) -> tuple[str, tuple[BatchSeal, ...]] | None:
-    """The digest that `end.json` holds and the batches it lists; None if it has no digests.
+    """Return the digest in `end.json` and the batches it lists; None if it has no digests.
 
     Raises:
-        FormatError: not what its name says, or of a later release.
+        FormatError: invalid, or of a later release.
     """
     with known_fields(data, path) as fields:
         if PARTS not in fields:
@@ -123,7 +123,7 @@ def _seal_from_json(number: object, objects: object, *texts: object) -> BatchSea
 
 
 def follows_to_json(follows: Follows | None) -> dict[str, object]:
-    """The field of `plan.json` that names the run before: null in the first run of a chain."""
+    """Return the field of `plan.json` that names the previous run; null in a chain's first run."""
     if follows is None:
         return {FOLLOWS: None}
     found = {"run": follows.run, "digest": follows.digest}
@@ -131,12 +131,12 @@ def follows_to_json(follows: Follows | None) -> dict[str, object]:
 
 
 def is_chained(fields: Fields) -> bool:
-    """Whether the run whose `plan.json` has these fields is part of a chain."""
+    """Return whether the run with these `plan.json` fields is part of a chain."""
     return FOLLOWS in fields
 
 
 def follows_of(fields: Fields) -> Follows | None:
-    """The run before; None for the first run of a chain, and for a run without digests."""
+    """Return the previous run; None for the first run of a chain, and for one without digests."""
     found = fields.optional_object(FOLLOWS)
     if found is None:
         return None
@@ -145,7 +145,7 @@ def follows_of(fields: Fields) -> Follows | None:
 
 
 def _run(fields: Fields) -> str:
-    """The name of a run: it becomes part of a path."""
+    """Return the name of a run, which must be a single path segment."""
     name = fields.ref("run")
     if "/" in name:
         raise fields.wrong("run", "the name of a run", name)
@@ -153,12 +153,12 @@ def _run(fields: Fields) -> str:
 
 
 def encode_head(head: Head) -> bytes:
-    """`head.json`."""
+    """Encode `head.json`."""
     fields = {"version": OWN_VERSION, "run": head.run, "digest": head.digest, "ended": head.ended}
     return encode_json(fields)
 
 
 def decode_head(data: bytes, path: str) -> Head:
-    """Read `head.json`. Raises FormatError: it is none, or of a later release."""
+    """Decode `head.json`. Raises FormatError: invalid, or of a later release."""
     with known_fields(data, path) as fields:
         return Head(run=_run(fields), digest=fields.text("digest"), ended=fields.flag("ended"))

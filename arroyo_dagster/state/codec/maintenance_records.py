@@ -1,4 +1,4 @@
-"""JSON forms of what we leave beside a job of Arroyo's while, or after, we change it."""
+"""JSON forms of the records that are stored beside an Arroyo job when this package changes it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def encode_rewrite_record(record: RewriteRecord) -> bytes:
 
 
 def decode_rewrite_record(data: bytes, path: str) -> RewriteRecord:
-    """Raises FormatError when `data` is no such record, or one of a later release."""
+    """Decode such a record. Raises FormatError: invalid, or of a later release."""
     with known_fields(data, path) as fields:
         pipeline = fields.optional_text("pipeline_id")
         generation = fields.optional_number("generation")
@@ -73,7 +73,7 @@ def encode_window_record(record: WindowRecord) -> bytes:
 
 
 def decode_window_record(data: bytes, path: str) -> WindowRecord:
-    """Raises FormatError when `data` is no such record, or one of a later release."""
+    """Decode such a record. Raises FormatError: invalid, or of a later release."""
     with known_fields(data, path) as fields:
         return WindowRecord(
             pipeline=PipelineId(fields.text("pipeline_id")),

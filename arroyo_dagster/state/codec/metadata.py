@@ -1,6 +1,6 @@
-"""Protobuf metadata to model values and back. What this release does not know survives the trip.
+"""Protobuf metadata to model values and back. Fields unknown to this release are preserved.
 
-Source: crates/arroyo-rpc/proto/rpc.proto and api.proto; `proto/state.proto` is our text of them.
+Source: crates/arroyo-rpc/proto/rpc.proto and api.proto; `proto/state.proto` is our copy of them.
 """
 
 from __future__ import annotations
@@ -57,17 +57,17 @@ def decode_manifest(data: bytes, path: str) -> Manifest:
     """Decode a `checkpoint-manifest.pb`.
 
     Raises:
-        FormatError: not protobuf, a part that must be present is absent, an unknown kind of table,
-            or a reference that leads out of the checkpoint URL. Names `path`.
+        FormatError: not protobuf, a required part is absent, an unknown kind of table, or a
+            reference outside of the checkpoint URL. Names `path`.
     """
     return decoded(data, path, pb.CheckpointManifest, _manifest)
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
-    """Encode a manifest: equal values give equal bytes.
+    """Encode a manifest; equal values have equal bytes.
 
     Raises:
-        InputError: a number or a text that does not fit its field.
+        InputError: a number or a text does not fit its field.
     """
     with fitting(job=manifest.job, epoch=manifest.epoch):
         return encoded(_manifest_message(manifest))
@@ -91,12 +91,12 @@ def _manifest_message(manifest: Manifest) -> pb.CheckpointManifest:
 
 
 def decode_legacy_checkpoint(data: bytes, path: str) -> LegacyCheckpoint:
-    """Decode the checkpoint-level `metadata` of the legacy layout. Errors as `decode_manifest`."""
+    """Decode the checkpoint's `metadata` of the legacy layout. Errors as in `decode_manifest`."""
     return decoded(data, path, pb.CheckpointMetadata, _legacy_checkpoint)
 
 
 def encode_legacy_checkpoint(checkpoint: LegacyCheckpoint) -> bytes:
-    """Encode a legacy checkpoint. Errors as `encode_manifest`; epochs have 32 bits there."""
+    """Encode a legacy checkpoint, whose epochs have 32 bits. Errors as in `encode_manifest`."""
     with fitting(job=checkpoint.job, epoch=checkpoint.epoch):
         return encoded(_legacy_message(checkpoint))
 
@@ -115,12 +115,12 @@ def _legacy_message(checkpoint: LegacyCheckpoint) -> pb.CheckpointMetadata:
 
 
 def decode_operator(data: bytes, path: str) -> OperatorCheckpoint:
-    """Decode an operator's `metadata`, or one subtask's. Errors as `decode_manifest`."""
+    """Decode the `metadata` of an operator or a subtask. Errors as in `decode_manifest`."""
     return decoded(data, path, pb.OperatorCheckpointMetadata, _operator)
 
 
 def encode_operator(operator: OperatorCheckpoint) -> bytes:
-    """Encode an operator's metadata. Errors as `encode_manifest`; epochs have 32 bits there."""
+    """Encode an operator's metadata, whose epochs have 32 bits. Errors as in `encode_manifest`."""
     with fitting(job=operator.job, operator=operator.operator, epoch=operator.epoch):
         return encoded(_operator_message(operator))
 
@@ -149,7 +149,7 @@ def _manifest(message: pb.CheckpointManifest) -> Manifest:
 
 def _legacy_checkpoint(message: pb.CheckpointMetadata) -> LegacyCheckpoint:
     for name in message.operator_ids:
-        # These become paths of objects that are read: none may lead out of the job.
+        # These become parts of paths of objects to read, which must stay within the job.
         StatePath(operator_metadata_name(name))
     return LegacyCheckpoint(
         job=JobId(message.job_id),

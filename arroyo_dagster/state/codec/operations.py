@@ -1,4 +1,4 @@
-"""What one stored row does: the bytes of the column `_operation`.
+"""The effect of a stored row: the bytes of the column `_operation`.
 
 Source: crates/arroyo-types, `DataOperation`: bincode of an enum. Arroyo writes `Insert` only.
 """
@@ -30,12 +30,12 @@ INSERT = b"\x00"
 
 @dataclass(frozen=True, slots=True)
 class Insert:
-    """The row is there from now on."""
+    """Insert the row."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeleteTimeKey:
-    """Earlier rows of this key at this time are gone."""
+    """Delete earlier rows of this key at this time."""
 
     timestamp_nanos: SystemTimeNanos
     key: bytes
@@ -43,17 +43,17 @@ class DeleteTimeKey:
 
 @dataclass(frozen=True, slots=True)
 class DeleteKey:
-    """Earlier rows of this key are gone."""
+    """Delete earlier rows of this key."""
 
     key: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class DeleteValue:
-    """Earlier rows equal to this one in all user columns are gone.
+    """Delete earlier rows equal to this one in all user columns.
 
-    `value` says how many those are (`encode_count`). Rows that differed may be equal later, when
-    the column in which they did has been dropped: then so many of them go, and no more.
+    `value` is their number (`encode_count`). Rows that differed may become equal when the column
+    in which they differ is dropped: then only this number of them is deleted.
     """
 
     key: bytes
@@ -63,7 +63,7 @@ class DeleteValue:
 
 @dataclass(frozen=True, slots=True)
 class DeleteTimeRange:
-    """Earlier rows of this key with start <= `_timestamp` < end are gone."""
+    """Delete earlier rows of this key with start <= `_timestamp` < end."""
 
     key: bytes
     start_nanos: SystemTimeNanos
@@ -80,12 +80,12 @@ _CODEC = codec_for(
 
 
 def encode_operation(operation: DataOperation) -> bytes:
-    """The bytes of `_operation`; an insert is the single byte 0."""
+    """Return the bytes of `_operation`; an insert is the single byte 0."""
     return _CODEC.encode(operation)
 
 
 def decode_operation(data: bytes) -> DataOperation:
-    """Raises FormatError when the bytes are no operation, or more than one."""
+    """Decode `_operation`. Raises FormatError: the bytes are not exactly one operation."""
     decoded = _CODEC.decode(data)
     if not isinstance(decoded, _KINDS):
         raise FormatError("not an operation on a row", operation=data.hex())
@@ -93,12 +93,12 @@ def decode_operation(data: bytes) -> DataOperation:
 
 
 def encode_count(rows: int) -> bytes:
-    """The `value` of a `DeleteValue`: how many rows it deletes."""
+    """Return the `value` of a `DeleteValue`: the number of rows it deletes."""
     return _COUNT.encode(rows)
 
 
 def decode_count(value: bytes) -> int | None:
-    """How many rows a `DeleteValue` deletes; None = all that are equal.
+    """Return how many rows a `DeleteValue` deletes; None = all that are equal.
 
     Raises:
         FormatError: the bytes are no number.
@@ -107,14 +107,14 @@ def decode_count(value: bytes) -> int | None:
 
 
 def encode_key(columns: list[pa.Field], values: list[object]) -> bytes:
-    """The bytes of a storage key: bincode of its columns in order, options where nullable.
+    """Return the bytes of a storage key: bincode of its columns in order, options where nullable.
 
     Args:
         columns: the key columns of the table's schema.
         values: one Python value each; times as an int in the unit of the column.
 
     Raises:
-        InputError: a value that is not of its column's type, or a type that cannot be a key.
+        InputError: a value is not of its column's type, or a type cannot be a key.
     """
     return codec_for(TupleOf(tuple(_type_of(column) for column in columns))).encode(tuple(values))
 

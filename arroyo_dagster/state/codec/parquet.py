@@ -21,7 +21,7 @@ from arroyo_dagster.state.codec.bounded import read_groups
 from arroyo_dagster.state.model.tables import KEY_HASH_COLUMN, TIMESTAMP_COLUMN
 
 SMALL_BYTES = 1 << 20
-"""Up to this size a file is decoded without threads."""
+"""The largest file that is decoded without threads."""
 
 MAX_ROW_GROUP_ROWS = 1_048_576
 GLOBAL_KEY_VALUE_SCHEMA = pa.schema(
@@ -42,30 +42,30 @@ _RAW = ("min_raw", "max_raw")
 _BUFFER_BYTES = 1 << 16
 _CHUNK_BYTES = 1 << 22
 BATCH_ROWS = 1024
-"""How many rows Arroyo's reader puts into a record batch."""
+"""The number of rows in a record batch of Arroyo's reader."""
 _SAMPLE_ROWS = 1 << 14
 _MIN_SAMPLE_ROWS = 1 << 12
 _WIDE_BYTES = 256
-"""Values of this size, on average, are worth compressing one by one."""
+"""The average size from which values of `encode_single_rows` are compressed."""
 _REPEATING = 0.93
-"""A column in which more of the values of a sample differ gets no dictionary: it has more values
-than a page of a dictionary holds."""
+"""A column in which a larger share of a sample's values is distinct gets no dictionary: its values
+would exceed a dictionary page."""
 _SLOW_STEP = 1 << 44
-"""Differences of ns timestamps up to five hours."""
+"""The limit of differences for delta encoding: almost five hours of ns timestamps."""
 
 
 @dataclass(frozen=True, slots=True)
 class FooterFacts:
-    """What the footer of a data file says; `row_groups` the rows of each."""
+    """The facts from the footer of a data file; `row_groups` has the number of rows of each."""
 
     rows: int
     row_groups: tuple[int, ...]
     schema: pa.Schema
     version: int
     data_bytes: int
-    """How many bytes of the file are pages; the others are its footer."""
+    """The number of bytes in pages; the other bytes are the footer."""
     bounds: Mapping[str, tuple[int, int]]
-    """Smallest and largest routing key and event time (ns), if asked for and recorded."""
+    """Smallest and largest routing key and event time (ns), if requested and recorded."""
 
 
 def encode_rows(rows: pa.Table, *, row_group_rows: int = MAX_ROW_GROUP_ROWS) -> bytes:
@@ -77,10 +77,10 @@ def encode_rows(rows: pa.Table, *, row_group_rows: int = MAX_ROW_GROUP_ROWS) -> 
 
 
 def encode_single_rows(rows: pa.Table) -> bytes:
-    """Encode the rows of an expiring table, each as a row group of its own.
+    """Encode the rows of an expiring table, each in its own row group.
 
-    Every row then costs a page and an entry in the footer for each column: some 80 bytes. So there
-    is nothing else: no dictionary page, no statistics, no frame of ZSTD around a single number.
+    Every row then costs a page and a footer entry per column, about 80 bytes. So everything else is
+    omitted: dictionary pages, statistics, and the ZSTD frame around a single number.
     """
     wide = rows.num_rows * _WIDE_BYTES
     compression = {
@@ -101,14 +101,14 @@ def encode_single_rows(rows: pa.Table) -> bytes:
 
 
 class RowsEncoder:
-    """Rows of an expiring table encoded one row group after the other, as `encode_rows` does.
+    """Encodes rows of an expiring table, one row group after the other, as `encode_rows` does.
 
-    How each column is encoded is chosen by the values of the first row group: what hardly repeats
-    gets no dictionary, and what goes up slowly is stored by its differences.
+    The values of the first row group determine the encoding of each column: a column with few
+    repetitions gets no dictionary, and a slowly ascending one is delta-encoded.
 
     Args:
-        sorted_by: the place of the column in which the rows ascend; None = none.
-        bloom_filter: the place of a column to write Bloom filters of.
+        sorted_by: the index of the column by which the rows ascend; None = unsorted.
+        bloom_filter: the index of a column for which to write Bloom filters; None = none.
     """
 
     def __init__(
@@ -122,11 +122,11 @@ class RowsEncoder:
 
     @property
     def size_bytes(self) -> int:
-        """How many bytes there are so far."""
+        """The number of bytes written so far."""
         return self._sink.tell()
 
     def write(self, rows: pa.Table, row_group_rows: int = MAX_ROW_GROUP_ROWS) -> None:
-        """Add rows as one row group, or as several where they are more than `row_group_rows`."""
+        """Add rows as one row group, or as several if there are more than `row_group_rows`."""
         if self._writer is None:
             self._writer = pq.ParquetWriter(
                 self._sink, self._schema, **{**_settings(), **self._form(rows)}
@@ -134,12 +134,12 @@ class RowsEncoder:
         self._writer.write_table(rows, row_group_size=row_group_rows)
 
     def finish(self) -> bytes:
-        """Close the file and give its bytes."""
+        """Close the file and return its bytes."""
         if self._writer is None:
             self.write(self._schema.empty_table())
         assert self._writer is not None
         self._writer.close()
-        return self._sink.getvalue()  # no copy, unlike that of Arrow's buffers
+        return self._sink.getvalue()  # no copy, unlike Arrow's buffers
 
     def _form(self, rows: pa.Table) -> dict[str, object]:
         found: dict[str, object] = dict(column_encodings(rows))
@@ -152,12 +152,12 @@ class RowsEncoder:
 
 
 def _is_flat(schema: pa.Schema, place: int) -> bool:
-    """Whether the column at a place is the Parquet column of the same number."""
+    """Return whether the column at `place` is the Parquet column with the same index."""
     return not any(pa.types.is_nested(schema.field(at).type) for at in range(place))
 
 
 def column_encodings(rows: pa.Table) -> dict[str, object]:
-    """How to encode columns of such values, as arguments of a Parquet writer.
+    """Return the encodings for columns with such values, as arguments of a Parquet writer.
 
     Source: parquet-rs reads DELTA_BINARY_PACKED in every release that any Arroyo was built with.
     """
@@ -217,10 +217,10 @@ def _ascends_slowly(values: pa.ChunkedArray) -> bool:
 def encode_pairs(
     keys: Iterable[bytes], seconds: Iterable[bytes], schema: pa.Schema, *, version: int
 ) -> bytes:
-    """Encode rows of a global keyed table, ordered by key; no rows give no row group.
+    """Encode rows of a global keyed table, ordered by key; without rows there is no row group.
 
     Args:
-        keys: each once, in any order.
+        keys: in any order, without duplicates.
         seconds: the value, or the operation, of each key.
         schema: `GLOBAL_KEY_VALUE_SCHEMA` or `REMOVAL_SCHEMA`.
         version: the state version of the table's values.
@@ -233,7 +233,7 @@ def encode_pairs(
 def encode_pair_columns(
     keys: pa.Array, seconds: pa.Array, schema: pa.Schema, *, version: int
 ) -> bytes:
-    """As `encode_pairs`, of columns that are in order of key already."""
+    """Encode columns as `encode_pairs` does; they must already be ordered by key."""
     sink = pa.BufferOutputStream()
     settings = {
         **_settings(),
@@ -253,27 +253,27 @@ def _repeats(values: pa.Array | pa.ChunkedArray) -> bool:
 
 
 def _settings() -> dict[str, object]:
-    # parquet-rs takes names inside lists from the Parquet schema: pyarrow's compliant names
-    # would fail at the first restore that filters rows by key range.
+    # parquet-rs takes names inside lists from the Parquet schema. With pyarrow's compliant names,
+    # the first restore that filters rows by key range would fail.
     return {
         "compression": "zstd",
         "compression_level": 1,
         "use_compliant_nested_type": False,
         "store_schema": True,
-        # A flipped bit in a page often decompresses to other values: without this nobody notices.
+        # A flipped bit in a page often decompresses to other values; checksums detect it.
         "write_page_checksum": True,
     }
 
 
 def decode_file(data: bytes | BinaryIO, path: str) -> tuple[pa.Table, int]:
-    """Decode a data file whole.
+    """Decode a data file completely.
 
     Returns:
-        Its rows, duplicate column names included, and the state version (0 where not said).
+        Its rows, including duplicate column names, and the state version (0 if it has none).
 
     Raises:
         FormatError: not Parquet, truncated, or a page that does not decode.
-        StorageError: the store failed while it was read.
+        StorageError: the store failed while the file was read.
     """
     with decoding(path):
         file = _opened(data)
@@ -292,10 +292,10 @@ def decode_file(data: bytes | BinaryIO, path: str) -> tuple[pa.Table, int]:
 
 
 def read_facts(data: bytes | BinaryIO, path: str, *, bounds: bool = False) -> FooterFacts:
-    """Read the footer only. Errors as `decode_file`.
+    """Read the footer only. Errors as in `decode_file`.
 
     Args:
-        bounds: what the statistics say too; then a few values are read as well.
+        bounds: also return the bounds from the statistics; this reads a few values.
     """
     with decoding(path):
         file = _opened(data)
@@ -319,8 +319,8 @@ def _data_bytes(footer: pq.FileMetaData) -> int:
 
 
 def _check_columns(data: bytes | BinaryIO, footer: pq.FileMetaData, names: Sequence[str]) -> None:
-    # Asked for the statistics in a damaged footer pyarrow ends the process. Reading a value finds
-    # the same damage and raises.
+    # pyarrow aborts the process when it reads statistics from a damaged footer. Reading a value
+    # first finds the same damage and raises.
     file = open_pages(data, footer)
     for group in range(footer.num_row_groups):
         for name in names:
@@ -339,7 +339,7 @@ def _bounds(data: bytes | BinaryIO, footer: pq.FileMetaData) -> dict[str, tuple[
             footer.row_group(g).column(index).statistics for g in range(footer.num_row_groups)
         ]
         if all(one is not None and one.has_min_max for one in groups):
-            # Statistics hold an unsigned number as a signed one of the same bits.
+            # Statistics store an unsigned number as a signed one with the same bits.
             low, high = ([getattr(one, end) & bits for one in groups] for end in _RAW)
             found[name] = (min(low), max(high))
     return found
@@ -348,7 +348,7 @@ def _bounds(data: bytes | BinaryIO, footer: pq.FileMetaData) -> dict[str, tuple[
 def open_pages(
     data: bytes | BinaryIO | pa.BufferReader, footer: pq.FileMetaData | None = None
 ) -> pq.ParquetFile:
-    """Open a data file whose columns come into memory page by page; within `decoding`.
+    """Open a data file whose columns are read page by page; call it within `decoding`.
 
     Args:
         footer: of this file, if it was read before.
@@ -359,13 +359,13 @@ def open_pages(
         metadata=footer,
         page_checksum_verification=True,
         buffer_size=_BUFFER_BYTES,
-        pre_buffer=False,  # or every column is read whole, whatever the buffer
+        pre_buffer=False,  # otherwise every column is read completely, whatever the buffer
     )
 
 
 def rows_at_once(footer: pq.FileMetaData, most: int, group: int | None = None) -> int:
-    """How many rows to read at once so that some megabytes are in memory: whole record batches of
-    Arroyo's, 1024 to `most`.
+    """Return how many rows to read at a time for about 4 MiB of them: a multiple of Arroyo's record
+    batches of 1024 rows, up to `most`.
 
     Args:
         group: of this row group; None = of any.
@@ -381,7 +381,7 @@ def _groups(footer: pq.FileMetaData) -> list[pq.RowGroupMetaData]:
 
 
 def source_size(source: bytes | BinaryIO) -> int:
-    """Give how many bytes a file has, and leave it at its start."""
+    """Return the size of a file in bytes, and rewind it."""
     if isinstance(source, bytes):
         return len(source)
     size_bytes = source.seek(0, io.SEEK_END)
@@ -397,33 +397,33 @@ def _opened(data: bytes | BinaryIO) -> pq.ParquetFile:
 
 
 def check_footer(footer: pq.FileMetaData) -> None:
-    """Refuse a footer whose counts of rows contradict each other; within `decoding`."""
+    """Refuse a footer with contradictory row counts; call it within `decoding`."""
     rows = sum(group.num_rows for group in _groups(footer))
     if rows != footer.num_rows:
         raise pa.ArrowInvalid(f"row groups of {rows} rows in a file of {footer.num_rows}")
 
 
 def state_version(file: pq.ParquetFile) -> int:
-    """The state version that the file says its values have; 0 where it does not."""
+    """Return the state version of the file's values; 0 if it has none."""
     text = (file.metadata.metadata or {}).get(_VERSION, b"0")
     return int(text) if text.isdigit() else 0
 
 
 @contextmanager
 def decoding(path: str) -> Iterator[None]:
-    """Tell a broken file from a store that failed, in whatever pyarrow raises within.
+    """Convert pyarrow's errors: a broken file, or a failed store.
 
     Raises:
         FormatError: the bytes are not those of a data file; names `path`.
-        StorageError: they could not be read; trying again may help.
+        StorageError: they could not be read; a retry may help.
     """
     try:
         yield
     except ArroyoStateError:
-        raise  # of the store, through pyarrow
+        raise  # raised by the store and passed through pyarrow
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         if isinstance(error, OSError) and error.errno is not None:
-            # What pyarrow says of bytes has no number of the operating system.
+            # pyarrow's errors about the content have no errno of the operating system.
             raise StorageError(f"a data file could not be read ({error})", path=path) from error
         raise FormatError(
             f"a data file does not decode as Parquet ({error})",

@@ -1,6 +1,6 @@
 """Decoded values as plain JSON values: exact numbers, times as text, bytes in hex.
 
-Numbers keep every digit; NaN and the infinities, which JSON lacks, are texts.
+Numbers keep every digit; NaN and infinities, which JSON does not have, are texts.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ _DIGITS = {"s": 0, "ms": 3, "us": 6, "ns": 9}
 
 
 def iso_micros(micros: int | None) -> str | None:
-    """A point in time in UTC as text, `2013-01-01T10:00:00.000000Z`; None stays None."""
+    """Format a point in time in UTC, `2013-01-01T10:00:00.000000Z`; None stays None."""
     return None if micros is None else _moment(micros, "us", "Z")
 
 
 def _moment(count: int, unit: str, zone: str) -> str:
-    """A point in time with all digits of its unit. Outside the years 1 to 9999: the bare count."""
+    """Format a point in time with all digits of its unit; outside years 1 to 9999 its count."""
     seconds, part = divmod(count, _PER_SECOND[unit])
     try:
         moment = _EPOCH + dt.timedelta(seconds=seconds)
@@ -57,7 +57,7 @@ def _fraction(part: int, unit: str) -> str:
 
 
 def _span(count: int, unit: str) -> str:
-    """A span of time in seconds, `-1.500s`."""
+    """Format a duration in seconds, `-1.500s`."""
     seconds, part = divmod(abs(count), _PER_SECOND[unit])
     return f"{'-' if count < 0 else ''}{seconds}{_fraction(part, unit)}s"
 
@@ -66,10 +66,10 @@ def _span(count: int, unit: str) -> str:
 
 
 def plain_value(value: Any, described: Type) -> Any:
-    """Give a decoded key or value as JSON holds it.
+    """Convert a decoded key or value to JSON values.
 
-    Structs become objects; maps become objects where keys are texts, else lists of pairs; sets are
-    lists in the order of their texts; points in time and spans are texts; bytes are hex.
+    Structs become objects; maps become objects if keys are texts, else lists of pairs; sets are
+    lists in the order of their representations; times and durations are texts; bytes are hex.
     """
     if isinstance(described, Primitive):
         return _primitive(value, described.name)
@@ -116,7 +116,7 @@ def _time(value: Any, described: TimeOf) -> str:
 
 
 def _map(value: Any, described: MapOf) -> Any:
-    # Where a map is part of a key it is a frozenset of pairs.
+    # A map within a key is a frozenset of pairs.
     items = value.items() if isinstance(value, Mapping) else value
     pairs = [
         (plain_value(key, described.key), plain_value(item, described.value)) for key, item in items
@@ -140,7 +140,7 @@ def _variant(value: Any, described: EnumOf) -> Any:
 
 
 def plain_rows(rows: pa.Table) -> list[dict[str, Any]]:
-    """Give rows as objects by column name; a name that comes again gets `_1`, `_2`… in order."""
+    """Convert rows to objects by column name; a repeated name gets `_1`, `_2`… in order."""
     names = unique_names(rows.schema.names)
     columns = [[plain_scalar(scalar) for scalar in column] for column in rows.columns]
     return [
@@ -150,7 +150,7 @@ def plain_rows(rows: pa.Table) -> list[dict[str, Any]]:
 
 
 def unique_names(names: Sequence[str]) -> list[str]:
-    """Make names unique; no name that is unique already changes."""
+    """Make names unique; the first occurrence of a name does not change."""
     taken = set(names)
     seen: set[str] = set()
     unique: list[str] = []
@@ -165,9 +165,9 @@ def unique_names(names: Sequence[str]) -> list[str]:
 
 
 def plain_scalar(scalar: pa.Scalar) -> Any:
-    """Give one Arrow value as JSON holds it, nested ones included, without loss.
+    """Convert one Arrow value, possibly nested, to JSON values without loss.
 
-    A text that is not UTF-8 is `{"hex": …}`.
+    A text that is not UTF-8 becomes `{"hex": …}`.
     """
     if not scalar.is_valid:
         return None

@@ -1,4 +1,4 @@
-"""A compaction plan as JSON: printing it is the dry run. For those of gc see `gc.py`."""
+"""The JSON form of compaction, rewrite and rollback plans, for dry runs. For gc see `gc.py`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from arroyo_dagster.state.model.rollback import RollbackPlan
 
 
 def plan_to_json(plan: CompactionPlan | RewritePlan | RollbackPlan) -> dict[str, Any]:
-    """A plan as an object of JSON values, its fields by name."""
+    """Convert a plan to an object of JSON values, with its fields by name."""
     found: dict[str, Any] = _plain(plan)
     return found
 

@@ -1,8 +1,8 @@
-"""JSON records of the protocol layout, and the JSON forms of our own small objects.
+"""JSON records of the protocol layout, and the JSON forms of this package's own small objects.
 
 Source: crates/arroyo-state-protocol/src/types.rs: compact JSON, fields in the order written here,
-`version` 1, absent references null. Fields that this release does not know are kept, behind those
-it does.
+`version` 1, absent references null. Fields unknown to this release are preserved, after the known
+ones.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from arroyo_dagster.state.model.tables import TimeFile
 from arroyo_dagster.state.model.types import Type, from_json, to_json
 
 OWN_VERSION = 1
-"""The version of our own small objects."""
+"""The version of this package's own small objects."""
 
 
 def encode_current_generation(record: CurrentGeneration) -> bytes:
@@ -159,7 +159,7 @@ def decode_committed_marker(data: bytes, path: str) -> CommittedMarker:
     )
 
 
-# ---- commits of the legacy layout (ours) ---------------------------------------------------------
+# ---- commit notes of the legacy layout (of this package) -----------------------------------------
 
 
 def encode_commit_note(note: CommitNote) -> bytes:
@@ -183,7 +183,7 @@ def decode_commit_note(data: bytes, path: str) -> CommitNote:
     )
 
 
-# ---- compaction records (ours) -------------------------------------------------------------------
+# ---- compaction records (of this package) --------------------------------------------------------
 
 
 def encode_compaction_record(record: CompactionRecord) -> bytes:
@@ -266,12 +266,12 @@ def _time_file(fields: Fields) -> TimeFile:
 
 
 def encode_type(described: Type) -> str:
-    """The JSON text of a type description, as stored with a table's configuration."""
+    """Return the JSON text of a type description, as stored with a table's configuration."""
     return encode_json(to_json(described)).decode()
 
 
 def decode_type(text: str) -> Type:
-    """Raises FormatError when the text is no type description."""
+    """Parse a type description. Raises FormatError: the text is none."""
     try:
         return from_json(json.loads(text))
     except (ValueError, RecursionError) as error:
@@ -279,7 +279,7 @@ def decode_type(text: str) -> Type:
 
 
 def encode_json(value: object) -> bytes:
-    """Compact JSON, fields in the order given, no final newline."""
+    """Encode compact JSON, fields in the order given, without a final newline."""
     return _ENCODER.encode(value).encode()
 
 
@@ -287,7 +287,7 @@ def decode_json(data: bytes, path: str) -> dict[str, Any]:
     """Decode an object.
 
     Raises:
-        FormatError: the bytes are no JSON object in UTF-8, or hold a number that JSON has not.
+        FormatError: the bytes are no JSON object in UTF-8, or contain NaN or an infinity.
     """
     try:
         value = _DECODER.decode(data.decode())
@@ -316,7 +316,7 @@ _DECODER = json.JSONDecoder(parse_constant=_no_number, parse_float=_finite)
 
 
 def known_fields(data: bytes, path: str) -> Fields:
-    """The fields of one of our own objects; in a `with` block all that is wrong with it is told.
+    """Return the fields of one of this package's own objects, for use in a `with` block.
 
     Raises:
         FormatError: the bytes are no JSON object, or of a version that this release does not know.
@@ -337,7 +337,7 @@ def _fields(data: bytes, path: str) -> Fields:
 
 
 def _unknown(fields: Fields) -> bytes:
-    """The fields that this release does not know, as one JSON object; empty if there is none."""
+    """Return the fields unknown to this release as one JSON object; empty if there are none."""
     rest = fields.unread()
     try:
         return encode_json(rest) if rest else b""

@@ -1,6 +1,7 @@
-"""What metadata refers to, and nothing else of it: a collector reads tens of thousands of them.
+"""The references in metadata, decoded without the rest: gc reads tens of thousands of objects.
 
-As strict as `codec.metadata`: what that refuses is refused here.
+File lists are checked as in `codec.metadata`. Subtask reports and the configurations of a manifest
+are not decoded, so that damage in them is not found.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ from arroyo_dagster.state.model.tables import TableKind
 
 
 def manifest_references(data: bytes, path: str) -> References:
-    """Decode a `checkpoint-manifest.pb`. Errors as `codec.metadata.decode_manifest`."""
+    """Decode a `checkpoint-manifest.pb`. Errors as in `codec.metadata.decode_manifest`."""
     return decoded(data, path, pb.CheckpointManifest, _of_manifest)
 
 
 def operator_references(data: bytes, path: str) -> References:
-    """Decode an operator's `metadata`. Errors as `codec.metadata.decode_manifest`."""
+    """Decode an operator's `metadata`. Errors as in `codec.metadata.decode_manifest`."""
     return decoded(data, path, pb.OperatorCheckpointMetadata, _of_operator)
 
 
@@ -100,20 +101,20 @@ def _checked(operators: Iterable[pb.OperatorCheckpointMetadata]) -> tuple[StateP
     texts: dict[str, None] = {}
     for operator in operators:
         tables = operator.table_checkpoint_metadata
-        for name in tables:  # its items() looks each up as well, and more slowly
+        for name in tables:  # items() also looks each one up, and is slower
             texts |= dict.fromkeys(_listed(name, tables[name]))
     return tuple(map(_path, texts))
 
 
 @functools.lru_cache(maxsize=20_000)
 def _path(text: str) -> StatePath:
-    """A checked path: most of an epoch's were in the one before."""
+    """Return a checked path, cached because consecutive epochs share most files."""
     return StatePath(text)
 
 
 def _listed(name: str, table: pb.TableCheckpointMetadata) -> Iterable[str]:
     if table.table_type == pb.GLOBAL_KEY_VALUE:
         return parse_message(pb.GlobalKeyedTableTaskCheckpointMetadata, table.data, name).files
-    table_kind(name, table.table_type)  # refuses a kind that nobody here knows
+    table_kind(name, table.table_type)  # refuses an unknown kind
     found = parse_message(pb.ExpiringKeyedTimeTableCheckpointMetadata, table.data, name)
     return [file.file for file in found.files]

@@ -1,6 +1,6 @@
-"""Parts of a data file: some of its columns, by position, and some of its row groups.
+"""Partial reads of a data file: some of its columns, by position, and some of its row groups.
 
-Names decide nothing here: they may repeat, and hold dots.
+Columns are not selected by name, because names may repeat and contain dots.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ _TEXTS = (pa.string(), pa.binary())
 
 
 class DataFile:
-    """A data file of which parts can be read; opening it reads the footer.
+    """A data file that can be read in parts; opening it reads the footer.
 
     Args:
         source: its bytes, or a file that reads ranges of them.
         path: for errors.
 
     Raises:
-        FormatError: from here and from every method: it is not Parquet, or a part is broken.
+        FormatError: here and in every method: it is not Parquet, or a part is broken.
     """
 
     def __init__(self, source: bytes | BinaryIO, path: str) -> None:
         self._path = path
-        # A small file needs no threads; and one of Arrow's that lets go of Python's bytes while the
-        # interpreter ends takes the process with it (SIGABRT), as short commands have shown.
+        # A small file needs no threads. And an Arrow thread that releases Python's bytes while the
+        # interpreter shuts down aborts the process (SIGABRT), as seen with short commands.
         self._threads = not isinstance(source, bytes)
         with decoding(self._path):
             self._size_bytes = source_size(source)
@@ -54,27 +54,27 @@ class DataFile:
             self._leaves = list(_leaves(self.schema))
 
     def close(self) -> None:
-        """Close the file it was given; nothing can be read any more."""
+        """Close the given file; nothing can be read afterwards."""
         self._source.close()
 
     @property
     def version(self) -> int:
-        """The state version of its values; 0 where it is not said."""
+        """The state version of its values; 0 if it has none."""
         return state_version(self._file)
 
     @property
     def row_groups(self) -> tuple[int, ...]:
-        """How many rows each row group has."""
+        """The number of rows in each row group."""
         footer = self._file.metadata
         return tuple(footer.row_group(at).num_rows for at in range(footer.num_row_groups))
 
     def read(
         self, columns: Sequence[int], groups: Sequence[int], *, repeating: Sequence[str] = ()
     ) -> pa.Table:
-        """Read columns by their place, in the order given, of row groups by theirs.
+        """Read columns by index, in the order given, of row groups by index.
 
         Args:
-            repeating: columns of text or bytes that hold few values: they come as dictionaries.
+            repeating: columns of text or bytes with few different values, read as dictionaries.
         """
         leaves = self._leaves_of(columns)
         with decoding(self._path):
@@ -104,10 +104,10 @@ class DataFile:
         )
 
     def slices(self, columns: Sequence[int], group: int, most: int) -> Iterator[pa.Table]:
-        """Read columns of one row group, up to `most` rows at a time, fewer where they are large.
+        """Yield columns of one row group, at most `most` rows at a time, fewer if they are large.
 
-        Each piece but the last has a multiple of 1024 rows; of the file no more than some pages of
-        each column are in memory.
+        Each slice but the last has a multiple of 1024 rows. Only some pages of each column are in
+        memory at a time.
         """
         leaves = self._leaves_of(columns)
         with decoding(self._path):
@@ -141,10 +141,10 @@ class DataFile:
         return pa.Table.from_arrays(found, schema=pa.schema(fields))
 
     def stream(self, batch_rows: int, *, dictionaries: bool = False) -> Iterator[pa.Table]:
-        """All rows in order, so many at a time, without more of the file in memory than that.
+        """Yield all rows in order, `batch_rows` at a time, with little more of the file in memory.
 
         Args:
-            dictionaries: give columns of text as dictionaries where the file has them so.
+            dictionaries: return text columns as dictionaries if the file encodes them so.
         """
         texts = self._dictionaries() if dictionaries else []
         leaves = [leaf for column in self._leaves for leaf in column]
@@ -161,7 +161,7 @@ class DataFile:
                 yield pa.Table.from_batches([batch])
 
     def _reader(self, group: int, dictionaries: list[str]) -> pq.ParquetFile:
-        # What is fetched before it is asked for stays in memory as long as its row group is read.
+        # Prefetched bytes stay in memory while their row group is read.
         fetched = self._file.metadata.row_group(group).total_byte_size <= _FETCHED_BYTES
         if fetched and not dictionaries:
             return self._file
@@ -176,7 +176,7 @@ class DataFile:
             )
 
     def _dictionaries(self) -> list[str]:
-        """The columns of text that have a dictionary in every row group."""
+        """Return the text columns that have a dictionary in every row group."""
         footer = self._file.metadata
         groups = [footer.row_group(at) for at in range(footer.num_row_groups)]
         return [
@@ -187,7 +187,7 @@ class DataFile:
         ]
 
     def _all_of(self, batches: Iterator[pa.RecordBatch], group: int) -> Iterator[pa.RecordBatch]:
-        """Give the batches of a row group. Raises FormatError: they hold fewer rows than it."""
+        """Yield the batches of a row group. Raises FormatError: their number of rows is wrong."""
         rows = 0
         while True:
             with decoding(self._path):
@@ -200,16 +200,17 @@ class DataFile:
 
     @property
     def rows(self) -> int:
-        """How many rows the file has."""
+        """The number of rows in the file."""
         return int(self._file.metadata.num_rows)
 
     def groups_within(
         self, column: int, low: int | None, high: int | None, groups: Sequence[int]
     ) -> list[int]:
-        """The row groups that may hold a value from `low` to `high`, or a null; None = no bound.
+        """Return the row groups that may contain a value from `low` to `high`, or a null.
 
         Args:
-            column: a place, of whole numbers or times (as numbers in their unit).
+            column: the index of a column of whole numbers or times (as numbers in their unit).
+            low, high: both ends included; None = no bound.
         """
         (leaf,) = self._leaves[column]
         with decoding(self._path):
@@ -217,8 +218,8 @@ class DataFile:
             return [group for group in groups if self._may_hold(group, leaf, low, high)]
 
     def _check(self, leaf: int, groups: Sequence[int]) -> None:
-        # Asked for the statistics in a damaged footer pyarrow ends the process. Reading a value
-        # finds the same damage and raises; of one page, for one value is enough.
+        # pyarrow aborts the process when it reads statistics from a damaged footer. Reading one
+        # value of one page first finds the same damage and raises.
         pages = open_pages(self._source, self._file.metadata)
         for group in groups:
             batches = pages.reader.iter_batches(
@@ -234,7 +235,7 @@ class DataFile:
         if not isinstance(least, int) or not isinstance(most, int):
             return True
         if pa.types.is_unsigned_integer(self._type_of(leaf)):
-            # Statistics hold an unsigned number as a signed one of the same bits.
+            # Statistics store an unsigned number as a signed one with the same bits.
             least, most = least & _UNSIGNED, most & _UNSIGNED
         return (high is None or least <= high) and (low is None or most >= low)
 
@@ -244,7 +245,7 @@ class DataFile:
 
 
 def _leaves(schema: pa.Schema) -> Iterator[range]:
-    """For each column the Parquet columns it is made of."""
+    """Yield for each column the range of its Parquet columns."""
     start = 0
     for field in schema:
         count = _leaf_count(field.type)

@@ -1,4 +1,4 @@
-"""A table's Arrow schema in memory and as stored: the JSON that metadata holds, both ways.
+"""A table's Arrow schema in memory and as stored: conversions from and to the JSON in metadata.
 
 Source: crates/arroyo-rpc/src/df.rs, `ArroyoSchema`; arrow-schema 55.2 with its feature `serde`.
 """
@@ -79,12 +79,12 @@ def stored_schema(
     keys: Sequence[str] | None,
     routing_keys: Sequence[str] | None = None,
 ) -> StoredSchema:
-    """Describe the memory schema of an expiring table for its configuration.
+    """Return the memory schema of an expiring table in the form of its configuration.
 
     Args:
-        schema: user columns, among them `_timestamp` (timestamp in ns, without time zone).
+        schema: the user columns, including `_timestamp` (timestamp in ns, without time zone).
         keys: names of the storage key columns; empty = keyed by the empty set, None = no keys.
-        routing_keys: names of the columns to hash, where these are not the storage keys.
+        routing_keys: names of the columns to hash, if they are not the storage keys.
 
     Raises:
         InputError: `_timestamp` is missing or of another type, or a key is no column.
@@ -115,13 +115,13 @@ def _indices(schema: pa.Schema, names: Sequence[str]) -> tuple[int, ...]:
 
 
 def memory_schema(config: ExpiringTimeKeyConfig) -> pa.Schema:
-    """The schema operators see: the stored one, plus `_generation` in generational tables."""
+    """Return the schema that operators see: the stored one, plus `_generation` if generational."""
     schema = _without_notes(schema_from_json(config.schema.arrow_schema))
     return schema.append(_GENERATION) if config.generational else schema
 
 
 def _without_notes(schema: pa.Schema) -> pa.Schema:
-    """What we note of a table's columns is for its readers, not for operators or files."""
+    """Remove this package's notes on columns, which operators and files do not contain."""
     fields = [field.with_metadata(_user_metadata(field.metadata)) for field in schema]
     return pa.schema(fields, metadata=_user_metadata(schema.metadata))
 
@@ -132,15 +132,15 @@ def _user_metadata(metadata: dict[bytes, bytes] | None) -> dict[bytes, bytes] | 
 
 
 def file_schema(config: ExpiringTimeKeyConfig) -> pa.Schema:
-    """The schema of a data file: the memory schema, then `_key_hash` and `_operation`."""
+    """Return the schema of a data file: the memory schema, then `_key_hash` and `_operation`."""
     return memory_schema(config).append(_KEY_HASH).append(_OPERATION)
 
 
 def schema_to_json(schema: pa.Schema) -> str:
-    """The compact JSON of a schema, byte for byte as Arroyo writes it.
+    """Return the compact JSON of a schema, byte for byte as Arroyo writes it.
 
     Raises:
-        InputError: a type that Arroyo has no form for.
+        InputError: Arroyo has no form for a type.
     """
     return json.dumps(
         {"fields": [_field_json(field) for field in schema], "metadata": _texts(schema.metadata)},
@@ -150,7 +150,7 @@ def schema_to_json(schema: pa.Schema) -> str:
 
 
 def schema_from_json(text: str) -> pa.Schema:
-    """Raises FormatError when the text is not the JSON form of a schema."""
+    """Parse the JSON form of a schema. Raises FormatError: the text is none."""
     try:
         value = json.loads(text)
         fields = [_field(field) for field in value["fields"]]

@@ -1,4 +1,4 @@
-"""Messages to and from bytes, whatever they mean: errors of one kind, unknown fields kept."""
+"""Any message to and from bytes, with uniform errors; unknown fields are preserved."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _T = TypeVar("_T")
 
 
 def decoded(data: bytes, path: str, kind: type[_M], convert: Callable[[_M], _T]) -> _T:
-    """Parse a message and turn it into a value.
+    """Parse a message and convert it to a value.
 
     Raises:
-        FormatError: it does not parse, or `convert` refuses what it holds. Names `path`.
+        FormatError: it does not parse, or `convert` refuses its content. Names `path`.
     """
     try:
         return convert(parse_message(kind, data, None))
@@ -35,7 +35,7 @@ def decoded(data: bytes, path: str, kind: type[_M], convert: Callable[[_M], _T])
 
 
 def parse_message(kind: type[_M], data: bytes, table: str | None = None) -> _M:
-    """Parse a message, `table`'s if one is given. Raises FormatError."""
+    """Parse a message; `table` is the table it belongs to, for errors. Raises FormatError."""
     message = kind()
     try:
         message.ParseFromString(data)
@@ -49,13 +49,13 @@ def parse_message(kind: type[_M], data: bytes, table: str | None = None) -> _M:
 
 
 def encoded(message: Message) -> bytes:
-    """The bytes of a message, the same for the same fields."""
-    # Deterministic: equal values must give equal bytes, for retries to recognise their own object.
+    """Return the bytes of a message; equal fields have equal bytes."""
+    # Deterministic, so that a retry recognises its own object by its bytes.
     return message.SerializeToString(deterministic=True)
 
 
 def unknown_of(message: Message) -> bytes:
-    """The fields of this very message that our text of it does not know, encoded."""
+    """Return the encoded fields of this message, not of nested ones, that are unknown here."""
     if not len(UnknownFieldSet(message)):
         return b""
     rest = type(message)()
@@ -66,7 +66,7 @@ def unknown_of(message: Message) -> bytes:
 
 
 def with_unknown(message: _M, unknown: bytes) -> _M:
-    """Put back what `unknown_of` gave."""
+    """Add the fields that `unknown_of` returned."""
     if unknown:
         message.MergeFromString(unknown)
     return message
@@ -74,7 +74,7 @@ def with_unknown(message: _M, unknown: bytes) -> _M:
 
 @contextmanager
 def fitting(**facts: object) -> Iterator[None]:
-    """Turn what protobuf says of a value that its field cannot hold into an InputError."""
+    """Convert protobuf's errors about values that do not fit their fields to InputError."""
     try:
         yield
     except InputError:

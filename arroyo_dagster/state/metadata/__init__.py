@@ -1,1 +1,1 @@
-"""One job's metadata tree: how it is read, published and leased. Rows are in `tables`."""
+"""One job's metadata tree: read, published and leased. Rows are in `tables`."""

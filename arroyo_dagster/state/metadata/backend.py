@@ -54,16 +54,16 @@ _T = TypeVar("_T")
 
 @runtime_checkable
 class BackingStore(Protocol):
-    """Where checkpoints are kept. Synchronous; one job each.
+    """The interface of a checkpoint store. Synchronous; one instance per job.
 
     Source: crates/arroyo-state/src/lib.rs, `BackingStore`.
     """
 
     def name(self) -> str:
-        """The name Arroyo's metadata gives this kind of backend."""
+        """Return the name of this kind of backend in Arroyo's metadata."""
 
     def prepare_checkpoint_load(self, epoch: Epoch) -> Checkpoint:
-        """Prove that everything the epoch refers to is present and decodes, then give it."""
+        """Prove that everything the epoch refers to exists and decodes, then return the epoch."""
 
     def load_checkpoint_metadata(self, epoch: Epoch) -> Checkpoint:
         """Read the metadata of one epoch."""
@@ -71,7 +71,7 @@ class BackingStore(Protocol):
     def load_operator_metadata(
         self, operator: OperatorId, epoch: Epoch
     ) -> OperatorCheckpoint | None:
-        """Read one operator at one epoch; None when it is absent."""
+        """Read one operator at one epoch; None if it does not exist."""
 
     def write_operator_checkpoint_metadata(
         self, operator: OperatorCheckpoint, subtask_index: int | None = None
@@ -82,12 +82,12 @@ class BackingStore(Protocol):
         """Write the record that makes the epoch visible."""
 
     def cleanup_checkpoint(self, min_epoch: Epoch) -> ExpirePlan:
-        """Remove the epochs below `min_epoch` and what only they list."""
+        """Delete the epochs below `min_epoch` and the files that only they list."""
 
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A run that has been started, and what it continues from.
+    """A started run, and the checkpoint from which it continues.
 
     Attributes:
         worker_generation: None in the legacy layout, which has none.
@@ -100,7 +100,7 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """The checkpoint is visible and owns its epoch."""
+    """A checkpoint that is visible and owns its epoch."""
 
     ref: StatePath
     manifest: Manifest
@@ -110,8 +110,8 @@ class ParquetBackend(BackendReader):
     """The metadata tree of one job.
 
     Args:
-        store: where it lies.
-        paths: which job; decides the layout.
+        store: contains the job's objects.
+        paths: of the job; they determine the layout.
         generation: the worker generation to write as; None to read, or in the legacy layout.
         clock: microseconds since the Unix epoch.
     """
@@ -137,24 +137,25 @@ class ParquetBackend(BackendReader):
         return self._own.number
 
     def name(self) -> str:
-        """`parquet`, as Arroyo's metadata says."""
+        """Return `parquet`, as in Arroyo's metadata."""
         return "parquet"
 
     # ---- starting --------------------------------------------------------------------------------
 
     def start(self) -> Started:
-        """Start the next worker generation and choose what it continues from.
+        """Start the next worker generation and choose the checkpoint from which it continues.
 
-        The number is won by creating its generation manifest; whoever loses takes the next. The
-        fence is raised before anything is chosen, so that an older writer which publishes
-        afterwards is found, and one that tries later is refused.
+        The number is claimed by creating its generation manifest; a process that loses takes the
+        next number. The fence is raised before the checkpoint is chosen: an epoch that an older
+        writer has just published is found, and a later attempt of that writer is refused.
 
-        In the legacy layout nothing is written: it has no generations, so the caller must be the
-        only writer, and `store` the lease it holds as such. It continues from the newest epoch.
+        In the legacy layout nothing is written, because it has no generations. The caller must be
+        the only writer, and `store` its lease as such. The run continues from the newest epoch.
 
         Raises:
             ConflictError: a newer generation was started meanwhile.
-            ProtocolError: what is there cannot be continued; nothing was written but the fence.
+            ProtocolError: the job cannot be continued; nothing but its generation and the fence was
+                written.
             InputError: legacy layout, and no lease is held.
         """
         if self.paths.layout is Layout.LEGACY:
@@ -179,10 +180,10 @@ class ParquetBackend(BackendReader):
         return Started(generation, restored, found.replay_commit)
 
     def start_from(self, base_ref: StatePath) -> None:
-        """Start the next worker generation from a checkpoint that a person chose.
+        """Start the next worker generation from a checkpoint that a user chose.
 
-        Every older run is fenced. Nothing leads to this generation before it publishes: if it ends
-        here, the next start restores what it would have restored without it.
+        Every older run is fenced. No record refers to this generation before it publishes: if it
+        ends before that, the next start restores what it would have restored without it.
 
         Raises:
             ConflictError: a newer generation was started meanwhile.
@@ -199,19 +200,20 @@ class ParquetBackend(BackendReader):
         return Started(None, restored, committing)
 
     def check_fence(self) -> None:
-        """Make sure that this worker generation is still the newest; mend a fence written late.
+        """Check that this worker generation is still the newest, and raise the fence to it if it is
+        lower.
 
         Raises:
-            ConflictError: a newer one was started; in the legacy layout: the lease is lost. Nothing
-                was deleted.
+            ConflictError: a newer generation was started; in the legacy layout: the lease is lost.
+                Nothing was deleted.
         """
         self._own.check_fence()
 
     @contextmanager
     def unless_fenced(self) -> Iterator[None]:
-        """Let an error be a ConflictError where a newer run is the reason of it.
+        """Re-raise an error as ConflictError if a newer run has fenced this one.
 
-        That one may have let expire what this one was about to read.
+        The newer run may have expired objects that this one was about to read.
         """
         try:
             yield
@@ -227,11 +229,11 @@ class ParquetBackend(BackendReader):
         """Write an operator's metadata, and read it back.
 
         Args:
-            subtask_index: write the durable "this subtask is done" beside the operators' folders;
-                None writes the merged metadata of the operator.
+            subtask_index: write the subtask's metadata, which marks it as done, beside the
+                operators' directories; None writes the merged metadata of the operator.
 
         Raises:
-            ProtocolError: what is read back is not what was written.
+            ProtocolError: it reads back different.
         """
         if subtask_index is None:
             path = self.paths.operator_metadata(operator.operator, operator.epoch, self.generation)
@@ -246,14 +248,14 @@ class ParquetBackend(BackendReader):
         return path
 
     def write_checkpoint_metadata(self, checkpoint: Manifest | LegacyCheckpoint) -> StatePath:
-        """Make the epoch visible: the last object written of it.
+        """Make the epoch visible by writing its last object.
 
-        In the legacy layout every operator's metadata must be there before; an epoch that exists
-        may be written again with another `min_epoch` only, as Arroyo does. A real Arroyo restores
-        the epoch its own database names: it needs all these objects, and does not look for more.
+        In the legacy layout every operator's metadata must exist before. An existing epoch may be
+        written again only with another `min_epoch`, as Arroyo does. A real Arroyo restores the
+        epoch that its own database names: it needs all these objects and no others.
 
         Raises:
-            ConflictError: somebody else owns the epoch, or a newer generation was started.
+            ConflictError: another checkpoint owns the epoch, or a newer generation was started.
             ProtocolError: legacy layout, and an operator's metadata is missing or of another epoch.
         """
         if not isinstance(checkpoint, LegacyCheckpoint):
@@ -268,8 +270,8 @@ class ParquetBackend(BackendReader):
         """Publish an epoch: manifest, hint, epoch record, in this order.
 
         Raises:
-            ConflictError: another checkpoint owns the epoch, another manifest lies at its path, or
-                a newer generation was started. Nothing was deleted.
+            ConflictError: another checkpoint owns the epoch, another manifest exists at its path,
+                or a newer generation was started. Nothing was deleted.
             ProtocolError: the parent is not ready.
 
         Source: crates/arroyo-state-protocol/src/workflow.rs, publication.
@@ -302,15 +304,16 @@ class ParquetBackend(BackendReader):
                     job=self.paths.job,
                     owner=owner.checkpoint_ref,
                     managed=ref,
-                    # An older run published just before it was fenced: starting anew goes on
-                    # from its epoch. A newer owner goes on by itself.
+                    # An older run published just before it was fenced: a new start continues from
+                    # its epoch. A newer owner continues by itself.
                     retryable=owner.worker_generation < manifest.worker_generation,
                     next_step="start it again: it continues from the existing epoch"
                     if owner.worker_generation < manifest.worker_generation
                     else "let the other run continue; this run stops and deletes nothing",
                 )
-        # Whoever was fenced meanwhile may have made an epoch that has come and gone already. It
-        # must not commit; a newer run finds the epoch, if it is one, and finishes it.
+        # A run that was fenced meanwhile may have created an epoch that had already existed and
+        # expired. It must not commit; if the epoch is valid, a newer run finds it and finishes its
+        # commit.
         self.check_fence()
         self._written = manifest.epoch
         return Published(ref, manifest)
@@ -318,7 +321,8 @@ class ParquetBackend(BackendReader):
     def mark_committed(self, checkpoint: Checkpoint) -> None:
         """Write the commit marker: both phases of the epoch's commit are done.
 
-        Arroyo keeps that in its database in the legacy layout; a note of ours stands for it there.
+        In the legacy layout, where Arroyo keeps that in its database, a note of this package
+        replaces the marker.
         """
         if self.paths.layout is Layout.LEGACY:
             note = CommitNote(
@@ -348,7 +352,7 @@ class ParquetBackend(BackendReader):
             raise ProtocolError("the commit marker belongs to another checkpoint", path=path)
 
     def write_compaction_record(self, record: CompactionRecord) -> StatePath:
-        """Leave a compaction for the job's writer, who takes it over at its next checkpoint."""
+        """Write a compaction record, which the job's writer adopts at its next checkpoint."""
         self._protocol_only()
         name = f"{record.epoch:07}-{uuid.uuid4().hex[:16]}.json"
         path = self.paths.compactions / name
@@ -358,24 +362,24 @@ class ParquetBackend(BackendReader):
     # ---- cleaning up -----------------------------------------------------------------------------
 
     def cleanup_checkpoint(self, min_epoch: Epoch) -> ExpirePlan:
-        """Remove the epochs below `min_epoch`: data, then records, then metadata, oldest first.
+        """Delete the epochs below `min_epoch`: data, then records, then metadata, oldest first.
 
-        Executes the expire plan of `planning.gc.expiry`, without logic of its own. What that keeps
-        besides stays: after a rollback more than is asked for. Stopped half way, the next call
-        finishes it. What was pinned or moved aside meanwhile stays. While a pinned epoch is not
-        there, as when it is brought back, nothing goes.
+        Executes the expire plan of `planning.gc.expiry`, without logic of its own. The plan may
+        keep more than `min_epoch` requires, for example after a rollback. If it is interrupted
+        halfway, the next call finishes it. Epochs that are pinned or quarantined meanwhile are
+        kept. While a pinned epoch does not exist, as during an undelete, nothing is deleted.
 
         Raises:
-            ProtocolError: `min_epoch` is newer than the newest checkpoint, or an epoch that stays
-                is not whole or cannot be read; nothing was deleted.
+            ProtocolError: `min_epoch` is newer than the newest checkpoint, or a kept epoch is
+                incomplete or cannot be read; nothing was deleted.
             NotFoundError, FormatError: an object of an epoch that was not rolled back is missing or
                 broken; nothing was deleted.
-            StorageError: objects could not be deleted; what refers to them is still there.
+            StorageError: objects could not be deleted; what refers to them still exists.
         """
         return JobExpiry(self, self.clock, self._written).run(min_epoch)
 
     def expire_plan(self, min_epoch: Epoch) -> ExpirePlan:
-        """Plan what goes with the epochs below `min_epoch`. Errors as `cleanup_checkpoint`."""
+        """Plan the deletion of the epochs below `min_epoch`. Errors as `cleanup_checkpoint`."""
         return JobExpiry(self, self.clock, self._written).plan(min_epoch)
 
 

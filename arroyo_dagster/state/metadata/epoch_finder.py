@@ -37,7 +37,7 @@ class EpochFinder:
         self.objects = MetadataReader(store, paths)
 
     def epochs(self) -> list[Epoch]:
-        """The epochs that have a record (protocol) or checkpoint metadata (legacy), ascending."""
+        """Return the epochs with a record (protocol) or checkpoint metadata (legacy), ascending."""
         if self.paths.layout is Layout.PROTOCOL:
             listed = self.store.list_dir(self.paths.epochs).objects
             found = (parse_epoch_record(info.path.name) for info in listed)
@@ -45,17 +45,17 @@ class EpochFinder:
         return self._existing(self.checkpoint_dirs())
 
     def exists(self, epoch: Epoch) -> bool:
-        """Whether there is such an epoch: by its name, which no listing can hide."""
+        """Whether the epoch exists: read by its name, which does not depend on a listing."""
         legacy = self.paths.layout is Layout.LEGACY
         root = self.paths.legacy_metadata if legacy else self.paths.epoch_record
         return self.store.head(root(epoch)) is not None
 
     def every_epoch(self, named: Collection[Epoch] = ()) -> list[Epoch]:
-        """As `epochs`, with what a listing that was cut short does not show: where it shows none,
-        behind the newest and before each epoch that follows none, numbers are looked at by name.
+        """Return the epochs as `epochs`, and those that an incomplete listing misses: it probes a
+        few numbers after the newest epoch, and before each epoch without a predecessor.
 
         Args:
-            named: epochs that are known of otherwise, if they are there.
+            named: epochs known from elsewhere; included if they exist.
         """
         found = {*self.epochs()}
         found.update(self._existing([epoch for epoch in named if epoch not in found]))
@@ -70,27 +70,28 @@ class EpochFinder:
         return [epoch for epoch, exists in zip(epochs, there, strict=True) if exists]
 
     def checkpoint_dirs(self, generation: WorkerGeneration | None = None) -> list[Epoch]:
-        """The numbers of the checkpoint directories there are, ascending; one level is listed."""
+        """Return the numbers of the checkpoint directories, ascending; one level is listed."""
         below = self.store.list_dir(self.paths.checkpoints(generation)).prefixes
         found = (parse_checkpoint_dir(path.name) for path in below)
         return sorted(epoch for epoch in found if epoch is not None)
 
     def unlisted_behind(self, newest: Epoch, listed: Collection[Epoch] = ()) -> list[Epoch]:
-        """Epochs of the legacy layout that a listing does not show although they are there, of the
-        few numbers behind the newest that it shows: one that was cut short ends too early.
+        """Return existing epochs of the legacy layout that a listing misses, among the few numbers
+        after the newest one it shows: an incomplete listing ends too early.
 
         Args:
-            newest: 0 if it shows none.
-            listed: numbers that need not be looked at.
+            newest: the newest listed epoch; 0 if none is listed.
+            listed: numbers that need not be probed.
         """
         behind = [Epoch(n) for n in range(newest + 1, newest + 1 + PROBE_COUNT) if n not in listed]
         return self._existing(behind)
 
     def newest_number(self) -> Epoch:
-        """The highest number that an epoch, or a manifest that owns none, has; 0 if there is none.
+        """Return the highest number of an epoch, or of a manifest that owns none; 0 if there is
+        none.
 
-        Whether they decode does not matter. What a listing does not show of the newest run is found
-        by name.
+        The objects need not decode. Objects of the newest run that a listing misses are found by
+        name.
         """
         newest = max(self.every_epoch(), default=Epoch(0))
         if self.paths.layout is Layout.LEGACY:
@@ -112,7 +113,7 @@ class EpochFinder:
         return max((newest, *(epoch for epoch, info in there if info is not None)))
 
     def _hinted(self, listed: WorkerGeneration) -> Iterator[StatePath]:
-        """What the newest worker generations say that they published last."""
+        """Yield the manifests that the newest worker generations name as published last."""
         for number in range(max(0, listed - PROBE_COUNT), listed + PROBE_COUNT):
             path = self.paths.generation_manifest(WorkerGeneration(number))
             try:
@@ -124,7 +125,7 @@ class EpochFinder:
 
 
 def _beside(epochs: Collection[Epoch]) -> set[Epoch]:
-    """The numbers, of those that are no epochs, at which one may be that no listing has shown."""
+    """Return the missing numbers at which an unlisted epoch may exist."""
     first = (epoch for epoch in epochs if epoch - 1 not in epochs)
     found = {n for epoch in first for n in range(max(0, epoch - PROBE_COUNT), epoch)}
     newest = max(epochs, default=0)

@@ -1,6 +1,6 @@
-"""A job's own retention: what its writer reads of old epochs, and how it removes them.
+"""A job's own retention: how its writer reads and deletes old epochs.
 
-Which epochs go, and what goes with them, `planning.gc.expiry` decides.
+`planning.gc.expiry` decides which epochs and which of their objects are deleted.
 """
 
 from __future__ import annotations
@@ -54,14 +54,16 @@ from arroyo_dagster.state.storage.store import ObjectStore
 
 DELETE_BATCH = 1000
 _PINS_TTL_MICROS = int(IN_FLIGHT_GRACE_SECONDS * 1e6) // 2
-"""For so long what stays is known. Whoever pins waits twice as long for what is on its way."""
+"""How long the pins that were read stay valid. A process that pins waits twice as long, until
+requests in flight have arrived.
+"""
 
 _Found = Mapping[Epoch, EpochRoot | ArroyoStateError]
 
 
 @dataclass(frozen=True, slots=True)
 class JobExpiry:
-    """Lets old epochs of one job expire, beside its writer.
+    """Expires old epochs of one job, on behalf of its writer.
 
     Attributes:
         clock: microseconds since the Unix epoch.
@@ -73,20 +75,20 @@ class JobExpiry:
     written: Epoch | None = None
 
     def run(self, min_epoch: Epoch) -> ExpirePlan:
-        """Remove epochs: data, then records, then metadata, oldest first.
+        """Delete epochs: data, then records, then metadata, oldest first.
 
         Raises:
             ProtocolError, NotFoundError, FormatError: as `plan`.
-            StorageError: objects could not be deleted; what refers to them is still there.
+            StorageError: objects could not be deleted; what refers to them still exists.
         """
         plan, known = self._planned(min_epoch)
         while not self._executed(plan, known):
-            # Somebody has pinned an epoch, or moved one aside, while this was thought about.
+            # Another process has pinned or quarantined an epoch after the plan was made.
             plan, known = self._planned(min_epoch)
         return plan
 
     def plan(self, min_epoch: Epoch) -> ExpirePlan:
-        """Plan what goes, from every epoch's metadata.
+        """Plan what is deleted, from every epoch's metadata.
 
         Raises:
             ProtocolError: as `plan_own_expiry`.
@@ -97,7 +99,7 @@ class JobExpiry:
     # ---- planning --------------------------------------------------------------------------------
 
     def _planned(self, min_epoch: Epoch) -> tuple[ExpirePlan, JobPins]:
-        """The plan, and what it knows to stay besides the newest epochs."""
+        """Return the plan, and the pins on which it is based."""
         job_pins, quarantined = self._objects.pins_in_full()
         roots = self._roots(min_epoch, job_pins, quarantined)
         if roots is None:
@@ -109,14 +111,14 @@ class JobExpiry:
             )
         partly = CheckpointState.PARTIALLY_COLLECTED
         if not job_pins.pinned <= {one.epoch for one in roots.epochs if one.state is not partly}:
-            # One is on its way back: what it lists is not known, so nothing goes.
+            # A pinned epoch is being restored: its files are unknown, so nothing is deleted.
             return ExpirePlan(keep_from=roots.epochs[-1].epoch), job_pins
         return plan_own_expiry(roots, min_epoch), job_pins
 
     def _roots(
         self, min_epoch: Epoch, job_pins: JobPins, quarantined: tuple[Quarantined, ...]
     ) -> Roots | None:
-        """Every epoch, and what else stays; None if there is no epoch.
+        """Read every epoch, and what else is kept; None if there is no epoch.
 
         Raises:
             NotFoundError, FormatError, ProtocolError: an epoch that was not rolled back is damaged.
@@ -127,7 +129,7 @@ class JobExpiry:
             found = dict(zip(epochs, concurrently(self._epoch, epochs), strict=True))
             before = epochs
             if any(map(_is_torn, found.values())):
-                epochs = self.reader.every_epoch(named)  # somebody else may have let some expire
+                epochs = self.reader.every_epoch(named)  # another process may have let some expire
             if epochs == before:
                 break
         if not epochs:
@@ -151,7 +153,7 @@ class JobExpiry:
         return replace(roots, epochs=tuple(sorted(every, key=lambda one: -one.epoch)))
 
     def _marked(self, found: _Found, left: frozenset[Epoch]) -> tuple[EpochRoot, ...]:
-        """The epochs that can be read, newest first, and which of them a rollback left behind."""
+        """Return the readable epochs, newest first, and mark those that a rollback abandoned."""
         known = [found[epoch] for epoch in sorted(found, reverse=True)]
         epochs = [one for one in known if isinstance(one, EpochRoot)]
         return tuple(
@@ -166,7 +168,7 @@ class JobExpiry:
     def _still_there(
         self, problems: Mapping[Epoch, ArroyoStateError], roots: Roots, min_epoch: Epoch
     ) -> Mapping[Epoch, ArroyoStateError]:
-        """The problems, without epochs that go anyway and that a stale listing shows alone."""
+        """Return the problems without those of expiring epochs that only a stale listing shows."""
         if not problems or not roots.epochs:
             return problems
         newest = roots.head.epoch
@@ -179,7 +181,7 @@ class JobExpiry:
     # ---- one epoch -------------------------------------------------------------------------------
 
     def _epoch(self, epoch: Epoch) -> EpochRoot | ArroyoStateError:
-        """What an epoch refers to, or why that is not known."""
+        """Return what an epoch refers to, or the error if that cannot be read."""
         try:
             return self._legacy_epoch(epoch) if self._legacy else self._protocol_epoch(epoch)
         except (NotFoundError, FormatError, ProtocolError) as error:
@@ -218,7 +220,7 @@ class JobExpiry:
         return unreadable_root(epoch, reason, by_name, finish_time_micros=finished)
 
     def _below_records(self, current: Sequence[EpochRoot]) -> Iterator[EpochRoot]:
-        """What an interrupted cleanup left: manifests without a record, by their references."""
+        """Yield manifests without a record, left by an interrupted cleanup, by their references."""
         known = {one.ref: one for one in current}
         for one in current:
             newer = one
@@ -243,7 +245,7 @@ class JobExpiry:
         try:
             found = self._objects.optional(ref, manifest_references)
         except FormatError:
-            return None  # the chain ends at what does not decode
+            return None  # the chain ends at a manifest that does not decode
         if found is None:
             return None
         gone = (self._paths.epoch_record(found.epoch),)
@@ -253,20 +255,21 @@ class JobExpiry:
     # ---- executing -------------------------------------------------------------------------------
 
     def _executed(self, plan: ExpirePlan, known: JobPins) -> bool:
-        """Delete what a plan says, each step complete before the next; False: it is out of date.
+        """Delete what a plan names, each step complete before the next; False if the plan is out of
+        date.
 
-        What was pinned or moved aside meanwhile stays: that is looked at before the first request
-        to delete, and again whenever the last look is too old.
+        Epochs that were pinned or quarantined meanwhile are kept: the pins are read before the
+        first request to delete, and again whenever the last read is too old.
 
         Args:
-            known: what the plan knows to stay.
+            known: the pins on which the plan is based.
 
         Raises:
-            StorageError: objects could not be deleted; what refers to them is still there.
+            StorageError: objects could not be deleted; what refers to them still exists.
         """
         looked: tuple[int, int] | None = None
         for batch in _batches(self._paths, plan):
-            # By two clocks: one of them may be set back.
+            # By two clocks, because one of them may be set back.
             now = self.clock(), own_clock()
             if looked is None or not all(
                 0 <= here - then < _PINS_TTL_MICROS for here, then in zip(now, looked, strict=True)
@@ -293,7 +296,7 @@ class JobExpiry:
 
 
 def _is_torn(found: EpochRoot | ArroyoStateError) -> bool:
-    """Whether something of an epoch is missing."""
+    """Whether an object of an epoch is missing."""
     return bool(found.gone) if isinstance(found, EpochRoot) else isinstance(found, NotFoundError)
 
 
@@ -303,7 +306,7 @@ def _restored(found: _Found) -> dict[Epoch, Epoch]:
 
 
 def _batches(paths: JobPaths, plan: ExpirePlan) -> Iterator[list[StatePath]]:
-    """What is deleted in one request, in order."""
+    """Yield the objects of each delete request, in order."""
     for step in (plan.data, plan.records):
         found = list(dict.fromkeys(step.paths))
         yield from (found[at : at + DELETE_BATCH] for at in range(0, len(found), DELETE_BATCH))
@@ -311,8 +314,8 @@ def _batches(paths: JobPaths, plan: ExpirePlan) -> Iterator[list[StatePath]]:
 
 
 def note_min_epoch(reader: BackendReader, min_epoch: Epoch) -> None:
-    """Let the newest epoch of the legacy layout say which is the oldest that is left, as Arroyo's
-    cleanup does.
+    """Set `min_epoch` in the newest epoch of the legacy layout to the oldest remaining epoch, as
+    Arroyo's cleanup does.
     """
     newest = reader.paths.legacy_metadata(reader.every_epoch()[-1])
     head = reader.objects.read(newest, metadata.decode_legacy_checkpoint)
@@ -322,7 +325,7 @@ def note_min_epoch(reader: BackendReader, min_epoch: Epoch) -> None:
 
 
 def delete_all(store: ObjectStore, paths: Sequence[StatePath]) -> None:
-    """Delete objects in bulk; those that are gone already count as deleted.
+    """Delete objects in bulk; those that no longer exist count as deleted.
 
     Raises:
         StorageError: some could not be deleted.

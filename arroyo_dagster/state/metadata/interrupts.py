@@ -1,4 +1,4 @@
-"""Interrupts put off: what is short, and leaves something half done where it ends early."""
+"""Deferral of interrupts during short operations that must not end halfway."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _NUMBERS = (signal.SIGINT, signal.SIGTERM)
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Put SIGINT and SIGTERM off until the end of the block; a second one comes through at once.
+    """Defer SIGINT and SIGTERM until the end of the block; a second signal is delivered at once.
 
-    Signals are handled by the main thread; in any other this does nothing.
+    Only the main thread handles signals; in any other thread this does nothing.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -1,18 +1,18 @@
-"""A lease on a job: of all who maintain it, one at a time compacts or deletes.
+"""A lease on a job: only one maintenance process at a time compacts or deletes.
 
-Leases are numbered, and each is won by creating its object: the number is the fencing token. The
-holder of the highest one holds the job, until it gives the lease back or lets it run out. Writers
-need none: worker generations fence them, and whatever a maintainer does is safe beside them. Only
+Leases are numbered, and each is acquired by creating its object: the number is the fencing token.
+The holder of the highest number holds the job until it releases the lease or lets it expire.
+Writers need none: worker generations fence them, and all maintenance is safe beside a writer. Only
 in the legacy layout, which has no generations, a writer holds a lease of its own.
 
-Whether a lease has expired is judged by the store's clock alone (see `lease_records`); how long its
-own still counts a holder judges by a clock of its process that nobody sets. A holder is one
-acquisition, never a name: who finds a lease held waits, or fails and says by whom. Only what this
-very process could not give back it may take again at once.
+Whether a lease has expired is judged by the store's clock alone (see `lease_records`). How long its
+own lease still counts, a holder judges by a monotonic clock of its process. A holder is one
+acquisition, never a name: a process that finds a lease held waits, or fails and names the holder.
+Only a lease that this process could not release may be taken again at once.
 
-Numbers are found by a listing, and no listing is trusted with the job: `newest.json`, read by its
-name, tells the number of the newest lease, and is written before the object of any older one goes.
-So a number whose object has gone is never won again.
+Numbers are found by a listing, but a listing may be incomplete. Therefore `newest.json`, which is
+read by its name, contains the number of the newest lease, and is written before the object of any
+older lease is deleted. So a number whose object was deleted is never acquired again.
 """
 
 from __future__ import annotations
@@ -69,10 +69,10 @@ class Lease:
 
     Attributes:
         token: its number; higher ones are newer.
-        owner: who took it: `HOST/PID (description)`.
-        description: what its holder does, for people to read.
-        nonce: no other acquisition has it.
-        duration_micros: so long after it was renewed others may take it.
+        owner: the process that acquired it: `HOST/PID (description)`.
+        description: what its holder does, for people.
+        nonce: unique to this acquisition.
+        duration_micros: how long after its renewal it stays held; then others may acquire it.
     """
 
     path: StatePath
@@ -84,12 +84,12 @@ class Lease:
 
     @property
     def directory(self) -> StatePath:
-        """Where it lies, beside those before and after it."""
+        """The directory of this lease, its predecessors and its successors."""
         return self.path.parent or self.path
 
     @property
     def successor(self) -> StatePath:
-        """The object that tells that somebody has taken over."""
+        """The object that shows that another acquisition has taken the lease."""
         return _path_of(self.directory, self.token + 1)
 
 
@@ -98,15 +98,15 @@ def _path_of(directory: StatePath, token: int) -> StatePath:
 
 
 class Leased(Wrapper):
-    """A store through which the holder of a lease changes things: nothing, once it is lost.
+    """The store of a lease's holder; it refuses changes once the lease is lost.
 
     Args:
-        out_of_time: whether the lease has run out by the holder's own clock; asked in the process
-            that holds it only.
+        out_of_time: whether the lease has expired by the holder's own clock; called only in the
+            process that holds it.
 
     Attributes:
-        before_deleting: what is made sure of last before a request to delete, if anything;
-            likewise.
+        before_deleting: called before each request to delete, to check its preconditions; None = no
+            check. Only in the process that holds the lease.
     """
 
     def __init__(
@@ -129,10 +129,10 @@ class Leased(Wrapper):
         return action()
 
     def check(self) -> None:
-        """Make sure that nobody else has taken the lease, or may be taking it now.
+        """Check that no other process has acquired the lease, or may be acquiring it now.
 
         Raises:
-            ConflictError: somebody has, or it could not be renewed in time.
+            ConflictError: another process has, or the lease could not be renewed in time.
         """
         if self.inner.head(self._successor) is not None or self._long_lost():
             raise ConflictError(
@@ -143,13 +143,14 @@ class Leased(Wrapper):
                 retryable=True,
                 next_step="let the other process continue, then run this again; nothing was lost",
             )
-        # Behind that request, which may have taken its time.
+        # After that request, because it may have taken long.
         if self._out_of_time is not None and self._out_of_time():
             raise _too_late(self.lease)
 
     def _long_lost(self) -> bool:
-        """In a process that cannot ask its holder's clock: whether the lease was lost so long ago
-        that the object of its successor has gone."""
+        """Whether the lease was lost so long ago that its successor's object was deleted; for
+        processes that cannot read the holder's clock.
+        """
         if self._out_of_time is not None:
             return False
         return _named_token(self.inner, self.lease.directory) > self.lease.token
@@ -157,18 +158,18 @@ class Leased(Wrapper):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseOptions:
-    """How a lease is taken and held.
+    """Options of a lease.
 
     Attributes:
-        directory: where the leases lie; those of the job's maintainers unless given.
-        seconds: how long it is held against others if this process dies; renewed while it lives.
-        wait_seconds: how long to wait for whoever holds it now; see `EXPIRED_SECONDS`.
-        take_over: take it even if somebody holds it, who then loses it at the next call. What that
-            one has sent before may still arrive: let `IN_FLIGHT_GRACE_SECONDS` pass.
-        clock: microseconds since 1970. No decision rests on it where the store gives times.
-        ticks: microseconds since whenever, by which the holder counts its own time: `own_clock`;
-            for a `clock` that a test gives, that one.
-        sleep: how to wait.
+        directory: of the leases; None = those of the job's maintenance.
+        seconds: how long it stays held if this process dies; it is renewed while the process lives.
+        wait_seconds: how long to wait for the present holder; see `EXPIRED_SECONDS`.
+        take_over: acquire it even if another process holds it, which then loses it at its next
+            call. Requests that it sent before may still arrive: wait `IN_FLIGHT_GRACE_SECONDS`.
+        clock: microseconds since 1970. No decision depends on it if the store reports times.
+        ticks: microseconds since an arbitrary start, by which the holder measures its own time.
+            None = `own_clock`, or `clock` if that is not the wall clock.
+        sleep: waits this many seconds.
     """
 
     directory: StatePath | None = None
@@ -184,14 +185,14 @@ class LeaseOptions:
 def lease(
     store: ObjectStore, paths: JobPaths, owner: str, options: LeaseOptions | None = None
 ) -> Iterator[Leased]:
-    """Hold the lease on a job, and give it back in the end, whatever ends the block: an interrupt,
-    too, at any moment from the request for it on.
+    """Hold the lease on a job, and release it at the end of the block, also if an interrupt ends it
+    at any moment after the request for the lease.
 
     Args:
-        owner: what the caller does, for people to read; who holds it is this very acquisition.
+        owner: what the caller does, for people; the holder is this single acquisition.
 
     Raises:
-        ConflictError: somebody else holds the lease; says who, and until when.
+        ConflictError: another process holds the lease; names it, and until when.
     """
     chosen = options or LeaseOptions()
     clock = chosen.clock
@@ -219,11 +220,11 @@ def lease(
 
 @dataclass(slots=True, kw_only=True)
 class _LeaseRequest:
-    """One acquisition, as it was asked for.
+    """One request for a lease.
 
     Attributes:
-        mine: the lease that is to be given back; None before the request for it, and afterwards.
-        sure: whether it was created; else an interrupt may have come before the answer.
+        mine: the lease to release; None before it is requested, and after its release.
+        sure: whether it was created; False also if an interrupt came before the answer.
     """
 
     paths: JobPaths
@@ -241,7 +242,7 @@ class _LeaseRequest:
 def _awaited(
     store: ObjectStore, asked: _LeaseRequest, wait_seconds: float, sleep: Callable[[float], None]
 ) -> tuple[Lease, int]:
-    """The lease, once it is free, and until when it counts."""
+    """Return the lease once it is free, and the time until which it counts."""
     while True:
         runs_out = asked.ticks() + _own_time(asked.micros)
         try:
@@ -254,7 +255,7 @@ def _awaited(
 
 
 class _Renewal:
-    """Renews a lease until the end, then gives it back."""
+    """Renews a lease until the end, then releases it."""
 
     def __init__(self, store: ObjectStore, asked: _LeaseRequest) -> None:
         self._store = store
@@ -263,7 +264,7 @@ class _Renewal:
         self._thread: threading.Thread | None = None
 
     def begin(self, held: Lease, runs_out: int) -> Leased:
-        """Renew a lease from now on, and give the store through which its holder changes things."""
+        """Renew a lease from now on, and return the store through which its holder writes."""
         store, asked = self._store, self._asked
         ended = self._ended = threading.Event()
 
@@ -273,7 +274,7 @@ class _Renewal:
                 with contextlib.suppress(ArroyoStateError):
                     begun = asked.ticks()
                     _write(store, held, expires_at_micros=asked.clock() + asked.micros)
-                    # A process that stood still may renew what others have taken since, and left.
+                    # A process that hung may renew a lease that others took and released since.
                     runs_out = 0 if _is_lost(store, held) else begun + _own_time(asked.micros)
 
         self._thread = threading.Thread(target=renew, name="arroyo-lease", daemon=True)
@@ -281,7 +282,7 @@ class _Renewal:
         return Leased(store, held, lambda: asked.ticks() >= runs_out)
 
     def end(self) -> None:
-        """Give the lease back, if there is one, after its last renewal."""
+        """Release the lease, if there is one, after its last renewal."""
         interrupt: BaseException | None = None
         for _ in range(_ATTEMPTS):
             try:
@@ -305,19 +306,19 @@ class _Renewal:
 
 
 def _is_lost(store: ObjectStore, held: Lease) -> bool:
-    """Whether somebody has taken the lease since, even if that one has given it back long ago."""
+    """Whether another process has acquired the lease since, even if it has released it long ago."""
     if _named_token(store, held.directory) > held.token:
         return True
     return store.head(held.successor) is not None
 
 
 def newest_token(store: ObjectStore, directory: StatePath) -> int:
-    """The number of the newest lease in a directory of leases; 0 if there never was one."""
+    """Return the number of the newest lease in a directory of leases; 0 if there never was one."""
     return max((*_tokens(store, directory), _named_token(store, directory)))
 
 
 def newest_lease(store: ObjectStore, directory: StatePath) -> LeaseRecord | None:
-    """The newest lease in a directory of leases; None if there never was one.
+    """Return the newest lease in a directory of leases; None if there never was one.
 
     Raises:
         FormatError: it does not decode.
@@ -336,7 +337,7 @@ def _tokens(store: ObjectStore, directory: StatePath) -> list[int]:
 
 
 def _named_token(store: ObjectStore, directory: StatePath) -> int:
-    """The number that `newest.json` tells; 0 if there is none, as before the first lease."""
+    """Return the number in `newest.json`; 0 if it does not exist, as before the first lease."""
     path = directory / _NEWEST
     try:
         found = records.decode_json(store.read(path), path).get("token")
@@ -353,8 +354,9 @@ def _named_token(store: ObjectStore, directory: StatePath) -> int:
 
 
 def _own_time(micros: int) -> int:
-    """For how long the holder counts on a lease. It ends a little early: what is on its way to the
-    store then still arrives in time."""
+    """Return how long the holder counts on a lease. That is a little less than its duration, so
+    that requests in flight still arrive in time.
+    """
     return micros * (_MARGIN - 1) // _MARGIN
 
 
@@ -391,16 +393,16 @@ def _acquire(store: ObjectStore, asked: _LeaseRequest) -> Lease:
         if named < mine.token:
             first = read_record(store, path)
             raise _taken(asked.paths, path, "another process" if first is None else first.owner)
-        # It was somebody's before: the listing left names out, or others came and went behind it.
+        # The number was in use before: the listing missed it, or others acquired and released it.
         asked.mine = None
         newest = named
 
 
 def _name(store: ObjectStore, mine: Lease, older: Iterable[int]) -> None:
-    """Tell by name which lease is the newest; only then may the objects of older ones go."""
+    """Write which lease is the newest; only then the objects of older ones may be deleted."""
     fields = {"version": 1, "token": mine.token}
     store.put(mine.directory / _NEWEST, records.encode_json(fields))
-    # The newest two stay: whoever held the one before must find that it was taken.
+    # The newest two are kept: the holder of the one before must find that it was taken.
     gone = [token for token in older if token < mine.token - 1]
     store.delete_many([_path_of(mine.directory, token) for token in gone])
 
@@ -409,7 +411,7 @@ def _release(store: ObjectStore, asked: _LeaseRequest) -> None:
     mine = asked.mine
     if mine is None:
         return
-    # One that cannot be given back runs out.
+    # A lease that cannot be released expires.
     with contextlib.suppress(StorageError):
         if asked.sure or _was_created(store, mine):
             _write(store, mine, expires_at_micros=0)
@@ -417,7 +419,7 @@ def _release(store: ObjectStore, asked: _LeaseRequest) -> None:
 
 
 def _was_created(store: ObjectStore, mine: Lease) -> bool:
-    """Whether the object of a lease is there, of whose creation no answer came."""
+    """Whether the object of a lease exists after a create request without an answer."""
     try:
         found = read_record(store, mine.path)
     except FormatError:
@@ -431,7 +433,7 @@ def _create(store: ObjectStore, mine: Lease, expires_at_micros: int) -> bool:
         if store.create(mine.path, data):
             return True
     except StorageError:
-        # It may be there all the same, and would be held against everybody until it expires.
+        # It may exist all the same, and would then block every process until it expires.
         if not _is_there(store, mine.path, data):
             raise
         return True
@@ -442,7 +444,7 @@ def _is_there(store: ObjectStore, path: StatePath, data: bytes) -> bool:
     try:
         return store.read(path) == data
     except NotFoundError:
-        return False  # an older one, which whoever came later has just removed
+        return False  # an older lease, which a later holder has just deleted
 
 
 def _write(store: ObjectStore, mine: Lease, *, expires_at_micros: int) -> None:
@@ -463,11 +465,11 @@ def _encoded(mine: Lease, expires_at_micros: int) -> bytes:
 def _check_free(store: ObjectStore, path: StatePath, asked: _LeaseRequest) -> None:
     held = read_record(store, path)
     if held is None or held.released:
-        return  # whoever came after it may have removed it; creating ours will tell
+        return  # a later holder may have deleted it; the create request decides
     if held.nonce == asked.nonce:
         return  # this acquisition wrote it, under a number that was another lease's before
     if held.process == process_here() and held.nonce not in _held_here:
-        return  # this very process is done with it, and could not give it back
+        return  # this process has ended that lease, but could not release it
     until = held.held_until(store_time(store, asked.directory), asked.clock())
     if until is not None:
         raise _taken(asked.paths, path, held.owner, until)
@@ -506,12 +508,12 @@ _DOES = {
 
 
 def lease_kind(paths: JobPaths, path: StatePath) -> str:
-    """Which lease of a job an object is: `maintenance`, `writer` or `window`."""
+    """Return the kind of lease that an object is: `maintenance`, `writer` or `window`."""
     return {paths.writers: "writer", paths.windows: "window"}.get(
         path.parent or path, "maintenance"
     )
 
 
 def _time_of_day(micros: int) -> str:
-    """In UTC, as 12:04:10Z."""
+    """Format a time in UTC, as 12:04:10Z."""
     return f"{(iso_micros(micros) or '').rpartition('T')[2].partition('.')[0]}Z"

@@ -1,4 +1,4 @@
-"""The records of leases read and written, and the time by the store's clock."""
+"""Read and write the records of leases, and the time by the store's clock."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PROCESS = uuid.uuid4().hex
 
 
 def read_record(store: ObjectStore, path: StatePath) -> LeaseRecord | None:
-    """Read one lease; None if there is none.
+    """Read one lease; None if it does not exist.
 
     Raises:
         FormatError: it does not decode.
@@ -28,7 +28,7 @@ def read_record(store: ObjectStore, path: StatePath) -> LeaseRecord | None:
         fields = records.decode_json(store.read(path), path)
     except NotFoundError:
         return None
-    # Behind the read: what is renewed in between only looks younger.
+    # After the read: a renewal in between only makes the lease look younger.
     info = store.head(path)
     if info is None:
         return None
@@ -68,7 +68,7 @@ def encode_record(
     return records.encode_json(
         {
             "version": 1,
-            # Older releases let the same owner take over from itself: so it names the process.
+            # Older releases let an owner take its own lease again, so the owner names the process.
             "owner": owner,
             "description": description,
             "host": platform.node(),
@@ -83,23 +83,26 @@ def encode_record(
 
 
 def process_here() -> str:
-    """What tells this process from all others, those of the same number included."""
+    """Return an id of this process that no other process has, even one with the same pid."""
     return f"{os.getpid()}-{_PROCESS}"
 
 
 def owner_here(description: str) -> str:
-    """This process, for people to read."""
+    """Return the name of this process, for people."""
     return f"{platform.node()}/{os.getpid()} ({description})"
 
 
 def store_time(store: ObjectStore, directory: StatePath) -> int | None:
-    """The time by the store's clock, at least: an object is written to see its time.
+    """Return a lower bound of the time by the store's clock: the time of an object just written.
 
-    Everybody writes the same object, so that none is left over; who writes it just then as well
-    only makes the time later.
+    All processes write the same object, so that none is left over; a concurrent write only makes
+    the time later.
 
     Args:
         directory: of leases.
+
+    Returns:
+        Microseconds since 1970; None if the store reports no times.
     """
     path = directory / _CLOCK
     store.put(path, records.encode_json({"version": 1}))

@@ -1,4 +1,4 @@
-"""Objects of one job's metadata tree, read and decoded."""
+"""Read and decode objects of one job's metadata tree."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ _T = TypeVar("_T")
 
 
 class MetadataReader:
-    """Reads objects of one job, and decodes them."""
+    """Reads and decodes objects of one job."""
 
     def __init__(self, store: ObjectStore, paths: JobPaths) -> None:
         self.store = store
         self.paths = paths
 
     def bytes_of(self, path: StatePath) -> bytes | None:
-        """Read an object's bytes; None if there is none."""
+        """Read an object's bytes; None if it does not exist."""
         try:
             return self.store.read(path)
         except NotFoundError:
             return None
 
     def optional(self, path: StatePath, decode: Callable[[bytes, str], _T]) -> _T | None:
-        """Read an object; None if there is none.
+        """Read an object; None if it does not exist.
 
         Raises:
             FormatError: it does not decode.
@@ -56,10 +56,10 @@ class MetadataReader:
     def read(
         self, path: StatePath, decode: Callable[[bytes, str], _T], missing: str | None = None
     ) -> _T:
-        """Read an object that must be there.
+        """Read an object that must exist.
 
         Args:
-            missing: what the error says if it is not.
+            missing: the error message if it does not exist.
 
         Raises:
             NotFoundError: it is missing. FormatError: it does not decode.
@@ -72,7 +72,7 @@ class MetadataReader:
     def read_or_error(
         self, path: StatePath, decode: Callable[[bytes, str], _T]
     ) -> _T | ArroyoStateError | None:
-        """Read an object, or say why it does not decode; None if there is none.
+        """Read an object, or return the error if it does not decode; None if it does not exist.
 
         Raises:
             StorageError: the store failed.
@@ -85,7 +85,7 @@ class MetadataReader:
             return error
 
     def _remember(self, path: StatePath, data: bytes, value: object) -> None:
-        """Called with each object that was decoded."""
+        """Hook that is called with each decoded object."""
 
     def _absent(self, path: StatePath, missing: str | None) -> ArroyoStateError:
         return NotFoundError(
@@ -97,15 +97,15 @@ class MetadataReader:
         )
 
     def job_pins(self) -> JobPins:
-        """What stays besides the newest epochs: pins, and what lies in quarantine.
+        """Read what is kept besides the newest epochs: pins and quarantines.
 
         Raises:
-            FormatError: it does not decode; nothing may be deleted then.
+            FormatError: the pins do not decode; then nothing may be deleted.
         """
         return self.optional(self.paths.job_pins, codec.decode_pins) or JobPins()
 
     def pins_in_full(self) -> tuple[JobPins, tuple[Quarantined, ...]]:
-        """Pins, and what the epochs of each quarantine need. Errors as `job_pins` and `read`."""
+        """Read the pins, and what each quarantine's epochs need. Errors as `job_pins`, `read`."""
         found = self.job_pins()
         while True:
             try:
@@ -124,7 +124,7 @@ class MetadataReader:
 
         Raises:
             NotFoundError: no such epoch. FormatError: its record does not decode.
-            ProtocolError: it refers to a checkpoint outside of the job.
+            ProtocolError: the record refers to a checkpoint outside the job.
         """
         path = self.paths.epoch_record(epoch)
         record = self.read(path, records.decode_epoch_record, missing_epoch(epoch))
@@ -132,13 +132,13 @@ class MetadataReader:
         return record
 
     def fact(self, path: StatePath) -> recovery.MetadataRecord | None:
-        """Read a record that decides what a writer does; None if there is none.
+        """Read a record that a writer's decisions depend on; None if it does not exist.
 
         Raises:
             ProtocolError: a later release wrote it.
         """
         record = self.optional(path, decode_by_name)
-        # Only writers ask for facts; readers take what a later release wrote, and report it.
+        # Only writers read facts; readers accept records of later releases, and report them.
         recovery.check_versions(path, record)
         return record
 
@@ -148,12 +148,12 @@ class MetadataReader:
 
 
 def missing_epoch(epoch: Epoch) -> str:
-    """What an error says about an epoch that is not there."""
+    """Return the error message for an epoch that does not exist."""
     return f"epoch {epoch} does not exist"
 
 
 def decode_by_name(data: bytes, path: str) -> recovery.MetadataRecord:
-    """Decode a record of the protocol layout by what its name says it is."""
+    """Decode a record of the protocol layout by its file name."""
     name = path.rpartition("/")[2]
     if name == CHECKPOINT_MANIFEST:
         return metadata.decode_manifest(data, path)

@@ -1,4 +1,4 @@
-"""BackendReader: what the metadata tree of one job says, in either layout. Writes nothing.
+"""BackendReader: reads the metadata tree of one job, in either layout. Writes nothing.
 
 Source: crates/arroyo-state/src/lib.rs, `BackingStore`; crates/arroyo-state/src/parquet.rs;
 crates/arroyo-state-protocol/src/store.rs.
@@ -51,18 +51,18 @@ class BackendReader(EpochFinder):
     """Reads the metadata tree of one job.
 
     Args:
-        store: where it lies.
-        paths: which job; decides the layout.
+        store: contains the job's objects.
+        paths: of the job; they determine the layout.
     """
 
     # ---- epochs ----------------------------------------------------------------------------------
 
     def load(self, epoch: Epoch | None = None) -> Checkpoint:
-        """Read one epoch with all its operators; the newest canonical one when None.
+        """Read one epoch with all its operators; None = the newest visible epoch.
 
         Raises:
-            NotFoundError: no such epoch, or none at all.
-            FormatError: an object of it does not decode.
+            NotFoundError: no such epoch, or none at all; or an object of the epoch is missing.
+            FormatError: an object of the epoch does not decode.
         """
         if epoch is not None:
             return self.load_checkpoint_metadata(epoch)
@@ -77,10 +77,11 @@ class BackendReader(EpochFinder):
         return self.load_checkpoint_metadata(epochs[-1])
 
     def load_history(self, epochs: Iterable[Epoch] | None = None) -> list[Checkpoint]:
-        """Read epochs, newest first, those that a cleanup left half done included.
+        """Read epochs, newest first, including those that an interrupted cleanup has deleted in
+        part.
 
         Args:
-            epochs: which; None = every one that a listing shows.
+            epochs: the epochs to read; None = every listed one.
 
         Raises:
             FormatError: an object does not decode.
@@ -106,13 +107,13 @@ class BackendReader(EpochFinder):
         return self._checkpoint(record.checkpoint_ref, manifest, record)
 
     def load_remains(self, epoch: Epoch) -> tuple[Checkpoint, tuple[StatePath, ...]]:
-        """Read what is left of an epoch, and which objects of its metadata are not there.
+        """Read what is left of an epoch, and return which objects of its metadata do not exist.
 
-        The marker of a commit counts, although the newest epoch may only not have one yet.
+        The marker of a commit is included, although the newest epoch may merely not have it yet.
 
         Raises:
-            NotFoundError: the object that makes it exist is gone.
-            FormatError: an object of it does not decode.
+            NotFoundError: the object that makes the epoch exist is missing.
+            FormatError: an object of the epoch does not decode.
         """
         if self.paths.layout is Layout.PROTOCOL:
             found, gone = self.load_checkpoint_metadata(epoch), []
@@ -132,10 +133,10 @@ class BackendReader(EpochFinder):
     def load_chain(self, oldest: Checkpoint) -> Iterator[Checkpoint]:
         """Follow the parents of the oldest epoch that has a record, newest first.
 
-        Records go before manifests: what an interrupted cleanup left hangs on it.
+        A cleanup deletes records before manifests: so the chain leads to all that it left.
 
         Raises:
-            ProtocolError: the chain leads out of the job, or not back in time.
+            ProtocolError: the chain leads out of the job, or to an epoch that is not older.
         """
         while (ref := self._parent_ref(oldest)) is not None:
             manifest = self.objects.optional(ref, metadata.decode_manifest)
@@ -169,7 +170,7 @@ class BackendReader(EpochFinder):
     def _legacy_objects(
         self, epoch: Epoch, *, whole: bool
     ) -> tuple[LegacyCheckpoint, dict[StatePath, OperatorCheckpoint | None]]:
-        """The object that makes the epoch exist, and its operators' by path, None = gone."""
+        """Return the epoch's head object, and those of its operators by path; None = missing."""
         path = self.paths.legacy_metadata(epoch)
         head = self.objects.read(path, metadata.decode_legacy_checkpoint, missing_epoch(epoch))
         names = [self.paths.operator_metadata(name, epoch) for name in head.operators]
@@ -191,10 +192,10 @@ class BackendReader(EpochFinder):
         """Read one operator at one epoch.
 
         Returns:
-            None when the operator, or the epoch, is absent.
+            None if the operator, or the epoch, does not exist.
 
         Raises:
-            FormatError: it is there, and broken.
+            FormatError: it exists, but is broken.
         """
         if self.paths.layout is Layout.LEGACY:
             return self.objects.optional(
@@ -210,8 +211,8 @@ class BackendReader(EpochFinder):
     def prepare_checkpoint_load(self, epoch: Epoch) -> Checkpoint:
         """Prove that the epoch can be restored before any task starts.
 
-        Every data file it lists is there, has a footer that decodes, and columns that give rows of
-        its table.
+        Every data file that it lists must exist, have a footer that decodes, and have columns that
+        can be read as rows of its table.
 
         Raises:
             NotFoundError: the epoch does not exist.
@@ -224,11 +225,11 @@ class BackendReader(EpochFinder):
     # ---- what waits, and what stays --------------------------------------------------------------
 
     def compaction_records(self) -> dict[StatePath, CompactionRecord | None]:
-        """The compactions that wait for the job's writer, oldest first.
+        """Return the compactions that the job's writer has not adopted yet, oldest first.
 
         Returns:
-            By path; None for one that does not decode, or speaks of another job's files. Nobody
-            takes it over, and nobody deletes it.
+            By path; None for a record that does not decode, or names another job's files. Such a
+            record is neither adopted nor deleted.
         """
         listed = sorted(info.path for info in self.store.list_dir(self.paths.compactions).objects)
         return dict(zip(listed, concurrently(self._compaction_record, listed), strict=True))
@@ -245,7 +246,8 @@ class BackendReader(EpochFinder):
         return record if managed else None
 
     def next_restore(self) -> recovery.Resolved:
-        """Say what the next start of Arroyo's would restore in the protocol layout. Writes nothing.
+        """Return what the next start of Arroyo would restore in the protocol layout. Writes
+        nothing.
 
         Raises:
             NotFoundError: the job was never started.
@@ -254,7 +256,7 @@ class BackendReader(EpochFinder):
         self._protocol_only()
         fence = self.objects.read(self.paths.current_generation, records.decode_current_generation)
         starting = WorkerGeneration(fence.worker_generation + 1)
-        # A start raises the fence before it looks, so that it may claim.
+        # A start raises the fence before it resolves the epoch, so that it may claim.
         raised = replace(fence, worker_generation=starting)
         return recovery.resolve_with(
             self.objects.fact,
@@ -271,10 +273,10 @@ class BackendReader(EpochFinder):
         )
 
     def job_pins(self) -> JobPins:
-        """What stays besides the newest epochs: pins, and what lies in quarantine.
+        """Read what is kept besides the newest epochs: pins and quarantines.
 
         Raises:
-            FormatError: it does not decode; nothing may be deleted then.
+            FormatError: the pins do not decode; then nothing may be deleted.
         """
         return self.objects.job_pins()
 
@@ -288,7 +290,7 @@ class BackendReader(EpochFinder):
 
 
 def as_checkpoint(manifest: Manifest, ref: StatePath, state: CheckpointState) -> Checkpoint:
-    """A manifest of the protocol layout as a checkpoint."""
+    """Convert a manifest of the protocol layout to a checkpoint."""
     return Checkpoint(
         pipeline=manifest.pipeline,
         job=manifest.job,
@@ -311,7 +313,7 @@ def legacy_checkpoint(
     ref: StatePath,
     state: CheckpointState,
 ) -> Checkpoint:
-    """The objects of an epoch of the legacy layout as a checkpoint."""
+    """Convert the objects of an epoch of the legacy layout to a checkpoint."""
     return Checkpoint(
         pipeline=None,
         job=head.job,

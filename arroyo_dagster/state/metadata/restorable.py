@@ -66,7 +66,7 @@ def file_error(
 def _misfit(
     operator: OperatorCheckpoint, name: TableName, path: StatePath, found: pa.Schema
 ) -> str | None:
-    """Why a file does not give rows of its table; None = it does."""
+    """Return why a file cannot be read as rows of its table; None = it can."""
     config, files = operator.configs.get(name), operator.tables[name]
     if config is None or config.kind is not files.kind:
         return f"table {name} has no configuration of its kind"
@@ -77,7 +77,7 @@ def _misfit(
 
 
 def restore_or_roll_back(paths: JobPaths, checkpoint: Checkpoint, what: str) -> str:
-    """What to do about an epoch of which something is missing or broken."""
+    """Return the next step for an epoch with a missing or broken object."""
     if checkpoint.progress is None:
         return f"restore another epoch, or restore the {what}"
     command = f"arroyo-state rollback {paths.root}"

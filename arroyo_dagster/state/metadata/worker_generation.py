@@ -113,11 +113,12 @@ class GenerationWriter:
             raise InputError("publish needs a started worker generation", next_step="call start()")
 
     def check_fence(self) -> None:
-        """Make sure that this worker generation is still the newest; mend a fence written late.
+        """Check that this worker generation is still the newest, and raise the fence to it if it is
+        lower.
 
         Raises:
-            ConflictError: a newer one was started; in the legacy layout: the lease is lost. Nothing
-                was deleted.
+            ConflictError: a newer generation was started; in the legacy layout: the lease is lost.
+                Nothing was deleted.
         """
         reader = self._reader
         if reader.paths.layout is Layout.LEGACY:
@@ -192,13 +193,13 @@ class GenerationWriter:
 
 
 def create_once(store: ObjectStore, path: StatePath, data: bytes) -> None:
-    """Create an object; one with the very same bytes is ours (an answer got lost)."""
-    # Before an epoch exists that nobody could read.
+    """Create an object; one with the same bytes counts as created (an answer got lost)."""
+    # Refuse an object that is too large before an epoch exists that cannot be read.
     check_size(store.url, path, len(data))
     if store.create(path, data):
         return
     if parse_epoch_record(path.name) is not None:
-        return  # a lost claim is not an error: whoever won is read next
+        return  # a lost claim is not an error: the winner's record is read next
     if store.read(path) != data:
         raise ConflictError(
             "another object exists at the path of this epoch's manifest",

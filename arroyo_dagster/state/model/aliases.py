@@ -1,7 +1,7 @@
-"""Names that lead to one object: on file systems that ignore case, Unicode form or trailing dots.
+"""Several names of one object, on file systems that ignore case, Unicode form or trailing dots.
 
-Folding is coarser than any of them. Where two names fold to the same text they may be one object,
-so that neither goes while something refers to the other.
+Folding is coarser than any such file system. Two names that fold to the same text may denote the
+same object, so neither is deleted while the other is referenced.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ _OWN_NAMES = re.compile(
     r"|(checkpoint-manifest\.pb|generation-manifest\.json|current-generation\.json)",
     re.DOTALL,
 )
-"""The last segments of our names, folded."""
+"""The last path segments that Arroyo and this package create, folded."""
 
 _DIGITS = re.compile(r"\d+")
 
 
 def fold(path: str) -> str:
-    """The text that every name of one object folds to."""
+    """Return the text that every name of one object folds to."""
     if _FOLDED.fullmatch(path):
         return path
     text = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", path).casefold())
@@ -34,12 +34,12 @@ def fold(path: str) -> str:
 
 
 def fold_numbers(path: str) -> str:
-    """As `fold`, with every number written without zeros before it, in ASCII digits."""
+    """Fold a path as `fold` does, and write every number in ASCII digits without leading zeros."""
     return _DIGITS.sub(lambda found: str(int(found[0])), fold(path))
 
 
 def second_names(foreign: Iterable[StatePath], root: StatePath) -> dict[str, StatePath]:
-    """Foreign names that could be second names of objects of a job, by what they fold to.
+    """Return foreign names that may be second names of a job's objects, by their folded text.
 
     Args:
         root: of the job.
@@ -47,7 +47,7 @@ def second_names(foreign: Iterable[StatePath], root: StatePath) -> dict[str, Sta
     found: dict[str, StatePath] = {}
     for path in foreign:
         below = path.removeprefix(f"{root}/")
-        for text in (below, unquote(below)):  # one that cannot be addressed is shown as stored
+        for text in (below, unquote(below)):  # names that cannot be addressed are listed encoded
             folded = fold_numbers(text)
             if _OWN_NAMES.fullmatch(folded.rpartition("/")[2]):
                 found.setdefault(folded, path)
@@ -55,10 +55,10 @@ def second_names(foreign: Iterable[StatePath], root: StatePath) -> dict[str, Sta
 
 
 class ReferencedPaths(PathsDigest):
-    """The paths that something refers to, and whether another name may be one of them.
+    """The paths that are referenced; also decides whether another name may denote one of them.
 
     Args:
-        root: of the job that all paths lie in.
+        root: of the job that contains all paths.
     """
 
     def __init__(self, root: StatePath) -> None:
@@ -67,7 +67,7 @@ class ReferencedPaths(PathsDigest):
         super().__init__()
 
     def add(self, paths: Iterable[str]) -> None:
-        """Take in more paths; those that are in it already change nothing."""
+        """Add paths; paths that are already in it change nothing."""
         known = list(paths)
         super().add(known)
         for path in known:
@@ -76,9 +76,9 @@ class ReferencedPaths(PathsDigest):
                 self._folded.add([folded])
 
     def resembles(self, path: str) -> bool:
-        """Whether a path in it differs from this one only by case, Unicode form or trailing dots.
+        """Return whether a path in it differs only by case, Unicode form or trailing dots.
 
-        Of a path that is itself in it the answer is of no use.
+        Undefined for a path that is itself in it.
         """
         folded = self._fold(path)
         return folded in self._folded or (folded != path and folded in self)

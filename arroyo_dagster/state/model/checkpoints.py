@@ -1,7 +1,7 @@
-"""Checkpoints as values: what metadata objects and protocol records say, once decoded.
+"""Checkpoints as values: the decoded metadata objects and protocol records.
 
-Times are microseconds since the Unix epoch. `unknown` holds the encoded fields that this release
-does not know (of a JSON record: one object), so that re-encoding loses none of them.
+Times are microseconds since the Unix epoch. `unknown` contains the encoded fields that this release
+does not know (of a JSON record: one object), so that re-encoding preserves them.
 """
 
 from __future__ import annotations
@@ -34,13 +34,15 @@ ROLLBACK = "rollback"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamProgress:
-    """Which micro-batch of which streaming query an epoch holds (ours; Arroyo ignores it).
+    """The micro-batch of a streaming query that an epoch of a managed job contains.
+
+    Arroyo ignores it.
 
     Attributes:
-        offsets: JSON text of where the source stands behind this epoch.
-        checkpoint_location: where the streaming engine keeps its own log; empty in process.
-        final: the epoch was written with `then_stop`.
-        exhausted: the source was bounded and had ended.
+        offsets: JSON text of the source's offsets after this epoch.
+        checkpoint_location: the directory of the streaming engine's own log; empty in process.
+        final: whether the epoch was written with `then_stop`.
+        exhausted: whether the source was bounded and had ended.
     """
 
     query_id: str
@@ -59,7 +61,7 @@ class StreamProgress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GlobalKeyedReport:
-    """What one subtask wrote of a global keyed table since the last barrier; None = nothing."""
+    """What one subtask wrote to a global keyed table since the last barrier; None = nothing."""
 
     file: StatePath | None = None
     removals: StatePath | None = None
@@ -71,13 +73,13 @@ class GlobalKeyedReport:
 
     @property
     def paths(self) -> tuple[StatePath, ...]:
-        """Removals first: a key removed and inserted since the last barrier is in `file` alone."""
+        """Removals first: a key removed and inserted since the last barrier is in `file` only."""
         return tuple(path for path in (self.removals, self.file) if path is not None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpiringTimeKeyReport:
-    """The files one subtask lists for an expiring table: carried forward, then new ones."""
+    """The files one subtask lists for an expiring table: carried forward ones, then new ones."""
 
     watermark_micros: int | None = None
     files: tuple[TimeFile, ...] = ()
@@ -88,7 +90,7 @@ class ExpiringTimeKeyReport:
 
     @property
     def paths(self) -> tuple[StatePath, ...]:
-        """The files it names, in replay order."""
+        """The files it lists, in replay order."""
         return tuple(file.path for file in self.files)
 
 
@@ -97,7 +99,7 @@ TableReport = GlobalKeyedReport | ExpiringTimeKeyReport
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubtaskCheckpoint:
-    """The report of one subtask at a barrier: "this subtask is done".
+    """The report of one subtask at a barrier; it declares the subtask's checkpoint finished.
 
     Source: crates/arroyo-rpc/proto/rpc.proto, `SubtaskCheckpointMetadata`.
     """
@@ -119,7 +121,7 @@ class OperatorCheckpoint:
     Attributes:
         epoch: becomes the flusher's epoch minus one at restore.
         min_watermark_micros, max_watermark_micros: over the subtasks; None if any had none.
-        subtask: set in the object that one subtask wrote for itself.
+        subtask: the report of one subtask, in its own object; None in merged metadata.
 
     Source: crates/arroyo-rpc/proto/rpc.proto, `OperatorCheckpointMetadata`.
     """
@@ -140,7 +142,7 @@ class OperatorCheckpoint:
 
     @property
     def needs_commit(self) -> bool:
-        """By the flag of the tables, not by whether anybody left commit data.
+        """Whether any table's configuration says so; independent of existing commit data.
 
         Source: crates/arroyo-worker/src/job_controller/checkpoint_state.rs.
         """
@@ -150,11 +152,11 @@ class OperatorCheckpoint:
 
     @property
     def paths(self) -> tuple[StatePath, ...]:
-        """Every data file that its tables list; one listed twice comes twice."""
+        """Every data file that its tables list; a file listed twice occurs twice."""
         return tuple(path for files in self.tables.values() for path in files.paths)
 
     def commit_data(self) -> dict[TableName, Mapping[int, bytes]]:
-        """Commit data by table, for every table of this operator that commits in two phases."""
+        """Return commit data by table, for every table of this operator with a two-phase commit."""
         return {
             name: files.commit_data_by_subtask
             for name, files in self.tables.items()
@@ -166,7 +168,7 @@ class OperatorCheckpoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LegacyCheckpoint:
-    """The checkpoint-level object of the legacy layout; operators lie in objects of their own."""
+    """The checkpoint-level object of the legacy layout; operators have objects of their own."""
 
     job: JobId
     epoch: Epoch
@@ -180,7 +182,7 @@ class LegacyCheckpoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """A checkpoint of the protocol layout, all operators embedded.
+    """A checkpoint of the protocol layout, with all operators embedded.
 
     Source: crates/arroyo-rpc/proto/rpc.proto, `CheckpointManifest`.
     """
@@ -201,13 +203,13 @@ class Manifest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """One restorable epoch of a job, whichever layout it came from.
+    """One restorable epoch of a job, in either layout.
 
     Attributes:
         ref: the object that makes it exist.
         parent_ref: of the protocol layout; None for the first epoch of a job.
         worker_generation: None in the legacy layout.
-        state: as known to the reader; legacy epochs with metadata count as ready.
+        state: as far as the reader knows; legacy epochs with metadata count as ready.
         record_version: of its epoch record or commit marker, if one is not `RECORD_VERSION`.
     """
 
@@ -227,7 +229,7 @@ class Checkpoint:
 
     @property
     def paths(self) -> tuple[StatePath, ...]:
-        """Every data file that its operators list; one listed twice comes twice."""
+        """Every data file that its operators list; a file listed twice occurs twice."""
         return tuple(path for operator in self.operators for path in operator.paths)
 
     @property
@@ -237,16 +239,16 @@ class Checkpoint:
 
     @property
     def rolled_back_to(self) -> Epoch | None:
-        """As `StreamProgress.rolled_back_to`."""
+        """Same as `StreamProgress.rolled_back_to`."""
         return None if self.progress is None else self.progress.rolled_back_to
 
     def operator(self, operator: str) -> OperatorCheckpoint | None:
-        """One operator by its id; None if the epoch has no such operator."""
+        """Return one operator by its id; None if the epoch has no such operator."""
         return next((o for o in self.operators if o.operator == operator), None)
 
 
 class CheckpointState(enum.Enum):
-    """What the objects of a checkpoint add up to; see `planning.recovery.checkpoint_state`."""
+    """The state of a checkpoint, derived from its objects; see `recovery.checkpoint_state`."""
 
     INVISIBLE = "invisible"
     UNCLAIMED = "unclaimed"
@@ -254,13 +256,13 @@ class CheckpointState(enum.Enum):
     COMMITTING = "committing"
     READY = "ready"
     PARTIALLY_COLLECTED = "partially collected"
-    """Some of what it lists is gone: a cleanup ran half way. See `planning.collected`."""
+    """Some objects it lists are missing: a cleanup was interrupted. See `partially_collected`."""
     ROLLED_BACK = "rolled back"
-    """A rollback went back behind it: the newest epoch does not build on it."""
+    """A rollback restored an older epoch: the newest epoch does not build on this one."""
 
     @property
     def canonical(self) -> bool:
-        """Whether the epoch belongs to this checkpoint."""
+        """Whether this checkpoint owns its epoch."""
         return self in (CheckpointState.COMMITTING, CheckpointState.READY)
 
 
@@ -282,7 +284,7 @@ class CurrentGeneration:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationManifest:
-    """Where a worker generation started from, and a hint to what it published last."""
+    """The start of a worker generation, and a hint to its latest published checkpoint."""
 
     pipeline: PipelineId
     job: JobId
@@ -296,7 +298,7 @@ class GenerationManifest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochRecord:
-    """The claim: which checkpoint owns an epoch. Alone gives ownership."""
+    """The claim: which checkpoint owns an epoch. Only this record decides ownership."""
 
     pipeline: PipelineId
     job: JobId
@@ -311,7 +313,7 @@ class EpochRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommittedMarker:
-    """Both phases of an epoch's commit are done."""
+    """The commit of an epoch is finished in both phases."""
 
     pipeline: PipelineId
     job: JobId
@@ -325,9 +327,9 @@ class CommittedMarker:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitNote:
-    """Legacy layout, ours: both phases of the commit of one checkpoint are done.
+    """Commit note of a managed job in the legacy layout: one checkpoint's commit is finished.
 
-    `finish_time_micros` is the checkpoint's: an epoch that is attempted again is another one.
+    `finish_time_micros` is the checkpoint's: another attempt at the epoch is another checkpoint.
     """
 
     job: JobId

@@ -1,4 +1,4 @@
-"""The clocks of this machine. Planning reads none: its rules take the time as an argument."""
+"""The clocks of this machine. Planning functions use none; they take the time as an argument."""
 
 from __future__ import annotations
 
@@ -6,21 +6,24 @@ import time
 from collections.abc import Callable
 
 Clock = Callable[[], int]
-"""Gives a time in whole units: microseconds, unless the name of the argument says another one."""
+"""Returns a time in whole units: microseconds, unless the argument's name says otherwise."""
 
 
 def wall_clock() -> int:
-    """Microseconds since 1970, by this machine."""
+    """Return microseconds since 1970, by this machine's clock."""
     return time.time_ns() // 1000
 
 
 def wall_clock_ms() -> int:
-    """Milliseconds since 1970, by this machine."""
+    """Return milliseconds since 1970, by this machine's clock."""
     return time.time_ns() // 1_000_000
 
 
 def own_clock() -> int:
-    """Microseconds by a clock that nobody sets, and that goes on while this machine sleeps."""
+    """Return microseconds of a clock that is never adjusted and runs while the machine sleeps.
+
+    Without `CLOCK_BOOTTIME`, return those of the monotonic clock.
+    """
     if hasattr(time, "CLOCK_BOOTTIME"):
         return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1000
     return time.monotonic_ns() // 1000

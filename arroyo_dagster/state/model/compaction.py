@@ -1,7 +1,6 @@
-"""Compaction as values: how much to merge, what was planned, what came of it.
+"""Compaction as values: settings, plans and outcomes.
 
-A merge takes files that lie side by side in the replay order of one table, and gives files that
-hold the same in their place.
+A merge replaces neighbouring files in the replay order of one table by files with the same content.
 """
 
 from __future__ import annotations
@@ -31,10 +30,10 @@ class CompactionPolicy(enum.Enum):
     """Which files of a table are merged.
 
     Attributes:
-        BIN_PACK: neighbours smaller than a share of the target, until they fill it.
-        LEVELS: so many neighbours of one level become one file of the next.
-        WINDOW: of an expiring table, neighbours whose newest rows lie in one window of event time,
-            so that what is old expires together.
+        BIN_PACK: neighbours smaller than a share of the target, until they reach the target.
+        LEVELS: a given number of neighbours of one level become one file of the next.
+        WINDOW: in an expiring table, neighbours with their newest rows in the same window of event
+            time, so that old rows expire together.
         FULL: all of them.
     """
 
@@ -48,9 +47,9 @@ class SortOrder(enum.Enum):
     """The order of the rows in a merged file of an expiring table.
 
     Attributes:
-        REPLAY: as they were.
-        TIME: by event time. Arroyo's window operators then split their batches less often.
-        KEY: by routing key, with a Bloom filter over them: readers of few keys open less.
+        REPLAY: the order of the inputs.
+        TIME: by event time; Arroyo's window operators then split their batches less often.
+        KEY: by routing key, with a Bloom filter; readers of few keys then read less.
     """
 
     REPLAY = "replay"
@@ -59,13 +58,13 @@ class SortOrder(enum.Enum):
 
 
 class Generations(enum.Enum):
-    """What a merge does to the row generations of a generational table.
+    """How a merge treats the row generations of a generational table.
 
     Attributes:
-        ALL: keeps every one; also said of tables that have none.
-        NEWEST: keeps of each storage key the newest, as a restore of Arroyo's would.
-        NEWEST_AT_ANY_CUTOFF: keeps of each storage key those that are the newest now, or will be
-            once younger ones have expired: in jobs of ours rows expire one by one.
+        ALL: keeps all of them; also used for tables without row generations.
+        NEWEST: keeps the newest of each storage key, as a restore by Arroyo would.
+        NEWEST_AT_ANY_CUTOFF: keeps, of each storage key, those that are the newest now or will be
+            once younger ones have expired: in managed jobs rows expire one by one.
     """
 
     ALL = "all"
@@ -74,11 +73,11 @@ class Generations(enum.Enum):
 
 
 class MergeOrder(enum.Enum):
-    """Which merges come first where a budget does not last for all.
+    """The order in which merges are chosen within a budget.
 
     Attributes:
-        GAIN: the one after which the most files are gone for each byte that is read.
-        SMALLEST: the one that reads the fewest bytes.
+        GAIN: largest reduction in files per byte read first.
+        SMALLEST: fewest bytes read first.
         LISTED: as the job lists its operators and tables.
     """
 
@@ -89,7 +88,7 @@ class MergeOrder(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """How much one compaction may take on; None = no bound.
+    """Limits of one compaction; None = unlimited.
 
     Attributes:
         size_bytes, files, tables: of the inputs of all merges together.
@@ -146,20 +145,20 @@ class Budget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompactionSettings:
-    """How much to merge, and what comes of it.
+    """Which files to merge, and the form of the merged files.
 
     Attributes:
-        target_bytes: a merged file is closed at the latest when it has twice as many.
+        target_bytes: a merged file is closed at the latest when it has twice this size.
         small_share: a file below this share of the target is small.
-        min_files: a bin-pack merge also takes at least as many files that were never merged as
-            merged ones: what it gave is not taken up at once again.
-        memory_bytes: how many bytes of rows a merge keeps in memory, decoded. What needs all rows
-            of a key range at once takes the range in pieces of that size.
-        part_bytes: a merge of more bytes is carried out in parts: by files, or by key range where
-            all rows of a key are needed at once.
+        min_files: the minimum number of never merged files in a bin-pack merge; they must also be
+            at least as many as the merged ones, so that merged files are not merged again at once.
+        memory_bytes: the decoded bytes of rows that a merge keeps in memory. A merge that needs all
+            rows of a key range at once splits the range accordingly.
+        part_bytes: a larger merge is split: by files, or by key range where all rows of a key are
+            needed at once.
 
     Raises:
-        InputError: a number out of its range.
+        InputError: a number is out of its range.
     """
 
     policy: Annotated[
@@ -270,11 +269,11 @@ class AdoptionSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputFile:
-    """A file that a plan takes, as it was when the plan was made.
+    """An input file of a plan, as it was when the plan was made.
 
     Attributes:
-        stamp: its etag, else when it was written; changes whenever the object does. None where
-            nobody asked the store.
+        stamp: its etag, or else its modification time; changes whenever the object does. None if
+            it was not requested from the store.
     """
 
     path: StatePath
@@ -284,12 +283,12 @@ class InputFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputForm:
-    """What the files of a merge look like.
+    """The form of the files that a merge writes.
 
     Attributes:
-        file_bytes: a file is closed once it has so many.
-        row_group_rows: at most so many rows in a row group.
-        memory_bytes: rows kept in memory, decoded.
+        file_bytes: a file is closed once it has this size.
+        row_group_rows: the maximum number of rows in a row group.
+        memory_bytes: the decoded bytes of rows kept in memory.
     """
 
     sort: SortOrder = SortOrder.REPLAY
@@ -304,9 +303,9 @@ class PairsMerge:
 
     Attributes:
         inputs: neighbours in replay order.
-        from_oldest: nothing older is listed before them, so removals may disappear.
-        sizes: of the inputs, in their order; empty where not known.
-        level: how often what comes of it was merged.
+        from_oldest: no older files are listed before them, so removals may be dropped.
+        sizes: of the inputs, in their order; empty if unknown.
+        level: how many times the outputs will have been merged.
     """
 
     operator: OperatorId
@@ -324,17 +323,17 @@ class PairsMerge:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowsMerge:
-    """Files of an expiring table to merge, or those of their rows that lie in some key ranges.
+    """Files of an expiring table to merge, completely or only the rows in some key ranges.
 
     Attributes:
         inputs: neighbours in the replay order of their key ranges.
-        ranges: the key ranges to write a file of each; together they hold every row, unless this
-            is one part of several.
-        cutoff_micros: rows older than this are dropped, as a restore would; 0 = none.
-        from_oldest: nothing older of these ranges is listed, so that deletes may be applied.
-        sizes: of the inputs, in their order; empty where not known.
-        level: how often what comes of it was merged.
-        parallelism: whose key ranges these are; None = the operator's own.
+        ranges: one output file is written for each; together they contain every row, unless this
+            is one shard of several.
+        cutoff_micros: rows older than this are dropped, as in a restore; 0 = none.
+        from_oldest: no older files of these ranges are listed, so that deletes may be applied.
+        sizes: of the inputs, in their order; empty if unknown.
+        level: how many times the outputs will have been merged.
+        parallelism: of the subtasks that own the ranges; None = the operator's own.
     """
 
     operator: OperatorId
@@ -360,11 +359,11 @@ Merge = PairsMerge | RowsMerge
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeftOut:
-    """Files that are not merged, and why.
+    """Files that are not merged, and the reason.
 
     Attributes:
-        operator, table: None for the whole job.
-        files: none where the reason is the table's.
+        operator, table: None if the reason applies to the whole job.
+        files: empty if the reason applies to the whole table.
     """
 
     operator: OperatorId | None = None
@@ -378,8 +377,8 @@ class Forecast:
     """What a restore reads.
 
     Attributes:
-        files, size_bytes: each file once.
-        opens: of each subtask how often it opens a file, over all operators.
+        files, size_bytes: each file counted once.
+        opens: for each subtask the number of files it opens, over all operators.
     """
 
     files: int = 0
@@ -392,12 +391,11 @@ class CompactionPlan:
     """What to merge at one epoch of a job.
 
     Attributes:
-        ref: the checkpoint that was looked at.
-        pending: how many compactions wait to be taken over; the plan counts them as done.
-        inputs: the files that the merges take.
-        before, after: what a restore reads at that epoch, and the most that it would read once
-            this is done.
-        parallelism: of the restore that is forecast; None = each operator's own.
+        ref: the checkpoint that was inspected.
+        pending: the number of compactions not yet adopted; the plan counts them as done.
+        inputs: the input files of all merges.
+        before, after: what a restore reads at that epoch now, and at most after the compaction.
+        parallelism: of the forecast restore; None = each operator's own.
     """
 
     pipeline: PipelineId | None
@@ -415,26 +413,26 @@ class CompactionPlan:
 
     @property
     def files_before(self) -> int:
-        """How many files a restore reads at that epoch."""
+        """The number of files that a restore reads at that epoch."""
         return self.before.files
 
     @property
     def files_after(self) -> int:
-        """How many it would read once this is done; the most there can be."""
+        """The maximum number of files that a restore reads after the compaction."""
         return self.after.files
 
     @property
     def size_bytes_before(self) -> int:
-        """How many bytes these are."""
+        """The number of bytes that a restore reads at that epoch."""
         return self.before.size_bytes
 
 
-# ---- what came of it -----------------------------------------------------------------------------
+# ---- outcomes ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MergedPairs:
-    """Files of a global keyed table, and what holds the same in their place."""
+    """Merged files of a global keyed table, and their replacements with the same content."""
 
     operator: OperatorId
     table: TableName
@@ -451,13 +449,13 @@ class MergedPairs:
 
     @property
     def output_metadata(self) -> GlobalKeyedFiles:
-        """The outputs as checkpoint metadata of the table lists them."""
+        """The outputs in the form of the table's checkpoint metadata."""
         return GlobalKeyedFiles(files=self.outputs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MergedRows:
-    """Files of an expiring table, and what holds the same in their place."""
+    """Merged files of an expiring table, and their replacements with the same content."""
 
     operator: OperatorId
     table: TableName
@@ -474,7 +472,7 @@ class MergedRows:
 
     @property
     def output_metadata(self) -> ExpiringTimeKeyFiles:
-        """The outputs as checkpoint metadata of the table lists them."""
+        """The outputs in the form of the table's checkpoint metadata."""
         return ExpiringTimeKeyFiles(files=self.outputs)
 
 
@@ -483,12 +481,12 @@ Merged = MergedPairs | MergedRows
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompactionRecord:
-    """Merges that wait for the job's writer to take them over at its next checkpoint.
+    """Merges that wait for the job's writer, which adopts them at its next checkpoint.
 
-    What Arroyo sends as `LoadCompactedData`, stored.
+    The stored equivalent of Arroyo's `LoadCompactedData` message.
 
     Attributes:
-        epoch: the epoch that was looked at.
+        epoch: the epoch that was inspected.
         token: the lease under which they were made.
     """
 
@@ -514,14 +512,14 @@ class RowsDigest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MergeOutcome:
-    """One merge, done and read back.
+    """One merge, written and read back.
 
     Attributes:
         rows_in: rows in the inputs; pairs and removals of a global keyed table.
         rows_out: rows in the outputs.
-        dropped: how many rows are in no output, by reason.
-        before, after: what a restore would load of the inputs, and of the outputs read back.
-        input_rows: how many rows each input was found to have, whichever ranges they lie in.
+        dropped: the number of rows that are in no output, by reason.
+        before, after: what a restore would load from the inputs, and from the outputs read back.
+        input_rows: the number of rows read from each input, in any key range.
     """
 
     merged: Merged
@@ -536,6 +534,6 @@ class MergeOutcome:
 
     @property
     def same(self) -> bool:
-        """Whether a restore loads the same, and every row is accounted for."""
+        """Whether a restore loads the same rows, and every row is accounted for."""
         kept = self.rows_in - sum(self.dropped.values())
         return self.before == self.after and kept == self.rows_out

@@ -1,4 +1,4 @@
-"""Garbage collection as values: what is referenced and how that is known, what goes and why.
+"""Garbage collection as values: references and their proof, and plans of what to delete.
 
 Times are microseconds since the Unix epoch.
 """
@@ -28,16 +28,16 @@ from arroyo_dagster.state.model.settings import Setting
 HOUR_MICROS = 3_600_000_000
 DAY_MICROS = 24 * HOUR_MICROS
 GRACE_MICROS = 3 * DAY_MICROS
-"""Unreferenced objects stay this long, unless another time is given."""
+"""Default age that unreferenced objects must reach before they are deleted."""
 
 GRACE_FLOOR_MICROS = HOUR_MICROS
-"""The minimum: objects that are being written, or were just moved, are not referenced yet."""
+"""The minimum age: objects that are being written or were just moved are not referenced yet."""
 
 SKEW_MICROS = 5 * 60 * 1_000_000
-"""How much the clocks of store, writer and gc may differ."""
+"""The maximum difference between the clocks of store, writer and gc."""
 
 MARGIN_MICROS = 60 * 1_000_000
-"""Files of an epoch were seen to be older than its start by some milliseconds."""
+"""Tolerance: files of an epoch were observed to be some milliseconds older than its start."""
 
 PURGE_MICROS = 7 * DAY_MICROS
 
@@ -47,13 +47,13 @@ PURGE_MICROS = 7 * DAY_MICROS
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class References:
-    """What one manifest, or the metadata of one operator, says that a collector needs.
+    """The facts that gc needs from one manifest, or from the metadata of one operator.
 
     Attributes:
         pipeline, worker_generation, parent_ref: of the protocol layout only.
         operators: each with its parallelism.
-        managed: whether a job of ours wrote it.
-        rolled_back_to: the epoch that a rollback restored, if one published it.
+        managed: whether a managed job wrote it.
+        rolled_back_to: the epoch that a rollback restored, if a rollback published this one.
         files: the data files it lists, each once, in order.
     """
 
@@ -74,11 +74,12 @@ class References:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Root:
-    """An object that was read to know what is referenced.
+    """An object that was read to find references.
 
     Attributes:
-        digest: of its bytes, 32 hexadecimal digits: changes whenever the object does.
-        time_micros: when what it describes was finished or written; None if it does not say.
+        digest: of its bytes, 32 hexadecimal digits; changes whenever the object does.
+        time_micros: when the described epoch was finished or the object written; None if the object
+            has no time.
     """
 
     path: StatePath
@@ -90,28 +91,29 @@ DIGEST_BYTES = 16
 
 
 def digest_of(data: bytes) -> str:
-    """The digest of an object's bytes."""
+    """Return the digest of an object's bytes."""
     return hashlib.blake2b(data, digest_size=DIGEST_BYTES).hexdigest()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochRoot:
-    """One epoch, or one attempt at it, by what it refers to.
+    """One epoch, or one attempt at it, with its references.
 
     Attributes:
         ref: the object that makes it exist, or would.
-        outside: a file that it lists and that does not lie below its job; None if all do.
-        gone: objects of its metadata that are not there: a collection of it has begun.
-        rolled_back_to: the epoch that a rollback restored, if one published it.
+        outside: a file that it lists outside of its job; None if there is none.
+        gone: metadata objects of it that are missing: gc of it has begun.
+        rolled_back_to: the epoch that a rollback restored, if a rollback published this one.
         rolled_back: whether the newest epoch does not build on it.
-        unreadable: why its metadata does not say what it lists; None if it does. Only an epoch that
-            was rolled back is kept so.
-        by_name: of an unreadable epoch, the objects that go with it, what makes it exist last.
-        roots: what was read of it.
-        written_at_micros: when the store says that what makes it exist was written: its age. None
-            if the store does not say, or was not asked.
-        oldest_object_micros: likewise of the oldest object of its metadata, which a rewrite, a
-            cleanup or a late claim of the others leaves as it is; of the newest epoch only.
+        unreadable: why its file list cannot be read; None if it can. Set only for epochs that were
+            rolled back.
+        by_name: of an unreadable epoch, the objects to delete with it; the one that makes it exist
+            comes last.
+        roots: the objects that were read for it.
+        written_at_micros: its age: when the store wrote the object that makes it exist. None if
+            the store reports no time, or was not asked.
+        oldest_object_micros: likewise for the oldest object of its metadata; a rewrite, a cleanup
+            or a late claim of other objects does not change it. Only for the newest epoch.
     """
 
     epoch: Epoch
@@ -142,9 +144,9 @@ class Pin:
     """An epoch that stays until it is unpinned.
 
     Attributes:
-        owner, reason: for people to read.
-        released: it was unpinned, and goes with the next expiry. Until then it is known that the
-            gap between it and newer epochs is none that should worry anybody.
+        owner, reason: for display.
+        released: it was unpinned, and expires with the next gc run. Until then this record explains
+            the gap between it and newer epochs.
     """
 
     epoch: Epoch
@@ -156,14 +158,15 @@ class Pin:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quarantined:
-    """A run whose objects were moved aside, and can be moved back.
+    """A gc run whose objects were moved to quarantine, and can be moved back.
 
     Attributes:
         name: of its directory below the quarantine.
-        needs: what the epochs in it list and was not moved: it stays as long as they can come back.
+        needs: the files that its epochs list and that were not moved; they stay while the epochs
+            can be restored from quarantine.
         moved_at_micros: when, by the clock of the store.
-        parts: its index has no more parts than this, so that they are known by name; 0 = nobody
-            says, and they are known by a listing.
+        parts: upper bound of the number of its index parts, which determines their names; 0 = the
+            number is unknown, and the parts must be listed.
     """
 
     name: str
@@ -174,7 +177,7 @@ class Quarantined:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moved:
-    """One object in quarantine: where it was, where its copy is, and what it was."""
+    """One object in quarantine: its original path, its copy, its size and digest."""
 
     path: StatePath
     copy: StatePath
@@ -184,12 +187,12 @@ class Moved:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UndeletePlan:
-    """What comes back from quarantine.
+    """The objects to move back from quarantine.
 
     Attributes:
-        quarantines: their names, oldest first: several if an epoch is split between them.
-        objects: in the order in which they come back.
-        incomplete: epochs that do not come back, because an object they need lies nowhere any more.
+        quarantines: their names, oldest first; several if an epoch is split between them.
+        objects: in the order in which they are moved back.
+        incomplete: epochs that stay in quarantine, because an object they need no longer exists.
     """
 
     quarantines: tuple[str, ...]
@@ -199,10 +202,10 @@ class UndeletePlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobPins:
-    """What stays besides the newest epochs, known by its name: no listing is needed for it.
+    """What stays in addition to the newest epochs; read by name, without a listing.
 
     Attributes:
-        rewrites: names of the records that undo rewrites of an epoch of Arroyo's.
+        rewrites: names of the records that undo rewrites of epochs of an Arroyo job.
     """
 
     pins: tuple[Pin, ...] = ()
@@ -216,27 +219,26 @@ class JobPins:
 
     @property
     def ever_pinned(self) -> frozenset[Epoch]:
-        """Those that were unpinned and have not gone yet included."""
+        """The pinned epochs, including unpinned ones that have not expired yet."""
         return frozenset(pin.epoch for pin in self.pins)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Roots:
-    """Everything of one job that refers to data files, read in full.
+    """All objects of one job that refer to data files, completely read.
 
     Attributes:
         worker_generation: the newest that was started; None in the legacy layout.
         resolved_from: the generation whose manifest leads to the newest epoch.
-        restorable: the oldest epoch that a start may choose, an Arroyo's included.
-        restored: what the newest run went on from; None if it began without state, or by which
-            nobody knows (the legacy layout).
-        epochs: every epoch that exists, newest first, what a collection has half removed included.
+        restorable: the oldest epoch that a start may choose, including a start by Arroyo.
+        restored: the checkpoint that the newest run restored; None if it began without state, or
+            if that is unknown (the legacy layout).
+        epochs: every existing epoch, newest first, including partially collected ones.
         attempts: manifests and operator metadata that own no epoch.
-        compactions: the files that compactions which wait for their writer touch, and those that
-            putting back a rewrite needs, by record.
-        generations: the manifests of worker generations that are there, as far as they were looked
-            for.
-        more: what else was read: fence, records of generations, pins.
+        compactions: by record, the files of compactions that wait for the job's writer, and the
+            files that undoing a rewrite needs.
+        generations: the worker generations with a manifest, among those that were looked up.
+        more: the other objects read: fence, generation manifests, pins.
     """
 
     paths: JobPaths
@@ -262,7 +264,7 @@ class Roots:
         return tuple(one for one in self.epochs if not one.rolled_back)
 
     def behind_rollback(self, epoch: Epoch) -> bool:
-        """Whether a rollback went back behind this number."""
+        """Return whether a rollback has removed this number from the chain of epochs."""
         return any(
             one.rolled_back_to is not None and one.rolled_back_to < epoch < one.epoch
             for one in self.current
@@ -283,9 +285,9 @@ class Roots:
 
 
 class PathsDigest:
-    """The digest of a set of paths, whatever their order; also answers whether one is in it.
+    """The digest of a set of paths, in any order; also answers whether a path is in the set.
 
-    An answer can be wrong in one way only: that a path is in it, so that it is kept.
+    The only possible wrong answer is that a path is in the set, in which case it is kept.
     """
 
     def __init__(self, paths: Iterable[str] = ()) -> None:
@@ -294,7 +296,7 @@ class PathsDigest:
         self.add(paths)
 
     def add(self, paths: Iterable[str]) -> None:
-        """Take in more paths; those that are in it already change nothing."""
+        """Add paths; paths that are already in it change nothing."""
         for path in paths:
             number = _number(path)
             if number not in self._known:
@@ -313,7 +315,7 @@ class PathsDigest:
 
     @staticmethod
     def joined(digests: Iterable[str]) -> str:
-        """The digest of a set by those of its parts, which have nothing in common."""
+        """Return the digest of a union of disjoint sets from their digests."""
         return f"{sum(int(one, 16) for one in digests) % 2**128:032x}"
 
 
@@ -324,17 +326,17 @@ def _number(path: str) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proof:
-    """How it is known that nothing which stays refers to what goes.
+    """The evidence that no object which stays refers to an object to be deleted.
 
     Attributes:
         roots: every object that was read, each with the digest of its bytes and its time.
-        epochs: how many epochs they make up.
-        referenced: how many data files those of them that stay list.
-        digest: of the set of these files, whatever their order.
-        head: what makes the newest epoch exist.
-        worker_generation, run_id: who writes the job: its newest generation, Arroyo's run id.
-        condition: what the job was doing, and who said so; None for a job of ours.
-        listed: how many objects a listing showed; None if none was needed.
+        epochs: the number of epochs that they describe.
+        referenced: the number of data files that the epochs which stay list.
+        digest: of the set of these files, in any order.
+        head: the object that makes the newest epoch exist.
+        worker_generation, run_id: of the job's writer: its newest generation, Arroyo's run id.
+        condition: the status of the job, and its source; None for a managed job.
+        listed: the number of objects in a listing; None if none was needed.
     """
 
     roots: tuple[Root, ...]
@@ -348,16 +350,16 @@ class Proof:
     listed: int | None = None
 
 
-# ---- what is asked -------------------------------------------------------------------------------
+# ---- the request ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retention:
-    """Which epochs stay, besides pinned ones. Given both, an epoch stays if either keeps it.
+    """Which epochs stay, in addition to pinned ones. With both, an epoch stays if either keeps it.
 
     Attributes:
-        keep_epochs: so many of the newest, at least two.
-        keep_micros: those that were written no longer ago than this, by the clock of the store.
+        keep_epochs: this number of newest epochs, at least two.
+        keep_micros: epochs that were written no longer ago than this, by the clock of the store.
 
     Raises:
         InputError: neither is given, or one is out of its range.
@@ -439,10 +441,10 @@ class DeletionSettings:
 
 
 def checked_grace(grace_micros: int) -> int:
-    """Give back how old what nothing references must be.
+    """Return the grace period of unreferenced objects, if it is valid.
 
     Raises:
-        InputError: it lies in the future, or is below the floor of an hour.
+        InputError: it is negative, or below the floor of an hour.
     """
     if grace_micros < 0:
         raise InputError(
@@ -464,7 +466,7 @@ def checked_grace(grace_micros: int) -> int:
 
 
 class PlanKind(enum.Enum):
-    """Which of the three plans it is."""
+    """The three kinds of plans."""
 
     EXPIRE = "expire"
     ORPHANS = "orphans"
@@ -473,15 +475,15 @@ class PlanKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpirePlan:
-    """What goes when epochs expire: each step is complete before the next begins.
+    """The objects to delete when epochs expire; each step completes before the next begins.
 
     Attributes:
-        keep_from: the oldest epoch that stays, pinned ones aside.
-        epochs: the epochs that go, oldest first.
+        keep_from: the oldest epoch that stays, not counting pinned ones.
+        epochs: the epochs that expire, oldest first.
         data: data files that no epoch which stays lists.
         records: markers, subtask objects, notes and epoch records.
-        metadata: what refers to the others, oldest first, last of all: a run that stops half way
-            leaves no gap in the chain of parents, and the next finds again what is left.
+        metadata: the objects that refer to the others, oldest first, deleted last: an interrupted
+            run leaves no gap in the chain of parents, and the next run finds the remaining objects.
     """
 
     keep_from: Epoch
@@ -493,18 +495,18 @@ class ExpirePlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GcPlan:
-    """What is to be deleted of one job: each step is complete before the next begins.
+    """The objects of one job to delete; each step completes before the next begins.
 
     Attributes:
-        made_at_micros: when, by the clock that ages were taken from.
-        rule: what was asked, as JSON values: planning anew by the same rule gives a fresh plan.
-        keep_from: the oldest epoch that stays, pinned ones aside; None where no epoch goes.
-        epochs: the epochs that go, oldest first.
-        data: data files, the bulk.
+        made_at_micros: when, by the clock that ages were computed with.
+        rule: the request, as JSON values; planning again with the same rule returns a fresh plan.
+        keep_from: the oldest epoch that stays, not counting pinned ones; None if none expires.
+        epochs: the epochs that expire, oldest first.
+        data: data files; most of the objects.
         records: markers, subtask objects, notes and epoch records.
-        metadata: what refers to the others, oldest first, one after the other.
-        stays: for each reason why something stays, how many objects and bytes.
-        foreign: names that nobody here gives, the first of them; they are never deleted.
+        metadata: the objects that refer to the others, oldest first, deleted one after the other.
+        stays: for each reason why objects stay, their number and bytes.
+        foreign: the first names that neither Arroyo nor this package creates; never deleted.
     """
 
     kind: PlanKind
@@ -531,12 +533,12 @@ class GcPlan:
 
     @property
     def size_bytes(self) -> int:
-        """What comes free, as far as sizes are known."""
+        """The bytes that are freed, as far as sizes are known."""
         return self.data.size_bytes + self.records.size_bytes + self.metadata.size_bytes
 
     @property
     def digest(self) -> str:
-        """What an approval is of: changes with anything that goes, and with why it may."""
+        """The identity that an approval refers to: changes with the objects and with the rule."""
         head = repr((self.kind.value, self.pipeline, self.job, self.keep_from, self.epochs))
         found = hashlib.blake2b(head.encode(), digest_size=16)
         found.update(repr((sorted(self.rule.items()), self.proof.worker_generation)).encode())

@@ -17,7 +17,7 @@ WorkerGeneration = NewType("WorkerGeneration", int)
 """The number that fences writers: it increases at every start of a job; the first is 1."""
 
 OUR_DIRECTORY = "_arroyo_dagster"
-"""The directory of a job that only this package writes; never itself a job or an operator."""
+"""The subdirectory of a job that only this package writes; never a job or an operator itself."""
 
 _MAX_PATH_BYTES = 1024
 _MAX_DECODINGS = 8
@@ -36,9 +36,9 @@ class StatePath(str):
             segment, or longer than 1024 bytes of UTF-8.
 
     Source: crates/arroyo-state-protocol/src/types.rs, `CheckpointRef::new`.
-    Differs: so is one that would leave the checkpoint URL once somebody decodes `%2e` or `%2f` in
-        it, however often, and one that is no Unicode. Nothing here decodes it, and no Arroyo writes
-        it: it can only be meant for a reader that does.
+    Differs: also refuses a path that leaves the checkpoint URL once `%2e` or `%2f` in it is
+        decoded, however often. This package does not decode paths and Arroyo writes no such path:
+        it can only target a reader that decodes.
     """
 
     __slots__ = ()
@@ -74,9 +74,9 @@ class StatePath(str):
 
 
 def path_error(text: str) -> str | None:
-    """Say what makes `text` unusable as a path below the checkpoint URL; None when nothing does."""
+    """Return why `text` is no valid path below the checkpoint URL; None if it is valid."""
     if _PLAIN.fullmatch(text) and len(text) <= _MAX_PATH_BYTES:
-        return None  # nearly every path there is
+        return None  # fast path for nearly every path
     if not text:
         return "it is empty"
     if text.startswith("/") or text.endswith("/"):
@@ -94,7 +94,7 @@ def path_error(text: str) -> str | None:
 
 
 def _encoding_error(text: str) -> str | None:
-    """What a reader would meet that decodes percent signs, which metadata never holds encoded."""
+    """Return the error of a path that a reader decodes; metadata never encodes percent signs."""
     decoded = text
     for _ in range(_MAX_DECODINGS):
         before, decoded = decoded, unquote(decoded)
@@ -108,10 +108,11 @@ def _encoding_error(text: str) -> str | None:
 
 
 def checked_name(text: str, what: str) -> str:
-    """Give back a name that users choose for something of ours, if it is safe in every path.
+    """Return a name chosen by a user, if it is safe in every path.
 
     Raises:
-        InputError: anything but letters, digits, `_`, `-` and `.`, the first a letter or digit.
+        InputError: it contains anything but letters, digits, `_`, `-` and `.`, does not begin with
+            a letter or digit, or has more than 128 characters.
     """
     if not _NAME.fullmatch(text) or len(text) > 128:
         raise InputError(

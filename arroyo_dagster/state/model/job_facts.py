@@ -1,8 +1,8 @@
-"""What is said of a job by those who may know: facts, never a decision.
+"""The status of jobs as sources report it: facts, no decisions.
 
-Arroyo's state on a store does not tell whether a job runs, nor what people call its pipeline. A
-REST server, a controller's database or the user may; each is a *source*, and what they say is
-merged here so that nothing is lost: who said it, who contradicts, who could not answer.
+Arroyo's state on a store does not contain whether a job runs, nor the name of its pipeline. A REST
+server, a controller's database or the user may report it; each is a *source*. This module merges
+their answers without losing which source reported what, which disagree, and which failed.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from arroyo_dagster.state.model.layout import JobPaths
 
 
 class JobCondition(enum.Enum):
-    """What a job is doing, as far as anybody said.
+    """The status of a job, as far as it is known.
 
-    `CHANGING` covers every state that will become another one by itself. `GONE` is only ever the
-    user's word: that a source does not have a job is an `Absence`, which proves less.
+    `CHANGING` covers every state that will change by itself. Only the user can report `GONE`; a
+    source that does not have a job reports an `Absence`, which proves less.
     """
 
     RUNNING = "running"
@@ -34,7 +34,7 @@ class JobCondition(enum.Enum):
 
     @property
     def at_rest(self) -> bool:
-        """Whether no worker runs until somebody starts the job again."""
+        """Whether no worker runs until the job is started again."""
         return self in (JobCondition.STOPPED, JobCondition.FINISHED, JobCondition.FAILED)
 
 
@@ -52,7 +52,7 @@ _CONDITIONS = {
 
 
 def condition_of(state: str | None) -> JobCondition:
-    """What Arroyo's word for a state means; UNKNOWN for one that this package has never heard of.
+    """Return the condition for Arroyo's name of a state; UNKNOWN for a name not known here.
 
     Source: arroyo-state.md 10.3, the states of a job; crates/arroyo-controller/src/states/mod.rs.
     """
@@ -64,8 +64,8 @@ class CheckpointFacts:
     """An epoch that a source lists, neither failed nor already collected.
 
     Attributes:
-        ready: whether it is finished, its commit included.
-        state: the word of the database, where that was asked (`ready`, `committing`…).
+        ready: whether it is finished, including its commit.
+        state: the state in the database, if that is the source (`ready`, `committing`…).
         final: whether the job stopped with it.
     """
 
@@ -79,29 +79,29 @@ class CheckpointFacts:
 
 
 def newest_ready(checkpoints: Iterable[CheckpointFacts]) -> Epoch | None:
-    """The newest epoch among `checkpoints` that is ready; None if none is."""
+    """Return the newest epoch among `checkpoints` that is ready; None if none is."""
     return max((one.epoch for one in checkpoints if one.ready), default=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobFacts:
-    """What one source says of a job. None: it does not say.
+    """What one source reports of a job; None: it does not report the field.
 
     Attributes:
-        source: who says so; merged facts name who said the condition.
-        name: of the pipeline, as people know it.
-        state: Arroyo's own word, of which `condition` is the meaning.
-        run_id: one higher at every start; in the protocol layout the worker generation.
-        newest_ready_epoch, checkpoints: the epochs, oldest first. An empty tuple is no proof that
-            there are none: a server lists none for a job that stopped in leader mode.
-        action, action_in_progress: what the server would do next if asked, and whether it is
-            still at it.
-        stop_requested: how the job was last asked to stop (`none`, `checkpoint`…).
+        source: the source; of merged facts the one that reported the condition.
+        name: of the pipeline, for display.
+        state: Arroyo's name of the state, from which `condition` follows.
+        run_id: increases by one at every start; in the protocol layout the worker generation.
+        newest_ready_epoch, checkpoints: the epochs, oldest first. An empty tuple does not prove
+            that there are none: a server lists none for a job that stopped in leader mode.
+        action, action_in_progress: the next action that the server offers, and whether it is in
+            progress.
+        stop_requested: how the job was last requested to stop (`none`, `checkpoint`…).
         running_desired: whether the job is meant to run.
         failure: the reason of a failure.
         preview: whether this is a short-lived preview.
-        state_url: where the pipeline keeps its state, if it has a place of its own.
-        ignore_state_before_epoch: epochs below are not restored any more.
+        state_url: where the pipeline stores its state, if it has its own URL.
+        ignore_state_before_epoch: epochs below are no longer restored.
     """
 
     job: JobId
@@ -127,26 +127,26 @@ class JobFacts:
 
     @property
     def knows_state(self) -> bool:
-        """Whether the source knows what the job is doing, even in a word nobody here knows."""
+        """Whether the source reports the job's state, even if its name is not known here."""
         return self.condition is not JobCondition.UNKNOWN or self.state is not None
 
     def concerns(self, paths: JobPaths) -> bool:
-        """Whether these facts are of the job at `paths`. The legacy layout names no pipeline."""
+        """Return whether these facts are of the job at `paths`; None matches any pipeline."""
         same = None in (self.pipeline, paths.pipeline) or self.pipeline == paths.pipeline
         return self.job == paths.job and same
 
 
 class Absence(enum.Enum):
-    """How surely a source that answered does not have a job.
+    """How certainly a source that answered does not have a job.
 
-    None of them says that the source is the one that ran the job: a server of another cluster
-    has none of its jobs either.
+    None of them proves that the source ever ran the job: a server of another cluster has none of
+    its jobs either.
     """
 
-    NOT_LISTED = "not listed"  # a server's lists leave out previews
+    NOT_LISTED = "not listed"  # a server's lists omit previews
     NO_JOB = "no such job"
     NO_PIPELINE = "no such pipeline"
-    UNSAID = "nothing said"  # by the user
+    UNSAID = "nothing said"  # the user made no statement about the job
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,7 +161,7 @@ class SourceAnswer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Disagreement:
-    """A fact that sources state differently; in the order in which they were asked."""
+    """A fact that sources report differently, in the order in which they were asked."""
 
     fact: str
     answers: tuple[tuple[str, object], ...]
@@ -176,11 +176,11 @@ class Disagreement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobAnswer:
-    """All that is known of a job.
+    """The merged answers of all sources about a job.
 
     Attributes:
-        facts: for each fact the first source that knows it; what belongs to the state (state, run
-            id, action, times…) comes from one source, never pieced together.
+        facts: each fact from the first source that reports it; the fields that belong to the state
+            (state, run id, action, times…) come from a single source.
         answers: what each source answered, in the order asked.
     """
 
@@ -191,7 +191,7 @@ class JobAnswer:
 
     @property
     def problems(self) -> tuple[ArroyoStateError, ...]:
-        """Why sources that were asked could not answer."""
+        """The errors of sources that could not answer."""
         return tuple(answer.problem for answer in self.answers if answer.problem is not None)
 
     @property
@@ -220,9 +220,9 @@ _COMPARED = ("pipeline", "name", "condition", "run_id", "newest_ready_epoch")
 
 
 def merge_answers(paths: JobPaths, answers: Sequence[SourceAnswer]) -> JobAnswer:
-    """Put together what the sources say of the job at `paths`, the first one first."""
+    """Merge the answers about the job at `paths`; earlier sources take precedence."""
     known = [answer.facts for answer in answers if answer.facts is not None]
-    # A state that is not understood still counts: an older source must not overrule it.
+    # An unknown state counts as well: a source of lower precedence must not override it.
     base = next((one for one in known if one.knows_state), None)
     facts = JobFacts(job=paths.job) if base is None else base
     changes: dict[str, Any] = {name: _first(known, name) for name in _SHARED}

@@ -1,4 +1,4 @@
-"""The fields of a JSON object, each read by its name and as what it should be."""
+"""Typed access to the fields of a JSON object, by name."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ MAX_I64 = 2**63 - 1
 KEEP = "keep the object and report it; nothing was changed"
 
 _MAX_VALUE_CHARS = 200
-"""How many characters of a wrong value an error shows."""
+"""The maximum number of characters of a wrong value in an error message."""
 
 
 class Fields:
     """The fields of one object: required ones, and optional ones, which are None if absent or null.
 
-    In a `with` block whatever else is wrong with the object is a FormatError too.
+    In a `with` block, any other error caused by the object is raised as a FormatError too.
 
     Args:
         values: the decoded object.
-        next_step: what to do if a field is not what it should be.
-        **facts: which object it is, for example its path.
+        next_step: what to do if a field is wrong.
+        **facts: identify the object, for example by its path.
 
     Raises:
-        FormatError: `values` is no object. So does every method, if the field is missing or is
-            something else; the error names object and field.
+        FormatError: `values` is no object. Every method raises it as well if the field is missing
+            or of another type; the error names object and field.
     """
 
     def __init__(self, values: object, *, next_step: str = KEEP, **facts: object) -> None:
@@ -56,19 +56,19 @@ class Fields:
     # ---- one value -------------------------------------------------------------------------------
 
     def value(self, name: str) -> Any:
-        """Whatever it is; None if it is absent."""
+        """Return the value, of any type; None if it is absent."""
         self._asked.add(name)
         return self._values.get(name)
 
     def text(self, name: str, *, empty: bool = True) -> str:
-        """A string in Unicode; `empty` ones count as wrong if they may not be."""
+        """Return a valid Unicode string; with `empty` False, refuse the empty string."""
         value = self.value(name)
         if not isinstance(value, str) or not _is_unicode(value) or not (value or empty):
             raise self.wrong(name, "a string" if empty else "a string that is not empty", value)
         return value
 
     def number(self, name: str, *, largest: int = MAX_U64) -> int:
-        """A whole number from 0 to `largest`."""
+        """Return a whole number from 0 to `largest`."""
         value = self.value(name)
         try:
             return whole_number(value, largest)
@@ -76,14 +76,14 @@ class Fields:
             raise self.wrong(name, f"a whole number from 0 to {largest}", value) from error
 
     def flag(self, name: str) -> bool:
-        """True or false."""
+        """Return true or false."""
         value = self.value(name)
         if not isinstance(value, bool):
             raise self.wrong(name, "true or false", value)
         return value
 
     def ref(self, name: str) -> StatePath:
-        """A path below the checkpoint URL."""
+        """Return a path below the checkpoint URL."""
         try:
             return StatePath(self.text(name))
         except InputError as error:
@@ -137,13 +137,13 @@ class Fields:
         return tuple(self._of(one) for one in found)
 
     def unread(self) -> dict[str, Any]:
-        """The fields nobody has asked for, in their order."""
+        """Return the fields that were not read, in their order."""
         return {name: value for name, value in self._values.items() if name not in self._asked}
 
     # ---- errors ----------------------------------------------------------------------------------
 
     def wrong(self, name: str, expected: str, found: Any) -> FormatError:
-        """The error that says that a field is not what it should be."""
+        """Return the error for a field of the wrong type or value."""
         return self._error(f"field {name} should be {expected}, found {_shortened(found)}")
 
     def _of(self, values: Mapping[str, Any]) -> Fields:
@@ -154,7 +154,7 @@ class Fields:
 
 
 def whole_number(value: object, largest: int = MAX_U64) -> int:
-    """Give back a whole number from 0 to `largest`. Raises ValueError: it is none."""
+    """Return a whole number from 0 to `largest`. Raises ValueError for anything else."""
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= largest:
         raise ValueError(f"{_shortened(value)} is no whole number from 0 to {largest}")
     return value

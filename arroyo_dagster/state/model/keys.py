@@ -19,7 +19,7 @@ MAX_ROUTING_KEY = 2**64 - 1
 """The greatest routing key; the smallest is 0."""
 
 MAX_PARALLELISM = 2**31 - 1
-"""More subtasks than this are refused: beyond it the last ranges would be empty or wrong."""
+"""The maximum number of subtasks: beyond it the last ranges would be empty or wrong."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,20 +42,20 @@ class KeyRange:
             )
 
     def contains(self, routing_key: int) -> bool:
-        """Tell whether `routing_key` lies in it."""
+        """Return whether `routing_key` lies in it."""
         return self.start <= routing_key <= self.end
 
     def intersects(self, min_routing_key: int, max_routing_key: int) -> bool:
-        """Tell whether any key from the minimum to the maximum, both included, lies in it."""
+        """Return whether any key from the minimum to the maximum, both included, lies in it."""
         return self.start <= max_routing_key and min_routing_key <= self.end
 
     def covers(self, min_routing_key: int, max_routing_key: int) -> bool:
-        """Tell whether every key from the minimum to the maximum, both included, lies in it."""
+        """Return whether every key from the minimum to the maximum, both included, lies in it."""
         return self.start <= min_routing_key and max_routing_key <= self.end
 
 
 def key_range_size(parallelism: int) -> int:
-    """Count the routing keys each subtask owns; the last one may own fewer.
+    """Return the number of routing keys that each subtask owns; the last one may own fewer.
 
     Raises:
         InputError: `parallelism` is not a number from 1 to `MAX_PARALLELISM`.
@@ -68,12 +68,12 @@ def key_range_size(parallelism: int) -> int:
 
 
 def range_for_server(index: int, parallelism: int) -> KeyRange:
-    """Give the routing keys that subtask `index` of `parallelism` owns.
+    """Return the routing keys that subtask `index` of `parallelism` owns.
 
-    The ranges of all subtasks touch without overlap and together hold every routing key.
+    The ranges of all subtasks are adjacent and disjoint, and together contain every routing key.
 
     Raises:
-        InputError: `parallelism` is no count of subtasks, or `index` none of its subtasks.
+        InputError: `parallelism` is out of its range, or `index` is no subtask's.
 
     Source: crates/arroyo-types/src/lib.rs, `range_for_server`.
     """
@@ -90,10 +90,10 @@ def range_for_server(index: int, parallelism: int) -> KeyRange:
 
 
 def server_for_hash(routing_key: int, parallelism: int) -> int:
-    """Give the index of the subtask that owns `routing_key`.
+    """Return the index of the subtask that owns `routing_key`.
 
     Raises:
-        InputError: `parallelism` is no count of subtasks, or `routing_key` no 64-bit unsigned
+        InputError: `parallelism` is out of its range, or `routing_key` is no 64-bit unsigned
             number.
 
     Source: crates/arroyo-types/src/lib.rs, `server_for_hash`.

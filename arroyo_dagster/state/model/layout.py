@@ -1,4 +1,4 @@
-"""Every object path, in both layouts: built here, parsed here, nowhere else.
+"""Every object path in both layouts: the only module that builds and parses paths.
 
 Source: crates/arroyo-state-protocol/src/lib.rs, `ProtocolPaths`;
 crates/arroyo-state/src/parquet.rs, `metadata_path`, `operator_path`.
@@ -36,13 +36,13 @@ MAINTENANCE_NAMES = frozenset(
         *("rewrites", "window.json", "windows"),
     }
 )
-"""What lies in the directory of a job that is ours alone."""
+"""The names in the directory of a job that only this package writes."""
 
 REMOVED = "-removed"
-"""Ends the name of a file of removed keys of a global keyed table."""
+"""The suffix of a file of removed keys of a global keyed table."""
 
 COMPACTED = "-compacted"
-"""Ends the name of a merged data file."""
+"""The suffix of a merged data file."""
 
 _REWRITTEN = "-ext-"
 """Part of the name of a data file that this package wrote into an Arroyo job; Arroyo's own names
@@ -54,7 +54,7 @@ EPOCH_RECORD = rf"epoch-({number_pattern(7)})\.record"
 """Names as regular expressions; the group is the number."""
 
 STAGING = "_staging"
-"""The directory of what a sink has prepared for an epoch, until the epoch commits it."""
+"""The directory of the files that a sink stages for an epoch, until the epoch commits them."""
 
 _STAGED = re.compile(rf"({number_pattern(7)})-{number_pattern(3)}-[0-9a-f]{{16}}\.[a-z]+")
 _LEVEL = re.compile(rf"-l({number_pattern()}){COMPACTED}\Z")
@@ -73,9 +73,9 @@ class Layout(enum.Enum):
 
 @dataclass(frozen=True, order=True)
 class JobPaths:
-    """The objects of one job. `pipeline` is None in the legacy layout.
+    """The object paths of one job. `pipeline` is None in the legacy layout.
 
-    Fixed paths are put together once: collectors ask for them with every object they meet.
+    Fixed paths are computed once, because gc uses them for every object.
     """
 
     job: JobId
@@ -83,7 +83,7 @@ class JobPaths:
 
     @cached_property
     def layout(self) -> Layout:
-        """Which of the two layouts: of a job with a pipeline the protocol one."""
+        """The layout: a job with a pipeline has the protocol layout."""
         return Layout.LEGACY if self.pipeline is None else Layout.PROTOCOL
 
     @cached_property
@@ -92,99 +92,102 @@ class JobPaths:
         return StatePath(self.job if self.pipeline is None else f"{self.pipeline}/{self.job}")
 
     def contains(self, path: str) -> bool:
-        """Whether an object lies below the job's own directory."""
+        """Return whether an object lies below the job's own directory."""
         return path.startswith(f"{self.root}/")
 
     def __hash__(self) -> int:
         return hash(self.root)
 
-    # ---- ours, in both layouts -------------------------------------------------------------------
+    # ---- of this package, in both layouts --------------------------------------------------------
 
     @cached_property
     def maintenance(self) -> StatePath:
-        """The directory of what is ours alone; Arroyo never looks there."""
+        """The directory that only this package uses; Arroyo never reads it."""
         return self.root / OUR_DIRECTORY
 
     @cached_property
     def stop_request(self) -> StatePath:
-        """Written by whoever wants the job to stop with a checkpoint, removed by the job."""
+        """The request to stop the job with a checkpoint; the job deletes it."""
         return self.maintenance / "stop-request.json"
 
     @cached_property
     def compactions(self) -> StatePath:
-        """Compaction records that wait for the job's writer."""
+        """The directory of compaction records that wait for the job's writer."""
         return self.maintenance / "compactions"
 
     def topic(self, topic: str) -> StatePath:
-        """Records that an SDF service puts out for other services of its dataflow."""
+        """Return the directory of records that an SDF service publishes to other services."""
         return self.maintenance / "topics" / topic
 
     def stdin(self, topic: str) -> StatePath:
-        """Lines of a pipe that an SDF service keeps until their epoch is ready."""
+        """Return the directory of lines from a pipe, kept until their epoch is ready."""
         return self.maintenance / "stdin" / topic
 
     def spark_sink(self, topic: str) -> StatePath:
-        """Records that a sink of Spark's has staged, until their epoch is ready."""
+        """Return the directory of records that a Spark sink has staged for unfinished epochs."""
         return self.maintenance / "spark-sinks" / topic
 
     @cached_property
     def leases(self) -> StatePath:
-        """Who maintains the job: one object a lease, the highest number counts."""
+        """The leases of the job's maintenance: one object each; the highest number is valid."""
         return self.maintenance / "leases"
 
     @cached_property
     def writers(self) -> StatePath:
-        """Who runs the job in the legacy layout, which has no worker generations: as `leases`."""
+        """The leases of the job's writers in the legacy layout, which has no worker generations."""
         return self.maintenance / "writers"
 
     @cached_property
     def job_pins(self) -> StatePath:
-        """What stays besides the newest epochs: pins, and what lies in quarantine."""
+        """What stays in addition to the newest epochs: pins, and the contents of quarantine."""
         return self.maintenance / "retained.json"
 
     @cached_property
     def journal(self) -> StatePath:
-        """What was deleted, when, by whom, under which plan: a directory a run."""
+        """What was deleted, when, by whom and under which plan: one directory per run."""
         return self.maintenance / "journal"
 
     @cached_property
     def removal(self) -> StatePath:
-        """The plan by which a dead job is being removed, as long as that is not finished."""
+        """The plan of an unfinished removal of a dead job."""
         return self.maintenance / "removal.json"
 
     @cached_property
     def quarantine(self) -> StatePath:
-        """What was moved aside instead of deleted: a directory a run."""
+        """The objects that were moved to quarantine instead of deleted: one directory per run."""
         return self.maintenance / "quarantine"
 
     def quarantine_index(self, name: str) -> StatePath:
-        """What lies in one quarantine, and what its epochs need besides."""
+        """Return the index of one quarantine, with the files that its epochs need in addition."""
         return self.quarantine / name / QUARANTINE_INDEX
 
     @cached_property
     def rewrites(self) -> StatePath:
-        """What a job of Arroyo's had in its metadata before we rewrote it: to put it back."""
+        """The original metadata of rewritten epochs of an Arroyo job, to undo the rewrites."""
         return self.maintenance / "rewrites"
 
     @cached_property
     def window(self) -> StatePath:
-        """A maintenance window that is open: whoever finds it alone must start the job again."""
+        """The open maintenance window; if its process is gone, the job must be started again."""
         return self.maintenance / "window.json"
 
     @cached_property
     def windows(self) -> StatePath:
-        """Who holds the maintenance window of the job: as `leases`."""
+        """The leases of the job's maintenance windows."""
         return self.maintenance / "windows"
 
     def commit_note(self, epoch: Epoch) -> StatePath:
-        """Legacy layout: both phases of the commit are done. Arroyo keeps that in its database."""
+        """Return the commit note of an epoch of the legacy layout: its commit is finished.
+
+        Arroyo records this in its database.
+        """
         return self.maintenance / "commits" / f"epoch-{epoch:07}.json"
 
     # ---- protocol --------------------------------------------------------------------------------
 
     @cached_property
     def current_generation(self) -> StatePath:
-        """The fence: which worker generation may write."""
+        """The fence: the worker generation that may write."""
         return self.root / CURRENT_GENERATION
 
     @cached_property
@@ -198,34 +201,34 @@ class JobPaths:
         return self.root / "epochs"
 
     def generation(self, generation: WorkerGeneration) -> StatePath:
-        """The directory of one worker generation; its number is not padded."""
+        """Return the directory of one worker generation; its number is not padded."""
         return self.generations / str(generation)
 
     def generation_manifest(self, generation: WorkerGeneration) -> StatePath:
-        """What one worker generation started from, and wrote last."""
+        """Return the manifest of a worker generation: its start, and its latest checkpoint."""
         return StatePath(f"{self.root}/generations/{generation}/{GENERATION_MANIFEST}")
 
     def epoch_record(self, epoch: Epoch) -> StatePath:
-        """The record that says which checkpoint owns an epoch."""
+        """Return the record that names the checkpoint which owns an epoch."""
         return StatePath(f"{self.root}/epochs/epoch-{epoch:07}.record")
 
     def manifest(self, generation: WorkerGeneration, epoch: Epoch) -> StatePath:
-        """The manifest of an epoch that a worker generation wrote."""
+        """Return the manifest of an epoch that a worker generation wrote."""
         return self._in_checkpoint(epoch, generation, CHECKPOINT_MANIFEST)
 
     def committed(self, generation: WorkerGeneration, epoch: Epoch) -> StatePath:
-        """The marker of a commit that is done."""
+        """Return the marker of a finished commit."""
         return self._in_checkpoint(epoch, generation, COMMITTED_MARKER)
 
     # ---- both ------------------------------------------------------------------------------------
 
     def checkpoints(self, generation: WorkerGeneration | None = None) -> StatePath:
-        """The directory of checkpoints; None = of the legacy layout."""
+        """Return the directory of checkpoints; None = of the legacy layout."""
         base = self.root if generation is None else self.generation(generation)
         return base / "checkpoints"
 
     def checkpoint(self, epoch: Epoch, generation: WorkerGeneration | None = None) -> StatePath:
-        """The directory of one epoch, its number padded to 7 digits or more."""
+        """Return the directory of one epoch, its number padded to at least 7 digits."""
         return StatePath(self._checkpoint(epoch, generation))
 
     def _checkpoint(self, epoch: Epoch, generation: WorkerGeneration | None) -> str:
@@ -240,7 +243,7 @@ class JobPaths:
     def operator(
         self, operator: OperatorId, epoch: Epoch, generation: WorkerGeneration | None = None
     ) -> StatePath:
-        """The directory of one operator at one epoch."""
+        """Return the directory of one operator at one epoch."""
         return self._in_checkpoint(epoch, generation, f"operator-{operator}")
 
     def data_file(
@@ -253,7 +256,7 @@ class JobPaths:
         *,
         attempt: str,
     ) -> StatePath:
-        """A data file of ours: `attempt` makes the name unique, so that no retry overwrites."""
+        """Return the path of a data file; a unique `attempt` prevents retries from overwriting."""
         name = f"operator-{operator}/table-{table}-{subtask:03}-{attempt}"
         return self._in_checkpoint(epoch, generation, name)
 
@@ -264,29 +267,30 @@ class JobPaths:
         epoch: Epoch,
         generation: WorkerGeneration | None = None,
     ) -> StatePath:
-        """The durable "this subtask is done" of one epoch; ours, ignored by Arroyo."""
+        """Return the path of a subtask's checkpoint report; Arroyo neither writes nor reads it."""
         return self._in_checkpoint(epoch, generation, f"operator-{operator}-{subtask}.metadata")
 
     def operator_metadata(
         self, operator: OperatorId, epoch: Epoch, generation: WorkerGeneration | None = None
     ) -> StatePath:
-        """The merged metadata of one operator at one epoch."""
+        """Return the path of the merged metadata of one operator at one epoch."""
         return self._in_checkpoint(epoch, generation, operator_metadata_name(operator))
 
     def legacy_metadata(self, epoch: Epoch) -> StatePath:
-        """The object that makes an epoch exist in the legacy layout."""
+        """Return the path of the object that makes an epoch exist in the legacy layout."""
         return self._in_checkpoint(epoch, None, "metadata")
 
 
 def operator_metadata_name(operator: str) -> str:
-    """The name of an operator's merged metadata, below the directory of its epoch."""
+    """Return the name of an operator's merged metadata, relative to the directory of its epoch."""
     return f"operator-{operator}/metadata"
 
 
 def probe_path(beside: str, unique: str) -> StatePath:
-    """A fresh name in the job that an object belongs to, or below the URL's root without a job.
+    """Return a new name in the job of the object `beside`, or below the URL's root without a job.
 
-    It lies among the leases, where every release counts it as ours and none takes it for a lease.
+    It lies in the directory of leases, where every release counts it as a maintenance object and
+    none takes it for a lease.
     """
     segments = beside.split("/")
     depth = next((at for at in (2, 1) if at < len(segments) and segments[at] in _BELOW_A_JOB), 0)
@@ -294,31 +298,31 @@ def probe_path(beside: str, unique: str) -> StatePath:
 
 
 def rewritten_attempt(unique: str) -> str:
-    """The attempt in the name of a data file that we write into a job of Arroyo's.
+    """Return the attempt in the name of a data file that this package writes into an Arroyo job.
 
-    Neither a subtask of Arroyo's (`table-t-000`) nor its compaction (`…-compacted`) ever writes
-    such a name, and `unique` keeps our own attempts apart.
+    Neither a subtask of Arroyo (`table-t-000`) nor its compaction (`…-compacted`) ever writes such
+    a name, and `unique` distinguishes the attempts of this package.
     """
     return f"{_REWRITTEN.removeprefix('-')}{unique}"
 
 
 def is_rewritten(path: str) -> bool:
-    """Whether we wrote a data file into a job of Arroyo's."""
+    """Return whether this package wrote a data file into an Arroyo job."""
     return _REWRITTEN_NAME.search(path) is not None
 
 
 def is_compacted(path: str) -> bool:
-    """Whether a data file of ours was merged of others."""
+    """Return whether a data file of a managed job is the output of a merge."""
     return path.endswith(COMPACTED)
 
 
 def compacted(level: int) -> str:
-    """Ends the name of a data file that was merged `level` times, at least once."""
+    """Return the suffix of a data file that was merged `level` times, at least once."""
     return COMPACTED if level == 1 else f"-l{level}{COMPACTED}"
 
 
 def compaction_level(path: str) -> int:
-    """How often a data file of ours was merged, by its name; 0 = as a subtask wrote it."""
+    """Return how many times a managed job's data file was merged, by its name; 0 = never."""
     if not is_compacted(path):
         return 0
     found = _LEVEL.search(path)
@@ -326,31 +330,31 @@ def compaction_level(path: str) -> int:
 
 
 def parse_epoch_record(name: str) -> Epoch | None:
-    """The epoch in the name of an epoch record; None for any other name."""
+    """Return the epoch in the name of an epoch record; None for any other name."""
     found = _EPOCH_RECORD.fullmatch(name)
     return Epoch(int(found[1])) if found else None
 
 
 def parse_checkpoint_dir(name: str) -> Epoch | None:
-    """The number in the name of a checkpoint directory (which need not be its files' epoch)."""
+    """Return the number in a checkpoint directory's name; its files may be of another epoch."""
     found = _CHECKPOINT.fullmatch(name)
     return Epoch(int(found[1])) if found else None
 
 
 def staged_name(epoch: Epoch, subtask: int, unique: str, suffix: str) -> str:
-    """The name of a file that a subtask of a sink stages for an epoch."""
+    """Return the name of a file that a subtask of a sink stages for an epoch."""
     return f"{epoch:07}-{subtask:03}-{unique}{suffix}"
 
 
 def parse_staged_name(name: str) -> Epoch | None:
-    """The epoch in the name of a file that a sink has staged; None for any other name."""
+    """Return the epoch in the name of a file that a sink has staged; None for any other name."""
     found = _STAGED.fullmatch(name)
     return Epoch(int(found[1])) if found else None
 
 
 @dataclass(frozen=True, slots=True)
 class ManifestAddress:
-    """What the path of a manifest says of it."""
+    """The parts of a manifest's path."""
 
     paths: JobPaths
     worker_generation: WorkerGeneration
@@ -358,7 +362,7 @@ class ManifestAddress:
 
 
 def parse_manifest_path(path: str) -> ManifestAddress | None:
-    """Take the path of a `checkpoint-manifest.pb` apart; None if it is not one."""
+    """Parse the path of a `checkpoint-manifest.pb`; None for any other path."""
     segments = path.split("/")
     if len(segments) != 7 or segments[2] != "generations" or segments[4] != "checkpoints":
         return None
@@ -373,7 +377,7 @@ def parse_manifest_path(path: str) -> ManifestAddress | None:
 
 
 def parse_data_file(path: str, table: str) -> int | None:
-    """The subtask in the name of a data file that it wrote; None for merged and other files."""
+    """Return the subtask in the name of a data file that it wrote; None for any other file."""
     name = path.rpartition("/")[2]
     pattern = rf"table-{re.escape(table)}-({number_pattern(3)})(-.*)?"
     found = re.fullmatch(pattern, name, re.DOTALL)

@@ -1,7 +1,7 @@
-"""Leases as values: who holds one, and until when by the clock of the store.
+"""Leases as values: the holder, and the expiry by the clock of the store.
 
-How old a record is, is judged by the store's clock alone: the time now less the time at which the
-store says that the record was written. So no clock of a holder, however wrong, keeps a job locked.
+Only the store's clock determines the age of a record: its present time minus the time at which it
+wrote the record. A wrong clock of a holder thus never keeps a job locked.
 """
 
 from __future__ import annotations
@@ -12,27 +12,28 @@ from arroyo_dagster.state.model.ids import StatePath
 
 LEASE_SECONDS = 60.0
 EXPIRED_SECONDS = LEASE_SECONDS + 5
-"""Who waits so long gets the lease of a process that has died, if nobody else does."""
+"""A process that waits this long gets a dead process's lease, unless another process gets it."""
 
 _SECOND = 1_000_000
-"""Some stores give times in whole seconds: so much more must have passed."""
+"""Added to the expiry, since some stores report times in whole seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseRecord:
-    """One lease, as its object says. Times are microseconds since the Unix epoch.
+    """One lease, as stored in its object. Times are microseconds since the Unix epoch.
 
     Attributes:
-        token: its number; higher ones are newer.
-        owner: who took it: `HOST/PID (description)`; of older releases the description alone.
-        host, pid: of the process that took it; None in records of older releases.
-        description: what the process does, as its caller said.
-        nonce: no other acquisition has it.
-        process: no other process has it; None in records of older releases.
-        duration_micros: so long after it was renewed it expires.
-        renewed_at_micros: when it was last renewed, by the store's clock; None if it gives no time.
-        expires_at_micros: when it expires, by the holder's clock: counts only where the store gives
-            no times. 0 = it was given back.
+        token: its number; higher numbers are newer.
+        owner: who acquired it: `HOST/PID (description)`; in older releases the description only.
+        host, pid: of the process that acquired it; None in records of older releases.
+        description: what the process does, as its caller described it.
+        nonce: unique for every acquisition.
+        process: unique for every process; None in records of older releases.
+        duration_micros: the time from a renewal to the expiry.
+        renewed_at_micros: when it was last renewed, by the store's clock; None if the store reports
+            no time.
+        expires_at_micros: when it expires, by the holder's clock; used only if the store reports no
+            times. 0 = it was released.
     """
 
     path: StatePath
@@ -49,20 +50,20 @@ class LeaseRecord:
 
     @property
     def released(self) -> bool:
-        """Whether its holder is done: then it is free at once."""
+        """Whether its holder has released it, so that it is free."""
         return self.expires_at_micros == 0
 
     def held_until(self, store_micros: int | None, here_micros: int) -> int | None:
-        """When it expires if nobody renews it; None if it is free.
+        """Return when it expires unless it is renewed; None if it is free.
 
         Args:
-            store_micros: the time by the store's clock; None if it gives no times.
-            here_micros: the time here; counts only where the store's does not.
+            store_micros: the time by the store's clock; None if the store reports no times.
+            here_micros: the time by this machine's clock; used only without the store's.
         """
         if self.released:
             return None
         renewed = self.renewed_at_micros
-        # A time in the future says nothing: the store's clock was set back.
+        # A renewal in the future is unusable: the store's clock was set back.
         if not store_micros or not renewed or renewed > store_micros + _SECOND:
             return self.expires_at_micros if self.expires_at_micros > here_micros else None
         until = renewed + self.duration_micros + _SECOND

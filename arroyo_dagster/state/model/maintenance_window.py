@@ -1,7 +1,7 @@
-"""A maintenance window of a running job of Arroyo's, as values.
+"""A maintenance window of a running Arroyo job, as values.
 
-The job is stopped with a checkpoint, rewritten, and started again: whatever happens between, it is
-started again.
+The job is stopped with a checkpoint, rewritten, and started again. It is started again even if a
+step fails.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from arroyo_dagster.state.model.verify import MAX_LEVEL
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowLimits:
-    """How long each step of a window may take, in seconds.
+    """The maximum duration of each step of a window, in seconds.
 
     Attributes:
         stop: until the job has stopped with a checkpoint.
-        rewrite: to write, verify and publish; it is given up then, and nothing is published.
-        start: until the job runs again. One that takes longer is told, and looked for later.
-        quiet: for a job that somebody else stopped: its objects must not have changed for so long
-            before metadata is written. A job that the window itself stopped is not waited for.
+        rewrite: to write, verify and publish; after that the rewrite is abandoned unpublished.
+        start: until the job runs again. A start that takes longer is reported and checked later.
+        quiet: for a job that was already stopped: its objects must not have changed for this long
+            before metadata is written. A job that the window itself stopped needs no quiet period.
 
     Raises:
-        InputError: a limit that is not positive.
+        InputError: a limit that is not positive; `quiet` may be 0.
     """
 
     stop: Annotated[
@@ -113,11 +113,11 @@ class WindowSteps:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowRecord:
-    """Left beside the job before it is stopped, removed once it runs again.
+    """The record beside a job, written before the job is stopped and deleted once it runs again.
 
     Attributes:
-        pipeline: as Arroyo's API knows it, in both layouts.
-        run_id: of the run that is stopped; a later one was started by somebody.
+        pipeline: the pipeline's id in Arroyo's API, in both layouts.
+        run_id: of the run that is stopped; a later run was not started by this window.
     """
 
     pipeline: PipelineId
@@ -135,11 +135,11 @@ class WindowEnd(enum.Enum):
         NOTHING_TO_DO: there was nothing to rewrite; the job was not touched.
         DRY_RUN: only planned.
         REWRITTEN: rewritten, and runs again.
-        KEPT: stopped and started again, its state as it was; `problem` says why.
-        UNDONE: it would not run from what was rewritten, and runs again from what was before.
-        NOT_STARTED: it may be down: start it by hand, or let the next look start it.
-        AT_REST: it was stopped by somebody else before: rewritten, and not started.
-        RECOVERED: an earlier window had been cut off: started again, nothing else done.
+        KEPT: stopped and started again with unchanged state; `problem` has the reason.
+        UNDONE: it did not run from the rewritten state, and runs again from the original state.
+        NOT_STARTED: the job may be down: start it by hand, or let the next check start it.
+        AT_REST: it had been stopped before the window: rewritten, and not started.
+        RECOVERED: an earlier window was interrupted: started again, nothing else done.
     """
 
     NOTHING_TO_DO = "nothing to do"
@@ -154,7 +154,7 @@ class WindowEnd(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowStep:
-    """One thing that was done, when, and what came of it."""
+    """One completed step, with its time and result."""
 
     at_micros: int
     did: str
@@ -167,8 +167,8 @@ class WindowOutcome:
     Attributes:
         plan: what was planned before the job was stopped; None if it was not planned.
         rewrite: what was rewritten; None if nothing was.
-        problem: the first thing that went wrong.
-        facts: what Arroyo's API last said of the job.
+        problem: the first error.
+        facts: the last facts of the job from Arroyo's API.
         downtime_seconds: from the request to stop until it ran again.
     """
 
@@ -182,5 +182,5 @@ class WindowOutcome:
 
     @property
     def started(self) -> bool:
-        """Whether the job runs, as far as that is for this window to see to."""
+        """Whether the job runs, or the window was not responsible for starting it."""
         return self.end is not WindowEnd.NOT_STARTED

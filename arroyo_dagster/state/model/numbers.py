@@ -1,8 +1,8 @@
-"""Numbers in the names of objects: one number has one name.
+"""Numbers in the names of objects: every number has exactly one spelling.
 
-Every path builder formats a number as `format(number, "03")` does, and every parser of names takes
-that form only. Any other spelling (`01`, `checkpoint-3`, digits that are not ASCII) would give one
-object a second name, under which garbage collection does not find it referenced.
+Every path builder formats a number as `format(number, "03")` does, and every name parser accepts
+only that form. Any other spelling (`01`, `checkpoint-3`, non-ASCII digits) would be a second name
+of an object, under which garbage collection would not find it referenced.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import functools
 import re
 
 _MAX_DIGITS = 19
-"""Enough for every number of 63 bits."""
+"""Sufficient for every 63-bit number."""
 
 
 def number_pattern(width: int = 1) -> str:
-    """A regular expression for a number in a name.
+    """Return a regular expression for a number in a name.
 
     Args:
-        width: to how many digits the name pads it with zeros; a longer number is not cut.
+        width: the digits to which the name pads it with zeros; longer numbers are allowed.
     """
     return rf"(?:[0-9]{{{width}}}|[1-9][0-9]{{{width},{_MAX_DIGITS - 1}}})"
 
@@ -29,10 +29,10 @@ def _whole(width: int) -> re.Pattern[str]:
 
 
 def parse_number(text: str, width: int = 1) -> int | None:
-    """The number that is written as `text`; None unless `format(number, f"0{width}") == text`."""
+    """Return the number written as `text`; None unless `format(number, f"0{width}") == text`."""
     return int(text) if _whole(width).fullmatch(text) else None
 
 
 def parse_numbered(name: str, width: int, suffix: str = ".json") -> int | None:
-    """The number of an object that is named by its number alone, `0000000007.json`."""
+    """Return the number of an object named by its number only, `0000000007.json`; else None."""
     return parse_number(name.removesuffix(suffix), width) if name.endswith(suffix) else None

@@ -1,4 +1,4 @@
-"""What the name of an object below a job says of it, and many objects kept small in memory."""
+"""What an object is according to its name, and compact sequences of many objects."""
 
 from __future__ import annotations
 
@@ -29,11 +29,14 @@ from arroyo_dagster.state.model.layout import (
 from arroyo_dagster.state.model.numbers import number_pattern
 
 BATCH = 1000
-"""How many objects one request deletes, and one pack holds."""
+"""The number of objects that one request deletes, and that one pack contains."""
 
 
 class ObjectKind(enum.Enum):
-    """What an object is, by its name alone. `FOREIGN` is every name that nobody here gives."""
+    """The kind of an object, by its name only.
+
+    `FOREIGN` is every name that neither Arroyo nor this package creates.
+    """
 
     DATA = "data file"
     MANIFEST = "checkpoint manifest"
@@ -56,12 +59,12 @@ class ObjectKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectName:
-    """The name of an object, taken apart.
+    """The parsed name of an object.
 
     Attributes:
-        epoch: the number of its directory, which need not be the epoch of what wrote it.
+        epoch: the number of its directory, which may differ from the epoch of its writer.
         worker_generation: of its directory; None in the legacy layout.
-        compacted: a data file that was merged of others.
+        compacted: whether it is a data file that a merge wrote.
     """
 
     kind: ObjectKind
@@ -70,11 +73,11 @@ class ObjectName:
     compacted: bool = False
 
 
-# A placeholder is one segment: `operator-{id}/my-backup/table-t-000` is a user's. An id that holds
-# a slash (arroyo-state.md 1.3) is known by metadata alone: its files are referenced, or foreign.
+# A placeholder is one segment: `operator-{id}/my-backup/table-t-000` is a user's file. The files of
+# an id with a slash (arroyo-state.md 1.3) are known only by metadata: referenced, or foreign.
 _SUBTASK = number_pattern(3)
 _IN_CHECKPOINT = (
-    # Nor does a name end in a dot or a space, which some file systems drop.
+    # No name ends in a dot or a space, because some file systems drop them.
     (ObjectKind.DATA, re.compile(rf"operator-[^/]+/table-[^/]*-{_SUBTASK}(?:-[^/]*[^/. ])?")),
     (ObjectKind.SUBTASK, re.compile(rf"operator-[^/]+-{number_pattern()}\.metadata")),
     (ObjectKind.OPERATOR, re.compile(r"operator-[^/]+/metadata")),
@@ -91,7 +94,7 @@ _FOREIGN = ObjectName(kind=ObjectKind.FOREIGN)
 
 
 def object_name(paths: JobPaths, path: str) -> ObjectName:
-    """Say what an object below the job at `paths` is; `FOREIGN` for every other path."""
+    """Parse the name of an object below the job at `paths`; `FOREIGN` for every other path."""
     root = f"{paths.root}/"
     if not path.startswith(root):
         return _FOREIGN
@@ -115,7 +118,7 @@ def _in_checkpoint(layout: Layout, found: re.Match[str]) -> ObjectName:
 
 @functools.lru_cache(maxsize=1000)
 def _named(kind: ObjectKind, epoch: str, generation: str | None, compacted: bool) -> ObjectName:
-    """Neighbours in a listing have the same name, taken apart."""
+    """Return a shared object: neighbours in a listing have equal parsed names."""
     return ObjectName(
         kind=kind,
         epoch=Epoch(int(epoch)),
@@ -156,12 +159,12 @@ def _of_protocol(rest: str) -> ObjectName:
     return _FOREIGN
 
 
-# ---- many of them --------------------------------------------------------------------------------
+# ---- sequences of objects ------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class StoredObject:
-    """An object as it was listed. None: the store does not say, or nobody has looked."""
+    """An object as listed. None: the store does not report the field, or was not asked."""
 
     path: StatePath
     size_bytes: int | None = None
@@ -174,9 +177,9 @@ _END = "\0"
 
 
 class Packed:
-    """A sequence of objects in their order, packed by the thousand: some 20 bytes each.
+    """An immutable sequence of objects, compressed in packs of a thousand: about 20 bytes each.
 
-    Plans over millions of objects are values like any other, and small.
+    It keeps plans over millions of objects small.
     """
 
     __slots__ = ("_count", "_packs", "size_bytes")
@@ -193,7 +196,7 @@ class Packed:
 
     @classmethod
     def of_paths(cls, paths: Iterable[StatePath]) -> Packed:
-        """Objects of which the path alone is known."""
+        """Pack objects of which only the path is known."""
         whole, waiting = cls(), iter(paths)
         packs = []
         while batch := list(itertools.islice(waiting, BATCH)):
@@ -204,7 +207,7 @@ class Packed:
 
     @classmethod
     def joined(cls, parts: Iterable[Packed]) -> Packed:
-        """Several, one after the other; nothing is packed anew."""
+        """Concatenate several sequences without packing them again."""
         whole = cls()
         for part in parts:
             whole._packs += part._packs
@@ -229,29 +232,29 @@ class Packed:
         return f"Packed({self._count} objects, {self.size_bytes} bytes)"
 
     def batches(self) -> Iterator[list[StoredObject]]:
-        """Up to a thousand objects at a time."""
+        """Yield lists of up to a thousand objects."""
         return (_unpacked(pack) for pack in self._packs)
 
     @property
     def batch_count(self) -> int:
-        """How many batches there are."""
+        """The number of batches."""
         return len(self._packs)
 
     @property
     def paths(self) -> Iterator[StatePath]:
-        """Their paths, in order."""
-        new = str.__new__  # checked when they were packed
+        """The paths of the objects, in order."""
+        new = str.__new__  # the paths were checked when they were packed
         return (new(StatePath, text) for text in self.texts)
 
     @property
     def texts(self) -> Iterator[str]:
-        """Their paths, in order, as plain text: several times as fast."""
+        """The paths as plain text, in order; several times faster than `paths`."""
         for pack in self._packs:
             yield from _paths_in(pack)
 
 
 def batched(objects: Iterable[StoredObject], size: int = BATCH) -> Iterator[list[StoredObject]]:
-    """Lists of up to `size` objects, in order."""
+    """Yield lists of up to `size` objects, in order."""
     batch: list[StoredObject] = []
     for one in objects:
         batch.append(one)
@@ -272,8 +275,9 @@ def _pack(batch: list[StoredObject]) -> _Pack:
 
 
 def _pack_columns(paths: Sequence[str], *others: list[Any] | None) -> _Pack:
-    """Paths joined by what none of them holds; other columns, null if nothing is known of one, as
-    JSON; each compressed.
+    """Compress the paths, joined by NUL, and the other columns as JSON.
+
+    A column is null if no value of it is known; if no column is known, the JSON is None.
     """
     joined = _END.join(paths)
     if joined.count(_END) != len(paths) - 1:

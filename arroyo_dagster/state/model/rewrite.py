@@ -1,7 +1,7 @@
-"""Rewriting the state of Arroyo's own jobs, as values: what would be done, what was.
+"""Rewriting the state of Arroyo jobs, as values: plans and outcomes.
 
-Arroyo loads files by rules that differ from table to table (`arroyo-state.md` 5.4, 5.5, 5.7); a
-rewrite keeps what its rule would load, and the metadata of the epoch then lists other files.
+Arroyo loads files by rules that differ between tables (`arroyo-state.md` 5.4, 5.5, 5.7). A rewrite
+keeps the rows that the table's rule loads; afterwards the metadata of the epoch lists other files.
 """
 
 from __future__ import annotations
@@ -53,14 +53,15 @@ class QuietSettings:
 
 
 class RewriteRule(enum.Enum):
-    """Which rows of a table a restore loads, and so a rewrite keeps.
+    """Which rows of a table a restore loads, and a rewrite therefore keeps.
 
     Attributes:
-        ROWS: those at the cutoff or behind it; equal rows are several rows.
-        BATCHES: of an updating join: every row of a record batch of which one row is not too old.
-        NEWEST: of an updating aggregate: of each key, or tuple, the row of the largest generation.
-        UNKEYED: of one without GROUP BY: the same, one row a row group, for Arroyo looks at the
-            first row of a record batch only. This repairs what it would lose.
+        ROWS: the rows that are not older than the cutoff; duplicates are kept.
+        BATCHES: of an updating join: all rows of each record batch with a row that is not too old.
+        NEWEST: of an updating aggregate: for each key, or tuple, the row of the largest generation.
+        UNKEYED: of an updating aggregate without GROUP BY: as NEWEST, with one row per row group,
+            because Arroyo reads only the first row of a record batch. This repairs rows that Arroyo
+            would lose.
     """
 
     ROWS = "rows"
@@ -70,7 +71,7 @@ class RewriteRule(enum.Enum):
 
     @property
     def aggregate(self) -> bool:
-        """Whether it is of an updating aggregate, whose two tables belong together."""
+        """Whether it is of an updating aggregate, whose two tables must be rewritten together."""
         return self in (RewriteRule.NEWEST, RewriteRule.UNKEYED)
 
 
@@ -86,16 +87,17 @@ class RewriteInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableRewrite:
-    """Files of one expiring table to be written anew.
+    """Files of one expiring table to be rewritten.
 
     Attributes:
         inputs: in the order in which a restore reads them.
-        parts: key ranges, at most one new file each; none reaches over two subtasks.
-        parallelism: of the subtasks that the new files are split for.
+        parts: key ranges, with at most one new file each; none spans two subtasks.
+        parallelism: the number of subtasks that the new files are split for.
         cutoff_micros: rows older than this are dropped; 0 = none.
-        compaction_generation: of the new files: above every input's, and above 0, which Arroyo's
-            own compaction would take up again.
-        lost_rows: how many rows Arroyo would not find at its next start as things are; upper bound.
+        compaction_generation: of the new files: above every input's, and above 0, because Arroyo's
+            own compaction would merge files of 0 again.
+        lost_rows: upper bound of the rows that Arroyo would lose at its next start without the
+            rewrite.
     """
 
     operator: OperatorId
@@ -110,31 +112,31 @@ class TableRewrite:
 
     @property
     def paths(self) -> tuple[StatePath, ...]:
-        """Of the inputs."""
+        """The paths of the inputs."""
         return tuple(one.file.path for one in self.inputs)
 
     @property
     def size_bytes(self) -> int:
-        """Of the inputs."""
+        """The total size of the inputs."""
         return sum(one.size_bytes for one in self.inputs)
 
     @property
     def gain(self) -> int:
-        """How many files fewer there are afterwards, at least."""
+        """The minimum reduction in the number of files."""
         return len(self.inputs) - len(self.parts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewritePlan:
-    """What would be rewritten of a job of Arroyo's, at the epoch that it would restore.
+    """A rewrite of an Arroyo job, at the epoch that its next start would restore.
 
     Attributes:
-        ref: what makes the epoch exist.
-        condition: what the job is doing, and `run_id` which run of it; None = nobody says.
+        ref: the object that makes the epoch exist.
+        condition: the status of the job, and `run_id` its run; UNKNOWN and None if not reported.
         why_not: why nothing may be rewritten now; None = it may.
-        left_out: what is not rewritten, and why.
-        before, after: what a restore reads, and the most that it would read once this is done.
-        parallelism: of the restore that is forecast; None = each operator's own.
+        left_out: the tables that are not rewritten, and the reasons.
+        before, after: what a restore reads now, and at most after the rewrite.
+        parallelism: of the forecast restore; None = each operator's own.
     """
 
     pipeline: PipelineId | None
@@ -153,21 +155,21 @@ class RewritePlan:
 
     @property
     def files_before(self) -> int:
-        """How many files a restore reads now."""
+        """The number of files that a restore reads now."""
         return self.before.files
 
     @property
     def files_after(self) -> int:
-        """How many it would read once this is done; the most there can be."""
+        """The maximum number of files that a restore reads after the rewrite."""
         return self.after.files
 
     @property
     def repairs(self) -> tuple[TableRewrite, ...]:
-        """The tables of which Arroyo would lose rows at its next start, were nothing done."""
+        """The tables of which Arroyo would lose rows at its next start without the rewrite."""
         return tuple(one for one in self.tables if one.lost_rows)
 
 
-# ---- what came of it -----------------------------------------------------------------------------
+# ---- outcomes ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,7 +177,7 @@ class RewriteShard(MergeOutcome):
     """One part of a table, written and read back.
 
     Attributes:
-        repaired: rows that Arroyo finds now, and would have lost or found in an older version.
+        repaired: rows that Arroyo now finds, and would have lost or found in an older version.
     """
 
     repaired: int = 0
@@ -187,10 +189,11 @@ class RewriteOutcome:
 
     Attributes:
         parts: every part, verified.
-        left_out: of the plan, and what only showed in the files.
+        left_out: of the plan, and further reasons that only the files showed.
         published: whether the epoch lists the new files.
-        record: what undoes it, as long as the job was not started.
-        unlisted: inputs that no epoch lists any more. Arroyo never deletes them; they undo it.
+        record: the record that undoes it, until the job is started.
+        unlisted: inputs that no epoch lists any more. Arroyo never deletes them; an undo needs
+            them.
         after: what a restore reads from now on.
     """
 
@@ -214,7 +217,7 @@ class RewriteOutcome:
 
     @property
     def repaired(self) -> int:
-        """Rows that Arroyo finds now, and would have lost or found in an older version."""
+        """The rows that Arroyo now finds, and would have lost or found in an older version."""
         return sum(part.repaired for part in self.parts)
 
 
@@ -223,10 +226,10 @@ class RewriteRecord:
     """The metadata objects of an epoch before they were rewritten.
 
     Attributes:
-        token: the lease under which it was done.
+        token: the lease under which it was rewritten.
         before: the bytes of each object as Arroyo wrote it.
-        after: SHA-256 of each as we wrote it, in hex.
-        inputs: data files that the old metadata lists and the new one does not.
+        after: SHA-256 of each object as this package wrote it, in hex.
+        inputs: data files that the old metadata lists and the new metadata does not.
     """
 
     pipeline: PipelineId | None

@@ -1,4 +1,4 @@
-"""A rollback as values: what would be restored, and what would be given up for it.
+"""A rollback as values: the restored epoch, and the epochs that are given up for it.
 
 Times are microseconds since the Unix epoch.
 """
@@ -38,7 +38,7 @@ class GivenUpEpoch:
 
     Attributes:
         state: as `arroyo-state epochs` shows it; `unreadable` if its metadata cannot be read.
-        rows: how many rows it wrote, by the footers of its files; None if that is not known.
+        rows: how many rows it wrote, by the footers of its files; None if unknown.
         problem: why it cannot be restored; None if it can.
     """
 
@@ -60,12 +60,12 @@ class RollbackPlan:
         publishes: the number of the epoch that will hold the restored content.
         given_up: the epochs that were current and will not be, oldest first.
         committed: output that sinks committed with these epochs: it stays visible, and its rows
-            come again.
-        offsets_now, offsets_then: where each source stands, by its name, as JSON values; None:
-            the newest epoch cannot be read.
+            are written again.
+        offsets_now, offsets_then: the offsets of each source, by its name, as JSON values, in the
+            newest epoch and in the restored one; None: the newest epoch cannot be read.
         worker_generation: the newest that was started; None in the legacy layout.
         may_be_running: whether the newest run did not end with a last epoch of its own.
-        warnings: what else to know before it runs.
+        warnings: further facts that the user should know before it runs.
     """
 
     pipeline: PipelineId | None
@@ -84,12 +84,12 @@ class RollbackPlan:
 
     @property
     def paths(self) -> JobPaths:
-        """Where the job lies."""
+        """The object paths of the job."""
         return JobPaths(self.job, self.pipeline)
 
     @property
     def rows(self) -> int | None:
-        """How many rows the epochs that are given up wrote; None if that is not known of all."""
+        """How many rows the epochs that are given up wrote; None if unknown for any of them."""
         counts = [one.rows for one in self.given_up]
         known = [rows for rows in counts if rows is not None]
         return sum(known) if len(known) == len(counts) else None

@@ -1,4 +1,4 @@
-"""Settings that people give: help, unit, bounds and names, once beside each field.
+"""Settings for users: help, unit, bounds and names, defined once beside each field.
 
 The command line derives its options from them and Dagster its config; see `cli/settings.py` and
 `orchestration/settings.py`.
@@ -22,11 +22,11 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """How people give the value of a field.
+    """How users specify the value of a field.
 
     Attributes:
-        help: what it does; `{field}` stands for the name of another field, `{duration}` for what a
-            duration is.
+        help: what the setting does; `{field}` stands for the name of another field, `{duration}`
+            for what a duration is.
         option, config: its name on the command line and in Dagster, if not the field's.
         scale: how many units of the field one unit of the setting is.
         fractions: whether the setting may have fractions of its unit.
@@ -52,7 +52,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class SettingField:
-    """A field that people may set: its name, its type without None, its default."""
+    """A field that users may set: its name, its type without None, its default."""
 
     name: str
     kind: type[Any]
@@ -77,7 +77,7 @@ class SettingField:
         return self.default if self.setting.scale == 1 else _unscaled(self)
 
     def value(self, given: Any) -> Any:
-        """Return the field's value of what a person gave.
+        """Convert a user's value into the field's value.
 
         Raises:
             InputError: there is no such choice.
@@ -101,7 +101,7 @@ class SettingField:
 
 
 def setting_fields(settings: type[Any]) -> Iterator[SettingField]:
-    """Yield the fields that people may set, those of nested settings in their place."""
+    """Yield the fields that users may set, including those of nested settings at their position."""
     hints = typing.get_type_hints(settings, include_extras=True)
     for field in dataclasses.fields(settings):
         hint = hints[field.name]
@@ -118,7 +118,7 @@ def find_setting(settings: type[Any], name: str) -> SettingField:
 
 
 def settings_from(settings: type[_T], given: Mapping[str, Any]) -> _T:
-    """Build settings from what a person gave, by the names of fields; the rest by default.
+    """Build settings from a user's values, by field name; other fields have their defaults.
 
     Raises:
         InputError: a value that its field cannot have.
@@ -135,7 +135,7 @@ def settings_from(settings: type[_T], given: Mapping[str, Any]) -> _T:
 
 
 def _kind(hint: Any) -> type[Any]:
-    """A type without None."""
+    """Return a type without None."""
     if isinstance(hint, types.UnionType):
         (hint,) = (one for one in hint.__args__ if one is not type(None))
     return typing.cast(type[Any], hint)

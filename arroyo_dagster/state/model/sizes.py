@@ -1,4 +1,4 @@
-"""How large an object can be, by its name alone: what is larger is damaged, and is never read."""
+"""The maximum size of an object, by its name only; a larger object is damaged and never read."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ _ANYWHERE = r"(?:.*/)?"
 
 @dataclass(frozen=True, slots=True)
 class SizeLimit:
-    """The largest size of one kind of object; `kind` is the word for it in errors."""
+    """The largest size of one kind of object; `kind` is its name in errors."""
 
     kind: str
     size_bytes: int
 
 
 RECORD = SizeLimit("record", 2**20)
-"""JSON of a dozen fields, some of them paths: 200 to 600 bytes were seen. A path has 1 KiB at most
-on S3, so 1 MiB leaves room for whatever fields a later release adds."""
+"""JSON with about a dozen fields, some of them paths: 200 to 600 bytes were observed. A path has at
+most 1 KiB on S3, so 1 MiB leaves room for the fields of later releases."""
 
 METADATA = SizeLimit("metadata object", 2**28)
-"""Protobuf that lists data files, 150 to 250 bytes each, and holds what sinks are to commit. The
-largest that was seen is 20 KB; 256 MiB are a million files, of which a restore opens every one."""
+"""Protobuf that lists data files, 150 to 250 bytes each, and contains commit data of sinks. The
+largest observed has 20 KB; 256 MiB are a million files, of which a restore opens every one."""
 
 OBJECT = SizeLimit("object written at once", 5 * 2**30)
-"""What one PUT of S3 can write, by which Arroyo and this package write every other object that is
-read whole: data files of global keyed tables, plans, journals, staged sink files."""
+"""The limit of one PUT on S3, with which Arroyo and this package write every other object that is
+read completely: data files of global keyed tables, plans, journals, staged sink files."""
 
 _KINDS = (
     (
@@ -53,5 +53,5 @@ _KINDS = (
 
 
 def size_limit(path: str) -> SizeLimit:
-    """Give the largest size that the object at a path can have."""
+    """Return the largest size that the object at a path can have."""
     return next((limit for limit, names in _KINDS if names.fullmatch(path)), OBJECT)

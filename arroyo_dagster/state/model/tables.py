@@ -16,11 +16,11 @@ KEY_HASH_COLUMN = "_key_hash"
 OPERATION_COLUMN = "_operation"
 
 NOTE_PREFIX = "arroyo_dagster."
-"""What the names of our own notes in the metadata of a stored schema begin with."""
+"""Prefix of this package's notes in the metadata of a stored schema."""
 CHANGED_IN = f"{NOTE_PREFIX}changed_in"
-"""Of a schema: the epoch since which the table has these columns (`planning.evolution`)."""
+"""Of a schema: the epoch since which the table has these columns (`schema_evolution`)."""
 ADDED_IN = f"{NOTE_PREFIX}added_in"
-"""Of a column: the epoch in which the table got it, where that is not its first."""
+"""Of a column: the epoch in which it was added, unless the table was created with it."""
 
 
 class TableKind(enum.IntEnum):
@@ -34,7 +34,7 @@ class TableKind(enum.IntEnum):
 
     @property
     def label(self) -> str:
-        """The kind in the words of this project, for people."""
+        """The name of the kind for display."""
         return _LABELS[self]
 
 
@@ -48,8 +48,8 @@ _LABELS = {
 class StoredSchema:
     """The memory schema of an expiring table as metadata holds it: Arrow JSON and column indices.
 
-    `key_indices` and `routing_key_indices` are None where metadata says that there are none, which
-    differs from an empty tuple: keyed by the empty set.
+    `key_indices` and `routing_key_indices` are None if metadata says that there are none. An empty
+    tuple differs: keyed by the empty set.
 
     Source: crates/arroyo-rpc/src/df.rs, `ArroyoSchema`.
     """
@@ -62,7 +62,7 @@ class StoredSchema:
 
     @property
     def hashed_indices(self) -> tuple[int, ...]:
-        """The columns that `_key_hash` is made of: routing keys, else storage keys, else none."""
+        """The input columns of `_key_hash`: routing keys, else storage keys, else none."""
         if self.routing_key_indices is not None:
             return self.routing_key_indices
         return self.key_indices or ()
@@ -92,12 +92,13 @@ class ExpiringTimeKeyConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableConfig:
-    """How one table of an operator is kept.
+    """The configuration of one table of an operator.
 
     Attributes:
-        config: its kind decides the kind of the table.
+        config: its type decides the kind of the table.
         state_version: version of the value format of a global keyed table.
-        key_type, value_type: how keys and values are encoded, where the job said so (ours do).
+        key_type, value_type: how keys and values are encoded; None if the job did not record it.
+            Managed jobs do.
     """
 
     config: GlobalKeyedConfig | ExpiringTimeKeyConfig
@@ -121,7 +122,7 @@ class TableConfig:
 
     @property
     def uses_two_phase_commit(self) -> bool:
-        """Whether what it holds is committed in two phases."""
+        """Whether its contents are committed in two phases."""
         return isinstance(self.config, GlobalKeyedConfig) and self.config.uses_two_phase_commit
 
 
@@ -133,7 +134,7 @@ class TimeFile:
         epoch: the flusher's epoch that wrote it; of a compacted file the largest of its inputs.
         min_routing_key, max_routing_key: bounds of `_key_hash`, both ends included.
         max_timestamp_micros: the largest `_timestamp`, floored to microseconds.
-        compaction_generation: 0 as a subtask wrote it, 1 and more once merged.
+        compaction_generation: 0 if a subtask wrote it, 1 or more if a merge wrote it.
 
     Source: crates/arroyo-rpc/proto/rpc.proto, `ParquetTimeFile`.
     """
@@ -147,10 +148,10 @@ class TimeFile:
     unknown: bytes = b""
 
     def owners(self, parallelism: int) -> range:
-        """Give the subtasks whose key ranges it reaches into.
+        """Return the subtasks whose key ranges it overlaps.
 
         Raises:
-            InputError: as `server_for_hash`.
+            InputError: as in `server_for_hash`.
         """
         first = server_for_hash(self.min_routing_key, parallelism)
         return range(first, server_for_hash(self.max_routing_key, parallelism) + 1)

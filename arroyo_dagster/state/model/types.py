@@ -1,4 +1,4 @@
-"""Descriptions of types: how a Python value is laid out in bytes, in a form that can be stored."""
+"""Descriptions of types: how a Python value is encoded in bytes, in a form that can be stored."""
 
 from __future__ import annotations
 
@@ -64,10 +64,10 @@ PRIMITIVES = (
     *("i8", "i16", "i32", "i64", "i128", "isize"),
     *("f32", "f64", "bool", "char", "string", "bytes", "unit"),
 )
-"""The names of the primitive types; in JSON each stands for itself."""
+"""The names of the primitive types; in JSON each is represented by its name."""
 
 MAX_DEPTH = 64
-"""How many types may lie within each other; more is refused before Python's stack runs out."""
+"""The maximum nesting depth of types, refused before Python's recursion limit is reached."""
 
 _TIMES = ("duration", "system_time")
 _MAX_ARRAY = 2**32
@@ -77,7 +77,7 @@ TypeJson: TypeAlias = str | dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Primitive:
-    """A number, text, bytes, a truth value, or `unit`: the value None, in no bytes at all."""
+    """A number, text, bytes, a truth value, or `unit`: the value None, encoded in no bytes."""
 
     name: str
 
@@ -88,10 +88,10 @@ class Primitive:
 
 @dataclass(frozen=True, slots=True)
 class TimeOf:
-    """A span of time, or a point in time not before 1970, counted in nanoseconds.
+    """A duration, or a point in time not before 1970, counted in nanoseconds.
 
-    `as_nanos` says what Python holds: an int of nanoseconds, or a `timedelta` or aware `datetime`,
-    which end at microseconds. The bytes, and so the JSON form, are the same.
+    With `as_nanos` the Python value is an int of nanoseconds; otherwise it is a `timedelta` or an
+    aware `datetime`, which have microsecond resolution. The bytes and the JSON form are the same.
     """
 
     name: Literal["duration", "system_time"]
@@ -119,7 +119,7 @@ class OptionOf:
 
 @dataclass(frozen=True, slots=True)
 class ListOf:
-    """Any number of items in order: a list, or where `as_tuple` a tuple."""
+    """Any number of items in order: a list, or a tuple if `as_tuple`."""
 
     item: Type
     as_tuple: bool = False
@@ -127,7 +127,7 @@ class ListOf:
 
 @dataclass(frozen=True, slots=True)
 class SetOf:
-    """Any number of different items, in no order: a set, or where `frozen` a frozenset."""
+    """Any number of different items, unordered: a set, or a frozenset if `frozen`."""
 
     item: Type
     frozen: bool = False
@@ -173,10 +173,10 @@ class Field:
 
 @dataclass(frozen=True, slots=True)
 class StructOf:
-    """Named fields in order: instances of the dataclass `python`, or dicts where that is None.
+    """Named fields in order: instances of the dataclass `python`, or dicts if it is None.
 
-    The class takes part in comparison, for values of the two differ; compare `to_json` to ask
-    whether the bytes are the same.
+    The class takes part in comparisons, since the Python values differ; use `same_layout` or
+    compare `to_json` to compare the bytes.
     """
 
     name: str
@@ -189,7 +189,7 @@ class StructOf:
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One form of an enum; `payload` is `UNIT` where it holds nothing."""
+    """One variant of an enum; `payload` is `UNIT` if it has no value."""
 
     name: str
     payload: Type
@@ -197,11 +197,11 @@ class Variant:
 
 @dataclass(frozen=True, slots=True)
 class EnumOf:
-    """One of several forms, stored by its place in `variants`.
+    """One of several variants, stored by its index in `variants`.
 
-    In Python a variant whose payload is a struct with a class is an instance of that class; one
-    that holds nothing is its name, or the member of the `enum.Enum` `python`; any other is the
-    dict `{name: payload}`.
+    In Python, a variant whose payload is a struct with a class is an instance of that class. A
+    variant without a value is its name, or the member of `python` if that is set. Any other variant
+    is the dict `{name: payload}`.
     """
 
     name: str
@@ -272,12 +272,12 @@ _ALLOWED = (
 
 
 def describe(python_type: Any) -> Type:
-    """Say how values of a Python type are encoded.
+    """Describe how values of a Python type are encoded.
 
-    `int` has 64 bits and a sign, `float` 64 bits; `U8` to `I128`, `F32` and `Char` say otherwise.
-    A dataclass is a struct of its fields in order, an `enum.Enum` an enum of variants that hold
-    nothing, in the order of its members, whatever their values. For an enum whose variants hold
-    something see `enum_of`. A description is given back as it is.
+    `int` has 64 bits and a sign, `float` 64 bits; `U8` to `I128`, `F32` and `Char` select other
+    encodings. A dataclass is a struct of its fields in order. An `enum.Enum` is an enum of variants
+    without values, in the order of its members; their Python values are ignored. For an enum whose
+    variants have values see `enum_of`. A description is returned unchanged.
 
     Raises:
         InputError: no description exists for the type or for a type within it; a dataclass
@@ -316,7 +316,7 @@ def _describe(python_type: Any, within: tuple[Any, ...]) -> Type:
 def _describe_annotated(python_type: Any, inside: tuple[Any, ...]) -> Type:
     plain, *marks = get_args(python_type)
     for mark in reversed(marks):
-        # `Annotated[int, U32]` says the same as `U32`.
+        # `Annotated[int, U32]` means the same as `U32`.
         if isinstance(mark, Type) or get_origin(mark) is Annotated:
             return _describe(mark, inside)
     return _describe(plain, inside)
@@ -341,7 +341,7 @@ def _describe_union(args: tuple[Any, ...], inside: tuple[Any, ...]) -> Type | No
     if len(rest) == 1 and len(args) == 2:
         return OptionOf(_describe(rest[0], inside))
     if all(dataclasses.is_dataclass(arg) for arg in rest):
-        # Python takes A | B for the same type as B | A, and the bytes of the two differ.
+        # Python treats A | B and B | A as the same type, but their bytes differ.
         names = ", ".join(arg.__qualname__ for arg in rest)
         raise InputError(
             "a union does not say in which order its variants are counted",
@@ -360,14 +360,14 @@ def _describe_enum(cls: type[enum.Enum]) -> Type:
 
 
 def enum_of(name: str, *variants: type[Any]) -> EnumOf:
-    """Describe an enum whose variants hold something: a dataclass each, in the order they count.
+    """Describe an enum whose variants have values: one dataclass each, in the order of their index.
 
     ```python
     Progress = Annotated[Finished | RecordsRead, enum_of("Progress", Finished, RecordsRead)]
     ```
 
     Raises:
-        InputError: a variant is no dataclass, comes twice, or cannot be described.
+        InputError: a variant is no dataclass, occurs twice, or cannot be described.
     """
     for cls in variants:
         if not (isinstance(cls, type) and dataclasses.is_dataclass(cls)):
@@ -412,7 +412,7 @@ def _describe_field(
     try:
         return _describe(hints[name], inside)
     except InputError as error:
-        # The innermost dataclass says it best.
+        # The innermost dataclass is the most precise location.
         error.facts.setdefault("field", f"{cls.__qualname__}.{name}")
         raise
 
@@ -422,7 +422,7 @@ def _type_text(python_type: Any) -> str:
 
 
 def to_json(description: Type) -> TypeJson:
-    """Give the JSON form of a description: how its values are laid out, without Python classes."""
+    """Return the JSON form of a description: the encoding of its values, without Python classes."""
     match description:
         case Primitive(name=name) | TimeOf(name=name):
             return name
@@ -447,7 +447,7 @@ def to_json(description: Type) -> TypeJson:
 
 
 def without_classes(description: Type) -> Type:
-    """Give the description as a reader without our Python classes would have it.
+    """Return the description that a reader without the Python classes has.
 
     Structs are dicts and times are nanoseconds; the bytes are the same.
     """
@@ -455,7 +455,7 @@ def without_classes(description: Type) -> Type:
 
 
 def same_layout(one: Type, other: Type) -> bool:
-    """Tell whether values of both are the same bytes, field by field; names of types may differ."""
+    """Return whether both encode values as the same bytes by field; type names may differ."""
     return bool(_unnamed(to_json(one)) == _unnamed(to_json(other)))
 
 
@@ -468,10 +468,10 @@ def _unnamed(form: Any) -> Any:
 
 
 def from_json(form: object) -> Type:
-    """Read the JSON form of a description.
+    """Parse the JSON form of a description.
 
     Raises:
-        FormatError: it is none, or none this release knows; nothing is guessed.
+        FormatError: it is no description, or one that this release does not know.
     """
     try:
         return _from_json(form, 0)

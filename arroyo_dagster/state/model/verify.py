@@ -19,10 +19,10 @@ class VerifySettings:
     """How closely an epoch is verified.
 
     Attributes:
-        level: 0 = every listed file is there; 1 = footers, columns, row counts; 2 = statistics
-            are those of the rows; 3 = every value decodes; 4 = a restore is simulated.
+        level: 0 = every listed file exists; 1 = footers, columns, row counts; 2 = statistics match
+            the rows; 3 = every value decodes; 4 = a restore is simulated.
         parallelism: of the restored job; None = each operator's own.
-        history: how many visible epochs before it are checked.
+        history: check this many visible epochs before it.
 
     Raises:
         InputError: a number out of its range.

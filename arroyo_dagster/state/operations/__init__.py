@@ -1,1 +1,1 @@
-"""Plans carried out on any store: compaction, gc, restore, verify and the catalog of jobs."""
+"""Plans executed on any store: compaction, gc, restore, verify, and the catalog of jobs."""

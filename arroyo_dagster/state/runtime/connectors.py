@@ -1,4 +1,4 @@
-"""Sources and sinks that come with the package."""
+"""Sources and sinks of this package."""
 
 from __future__ import annotations
 
@@ -35,26 +35,26 @@ PRE_COMMIT = TableName("p")
 
 @dataclass(frozen=True, slots=True)
 class RowRange:
-    """A split of a table: rows start (included) to end (excluded)."""
+    """A split of a table: rows start (inclusive) to end (exclusive)."""
 
     start: int
     end: int
 
 
 def row_splits(start: Offset, end: Offset, splits: int) -> list[RowRange]:
-    """Cut the rows between two offsets `{"row": n}` into about equal ranges, in order."""
+    """Divide the rows between two offsets `{"row": n}` into about equal ranges, in order."""
     first, last = int(start["row"]), int(end["row"])
     step = -(-(last - first) // splits) if last > first else 1
     return [RowRange(at, min(at + step, last)) for at in range(first, last, step)]
 
 
 class TableSource(Source):
-    """The rows of an Arrow table in memory, some an epoch, in order.
+    """The rows of an Arrow table in memory, a limited number per epoch, in order.
 
     Args:
-        rows: what to read.
-        rows_per_epoch: how many rows one epoch takes at most.
-        splits: how many pieces to read them in.
+        rows: the rows to read.
+        rows_per_epoch: the maximum number of rows in one epoch.
+        splits: in how many splits an epoch is read.
     """
 
     def __init__(self, rows: pa.Table, *, rows_per_epoch: int, splits: int = 1) -> None:
@@ -66,19 +66,19 @@ class TableSource(Source):
         self._splits = splits
 
     def initial_offset(self) -> Offset:
-        """Row 0."""
+        """Return row 0."""
         return {"row": 0}
 
     def latest_offset(self, start: Offset) -> Offset:
-        """At most `rows_per_epoch` rows on."""
+        """Advance by at most `rows_per_epoch` rows."""
         return {"row": min(self._rows.num_rows, int(start["row"]) + self._rows_per_epoch)}
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[RowRange]:
-        """About equal ranges."""
+        """Return ranges of about equal size."""
         return row_splits(start, end, self._splits)
 
     def read(self, partition: RowRange) -> Iterator[pa.RecordBatch]:
-        """The rows of one range."""
+        """Yield the rows of one range."""
         yield from self._rows.slice(partition.start, partition.end - partition.start).to_batches()
 
     def exhausted(self, offset: Offset) -> bool:
@@ -87,18 +87,18 @@ class TableSource(Source):
 
 
 class ParquetReplay(Source):
-    """A Parquet file replayed in the order of its rows, some an epoch.
+    """A Parquet file replayed in row order, a limited number of rows per epoch.
 
     Args:
-        path: the file, on a disk that every worker sees.
-        columns: which columns, in this order; None = all.
-        rows_per_epoch: how many rows one epoch takes at most.
-        splits: how many pieces an epoch is read in; each is a task on Spark.
+        path: the file, on a disk that every worker can read.
+        columns: the columns to read, in this order; None = all.
+        rows_per_epoch: the maximum number of rows in one epoch.
+        splits: in how many splits an epoch is read; each is a task on Spark.
 
     Raises:
-        NotFoundError: no such file.
-        FormatError: not Parquet.
-        InputError: no such column.
+        NotFoundError: there is no such file.
+        FormatError: the file is not Parquet.
+        InputError: the file has no such column.
     """
 
     def __init__(
@@ -135,19 +135,19 @@ class ParquetReplay(Source):
             raise FormatError(f"cannot be read as Parquet ({error})", path=self._path) from error
 
     def initial_offset(self) -> Offset:
-        """Row 0."""
+        """Return row 0."""
         return {"row": 0}
 
     def latest_offset(self, start: Offset) -> Offset:
-        """At most `rows_per_epoch` rows on."""
+        """Advance by at most `rows_per_epoch` rows."""
         return {"row": min(self._count, int(start["row"]) + self._rows_per_epoch)}
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[RowRange]:
-        """About equal ranges."""
+        """Return ranges of about equal size."""
         return row_splits(start, end, self._splits)
 
     def read(self, partition: RowRange) -> Iterator[pa.RecordBatch]:
-        """The rows of one range; only the row groups that hold some are read."""
+        """Yield the rows of one range; only the row groups that contain some are read."""
         first = 0
         with self._open() as file:
             for group in range(file.metadata.num_row_groups):
@@ -169,48 +169,49 @@ _STAGED = codec_for(list[str])
 
 
 class BufferingSink(Sink):
-    """Keeps rows until the barrier."""
+    """Buffers rows until the barrier."""
 
     def __init__(self) -> None:
         self._batches: list[pa.RecordBatch] = []
 
     def on_start(self, ctx: OperatorContext) -> None:
-        """Begin with nothing buffered."""
+        """Start with an empty buffer."""
         self._batches = []
 
     def process_batch(
         self, batch: pa.RecordBatch, ctx: OperatorContext, collector: Collector
     ) -> None:
-        """Keep rows until the barrier."""
+        """Buffer rows until the barrier."""
         self._batches.append(batch)
 
     def drained(self) -> list[pa.RecordBatch]:
-        """What has come since it was asked last."""
+        """Return the buffered rows, and empty the buffer."""
         batches, self._batches = self._batches, []
         return batches
 
 
 class FolderSink(BufferingSink):
-    """Rows into files of a folder that appear exactly once, in two phases.
+    """Writes rows to files of a folder exactly once, in two phases.
 
-    Before the barrier a subtask writes its rows below `_staging/`; when the checkpoint owns its
-    epoch, the files move to the folder itself, named `{epoch}-{subtask}-{unique}{suffix}`.
-    What an epoch that was never published staged stays below `_staging/`; readers ignore it. In
-    the job's own directory it is an orphan, which `gc` collects. Elsewhere the first commit of
-    every run removes what this job staged more than three days ago for epochs before it.
+    Before the barrier a subtask writes its rows below `_staging/`. When the checkpoint owns its
+    epoch, the files are moved to the folder itself, named `{epoch}-{subtask}-{unique}{suffix}`.
+    Files that were staged for an epoch that was never published stay below `_staging/`, where
+    readers ignore them. In the job's own directory such a file is an orphan, which `gc` deletes.
+    Elsewhere the first commit of every run deletes the files that this job staged more than three
+    days ago for earlier epochs.
 
     Args:
-        url: the folder; any URL that the checkpoint URL could be.
+        url: the folder; any URL that the checkpoint URL may have.
     """
 
     suffix: str
     """The suffix of the files' names."""
 
     in_job = False
-    """Whether the folder lies in the job's directory, so that gc deletes leftovers there."""
+    """Whether the folder is in the job's directory, so that gc deletes leftovers there."""
 
     pre_commit = PRE_COMMIT
-    """The table of its commit data: two sinks that are one operator need two."""
+    """The table of its commit data; two sinks in one operator need two tables."""
 
     def __init__(self, url: str) -> None:
         super().__init__()
@@ -218,15 +219,15 @@ class FolderSink(BufferingSink):
         self._has_committed = False
 
     def encode(self, rows: pa.Table) -> bytes:
-        """The bytes of a file that holds some rows."""
+        """Return the bytes of a file that contains these rows."""
         raise NotImplementedError
 
     def folder(self, task: TaskInfo) -> str:
-        """The folder of a subtask below the URL, ending in `/`; empty: the URL itself."""
+        """Return a subtask's folder below the URL, ending in `/`; empty for the URL itself."""
         return ""
 
     def tables(self) -> Sequence[TableConfig]:
-        """The table of pre-commits."""
+        """Return the table of pre-commits."""
         return (
             global_table_config(
                 self.pre_commit, "pre-commit data", two_phase_commit=True, key=str, value=str
@@ -238,20 +239,20 @@ class FolderSink(BufferingSink):
         return open_store(self._url)
 
     def handle_checkpoint(self, ctx: OperatorContext, collector: Collector) -> None:
-        """Stage what has come, and leave its name as commit data."""
+        """Stage the buffered rows in a file, and store its name as commit data."""
         if not (batches := self.drained()):
             return
         task = ctx.task_info
         unique = uuid.uuid4().hex[:16]
         name = staged_name(Epoch(ctx.epoch), task.task_index, unique, self.suffix)
-        # Several jobs may share a folder, and number their epochs each for itself.
+        # Several jobs may share a folder, and each numbers its own epochs.
         job = "" if self.in_job else f"{task.pipeline or '-'}/{task.job}/"
         staged = StatePath(f"{self.folder(task)}{STAGING}/{job}{task.operator}/{name}")
         self._store.put(staged, self.encode(pa.Table.from_batches(batches)))
         ctx.table_manager.insert_committing_data(self.pre_commit, _STAGED.encode([staged]))
 
     def commit(self, epoch: Epoch, data: Mapping[TableName, Mapping[int, bytes]]) -> None:
-        """Move the staged files of an epoch to where readers look.
+        """Move the staged files of an epoch to their final place.
 
         Raises:
             ProtocolError: a file is neither staged nor in its place.
@@ -267,17 +268,17 @@ class FolderSink(BufferingSink):
 
 
 def staged_paths(commit_data: Mapping[int, bytes]) -> list[StatePath]:
-    """What a `FolderSink` staged in an epoch, by its commit data of all subtasks."""
+    """Return the files that a `FolderSink` staged in an epoch, from all subtasks' commit data."""
     return [StatePath(path) for data in commit_data.values() for path in _STAGED.decode(data)]
 
 
 class ParquetSink(FolderSink):
-    """Rows into Parquet files of a folder; see `FolderSink`."""
+    """Writes rows to Parquet files of a folder; see `FolderSink`."""
 
     suffix = ".parquet"
 
     def encode(self, rows: pa.Table) -> bytes:
-        """A Parquet file."""
+        """Return a Parquet file."""
         return encode_rows(rows)
 
 
@@ -287,15 +288,15 @@ def remove_left_staged(
     epoch: Epoch,
     epoch_of: Callable[[str], Epoch | None],
 ) -> None:
-    """Remove what killed runs of a job staged for epochs that are committed by now.
+    """Delete the objects that killed runs of a job staged for epochs that are committed by now.
 
-    What fails stays for the next run.
+    Objects that cannot be deleted are left for the next run.
 
     Args:
-        written: an object that this epoch staged. It tells the directory, and the time by the
-            clock of the store: what is not three days older than it stays.
-        epoch: one that is committed; those before it are.
-        epoch_of: the epoch in the name of a staged object; None for any other name.
+        written: an object that this epoch staged. It determines the directory, and the current time
+            by the store's clock: only objects more than three days older are deleted.
+        epoch: a committed epoch; earlier ones are committed, too.
+        epoch_of: returns the epoch in the name of a staged object; None for any other name.
     """
     if written.modified_micros is None:
         return
@@ -332,6 +333,6 @@ def _move(store: ObjectStore, staged: StatePath, final: StatePath) -> None:
                 next_step="look for it in backups of the folder; the checkpoint stays in state "
                 "committing",
             ) from error
-        return  # an earlier attempt at this commit came this far
+        return  # an earlier attempt at this commit has moved the file
     store.put(final, data)
     store.delete_many([staged])

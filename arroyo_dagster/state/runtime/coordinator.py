@@ -1,4 +1,4 @@
-"""The coordinator of one run of a job: starts it, merges what subtasks report, publishes, commits.
+"""The coordinator of one run of a job: starts it, merges the subtasks' reports, publishes, commits.
 
 Used by every runtime; it holds no rows. Source: crates/arroyo-worker/src/job_controller/.
 """
@@ -46,14 +46,14 @@ from arroyo_dagster.state.tables.table import TaskInfo
 class JobRun:
     """One run of a job, from its start as a new worker generation to its last epoch.
 
-    `start` makes one. In the legacy layout (see `Pipeline`) it holds the lease of the job's only
+    `start` creates one. In the legacy layout (see `Pipeline`) it holds the lease of the job's only
     writer until `close`.
 
     Attributes:
-        number: which run of the job it is: its worker generation, else its lease's number.
+        number: the number of the run: its worker generation, or the token of its lease.
         generation: its worker generation; None in the legacy layout.
         base: the newest epoch, from which the next one continues; None before the first.
-        retention: how the run removes expired epochs.
+        retention: deletes the run's expired epochs.
     """
 
     start_checks: ClassVar[type[StartChecks]] = StartChecks
@@ -90,18 +90,18 @@ class JobRun:
         clock: Clock = wall_clock,
         accept: Callable[[StreamProgress], None] = lambda progress: None,
     ) -> Self:
-        """Start the next run of a job: the next worker generation, else the lease of its writer.
+        """Start the next run of a job: take the next worker generation, or the lease of its writer.
 
         Args:
-            store: where the job's state lies.
-            pipeline: what runs.
-            accept: looks at the progress of the checkpoint to continue from, and raises to refuse
+            store: contains the job's state.
+            pipeline: the pipeline to run.
+            accept: called with the progress of the checkpoint to continue from; raises to refuse
                 it.
 
         Raises:
             InputError: the pipeline cannot run, its tables are not those of the checkpoint, or its
-                state lies in the other layout.
-            ConflictError: a newer run was started; in the legacy layout: another may be alive.
+                state is in the other layout.
+            ConflictError: a newer run was started; in the legacy layout: another run may be alive.
             FormatError: the checkpoint to continue from has missing or broken objects.
         """
         pipeline.check()
@@ -121,12 +121,12 @@ class JobRun:
         return run
 
     def close(self) -> None:
-        """Let the next run start at once, where this one holds a lease."""
+        """Release the lease, if the run holds one, so that the next run can start at once."""
         self._held.close()
 
     @contextlib.contextmanager
     def closed_on_failure(self) -> Iterator[None]:
-        """Close the run if what is done with it fails."""
+        """Close the run if the block fails."""
         try:
             yield
         except BaseException:
@@ -159,11 +159,11 @@ class JobRun:
         return self.base.operator(name) if self.base else None
 
     def offset(self, source: OperatorId) -> Offset | None:
-        """Where a source stands behind the newest epoch; None = nothing recorded."""
+        """Return a source's offset after the newest epoch; None = none is recorded."""
         return self._sources[source].offset
 
     def offsets(self) -> dict[OperatorId, Offset]:
-        """Where each source continues."""
+        """Return the offset from which each source continues."""
         return {
             name: self.offset(name) or node.source.initial_offset()
             for name, node in self.pipeline.sources.items()
@@ -171,7 +171,7 @@ class JobRun:
 
     @property
     def watermarks_micros(self) -> dict[OperatorId, int | None]:
-        """The watermark of each source behind the newest epoch."""
+        """The watermark of each source after the newest epoch."""
         return {name: state.watermark_micros for name, state in self._sources.items()}
 
     # ---- epochs ----------------------------------------------------------------------------------
@@ -192,16 +192,16 @@ class JobRun:
         return Epoch(max(before, self.next_epoch - kept + 1))
 
     def verdict(self, query_id: str, batch_id: int, offsets: str, *, adopt: bool) -> BatchVerdict:
-        """Whether a micro-batch is the next one, or a repeat. Errors as `batch_verdict`."""
+        """Return whether a micro-batch is the next one or a repeat. Errors as `batch_verdict`."""
         progress = self.base.progress if self.base else None
         return batch_verdict(progress, query_id, batch_id, offsets, adopt=adopt)
 
     def plan(self, then_stop: bool) -> EpochPlan:
-        """What the subtasks of the next epoch need to know.
+        """Return the facts that the subtasks of the next epoch need.
 
         Raises:
-            ProtocolError: an epoch of this run failed while it was published. It may exist, so that
-                its rows must not come again: only a new run can tell.
+            ProtocolError: publishing an epoch of this run failed. The epoch may exist, so its rows
+                must not be written again; only a new run can determine that.
         """
         if self._unfinished is not None:
             raise ProtocolError(
@@ -233,14 +233,14 @@ class JobRun:
         watermarks_micros: Mapping[OperatorId, int | None],
         progress: StreamProgress,
     ) -> Checkpoint:
-        """Merge, publish and commit one epoch: from here on it exists.
+        """Merge, publish and commit one epoch: from now on it exists.
 
         Args:
-            offsets: where each source stands behind the epoch.
-            watermarks_micros: the watermark of each source behind it.
+            offsets: the offset of each source after the epoch.
+            watermarks_micros: the watermark of each source after it.
 
         Raises:
-            ConflictError: somebody else owns the epoch, or a newer run was started.
+            ConflictError: another run owns the epoch, or a newer run was started.
             ProtocolError: a subtask did not report.
         """
         self._unfinished = plan.epoch
@@ -291,7 +291,7 @@ class JobRun:
         return merge_operator(self.pipeline.paths.job, name, plan.epoch, reports, before)
 
     def _commit(self, checkpoint: Checkpoint) -> None:
-        """Finish the commit of a checkpoint that owns its epoch, then say so."""
+        """Commit a checkpoint that owns its epoch, then mark it as committed."""
         for operator in checkpoint.operators:
             sink = self._sinks.get(operator.operator)
             if sink is not None and operator.needs_commit:
@@ -302,22 +302,22 @@ class JobRun:
     # ---- stop requests ---------------------------------------------------------------------------
 
     def stop_requested(self) -> bool:
-        """Whether somebody asked this very run to stop with a checkpoint."""
+        """Whether this run was requested to stop with a checkpoint."""
         return requested_stop(self.store, self.pipeline.paths) == self.number
 
     def stop_done(self) -> None:
-        """Take the request back: the run has stopped."""
+        """Delete the stop request: the run has stopped."""
         if self.stop_requested():
             self.store.delete_many([self.pipeline.paths.stop_request])
 
 
 def _take_lease(held: contextlib.ExitStack, backend: StateBackend) -> int:
-    """In the legacy layout: be the only writer. Returns the lease's number, else 0."""
+    """Become the only writer in the legacy layout; return the lease's token, else 0."""
     paths = backend.paths
     if paths.layout is not Layout.LEGACY:
         return 0
     owner = f"run {uuid.uuid4().hex[:16]}"
-    # Without the caller's clock: a lease is about real time.
+    # Without the caller's clock, because a lease depends on real time.
     leased = held.enter_context(
         lease(backend.store, paths, owner, LeaseOptions(directory=paths.writers))
     )
@@ -326,14 +326,15 @@ def _take_lease(held: contextlib.ExitStack, backend: StateBackend) -> int:
 
 
 def finished(store: ObjectStore, pipeline: Pipeline) -> Checkpoint | None:
-    """The newest checkpoint of a job whose sources have all ended, if nothing is left to do.
+    """Return the newest checkpoint of a job if all its sources have ended and nothing is left to
+    do.
 
-    Then no run need be started: it would only take a worker generation. None = start one.
+    Then no run is needed: it would only take a worker generation. None = start a run.
     """
     try:
         newest = StateBackend(store, pipeline.paths).load()
     except (NotFoundError, FormatError, ProtocolError):
-        return None  # a start says what is wrong
+        return None  # the start reports the error
     progress = newest.progress
     if newest.state is not CheckpointState.READY or progress is None or not progress.exhausted:
         return None

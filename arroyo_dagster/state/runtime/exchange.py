@@ -1,6 +1,6 @@
-"""Rows between subtasks: to the owner of their key, in an order that every run repeats.
+"""Exchange of rows between subtasks: to the owner of their key, in a repeatable order.
 
-Chunks are Arrow IPC, so what travels through Spark keeps nanoseconds, u64 and nullability exact.
+Chunks are Arrow IPC, so nanoseconds, u64 and nullability stay exact on the way through Spark.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from arroyo_dagster.state.codec.schema import TIMESTAMP_TYPE
 from arroyo_dagster.state.runtime.pipeline import Edge, OperatorNode, Pipeline, SourceNode
 
 CHUNK_ROWS = 65_536
-"""Rows of one call of `process_batch` at most; the same wherever a pipeline runs."""
+"""The maximum number of rows in one call of `process_batch`; the same in every runtime."""
 
 WATERMARK = -1
-"""In place of an edge: the payload is the latest event time of a source, empty without rows."""
+"""In place of an edge index: the payload is a source's latest event time, empty without rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExchangeChunk:
-    """Rows on their way to one subtask.
+    """Rows sent to one subtask.
 
     Attributes:
-        level: the level of the operators they go to.
-        subtask: which subtask of those.
-        edge: which edge of the pipeline, or `WATERMARK`.
+        level: the level of the receiving operators.
+        subtask: the receiving subtask.
+        edge: the index of the edge in the pipeline, or `WATERMARK`.
         order: place among the chunks of one edge and subtask.
-        payload: Arrow IPC, or for `WATERMARK` a source's name and event time. Within one process
-            rows need no other form: there it is a table, and the codec `as_it_is`.
+        payload: Arrow IPC, or for `WATERMARK` a source's name and event time. Within one process it
+            is the table itself, with the codec `as_it_is`.
     """
 
     level: int
@@ -47,10 +47,10 @@ class ExchangeChunk:
 
 
 def read_split(node: SourceNode, split: Any) -> Iterator[pa.RecordBatch]:
-    """Read one split of a source, event time added as `_timestamp`.
+    """Read one split of a source, with event time added as `_timestamp`.
 
     Raises:
-        InputError: rows of another schema than the source's, or without event time.
+        InputError: the rows do not have the source's schema, or lack an event time.
     """
     for batch in node.source.read(split):
         yield with_event_time(node, batch)
@@ -81,7 +81,7 @@ def with_event_time(node: SourceNode, batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def latest_micros(batches: Iterable[pa.RecordBatch]) -> int | None:
-    """The latest `_timestamp`, floored to microseconds; None without rows."""
+    """Return the latest `_timestamp`, rounded down to microseconds; None without rows."""
     latest = [
         pc.max(batch.column(batch.num_columns - 1)).value for batch in batches if batch.num_rows
     ]
@@ -89,10 +89,10 @@ def latest_micros(batches: Iterable[pa.RecordBatch]) -> int | None:
 
 
 def route(edge: Edge, rows: pa.Table, parallelism: int, *, stay: int) -> list[tuple[int, pa.Table]]:
-    """Split rows by the subtask they go to, each part in the order of `rows`.
+    """Split rows by the receiving subtask, each part in the order of `rows`.
 
     Args:
-        stay: the subtask that rows without keys go to.
+        stay: the subtask that receives rows without keys, modulo the parallelism.
     """
     if not rows.num_rows:
         return []
@@ -113,7 +113,7 @@ def route(edge: Edge, rows: pa.Table, parallelism: int, *, stay: int) -> list[tu
 
 
 def rechunk(tables: Sequence[pa.Table], schema: pa.Schema) -> list[pa.RecordBatch]:
-    """Put tables behind each other and cut them into batches of `CHUNK_ROWS`."""
+    """Concatenate tables and cut them into batches of `CHUNK_ROWS`."""
     if not tables:
         return []
     whole = pa.concat_tables(tables).combine_chunks()
@@ -124,7 +124,7 @@ def rechunk(tables: Sequence[pa.Table], schema: pa.Schema) -> list[pa.RecordBatc
 
 
 def encode_table(rows: pa.Table) -> bytes:
-    """Arrow IPC stream of the rows."""
+    """Encode rows as an Arrow IPC stream."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, rows.schema) as writer:
         writer.write_table(rows)
@@ -132,12 +132,12 @@ def encode_table(rows: pa.Table) -> bytes:
 
 
 def decode_table(payload: bytes) -> pa.Table:
-    """The rows of an Arrow IPC stream."""
+    """Decode the rows of an Arrow IPC stream."""
     return pa.ipc.open_stream(payload).read_all()
 
 
 def as_it_is(rows: pa.Table) -> pa.Table:
-    """The rows themselves: what chunks hold that stay in one process."""
+    """Return the rows unchanged: the codec for chunks that stay in one process."""
     return rows
 
 
@@ -148,11 +148,12 @@ def source_chunks(
     split: int,
     encode: Callable[[pa.Table], Any] = encode_table,
 ) -> Iterator[ExchangeChunk]:
-    """Send the rows of one split to all who take them, and its event time to every subtask.
+    """Send the rows of one split to all operators that read them, and its event time to every
+    subtask.
 
     Args:
-        split: the place of the split in its epoch, so that order is the source's.
-        encode: makes the payload of rows.
+        split: the place of the split in its epoch, which preserves the source's order.
+        encode: makes the payload from rows.
     """
     parts = list(batches)
     latest = latest_micros(parts)
@@ -174,21 +175,21 @@ def operator_chunks(
     subtask: int,
     encode: Callable[[pa.Table], Any] = encode_table,
 ) -> Iterator[ExchangeChunk]:
-    """Send what one subtask put out to operators of later levels."""
+    """Send the output of one subtask to operators of later levels."""
     if not batches:
         return
     rows = pa.Table.from_batches(batches)
     for edge in pipeline.edges_from(node.operator_id):
         level = pipeline.operators[edge.target].level
         if level == node.level:
-            continue  # chained: handed over in the same task
+            continue  # chained: passed on within the same task
         for target, part in route(edge, rows, pipeline.parallelism, stay=subtask):
             yield ExchangeChunk(level, target, edge.index, subtask, encode(part))
 
 
 @dataclass(frozen=True, slots=True)
 class ReceivedRows:
-    """What one subtask of one level has to work on in one epoch.
+    """The input of one subtask of one level in one epoch.
 
     Attributes:
         rows: by edge, in the order of the source.
@@ -202,7 +203,7 @@ class ReceivedRows:
 def arrived(
     chunks: Iterable[ExchangeChunk], decode: Callable[[Any], pa.Table] = decode_table
 ) -> ReceivedRows:
-    """Sort the chunks of one subtask and one level."""
+    """Sort the chunks of one subtask and one level by edge and order."""
     by_edge: dict[int, list[tuple[int, Any]]] = {}
     latest: dict[str, int] = {}
     for chunk in chunks:

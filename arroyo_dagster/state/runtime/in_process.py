@@ -1,4 +1,4 @@
-"""A pipeline run in this process: every subtask in turn, one epoch after the other."""
+"""Run a pipeline in this process: every subtask in turn, epoch after epoch."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ IN_PROCESS = "in-process"
 OnEpoch = Callable[[Checkpoint], None]
 
 _IDLE_SECONDS = 0.2
-"""How long to wait before looking again."""
+"""The wait before sources and stop requests are polled again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOutcome:
-    """How a run ended.
+    """The outcome of a run.
 
     Attributes:
         epochs: how many it wrote.
         newest: the newest checkpoint of the job; None if there is none.
         exhausted: whether every source had ended.
-        retention_failures: how often expired epochs could not be removed.
+        retention_failures: how often expired epochs could not be deleted.
         overdue_epochs: how many expired epochs are left for the next run.
     """
 
@@ -55,7 +55,7 @@ class RunOutcome:
 
     @classmethod
     def of(cls, run: JobRun, epochs: int, exhausted: bool) -> RunOutcome:
-        """How a run ends that wrote so many epochs."""
+        """Return the outcome of a run that wrote this many epochs."""
         return cls(
             epochs=epochs,
             newest=run.base,
@@ -65,7 +65,7 @@ class RunOutcome:
         )
 
     def after(self, before: RunOutcome) -> RunOutcome:
-        """This run and one before it, as one."""
+        """Combine this outcome with that of an earlier run."""
         return replace(
             self,
             epochs=before.epochs + self.epochs,
@@ -83,18 +83,18 @@ def run_pipeline(
     adopt: bool = False,
     on_epoch: OnEpoch | None = None,
 ) -> RunOutcome:
-    """Run a pipeline in this process, from its newest checkpoint on.
+    """Run a pipeline in this process, starting from its newest checkpoint.
 
     Args:
-        max_epochs: stop, with a last checkpoint, after so many epochs.
-        follow: wait for more when the sources have nothing new; else stop then.
-        interval_seconds: the least time between two epochs.
-        adopt: go on from a checkpoint that a streaming query wrote.
+        max_epochs: stop with a last checkpoint after this many epochs.
+        follow: wait for new rows when the sources have none; otherwise stop then.
+        interval_seconds: the minimum time between two epochs.
+        adopt: continue from a checkpoint that a streaming query wrote.
         on_epoch: called with every epoch once it is published and committed.
 
     Raises:
-        ConflictError: a newer run was started, or the state is a streaming query's and `adopt` was
-            not said. Nothing is lost.
+        ConflictError: a newer run was started, or a streaming query wrote the state and `adopt` is
+            False. Nothing is lost.
         ArroyoStateError: see `JobRun`.
     """
     if (newest := finished(store, pipeline)) is not None:
@@ -159,7 +159,7 @@ class LocalRun:
                     next_step=f"continue with `arroyo-state run --spark`; or {ADOPT}",
                 )
 
-        # Before the start: a refused one must not fence the streaming query that may be running.
+        # Checked before the start: a refused run must not fence a running streaming query.
         job = JobRun.start(store, pipeline, accept=accept)
         with job.closed_on_failure():
             return cls(job, job.offsets())
@@ -175,7 +175,7 @@ class LocalRun:
         )
 
     def step(self, *, then_stop: bool = False, even_if_idle: bool = False) -> Checkpoint | None:
-        """Write the next epoch. Returns it; None when there is nothing new and nothing was written.
+        """Write the next epoch and return it; None if there is nothing new and nothing was written.
 
         Args:
             then_stop: the epoch is the last of this run.

@@ -1,4 +1,4 @@
-"""A pipeline by the name of where it is defined: `module:name`, or `path/to/file.py:name`."""
+"""Load a pipeline by the place of its definition: `module:name`, or `path/to/file.py:name`."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from arroyo_dagster.user_modules import import_file, import_named, open_folders
 
 
 def load_pipeline(target: str) -> Pipeline:
-    """Find the pipeline that `MODULE:ATTRIBUTE` or `path/to/file.py:ATTRIBUTE` names.
+    """Load the pipeline that `MODULE:ATTRIBUTE` or `path/to/file.py:ATTRIBUTE` names.
 
     Raises:
-        InputError: it does not name one, or its module cannot be imported.
+        InputError: the target is not a pipeline, or its module cannot be imported.
     """
     where, _, attribute = target.rpartition(":")
     if not where or not attribute:

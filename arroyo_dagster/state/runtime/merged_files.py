@@ -1,4 +1,4 @@
-"""Merged files in the lists of a job: those of maintenance taken over, and the job's own merges."""
+"""Merged files in the lists of a job: those of maintenance that it adopts, and its own merges."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from arroyo_dagster.state.tables.messages import Compaction
 
 @dataclass(frozen=True, slots=True)
 class TakenOver:
-    """Operators once maintenance's merges are put in place, and the records they came from."""
+    """Operators after maintenance's merges were applied, and the records of these merges."""
 
     applied: Applied
     records: list[StatePath]
@@ -33,14 +33,14 @@ class TakenOver:
 
 @dataclass(frozen=True, slots=True)
 class MergedFiles:
-    """What a run does about merged files, at each of its epochs."""
+    """Handles the merged files of a run, at each of its epochs."""
 
     store: ObjectStore
     pipeline: Pipeline
     backend: StateBackend
 
     def take_over(self, operators: Sequence[OperatorCheckpoint]) -> TakenOver:
-        """Put what maintenance has merged in the place of its inputs."""
+        """Replace files in the lists by the files into which maintenance has merged them."""
         found = self.backend.compaction_records()
         known = [merged for record in found.values() if record for merged in record.merged]
         outputs = list(dict.fromkeys(path for merged in known for path in merged.output_paths))
@@ -52,8 +52,8 @@ class MergedFiles:
         )
 
     def forget_records(self, taken: TakenOver) -> None:
-        """Remove the records that were looked at: taken over, or void for ever."""
-        # What stays behind is void at the next epoch; it must not stop a run whose epoch exists.
+        """Delete the records that were read: they are adopted, or can never be applied."""
+        # A remaining record is not applied again; it must not stop a run whose epoch exists.
         with contextlib.suppress(StorageError):
             if taken.records:
                 self.store.delete_many(taken.records)
@@ -61,13 +61,13 @@ class MergedFiles:
     def merge(
         self, plan: EpochPlan, taken: TakenOver, base: Checkpoint | None
     ) -> tuple[list[OperatorCheckpoint], dict[OperatorId, tuple[Compaction, ...]]]:
-        """Merge what the epoch before listed, where a global table lists too many files.
+        """Merge the files that the previous epoch listed, where a global table lists too many.
 
         Args:
-            base: the epoch before.
+            base: the previous epoch; None for the first.
 
         Returns:
-            The operators, and what their subtasks learn of it at the next epoch.
+            The operators, and the compactions to announce to their subtasks at the next epoch.
         """
         announced: dict[OperatorId, list[Compaction]] = {}
         for merged in taken.applied.done:
@@ -99,7 +99,7 @@ class MergedFiles:
 
 
 def _announcement(merged: Merged, base: Checkpoint | None) -> Compaction:
-    # Inputs that have expired meanwhile are no longer known to the subtasks.
+    # The subtasks no longer know inputs that have expired meanwhile.
     operator = base.operator(merged.operator) if base else None
     listed = set(operator.paths) if operator else set()
     return Compaction(

@@ -1,4 +1,4 @@
-"""What an operator is and is given: its tables, its watermark, its output.
+"""The interface of operators, sources and sinks, and the context they are called with.
 
 Source: crates/arroyo-operator/src/operator.rs, `ArrowOperator`, and context.rs.
 """
@@ -18,19 +18,19 @@ from arroyo_dagster.state.tables.manager import TableManager
 from arroyo_dagster.state.tables.table import TaskInfo
 
 Offset = dict[str, Any]
-"""Where a source stands: a JSON object. Its members are the source's own business."""
+"""The position of a source: a JSON object, whose members only the source interprets."""
 
 
 NO_EPOCH = Epoch(0)
-"""What comes before a job's first epoch."""
+"""The epoch number before a job's first epoch."""
 
 
 class Collector:
-    """Takes what an operator puts out.
+    """Collects the output of an operator.
 
     Args:
-        operator: for errors.
-        schema: what every batch must look like; None = the operator puts out nothing.
+        operator: its name, for errors.
+        schema: the schema of every batch; None = the operator emits nothing.
     """
 
     def __init__(self, operator: str, schema: pa.Schema | None) -> None:
@@ -39,7 +39,7 @@ class Collector:
         self._batches: list[pa.RecordBatch] = []
 
     def collect(self, rows: pa.RecordBatch | pa.Table) -> None:
-        """Put rows out, behind those put out before.
+        """Append rows to the output.
 
         Raises:
             InputError: the operator declares no output, or another schema.
@@ -57,7 +57,7 @@ class Collector:
         self._batches.extend(batch for batch in batches if batch.num_rows)
 
     def drain(self) -> list[pa.RecordBatch]:
-        """Give what was collected, and forget it."""
+        """Return the collected rows, and empty the collector."""
         batches, self._batches = self._batches, []
         return batches
 
@@ -68,13 +68,13 @@ def _columns(schema: pa.Schema | None) -> list[str] | None:
 
 @dataclass(slots=True)
 class OperatorContext:
-    """What an operator is given with every call.
+    """The context of every call of an operator.
 
     Attributes:
-        task_info: which subtask this is.
+        task_info: the subtask.
         table_manager: the tables registered by `Operator.tables`.
         watermark_micros: event time reached before this epoch's rows, in `on_start` that of the
-            epoch restored; None = none yet.
+            restored epoch; None = none yet.
         epoch: the epoch being written.
         then_stop: whether this epoch is the last of the run.
     """
@@ -87,48 +87,50 @@ class OperatorContext:
 
 
 class Operator:
-    """User code with state. Subclass it; every method but `process_batch` may be left out.
+    """User code with state. Subclass it; every method except `process_batch` is optional.
 
-    State that must survive lies in the tables of `ctx.table_manager`; attributes set in `on_start`
-    are for views and caches only. An instance must pickle: one copy is made for each subtask.
+    Keep state that must survive in the tables of `ctx.table_manager`; use attributes set in
+    `on_start` for views and caches only. Instances must be picklable: one copy is made for each
+    subtask.
     """
 
     output_schema: pa.Schema | None = None
-    """The schema of what `collector` takes; None = nothing is emitted."""
+    """The schema of the rows that `collector` accepts; None = nothing is emitted."""
 
     def tables(self) -> Sequence[TableConfig]:
-        """The tables to register."""
+        """Return the tables to register."""
         return ()
 
     def on_start(self, ctx: OperatorContext) -> None:
-        """Called when the tables have been loaded: at the start, at a restart, and on Spark
-        whenever another process of this subtask had gone on meanwhile."""
+        """Handle a start: called after the tables are loaded, at the start, at a restart, and on
+        Spark whenever another process of this subtask has continued meanwhile.
+        """
 
     def process_batch(
         self, batch: pa.RecordBatch, ctx: OperatorContext, collector: Collector
     ) -> None:
-        """Take rows of the only input, in the order of the source. `_timestamp` is event time."""
+        """Process rows of the only input, in the source's order. `_timestamp` is event time."""
         raise NotImplementedError(f"{type(self).__name__} does not implement process_batch")
 
     def process_batch_index(
         self, index: int, batch: pa.RecordBatch, ctx: OperatorContext, collector: Collector
     ) -> None:
-        """Take rows of input `index`, for operators with several."""
+        """Process rows of input `index`, for operators with several inputs."""
         self.process_batch(batch, ctx, collector)
 
     def handle_watermark(
         self, watermark_micros: int, ctx: OperatorContext, collector: Collector
     ) -> None:
-        """Event time has reached `watermark_micros`; called behind the rows, when it advances."""
+        """Handle the new watermark `watermark_micros`; called after the rows, when it advances."""
 
     def handle_checkpoint(self, ctx: OperatorContext, collector: Collector) -> None:
-        """The barrier has come: the last chance to change tables in this epoch."""
+        """Handle the barrier: the last chance to change tables in this epoch."""
 
     def tables_watermark(self, watermark_micros: int | None) -> int | None:
-        """The event time that the operator's tables have reached at this barrier.
+        """Return the event time that the operator's tables have reached at this barrier.
 
-        It decides which rows of expiring tables are kept. Rows of operators that find event time
-        in the rows themselves expire by that, not by the watermark of the sources.
+        It determines which rows of expiring tables are kept. Operators that read event time from
+        the rows themselves return that time; their rows do not expire by the sources' watermark.
 
         Args:
             watermark_micros: of the sources.
@@ -136,54 +138,54 @@ class Operator:
         return watermark_micros
 
     def on_close(self, ctx: OperatorContext) -> None:
-        """Called behind the checkpoint with `then_stop`."""
+        """Handle the end of the run: called after the checkpoint with `then_stop`."""
 
 
 class Sink(Operator):
-    """An operator whose effect lies outside, made visible in the second phase of a commit.
+    """An operator with external effects, which become visible in the second phase of a commit.
 
-    In `handle_checkpoint` it prepares, invisibly, and leaves commit data in a table configured
-    with `two_phase_commit=True`; when the checkpoint has become the owner of its epoch, `commit`
-    is called with the commit data of all subtasks, again after a crash. It must be idempotent.
+    `handle_checkpoint` prepares the effects invisibly and writes commit data to a table configured
+    with `two_phase_commit=True`. When the checkpoint owns its epoch, `commit` is called with the
+    commit data of all subtasks, and called again after a crash. It must be idempotent.
     """
 
     def commit(self, epoch: Epoch, data: Mapping[TableName, Mapping[int, bytes]]) -> None:
-        """Make visible what the epoch prepared. `data`: commit data by table and subtask."""
+        """Make the epoch's prepared effects visible. `data`: commit data by table and subtask."""
         raise NotImplementedError(f"{type(self).__name__} does not commit")
 
 
 class Source:
-    """Rows that can be read again from any offset it has given. An instance must pickle."""
+    """Rows that can be read again from any returned offset. Instances must be picklable."""
 
     schema: pa.Schema
-    """The columns of its rows; `_timestamp` is added from the column named to `Pipeline.source`."""
+    """The columns of its rows; `_timestamp` is added from the column named in `Pipeline.source`."""
 
     def initial_offset(self) -> Offset:
-        """Where a job without state begins."""
+        """Return the offset at which a job without state begins."""
         raise NotImplementedError
 
     def latest_offset(self, start: Offset) -> Offset:
-        """How far one epoch may go from `start`; `start` itself when there is nothing new."""
+        """Return the end of one epoch that begins at `start`; `start` itself if nothing is new."""
         raise NotImplementedError
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[Any]:
-        """Split the rows from `start` (included) to `end` (excluded), in order; splits pickle."""
+        """Split the rows from `start` (inclusive) to `end` (exclusive), in order; splits pickle."""
         raise NotImplementedError
 
     def read(self, partition: Any) -> Iterator[pa.RecordBatch]:
-        """Read one split, the same rows in the same order every time."""
+        """Read one split, with the same rows in the same order every time."""
         raise NotImplementedError
 
     def exhausted(self, offset: Offset) -> bool:
-        """Whether nothing will ever follow `offset`."""
+        """Whether no row will ever follow `offset`."""
         return False
 
 
 def registered(operator: Operator) -> dict[TableName, TableConfig]:
-    """The tables of an operator by name.
+    """Return the tables of an operator by name.
 
     Raises:
-        InputError: two tables of one name.
+        InputError: two tables have the same name.
     """
     configs: dict[TableName, TableConfig] = {}
     tables: Iterable[TableConfig] = operator.tables()

@@ -1,4 +1,4 @@
-"""A pipeline: sources, operators and sinks, and how rows go between them.
+"""A pipeline: sources, operators and sinks, and the streams of rows between them.
 
 flights = Pipeline("flights", parallelism=2)
 rows = flights.source("departures", ParquetReplay(path), timestamp="scheduled")
@@ -25,12 +25,12 @@ MAX_PARALLELISM = 4096
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """Rows of one node that another takes.
+    """A connection on which one node reads the rows of another.
 
     Attributes:
-        index: which edge of the pipeline, counted over all of it.
-        input_index: which input of the taking node.
-        keys: the columns whose hash decides the subtask; None = rows stay where they are.
+        index: the number of the edge, counted over the whole pipeline.
+        input_index: the number of the reading node's input.
+        keys: the columns whose hash determines the subtask; None = rows stay in their subtask.
     """
 
     index: int
@@ -45,7 +45,7 @@ class SourceNode:
     """A source in a pipeline.
 
     Attributes:
-        timestamp: the column that holds event time.
+        timestamp: the column that contains event time.
         lateness_micros: how far the watermark stays behind the latest event time.
     """
 
@@ -58,7 +58,7 @@ class SourceNode:
 
 @dataclass(frozen=True, slots=True)
 class OperatorNode:
-    """An operator in a pipeline. `level`: how many exchanges of rows lie before it."""
+    """An operator in a pipeline. `level`: the number of exchanges of rows before it."""
 
     operator_id: OperatorId
     operator: Operator
@@ -72,20 +72,20 @@ class Pipeline:
 
     Args:
         name: the pipeline's id, the first directory of its state.
-        job: the job's id, the second; `main` unless given.
+        job: the job's id, the second directory; by default `main`.
         parallelism: subtasks of every operator.
-        keep_epochs: how many epochs a run keeps; None keeps all (expiry is then somebody else's).
+        keep_epochs: how many epochs a run keeps; None keeps all (they must then be expired by gc).
         merge_files_after: how many files a global keyed table may list before the run merges them.
-        layout: how its state is laid out. The legacy layout is for tools and releases of Arroyo
-            that know no other, and weaker: no worker generations fence an old run. One run at a
-            time holds a lease, another start is refused until that is given back or has run out
-            (a minute after a crash), and a run that stands still for longer than its lease, just
+        layout: the layout of its state. Use the legacy layout only for tools and releases of Arroyo
+            that support no other. It is weaker: no worker generations fence an old run. One run at
+            a time holds a lease; another start is refused until the lease is released or has
+            expired (a minute after a crash). A run that hangs for longer than its lease, exactly
             between a check and a write, could still overwrite an epoch's metadata. At least the 11
-            newest epochs stay, and there is one directory level: `name` is the job's id.
+            newest epochs are kept, and there is one directory level: `name` is the job's id.
 
     Raises:
-        InputError: a name that is not safe in a path, a parallelism outside 1 … 4096, a `job` in
-            the legacy layout.
+        InputError: a name is not safe in a path, the parallelism is outside 1 … 4096, or a `job` is
+            given in the legacy layout.
     """
 
     name: str
@@ -119,14 +119,14 @@ class Pipeline:
 
     @property
     def paths(self) -> JobPaths:
-        """Where the state of this pipeline lies below the checkpoint URL."""
+        """The paths of this pipeline's state below the checkpoint URL."""
         if self.layout is Layout.LEGACY:
             return JobPaths(JobId(self.name))
         return JobPaths(JobId(self.job), PipelineId(self.name))
 
     @property
     def other_layout(self) -> JobPaths:
-        """Where its state would lie in the layout it does not have."""
+        """The paths that its state would have in the other layout."""
         if self.layout is Layout.LEGACY:
             return JobPaths(JobId(self.job), PipelineId(self.name))
         return JobPaths(JobId(self.name))
@@ -137,11 +137,11 @@ class Pipeline:
         """Add a source.
 
         Args:
-            timestamp: the column of event time, any timestamp type, never null.
-            lateness_micros: how far behind the latest event time the watermark stays.
+            timestamp: the column of event time, of any timestamp type, never null.
+            lateness_micros: how far the watermark stays behind the latest event time.
 
         Raises:
-            InputError: the name is taken or not a name, or there is no such timestamp column.
+            InputError: the name is taken or invalid, or there is no such timestamp column.
         """
         name = self._new_name(operator_id)
         index = source.schema.get_field_index(timestamp)
@@ -159,10 +159,11 @@ class Pipeline:
         return Stream(self, name, None)
 
     def apply(self, operator_id: str, operator: Operator, inputs: Sequence[Stream]) -> Stream:
-        """Add an operator that takes several streams; `Stream.apply` is the form for one.
+        """Add an operator that reads several streams; use `Stream.apply` for a single one.
 
         Raises:
-            InputError: a taken name, a key that is no column, or streams of another pipeline.
+            InputError: the name is taken, a key is not a column, or a stream belongs to another
+                pipeline.
         """
         name = self._new_name(operator_id)
         if not inputs:
@@ -193,7 +194,7 @@ class Pipeline:
         return Edge(self._edges - 1, stream.origin, target, input_index, stream.keys)
 
     def schema_of(self, node: OperatorId) -> pa.Schema:
-        """The schema of the rows that a node puts out."""
+        """Return the schema of the rows that a node emits."""
         if node in self.sources:
             return self.sources[node].schema
         schema = self.operators[node].operator.output_schema
@@ -223,15 +224,15 @@ class Pipeline:
 
     @property
     def levels(self) -> int:
-        """How many exchanges of rows an epoch takes."""
+        """The number of exchanges of rows in an epoch."""
         return max((node.level for node in self.operators.values()), default=0)
 
     def at_level(self, level: int) -> list[OperatorNode]:
-        """The operators of one level, each behind those it takes rows from."""
+        """Return the operators of one level, each after those whose rows it reads."""
         return [node for node in self.operators.values() if node.level == level]
 
     def edges_from(self, node: OperatorId) -> list[Edge]:
-        """The edges on which a node's rows leave."""
+        """Return the edges that carry a node's rows to others."""
         return [
             edge
             for operator in self.operators.values()
@@ -240,14 +241,14 @@ class Pipeline:
         ]
 
     def sources_of(self, node: OperatorId) -> set[OperatorId]:
-        """The sources whose rows can reach a node."""
+        """Return the sources whose rows can reach a node."""
         if node in self.sources:
             return {node}
         inputs = self.operators[node].inputs
         return set().union(*(self.sources_of(edge.origin) for edge in inputs))
 
     def sinks(self) -> dict[OperatorId, Sink]:
-        """The operators that commit."""
+        """Return the operators that commit."""
         return {
             name: node.operator
             for name, node in self.operators.items()
@@ -267,7 +268,7 @@ class Pipeline:
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """The rows of one node, by keys once `key_by` was said."""
+    """The rows of one node; keyed after `key_by`."""
 
     pipeline: Pipeline
     origin: OperatorId
@@ -278,9 +279,9 @@ class Stream:
         return Stream(self.pipeline, self.origin, tuple(columns))
 
     def apply(self, operator_id: str, operator: Operator) -> Stream:
-        """Add an operator that takes this stream. Errors as `Pipeline.apply`."""
+        """Add an operator that reads this stream. Errors as `Pipeline.apply`."""
         return self.pipeline.apply(operator_id, operator, [self])
 
     def sink(self, operator_id: str, sink: Sink) -> None:
-        """Add a sink that takes this stream."""
+        """Add a sink that reads this stream."""
         self.pipeline.apply(operator_id, sink, [self])

@@ -1,4 +1,4 @@
-"""How an epoch is published, in both layouts."""
+"""Publish an epoch, in both layouts."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ class EpochPublisher:
         base: Checkpoint | None,
         progress: StreamProgress,
     ) -> Checkpoint:
-        """Write the metadata of an epoch: from here on it exists.
+        """Write the metadata of an epoch: from now on it exists.
 
         Args:
-            base: the epoch before.
+            base: the previous epoch; None for the first.
 
         Raises:
-            ConflictError: somebody else owns the epoch, or a newer run was started.
+            ConflictError: another run owns the epoch, or a newer run was started.
         """
         if plan.generation is None:
             return self._publish_legacy(plan, operators, progress)
@@ -80,7 +80,7 @@ class EpochPublisher:
         base: Checkpoint | None,
         progress: StreamProgress,
     ) -> Manifest:
-        """The manifest of an epoch in the protocol layout; arguments as of `publish`."""
+        """Return the manifest of an epoch in the protocol layout; arguments as of `publish`."""
         paths = self.backend.paths
         assert paths.pipeline is not None
         assert plan.generation is not None

@@ -1,4 +1,4 @@
-"""Expired epochs removed by the run that writes new ones."""
+"""Deletion of expired epochs by the run that writes new ones."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class RunRetention:
     """The retention of one run. A failure of the store does not stop the run.
 
     Attributes:
-        failures: how often expired epochs could not be removed.
+        failures: how often expired epochs could not be deleted.
         overdue_epochs: how many of them the last failure left; 0 once retention has succeeded.
     """
 
@@ -31,12 +31,12 @@ class RunRetention:
         self._failed_in_a_row = 0
 
     def expire(self, plan: EpochPlan) -> None:
-        """Remove the epochs before the oldest that is kept, if it is time to.
+        """Delete the epochs before the oldest one to keep, if a cleanup is due.
 
         Raises:
             ConflictError: a newer run was started.
         """
-        # After a first failure at once; one that lasts must not cost every epoch a look at all.
+        # Retry at once only after the first failure: a lasting one must not slow every epoch.
         again = self._failed_in_a_row == 1
         due = plan.epoch % CLEANUP_EVERY_EPOCHS == 0 or plan.then_stop or again
         if self._pipeline.keep_epochs is None or not due or plan.min_epoch <= 1:
@@ -51,7 +51,7 @@ class RunRetention:
             self.overdue_epochs = self._failed_in_a_row = 0
 
     def _report_overdue(self, min_epoch: Epoch, error: ArroyoStateError) -> None:
-        """Count and log what retention has left for the next time: the epoch itself exists."""
+        """Count and log the epochs left for the next attempt; the epoch just written exists."""
         self.failures += 1
         self._failed_in_a_row += 1
         with contextlib.suppress(StorageError, NotFoundError):

@@ -1,4 +1,4 @@
-"""Where the sources of a run stand, kept in tables of their own like any operator's state."""
+"""The offsets and watermarks of a run's sources, kept in tables like any operator's state."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ WATERMARKS = "watermark"
 
 @dataclass(frozen=True, slots=True)
 class SourceWatermark:
-    """The value of a source's table `watermark`, key 0."""
+    """The value of a source's table `watermark`, for key 0."""
 
     watermark_micros: U64
 
 
 def source_tables() -> dict[TableName, TableConfig]:
-    """The tables every source of ours keeps: where it stands, and its watermark."""
+    """Return the tables of every managed job's source: its offsets, and its watermark."""
     configs = (
         global_table_config(OFFSETS, "source offsets", key=str, value=str),
         global_table_config(WATERMARKS, "source watermark", key=U32, value=SourceWatermark),
@@ -39,7 +39,7 @@ def source_tables() -> dict[TableName, TableConfig]:
 
 @dataclass(frozen=True, slots=True)
 class SourceBackend:
-    """What the tables of a source need of the backend of their job."""
+    """The parts of a job's backend that the tables of a source need."""
 
     store: ObjectStore
     generation: WorkerGeneration | None
@@ -47,7 +47,7 @@ class SourceBackend:
 
 
 class SourceState:
-    """Where one source stands, kept in tables of its own like any operator's state."""
+    """The offset and watermark of one source, kept in tables like any operator's state."""
 
     def __init__(self, manager: TableManager) -> None:
         self._manager = manager
@@ -56,7 +56,7 @@ class SourceState:
 
     @property
     def offset(self) -> Offset | None:
-        """Where the source stands; None = nothing recorded."""
+        """The source's offset; None = none is recorded."""
         stored = self._offsets.get_all()
         return {name: json.loads(value) for name, value in stored.items()} or None
 
@@ -69,7 +69,7 @@ class SourceState:
     def checkpoint(
         self, plan: EpochPlan, offset: Offset, watermark_micros: int | None
     ) -> SubtaskCheckpoint:
-        """Write where the source stands behind an epoch."""
+        """Write the source's offset and watermark after an epoch."""
         known = self._offsets.get_all()
         now = {name: json.dumps(value, sort_keys=True) for name, value in offset.items()}
         self._offsets.remove_many([name for name in known if name not in now])
@@ -81,7 +81,7 @@ class SourceState:
         )
 
     def follow(self, published: OperatorCheckpoint | None, compacted: Sequence[Compaction]) -> None:
-        """Go on from the epoch that was published."""
+        """Continue from the published epoch."""
         assert published is not None
         for message in compacted:
             self._manager.send(message)

@@ -1,4 +1,4 @@
-"""What is checked before a run continues from a checkpoint."""
+"""Checks before a run continues from a checkpoint."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class StartChecks:
     """The checks of one start; their errors are those of `JobRun.start`.
 
     Attributes:
-        accept: looks at the progress of the checkpoint to continue from, and raises to refuse it.
+        accept: called with the progress of the checkpoint to continue from; raises to refuse it.
     """
 
     store: ObjectStore
@@ -43,7 +43,7 @@ class StartChecks:
     def before_start(self) -> Epoch | None:
         """Check the newest epoch and return it; None = the job has none.
 
-        Bad input is found here, before anything is written, the new generation included.
+        Bad input is detected here, before anything is written, including the new generation.
         """
         self._check_layout()
         newest = self._newest_epoch()
@@ -55,11 +55,11 @@ class StartChecks:
                 before, newest = newest, self._newest_epoch()
                 if newest == before:
                     raise self._damaged(error) from error
-                # else a running job has let it expire while it was read
+                # else a running job has let the epoch expire while it was read
         return newest
 
     def _damaged(self, error: ArroyoStateError) -> ArroyoStateError:
-        """The error of a newest epoch that cannot be restored, with the command that goes back."""
+        """Return the error of an unrestorable newest epoch, with the command to roll back."""
         command = f"arroyo-state rollback {self.pipeline.paths.root}"
         step = f"restore the object, or go back to an older epoch: `{command}` lists them"
         found = type(error)(error.message, next_step=step, retryable=error.retryable)
@@ -81,7 +81,7 @@ class StartChecks:
             )
 
     def check_base(self, base: Checkpoint | None, newest: Epoch | None) -> None:
-        """Check what the run, which has just been started, continues from.
+        """Check the checkpoint from which the run, which has just been started, continues.
 
         Args:
             newest: as `before_start` returned it.
@@ -98,7 +98,7 @@ class StartChecks:
             self.check_restorable(base.epoch)
 
     def _check_own(self, base: Checkpoint | None) -> None:
-        """A copy of a job under another name lists the original's files, and would expire them."""
+        """Refuse a copy of a job under another name, which would expire the original's files."""
         if base is not None and base.job != self.pipeline.paths.job:
             raise ProtocolError(
                 f"epoch {base.epoch} is of job {base.job}: its files are listed below "
@@ -114,7 +114,7 @@ class StartChecks:
             epochs = self.backend.every_epoch()
         except NotFoundError:
             return None  # nothing was ever written below the URL: this is its first job
-        # A listing may go on showing an epoch that has expired.
+        # A listing may still show an epoch that has expired.
         return next((epoch for epoch in reversed(epochs) if self.backend.exists(epoch)), None)
 
     def check_restorable(self, epoch: Epoch) -> None:

@@ -10,7 +10,7 @@ from arroyo_dagster.state.storage.store import ObjectStore
 
 
 def requested_stop(store: ObjectStore, paths: JobPaths) -> int | None:
-    """The number of the run that somebody asked to stop; None without a request."""
+    """Return the number of the run that is requested to stop; None without a request."""
     try:
         data = store.read(paths.stop_request)
     except NotFoundError:
@@ -20,7 +20,7 @@ def requested_stop(store: ObjectStore, paths: JobPaths) -> int | None:
 
 
 def request_stop(store: ObjectStore, paths: JobPaths, now_micros: int) -> int:
-    """Ask the newest run of a job to stop with a checkpoint. Returns the number of the run.
+    """Request the newest run of a job to stop with a checkpoint, and return its number.
 
     Raises:
         NotFoundError: the job was never started.
@@ -39,7 +39,7 @@ def request_stop(store: ObjectStore, paths: JobPaths, now_micros: int) -> int:
 
 
 def _newest_run(store: ObjectStore, paths: JobPaths) -> int:
-    """The worker generation of the newest run, or the number of its lease; 0 = none."""
+    """Return the worker generation of the newest run, or the token of its lease; 0 = none."""
     if paths.layout is Layout.LEGACY:
         return newest_token(store, paths.writers)
     try:

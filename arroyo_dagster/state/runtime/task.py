@@ -1,5 +1,6 @@
-"""One subtask of every operator of a level, for as long as its process lives: restore, process,
-checkpoint, follow what was published. The same code runs in process and in Spark's workers."""
+"""One subtask of every operator of a level, for the lifetime of its process: restore, process,
+checkpoint, follow the published epochs. The same code runs in process and in Spark's workers.
+"""
 
 from __future__ import annotations
 
@@ -31,12 +32,12 @@ from arroyo_dagster.state.tables.table import TaskInfo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochPlan:
-    """What every subtask needs to know of the epoch it is to write.
+    """The facts that every subtask needs about the epoch to write.
 
     Attributes:
-        base: the operators at the epoch before, as published; empty at the first.
+        base: the operators at the previous epoch, as published; empty for the first epoch.
         generation: the worker generation that writes; None in the legacy layout.
-        watermarks_micros: of each source at the epoch before; None = none yet.
+        watermarks_micros: of each source at the previous epoch; None = none yet.
         compacted: files merged since then, by operator.
     """
 
@@ -53,7 +54,9 @@ class EpochPlan:
 def advanced(
     pipeline: Pipeline, before: Mapping[OperatorId, int | None], latest: Mapping[str, int]
 ) -> dict[OperatorId, int | None]:
-    """The watermark of each source behind an epoch: latest event time less lateness, never back."""
+    """Return the sources' watermarks after an epoch: latest event time minus lateness,
+    never less.
+    """
     after: dict[OperatorId, int | None] = {}
     for name, node in pipeline.sources.items():
         reached = latest.get(name)
@@ -66,7 +69,7 @@ def advanced(
 def watermark_of(
     pipeline: Pipeline, node: OperatorId, marks: Mapping[OperatorId, int | None]
 ) -> int | None:
-    """The watermark at an operator: the smallest of its sources', None while one has none."""
+    """Return an operator's watermark: the smallest of its sources'; None while one has none."""
     values = [marks[name] for name in pipeline.sources_of(node)]
     known = [value for value in values if value is not None]
     return min(known) if len(known) == len(values) else None
@@ -112,7 +115,7 @@ class OperatorSubtask:
         return operator
 
     def follow(self, plan: EpochPlan) -> bool:
-        """Come to the epoch that `plan` continues. False: cannot; make a new one."""
+        """Advance to the epoch that `plan` continues; False if impossible: create a new subtask."""
         for message in plan.compacted.get(self.node.operator_id, ()):
             self._manager.send(message)
         published = plan.base.get(self.node.operator_id)
@@ -132,7 +135,7 @@ class OperatorSubtask:
         after_micros: int | None,
         plan: EpochPlan,
     ) -> list[pa.RecordBatch]:
-        """Take the rows of one epoch by input, then its watermark, then the barrier."""
+        """Process the rows of one epoch by input, then its watermark, then the barrier."""
         ctx, operator = self._ctx, self._operator
         ctx.watermark_micros, ctx.epoch, ctx.then_stop = before_micros, plan.epoch, plan.then_stop
         collector = Collector(self.node.operator_id, self._schema)
@@ -146,7 +149,7 @@ class OperatorSubtask:
         return collector.drain()
 
     def checkpoint(self, plan: EpochPlan, watermark_micros: int | None) -> SubtaskCheckpoint:
-        """Write the tables. Behind the last checkpoint of a run the operator is closed."""
+        """Write the tables. After the last checkpoint of a run, close the operator."""
         reached = self._operator.tables_watermark(watermark_micros)
         done = self._manager.checkpoint(plan.epoch, plan.min_epoch, reached, plan.then_stop)
         if plan.then_stop:
@@ -158,7 +161,7 @@ class LevelTask:
     """Subtask `index` of every operator of one level, kept from epoch to epoch.
 
     Args:
-        encode: makes the payload of the chunks it gives.
+        encode: makes the payload of the chunks that it yields.
     """
 
     def __init__(
@@ -179,9 +182,9 @@ class LevelTask:
         self.watermarks_micros: dict[OperatorId, int | None] = {}
 
     def run(self, plan: EpochPlan, work: ReceivedRows) -> Iterator[ExchangeChunk]:
-        """Write one epoch. Gives the rows for later levels; then `reports` are complete.
+        """Write one epoch. Yields the rows for later levels; afterwards `reports` are complete.
 
-        Whatever fails, the state in memory is dropped: the next call restores.
+        If it fails, the state in memory is dropped, and the next call restores it.
         """
         subtasks, self._subtasks, self.reports = self._subtasks, {}, {}
         marks = advanced(self._pipeline, plan.watermarks_micros, work.latest_micros)
@@ -203,7 +206,7 @@ class LevelTask:
     def _watermark(
         self, node: OperatorNode, marks: Mapping[OperatorId, int | None], plan: EpochPlan
     ) -> int | None:
-        # Never back, though a source be added to the pipeline: what has expired must not return.
+        # Never decreasing, even if a source is added to the pipeline: expired rows must not return.
         base = plan.base.get(node.operator_id)
         reached = base.min_watermark_micros if base else None
         now = watermark_of(self._pipeline, node.operator_id, marks)
@@ -233,10 +236,11 @@ class LevelTask:
 def merged_watermarks(
     found: Sequence[Mapping[OperatorId, int | None]],
 ) -> dict[OperatorId, int | None]:
-    """The watermarks that all tasks of an epoch saw.
+    """Return the watermarks that all tasks of an epoch observed.
 
     Raises:
-        ProtocolError: two tasks saw different ones; rows of theirs got lost on the way.
+        ProtocolError: two tasks observed different ones, so rows of theirs were lost in the
+            exchange.
     """
     for other in found[1:]:
         if dict(other) != dict(found[0]):

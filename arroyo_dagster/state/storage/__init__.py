@@ -1,4 +1,4 @@
-"""Bytes at a path, whatever they mean: the stores, their URLs and the wrappers around them."""
+"""Bytes at a path, independent of their meaning: stores, their URLs and wrappers."""
 
 from __future__ import annotations
 

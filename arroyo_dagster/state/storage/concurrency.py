@@ -1,4 +1,4 @@
-"""Many store calls at once, results in order; and what goes on while its results are used."""
+"""Concurrent store calls with results in order, and work in the background."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CONCURRENCY = 16
 
 
 def concurrently(call: Callable[[_A], _B], items: Iterable[_A]) -> list[_B]:
-    """`[call(item) for item in items]`, up to 16 at a time.
+    """Return `[call(item) for item in items]`, with up to 16 concurrent calls.
 
     Raises:
         The first error in the order of `items`.
@@ -31,10 +31,9 @@ def concurrently(call: Callable[[_A], _B], items: Iterable[_A]) -> list[_B]:
 
 
 def ahead(call: Callable[[_A], _B], items: Iterable[_A]) -> Iterator[_B]:
-    """As `concurrently`, but no more than 16 results are ever there that were not asked for yet.
+    """Yield results as `concurrently` returns them, with at most 16 unread results at a time.
 
-    What is never asked for, because of an error or because the caller has enough, may have been
-    called.
+    If the caller stops early or an error occurs, up to 16 further items may have been called.
     """
     waiting: deque[Future[_B]] = deque()
     with ThreadPoolExecutor(CONCURRENCY, "arroyo-state") as pool:
@@ -53,14 +52,15 @@ def ahead(call: Callable[[_A], _B], items: Iterable[_A]) -> Iterator[_B]:
 def read_ahead(
     call: Callable[[_A], _B], items: Iterable[tuple[_A, int]], most: int
 ) -> Iterator[_B]:
-    """`call(item)` for each item in order, begun before it is asked for.
+    """Yield `call(item)` for each item in order; calls begin before their results are requested.
 
     Args:
         items: each with its weight.
-        most: so much weight at once is on its way or not yet taken, or one item if that is more.
+        most: the maximum total weight of unread results and running calls; a single heavier item
+            runs alone.
 
     Raises:
-        What `call` raised, when it is that item's turn.
+        The error of `call`, when it is that item's turn.
     """
     waiting: deque[tuple[Future[_B], int]] = deque()
     weight = 0
@@ -86,10 +86,10 @@ class _Ended:
 
 
 def in_background(items: Iterator[_A], most: int = 2) -> Generator[_A, None, None]:
-    """`items`, made by another thread: up to `most` of them before they are asked for.
+    """Yield `items`, which another thread produces, up to `most` of them in advance.
 
     Raises:
-        What making them raised.
+        The error of the iterator `items`.
     """
     made: queue.Queue[_A | _Ended] = queue.Queue(most)
     stopped = threading.Event()

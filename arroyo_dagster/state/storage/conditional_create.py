@@ -1,7 +1,8 @@
-"""The proof that a store refuses the second creation of an object, once a process for each store.
+"""The proof that a store refuses the second creation of an object, once per store and process.
 
-Claims and leases are won by creating an object. A server that ignores `If-None-Match` lets every
-creator win, so that two runs write one job. No version number tells such a server: it is tried.
+Claims and leases are acquired by creating an object. If a server ignores `If-None-Match`, every
+creator succeeds, so that two runs write one job. No version number identifies such a server, so the
+behaviour is tested.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ Create = Callable[[StatePath, bytes], bool]
 
 
 class _Proofs:
-    """What this process has proven; a proof is about a server, so it outlives a fork."""
+    """The proofs of this process; they are about servers, so they remain valid after a fork."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.proven: set[object] = set()
 
     def after_fork(self) -> None:
-        self.lock = threading.Lock()  # it may have been held in the parent
+        self.lock = threading.Lock()  # the parent may have held it
 
 
 _PROOFS = _Proofs()
@@ -43,12 +44,12 @@ def prove_once(
     """Prove the conditional create of a store before its first use in this process.
 
     Args:
-        options: with which the store was opened: they may say which server it is on.
+        options: the options of the store, which may select the server.
         create: the creation itself, without this proof.
         beside: the object that is to be created.
 
     Raises:
-        InputError, StorageError: as `prove_conditional_create`; the next call tries again.
+        InputError, StorageError: as in `prove_conditional_create`; the next call tries again.
     """
     key = (type(store), store.url, hash(repr(sorted(options.items()))))
     if key in _PROOFS.proven:
@@ -60,11 +61,11 @@ def prove_once(
 
 
 def prove_conditional_create(store: ObjectStore, create: Create, beside: StatePath) -> None:
-    """Create an object of a fresh name twice, and remove it: the second creation must fail.
+    """Create an object with a new name twice, and delete it; the second creation must fail.
 
     Args:
-        beside: an object of the job whose directory the probe is written to; credentials may be
-            limited to it.
+        beside: an object of the job in whose directory the probe is created; credentials may be
+            limited to this directory.
 
     Raises:
         InputError: the second creation succeeded.
@@ -76,7 +77,7 @@ def prove_conditional_create(store: ObjectStore, create: Create, beside: StatePa
     try:
         if created and create(probe, f"{nonce} 2".encode()):
             raise _ignores_conditions(store.url, probe)
-        # Refused at first by a repeated request, whose first answer was lost: that is proof too.
+        # The client may have repeated a creation whose answer was lost: a refusal is proof as well.
         if not created and _content(store, probe) != first:
             raise _refuses_all(store.url, probe)
     finally:

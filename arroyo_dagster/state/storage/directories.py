@@ -1,7 +1,7 @@
 """Directories below a root on local disk, opened one segment at a time, never through a link.
 
-A path that was checked and is then used again may lead elsewhere by then. A handle cannot: what is
-done relative to it happens in the directory that was opened.
+Between check and use a path may be redirected. A handle cannot: operations relative to it apply to
+the directory that was opened.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ _MOST_KNOWN = 10_000
 _CANNOT_SYNC = {errno.EINVAL, errno.ENOTSUP}
 
 Synced = set[tuple[str, int]]
-"""Directories whose entry in their parent is known to be on disk: path and inode."""
+"""Directories whose entry in their parent has been synced: path and inode."""
 
 
 class Directories:
-    """Handles of the directory that was asked for last, and of those above it.
+    """Handles of the directory that was opened last, and of its parents up to the root.
 
     Args:
-        root: the path of the root, which may itself be, or lie behind, a symbolic link.
-        synced: sync the entry of every directory that is created or passed through, unless it is
-            known here; None: sync nothing.
+        root: the path of the root; it and its parents may be symbolic links.
+        synced: sync the entry of every directory that is created or entered, unless it is in this
+            set; None: sync nothing.
     """
 
     def __init__(self, root: str, synced: Synced | None = None) -> None:
@@ -51,20 +51,20 @@ class Directories:
         self.close()
 
     def close(self) -> None:
-        """Close every handle; the next `open` begins at the root."""
+        """Close all handles; the next `open` begins at the root."""
         self._opened = None
         self._leave(0)
 
     def open(self, directory: str, *, create: bool = False) -> int:
-        """Give the handle of a directory; it is closed by the next call for another one.
+        """Return the handle of a directory; a call for another directory may close it.
 
         Args:
             directory: its path below the root, as stored; "" for the root.
-            create: create what is missing of it, the root and its parents included.
+            create: create missing directories, including the root and its parents.
 
         Raises:
-            FileNotFoundError, NotADirectoryError: there is none.
-            InputError: a part of the path is a symbolic link; names it.
+            FileNotFoundError, NotADirectoryError: there is no such directory.
+            InputError: a part of the path, which the error names, is a symbolic link.
         """
         wanted = directory.split("/") if directory else []
         known = 0
@@ -106,9 +106,9 @@ class Directories:
             self._sync_entry(path, created, lambda: sync_directory(parent))
 
     def _sync_entry(self, path: str, created: bool, sync: Callable[[], None]) -> None:
-        """Sync the entry of the directory that was entered last, unless that is known.
+        """Sync the entry of the directory that was entered last, unless it is known to be synced.
 
-        Whoever created it may die before syncing it, so one that was there is synced once, too.
+        Existing directories are synced once as well: their creator may have died before syncing.
         """
         if self._synced is None:
             return
@@ -124,10 +124,10 @@ def open_directory(name: str, parent: int, path: str) -> int:
     """Open a directory in an open one.
 
     Args:
-        path: for the message.
+        path: for the error.
 
     Raises:
-        FileNotFoundError, NotADirectoryError: there is none.
+        FileNotFoundError, NotADirectoryError: there is no such directory.
         InputError: it is a symbolic link.
     """
     try:
@@ -139,7 +139,7 @@ def open_directory(name: str, parent: int, path: str) -> int:
 
 
 def link_refused(path: str) -> InputError:
-    """Say that a path is a symbolic link below the root, and what serves instead."""
+    """Return the error for a symbolic link below the root, with alternatives."""
     return InputError(
         "a symbolic link below the checkpoint URL is never followed, replaced or deleted",
         path=path,
@@ -149,7 +149,7 @@ def link_refused(path: str) -> InputError:
 
 
 def is_link(name: str, parent: int) -> bool:
-    """Whether there is a symbolic link of this name in an open directory."""
+    """Return whether an open directory contains a symbolic link of this name."""
     try:
         return stat.S_ISLNK(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode)
     except FileNotFoundError:
@@ -157,7 +157,7 @@ def is_link(name: str, parent: int) -> bool:
 
 
 def sync_directory(handle: int) -> None:
-    """Bring the entries of a directory to disk, where the file system can."""
+    """Write the entries of a directory to disk, if the file system supports it."""
     try:
         os.fsync(handle)
     except OSError as error:
@@ -179,7 +179,7 @@ def _make_directory(path: str, *, sync: bool) -> None:
 
 
 def _sync_parent(path: str) -> None:
-    # One that may be searched and not read cannot be opened to sync it.
+    # A directory without read permission cannot be opened for syncing.
     with contextlib.suppress(PermissionError):
         handle = os.open(os.path.dirname(path), _DIRECTORY)
         try:

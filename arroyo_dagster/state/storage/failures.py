@@ -1,7 +1,7 @@
-"""What a failure of a store means, in the words of `errors.py`.
+"""Conversion of store failures into the errors of `errors.py`.
 
-Each library says it in its own way: botocore in a `response`, Azure's and Google's clients in
-attributes, obstore in a text. All are brought to an HTTP status and the store's own code first.
+Each library reports failures differently: botocore in a `response`, the clients of Azure and Google
+in attributes, obstore in a text. All are first reduced to an HTTP status and the store's own code.
 """
 
 from __future__ import annotations
@@ -65,11 +65,11 @@ _CODE = re.compile(r"<Code>([^<]{1,80})</Code>|\(code: ([^)]{1,80})\)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """One failure, understood.
+    """One classified failure.
 
     Attributes:
-        retryable: whether trying again may help without anyone changing anything.
-        status, code: of the store's answer; None if there was none, or it did not say.
+        retryable: whether a retry may help without any other change.
+        status, code: of the store's answer; None if there was none or it had none.
     """
 
     reason: str
@@ -81,13 +81,13 @@ class Failure:
 
 @contextlib.contextmanager
 def translated(url: str, path: str | None = None) -> Iterator[None]:
-    """Turn what a store's library raises within into errors of ours that name `url` and `path`.
+    """Convert the errors that a store's library raises within into our errors.
 
-    Neither they nor what a traceback shows as their causes holds a secret.
+    The errors name `url` and `path`. Neither they nor the causes in a traceback contain a secret.
 
     Raises:
-        NotFoundError: there is nothing at `path`, or no bucket at `url`.
-        StorageError: anything else; `retryable` unless somebody has to change something first.
+        NotFoundError: there is no object at `path`, or no bucket at `url`.
+        StorageError: any other failure; `retryable` unless it persists until something is changed.
     """
     try:
         yield
@@ -104,7 +104,7 @@ def translated(url: str, path: str | None = None) -> Iterator[None]:
 
 
 def root_missing(url: str) -> NotFoundError:
-    """Say that there is no store at `url`."""
+    """Return the error for a missing root at `url`."""
     return NotFoundError(
         "the root does not exist: there is no such bucket, or nothing below this prefix",
         url=url,
@@ -113,7 +113,7 @@ def root_missing(url: str) -> NotFoundError:
 
 
 def no_conditional_create(url: str, path: str) -> StorageError:
-    """Say that a store cannot decide who creates an object."""
+    """Return the error for a store without conditional create."""
     return StorageError(
         "this server does not know conditional create (PUT with If-None-Match: *)",
         retryable=False,
@@ -125,7 +125,7 @@ def no_conditional_create(url: str, path: str) -> StorageError:
 
 
 def storage_error(error: Exception, url: str, path: str | None = None) -> StorageError:
-    """Say what `error` means for whoever called the store."""
+    """Return the StorageError for a library's error."""
     failure = understood(error)
     return StorageError(
         failure.reason,
@@ -139,24 +139,24 @@ def storage_error(error: Exception, url: str, path: str | None = None) -> Storag
 
 
 def explained(error: Exception) -> tuple[str, bool]:
-    """Give the reason of a failure and whether trying again may help."""
+    """Return the reason of a failure and whether it is retryable."""
     failure = understood(error)
     return failure.reason, failure.retryable
 
 
 def lasts(reason: str) -> bool:
-    """Whether a reason why an object was not deleted stays until somebody changes something."""
+    """Return whether the reason of a failed deletion persists until something is changed."""
     return _LASTS.search(reason) is not None
 
 
 def means_no_bucket(error: Exception) -> bool:
-    """Whether the store answered that there is no such bucket or container."""
+    """Return whether the store answered that there is no such bucket or container."""
     status, code = _answer(error)
     return status in (None, 404, 500) and bool(_NO_BUCKET.search(f"{code} {error}"))
 
 
 def understood(error: Exception) -> Failure:
-    """Say what went wrong, whether it may pass by itself, and what to do."""
+    """Classify an error: the reason, whether it is retryable, and the next step."""
     status, code = _answer(error)
     said = " ".join(f"{status or ''} {code or ''}".split())
     text = _short(error)
@@ -173,7 +173,7 @@ def understood(error: Exception) -> Failure:
 
 
 def _answered(status: int, code: str, said: str) -> tuple[str, bool, str | None]:
-    """Understand an answer of the store by its status and code."""
+    """Classify an answer of the store by its status and code."""
     if status == 401 or _BAD_KEYS.search(code):
         return f"the store does not accept these credentials ({said})", False, _KEYS
     if _WRONG_REGION.search(code) or status in (301, 307):
@@ -192,7 +192,7 @@ def _answered(status: int, code: str, said: str) -> tuple[str, bool, str | None]
 
 
 def _unanswered(error: Exception, text: str) -> Failure:
-    """Understand a failure that came without an answer of the store."""
+    """Classify a failure without an answer of the store."""
     if isinstance(error, PermissionError):
         return Failure(reason=f"permission denied: {text}", retryable=False, next_step=_RIGHTS)
     number = error.errno if isinstance(error, OSError) else None
@@ -209,7 +209,7 @@ def _unanswered(error: Exception, text: str) -> Failure:
 
 
 def _answer(error: BaseException | None) -> tuple[int | None, str | None]:
-    """Give the HTTP status and the store's code for a failure, as far as any library says."""
+    """Return the HTTP status and the store's code of a failure, if any library reports them."""
     while error is not None:
         answer = getattr(error, "response", None)
         if isinstance(answer, dict):
@@ -217,7 +217,7 @@ def _answer(error: BaseException | None) -> tuple[int | None, str | None]:
             status = answer.get("ResponseMetadata", {}).get("HTTPStatusCode")
             status = status or (int(code) if str(code).isdecimal() else None)
             return status, str(code) if code else None
-        # aiohttp gives a broken body the status of a bad request, which nobody answered.
+        # aiohttp reports a broken body as status 400, which is no answer of the store.
         foreign = type(error).__module__.startswith("aiohttp")
         for name in () if foreign else ("status_code", "status", "code"):
             status = getattr(error, name, None)
@@ -233,7 +233,7 @@ def _answer(error: BaseException | None) -> tuple[int | None, str | None]:
 
 
 def _short(error: Exception) -> str:
-    # obstore repeats itself below the first empty line, in the words of Rust's debugger.
+    # obstore repeats its message in Rust's debug format below the first empty line.
     text = str(error).partition("\n\nDebug source")[0] or type(error).__name__
     text = " ".join(redact_text(text).split())
     return text if len(text) <= 500 else f"{text[:500]}…"

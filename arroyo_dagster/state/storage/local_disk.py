@@ -1,4 +1,4 @@
-"""Objects as files below a directory of local disk, as Arroyo's own workers write them."""
+"""Objects as files below a directory on local disk, as Arroyo's workers write them."""
 
 from __future__ import annotations
 
@@ -51,19 +51,19 @@ _NO_HARD_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EMLINK, er
 class LocalDiskStore:
     """An `ObjectStore` on local disk.
 
-    The root is created, with its parents, by the first write and by nothing else. A write goes to
-    `name#digits` beside its target, is synced to disk, then renamed (put) or hard-linked (create);
-    then the directory is synced, and the parents of those that are new. What a crash leaves of it
-    is never listed. Deleting leaves directories.
+    Only the first write creates the root, with its parents. A write creates `name#digits` beside
+    its target, syncs it, then renames it (put) or hard-links it (create). Then it syncs the
+    directory, and the parents of new directories. Remains of a crash are never listed. Deleting
+    objects keeps directories.
 
-    The root and its parents may be symbolic links. One below the root is an object that cannot be
-    addressed, whatever it leads to: it is listed with size 0, and nothing behind it is listed,
-    written or deleted, whenever it takes the place of a directory. Reading an object by its path
-    follows links.
+    The root and its parents may be symbolic links. A link below the root is an object that cannot
+    be addressed: it is listed with size 0, and nothing behind it is listed, written or deleted,
+    even if it replaces a directory during the operation. Reading an object by its path follows
+    links.
 
     Args:
         url: a URL on local disk.
-        sync: False leaves every sync out, so that a power cut may lose what was written.
+        sync: False omits every sync, so that a power failure may lose written objects.
 
     Raises:
         InputError: the URL is not on local disk, or names a file.
@@ -94,13 +94,13 @@ class LocalDiskStore:
         return f"LocalDiskStore({self.url!r})"
 
     def read(self, path: StatePath) -> bytes:
-        """Give the whole object; see `ObjectStore.read`."""
+        """Read the whole object; see `ObjectStore.read`."""
         with self.open_input(path) as file, translated(self.url, path):
             check_size(self.url, path, os.fstat(file.fileno()).st_size)
             return file.read()
 
     def read_range(self, path: StatePath, start: int, length: int) -> bytes:
-        """Give a part of the object; see `ObjectStore.read_range`."""
+        """Read a part of the object; see `ObjectStore.read_range`."""
         check_range(path, start, length)
         with self.open_input(path) as file, translated(self.url, path):
             left = os.fstat(file.fileno()).st_size - start
@@ -117,7 +117,7 @@ class LocalDiskStore:
                 raise NotFoundError("there is no such object", url=self.url, path=path) from error
 
     def put(self, path: StatePath, data: bytes) -> None:
-        """Write the object over an older one; see `ObjectStore.put`.
+        """Write the object and replace an older one; see `ObjectStore.put`.
 
         Raises:
             InputError: the path is, or leads through, a symbolic link below the root.
@@ -126,7 +126,7 @@ class LocalDiskStore:
             self._replace(parent, staged, name, path)
 
     def create(self, path: StatePath, data: bytes) -> bool:
-        """Write the object unless there is one; see `ObjectStore.create`.
+        """Write the object unless one exists; see `ObjectStore.create`.
 
         Raises:
             InputError: the path is, or leads through, a symbolic link below the root.
@@ -141,7 +141,7 @@ class LocalDiskStore:
     def copy(self, source: StatePath, target: StatePath, *, create: bool = False) -> bool:
         """Copy an object within the store; see `ObjectStore.copy`.
 
-        Differs: no hard link, for both names would share one modification time.
+        Differs: creates no hard link, because both names would share one modification time.
 
         Raises:
             InputError: the target is, or leads through, a symbolic link below the root.
@@ -156,7 +156,7 @@ class LocalDiskStore:
                 return True
 
     def list(self, prefix: str = "", *, start_after: str | None = None) -> Iterator[ObjectInfo]:
-        """Go through all objects below a directory; see `ObjectStore.list`.
+        """Iterate over all objects below a directory; see `ObjectStore.list`.
 
         Raises:
             InputError: `prefix` is, or leads through, a symbolic link below the root.
@@ -167,10 +167,10 @@ class LocalDiskStore:
                 yield from self._walk(handle, below, after)
 
     def list_dir(self, prefix: str = "") -> Listing:
-        """Give one level; see `ObjectStore.list_dir`. Empty directories are shown.
+        """List one level; see `ObjectStore.list_dir`. Empty directories are included.
 
         Raises:
-            InputError: as `list`.
+            InputError: as in `list`.
         """
         below = stored_prefix(prefix)
         objects: list[ObjectInfo] = []
@@ -195,9 +195,9 @@ class LocalDiskStore:
     def delete_many(self, paths: Iterable[StatePath]) -> DeleteOutcome:
         """Delete objects; see `ObjectStore.delete_many`.
 
-        Never a symbolic link, and nothing behind one below the root: such a path is in `failed`.
-        Only files are objects; whatever else has the name counts as missing and stays. Nothing is
-        synced: what a power cut brings back is deleted again by whoever deleted it.
+        Symbolic links, and paths through one below the root, are never deleted; they are in
+        `failed`. Only files are objects; any other entry counts as missing and stays. Nothing is
+        synced: an object that a power failure restores is deleted again by the caller's next run.
         """
         targets = {path: encode_path(path) for path in paths}
         with Directories(self._root) as directories:
@@ -210,7 +210,7 @@ class LocalDiskStore:
         )
 
     def prune(self, prefix: StatePath) -> int:
-        """Remove the directories below `prefix`, not itself, that hold nothing; give how many."""
+        """Delete the empty directories below `prefix`, except itself, and return their number."""
         with Directories(self._root) as directories:
             try:
                 return _prune(directories.open(encode_path(prefix)))
@@ -221,7 +221,7 @@ class LocalDiskStore:
         return os.path.join(self._root, encode_path(path))
 
     def _holds(self, path: StatePath) -> bool:
-        """Whether there is an object; a link is none."""
+        """Return whether the object exists; a link is no object."""
         folder, _, name = encode_path(path).rpartition("/")
         with Directories(self._root) as directories:
             try:
@@ -237,11 +237,11 @@ class LocalDiskStore:
 
     @contextlib.contextmanager
     def _staged(self, path: StatePath, data: bytes | BinaryIO) -> Iterator[tuple[int, str, str]]:
-        """Write `data` to a fresh file beside its target, creating directories as needed.
+        """Write `data` to a new file beside its target, creating directories as needed.
 
         Yields:
-            The directory of both, the name of the fresh file, which goes in the end, and of the
-            target.
+            The handle of their directory, the name of the new file, which is deleted afterwards,
+            and the name of the target.
         """
         folder, _, name = encode_path(path).rpartition("/")
         staged = f"{name}#{os.getpid()}{next(_STAGED)}{secrets.randbelow(10**9):09}"
@@ -294,7 +294,7 @@ class LocalDiskStore:
 
     @contextlib.contextmanager
     def _listed(self, below: str) -> Iterator[int | None]:
-        """The handle of a directory to list; None if there is none."""
+        """Yield the handle of a directory to list; None if it does not exist."""
         with Directories(self._root) as directories:
             handle: int | None = None
             with translated(self.url, below or None):
@@ -323,9 +323,9 @@ class LocalDiskStore:
             with translated(self.url, below):
                 handle = open_directory(name, parent, below[:-1])
         except NotFoundError:
-            return  # it vanished since it was listed
+            return  # it was deleted after it was listed
         except InputError:
-            yield _link_info(below[:-1], None)  # it was exchanged for a link since
+            yield _link_info(below[:-1], None)  # a link replaced it after it was listed
             return
         try:
             yield from self._walk(handle, below, after)
@@ -333,13 +333,13 @@ class LocalDiskStore:
             os.close(handle)
 
     def _entries(self, handle: int, below: str) -> Sequence[tuple[str, os.DirEntry[str]]]:
-        """Give what a directory holds, directories with a `/`: in the order of whole paths."""
+        """Return the entries of a directory, directories with a `/`, in the order of full paths."""
         with translated(self.url, below or None), os.scandir(handle) as found:
             named = ((_entry_name(entry), entry) for entry in found)
             return sorted(((n, e) for n, e in named if n), key=operator.itemgetter(0))
 
     def _described(self, stored: str, entry: os.DirEntry[str]) -> tuple[ObjectInfo, ...]:
-        """Describe one file; nothing for one that vanished since it was listed."""
+        """Describe one file; empty if it was deleted after it was listed."""
         with translated(self.url, stored):
             try:
                 found = entry.stat(follow_symlinks=False)
@@ -351,12 +351,12 @@ class LocalDiskStore:
 
 
 def remove_empty_directories(store: ObjectStore, prefix: StatePath) -> int:
-    """Remove the directories below `prefix` that hold nothing; only local disk has such.
+    """Delete the empty directories below `prefix`, which only local disk has.
 
-    A writer that meets one which has just gone makes it again, as Arroyo's gc expects of it.
+    A writer that finds its directory deleted creates it again, as Arroyo's gc expects.
 
     Returns:
-        How many.
+        The number of deleted directories.
     """
     while not isinstance(store, LocalDiskStore):
         inner = getattr(store, "inner", None)
@@ -396,7 +396,7 @@ def _entry_name(entry: os.DirEntry[str]) -> str | None:
 
 
 def _opened(directories: Directories, folder: str, staged: str) -> tuple[int, BinaryIO]:
-    # Arroyo's gc removes empty directories, perhaps between their creation and the open.
+    # Arroyo's gc deletes empty directories, possibly between their creation and the open.
     for _ in range(5):
         try:
             parent = directories.open(folder, create=True)
@@ -430,7 +430,7 @@ def _prune(handle: int) -> int:
     with os.scandir(handle) as found:
         names = [entry.name for entry in found if entry.is_dir(follow_symlinks=False)]
     for name in names:
-        # Whoever writes into it meanwhile keeps it: only an empty one can be removed.
+        # A directory with a new entry stays: only an empty one can be deleted.
         with contextlib.suppress(OSError, InputError):
             inner = open_directory(name, handle, name)
             try:

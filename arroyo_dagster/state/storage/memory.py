@@ -1,4 +1,4 @@
-"""Objects in the memory of this process, for tests and trials."""
+"""Objects in the memory of this process, for tests and experiments."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ from arroyo_dagster.state.storage.urls import parse_url
 
 
 class _Root:
-    """What every `MemoryStore` of one name shares; exists once something was written to it."""
+    """The objects of all `MemoryStore`s with one name; it exists after the first write."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.lock = threading.Lock()
         self.objects: dict[str, tuple[bytes, ObjectInfo]] = {}
-        self.keys: list[str] = []  # of all objects, in order
+        self.keys: list[str] = []  # of all objects, sorted
         self.exists = False
 
 
 _LOCK = threading.Lock()
 _NAMED: dict[str, _Root] = {}
-# An unnamed root goes with the last store that holds it: property tests make thousands.
+# An unnamed root is freed with its last store: property tests create thousands of them.
 _UNNAMED: WeakValueDictionary[str, _Root] = WeakValueDictionary()
 _NUMBERS = itertools.count(1)
 
@@ -48,9 +48,9 @@ class MemoryStore:
     """An `ObjectStore` in this process.
 
     Args:
-        name: shared with every other store of this name, as `memory://name` is; it exists once
-            something is written to it. None: a new store of its own, which exists, empty.
-        clock: gives the microseconds since 1970 that objects are stamped with.
+        name: all stores with this name share their objects, as with `memory://name`; it exists
+            after the first write. None: a new, separate store, which exists and is empty.
+        clock: returns the microseconds since 1970 with which objects are stamped.
     """
 
     def __init__(self, name: str | None = None, *, clock: Clock = wall_clock) -> None:
@@ -67,13 +67,13 @@ class MemoryStore:
         return (_reopened, (self._root.name, os.getpid()))
 
     def read(self, path: StatePath) -> bytes:
-        """Give the whole object; see `ObjectStore.read`."""
+        """Read the whole object; see `ObjectStore.read`."""
         data = self._data(path)
         check_size(self.url, path, len(data))
         return data
 
     def read_range(self, path: StatePath, start: int, length: int) -> bytes:
-        """Give a part of the object; see `ObjectStore.read_range`."""
+        """Read a part of the object; see `ObjectStore.read_range`."""
         check_range(path, start, length)
         return self._data(path)[start : start + length]
 
@@ -82,13 +82,13 @@ class MemoryStore:
         return io.BytesIO(self._data(path))
 
     def put(self, path: StatePath, data: bytes) -> None:
-        """Write the object over an older one; see `ObjectStore.put`."""
+        """Write the object and replace an older one; see `ObjectStore.put`."""
         key = encode_path(path)
         with self._root.lock:
             self._write(key, path, data)
 
     def create(self, path: StatePath, data: bytes) -> bool:
-        """Write the object unless there is one; see `ObjectStore.create`."""
+        """Write the object unless one exists; see `ObjectStore.create`."""
         key = encode_path(path)
         with self._root.lock:
             if key in self._root.objects:
@@ -106,7 +106,7 @@ class MemoryStore:
             return True
 
     def list(self, prefix: str = "", *, start_after: str | None = None) -> Iterator[ObjectInfo]:
-        """Go through all objects below a directory; see `ObjectStore.list`."""
+        """Iterate over all objects below a directory; see `ObjectStore.list`."""
         below, after = stored_prefix(prefix), stored_start(start_after)
         with self._listed() as keys:
             first = max(bisect_left(keys, below), bisect_right(keys, after))
@@ -114,7 +114,7 @@ class MemoryStore:
         yield from found
 
     def list_dir(self, prefix: str = "") -> Listing:
-        """Give one level; see `ObjectStore.list_dir`."""
+        """List one level; see `ObjectStore.list_dir`."""
         below = stored_prefix(prefix)
         depth = below.count("/") + 1
         objects: list[ObjectInfo] = []
@@ -166,7 +166,7 @@ class MemoryStore:
 
     @contextmanager
     def _listed(self) -> Iterator[Sequence[str]]:
-        """The keys of all objects in order, while nobody changes them."""
+        """Yield the sorted keys of all objects, under the lock."""
         with self._root.lock:
             if not self._root.exists:
                 raise NotFoundError(
@@ -178,7 +178,7 @@ class MemoryStore:
 
 
 def _end(keys: Sequence[str], below: str) -> int:
-    """Where the keys end that begin with `below`: all of them, or those of a directory."""
+    """Return the end index of the keys that begin with `below`, which ends in `/` or is empty."""
     return bisect_left(keys, f"{below[:-1]}0") if below else len(keys)  # "0" comes next to "/"
 
 

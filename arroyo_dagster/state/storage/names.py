@@ -1,4 +1,4 @@
-"""Names of objects: raw paths, as metadata holds them, to and from names as stores hold them."""
+"""Names of objects: conversion between raw paths, as in metadata, and names as stores hold them."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _STAGING = re.compile(r"#[0-9]+$")
 
 
 class StoredName(StatePath):
-    """The name of an object that no raw path leads to: listed so that it is seen, never used.
+    """The name of an object that no raw path encodes to; it is listed, but cannot be used.
 
-    Foreign programs write such names (`a%3c`, `a//b`, `a<b`). Every verb that reads or changes an
-    object refuses one; listing below one or after one works.
+    Foreign programs write such names (`a%3c`, `a//b`, `a<b`). Every method that reads or changes an
+    object refuses such a name; listing below or after one works.
     """
 
     __slots__ = ()
@@ -31,23 +31,23 @@ class StoredName(StatePath):
 
 
 class LinkName(StoredName):
-    """The name of a symbolic link below the root, whatever it leads to."""
+    """The name of a symbolic link below the root, whatever its target is."""
 
     __slots__ = ()
 
 
 def encode_path(path: str) -> str:
-    """Give the name under which a store holds the object at the raw path `path`.
+    """Return the name under which a store holds the object at the raw path `path`.
 
-    Not idempotent (`%` becomes `%25`): always start from the raw path.
+    Not idempotent (`%` becomes `%25`): always pass the raw path.
 
     Raises:
-        InputError: `path` is no path below the checkpoint URL, or is a `StoredName`.
+        InputError: `path` is no path below the checkpoint URL, no valid Unicode, or a `StoredName`.
 
     Source: object_store `path::Path::from`, as called in crates/arroyo-storage/src/lib.rs
         (arroyo-state.md 1.3).
     Differs: segments that are empty, `.` or `..` are refused, not dropped or encoded; Arroyo
-        never writes them and a path that holds one is damaged.
+        never writes them, so a path with one is damaged.
     """
     if isinstance(path, StoredName):
         raise InputError(
@@ -66,7 +66,7 @@ def encode_path(path: str) -> str:
 
 
 def decode_path(stored: str) -> StatePath | None:
-    """Give the raw path of the object stored as `stored`; None if no raw path encodes to it."""
+    """Return the raw path of the object stored as `stored`; None if no raw path encodes to it."""
     if _PLAIN.fullmatch(stored):
         return None if path_error(stored) else StatePath(stored)
     try:
@@ -79,15 +79,15 @@ def decode_path(stored: str) -> StatePath | None:
 
 
 def listed_path(stored: str) -> StatePath:
-    """Give the path to list an object under: raw where there is one, else a `StoredName`."""
+    """Return the path under which to list an object: raw if there is one, else a `StoredName`."""
     return decode_path(stored) or StoredName(stored)
 
 
 def stored_prefix(prefix: str) -> str:
-    """Give the stored form of a directory to list: "" for the root, else ending in `/`.
+    """Return the stored form of a directory to list: "" for the root, else ending in `/`.
 
     Args:
-        prefix: whole segments of a raw path, with or without a last `/`; or a `StoredName`.
+        prefix: whole segments of a raw path, with or without a final `/`; or a `StoredName`.
     """
     if isinstance(prefix, StoredName):
         if ".." in prefix.split("/"):
@@ -98,14 +98,14 @@ def stored_prefix(prefix: str) -> str:
 
 
 def stored_start(start_after: str | None) -> str:
-    """Give the stored name after which a listing goes on; "" for all of it."""
+    """Return the stored name after which a listing begins; "" for a complete listing."""
     if not start_after:
         return ""
     return str(start_after) if isinstance(start_after, StoredName) else encode_path(start_after)
 
 
 def is_staging(stored: str) -> bool:
-    """Whether a name on local disk is what an interrupted write left behind, not an object.
+    """Return whether a file name on local disk is left over from an interrupted write.
 
     Source: object_store `LocalFileSystem`, which writes `name#N` first (arroyo-state.md 1.3).
     """

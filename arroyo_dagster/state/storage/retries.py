@@ -1,4 +1,4 @@
-"""Requests that are repeated because their answer says nothing yet."""
+"""Requests that are repeated until they have a result."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _T = TypeVar("_T")
 def ask_again(
     ask: Callable[[], _T | None], *, tries: int, pause_seconds: float, growth: float = 2
 ) -> _T | None:
-    """Ask until the answer is not None; None if it is None each time. Errors of `ask` go through.
+    """Call `ask` until it returns a value; None if it never does. Errors of `ask` propagate.
 
     Args:
-        tries: how often to ask at most.
-        pause_seconds: the first pause between two tries; each is `growth` times the one before.
+        tries: the maximum number of calls.
+        pause_seconds: the first pause between two calls; each pause is `growth` times the previous.
     """
     retrying = Retrying(
         stop=stop_after_attempt(tries),

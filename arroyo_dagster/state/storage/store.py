@@ -1,4 +1,4 @@
-"""The few verbs of an object store and what each promises."""
+"""The methods of an object store and their guarantees."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from arroyo_dagster.state.model.sizes import size_limit
 from arroyo_dagster.state.storage.names import LinkName
 
 CHUNK_BYTES = 8 * 2**20
-"""How much of an object is in memory where it is read piece by piece."""
+"""The bytes of an object that are in memory at a time when it is read in chunks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectInfo:
-    """One object, as a listing or `head` shows it.
+    """One object, as returned by a listing or `head`.
 
     Attributes:
         path: the raw path; a `StoredName` if not `addressable`.
         modified_micros: when it was written, by the store's clock, since 1970 in UTC; None if the
-            store does not say. A listing may tell fractions of a second that `head` leaves out.
-        etag: changes whenever the object does; opaque; None if the store does not say.
+            store does not report it. A listing may have fractions of a second that `head` lacks.
+        etag: changes whenever the object does; opaque; None if the store does not report it.
         addressable: False for an object whose stored name no raw path encodes to; it can be
-            shown, but every verb refuses its path.
+            displayed, but every method refuses its path.
     """
 
     path: StatePath
@@ -52,11 +52,11 @@ class Listing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeleteOutcome:
-    """What became of the paths given to `delete_many`, in the order given.
+    """The result of `delete_many` for each path, in the order given.
 
     Attributes:
-        deleted: certainly gone now, whether or not they were there before.
-        failed: perhaps still there, with the reason.
+        deleted: certainly gone now, whether or not they existed before.
+        failed: may still exist, with the reason.
     """
 
     deleted: tuple[StatePath, ...] = ()
@@ -67,24 +67,24 @@ class DeleteOutcome:
 class ObjectStore(Protocol):
     """Bytes at a path. Synchronous, safe to share between threads, pickled by reopening.
 
-    Paths are raw: the store percent-encodes them. Every verb may raise `StorageError` (the store
+    Paths are raw: the store percent-encodes them. Every method may raise `StorageError` (the store
     failed; the outcome of a write is then unknown) and `InputError` (not a path).
     """
 
     @property
     def url(self) -> str:
-        """The canonical URL of the root; never holds a secret."""
+        """The canonical URL of the root; never contains a secret."""
 
     def read(self, path: StatePath) -> bytes:
-        """Give the whole object.
+        """Read the whole object.
 
         Raises:
             NotFoundError: there is no object at `path`.
-            FormatError: it is larger than an object of its name can be; it was not read.
+            FormatError: it is larger than an object of this name can be; it was not read.
         """
 
     def read_range(self, path: StatePath, start: int, length: int) -> bytes:
-        """Give up to `length` bytes from byte `start`: fewer, or none, beyond the end.
+        """Read up to `length` bytes from byte `start`: fewer, or none, beyond the end.
 
         Raises:
             NotFoundError: there is no object at `path`.
@@ -92,73 +92,73 @@ class ObjectStore(Protocol):
         """
 
     def put(self, path: StatePath, data: bytes) -> None:
-        """Write the object, over an older one if there is one.
+        """Write the object and replace an older one.
 
-        Atomic: a reader sees the old bytes or the new ones, never a part. Nothing but the object
-        is ever visible, whatever fails.
+        Atomic: a reader sees the old bytes or the new ones, never a part. If it fails, no other
+        object becomes visible.
         """
 
     def create(self, path: StatePath, data: bytes) -> bool:
-        """Write the object unless there is one; of any number of callers one gets True.
+        """Write the object unless one exists; of any number of callers, one gets True.
 
         Returns:
-            True: created. False: there is one already, left as it was. Where a client repeats a
-            request whose answer was lost, that one may be the caller's own: read it to know.
+            True: created. False: an object exists and is unchanged. If the client repeated a
+            request after its answer was lost, it may be the caller's own: read it to find out.
         """
 
     def copy(self, source: StatePath, target: StatePath, *, create: bool = False) -> bool:
-        """Copy an object within the store, holding no more than some megabytes of it in memory.
+        """Copy an object within the store, with at most some megabytes of it in memory.
 
-        Atomic, as `put` and `create` are. The copy is a new object: its time is that of the copy.
+        Atomic, as `put` and `create`. The copy is a new object with its own modification time.
 
         Args:
-            create: leave an object that is at `target` as it is; otherwise it is overwritten.
+            create: keep an existing object at `target`; otherwise it is overwritten.
 
         Returns:
-            True: copied. False: there is an object at `target` and `create` was asked for.
+            True: copied. False: an object exists at `target`, and `create` is set.
 
         Raises:
             NotFoundError: there is no object at `source`.
         """
 
     def list(self, prefix: str = "", *, start_after: str | None = None) -> Iterator[ObjectInfo]:
-        """Go through all objects below a directory, at any depth.
+        """Iterate over all objects below a directory, at any depth.
 
-        In ascending order of stored name (for names without special characters, of path), so that
-        `start_after` the last path seen goes on where an earlier listing stopped. What is written
-        or deleted meanwhile may or may not be seen. Errors come as the iterator is used.
+        The order is ascending by stored name (for names without special characters, by path), so
+        that `start_after` with the last path continues an earlier listing. Objects that are written
+        or deleted meanwhile may or may not be included. Errors are raised during iteration.
 
         Args:
-            prefix: whole segments, so `a/b` is no prefix of `a/bc`; "" for the root. One that
+            prefix: whole segments, so `a/b` is no prefix of `a/bc`; "" for the root. A prefix that
                 does not exist is empty.
-            start_after: leave out this path and everything before it.
+            start_after: skip this path and everything before it.
 
         Raises:
-            NotFoundError: the root itself does not exist: a wrong URL never looks like an empty
-                store. Where stores have no directories, a root is what holds an object.
+            NotFoundError: the root itself does not exist, so that a wrong URL never looks like an
+                empty store. Without directories, a root exists if it contains an object.
         """
 
     def list_dir(self, prefix: str = "") -> Listing:
-        """Give the objects and directories directly in a directory; arguments as for `list`.
+        """List the objects and directories directly in a directory; arguments as in `list`.
 
-        On local disk a directory may be empty; elsewhere each holds an object.
+        On local disk a directory may be empty; elsewhere each contains an object.
 
         Raises:
             NotFoundError: the root itself does not exist.
         """
 
     def head(self, path: StatePath) -> ObjectInfo | None:
-        """Describe the object; None if there is none."""
+        """Describe the object; None if it does not exist."""
 
     def delete_many(self, paths: Iterable[StatePath]) -> DeleteOutcome:
-        """Delete objects; one that is missing counts as deleted, a failure is in the outcome.
+        """Delete objects; a missing one counts as deleted, and failures are in the outcome.
 
         Raises:
             InputError: one of `paths` is not a path; nothing was deleted.
         """
 
     def open_input(self, path: StatePath) -> BinaryIO:
-        """Open the object for random access (`pyarrow.parquet.ParquetFile` takes what it gives).
+        """Open the object for random access; `pyarrow.parquet.ParquetFile` accepts the result.
 
         Raises:
             NotFoundError: there is no object at `path`.
@@ -166,7 +166,7 @@ class ObjectStore(Protocol):
 
 
 class RangeFile(io.RawIOBase):
-    """An object read by ranges, as a seekable file that never changes size."""
+    """An object that is read by ranges, as a seekable file of constant size."""
 
     def __init__(self, store: ObjectStore, path: StatePath, size_bytes: int) -> None:
         super().__init__()
@@ -176,19 +176,19 @@ class RangeFile(io.RawIOBase):
         self._position = 0
 
     def readable(self) -> bool:
-        """Say that it can be read."""
+        """Return True."""
         return True
 
     def seekable(self) -> bool:
-        """Say that it can be read in any order."""
+        """Return True."""
         return True
 
     def tell(self) -> int:
-        """Give the position of the next byte read."""
+        """Return the position of the next byte to read."""
         return self._position
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Move to a position counted from the start, the present position or the end."""
+        """Move to a position relative to the start, the present position or the end."""
         bases = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size_bytes}
         if whence not in bases or bases[whence] + offset < 0:
             raise InputError("cannot seek before the start", path=self._path, offset=offset)
@@ -196,7 +196,7 @@ class RangeFile(io.RawIOBase):
         return self._position
 
     def read(self, size: int | None = -1, /) -> bytes:
-        """Read up to `size` bytes, all that is left if negative or None."""
+        """Read up to `size` bytes; all remaining bytes if negative or None."""
         left = max(0, self._size_bytes - self._position)
         wanted = left if size is None or size < 0 else min(size, left)
         if not wanted:
@@ -206,11 +206,11 @@ class RangeFile(io.RawIOBase):
         return data
 
     def readall(self) -> bytes:
-        """Read all that is left."""
+        """Read all remaining bytes."""
         return self.read()
 
     def readinto(self, buffer: object, /) -> int:
-        """Read into `buffer` as much as fits."""
+        """Read as many bytes as fit into `buffer`."""
         view = memoryview(buffer).cast("B")  # type: ignore[arg-type]
         data = self.read(len(view))
         view[: len(data)] = data
@@ -218,12 +218,12 @@ class RangeFile(io.RawIOBase):
 
 
 def open_by_ranges(store: ObjectStore, path: StatePath, size_bytes: int) -> BinaryIO:
-    """Open an object of a known size as a file whose every read is one `read_range`."""
+    """Open an object of known size as a file; each read of it is one `read_range`."""
     return cast(BinaryIO, RangeFile(store, path, size_bytes))
 
 
 def check_range(path: StatePath, start: int, length: int) -> None:
-    """Refuse a range that no object has.
+    """Refuse an invalid range.
 
     Raises:
         InputError: `start` or `length` is negative.
@@ -233,10 +233,10 @@ def check_range(path: StatePath, start: int, length: int) -> None:
 
 
 def check_size(url: str, path: StatePath, size_bytes: int) -> None:
-    """Refuse an object that is larger than one of its name can be.
+    """Refuse an object that is larger than an object of its name can be.
 
     Raises:
-        FormatError: it is.
+        FormatError: it is larger.
     """
     limit = size_limit(path)
     if size_bytes > limit.size_bytes:
@@ -252,7 +252,7 @@ def check_size(url: str, path: StatePath, size_bytes: int) -> None:
 def read_in_chunks(
     store: ObjectStore, path: StatePath, chunk_bytes: int = CHUNK_BYTES
 ) -> Iterator[bytes]:
-    """Give the whole object piece by piece, each `chunk_bytes` long but the last.
+    """Yield the whole object in chunks of `chunk_bytes`; the last one may be shorter.
 
     Raises:
         NotFoundError: there is no object at `path`.
@@ -264,16 +264,16 @@ def read_in_chunks(
         start += length
         if piece:
             yield piece
-        del piece  # or two of them are there while the next one is read
+        del piece  # otherwise two of them would be in memory during the next read
 
 
 def read_many(
     store: ObjectStore, paths: Iterable[StatePath], concurrency: int = 16
 ) -> dict[StatePath, bytes]:
-    """Read many objects at once; the answer is in the order of `paths`.
+    """Read many objects concurrently; the result is in the order of `paths`.
 
     Raises:
-        The first error in the order of `paths`; what had not been started then is left out.
+        The first error in the order of `paths`; reads that have not started are skipped.
     """
     wanted = list(dict.fromkeys(paths))
     if len(wanted) < 2 or concurrency < 2:

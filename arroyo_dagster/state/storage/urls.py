@@ -1,4 +1,4 @@
-"""Checkpoint URLs: every form Arroyo accepts, parsed to a value, written in one form."""
+"""Checkpoint URLs: every form that Arroyo accepts is parsed to a value with one canonical form."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ _R2_HOST = (
 )
 _AZURE_HOST = r"(?P<account>[a-z0-9]+)\.(?:blob|dfs)\.core\.windows\.net"
 
-# In this order: the first form that matches wins, and some texts match two of R2's
-# (https://b.acct.r2…/x/y is bucket x of account b in jurisdiction acct, as Arroyo reads it).
+# Order matters: the first matching form applies, and some texts match two of R2's forms
+# (https://b.acct.r2…/x/y is bucket x of account b in jurisdiction acct, as Arroyo parses it).
 _FORMS: tuple[tuple[Backend, str], ...] = (
     ("s3", rf"https://s3\.(?P<region>[\w\-]+)\.amazonaws\.com/{_BUCKET}{_KEY}"),
     ("s3", rf"https://{_BUCKET}\.s3\.(?P<region>[\w\-]+)\.amazonaws\.com{_KEY}"),
@@ -59,14 +59,15 @@ _R2_ENDPOINT = rf"https://{_R2_HOST}(?::443)?"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointUrl:
-    """Where a tree of checkpoints lies; `str()` gives the URL that parses to an equal value.
+    """The location of a tree of checkpoints; `str()` returns a URL that parses to an equal value.
 
     Attributes:
         bucket: the bucket, container or memory store; "" for local disk.
         key_prefix: raw, without `/` at either end; for local disk the directory without its first
             `/`. "" for the whole bucket.
-        region, endpoint: of S3; None leaves them to the client's own configuration.
-        account: of R2 or Azure. jurisdiction: of R2.
+        region, endpoint: of S3; None = from the client's own configuration.
+        account: of R2 or Azure.
+        jurisdiction: of R2.
     """
 
     backend: Backend
@@ -87,21 +88,21 @@ class CheckpointUrl:
 
     @property
     def stored_root(self) -> str:
-        """The bucket and the encoded key prefix, as the keys of objects begin."""
+        """The bucket and the encoded key prefix, with which the keys of objects begin."""
         if not self.key_prefix:
             return self.bucket
         return f"{self.bucket}/{encode_path(self.key_prefix)}"
 
 
 def parse_url(text: str) -> CheckpointUrl:
-    """Read a checkpoint URL in any form that Arroyo accepts, or `memory://name` for tests.
+    """Parse a checkpoint URL in any form that Arroyo accepts, or `memory://name` for tests.
 
     Raises:
-        InputError: it is in no accepted form; what may be a secret in it is not repeated.
+        InputError: it has no accepted form; the error does not repeat possible secrets in it.
 
     Source: crates/arroyo-storage/src/lib.rs, `BackendConfig::parse_url` (arroyo-state.md 10.2).
-    Differs: refused are `..` in a path and the root of the file system, as slips, and a query or
-        a user, which may be secrets and have no place in a URL that is stored and shown.
+    Differs: refuses `..` in a path and the root of the file system, as likely mistakes, and a query
+        or a user, which may be secrets and must not be in a URL that is stored and displayed.
     """
     for backend, form in _FORMS:
         match = re.fullmatch(form, text, re.DOTALL)
@@ -112,7 +113,7 @@ def parse_url(text: str) -> CheckpointUrl:
 
 def _built(text: str, backend: Backend, parts: dict[str, str | None]) -> CheckpointUrl:
     key = parts.pop("key", None) or ""
-    # A directory may have a `?` in its name; one with a `=` behind it is the query of a URL.
+    # A directory may have a `?` in its name, but a `?` that `=` follows begins a URL's query.
     query = r"\?.*=" if backend == "file" else r"\?"
     if re.search(query, text, re.DOTALL):
         raise _refused(text, "a checkpoint URL must not contain a query or signature")
@@ -156,7 +157,7 @@ def _r2_base(url: CheckpointUrl) -> str:
 
 
 def _gs_base(url: CheckpointUrl) -> str:
-    # gs:// takes no underscore, which the https forms do.
+    # gs:// does not accept underscores; the https forms do.
     scheme = "https://storage.googleapis.com" if "_" in url.bucket else "gs:/"
     return f"{scheme}/{url.bucket}"
 

@@ -1,4 +1,4 @@
-"""Stores around a store: write-protected, counting, slow, and failing on request."""
+"""Wrappers of a store: write-protected, counting, slow, and failing on request."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ MUTATING = frozenset({"put", "create", "copy", "delete_many"})
 
 
 class Crash(BaseException):
-    """The process died, as far as a test is concerned: no `except Exception` holds it up."""
+    """A simulated death of the process, which no `except Exception` catches."""
 
 
 class Wrapper:
-    """Every verb of `store`, each passed through `_call`.
+    """All methods of `store`, each passed through `_call`.
 
     Args:
-        store: the store to wrap; `inner` afterwards.
+        store: the store to wrap; available as `inner`.
     """
 
     def __init__(self, store: ObjectStore) -> None:
@@ -57,11 +57,11 @@ class Wrapper:
         return self.inner.url
 
     def read(self, path: StatePath) -> bytes:
-        """Give the whole object; see `ObjectStore.read`."""
+        """Read the whole object; see `ObjectStore.read`."""
         return self._call("read", path, lambda: self.inner.read(path))
 
     def read_range(self, path: StatePath, start: int, length: int) -> bytes:
-        """Give a part of the object; see `ObjectStore.read_range`."""
+        """Read a part of the object; see `ObjectStore.read_range`."""
         return self._call("read_range", path, lambda: self.inner.read_range(path, start, length))
 
     def open_input(self, path: StatePath) -> BinaryIO:
@@ -72,11 +72,11 @@ class Wrapper:
         return open_by_ranges(self, path, found.size_bytes)
 
     def put(self, path: StatePath, data: bytes) -> None:
-        """Write the object over an older one; see `ObjectStore.put`."""
+        """Write the object and replace an older one; see `ObjectStore.put`."""
         self._call("put", path, lambda: self.inner.put(path, data), data)
 
     def create(self, path: StatePath, data: bytes) -> bool:
-        """Write the object unless there is one; see `ObjectStore.create`."""
+        """Write the object unless one exists; see `ObjectStore.create`."""
         return self._call("create", path, lambda: self.inner.create(path, data), data)
 
     def copy(self, source: StatePath, target: StatePath, *, create: bool = False) -> bool:
@@ -84,13 +84,13 @@ class Wrapper:
         return self._call("copy", target, lambda: self.inner.copy(source, target, create=create))
 
     def list(self, prefix: str = "", *, start_after: str | None = None) -> Iterator[ObjectInfo]:
-        """Go through all objects below a directory; see `ObjectStore.list`."""
+        """Iterate over all objects below a directory; see `ObjectStore.list`."""
         yield from self._call(
             "list", prefix, lambda: self.inner.list(prefix, start_after=start_after)
         )
 
     def list_dir(self, prefix: str = "") -> Listing:
-        """Give one level; see `ObjectStore.list_dir`."""
+        """List one level; see `ObjectStore.list_dir`."""
         return self._call("list_dir", prefix, lambda: self.inner.list_dir(prefix))
 
     def head(self, path: StatePath) -> ObjectInfo | None:
@@ -108,7 +108,7 @@ class Wrapper:
 
 
 class WriteProtected(Wrapper):
-    """A store that refuses every verb that changes something.
+    """A store that refuses every method that changes objects.
 
     Raises:
         InputError: on put, create, copy and delete_many; nothing was changed.
@@ -130,10 +130,10 @@ class WriteProtected(Wrapper):
 
 
 class Overlaid(Wrapper):
-    """A store as it would be with other bytes in some of its objects; writing is refused.
+    """A store in which some objects have other bytes; writing is refused.
 
     Args:
-        objects: the bytes of those that differ, by path; each is there already.
+        objects: the bytes of these objects, by path; each of them exists in `store`.
     """
 
     def __init__(self, store: ObjectStore, objects: Mapping[StatePath, bytes]) -> None:
@@ -141,11 +141,11 @@ class Overlaid(Wrapper):
         self._objects = dict(objects)
 
     def read(self, path: StatePath) -> bytes:
-        """Give the whole object; see `ObjectStore.read`."""
+        """Read the whole object; see `ObjectStore.read`."""
         return self._objects[path] if path in self._objects else self.inner.read(path)
 
     def read_range(self, path: StatePath, start: int, length: int) -> bytes:
-        """Give a part of the object; see `ObjectStore.read_range`."""
+        """Read a part of the object; see `ObjectStore.read_range`."""
         if path not in self._objects:
             return self.inner.read_range(path, start, length)
         check_range(path, start, length)
@@ -166,7 +166,7 @@ class Overlaid(Wrapper):
 
 
 class Scratch(Overlaid):
-    """A store to read from, whose writes are kept in memory, for this instance alone."""
+    """A readable store whose `put` keeps objects in memory, for this instance only."""
 
     def __init__(self, store: ObjectStore) -> None:
         super().__init__(store, {})
@@ -185,11 +185,11 @@ class Scratch(Overlaid):
 
 
 class Counting(Wrapper):
-    """A store that counts its calls, by verb.
+    """A store that counts its calls, by method.
 
     Attributes:
-        calls: how often each verb was called, failed calls included.
-        bytes_read, bytes_written: how many bytes went through each verb that succeeded.
+        calls: the number of calls of each method, including failed calls.
+        bytes_read, bytes_written: the number of bytes of successful calls, by method.
     """
 
     def __init__(self, store: ObjectStore) -> None:
@@ -214,7 +214,7 @@ class Slow(Wrapper):
     """A store that takes at least `seconds` for every call.
 
     Args:
-        sleep: how to wait; a test gives its own to move its clock instead.
+        sleep: waits; a test may advance its own clock instead.
     """
 
     def __init__(
@@ -230,17 +230,18 @@ class Slow(Wrapper):
 
 
 class FaultInjecting(Wrapper):
-    """A store whose k-th change goes wrong.
+    """A store whose k-th change fails.
 
-    Put, create, copy and delete_many count as changes. Afterwards a failing store works on; a
-    crashed one raises `Crash` from every verb, as a dead process does nothing more.
+    put, create, copy and delete_many count as changes. After a failure the store works again. After
+    a crash every method raises `Crash`, because a dead process does nothing more.
 
     Args:
-        fail_at: which change, from 1; None for none, only to count them in `changes`.
-        mode: "before": nothing is done. "after": it is done, but the caller is not told. "partial":
-            delete_many does the first half of its paths; the others, being atomic, do nothing.
-        crash: raise `Crash` in place of `error`.
-        error: what to raise; a retryable StorageError if left out.
+        fail_at: the number of the change, from 1; None for none, to count `changes` only.
+        mode: "before": nothing is done. "after": the change is done, but the call fails.
+            "partial": delete_many deletes the first half of its paths; the other methods are
+            atomic and do nothing.
+        crash: raise `Crash` instead of `error`.
+        error: the error to raise; by default a retryable StorageError.
     """
 
     def __init__(
@@ -261,7 +262,7 @@ class FaultInjecting(Wrapper):
         self._error = error
 
     def delete_many(self, paths: Iterable[StatePath]) -> DeleteOutcome:
-        """Delete objects, half of them where the fault is a partial one."""
+        """Delete objects; with a partial fault only half of them."""
         doomed = tuple(paths)
         if self._mode == "partial" and self.changes + 1 == self._fail_at and not self.crashed:
             self.inner.delete_many(doomed[: len(doomed) // 2])

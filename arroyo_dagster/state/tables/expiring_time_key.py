@@ -35,7 +35,7 @@ _Made = TypeVar("_Made")
 
 
 class ExpiringTimeKeyTable:
-    """The stored side of one expiring table: reads files, merges them, opens checkpointers."""
+    """The stored side of one expiring table: reads files and opens checkpointers."""
 
     def __init__(self, config: TableConfig, store: ObjectStore) -> None:
         if not isinstance(config.config, ExpiringTimeKeyConfig):
@@ -49,21 +49,21 @@ class ExpiringTimeKeyTable:
 
     @property
     def timestamp_index(self) -> int:
-        """The place of `_timestamp` among the columns."""
+        """The index of `_timestamp` among the columns."""
         return self.config.schema.timestamp_index
 
     def cutoff_micros(self, watermark_micros: int | None) -> int:
-        """The oldest event time that is still kept at a watermark."""
+        """Return the oldest event time that is still kept at a watermark; 0 = all rows are kept."""
         return cutoff_micros(watermark_micros, self.config.retention_micros)
 
     @property
     def key_indices(self) -> tuple[int, ...]:
-        """The places of the storage key; none if rows have no key."""
+        """The indices of the storage key; empty if rows have no key."""
         return self.config.schema.key_indices or ()
 
     @property
     def is_divisible(self) -> bool:
-        """Whether rows that act on each other, having one storage key, have one routing key."""
+        """Whether rows of one storage key, which may affect each other, have one routing key."""
         return set(self.config.schema.hashed_indices) <= set(self.key_indices)
 
     def read(
@@ -75,14 +75,16 @@ class ExpiringTimeKeyTable:
         cutoff_micros: int = 0,
         batches: bool = False,
     ) -> list[StoredRows]:
-        """Read the rows of `files` that lie in `keys`, in replay order, as the operator sees them.
+        """Read the rows of `files` whose keys are in `keys`, in replay order, as the operator sees
+        them.
 
-        Files of older epochs are read as what the table is now (`planning.evolution`). Where less
-        than the whole of a file is needed, only those ranges of it are read.
+        Files of older epochs are read with the table's current schema
+        (`planning.restore.schema_evolution`). If only parts of a file are needed, only those ranges
+        of it are read.
 
         Args:
-            columns: the places of those wanted, ascending; None = all.
-            cutoff_micros: what is older need not be read, but may be; 0 = read everything.
+            columns: the indices of the columns to read, ascending; None = all.
+            cutoff_micros: older rows need not be read, but may be; 0 = read all rows.
             batches: number the record batches of each file, for rules that depend on them.
 
         Raises:
@@ -99,9 +101,9 @@ class ExpiringTimeKeyTable:
         cutoff_micros: int = 0,
         batches: bool = False,
     ) -> Iterator[StoredRows]:
-        """As `read`, piece by piece: little more than one piece is in memory at a time.
+        """Read rows as `read`, piece by piece: little more than one piece is in memory at a time.
 
-        A record batch lies in one piece, and its number says nothing beyond it.
+        A record batch is never split between pieces; batch numbers are valid within a piece only.
         """
         return self._reader.stream(files, self._request(keys, columns, cutoff_micros, batches))
 
@@ -113,7 +115,7 @@ class ExpiringTimeKeyTable:
         *,
         cutoff_micros: int = 0,
     ) -> Iterator[_Made]:
-        """As `read`, file by file: what `then` makes of each, made by threads, a few at once."""
+        """Read as `read`, file by file: yield the results of `then`, computed by a few threads."""
         return self._reader.ahead(files, self._request(keys, None, cutoff_micros, False), then)
 
     def _request(
@@ -132,16 +134,16 @@ class ExpiringTimeKeyTable:
         cutoff_micros: int,
         columns: Sequence[int] | None = None,
     ) -> pa.Table:
-        """The rows in `keys` that a restore at this cutoff holds; arguments as for `read`.
+        """Return the rows in `keys` that a restore at this cutoff holds; arguments as for `read`.
 
-        Row generations count as any other rows: see `tables.generational`.
+        All row generations are included: see `tables.generational`.
         """
         everything = tuple(range(len(self.memory_schema)))
         wanted = everything if columns is None else tuple(columns)
         needed = tuple(sorted({*wanted, self.timestamp_index}))
         parts = self.read(files, keys, columns=needed, cutoff_micros=cutoff_micros)
         if needed != everything and not all(part.inserts_only for part in parts):
-            needed = everything  # a delete looks at the key, or at every column
+            needed = everything  # a delete compares the key, or every column
             parts = self.read(files, keys, cutoff_micros=cutoff_micros)
         live = LiveRows(self.form.only(needed))
         live.replay(parts)
@@ -149,7 +151,7 @@ class ExpiringTimeKeyTable:
         return live.rows().select([needed.index(at) for at in wanted])
 
     def checkpoint(self, files: EpochFiles) -> ExpiringTimeKeyTableCheckpointer:
-        """Open a checkpointer for what changes until the barrier of `files.epoch`."""
+        """Open a checkpointer for the changes until the barrier of `files.epoch`."""
         return ExpiringTimeKeyTableCheckpointer(self, self._store, files)
 
 
@@ -164,7 +166,7 @@ class ExpiringTimeKeyTableCheckpointer:
         self._prepared: pa.Table | None = None
 
     def apply(self, data: TableData) -> None:
-        """Remember rows until `finish`.
+        """Keep rows until `finish`.
 
         Raises:
             InputError: pairs, or commit data.
@@ -177,7 +179,7 @@ class ExpiringTimeKeyTableCheckpointer:
         """Hash the rows that are not older than the cutoff.
 
         Raises:
-            InputError: a row whose key belongs to another subtask; a restore would lose it here.
+            InputError: a row's key belongs to another subtask; a restore would lose the row here.
         """
         rows = self._stored_rows(self._table.cutoff_micros(watermark_micros))
         self._prepared = rows if rows is not None and rows.num_rows else None
@@ -219,7 +221,7 @@ class ExpiringTimeKeyTableCheckpointer:
     def finish(
         self, watermark_micros: int | None, listed: Sequence[TimeFile]
     ) -> tuple[ExpiringTimeKeyReport | None, int]:
-        """Write what `prepare` made, and carry on what has not expired of what was listed."""
+        """Write the rows that `prepare` made, and carry over listed files that have not expired."""
         cutoff = self._table.cutoff_micros(watermark_micros)
         files = files_to_carry(listed, cutoff, self._files.keys)
         size = 0
@@ -264,9 +266,9 @@ def timestamp_table_config(
 
     Args:
         retention_micros: how far behind the watermark rows are kept.
-        schema: the rows, `_timestamp` (timestamp in ns) among the columns.
-        keys: the storage key columns; rows go to the subtask that owns their hash.
-        routing_keys: the columns to hash, where these are not `keys`.
+        schema: of the rows, with `_timestamp` (timestamp in ns) among the columns.
+        keys: the storage key columns; rows are routed to the subtask that owns their hash.
+        routing_keys: the columns to hash, if they are not `keys`.
 
     Raises:
         InputError: see `codec.schema.stored_schema`.

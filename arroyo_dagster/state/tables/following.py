@@ -1,4 +1,4 @@
-"""The tables of one subtask brought to a later epoch of its job."""
+"""Advance the tables of one subtask to a later epoch of its job."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from arroyo_dagster.state.tables.time_views import ExpiringTimeKeyView, Uncached
 
 
 class Following:
-    """How the views of a subtask follow its job.
+    """Advances the views of a subtask with its job.
 
     Args:
-        reports: what the subtask has written, by epoch.
-        time_files: of each expiring table the files that the subtask carries on; kept up to date.
+        reports: the subtask's checkpoints, by epoch.
+        time_files: by expiring table, the files that the subtask carries over; kept up to date.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Following:
         self._time_files = time_files
 
     def follow(self, published: OperatorCheckpoint) -> bool:
-        """As `TableManager.follow`."""
+        """Advance as `TableManager.follow`."""
         if published.epoch < self._loaded.epoch or not self._confirmed_by(published):
             return False
         for name in self._views.tables:
@@ -60,7 +60,7 @@ class Following:
         return True
 
     def _confirmed_by(self, published: OperatorCheckpoint) -> bool:
-        """Whether what this manager wrote last is what was published.
+        """Whether the published epoch is the one that this manager wrote last.
 
         Names are unique to an attempt: if the files are listed, the attempt won.
         """
@@ -77,11 +77,11 @@ class Following:
         view = self._views.global_views.get(name)
         read_files, merged = self._loaded.read_files[name], self._loaded.merged[name]
         if view is not None and not read_files - merged <= set(listed):
-            # A file that was to be in memory is listed no more: merged, and that was not said.
+            # A file that should be in memory is no longer listed: its merge was not announced.
             view.reload(listed)
         elif view is not None:
-            # From the first unknown file on, own ones included: of two subtasks that wrote one
-            # key the later in the list wins here as it does at a restore.
+            # From the first unknown file on, including own ones: if two subtasks wrote one key, the
+            # later file in the list wins here as it does at a restore.
             fresh = (
                 at for at, path in enumerate(listed) if path not in self._loaded.read_files[name]
             )
@@ -102,7 +102,7 @@ class Following:
             view.go_on_from(mine, cutoff)
         elif isinstance(view, ExpiringTimeKeyView):
             if any(file.compaction_generation for file in fresh):
-                view.forget()  # some of its rows are in memory: read everything anew
+                view.forget()  # some of its rows are in memory: read everything again
                 fresh = mine
             view.replay(table.read(fresh, keys, cutoff_micros=cutoff))
             view.evict(cutoff)
@@ -111,13 +111,13 @@ class Following:
         self._loaded.merged[name].clear()
 
     def load_compacted(self, message: Compaction) -> None:
-        """As `TableManager.load_compacted`."""
+        """Record merges as `TableManager.load_compacted`."""
         for name, merged in message.tables.items():
             read_files = self._loaded.read_files.get(name)
             view = self._views.global_views.get(name)
             inputs = set(message.inputs[name])
-            # What is in memory already need not be read again. Inputs that are not may be deleted
-            # before the table is next asked: then it is read anew.
+            # Rows in memory need not be read again. Inputs not read yet may be deleted before the
+            # table is next used; then the table is read again.
             if (
                 read_files is not None
                 and inputs <= read_files

@@ -1,4 +1,4 @@
-"""The columns of data files, and those that the files of a table may have, as plain values."""
+"""The columns of data files, and the columns allowed in files of a table, as plain values."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from arroyo_dagster.state.planning.verify.checks import ArrowColumn, Columns
 
 
 def stored_form(schema: pa.Schema) -> str | None:
-    """A schema as metadata has it; None where it holds a type that cannot be stored."""
+    """Return a schema as metadata stores it; None if it has a type that cannot be stored."""
     try:
         # Thousands of files share one schema.
         return sys.intern(schema_to_json(schema))
@@ -23,15 +23,15 @@ def stored_form(schema: pa.Schema) -> str | None:
 
 
 def columns_of(schema: pa.Schema) -> Columns:
-    """A schema as plain values, duplicate names included."""
+    """Return a schema as plain values, including duplicate names."""
     return tuple(ArrowColumn(field.name, str(field.type), field.nullable) for field in schema)
 
 
 def table_forms(config: TableConfig) -> tuple[Columns, ...]:
-    """The columns that the files of a table may have.
+    """Return the columns that the files of a table may have.
 
     Raises:
-        FormatError: the stored schema is none, or its keys are not among its columns.
+        FormatError: the stored schema is broken, or names columns that it does not have.
     """
     if isinstance(config.config, GlobalKeyedConfig):
         return (columns_of(GLOBAL_KEY_VALUE_SCHEMA), columns_of(REMOVAL_SCHEMA))

@@ -1,8 +1,8 @@
-"""What the rows of generational tables come to: which row of a key counts, and which are history.
+"""Current rows of generational tables: which row of a key is valid, and which are history.
 
-Every change of a key is one more row with a higher row generation (`_generation`); files are never
-rewritten, so older rows stay until their file goes. Pure functions on Arrow tables, all rows in
-replay order; used by whatever reads, and by whatever merges.
+Every change of a key adds a row with a higher row generation (`_generation`). Files are never
+rewritten, so older rows exist until their file is deleted. Pure functions on Arrow tables, all rows
+in replay order; used by all readers and merges.
 
 Source: crates/arroyo-worker/src/arrow/incremental_aggregator.rs (`arroyo-state.md` 5.7).
 """
@@ -26,16 +26,16 @@ ACCUMULATORS = "accumulator_state"
 BATCHES = "batch_state"
 _COUNT = "count"
 _WAITING_ROWS = 1 << 18
-"""How many rows of older generations may wait in memory until they are told apart."""
+"""How many rows of older row generations may stay in memory until they are dropped."""
 _NEVER = 2**63 - 1
 _NO_HASHES: Hashes = np.zeros(0, np.uint64)
 
 
 class Role(enum.Enum):
-    """What the rows of a generational table are."""
+    """The meaning of a generational table's rows."""
 
     ROWS = "rows"
-    """Of our jobs: one row a storage key, its newest."""
+    """In managed jobs: one row per storage key, its newest."""
 
     ACCUMULATORS = "accumulators"
     """Table `a` of an updating aggregate: the whole state of one key."""
@@ -45,10 +45,10 @@ class Role(enum.Enum):
 
 
 def role_of(config: ExpiringTimeKeyConfig, *, managed: bool) -> Role:
-    """Tell the role of a generational table.
+    """Return the role of a generational table.
 
     Args:
-        managed: whether a job of ours wrote it.
+        managed: whether a managed job wrote it.
     """
     if not managed and config.description == ACCUMULATORS:
         return Role.ACCUMULATORS
@@ -59,14 +59,14 @@ def role_of(config: ExpiringTimeKeyConfig, *, managed: bool) -> Role:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowLayout:
-    """Where the columns of a generational table are that decide, by position.
+    """The positions of the columns of a generational table that determine the current rows.
 
     Attributes:
         keys: the storage key; empty for an aggregate without GROUP BY.
-        routing: the columns that are hashed: of table `b` the keys of its groups.
-        timestamp: null in a row of table `a` says that nothing is left of its key (a tombstone).
+        routing: the columns that are hashed; in table `b` the keys of its groups.
+        timestamp: in table `a`, null marks a tombstone: nothing is left of the row's key.
         generation: `_generation`.
-        count: of table `b`; None in the others.
+        count: in table `b`; None in the others.
     """
 
     keys: tuple[int, ...]
@@ -77,7 +77,7 @@ class RowLayout:
 
     @classmethod
     def of(cls, config: ExpiringTimeKeyConfig, memory: pa.Schema, *, managed: bool) -> RowLayout:
-        """The layout of a table whose memory schema is `memory`."""
+        """Return the layout of a table with the memory schema `memory`."""
         is_tuples = role_of(config, managed=managed) is Role.TUPLES
         return cls(
             keys=config.schema.key_indices or (),
@@ -88,14 +88,14 @@ class RowLayout:
         )
 
 
-# ---- which rows count ----------------------------------------------------------------------------
+# ---- current rows --------------------------------------------------------------------------------
 
 
 def newest(rows: pa.Table, layout: RowLayout) -> pa.Table:
-    """Of each storage key the row of the largest generation; of equals the first.
+    """Return the row of the largest row generation of each storage key; of equals the first.
 
-    What is left stays in replay order. Tombstones and counts of 0 are rows like any others: they
-    hide what an older file holds, so a merge of some of the files must keep them.
+    The result stays in replay order. Tombstones and counts of 0 are rows like any others: they hide
+    rows of older files, so a merge of only some of the files must keep them.
     """
     return newest_of([rows], layout)
 
@@ -103,9 +103,9 @@ def newest(rows: pa.Table, layout: RowLayout) -> pa.Table:
 def newest_of(
     pieces: Iterable[pa.Table], layout: RowLayout, *, waiting_rows: int = _WAITING_ROWS
 ) -> pa.Table:
-    """As `newest`, of rows that come in pieces, one at least.
+    """Return the rows as `newest`, from one or more pieces.
 
-    What a later piece makes history of is forgotten as soon as enough has come.
+    Rows that a later piece supersedes are dropped once enough rows have come.
     """
     kept = Newest(layout, waiting_rows)
     for piece in pieces:
@@ -114,10 +114,10 @@ def newest_of(
 
 
 class Newest:
-    """Rows in replay order, of which the newest of each storage key count.
+    """Rows in replay order, reduced to the newest of each storage key.
 
     Args:
-        waiting_rows: how many rows of older generations may wait, at least, to be told apart.
+        waiting_rows: at least this many rows of older row generations may stay in memory.
     """
 
     def __init__(self, layout: RowLayout, waiting_rows: int = _WAITING_ROWS) -> None:
@@ -130,7 +130,7 @@ class Newest:
         self._settled = False
 
     def add(self, rows: pa.Table, hashes: Hashes | None = None) -> None:
-        """Add rows behind the others; `hashes`: as `hashes` gives them."""
+        """Append rows; `hashes`: as `hashes` returns them, computed here if None."""
         self._settled = self._settled and not rows.num_rows
         self._pieces.append(rows)
         self._hashes.append(self.hashes(rows) if hashes is None else hashes)
@@ -140,12 +140,12 @@ class Newest:
             self._limit = max(self._waiting, 2 * self._rows)
 
     def hashes(self, rows: pa.Table) -> Hashes:
-        """The hash of each row's key, where such keys can be found by one; else nothing."""
+        """Return the hash of each row's key; empty if such keys cannot be indexed."""
         keys = self._keys(rows)
         return hashes_of(keys) if can_index([key.type for key in keys]) else _NO_HASHES
 
     def rows(self) -> pa.Table:
-        """Of each key the row of the largest generation, of equals the first, in replay order."""
+        """Return each key's row of the largest generation, of equals the first, in replay order."""
         if not self._settled:
             whole = pa.concat_tables(self._pieces)
             places = self._newest_at(whole)
@@ -156,13 +156,13 @@ class Newest:
         return pa.concat_tables(self._pieces)
 
     def index(self) -> tuple[pa.Table, KeyIndex]:
-        """All rows, older ones too, and where the one of a key is that counts.
+        """Return all rows, including older ones, and an index of the current row of each key.
 
-        Only for keys that `can_index` knows.
+        Only for keys that `can_index` accepts.
         """
         rows = pa.concat_tables(self._pieces).combine_chunks()
         generations = _generations(rows, self._layout)
-        # Of our jobs rows come by generation, so this hardly sorts. Stable: equals stay in order.
+        # In managed jobs rows come by generation, so this hardly sorts. Stable for equals.
         order = np.argsort(~generations, kind="stable")
         return rows, KeyIndex(self._keys(rows), np.concatenate(self._hashes), order)
 
@@ -186,26 +186,27 @@ def _generations(rows: pa.Table, layout: RowLayout) -> npt.NDArray[np.uint64]:
 def _by_generation(
     rows: pa.Table, layout: RowLayout
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """The places of the rows by key, newest first; and the number of each row's key."""
+    """Return the places of the rows by key, newest first; and the number of each row's key."""
     codes = group_codes([rows.column(index) for index in layout.keys], rows.num_rows)
     generations = _generations(rows, layout)
-    # Stable: of equal generations the first row stays first.
+    # Stable: of equal generations, the first row stays first.
     return np.lexsort((~generations, codes)), codes
 
 
 def newest_at_any_cutoff(rows: pa.Table, layout: RowLayout) -> pa.Table:
-    """Of each storage key the rows that `newest` gives, now or after rows have expired one by one.
+    """Return the rows of each key that `newest` returns now or after rows have expired one by one.
 
-    A row goes if another of its key has a larger generation (of equals: comes before it) and is not
-    older: whenever this one is kept, so is that one. What is left stays in replay order.
+    A row is dropped if another row of its key has a larger generation (of equals: comes before it)
+    and is not older: whenever the row is kept, so is the other one. The result stays in replay
+    order.
     """
     if not rows.num_rows:
         return rows
     order, codes = _by_generation(rows, layout)
-    # A row without event time never expires, so it counts as the latest.
+    # A row without event time never expires, so it ranks as the latest.
     times = rows.column(layout.timestamp).cast(pa.int64()).fill_null(_NEVER).to_numpy()
     ranks = np.unique(times, return_inverse=True)[1].astype(np.int64)[order]
-    # Numbers of keys ascend, so the latest time so far begins anew with every key.
+    # Numbers of keys ascend, so the running maximum restarts with every key.
     of_key = codes[order] * len(ranks)
     latest = np.maximum.accumulate(of_key + ranks)
     kept = np.ones(len(order), bool)
@@ -214,9 +215,10 @@ def newest_at_any_cutoff(rows: pa.Table, layout: RowLayout) -> pa.Table:
 
 
 def accumulators(rows: pa.Table, layout: RowLayout) -> pa.Table:
-    """What a restore keeps of table `a`: the newest row of each key, unless it is a tombstone.
+    """Return the rows of table `a` that a restore keeps: the newest of each key, without
+    tombstones.
 
-    A key whose count has come down to 0 is kept: Arroyo goes on from it, and puts it out.
+    A key whose count has decreased to 0 is kept: Arroyo continues from it, and emits it.
     """
     kept = newest(rows, layout)
     return kept.filter(pc.is_valid(kept.column(layout.timestamp)))
@@ -225,11 +227,12 @@ def accumulators(rows: pa.Table, layout: RowLayout) -> pa.Table:
 def tuples(
     rows: pa.Table, layout: RowLayout, keys: Sequence[pa.ChunkedArray] | None = None
 ) -> pa.Table:
-    """What a restore keeps of table `b`: the newest row of each tuple, unless its count is 0.
+    """Return the rows of table `b` that a restore keeps: the newest of each tuple, without counts
+    of 0.
 
     Args:
-        keys: the key columns of what a restore keeps of table `a`: tuples of any other key are
-            left out. None = of all keys.
+        keys: the key columns of the rows that a restore keeps of table `a`: tuples of any other key
+            are left out. None = of all keys.
     """
     kept = newest(rows, layout)
     if layout.count is not None:
@@ -238,7 +241,7 @@ def tuples(
 
 
 def _of_keys(rows: pa.Table, layout: RowLayout, keys: Sequence[pa.ChunkedArray]) -> pa.Table:
-    """The rows whose routing key is among `keys`; without key columns all of them."""
+    """Return the rows whose routing key is among `keys`; without key columns all rows."""
     if not layout.routing:
         return rows
     both = [
@@ -251,7 +254,7 @@ def _of_keys(rows: pa.Table, layout: RowLayout, keys: Sequence[pa.ChunkedArray])
 
 
 def restored(rows: pa.Table, layout: RowLayout, role: Role) -> pa.Table:
-    """What a restore keeps of one table, whatever its role; table `b` by itself."""
+    """Return the rows that a restore keeps of one table, for any role; table `b` on its own."""
     if role is Role.ACCUMULATORS:
         return accumulators(rows, layout)
     if role is Role.TUPLES:
@@ -263,10 +266,10 @@ def restored(rows: pa.Table, layout: RowLayout, role: Role) -> pa.Table:
 
 
 def first_of_batches(rows: pa.Table, batches: npt.NDArray[np.int64]) -> pa.Table:
-    """The rows at which Arroyo looks when it restores an aggregate without GROUP BY.
+    """Return the rows that Arroyo reads when it restores an aggregate without GROUP BY.
 
-    That is the first of each record batch, in both tables: the others are lost to it, though the
-    files hold them. `restored` of these rows is what such a job goes on from.
+    These are the first rows of each record batch, in both tables: it loses the others, although the
+    files contain them. Such a job continues from `restored` of these rows.
 
     Args:
         batches: for each row the number of its record batch, ascending.

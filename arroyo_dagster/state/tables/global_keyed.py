@@ -1,7 +1,7 @@
 """Global keyed tables: typed keys and values in bincode, read in full by every subtask.
 
-Of our jobs each epoch writes what changed and nothing else; a removed key goes into a file of its
-own, without the column `value`, so that an Arroyo which loads it fails instead of reviving the key.
+In managed jobs each epoch writes only the changes. Removed keys are written to a file of their own,
+without the column `value`, so that an Arroyo job that loads it fails instead of restoring the keys.
 
 Source: crates/arroyo-state/src/tables/global_keyed_map.rs.
 """
@@ -43,11 +43,11 @@ V = TypeVar("V")
 
 @runtime_checkable
 class MigratableState(Protocol):
-    """A value type that knows how to come from its older form.
+    """A value type that can be migrated from its older versions.
 
-    `VERSION` counts up by one with every incompatible change; `PREVIOUS` is the class of the
-    version before (None at version 0), which may be migratable itself: any older version is
-    reached step by step.
+    `VERSION` increases by one with every incompatible change. `PREVIOUS` is the class of the
+    version before (None at version 0). It may be migratable itself: any older version is migrated
+    step by step.
 
     Differs: Arroyo takes one step.
     """
@@ -57,7 +57,7 @@ class MigratableState(Protocol):
 
     @classmethod
     def migrate(cls, previous: Any) -> Any:
-        """Give the value in this version's form."""
+        """Return the value in this version's form."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class GlobalKeyedFile:
 
 
 def decode_global_keyed_file(data: bytes, path: StatePath) -> GlobalKeyedFile:
-    """As `decode_pair_columns`, as Python values."""
+    """Decode as `decode_pair_columns`, into Python values."""
     file = decode_pair_columns(data, path)
     values = None if file.removals else file.seconds.to_pylist()
     return GlobalKeyedFile(path, file.keys.to_pylist(), values, file.version)
@@ -96,27 +96,28 @@ class GlobalKeyedTable:
         return {key: value for key, (_, value) in self.load_with_version(files).items()}
 
     def load_with_version(self, files: Sequence[StatePath]) -> dict[bytes, tuple[int, bytes]]:
-        """As `load`, each value with the state version of the file it came from."""
+        """Read as `load`, each value with the state version of its file."""
         return {key: last for key, last in self.last_writes(files).items() if last is not None}
 
     def last_writes(self, files: Sequence[StatePath]) -> dict[bytes, tuple[int, bytes] | None]:
-        """What `files` say last of each key: version and value, or None where they remove it."""
+        """Return each key's last write in `files`: version and value, or None for a removal."""
         writes: dict[bytes, tuple[int, bytes] | None] = {}
         for file in self.read(files):
             writes.update(_writes_of(file))
         return writes
 
     def last_columns(self, files: Sequence[StatePath]) -> tuple[pa.Array, pa.Array]:
-        """As `last_writes`, as columns in no order: keys, and values, null where they are removed.
+        """Return the last writes as unordered columns: keys, and values, which are null for
+        removals.
 
-        Tens of times as fast; state versions are left out.
+        Tens of times faster than `last_writes`; state versions are left out.
         """
         keys, values, versions = last_writes(self._store, [(path, 0) for path in files]).columns()
         removed = pa.array(versions == REMOVED_VERSION)
         return keys, pc.if_else(removed, pa.scalar(None, values.type), values)
 
     def checkpoint(self, files: EpochFiles) -> GlobalKeyedTableCheckpointer:
-        """Open a checkpointer for what changes until the next barrier."""
+        """Open a checkpointer for the changes until the next barrier."""
         return GlobalKeyedTableCheckpointer(self, self._store, files)
 
     def compact_data(
@@ -126,14 +127,15 @@ class GlobalKeyedTable:
         *,
         from_oldest: bool = True,
     ) -> MergeOutcome:
-        """Merge `files`, neighbours in the replay order, into new ones: the last of a key wins.
+        """Merge `files`, neighbours in the replay order, into new ones: the last write of a key
+        wins.
 
-        One file comes of each state version, and one of removals unless `from_oldest`: without
-        an older file nothing is left that could bring a key back.
+        Writes one file per state version, and one of removals unless `from_oldest`: without an
+        older file, no removed key can reappear.
 
         Raises:
             FormatError: a file is broken.
-            ProtocolError: the new files, read back, do not hold what `files` do.
+            ProtocolError: the new files, read back, do not hold the same entries as `files`.
         """
         merge = PairsMerge(
             operator=OperatorId(""),
@@ -154,7 +156,7 @@ class GlobalKeyedTable:
         return outcome
 
     def encode_removals(self, keys: Collection[bytes]) -> bytes:
-        """The file that removes `keys`."""
+        """Return the content of the file that removes `keys`."""
         operations = (encode_operation(DeleteKey(key)) for key in keys)
         return encode_pairs(keys, operations, REMOVAL_SCHEMA, version=self.config.state_version)
 
@@ -167,7 +169,7 @@ def _writes_of(file: GlobalKeyedFile) -> Iterator[tuple[bytes, tuple[int, bytes]
 
 
 class GlobalKeyedTableCheckpointer:
-    """Collects what changes between two barriers, then writes it."""
+    """Collects the changes between two barriers, then writes them."""
 
     def __init__(self, table: GlobalKeyedTable, store: ObjectStore, files: EpochFiles) -> None:
         self._table = table
@@ -177,7 +179,7 @@ class GlobalKeyedTableCheckpointer:
         self._commit_data: bytes | None = None
 
     def apply(self, data: TableData) -> None:
-        """Remember a change until `finish`.
+        """Keep a change until `finish`.
 
         Raises:
             InputError: rows, or commit data twice in one epoch or for a table without two-phase
@@ -199,12 +201,12 @@ class GlobalKeyedTableCheckpointer:
         self._commit_data = data.data
 
     def prepare(self, watermark_micros: int | None) -> None:
-        """Nothing is left to refuse: views encode keys and values as they come."""
+        """Do nothing: views have already encoded, and thereby checked, keys and values."""
 
     def finish(
         self, watermark_micros: int | None, listed: Sequence[TimeFile]
     ) -> tuple[GlobalKeyedReport, int]:
-        """Write what changed; where nothing did, no file. A table of this kind always reports."""
+        """Write the changes; no file if there are none. A report is always returned."""
         removed, inserted = _split_removals(self._pending)
         size, file, removals = 0, None, None
         version = self._table.config.state_version
@@ -229,7 +231,7 @@ class GlobalKeyedTableCheckpointer:
 def _split_removals(
     pending: dict[bytes, bytes | None],
 ) -> tuple[list[bytes], dict[bytes, bytes]]:
-    """The keys that are removed, and what is inserted."""
+    """Return the removed keys, and the inserted pairs."""
     if None not in pending.values():
         return [], cast(dict[bytes, bytes], pending)
     removed = [key for key, value in pending.items() if value is None]
@@ -238,7 +240,7 @@ def _split_removals(
 
 @dataclass(slots=True)
 class _Entries(Generic[V]):
-    """Values by encoded key. A key is in one of the two: decoded, or not yet."""
+    """Values by encoded key. Each key is in exactly one of the two: decoded, or still encoded."""
 
     decoded: dict[bytes, V] = field(default_factory=dict)
     encoded: dict[bytes, bytes] = field(default_factory=dict)
@@ -249,8 +251,8 @@ class VersionInfo:
     """The state versions of a table's values.
 
     Attributes:
-        version: what the operator reads and writes.
-        stored: what the files had that were read, ascending; older values were migrated.
+        version: the version that the operator reads and writes.
+        stored: the versions of the files that were read, ascending; older values were migrated.
     """
 
     version: int
@@ -260,8 +262,9 @@ class VersionInfo:
 class GlobalKeyedView(Generic[K, V]):
     """All entries of a global keyed table in memory, changed by this subtask.
 
-    A change is seen at once by this subtask, written at the next barrier, and seen by the other
-    subtasks from the epoch after. Changing a value in place changes nothing stored: `insert` it.
+    A change is visible at once to this subtask. It is written at the next barrier, and visible to
+    the other subtasks from the epoch after. Mutating a value in place does not change the stored
+    value: call `insert`.
     """
 
     def __init__(
@@ -284,15 +287,15 @@ class GlobalKeyedView(Generic[K, V]):
     # ---- reading ---------------------------------------------------------------------------------
 
     def get(self, key: K, default: V | None = None) -> V | None:
-        """The value of `key`, or `default`."""
+        """Return the value of `key`, or `default`."""
         return self._get(self._keys.encode(key), default)
 
     def get_many(self, keys: Iterable[K]) -> list[V | None]:
-        """The values of `keys` in their order, None where there is none."""
+        """Return the values of `keys` in their order, None where there is none."""
         return [self._get(key, None) for key in self._keys.encode_many(list(keys))]
 
     def get_all(self) -> dict[K, V]:
-        """Every entry, by decoded key. Keys that cannot be hashed in Python are an InputError."""
+        """Return every entry, by decoded key. Raises an InputError if keys are not hashable."""
         self._catch_up()
         entries = self._entries
         waiting = list(entries.encoded)
@@ -308,7 +311,7 @@ class GlobalKeyedView(Generic[K, V]):
             ) from error
 
     def version_info(self) -> VersionInfo:
-        """The state version of the table, and those of the files it was read from.
+        """Return the state version of the table, and those of the files it was read from.
 
         Source: crates/arroyo-state/src/tables/global_keyed_map.rs, `version_info`.
         """
@@ -348,12 +351,12 @@ class GlobalKeyedView(Generic[K, V]):
         self.insert_many([(key, value)])
 
     def insert_many(self, pairs: Iterable[tuple[K, V]]) -> None:
-        """Set many values; the last of one key wins. Errors as `insert`."""
+        """Set many values; the last value of a key wins. Errors as `insert`."""
         listed = list(pairs)
         self.insert_columns([key for key, _ in listed], [value for _, value in listed])
 
     def insert_columns(self, keys: Sequence[K], values: Sequence[V]) -> None:
-        """As `insert_many`, of keys and of as many values."""
+        """Set values as `insert_many`, given as keys and as many values."""
         if not keys:
             return
         encoded = self._keys.encode_many(keys)
@@ -367,11 +370,11 @@ class GlobalKeyedView(Generic[K, V]):
         entries.decoded.update(zip(encoded, values, strict=True))
 
     def remove(self, key: K) -> bool:
-        """Remove `key`. Returns whether it was there."""
+        """Remove `key`; return whether it existed."""
         return self.remove_many([key]) == 1
 
     def remove_many(self, keys: Iterable[K]) -> int:
-        """Remove many keys. Returns how many were there."""
+        """Remove many keys; return how many existed."""
         self._catch_up()
         entries = self._entries
         gone = [
@@ -387,19 +390,19 @@ class GlobalKeyedView(Generic[K, V]):
         return len(gone)
 
     def take(self, key: K) -> V | None:
-        """Remove `key` and give its value; None if it was not there."""
+        """Remove `key` and return its value; None if it did not exist."""
         value = self.get(key)
         self.remove(key)
         return value
 
     def set_commit_data(self, data: bytes) -> None:
-        """Leave what the second phase of this epoch's commit needs; once an epoch."""
+        """Set the data for the second phase of this epoch's commit; once per epoch."""
         self._send(TableChange(self._name, CommitData(data)))
 
     # ---- following the files ---------------------------------------------------------------------
 
     def follow(self, files: Sequence[StatePath]) -> None:
-        """Apply files on top of what is here, in their order, when the table is next asked."""
+        """Apply files to the present entries, in order, when the table is next used."""
         self._behind.extend(files)
 
     def is_behind(self, files: Collection[StatePath]) -> bool:
@@ -407,7 +410,7 @@ class GlobalKeyedView(Generic[K, V]):
         return any(path in files for path in self._behind)
 
     def reload(self, files: Sequence[StatePath]) -> None:
-        """Forget every entry, and read `files`, all of the table's, when it is next asked."""
+        """Drop every entry, and read `files`, all of the table's, when it is next used."""
         self._entries = _Entries()
         self._stored_versions.clear()
         self._behind = list(files)
@@ -415,7 +418,7 @@ class GlobalKeyedView(Generic[K, V]):
     def _catch_up(self) -> None:
         if not self._behind:
             return
-        # Forgotten only once all is applied: a store that fails half way must not hide entries.
+        # Cleared only after all files are applied: a store failure halfway must not hide entries.
         self._apply(self._behind)
         self._behind = []
 
@@ -448,12 +451,12 @@ class GlobalKeyedView(Generic[K, V]):
 
 
 def is_migratable(value: Any) -> bool:
-    """Whether a value type says how to come from its older forms."""
+    """Whether a value type can be migrated from its older versions."""
     return isinstance(value, type) and isinstance(value, MigratableState)
 
 
 def _steps(newest: Any, file: GlobalKeyedFile, table: TableName) -> list[Any]:
-    """The classes from the file's version up to the newest, oldest first."""
+    """Return the classes from the file's version up to the newest, oldest first."""
     steps = [newest]
     while file.version != steps[0].VERSION:
         previous = steps[0].PREVIOUS
@@ -488,7 +491,7 @@ def global_table_config(
     """Configure a global keyed table.
 
     Args:
-        key, value: Python types (or type descriptions); stored, so that any reader decodes them.
+        key, value: Python types (or type descriptions); stored, so that any reader can decode them.
 
     Source: crates/arroyo-state/src/lib.rs, `global_table_config`.
     """
@@ -506,7 +509,7 @@ def global_table_config_with_version(
     key: Any = None,
     value: Any = None,
 ) -> TableConfig:
-    """As `global_table_config`, for values of a state version other than 0."""
+    """Configure as `global_table_config`, for values of a state version other than 0."""
     return TableConfig(
         config=GlobalKeyedConfig(
             table=TableName(name),
@@ -525,7 +528,7 @@ def _described(python_type: Any) -> Type | None:
 
 
 def decode_pair(config: TableConfig, key: bytes, value: bytes) -> tuple[object, object] | None:
-    """One pair as Python values, by the stored types; None where the job stored none."""
+    """Decode one pair by the stored types; None if the job stored none."""
     if config.key_type is None or config.value_type is None:
         return None
     return codec_for(config.key_type).decode(key), codec_for(config.value_type).decode(value)

@@ -1,7 +1,7 @@
-"""Which keys global keyed tables hold, exactly, with their values left in the files.
+"""Exact keys of global keyed tables, without loading their values.
 
-What is in memory is the keys of the files, as bytes behind each other, never their values: a table
-of large values costs no more than one of small ones.
+Memory holds the keys of the files as concatenated bytes, never their values: a table of large
+values costs no more than one of small values.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ _DIGEST_BYTES = 12
 
 @dataclass(frozen=True, slots=True)
 class KeyedFile:
-    """A data file of a global keyed table, opened.
+    """An open data file of a global keyed table.
 
     Attributes:
-        removes: whether it removes its keys, instead of giving them values.
+        removes: whether it removes its keys instead of setting their values.
         version: the state version of its values.
-        rows: how many keys it has.
+        rows: the number of its keys.
     """
 
     path: StatePath
@@ -51,14 +51,14 @@ class KeyedFile:
     rows: int
 
     def keys(self) -> pa.ChunkedArray:
-        """Its keys, in their order."""
+        """Return its keys, in their order."""
         return pa.chunked_array(
             [chunk for rows in self._slices(self.places[:1]) for chunk in rows.column(0).chunks],
             _BINARY,
         )
 
     def seconds(self) -> Iterator[pa.ChunkedArray]:
-        """Its values, or the operations that remove, some thousand at a time."""
+        """Yield its values, or the operations that remove, a few thousand at a time."""
         return (rows.column(0) for rows in self._slices(self.places[1:]))
 
     def _slices(self, places: Sequence[int]) -> Iterator[pa.Table]:
@@ -70,9 +70,9 @@ def open_keyed_files(store: ObjectStore, files: Sequence[StatePath]) -> Iterator
     """Open data files of a global keyed table, in the order given.
 
     Raises:
-        FormatError: not such a file: columns other than key and value (or `_operation`), or types
-            other than binary.
-        NotFoundError: it is not there.
+        FormatError: a file has columns other than key and value (or `_operation`), or types other
+            than binary.
+        NotFoundError: a file does not exist.
     """
     return ahead(lambda path: open_keyed_file(store, path), files)
 
@@ -102,11 +102,12 @@ def open_keyed_file(store: ObjectStore, path: StatePath) -> KeyedFile:
 
 @dataclass(frozen=True, slots=True)
 class Entries:
-    """The entries of a global keyed table: how many, and the first of them.
+    """The entries of a global keyed table: their number, and the first of them.
 
     Attributes:
-        count: of all keys that have a value.
-        first: by key the state version of the file and the value, in the order in which keys came.
+        count: the number of keys that have a value.
+        first: by key, the state version of the file and the value, in the order of first
+            appearance.
     """
 
     count: int
@@ -114,7 +115,7 @@ class Entries:
 
 
 def first_entries(store: ObjectStore, files: Sequence[StatePath], limit: int) -> Entries:
-    """Count the entries that `files`, in replay order, come to, and read the first `limit`.
+    """Count the entries that result from `files`, in replay order, and read the first `limit`.
 
     Raises:
         FormatError, NotFoundError: as `open_keyed_files`.
@@ -144,7 +145,7 @@ def first_entries(store: ObjectStore, files: Sequence[StatePath], limit: int) ->
 
 
 def _values(store: ObjectStore, path: StatePath, rows: EntryPlaces) -> list[tuple[int, bytes]]:
-    """The values of some rows of a file, which ascend, each with its state version."""
+    """Read the values of some rows of a file, in ascending order, each with its state version."""
     file = open_keyed_file(store, path)
     found: list[bytes] = []
     before = 0
@@ -159,15 +160,15 @@ def _values(store: ObjectStore, path: StatePath, rows: EntryPlaces) -> list[tupl
 
 
 def _last_rows(keys: pa.ChunkedArray) -> EntryPlaces:
-    """Of each key the row that has it last; keys in the order in which they came."""
+    """Return the last row of each key; keys in the order of first appearance."""
     order, starts = _grouped(keys)
     ends = np.append(starts[1:], len(order)) - 1
     return order[ends][np.argsort(order[starts])] if len(order) else order
 
 
 def _grouped(keys: pa.ChunkedArray) -> tuple[EntryPlaces, EntryPlaces]:
-    """The rows key by key, ascending within each, and where in that order each key begins."""
-    # Of the hash by which rows are routed, for it is fast and takes a word a row.
+    """Return the rows grouped by key, ascending within each, and where each key begins in them."""
+    # By the hash that routes rows, because it is fast and needs one word per row.
     hashes = key_hashes([keys], len(keys)).to_numpy()
     order = np.argsort(hashes, kind="stable")
     same = np.zeros(len(order), bool)
@@ -175,7 +176,7 @@ def _grouped(keys: pa.ChunkedArray) -> tuple[EntryPlaces, EntryPlaces]:
     again = np.flatnonzero(same)
     pairs = (keys.take(pa.array(order[again - back])) for back in (0, 1))
     if not pc.all(pc.equal(*pairs), min_count=0).as_py():
-        codes = group_codes([keys], len(keys))  # two keys have one hash
+        codes = group_codes([keys], len(keys))  # two keys have the same hash
         order = np.argsort(codes, kind="stable")
         same[1:] = codes[order[1:]] == codes[order[:-1]]
     return order, np.flatnonzero(~same)
@@ -186,13 +187,13 @@ def _grouped(keys: pa.ChunkedArray) -> tuple[EntryPlaces, EntryPlaces]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeysOfSeveral:
-    """Keys that more than one of several groups of files have.
+    """Keys that occur in more than one of several groups of files.
 
     Attributes:
-        keys: how many.
-        differ: how many of them have other values, or are removed, in another group.
+        keys: their number.
+        differ: how many of them have another value, or are removed, in another group.
         example: the first of them.
-        groups: those that have any of them, by their place.
+        groups: the indices of the groups that have any of them.
     """
 
     keys: int
@@ -202,7 +203,7 @@ class KeysOfSeveral:
 
 
 def keys_of_several(groups: Sequence[Sequence[KeyedFile]]) -> KeysOfSeveral | None:
-    """Find the keys that files of several groups have; None if there are none."""
+    """Find the keys that occur in files of several groups; None if there are none."""
     files = [(place, file) for place, group in enumerate(groups) for file in group]
     chunks = [chunk for _, file in files for chunk in file.keys().chunks]
     keys = pa.chunked_array(chunks, _BINARY)
@@ -228,7 +229,7 @@ def keys_of_several(groups: Sequence[Sequence[KeyedFile]]) -> KeysOfSeveral | No
 
 
 def _differing(files: Sequence[tuple[int, KeyedFile]], codes: EntryPlaces, rows: Any) -> int:
-    """How many of the keys in `rows` have not one value in all of their rows."""
+    """Return how many of the keys in `rows` do not have the same value in all of their rows."""
     known: dict[int, bytes] = {}
     differ: set[int] = set()
     row = 0

@@ -1,4 +1,4 @@
-"""Rows with equal values in some columns, told apart from the others: vectorised, and exact."""
+"""Grouping of rows by equal values in some columns: vectorised, and exact."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ _BITS = {16: pa.int16(), 32: pa.int32(), 64: pa.int64()}
 
 
 def group_codes(columns: Sequence[pa.ChunkedArray | pa.Array], rows: int) -> Codes:
-    """Number the rows so that two have one number iff they are equal in all `columns`.
+    """Number the rows so that two have the same number iff they are equal in all `columns`.
 
-    Values are equal bit by bit, as in the row format by which Arroyo compares keys: a null equals
-    a null, a NaN one of the same bits, and 0.0 is not -0.0. Nested values count whole.
+    Values are compared bit by bit, as in the row format by which Arroyo compares keys: a null
+    equals a null, a NaN equals one with the same bits, and 0.0 is not -0.0. Nested values are
+    compared as a whole.
 
     Args:
-        rows: how many there are; without columns all of them are equal.
+        rows: their number; without columns all rows are equal.
     """
     if len(columns) == 1:
         return _codes(_one_chunk(columns[0]))
@@ -35,7 +36,7 @@ def _one_chunk(column: pa.ChunkedArray | pa.Array) -> Any:
 
 
 def _combined(first: Codes, second: Codes) -> Codes:
-    """One number for each pair of numbers, small again."""
+    """Assign one small number to each pair of numbers."""
     if not len(first):
         return first
     return _codes(pa.array(first * (int(second.max()) + 1) + second))
@@ -75,12 +76,12 @@ def _folded(parts: Sequence[Codes], rows: int) -> Codes:
 
 
 def _masked(codes: Codes, array: Any) -> Codes:
-    # What lies below a null is anything at all.
+    # The values below a null are arbitrary.
     return np.where(_valid(array) == 1, codes + 1, 0)
 
 
 def _list_codes(array: Any) -> Codes:
-    """A list is the numbers of its elements in their order."""
+    """Number lists by the numbers of their elements, in order."""
     elements = _codes(array.values)
     offsets = array.offsets.to_numpy(zero_copy_only=False)
     known: dict[bytes, int] = {}

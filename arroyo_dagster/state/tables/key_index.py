@@ -1,7 +1,7 @@
-"""Rows found by their key, and of rows with one key the one that counts: by hashes, and exact.
+"""Index of rows by key, and selection of the current row of each key: by hashes, but exact.
 
-Hashes are of this process alone and never stored. They only say where to look: whether two keys are
-one, the keys themselves decide.
+The hashes are valid in this process only and are never stored. They only narrow the search: keys
+are compared themselves.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _MIX = np.uint64(0x9E3779B97F4A7C15)
 
 
 def can_index(kinds: Sequence[pa.DataType]) -> bool:
-    """Whether keys of columns of these types are found here: texts, bytes and whole numbers."""
+    """Whether keys of these column types can be indexed: texts, bytes and whole numbers."""
     return bool(kinds) and all(kind in _TEXTS or pa.types.is_integer(kind) for kind in kinds)
 
 
 def hashes_of(columns: Sequence[Column]) -> Hashes:
-    """A hash of each row; rows that are equal in all columns have one hash."""
-    import polars as pl  # a tenth of a second, which commands without such a table need not pay
+    """Return a hash of each row; rows that are equal in all columns have the same hash."""
+    import polars as pl  # takes a tenth of a second, which commands without such a table avoid
 
     found: Hashes | None = None
     for column in columns:
@@ -48,16 +48,16 @@ class KeyIndex:
     """The rows of some columns by their keys.
 
     Args:
-        columns: of the key, of types that `can_index` knows, all of one length.
-        hashes: as `hashes_of` gives them.
-        newest_first: the rows in the order in which they count: of one key the first does.
+        columns: of the key, of types that `can_index` accepts, all of one length.
+        hashes: as `hashes_of` returns them.
+        newest_first: the rows in order of precedence: the first row of a key is its current one.
     """
 
     def __init__(self, columns: Sequence[Column], hashes: Hashes, newest_first: RowPlaces) -> None:
         self._columns = columns
         self._order = newest_first
-        # One word a row: as much of the hash as there is room for, then its place in the order.
-        # Words sort several times as fast as places by their hashes.
+        # One word per row: as many bits of the hash as fit, then the row's place in the order.
+        # Sorting words is several times as fast as sorting places by their hashes.
         self._bits = np.uint64(max(1, len(hashes)).bit_length())
         places = np.arange(len(hashes), dtype=np.uint64)
         self._words: Hashes = self._cut(hashes[newest_first]) | places
@@ -76,7 +76,7 @@ class KeyIndex:
     # ---- looking up ------------------------------------------------------------------------------
 
     def find(self, wanted: Sequence[Column]) -> RowPlaces:
-        """For each key its row; -1 where there is none."""
+        """Return the current row of each key; -1 where there is none."""
         words, rows = self._words, len(wanted[0])
         found = np.full(rows, -1, np.int64)
         if not len(words) or not rows:
@@ -91,7 +91,7 @@ class KeyIndex:
             places = self._row_of(words[at])
             same = self._equal(places, [column.take(pa.array(left)) for column in wanted])
             found[left[same]] = places[same]
-            # Others have the hash of one that is there: that may stand behind.
+            # Another key has the same hash: the wanted one may follow it.
             at, left = at[~same] + 1, left[~same]
             inside = at < len(words)
             at, left = at[inside], left[inside]
@@ -101,10 +101,10 @@ class KeyIndex:
         at = pa.array(places)
         return _all_equal([column.take(at) for column in self._columns], wanted)
 
-    # ---- which rows count ------------------------------------------------------------------------
+    # ---- current rows ----------------------------------------------------------------------------
 
     def newest(self) -> RowPlaces:
-        """Of each key the row that counts, ascending."""
+        """Return the current row of each key, ascending."""
         words = self._words
         cut = words >> self._bits
         begins = np.ones(len(words), bool)
@@ -115,7 +115,7 @@ class KeyIndex:
         again = np.flatnonzero(~begins)
         strangers = again[~self._pairs_equal(rows[again - 1], rows[again])]
         if len(strangers):
-            # Several keys have as much of the hash in common as there was room for.
+            # Several keys share all hash bits that fit.
             groups = np.cumsum(begins)
             mixed = np.flatnonzero(np.isin(groups, groups[strangers]))
             chosen[rows[mixed]] = False
@@ -131,7 +131,7 @@ class KeyIndex:
             return _all_equal(*sides)
 
     def _firsts(self, rows: RowPlaces, words: RowPlaces) -> RowPlaces:
-        """Of the keys of some rows, which lie at these words, the rows that count."""
+        """Return the current row of each key among some rows, which are at these words."""
         by_rank = np.argsort(self._rank_of(self._words[words]))
         rows = rows[by_rank]
         codes = group_codes([column.take(pa.array(rows)) for column in self._columns], len(rows))
@@ -139,7 +139,7 @@ class KeyIndex:
 
 
 def _all_equal(first: Sequence[Column], second: Sequence[Column]) -> npt.NDArray[np.bool_]:
-    """Which rows are equal in all columns; a null equals nothing."""
+    """Return which rows are equal in all columns; a null equals nothing."""
     same = np.ones(len(first[0]), bool)
     for one, other in zip(first, second, strict=True):
         equal = pc.fill_null(pc.equal(one, other.cast(one.type)), False)

@@ -1,7 +1,7 @@
 """The last write of each key of a global keyed table, found by columns, newest file first.
 
-What is met first of a key is its last write. Keys are looked up by a hash, and no write is left out
-but where its key is that of a newer one byte by byte.
+The first write found of a key is its last write. Keys are looked up by a hash, and a write is left
+out only if its key equals that of a newer write byte by byte.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from arroyo_dagster.state.tables.grouping import group_codes
 from arroyo_dagster.state.tables.pair_files import decode_pair_columns
 
 REMOVED = -1
-"""Stands for the state version of a removal."""
+"""Used in place of a state version for removals."""
 
 _AHEAD_BYTES = 1 << 24
 _UNKNOWN_BYTES = 1 << 20
@@ -42,15 +42,15 @@ def last_writes(
     files: Sequence[tuple[StatePath, int]],
     on_file: Callable[[StatePath, int], None] = lambda path, rows: None,
 ) -> LastWrites:
-    """The last write of each key.
+    """Find the last write of each key.
 
     Args:
-        files: in replay order, each with its size in bytes, or 0.
-        on_file: told of each file and its rows; again where files must be read again.
+        files: in replay order, each with its size in bytes, or 0 if unknown.
+        on_file: called with each file and its rows; again if files must be read again.
 
     Raises:
         FormatError: a file is broken.
-        NotFoundError: a file is gone.
+        NotFoundError: a file does not exist.
     """
     try:
         return _last_writes(store, files, on_file, exact=False)
@@ -76,7 +76,7 @@ def _last_writes(
 def decoded_ahead(
     store: ObjectStore, files: Sequence[tuple[StatePath, int]]
 ) -> Iterator[CodedPairs]:
-    """Decode files in the order given, some of them before they are asked for."""
+    """Decode files in the order given; some are read before they are requested."""
 
     def decoded(path: StatePath) -> CodedPairs:
         return decode_pairs(store.read(path), path)
@@ -87,12 +87,12 @@ def decoded_ahead(
 
 
 class SharedHash(Exception):
-    """Two keys have one hash: `LastWrites(exact=True)` goes by the keys themselves."""
+    """Two keys have the same hash: `LastWrites(exact=True)` compares the keys themselves."""
 
 
 @dataclass(frozen=True, slots=True)
 class CodedPairs:
-    """The pairs of one file as columns of one length.
+    """The pairs of one file as columns of equal length.
 
     Attributes:
         keys, seconds: large binary; a second is a value, or the operation of a removal.
@@ -114,7 +114,7 @@ class CodedPairs:
         return bool(pc.all(pc.less(self.keys[:-1], self.keys[1:]), min_count=0).as_py())
 
     def digest(self, rows: _Places | None = None) -> RowsDigest:
-        """The digest of some of the pairs, all by default; hashed from the columns as they are."""
+        """Return the digest of some pairs, by default of all, hashed directly from the columns."""
         keys = self.codes if rows is None else self.codes[rows]
         version = value_codes(pa.array([self.version], pa.int64()))
         codes = combined_codes([keys, version, value_codes(self.seconds, rows)])
@@ -125,7 +125,7 @@ def decode_pairs(data: bytes, path: StatePath) -> CodedPairs:
     """Decode a file of a global keyed table and hash its keys.
 
     Raises:
-        FormatError: not such a file.
+        FormatError: it is not such a file.
     """
     file = decode_pair_columns(data, path)
     keys, seconds = (_large(column) for column in (file.keys, file.seconds))
@@ -134,15 +134,15 @@ def decode_pairs(data: bytes, path: StatePath) -> CodedPairs:
 
 
 def _large(column: pa.ChunkedArray) -> pa.Array:
-    found = column.cast(pa.large_binary())  # all files together may have 2 GiB of them
+    found = column.cast(pa.large_binary())  # the files together may exceed 2 GiB
     return pa.concat_arrays([pa.array([], pa.large_binary()), *found.chunks])
 
 
 class LastWrites:
-    """The last write of each key, of the files so far.
+    """The last write of each key in the files added so far.
 
     Args:
-        exact: look keys up by themselves, one by one; for keys that share a hash.
+        exact: look keys up themselves, one by one; needed if keys share a hash.
     """
 
     def __init__(self, *, exact: bool = False) -> None:
@@ -154,10 +154,10 @@ class LastWrites:
         self._digests = {True: RowsDigest(), False: RowsDigest()}
 
     def add(self, pairs: CodedPairs) -> None:
-        """Go on with the file before those so far in replay order.
+        """Add the file that precedes those added so far in replay order.
 
         Raises:
-            SharedHash: begin again with `exact`.
+            SharedHash: start again with `exact`.
         """
         codes = pairs.codes if self._ids is None else self._numbered(pairs.keys, self._ids)
         rows = np.arange(len(pairs))
@@ -187,16 +187,16 @@ class LastWrites:
         return self._digests[True].rows
 
     def digest(self, *, removals: bool) -> RowsDigest:
-        """The digest of the last writes as they were in the files, with removals or without."""
+        """Return the digest of the last writes as stored in the files, with or without removals."""
         return self._digests[False] + (self._digests[True] if removals else RowsDigest())
 
     def columns(self) -> tuple[pa.Array, pa.Array, npt.NDArray[np.int64]]:
-        """Keys, seconds and versions (`REMOVED` of removals) of the last writes, in any order."""
+        """Return keys, seconds and versions (`REMOVED` for removals) of the writes, unordered."""
         versions = np.concatenate([np.zeros(0, np.int64), *self._versions])
         return self._keys.array(), self._seconds.array(), versions
 
     def by_version(self) -> dict[int, tuple[pa.Array, pa.Array]]:
-        """Keys and seconds of the last writes, ordered by key, for each version."""
+        """Return keys and seconds of the last writes, ordered by key, for each version."""
         keys, seconds, versions = self.columns()
         found = {}
         for version in np.unique(versions).tolist():
@@ -207,7 +207,7 @@ class LastWrites:
 
 
 def _last_of_each(keys: pa.Array) -> _Places:
-    """The rows of one file that no later row of the same key follows."""
+    """Return the last row of each key in one file."""
     groups = group_codes([keys], len(keys))[::-1]
     first = np.unique(groups, return_index=True)[1]
     return np.sort(len(keys) - 1 - first)
@@ -221,15 +221,15 @@ def _same(keys: pa.Array, rows: _Places, others: pa.Array, places: _Places) -> b
 
 
 class _CodeIndex:
-    """Hashes in the order of their coming, and the place of each: a table with linear probing."""
+    """Hashes in insertion order, and the place of each: a hash table with linear probing."""
 
     def __init__(self) -> None:
         self._codes: _Codes = np.zeros(0, np.uint64)
         self._count = 0
-        self._table = np.full(_FIRST_SLOTS, _NONE, np.int32)  # half as wide, found twice as fast
+        self._table = np.full(_FIRST_SLOTS, _NONE, np.int32)  # half as wide, and twice as fast
 
     def find(self, codes: _Codes) -> _Places:
-        """The place of each hash, or -1."""
+        """Return the place of each hash, or -1."""
         found = np.full(len(codes), _NONE)
         rows, slots = np.arange(len(codes)), self._slots(codes)
         while len(rows):
@@ -242,7 +242,7 @@ class _CodeIndex:
         return found
 
     def insert(self, codes: _Codes) -> None:
-        """Add hashes at the next places."""
+        """Append hashes at the next places."""
         start, self._count = self._count, self._count + len(codes)
         self._codes = _room(self._codes, self._count)
         self._codes[start : self._count] = codes
@@ -266,7 +266,7 @@ class _CodeIndex:
 
 
 class _Texts:
-    """Binary values that more are added to, as one array whenever it is asked for."""
+    """A growing sequence of binary values, readable as one array at any time."""
 
     def __init__(self) -> None:
         self._offsets: npt.NDArray[np.int64] = np.zeros(1, np.int64)
@@ -277,7 +277,7 @@ class _Texts:
         return self._count
 
     def extend(self, values: pa.Array) -> None:
-        """Add values (large binary, from the beginning of their buffers)."""
+        """Append values (large binary, from the beginning of their buffers)."""
         _, places, data = values.buffers()
         offsets = np.frombuffer(places, np.int64, len(values) + 1, values.offset * 8)
         start, size = int(self._offsets[self._count]), int(offsets[-1] - offsets[0])
@@ -291,13 +291,13 @@ class _Texts:
         self._count = count
 
     def array(self) -> pa.Array:
-        """All values, without a copy; good until more are added."""
+        """Return all values without a copy; valid until more are added."""
         buffers = [None, pa.py_buffer(self._offsets), pa.py_buffer(self._data)]
         return pa.Array.from_buffers(pa.large_binary(), self._count, buffers)
 
 
 def _room(values: npt.NDArray[_Scalar], count: int) -> npt.NDArray[_Scalar]:
-    """The same values with room for `count`, and some more if they had to move."""
+    """Return the same values with room for `count`, with spare room if they had to be copied."""
     if count <= len(values):
         return values
     found: npt.NDArray[_Scalar] = np.empty(max(count, 2 * len(values)), values.dtype)

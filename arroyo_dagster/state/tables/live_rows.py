@@ -1,4 +1,4 @@
-"""Rows of an expiring table in replay order, as deletes and the cutoff leave them."""
+"""Rows of an expiring table in replay order, after deletes and the cutoff are applied."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ NANOS_PER_MICRO = 1000
 
 @dataclass(frozen=True, slots=True)
 class RowForm:
-    """What the rows of a table look like to those that apply operations to them.
+    """The columns of a table's rows, for applying operations to them.
 
     Attributes:
         schema: of the rows; begins with the columns that the operator sees.
-        width: how many of those there are.
+        width: the number of these columns.
         timestamp_index, key_indices: of event time, and of the storage key.
     """
 
@@ -44,18 +44,18 @@ class RowForm:
 
     @classmethod
     def of(cls, config: ExpiringTimeKeyConfig, memory: pa.Schema) -> RowForm:
-        """The form of rows as the operator sees them."""
+        """Return the form of rows as the operator sees them."""
         schema = config.schema
         return cls(memory, len(memory), schema.timestamp_index, schema.key_indices or ())
 
     def only(self, columns: Sequence[int]) -> RowForm:
-        """The form of rows with some of the columns, the one of event time among them."""
+        """Return the form of rows with some of the columns, which must include event time."""
         schema = pa.schema([self.schema.field(at) for at in columns])
         keys = tuple(columns.index(at) for at in self.key_indices if at in columns)
         return RowForm(schema, len(schema), columns.index(self.timestamp_index), keys)
 
     def as_stored(self, file_schema: pa.Schema) -> RowForm:
-        """The form of rows with `_key_hash` and `_operation` behind."""
+        """Return the form of rows with `_key_hash` and `_operation` appended."""
         return replace(self, schema=file_schema)
 
 
@@ -64,9 +64,9 @@ class StoredRows:
     """Rows of one file, and the operation of each.
 
     Attributes:
-        operations: bytes, perhaps as dictionaries.
-        batches: for each row the number of the record batch in which Arroyo would get it, of at
-            most 1024 rows and from one row group; None where nobody asked.
+        operations: bytes, perhaps dictionary-encoded.
+        batches: for each row, the number of the record batch in which Arroyo would read it, of at
+            most 1024 rows and from one row group; None if not requested.
     """
 
     rows: pa.Table
@@ -75,7 +75,7 @@ class StoredRows:
 
     @property
     def deletes(self) -> int:
-        """How many of the rows are no inserts."""
+        """How many of the rows are not inserts."""
         found = self.operations
         if pa.types.is_dictionary(found.type):
             if all(set(chunk.dictionary.to_pylist()) <= {INSERT} for chunk in found.chunks):
@@ -89,7 +89,7 @@ class StoredRows:
 
 
 class LiveRows:
-    """Rows in replay order, as deletes and the cutoff leave them."""
+    """Rows in replay order, after deletes and the cutoff are applied."""
 
     def __init__(self, form: RowForm) -> None:
         self._form = form
@@ -99,21 +99,21 @@ class LiveRows:
         return sum(batch.num_rows for batch in self._batches)
 
     def rows(self) -> pa.Table:
-        """All of them."""
+        """Return all rows."""
         if len(self._batches) != 1:
             self._batches = [pa.concat_tables([self._form.schema.empty_table(), *self._batches])]
         return self._batches[0]
 
     def append(self, *rows: pa.Table) -> None:
-        """Add rows behind the others."""
+        """Append rows."""
         self._batches.extend(part for part in rows if part.num_rows)
 
     def remove(self, mask: pa.ChunkedArray) -> None:
-        """Take out the rows where `mask`, one value for each of `rows()`, is true."""
+        """Remove the rows where `mask`, one value for each of `rows()`, is true."""
         self._batches = [self.rows().filter(pc.invert(mask))]
 
     def remove_keys(self, keys: pa.Table) -> None:
-        """Take out the rows whose storage key is that of one of `keys`, rows of the same form."""
+        """Remove the rows that have the storage key of one of `keys`, rows of the same form."""
         rows, indices = self.rows(), self._form.key_indices
         if not rows.num_rows:
             return
@@ -130,7 +130,7 @@ class LiveRows:
         self.remove(pa.chunked_array([pa.array(gone)]))
 
     def replay(self, stored: Sequence[StoredRows]) -> None:
-        """Apply what files hold, in replay order, on top of what is here."""
+        """Apply the rows of files, in replay order, to the present rows."""
         for part in stored:
             if part.inserts_only:
                 self.append(part.rows)
@@ -163,7 +163,7 @@ class LiveRows:
             return first_true(
                 equal_rows(rows, carrier, self._form.width), decode_count(operation.value)
             )
-        assert not isinstance(operation, DeleteKey)  # `remove_keys` takes those
+        assert not isinstance(operation, DeleteKey)  # handled by `remove_keys`
         indices = self._form.key_indices
         of_key = of_scalars(rows, indices, [carrier.column(index)[0] for index in indices])
         times = rows.column(self._form.timestamp_index)
@@ -173,7 +173,7 @@ class LiveRows:
         return pc.and_(of_key, within(times, operation.start_nanos, operation.end_nanos))
 
     def evict(self, cutoff_micros: int) -> None:
-        """Drop the rows older than the cutoff; a row at the cutoff stays."""
+        """Drop the rows older than the cutoff; a row at the cutoff is kept."""
         if cutoff_micros <= 0 or not self._batches:
             return
         rows = self.rows()
@@ -183,37 +183,37 @@ class LiveRows:
 
 
 def _is_exact(kind: pa.DataType) -> bool:
-    """Whether two values are equal exactly where their bits are: not so of 0.0 and -0.0."""
+    """Whether two values are equal exactly if their bits are; not so for 0.0 and -0.0."""
     return not pa.types.is_floating(kind) and not pa.types.is_nested(kind)
 
 
-# ---- which rows ----------------------------------------------------------------------------------
+# ---- masks ---------------------------------------------------------------------------------------
 
 
 def nanos(value: int) -> pa.Scalar:
-    """An event time in nanoseconds as a value of the column `_timestamp`."""
+    """Return an event time in nanoseconds as a value of the column `_timestamp`."""
     return pa.scalar(value, pa.timestamp("ns"))
 
 
 def not_older(times: pa.ChunkedArray, cutoff_micros: int) -> pa.ChunkedArray:
-    """Which event times are at the cutoff or behind it; one that is null is never too old."""
+    """Return which event times are at or after the cutoff; a null is never too old."""
     fresh = pc.greater_equal(times, nanos(cutoff_micros * NANOS_PER_MICRO))
     return pc.fill_null(fresh, True)
 
 
 def at_time(times: pa.ChunkedArray, wanted_nanos: int) -> pa.ChunkedArray:
-    """Which event times are this one."""
+    """Return which event times equal this one."""
     return pc.fill_null(pc.equal(times, nanos(wanted_nanos)), False)
 
 
 def within(times: pa.ChunkedArray, start_nanos: int, end_nanos: int) -> pa.ChunkedArray:
-    """Which event times are at the start or behind it, and before the end."""
+    """Return which event times are at or after the start, and before the end."""
     after = pc.greater_equal(times, nanos(start_nanos))
     return pc.fill_null(pc.and_(after, pc.less(times, nanos(end_nanos))), False)
 
 
 def first_true(mask: pa.ChunkedArray, count: int | None) -> pa.ChunkedArray:
-    """`mask` with no more than its first `count` rows true; None = all of them."""
+    """Return `mask` with only its first `count` true rows; None = all of them."""
     if count is None:
         return mask
     flags = mask.to_numpy()
@@ -223,7 +223,7 @@ def first_true(mask: pa.ChunkedArray, count: int | None) -> pa.ChunkedArray:
 def of_scalars(
     rows: pa.Table, indices: Sequence[int], scalars: Sequence[pa.Scalar]
 ) -> pa.ChunkedArray:
-    """Which rows have these values in these columns; null equals null."""
+    """Return which rows have these values in these columns; null equals null."""
     mask = pa.chunked_array([pa.repeat(pa.scalar(True), rows.num_rows)])
     for index, scalar in zip(indices, scalars, strict=True):
         column = rows.column(index)
@@ -233,7 +233,7 @@ def of_scalars(
 
 
 def equal_rows(rows: pa.Table, wanted: pa.Table, width: int) -> pa.ChunkedArray:
-    """Which rows equal the one row `wanted` in the first `width` columns, nulls included."""
+    """Return which rows equal the one row `wanted` in the first `width` columns, nulls included."""
     indices = range(width)
     try:
         return of_scalars(rows, indices, [wanted.column(index)[0] for index in indices])

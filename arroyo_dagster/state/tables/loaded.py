@@ -1,4 +1,4 @@
-"""Where a subtask stands: the epoch that its tables are of, and the files that it knows."""
+"""The epoch from which a subtask's tables were loaded, and the files that it has read."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from arroyo_dagster.state.model.tables import TableFiles
 
 @dataclass(slots=True, kw_only=True)
 class LoadedState:
-    """What the tables of one subtask were loaded from, and what has become of it.
+    """The origin of the tables of one subtask, and what has changed since.
 
     Attributes:
-        epoch: the epoch that the tables are of.
-        followed: the last epoch of the job that they have come to: `epoch`, or the one before while
-            it is not published.
+        epoch: the epoch of the tables.
+        followed: the last published epoch that the tables have reached: `epoch`, or the one before
+            while `epoch` is not published.
         restored: the operator at that epoch; None if it started empty.
         watermark_micros: the event time reached at `epoch`; None = not all subtasks had one.
-        read_files: of each table the files whose rows are, or were, in memory.
-        merged: of each table those of them of which a merge was announced.
+        read_files: by table, the files whose rows are, or were, in memory.
+        merged: by table, those of them whose merge was announced.
     """
 
     epoch: Epoch
@@ -38,7 +38,7 @@ class LoadedState:
         base_epoch: Epoch | None,
         tables: Iterable[TableName],
     ) -> LoadedState:
-        """The state of a subtask that has read nothing yet; arguments as of `TableManager`."""
+        """Return the state of a subtask before its first read; arguments as of `TableManager`."""
         names = list(tables)
         epoch = restored.epoch if restored else Epoch(base_epoch or 0)
         return cls(
@@ -51,5 +51,5 @@ class LoadedState:
         )
 
     def files(self, name: TableName) -> TableFiles | None:
-        """The files that the restored epoch lists of a table."""
+        """Return the files that the restored epoch lists for a table; None if it lists none."""
         return self.restored.tables.get(name) if self.restored else None

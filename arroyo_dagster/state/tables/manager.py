@@ -1,7 +1,7 @@
 """TableManager: all tables of one subtask, loaded from a checkpoint and written at a barrier.
 
 Source: crates/arroyo-state/src/tables/table_manager.rs.
-Differs: the checkpoint is taken in the caller's thread and verified before it is reported.
+Differs: the checkpoint runs in the caller's thread and is verified before it is reported.
 """
 
 from __future__ import annotations
@@ -58,11 +58,11 @@ WriteSubtaskMetadata = Callable[[OperatorCheckpoint, int], object]
 
 
 class SubtaskBackend(Protocol):
-    """What a table manager needs of the backend of its job."""
+    """The parts of a job's backend that a table manager needs."""
 
     @property
     def store(self) -> ObjectStore:
-        """Where the job's files lie."""
+        """The store of the job's files."""
 
     @property
     def generation(self) -> WorkerGeneration | None:
@@ -76,19 +76,18 @@ class SubtaskBackend(Protocol):
 class TableManager:
     """All tables of one subtask.
 
-    Views change what is in memory and send each change here; `checkpoint` writes what has come
+    Views change their rows in memory and send each change here. `checkpoint` writes the changes
     since the last barrier under names that no other attempt uses, and reports the files.
 
     Args:
-        backend: what the subtask needs of the backend of its job.
-        task: who this is.
-        configs: the tables the operator registers.
+        backend: the parts of the job's backend that the subtask needs.
+        task: the subtask.
+        configs: the tables that the operator registers.
         restored: the operator at the epoch to continue from; None to start empty.
-        base_epoch: the epoch to continue, where `restored` is None because the operator is new.
+        base_epoch: the epoch to continue, if `restored` is None because the operator is new.
 
     Raises:
-        InputError: the checkpoint has a table the operator does not register, or one that has
-            changed kind.
+        InputError: as `check_tables`, for the tables of the checkpoint.
     """
 
     def __init__(
@@ -134,22 +133,22 @@ class TableManager:
         """Open the tables of a subtask of a job that `backend` writes; see the class.
 
         Source: crates/arroyo-state/src/tables/table_manager.rs, `TableManager::load`.
-        Differs: tables are read when they are first asked for; the restored watermark is
+        Differs: each table is read when it is first used; the restored watermark is
         `watermark_micros`.
         """
         return cls(backend, task, configs, restored, base_epoch=base_epoch)
 
     @property
     def epoch(self) -> Epoch:
-        """The epoch that the tables are of."""
+        """The epoch of the tables."""
         return self._loaded.epoch
 
     @property
     def watermark_micros(self) -> int | None:
-        """The event time reached at the epoch the tables are of; None = not all subtasks had one.
+        """The event time reached at the tables' epoch; None = not all subtasks had one.
 
-        Of a restored epoch the smallest of its subtasks; rows older than this less a table's
-        retention are gone.
+        For a restored epoch it is the smallest of its subtasks. Rows older than this minus a
+        table's retention have expired.
         """
         return self._loaded.watermark_micros
 
@@ -158,12 +157,12 @@ class TableManager:
     def get_global_keyed_state(
         self, name: str, key: Any = None, value: Any = None
     ) -> GlobalKeyedView[Any, Any]:
-        """The view of a global keyed table, all its entries at hand.
+        """Return the view of a global keyed table, with all its entries.
 
         Args:
             name: as registered.
-            key, value: Python types; without them keys and values are what the stored type
-                descriptions give (dataclasses become dicts).
+            key, value: Python types; without them, keys and values have the types of the stored
+                type descriptions (dataclasses become dicts).
 
         Raises:
             InputError: no such table, no types known, or other types than the registered ones.
@@ -173,7 +172,7 @@ class TableManager:
     def get_global_keyed_state_migratable(
         self, name: str, key: Any, value: type[MigratableState]
     ) -> GlobalKeyedView[Any, Any]:
-        """As `get_global_keyed_state`, for a value type that must know how to migrate."""
+        """Return the view as `get_global_keyed_state`; the value type must support migration."""
         if not is_migratable(value):
             raise InputError(
                 f"{getattr(value, '__name__', value)} has no VERSION, PREVIOUS and migrate",
@@ -182,7 +181,7 @@ class TableManager:
         return self.get_global_keyed_state(name, key, value)
 
     def get_expiring_time_key_table(self, name: str) -> ExpiringTimeKeyView:
-        """The view of an expiring table: the live rows of this subtask's key range.
+        """Return the view of an expiring table: the live rows of this subtask's key range.
 
         Raises:
             InputError: no such table.
@@ -190,21 +189,21 @@ class TableManager:
         return self._views.time_view(name, ExpiringTimeKeyView)
 
     def get_key_time_table(self, name: str) -> KeyTimeView:
-        """As `get_expiring_time_key_table`, with the rows looked up by their storage key."""
+        """Return the view as `get_expiring_time_key_table`, with lookups of rows by storage key."""
         return self._views.time_view(name, KeyTimeView)
 
     def get_uncached_key_value_view(self, name: str) -> UncachedKeyValueView:
-        """A view of an expiring table that keeps nothing in memory.
+        """Return a view of an expiring table that keeps nothing in memory.
 
         Raises:
-            InputError: no such table, or it has a view of another kind already.
+            InputError: no such table, or it already has a view of another kind.
         """
         return self._views.uncached(name)
 
     # ---- messages --------------------------------------------------------------------------------
 
     def send(self, message: StateMessage) -> None:
-        """Take a message of a view or of the runtime.
+        """Process a message from a view or the runtime.
 
         Raises:
             InputError: a change after the checkpoint with `then_stop`.
@@ -217,7 +216,7 @@ class TableManager:
             self._checkpoint(message)
 
     def insert_committing_data(self, table: str, data: bytes) -> None:
-        """Leave what the second phase of this epoch's commit needs; once an epoch and table."""
+        """Set the data for the second phase of this epoch's commit; once per epoch and table."""
         self.send(TableChange(TableName(table), CommitData(data)))
 
     def _change(self, message: TableChange) -> None:
@@ -256,21 +255,21 @@ class TableManager:
     def checkpoint(
         self, epoch: int, min_epoch: int, watermark: int | None, then_stop: bool
     ) -> SubtaskCheckpoint:
-        """Write everything since the last barrier, in five steps.
+        """Write all changes since the last barrier.
 
-        1. Serialise each table. 2. Write its Parquet. 3. Collect files, bytes and schemas into
-        metadata. 4. Write the metadata and read it back. 5. Drop bookkeeping of epochs before
-        `min_epoch`; never a row, never a reference to a file of an older epoch.
+        Serialises each table, writes its Parquet, gathers files, bytes and schemas into metadata,
+        writes the metadata and reads it back. Then drops bookkeeping of epochs before `min_epoch`;
+        never a row, never a reference to a file of an older epoch.
 
         Args:
             epoch: one more than the last.
             min_epoch: the oldest epoch still kept.
             watermark: event time reached in microseconds; None = none yet.
-            then_stop: refuse changes from here on.
+            then_stop: refuse all later changes.
 
         Raises:
             ProtocolError: `epoch` is not the next one.
-            InputError: rows that another subtask owns; nothing was written.
+            InputError: another subtask owns some of the rows; nothing was written.
         """
         self.send(
             CheckpointMessage(
@@ -293,7 +292,7 @@ class TableManager:
         checkpointers = {name: self._checkpointer(name) for name in self.configs}
         for checkpointer in checkpointers.values():
             checkpointer.prepare(barrier.watermark_micros)
-        # Nothing of this manager changes before all is written: the same barrier may come again.
+        # State changes only after all is written: the same barrier may come again.
         tables: dict[TableName, TableReport] = {}
         size = 0
         for name, checkpointer in checkpointers.items():
@@ -353,24 +352,22 @@ class TableManager:
     # ---- following the job -----------------------------------------------------------------------
 
     def follow(self, published: OperatorCheckpoint) -> bool:
-        """Come to the state of `published`: the epoch this manager wrote, or a later one.
+        """Advance to the state of `published`: the epoch this manager wrote, or a later one.
 
-        What other subtasks wrote, or other processes for this one, is read from the files listed
-        since.
+        Rows that other subtasks wrote, or other processes for this one, are read from the files
+        listed since.
 
         Returns:
-            False if that is not possible: another attempt at the epoch won. The manager is then
-            useless; load a new one.
+            False if that is impossible because another attempt at the epoch won. The manager is
+            then unusable; load a new one.
         """
         return self._following.follow(published)
 
     def load_compacted(self, message: Compaction) -> None:
-        """Learn that files were merged, before an epoch lists the outputs in their place.
-
-        Rows that are in memory need not be read again then.
+        """Record merges before an epoch lists their outputs; rows in memory need not be read again.
 
         Source: crates/arroyo-state/src/tables/table_manager.rs, `load_compacted`.
-        Differs: lists of files are the coordinator's; a subtask learns what outputs stand for.
+        Differs: the coordinator lists files; a subtask learns which files outputs replace.
         """
         self._following.load_compacted(message)
 

@@ -1,7 +1,7 @@
-"""What views and the runtime send to the TableManager of a subtask.
+"""Messages that views and the runtime send to the TableManager of a subtask.
 
-Each message is a variant of `StateMessage`, each change of a table one of `TableData`; the variants
-are attributes of these two, as in Arroyo: `StateMessage.Checkpoint`, `TableData.KeyedData`.
+Each message is a variant of `StateMessage`, each change of a table one of `TableData`. As in
+Arroyo, the variants are attributes of these two: `StateMessage.Checkpoint`, `TableData.KeyedData`.
 
 Source: crates/arroyo-state/src/lib.rs, `StateMessage`, `TableData`, `CheckpointMessage`.
 """
@@ -20,9 +20,10 @@ from arroyo_dagster.state.model.tables import TableFiles
 
 
 class TableData:
-    """What changes in a table: `RecordBatch`, `CommitData` or `KeyedData`.
+    """A change of a table: `RecordBatch`, `CommitData` or `KeyedData`.
 
-    `TableData(table, data)` is the old name of `StateMessage.TableData`, until release 0.3.
+    `TableData(table, data)` is the deprecated name of `StateMessage.TableData`, removed in release
+    0.3.
     """
 
     __slots__ = ()
@@ -44,9 +45,9 @@ class TableData:
 
 @dataclass(frozen=True, slots=True)
 class RecordBatch(TableData):
-    """Rows of an expiring table: its memory schema, and what each row does.
+    """Rows of an expiring table in its memory schema, with the operation of each row.
 
-    `operation` is encoded already: one for every row of the batch, or one for each.
+    `operation` is already encoded: one for all rows of the batch, or one for each row.
 
     Differs: in Arroyo each row is inserted.
     """
@@ -57,7 +58,7 @@ class RecordBatch(TableData):
 
 @dataclass(frozen=True, slots=True)
 class CommitData(TableData):
-    """What the second phase of a commit needs to know; at most once an epoch."""
+    """Data for the second phase of a commit; at most once per epoch."""
 
     data: bytes
 
@@ -66,16 +67,16 @@ class CommitData(TableData):
 class KeyedData(TableData):
     """Pairs of a global keyed table, encoded; None in place of a value removes the key.
 
-    They are read once.
+    The pairs are iterated once.
 
-    Differs: in Arroyo one pair a message, and no removals.
+    Differs: in Arroyo a message has one pair, and there are no removals.
     """
 
     pairs: Iterable[tuple[bytes, bytes | None]]
 
 
 class StateMessage:
-    """What a TableManager takes: `Checkpoint`, `Compaction` or `TableData`."""
+    """A message to a TableManager: `Checkpoint`, `Compaction` or `TableData`."""
 
     __slots__ = ()
 
@@ -86,13 +87,14 @@ class StateMessage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointMessage(StateMessage):
-    """The barrier: write what has changed since the last one.
+    """The barrier: write the changes since the last one.
 
     Attributes:
-        min_epoch: the oldest epoch still kept; bookkeeping of older ones may go, rows never.
+        min_epoch: the oldest epoch still kept; bookkeeping of older ones may be dropped, rows
+            never.
         timestamp_micros: when the checkpoint began, in microseconds since 1970.
-        watermark_micros: event time reached; None if the subtask has seen none.
-        then_stop: nothing follows this checkpoint.
+        watermark_micros: event time reached; None if the subtask has no watermark yet.
+        then_stop: no further checkpoint follows.
     """
 
     epoch: Epoch
@@ -104,14 +106,14 @@ class CheckpointMessage(StateMessage):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compaction(StateMessage):
-    """Files that have been merged, before an epoch lists them.
+    """Files that have been merged, announced before an epoch lists them.
 
     Attributes:
-        tables: by table the checkpoint metadata of the merged files.
-        inputs: by table the files that these hold the rows of, in their place.
+        tables: by table, the checkpoint metadata of the merged files.
+        inputs: by table, the files whose rows the merged files hold.
 
-    Differs: in Arroyo the metadata is the whole new list of each table. From that alone a
-    subtask that holds an older epoch would take files it never read for known.
+    Differs: in Arroyo the metadata is the whole new list of each table. From that alone, a subtask
+    with an older epoch would assume that it has read files that it never read.
     """
 
     tables: Mapping[TableName, TableFiles]
@@ -126,7 +128,7 @@ class TableChange(StateMessage):
     data: TableData
 
 
-# Within the classes above these names are those of their attributes.
+# Within the classes above, these names refer to the class attributes.
 _RecordBatch = RecordBatch
 _CommitData = CommitData
 _KeyedData = KeyedData

@@ -1,4 +1,4 @@
-"""The views of one subtask's tables, each opened when it is first asked for."""
+"""The open views of one subtask's tables; each is opened when it is first used."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ AnyTable = GlobalKeyedTable | ExpiringTimeKeyTable
 
 
 class OpenViews:
-    """The views that are open; a table has one.
+    """The open views, one per table.
 
     Args:
         tables, configs: by their names.
-        loaded: from which files views are opened; files that are read are added to it.
-        send: takes the changes that are made through views.
+        loaded: the files from which views are opened; files that are read are added to it.
+        send: receives the changes that are made through views.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class OpenViews:
     def global_keyed(
         self, name: str, key: Any = None, value: Any = None
     ) -> GlobalKeyedView[Any, Any]:
-        """As `TableManager.get_global_keyed_state`."""
+        """Return the view as `TableManager.get_global_keyed_state`."""
         table = self._table(name, GlobalKeyedTable)
         known = self.global_views.get(TableName(name))
         if known is not None:
@@ -85,7 +85,7 @@ class OpenViews:
         return view
 
     def uncached(self, name: str) -> UncachedKeyValueView:
-        """As `TableManager.get_uncached_key_value_view`."""
+        """Return the view as `TableManager.get_uncached_key_value_view`."""
         table = self._table(name, ExpiringTimeKeyTable)
         view = UncachedKeyValueView(table, self._send, self._task.key_range)
         known = self.time_views.setdefault(TableName(name), view)
@@ -95,10 +95,10 @@ class OpenViews:
         return cast(UncachedKeyValueView, known)
 
     def time_view(self, name: str, kind: type[_View]) -> _View:
-        """The view of an expiring table that keeps its rows in memory.
+        """Return the view of an expiring table that keeps its rows in memory.
 
         Raises:
-            InputError: no such table, or it has a view of another kind already.
+            InputError: no such table, or it already has a view of another kind.
         """
         table = self._table(name, ExpiringTimeKeyTable)
         known = self.time_views.get(TableName(name))
@@ -114,10 +114,10 @@ class OpenViews:
         return view
 
     def after_barrier(self, time_files: Mapping[TableName, tuple[TimeFile, ...]]) -> None:
-        """Forget rows that have expired at the epoch that was just written.
+        """Drop rows that have expired at the epoch just written.
 
         Args:
-            time_files: of each expiring table the files that the subtask carries on.
+            time_files: by expiring table, the files that the subtask carries over.
         """
         for name, view in self.time_views.items():
             table = self.tables[name]
@@ -140,7 +140,7 @@ class OpenViews:
         return table.cutoff_micros(self._loaded.watermark_micros)
 
     def _restore_from(self, name: str, table: ExpiringTimeKeyTable) -> tuple[TimeFile, ...]:
-        """The files that this subtask opens of what the restored epoch lists."""
+        """Return the files of the restored epoch that this subtask opens."""
         stored = self._loaded.files(TableName(name))
         if not isinstance(stored, ExpiringTimeKeyFiles):
             return ()

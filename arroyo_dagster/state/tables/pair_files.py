@@ -1,4 +1,4 @@
-"""Files of global keyed tables as columns.
+"""Data files of global keyed tables, decoded as columns.
 
 Source: crates/arroyo-state/src/tables/global_keyed_map.rs.
 """
@@ -32,8 +32,8 @@ def decode_pair_columns(data: bytes, path: StatePath) -> PairColumns:
     """Decode one file of a global keyed table.
 
     Raises:
-        FormatError: not such a file: columns other than key and value (or `_operation`), or types
-            other than Binary.
+        FormatError: it has columns other than key and value (or `_operation`), or types other than
+            binary.
     """
     rows, version = decode_file(data, path)
     names = rows.schema.names

@@ -1,4 +1,4 @@
-"""Whether the tables that an operator registers can go on from those of a checkpoint."""
+"""Checks whether the tables that an operator registers can continue from those of a checkpoint."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ from arroyo_dagster.state.planning.restore.schema_evolution import evolution, no
 def as_stored(
     configs: Mapping[TableName, TableConfig], restored: OperatorCheckpoint | None
 ) -> dict[TableName, TableConfig]:
-    """The configurations to store, which note what older files of their tables may look like.
+    """Return the configurations to store, with notes about the columns of older files of their
+    tables.
 
     Args:
-        configs: as the operator registers them; `check_tables` has let them pass.
+        configs: as the operator registers them; `check_tables` has accepted them.
         restored: the operator at the epoch to continue from.
     """
     found = dict(configs)
@@ -41,12 +42,12 @@ def check_tables(configs: Mapping[TableName, TableConfig], restored: OperatorChe
     """Refuse to restore an operator whose tables are not those of the checkpoint.
 
     Raises:
-        InputError: a table of the checkpoint is not registered, or has changed kind; a global
-            keyed one has other types, or values of a newer version; an expiring one has columns
-            that its old rows cannot be read as (`planning.evolution`).
+        InputError: a table of the checkpoint is not registered, or has changed its kind; a global
+            keyed one has other types, or values of a newer version; an expiring one has columns as
+            which its old rows cannot be read (`planning.restore.schema_evolution`).
 
     Source: crates/arroyo-state/src/tables/table_manager.rs: a missing table fails the start.
-    Differs: Arroyo does not compare types and columns, and reads what is there by the new ones.
+    Differs: Arroyo does not compare types and columns, and reads old files with the new ones.
     """
     for name, files in restored.tables.items():
         problem, next_step = _registration_error(name, configs.get(name), restored, files.kind)
@@ -63,7 +64,7 @@ def check_tables(configs: Mapping[TableName, TableConfig], restored: OperatorChe
 def _registration_error(
     name: TableName, config: TableConfig | None, restored: OperatorCheckpoint, kind: TableKind
 ) -> tuple[str | None, str]:
-    """Why a table cannot go on, and what to do; None if it can."""
+    """Return why a table cannot continue and what to do; None if it can."""
     stored = restored.configs.get(name)
     if config is None:
         return (
@@ -81,10 +82,10 @@ def _registration_error(
 
 
 def _changed(stored: TableConfig, config: TableConfig) -> str | None:
-    """Say why the files of `stored` cannot be read as `config`; None if they can."""
+    """Return why the files of `stored` cannot be read as `config`; None if they can."""
     before, now = stored.config, config.config
     if isinstance(before, ExpiringTimeKeyConfig) and isinstance(now, ExpiringTimeKeyConfig):
-        memory_schema(before)  # what is stored may be broken
+        memory_schema(before)  # raises an error if the stored schema is broken
         found = evolution(before, now)
         if found.problems:
             return (

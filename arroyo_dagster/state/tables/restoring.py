@@ -1,8 +1,9 @@
 """The rows of an expiring table that a restore at one epoch holds, over all subtasks.
 
-Of Arroyo's tables what Arroyo does, which differs from view to view; of ours what they promise
-(`arroyo-state.md` 5.4 and 5.7; `design.md` 5). Files are read piece by piece: what is in memory is
-what is asked for, of generational tables what a restore holds, and of tables with deletes too.
+For tables of Arroyo jobs the rules are those of Arroyo, which differ from view to view; for managed
+jobs they are those of this package (`arroyo-state.md` 5.4 and 5.7; `design.md` 5). Files are read
+piece by piece. Memory holds only the requested rows; for generational tables, and tables with
+deletes, all rows that a restore holds.
 """
 
 from __future__ import annotations
@@ -35,12 +36,13 @@ from arroyo_dagster.state.tables.live_rows import NANOS_PER_MICRO, StoredRows, n
 
 @dataclass(frozen=True, slots=True)
 class RestoredRows:
-    """The rows that a table holds.
+    """The rows of a table.
 
     Attributes:
-        rows: as the operator sees them; those asked for.
-        count: how many there are in all.
-        upstream: what Arroyo itself would go on from, where that is less or older; None = the same.
+        rows: the requested rows, as the operator sees them.
+        count: the number of all rows.
+        upstream: the rows from which Arroyo itself would continue, if they are fewer or older; None
+            = the same.
     """
 
     rows: pa.Table
@@ -57,15 +59,15 @@ def restored_rows(
     history: bool = False,
     limit: int | None = None,
 ) -> RestoredRows:
-    """Read what a restore would hold of one expiring table.
+    """Read the rows that a restore would hold of one expiring table.
 
-    Of generational tables the newest row of each key, less what is deleted; of Arroyo's table `b`
-    only what belongs to a key of its table `a`.
+    Of generational tables these are the newest row of each key, without deleted ones; of Arroyo's
+    table `b`, only the rows that belong to a key of its table `a`.
 
     Args:
-        managed: whether a job of ours wrote it. Arroyo takes every row for an insert.
-        history: give all generations of every key.
-        limit: give only so many rows, the first; None = all.
+        managed: whether a managed job wrote it. Arroyo treats every row as an insert.
+        history: return all row generations of every key.
+        limit: return only the first rows, this many; None = all.
 
     Raises:
         InputError: not an expiring table of this operator.
@@ -78,7 +80,7 @@ def restored_rows(
     if role is Role.ROWS or opened.config.schema.hashed_indices:
         kept = _newest(opened, operator, role)
         return RestoredRows(kept.slice(0, limit), kept.num_rows)
-    # Without GROUP BY there is one key, and nothing to look up in the other table.
+    # Without GROUP BY there is one key, so the other table is not needed.
     layout = opened.layout
     kept = restored(newest_of(opened.slices(), layout), layout, role)
     parts = opened.stream(batches=True)
@@ -125,7 +127,7 @@ def _newest(opened: _Opened, operator: OperatorCheckpoint, role: Role) -> pa.Tab
         and name in operator.tables
     ]
     if len(keys) != 1:
-        return rows.slice(0, 0)  # tuples of keys that table `a` does not have are left out
+        return rows.slice(0, 0)  # tuples of keys that are not in table `a` are left out
     groups = _Opened.of(opened.store, operator, keys[0], managed=opened.managed)
     kept = accumulators(newest_of(groups.slices(), groups.layout), groups.layout)
     known = [kept.column(index) for index in groups.layout.keys]
@@ -134,7 +136,7 @@ def _newest(opened: _Opened, operator: OperatorCheckpoint, role: Role) -> pa.Tab
 
 @dataclass(frozen=True, slots=True)
 class _Opened:
-    """A table at one epoch, and what a restore reads of it."""
+    """A table at one epoch, and the plan of its reads for a restore."""
 
     store: ObjectStore
     table: ExpiringTimeKeyTable
@@ -163,14 +165,14 @@ class _Opened:
         return RowLayout.of(self.config, self.table.memory_schema, managed=self.managed)
 
     def rows(self) -> pa.Table:
-        """Every generation of every row."""
+        """Return every row generation of every row."""
         plan = self.plan
         if self.managed:
             return self.table.load(plan.files, plan.keys, cutoff_micros=plan.cutoff_micros)
         return pa.concat_tables([self.table.memory_schema.empty_table(), *self.slices()])
 
     def slices(self) -> Iterator[pa.Table]:
-        """As `rows`, in pieces; the first has no rows, so that there is one."""
+        """Yield rows as `rows`, in pieces; the first is empty, so that there is at least one."""
         yield self.table.memory_schema.empty_table()
         if self.managed and any(part.deletes for part in self.stream(())):
             yield self.rows()
@@ -180,7 +182,7 @@ class _Opened:
     def stream(
         self, columns: Sequence[int] | None = None, *, batches: bool = False
     ) -> Iterator[StoredRows]:
-        """The rows as they are stored, in pieces."""
+        """Yield the rows as stored, in pieces."""
         plan = self.plan
         return self.table.stream(
             plan.files,
@@ -191,8 +193,9 @@ class _Opened:
         )
 
     def fresh(self, part: StoredRows, timestamp_index: int | None = None) -> pa.Table:
-        """The rows of a piece that the retention leaves; `timestamp_index`: where, if not all
-        columns were read."""
+        """Return the rows of a piece that are within the retention; `timestamp_index`: of event
+        time, if not all columns were read.
+        """
         cutoff = self.plan.cutoff_micros
         if cutoff <= 0 or not part.rows.num_rows:
             return part.rows
@@ -208,7 +211,7 @@ def _batches_of(part: StoredRows) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
 
 
 def fresh_batches(part: StoredRows, timestamp_index: int, cutoff_micros: int) -> pa.Table:
-    """The rows of those record batches that have a row at the cutoff, or behind it."""
+    """Return the rows of those record batches that have a row at or after the cutoff."""
     batches = _batches_of(part)
     times = part.rows.column(timestamp_index).cast(pa.int64()).fill_null(0).to_numpy()
     starts = np.flatnonzero(np.append(True, batches[1:] != batches[:-1]))

@@ -1,4 +1,4 @@
-"""What the two kinds of table have in common, and who the subtask is that holds them."""
+"""The interface common to both kinds of table, and the identity of the subtask that holds them."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from arroyo_dagster.state.tables.messages import TableData
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochFiles:
-    """Where one subtask's files of one table go in one epoch.
+    """The files that one subtask writes for one table in one epoch.
 
     Attributes:
         keys: the routing keys that the subtask owns.
-        name_file: gives a fresh unique path; its argument ends the name.
+        name_file: returns a new unique path; its argument is the suffix of the name.
     """
 
     epoch: Epoch
@@ -28,32 +28,32 @@ class EpochFiles:
 
 
 class Checkpointer(Protocol):
-    """Collects what changes in a table between two barriers, then writes it."""
+    """Collects the changes of a table between two barriers, then writes them."""
 
     def apply(self, data: TableData) -> None:
-        """Remember a change until the barrier.
+        """Keep a change until the barrier.
 
         Raises:
-            InputError: a change that this kind of table does not know.
+            InputError: this kind of table does not support the change.
         """
 
     def prepare(self, watermark_micros: int | None) -> None:
-        """Serialise. Whatever can be refused is refused here, before any table writes an object.
+        """Serialise. Every refusal happens here, before any table writes an object.
 
         Raises:
-            InputError: rows that cannot be kept.
+            InputError: rows that cannot be stored.
         """
 
     def finish(
         self, watermark_micros: int | None, listed: Sequence[TimeFile]
     ) -> tuple[TableReport | None, int]:
-        """Write what changed; the same again if it is called again.
+        """Write the changes; a repeated call writes the same again.
 
         Args:
-            listed: the files of an expiring table that the subtask listed in the epoch before.
+            listed: the files of an expiring table that the subtask listed in the previous epoch.
 
         Returns:
-            What to report (None = the table has nothing), and the bytes written.
+            The report (None = the table is empty), and the bytes written.
         """
 
 
@@ -61,12 +61,12 @@ class Table(Protocol):
     """The stored side of a table: opens a checkpointer for each epoch."""
 
     def checkpoint(self, files: EpochFiles) -> Checkpointer:
-        """Open a checkpointer for what changes until the barrier of `files.epoch`."""
+        """Open a checkpointer for the changes until the barrier of `files.epoch`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskInfo:
-    """Which subtask of which operator of which job.
+    """The identity of a subtask: its job, its operator and its index.
 
     Source: crates/arroyo-types/src/lib.rs, `TaskInfo`.
     """
@@ -79,5 +79,5 @@ class TaskInfo:
 
     @property
     def key_range(self) -> KeyRange:
-        """The routing keys this subtask owns, both ends included."""
+        """The routing keys that this subtask owns, both ends inclusive."""
         return range_for_server(self.task_index, self.parallelism)

@@ -1,4 +1,4 @@
-"""The data files of an expiring table: written whole, read as far as they are needed."""
+"""Data files of an expiring table: written as a whole, read in the parts that are needed."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.tables.live_rows import NANOS_PER_MICRO, StoredRows
 
 WHOLE_BYTES = 1 << 18
-"""A smaller file is read at once: another request costs more than the saved bytes."""
+"""Files up to this size are read as a whole: another request costs more than the saved bytes."""
 _Made = TypeVar("_Made")
 _FILES_AHEAD = 4
 SLICE_ROWS = 1 << 15
-"""How many rows a piece of a file has, at most; whole record batches of Arroyo's."""
+"""The maximum number of rows in a piece of a file; a multiple of Arroyo's record batches."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadRequest:
-    """What a read needs of each file.
+    """The parts that a read needs of each file.
 
     Attributes:
-        keys: routing keys, both ends included.
-        columns: places in the file schema of the table, ascending.
-        cutoff_micros: row groups that are older as a whole may be left out; rows of others may
-            be older, and are left to the reader. 0 = none.
-        batches: whether the record batches matter.
+        keys: routing keys, both ends inclusive.
+        columns: indices in the file schema of the table, ascending.
+        cutoff_micros: row groups that are older as a whole may be left out. Other row groups may
+            contain older rows, which the caller must filter. 0 = none.
+        batches: whether record batches are numbered.
     """
 
     keys: KeyRange
@@ -52,10 +52,10 @@ class ReadRequest:
 
 
 class TimeFileReader:
-    """Reads files of one table as rows of its present schema.
+    """Reads files of one table as rows of its current schema.
 
     Args:
-        config: the table, with the notes that metadata holds of its older columns.
+        config: the table, with the notes in its metadata about older columns.
     """
 
     def __init__(self, config: ExpiringTimeKeyConfig, store: ObjectStore) -> None:
@@ -65,7 +65,7 @@ class TimeFileReader:
         self._store = store
 
     def read(self, files: Iterable[TimeFile], part: ReadRequest) -> list[StoredRows]:
-        """Read the part of `files` that lies in `part.keys`, in replay order.
+        """Read the part of `files` that is in `part.keys`, in replay order.
 
         Raises:
             FormatError: a file is broken, or its columns are not those of its table.
@@ -73,10 +73,11 @@ class TimeFileReader:
         return concurrently(lambda file: self._read_file(file, part), _wanted(files, part))
 
     def stream(self, files: Iterable[TimeFile], part: ReadRequest) -> Iterator[StoredRows]:
-        """As `read`, in pieces of up to `SLICE_ROWS` rows, each from one row group of one file.
+        """Read rows as `read`, in pieces of up to `SLICE_ROWS` rows, each from one row group of one
+        file.
 
-        Whatever the files hold, little more than a piece is in memory. Record batches are numbered
-        within a piece, and none goes on in the next.
+        Little more than one piece is in memory, whatever the size of the files. Record batches are
+        numbered within a piece, and none spans two pieces.
         """
         wanted = _wanted(files, part)
         opened = ahead(lambda file: open_data_file(self._store, file.path), wanted)
@@ -91,7 +92,7 @@ class TimeFileReader:
     def ahead(
         self, files: Iterable[TimeFile], part: ReadRequest, then: Callable[[StoredRows], _Made]
     ) -> Iterator[_Made]:
-        """As `read`, file by file: what `then` makes of each, made by threads, a few at once."""
+        """Read as `read`, file by file: yield the results of `then`, computed by a few threads."""
         wanted = ((file, 1) for file in _wanted(files, part))
         return read_ahead(lambda file: then(self._read_file(file, part)), wanted, _FILES_AHEAD)
 
@@ -143,11 +144,11 @@ class TimeFileReader:
     def stream_file(
         self, file: TimeFile, source: bytes | BinaryIO, batch_rows: int
     ) -> Iterator[pa.Table]:
-        """All rows of a file as stored, `_key_hash` and `_operation` among the columns, in order.
+        """Yield all rows of a file in order, as stored, including `_key_hash` and `_operation`.
 
         Args:
             source: the file, or its bytes.
-            batch_rows: at most so many at a time.
+            batch_rows: the maximum number of rows at a time.
 
         Raises:
             FormatError: as from `read`.
@@ -161,10 +162,10 @@ class TimeFileReader:
     def read_back(
         self, file: TimeFile, source: bytes | BinaryIO, batch_rows: int
     ) -> Iterator[pa.Table]:
-        """The rows of a file that was just written, text perhaps as dictionaries.
+        """Yield the rows of a file that was just written, with texts perhaps as dictionaries.
 
         Raises:
-            FormatError: it does not decode, or its schema is not to the letter the table's.
+            FormatError: it does not decode, or its schema is not exactly the table's.
         """
         data = DataFile(source, file.path)
         if not data.schema.equals(self._schema, check_metadata=True):
@@ -184,8 +185,9 @@ class TimeFileReader:
         return open_data_file(self._store, file.path)
 
     def _may_skip(self, file: TimeFile, part: ReadRequest) -> bool:
-        """Whether a part of the file may do. A file has more than one row group, some of them
-        perhaps older than the cutoff, hardly ever but once it is merged."""
+        """Whether reading a part of the file may suffice. Normally only a merged file has several
+        row groups, of which some may be older than the cutoff.
+        """
         if not part.keys.covers(file.min_routing_key, file.max_routing_key):
             return True
         merged = part.cutoff_micros > 0 and file.compaction_generation > 0
@@ -194,7 +196,7 @@ class TimeFileReader:
     def _groups(self, data: DataFile, file: TimeFile, part: ReadRequest) -> list[int]:
         groups = list(range(len(data.row_groups)))
         if len(groups) < 2:
-            return groups  # its bounds are those of the file, which is wanted
+            return groups  # its bounds are those of the file, which is needed
         width = len(data.schema)
         if not part.keys.covers(file.min_routing_key, file.max_routing_key):
             groups = data.groups_within(width - 2, part.keys.start, part.keys.end, groups)
@@ -207,7 +209,7 @@ class TimeFileReader:
     # ---- older schemas ---------------------------------------------------------------------------
 
     def _sources(self, found: pa.Schema, file: TimeFile) -> tuple[int | None, ...]:
-        """For each column of the file schema its place in this file; None = null in every row."""
+        """Return each file-schema column's index in this file; None = null in every row."""
         width = len(self._schema)
         if file.epoch >= self._changed_in and found.equals(self._schema):
             return tuple(range(width))
@@ -215,7 +217,7 @@ class TimeFileReader:
         try:
             reading = how_to_read(self._config, schema_to_json(found), file.epoch)
         except InputError:
-            pass  # a type that no table can have
+            pass  # the file has a type that no table can have
         else:
             if reading.problem is None:
                 return (*reading.sources, len(found) - 2, len(found) - 1)
@@ -241,13 +243,13 @@ class TimeFileReader:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Places:
-    """What is read of one file, and where it then lies.
+    """The columns to read from one file, and their indices in the result.
 
     Attributes:
-        places: the columns read, by their place in the file, ascending.
-        sources: for each column of the part its place among them; None = null in every row.
-        key_hash: likewise; None where all of the file's keys are wanted.
-        operation: likewise.
+        places: the columns to read, by their index in the file, ascending.
+        sources: for each requested column its index in `places`; None = null in every row.
+        key_hash: its index in `places`; None if all of the file's keys are needed.
+        operation: its index in `places`.
     """
 
     places: tuple[int, ...]
@@ -262,11 +264,11 @@ def _wanted(files: Iterable[TimeFile], part: ReadRequest) -> list[TimeFile]:
 
 
 def open_data_file(store: ObjectStore, path: StatePath) -> DataFile:
-    """Open a data file of which parts are to be read; a small one is read at once.
+    """Open a data file to read parts of it; a small file is read as a whole.
 
     Raises:
-        NotFoundError: it is not there.
-        FormatError: it is not Parquet.
+        NotFoundError: the file does not exist.
+        FormatError: the file is not Parquet.
     """
     source = store.open_input(path)
     if source.seek(0, io.SEEK_END) > WHOLE_BYTES:
@@ -277,7 +279,7 @@ def open_data_file(store: ObjectStore, path: StatePath) -> DataFile:
 
 
 def in_range(hashes: pa.ChunkedArray, keys: KeyRange) -> pa.ChunkedArray:
-    """Which of the routing keys lie in `keys`, both ends included."""
+    """Return which of the routing keys are in `keys`, both ends inclusive."""
     unsigned = pa.uint64()
     return pc.and_(
         pc.greater_equal(hashes, pa.scalar(keys.start, unsigned)),
@@ -286,7 +288,7 @@ def in_range(hashes: pa.ChunkedArray, keys: KeyRange) -> pa.ChunkedArray:
 
 
 def batch_numbers(group_rows: Sequence[int]) -> npt.NDArray[np.int64]:
-    """For each row the number of its record batch, counted through the row groups."""
+    """Return the number of the record batch of each row, counted over all row groups."""
     found: list[npt.NDArray[np.int64]] = [np.zeros(0, np.int64)]
     before = 0
     for rows in group_rows:
@@ -298,8 +300,7 @@ def batch_numbers(group_rows: Sequence[int]) -> npt.NDArray[np.int64]:
 def write_time_file(
     store: ObjectStore, rows: pa.Table, path: StatePath, *, epoch: Epoch, timestamp_index: int
 ) -> tuple[TimeFile, int]:
-    """Write rows of a file schema. Gives what metadata says of the file, bounds exact, and its
-    bytes."""
+    """Write rows of a file schema; return the file's metadata, with exact bounds, and its size."""
     data = encode_rows(rows)
     hashes = pc.min_max(rows.column(rows.num_columns - 2))
     latest = pc.max(rows.column(timestamp_index))

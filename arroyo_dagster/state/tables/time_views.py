@@ -1,8 +1,8 @@
-"""Views of an expiring table: the rows of one subtask's key range, and how they change.
+"""Views of an expiring table: the rows of one subtask's key range, and their changes.
 
 Source: crates/arroyo-state/src/tables/expiring_time_key_map.rs, `ExpiringTimeKeyView`,
 `KeyTimeView`, `UncachedKeyValueView`.
-Differs: of our jobs a row leaves every view when its time falls below the cutoff, row by row.
+Differs: in managed jobs, each single row leaves every view when its time falls below the cutoff.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ from arroyo_dagster.state.tables.live_rows import (
 from arroyo_dagster.state.tables.messages import RecordBatch, TableChange
 
 _WAITING_ROWS = 1 << 21
-"""How many rows a restore takes before it tells old from new."""
+"""How many rows a restore collects before it drops those of older row generations."""
 
 
 class TimeView:
-    """What the views of an expiring table have in common: rows come in, and are sent on."""
+    """The common part of all views of an expiring table: checks rows and sends them on."""
 
     def __init__(self, table: ExpiringTimeKeyTable, send: Callable[[TableChange], None]) -> None:
         self._table = table
@@ -62,11 +62,11 @@ class TimeView:
         return self._table.memory_schema
 
     def insert(self, rows: pa.RecordBatch | pa.Table) -> None:
-        """Add rows of the table's schema (columns by position, cast where nothing is lost).
+        """Add rows of the table's schema (columns by position, cast where that is lossless).
 
         Raises:
-            InputError: other columns, a null where none is allowed, or a `_timestamp` that is null
-                or before 1970; nothing changed.
+            InputError: the columns differ, a null is not allowed, or a `_timestamp` is null or
+                before 1970; nothing changed.
         """
         checked = self._checked(rows)
         self._add(checked, INSERT)
@@ -76,8 +76,8 @@ class TimeView:
         """Delete the rows of many storage keys at once.
 
         Args:
-            rows: one a key, of the table's schema. Their `_timestamp` is not before that of any
-                row deleted: a delete lasts as long as the file that holds it.
+            rows: one per key, of the table's schema. Their `_timestamp` must not be before that of
+                any row deleted: a delete lasts as long as the file that contains it.
 
         Raises:
             InputError: as `insert`.
@@ -97,10 +97,10 @@ class TimeView:
         self._drop(checked)
 
     def _keep(self, rows: pa.Table) -> None:
-        """Take rows that were inserted into memory, if this view has any there."""
+        """Add inserted rows to memory, if this view keeps rows there."""
 
     def _drop(self, keys: pa.Table) -> None:
-        """Drop the rows of deleted keys from memory, if this view has any there."""
+        """Drop the rows of deleted keys from memory, if this view keeps rows there."""
 
     def _checked(self, rows: pa.RecordBatch | pa.Table) -> pa.Table:
         table = pa.Table.from_batches([rows]) if isinstance(rows, pa.RecordBatch) else rows
@@ -152,8 +152,8 @@ class TimeView:
 class ExpiringTimeKeyView(TimeView):
     """The live rows of this subtask's key range, in memory.
 
-    Rows are a multiset in replay order. A row leaves when its time falls below the cutoff
-    (watermark minus retention), or when it is deleted; both are seen by the next restore as well.
+    Rows are a multiset in replay order. A row is removed when its time falls below the cutoff
+    (watermark minus retention), or when it is deleted; the next restore has the same rows.
     """
 
     def __init__(self, table: ExpiringTimeKeyTable, send: Callable[[TableChange], None]) -> None:
@@ -169,11 +169,11 @@ class ExpiringTimeKeyView(TimeView):
     # ---- reading ---------------------------------------------------------------------------------
 
     def rows(self) -> pa.Table:
-        """All live rows."""
+        """Return all live rows."""
         return self._live.rows()
 
     def rows_between(self, start_micros: int, end_micros: int) -> pa.Table:
-        """Live rows with start ≤ `_timestamp` < end."""
+        """Return the live rows with start ≤ `_timestamp` < end."""
         rows = self.rows()
         return rows.filter(self._between(rows, start_micros, end_micros))
 
@@ -187,11 +187,11 @@ class ExpiringTimeKeyView(TimeView):
     # ---- deleting --------------------------------------------------------------------------------
 
     def delete_key(self, *key: object) -> int:
-        """Delete the rows of a storage key. Returns how many there were."""
+        """Delete the rows of a storage key, and return their number."""
         return self._delete(DeleteKey(self._key_bytes(key)), self._of_key(key))
 
     def delete_time_key(self, timestamp_micros: int, *key: object) -> int:
-        """Delete the rows of a storage key at one time. Returns how many there were."""
+        """Delete the rows of a storage key at one time, and return their number."""
         nanos = timestamp_micros * NANOS_PER_MICRO
         rows = self.rows()
         times = rows.column(self._table.timestamp_index)
@@ -199,7 +199,7 @@ class ExpiringTimeKeyView(TimeView):
         return self._delete(DeleteTimeKey(nanos, self._key_bytes(key)), mask)
 
     def delete_time_range(self, start_micros: int, end_micros: int, *key: object) -> int:
-        """Delete the rows of a key with start ≤ `_timestamp` < end. Returns how many there were."""
+        """Delete the rows of a key with start ≤ `_timestamp` < end, and return their number."""
         mask = pc.and_(self._of_key(key), self._between(self.rows(), start_micros, end_micros))
         operation = DeleteTimeRange(
             self._key_bytes(key), start_micros * NANOS_PER_MICRO, end_micros * NANOS_PER_MICRO
@@ -207,14 +207,14 @@ class ExpiringTimeKeyView(TimeView):
         return self._delete(operation, mask)
 
     def delete_value(self, row: pa.RecordBatch | pa.Table) -> int:
-        """Delete the rows equal to the one row given. Returns how many there were."""
+        """Delete the rows equal to the one row given, and return their number."""
         wanted = self._checked(row)
         if wanted.num_rows != 1:
             raise InputError(f"delete_value takes one row, not {wanted.num_rows}", table=self._name)
         rows = self.rows()
         mask = equal_rows(rows, wanted, rows.num_columns)
         time = wanted.column(self._table.timestamp_index)[0].value
-        # The row carries every value; the operation says how many such rows there are.
+        # The row contains every value; the operation contains the number of such rows.
         key = encode_key(
             [self.schema.field(index) for index in self._table.key_indices],
             [_plain(wanted.column(index)[0]) for index in self._table.key_indices],
@@ -250,8 +250,8 @@ class ExpiringTimeKeyView(TimeView):
         rows = self.rows()
         gone = rows.filter(mask)
         if not gone.num_rows:
-            return 0  # the subtask has every row of its keys: there is nothing an older file holds
-        # The row that carries the operation is the newest of those it deletes: its file then
+            return 0  # the subtask has every row of its keys, so no older file holds one of them
+        # The operation is stored with the newest of the rows that it deletes: its file then
         # outlives every file that holds one of them.
         times = gone.column(self._table.timestamp_index)
         latest = pc.index(times, pc.max(times)).as_py()
@@ -262,7 +262,7 @@ class ExpiringTimeKeyView(TimeView):
     # ---- following the files ---------------------------------------------------------------------
 
     def replay(self, stored: Sequence[StoredRows]) -> None:
-        """Apply what files hold, in replay order, on top of what is here."""
+        """Apply the rows of files, in replay order, to the present rows."""
         self._live.replay(stored)
 
     def evict(self, cutoff_micros: int) -> None:
@@ -270,12 +270,12 @@ class ExpiringTimeKeyView(TimeView):
         self._live.evict(cutoff_micros)
 
     def forget(self) -> None:
-        """Drop every row from memory, for a replay of all files."""
+        """Drop every row from memory, before a replay of all files."""
         self._live = LiveRows(self._table.form)
 
 
 class KeyTimeView(ExpiringTimeKeyView):
-    """The live rows by storage key, in memory: what a join asks for."""
+    """The live rows by storage key, in memory, as a join needs them."""
 
     def __init__(self, table: ExpiringTimeKeyTable, send: Callable[[TableChange], None]) -> None:
         super().__init__(table, send)
@@ -290,10 +290,11 @@ class KeyTimeView(ExpiringTimeKeyView):
         return pa.schema([self.schema.field(at) for at in self._values])
 
     def get(self, *key: object) -> pa.Table:
-        """The rows of a storage key, without its columns; none if there is no such key.
+        """Return the rows of a storage key, without its columns; no rows if there is no such key.
 
         Raises:
-            InputError: not as many values as the key has columns, or of other types.
+            InputError: the number of values is not that of the key's columns, or their types
+                differ.
         """
         scalars = self._key_scalars(key)
         rows = self.rows()
@@ -307,7 +308,7 @@ class KeyTimeView(ExpiringTimeKeyView):
         return rows.take(pa.array(places, pa.int64())).select(self._values)
 
     def keys(self) -> pa.Table:
-        """Each storage key once, in the order in which they came; its columns only."""
+        """Return each storage key once, in the order of first appearance; only the key columns."""
         keys = self.rows().select(list(self._table.key_indices))
         codes = group_codes(keys.columns, len(self))
         first = np.sort(np.unique(codes, return_index=True)[1])
@@ -323,9 +324,11 @@ class KeyTimeView(ExpiringTimeKeyView):
 
 
 class UncachedKeyValueView(TimeView):
-    """Rows that are sent on and not kept in memory: an operator reads them all when it starts.
+    """A view that sends rows on and keeps none in memory; an operator reads all rows when it
+    starts.
 
-    What it reads is what the epoch holds from which it goes on; rows inserted since are not there.
+    Reads return the rows of the epoch from which the operator continues, without rows inserted
+    since.
     """
 
     def __init__(
@@ -337,20 +340,20 @@ class UncachedKeyValueView(TimeView):
         self._cutoff_micros = 0
 
     def go_on_from(self, files: Sequence[TimeFile], cutoff_micros: int) -> None:
-        """Say what the epoch lists of this table, and which event times it no longer holds."""
+        """Set the files that the epoch lists for this table, and the cutoff of its event times."""
         self._files, self._cutoff_micros = tuple(files), cutoff_micros
 
     def get_all(self, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
-        """All rows of this subtask's keys, in replay order, some ten thousand at a time.
+        """Yield all rows of this subtask's keys, in replay order, some ten thousand at a time.
 
-        Where rows were deleted they come at once, for the deletes are to be applied. In
-        generational tables every generation of a key comes; see `get_newest`.
+        If the files contain deletes, all rows come at once, because the deletes must be applied. Of
+        generational tables every row generation is returned; see `get_newest`.
 
         Args:
-            columns: read those named only, in the order of the table; None = all.
+            columns: read only these columns, in the order of the table; None = all.
 
         Raises:
-            InputError: a name that is no column.
+            InputError: a name is not a column.
         """
         places = self._named(columns)
         if not all(part.inserts_only for part in self._stream(())):
@@ -370,7 +373,7 @@ class UncachedKeyValueView(TimeView):
         )
 
     def get_newest(self) -> pa.Table:
-        """Of each storage key the row of its largest row generation.
+        """Return the row of the largest row generation of each storage key.
 
         Raises:
             InputError: the table is not generational.
@@ -378,10 +381,10 @@ class UncachedKeyValueView(TimeView):
         return self._newest().rows()
 
     def indexed(self) -> tuple[pa.Table, KeyIndex]:
-        """All rows, in replay order, and where the newest of each storage key is.
+        """Return all rows, in replay order, and an index of the newest row of each storage key.
 
-        Less work than `get_newest` where few of the keys are asked for. Only for keys of texts,
-        bytes and whole numbers. Errors as `get_newest`.
+        Less work than `get_newest` if few of the keys are needed. Only for keys of texts, bytes and
+        whole numbers. Errors as `get_newest`.
         """
         return self._newest().index()
 
@@ -403,7 +406,7 @@ class UncachedKeyValueView(TimeView):
         for read in self._table.ahead(
             self._files, self._keys, hashed, cutoff_micros=self._cutoff_micros
         ):
-            if read is None:  # rows were deleted: all have to be there, for that to be applied
+            if read is None:  # rows were deleted: all rows must be loaded to apply that
                 found = Newest(layout)
                 found.add(self._load(range(len(self.schema))))
                 break
@@ -411,7 +414,7 @@ class UncachedKeyValueView(TimeView):
         return found
 
     def _fresh(self, rows: pa.Table, time: int) -> pa.Table:
-        """The rows that are not older than the cutoff; `time`: the place of event time."""
+        """Return the rows that are not older than the cutoff; `time`: the index of event time."""
         if self._cutoff_micros <= 0:
             return rows
         return rows.filter(not_older(rows.column(time), self._cutoff_micros))
@@ -434,7 +437,7 @@ class UncachedKeyValueView(TimeView):
 def _equal_keys(
     rows: pa.Table, indices: Sequence[int], scalars: Sequence[pa.Scalar]
 ) -> pa.ChunkedArray:
-    """As `of_scalars`, for nested values too."""
+    """Return which rows have these values, as `of_scalars`, but also for nested values."""
     both = [
         pa.chunked_array([pa.repeat(scalar, 1), *rows.column(at).chunks], scalar.type)
         for at, scalar in zip(indices, scalars, strict=True)
@@ -444,7 +447,7 @@ def _equal_keys(
 
 
 def _plain_column(column: pa.ChunkedArray) -> list[object]:
-    """As `_plain`, of every value."""
+    """Return every value as `_plain` does."""
     kind = column.type
     if pa.types.is_temporal(kind) and not pa.types.is_interval(kind):
         column = column.cast(pa.int64() if kind.bit_width == 64 else pa.int32())

@@ -1,4 +1,4 @@
-"""Bincode as Arroyo writes it: values and columns to bytes and back. No table is known here."""
+"""Bincode as Arroyo writes it: values and columns to bytes and back, independent of tables."""
 
 import lazy_loader
 

@@ -1,13 +1,13 @@
-"""Bincode 2 as Arroyo writes it: little-endian, variable-length integers, nothing self-describing.
+"""Bincode 2 as Arroyo writes it: little-endian, variable-length integers, not self-describing.
 
-`codec_for` compiles the codec of a type; `describe` in `model.types` says which Python types have
-one. Whole columns of values are decoded at once by `Codec.decode_column`.
+`codec_for` compiles the codec of a type; `describe` in `model.types` lists the supported Python
+types. `Codec.decode_column` decodes a whole column of values at once.
 
 Source: the crate bincode 2, `config::standard()`;
     crates/arroyo-state/src/tables/global_keyed_map.rs.
 
 Differs: Arroyo's decoder ignores bytes after the value and takes the last of two equal map keys;
-    ours refuses both unless `strict=False`.
+    this decoder refuses both unless `strict=False`.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _UNSIGNED_BITS = {"u16": 16, "u32": 32, "u64": 64}
 
 
 def _quickly(described: Type, values: list[Any] | tuple[Any, ...]) -> list[bytes] | None:
-    """The bytes of values of the commonest types; None where they have to be looked at singly."""
+    """Encode values of common types at once; None if they must be encoded one by one."""
     if not isinstance(described, Primitive) or len(values) < _MANY:
         return None
     if described.name == "string":
@@ -65,7 +65,7 @@ def _quickly(described: Type, values: list[Any] | tuple[Any, ...]) -> list[bytes
 
 
 class Codec(Generic[_T]):
-    """Encodes and decodes values of one type; made by `codec_for`."""
+    """Encodes and decodes values of one type; created by `codec_for`."""
 
     __slots__ = ("_decode", "_decode_lenient", "_encode", "type")
 
@@ -78,13 +78,14 @@ class Codec(Generic[_T]):
         self._decode_lenient = lenient
 
     def encode(self, value: _T) -> bytes:
-        """Give the bytes of a value.
+        """Encode a value.
 
-        Sets are written in the order of their items' bytes, so that equal sets have equal bytes;
-        maps in their own order, except where they are part of a key.
+        Sets are written in the order of their items' bytes, so that equal sets have equal bytes.
+        Maps are written in their own order, except within keys.
 
         Raises:
-            InputError: the value, or one within it, does not fit the type; the facts name where.
+            InputError: the value, or a nested value, does not fit the type; the facts contain its
+                path.
         """
         try:
             return self._encode(value)
@@ -92,10 +93,10 @@ class Codec(Generic[_T]):
             raise locate(self.type, value, error) from error
 
     def encode_many(self, values: Iterable[_T]) -> list[bytes]:
-        """Give the bytes of many values; as `encode`, faster.
+        """Encode many values as `encode` does, but faster.
 
         Raises:
-            InputError: as `encode`.
+            InputError: as in `encode`.
         """
         values = values if isinstance(values, list | tuple) else list(values)
         quickly = _quickly(self.type, values)
@@ -104,55 +105,55 @@ class Codec(Generic[_T]):
         try:
             return list(map(self._encode, values))
         except ENCODE_ERRORS:
-            # Not stopped by a broken one before, so one of these says which it is.
+            # The fast path does not locate the invalid value; encoding one by one does.
             return [self.encode(value) for value in values]
 
     def decode(self, data: bytes | bytearray | memoryview, *, strict: bool = True) -> _T:
-        """Give back the value.
+        """Decode a value.
 
         Args:
             data: the bytes of one value.
-            strict: whether bytes after the value, and keys of a map or items of a set that come
-                twice, are errors; Arroyo ignores the former and takes the last of the latter.
+            strict: whether bytes after the value, duplicate keys of a map and duplicate items of a
+                set are errors; Arroyo ignores the bytes and takes the last of the duplicates.
 
         Raises:
-            FormatError: the bytes are no value of this type; the facts name the byte.
+            FormatError: the bytes are no value of this type; the facts contain the offset.
         """
         return self._decoded(data, strict)
 
     def decode_many(
         self, data: Iterable[bytes | bytearray | memoryview], *, strict: bool = True
     ) -> list[_T]:
-        """Give back many values; as `decode`.
+        """Decode many values, each as in `decode`.
 
         Raises:
-            FormatError: as `decode`.
+            FormatError: as in `decode`.
         """
         return [self._decoded(one, strict) for one in data]
 
     @property
     def column_type(self) -> pa.DataType | None:
-        """The Arrow type of `decode_column`; None where values have no fixed shape.
+        """The Arrow type of `decode_column`; None if values have no fixed shape.
 
         Times are nanoseconds, a tuple is a struct with the fields `0`, `1`…, an enum a dictionary
-        of the names of its variants. Lists, maps, sets, arrays, enums that hold something and
-        numbers of 128 bits have no fixed shape.
+        of the names of its variants. Lists, maps, sets, arrays, enums with payloads and numbers of
+        128 bits have no fixed shape.
         """
         return column_type(self.type)
 
     def decode_column(
         self, data: pa.Array | pa.ChunkedArray, *, strict: bool = True
     ) -> pa.ChunkedArray:
-        """Decode a column of values at once, tens of times as fast as one by one.
+        """Decode a column of values at once, tens of times faster than one by one.
 
         Args:
             data: of type binary (or large binary), without nulls.
-            strict: as for `decode`.
+            strict: as in `decode`.
 
         Raises:
-            FormatError: as `decode`; the facts name the row, too.
+            FormatError: as in `decode`; the facts contain the row as well.
             InputError: the type has no fixed shape, `data` is no such column, or a time is after
-                the year 2262, which nanoseconds in 64 bits do not reach.
+                the year 2262, the limit of nanoseconds in 64 bits.
         """
         kind = self.column_type
         if kind is None:
@@ -171,7 +172,7 @@ class Codec(Generic[_T]):
         return pa.chunked_array(decoded, kind)
 
     def _refused_row(self, chunk: pa.Array, first: int, strict: bool, before: int) -> FormatError:
-        """Decode from a row on, one by one, to say what is wrong as `decode` says it."""
+        """Decode rows one by one, beginning with `first`, and return the error of `decode`."""
         for row in range(first, len(chunk)):
             try:
                 self._decoded(chunk[row].as_py(), strict)
@@ -214,10 +215,10 @@ def _binary_chunks(data: pa.Array | pa.ChunkedArray) -> list[pa.Array]:
 
 
 def encode(value: object, type: Any) -> bytes:  # noqa: A002 - the word users know
-    """Give the bytes of a value of a type; `codec_for(type).encode` for more than a few.
+    """Encode a value of a type; for many values use `codec_for(type).encode`.
 
     Raises:
-        InputError: the type has no description, or the value does not fit it.
+        InputError: the type is not supported, or the value does not fit it.
     """
     return codec_for(type).encode(value)
 
@@ -228,25 +229,25 @@ def decode(
     *,
     strict: bool = True,
 ) -> Any:
-    """Give back the value of a type; `codec_for(type).decode` for more than a few.
+    """Decode a value of a type; for many values use `codec_for(type).decode`.
 
     Raises:
-        InputError: the type has no description.
-        FormatError: the bytes are no value of the type; with `strict`, or bytes follow it.
+        InputError: the type is not supported.
+        FormatError: the bytes are no value of the type; with `strict` also if bytes follow it.
     """
     return codec_for(type).decode(data, strict=strict)
 
 
 def codec_for(type: Any) -> Codec[Any]:  # noqa: A002 - the word users know
-    """Give the codec of a Python type or a description; the same one when asked again.
+    """Return the codec of a Python type or a description; codecs are cached.
 
     Raises:
-        InputError: the type has no description, or its values could not be decoded.
+        InputError: the type is not supported, or its values could not be decoded.
     """
     try:
         return _codec_for(type)
     except TypeError:
-        # Not hashable, so nothing we know; `describe` says what is allowed.
+        # Not hashable, so no supported type; the error of `describe` lists the supported ones.
         return _compiled(describe(type))
 
 

@@ -1,7 +1,7 @@
-"""Many values of one type decoded at once, field by field, into Arrow columns.
+"""Decoding of many values of one type at once, field by field, into Arrow columns.
 
-A value of a fixed shape is decoded without a loop in Python: every row has a place up to which it
-is read, and one step moves all of them over a field. Shapes are fixed where each value has the same
+Values of a fixed shape are decoded without a Python loop over rows: every row has a read position,
+and each step advances all positions by one field. A shape is fixed if each value has the same
 fields: numbers, texts, bytes, times, options and enums without payload, alone or in structs and
 tuples.
 """
@@ -35,10 +35,10 @@ _Rows: TypeAlias = npt.NDArray[np.int64]
 _Words: TypeAlias = npt.NDArray[np.uint64]
 _Reader: TypeAlias = "Callable[[_Cursor], pa.Array]"
 
-# Rows and bytes of a block: its temporaries stay in the processor's cache.
+# The maximum rows and bytes of a block, so that its temporaries stay in the processor's cache.
 _BLOCK_ROWS = 1 << 14
 _BLOCK_BYTES = 1 << 26
-# Words are read where a row may end, so something must lie behind the last one.
+# Words are also read at the end of a row, so the last row needs padding.
 _PADDING = 16
 _NANOS = np.uint64(10**9)
 _MAX_NANOS = np.uint64(2**63 - 1)
@@ -67,7 +67,7 @@ _TIMES = {"duration": pa.duration("ns"), "system_time": pa.timestamp("ns", tz="U
 
 
 def column_type(described: Type) -> pa.DataType | None:
-    """Give the Arrow type of a column of values; None where their shape is not fixed.
+    """Return the Arrow type of a column of values; None if their shape is not fixed.
 
     Times are nanoseconds, a tuple is a struct with the fields `0`, `1`…, an enum a dictionary of
     the names of its variants.
@@ -115,12 +115,13 @@ def decode_column(data: pa.Array, described: Type, *, strict: bool) -> pa.Array:
 
     Args:
         data: of type binary, without nulls.
-        described: a type that `column_type` knows.
+        described: a type that `column_type` supports.
         strict: whether bytes after a value are an error.
 
     Raises:
-        RowBroken: some row is no value of the type.
-        InputError: a time after the year 2262, which a column of nanoseconds does not hold.
+        RowBroken: a row is no value of the type. Its number is that of the first such row, or of an
+            earlier one.
+        InputError: a time is after the year 2262, the limit of a column of nanoseconds.
     """
     read = _reader(described)
     blocks = []
@@ -128,19 +129,19 @@ def decode_column(data: pa.Array, described: Type, *, strict: bool) -> pa.Array:
         try:
             blocks.append(read(cursor))
         except pa.ArrowInvalid as error:
-            # Some text is not UTF-8; decoding row by row from here on tells which.
+            # Some text is not UTF-8; decoding row by row from here on finds it.
             raise RowBroken(int(cursor.rows[0])) from error
         if strict:
             cursor.check(cursor.at == cursor.ends)
     return pa.concat_arrays(blocks) if blocks else pa.array([], column_type(described))
 
 
-# --- where each row is read ----------------------------------------------------------------------
+# --- read positions ------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
 class _Cursor:
-    """A block of rows being read; `rows` are their numbers in the column."""
+    """The read positions of a block of rows; `rows` are their indices in the column."""
 
     raw: npt.NDArray[np.uint8]
     at: _Rows
@@ -148,20 +149,20 @@ class _Cursor:
     rows: _Rows
 
     def check(self, right: npt.NDArray[np.bool_]) -> None:
-        """Stop at the first row that is not right."""
+        """Raise RowBroken for the first row that is not right."""
         if not right.all():
             raise RowBroken(int(self.rows[int(np.argmin(right))]))
 
     def move(self, size: int | npt.NDArray[Any]) -> _Rows:
-        """Go on by so many bytes, which must be there. Returns where they begin."""
+        """Advance by `size` bytes, which must exist, and return the positions before."""
         begins = self.at
         self.at = begins + size
         self.check(self.at <= self.ends)
         return begins
 
     def words(self, at: _Rows, kind: str) -> npt.NDArray[Any]:
-        """Read a number of a numpy type at any bytes."""
-        # One begins at every byte, so neighbours overlap: a view, not a copy.
+        """Read a number of a numpy type at any byte positions."""
+        # A word begins at every byte, so the words overlap: a view, not a copy.
         size = np.dtype(kind).itemsize
         words = np.ndarray((len(self.raw) - size + 1,), kind, self.raw, strides=(1,))
         found: npt.NDArray[Any] = words[at]
@@ -246,7 +247,7 @@ def _time_reader(name: str) -> _Reader:
 
     def read(cursor: _Cursor) -> pa.Array:
         seconds, nanos = _varints(cursor, 64), _varints(cursor, 32)
-        # Divided only where it comes close: a division costs more than all the rest.
+        # Checked exactly only for late times: a division costs more than everything else.
         close = seconds.max(initial=0) >= _CLOSE_SECONDS
         if close and (seconds > (_MAX_NANOS - nanos) // _NANOS).any():
             raise InputError(
@@ -304,12 +305,12 @@ def _enum_reader(described: EnumOf) -> _Reader:
 
 
 def _tables(bits: int) -> tuple[npt.NDArray[np.uint8], _Words, _Words]:
-    """By first byte: how many bytes follow, which bits of them count, and the byte's own value."""
+    """By first byte: how many bytes follow, the mask of their bits, and the byte's own value."""
     sizes = np.zeros(256, dtype=np.uint8)
     masks = np.zeros(256, dtype=np.uint64)
     small = np.arange(256, dtype=np.uint64)
     small[251:] = 0
-    # More than there can be: a first byte that no number of so many bits has.
+    # A first byte that no number of this width has is marked by an impossible size.
     sizes[251:] = 255
     for first, size in ((251, 2), (252, 4), (253, 8)):
         if size * 8 <= bits:
@@ -333,7 +334,7 @@ def _varints(cursor: _Cursor, bits: int) -> _Words:
     sizes, masks, small = _BY_BITS[bits]
     size = int(sizes[first[0]])
     if size in _WORDS and (first == first[0]).all():
-        # Numbers of one width, such as the seconds of a time: nothing to look up row by row.
+        # Numbers of equal width, such as the seconds of a time: no lookup per row.
         return cursor.words(cursor.move(size), _WORDS[size]).astype(np.uint64, copy=False)
     more = sizes[first]
     cursor.check(more != 255)
@@ -345,7 +346,7 @@ def _varints(cursor: _Cursor, bits: int) -> _Words:
 
 def _read_sizes(cursor: _Cursor) -> _Rows:
     sizes = _varints(cursor, 64)
-    # Compared before they are signed: a length of 2^64 - 1 must not become -1.
+    # Compared as unsigned numbers: a length of 2^64 - 1 must not become -1.
     cursor.check(sizes <= (cursor.ends - cursor.at).view(np.uint64))
     return sizes.view(np.int64)
 
@@ -354,7 +355,7 @@ def _texts(cursor: _Cursor, sizes: npt.NDArray[Any], kind: pa.DataType) -> pa.Ar
     begins = cursor.move(sizes)
     if not len(begins):
         return pa.array([], kind)
-    # What lies between two texts is a text too, for Arrow to leave out as it copies.
+    # The bytes between two texts form a text as well, which `take` then drops.
     bounds = np.stack([begins, cursor.at], axis=1).astype(np.int32).ravel()
     count = len(bounds) - 1
     all_of_them = pa.Array.from_buffers(

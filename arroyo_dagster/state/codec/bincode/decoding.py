@@ -1,4 +1,4 @@
-"""Decoders of bincode, compiled once per type; nothing is allocated before bytes prove it.
+"""Decoders of bincode, compiled once per type; memory is allocated only for bytes that exist.
 
 Source: the crate bincode 2, `config::standard()`.
 """
@@ -42,11 +42,11 @@ __all__ = ["Reading", "decoder_of"]
 
 
 class Reading(NamedTuple):
-    """How a type is decoded.
+    """The options of a decoder.
 
     Attributes:
-        in_key: whether what is decoded must be hashable, as it is a key or within one.
-        lenient: whether the last of two equal keys of a map is taken, as Arroyo does.
+        in_key: whether decoded values must be hashable, because they are keys or parts of keys.
+        lenient: whether the last of two equal keys of a map is taken, as in Arroyo.
     """
 
     in_key: bool = False
@@ -54,7 +54,7 @@ class Reading(NamedTuple):
 
     @property
     def as_key(self) -> Reading:
-        """The same, within a key."""
+        """The same options within a key."""
         return Reading(True, self.lenient)
 
 
@@ -84,7 +84,7 @@ def decoder_of(described: Type, how: Reading) -> Decoder:
 
 
 def _counted(described: Type) -> Decoder:
-    """Decode a length, refused before anything is allocated when the bytes cannot hold it."""
+    """Decode a length; refuse it before any allocation if the remaining bytes are too few."""
     smallest = min_size(described)
     most_empty = MAX_EMPTY_ITEMS // empty_items(described) if smallest == 0 else 0
 

@@ -1,4 +1,4 @@
-"""Where within a value the part is that cannot be encoded."""
+"""Locating the nested value that cannot be encoded."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _encoder_again = lru_cache(maxsize=256)(encoder_of)
 
 
 class _Nested(NamedTuple):
-    """A value within a value: how its path goes on, its type, and whether it is part of a key."""
+    """A nested value: the suffix of its path, its type, and whether it is part of a key."""
 
     suffix: str
     type: Type
@@ -43,7 +43,7 @@ class _Nested(NamedTuple):
 
 
 def locate(described: Type, value: Any, error: Exception) -> InputError:
-    """Walk to the innermost value that cannot be encoded, and say where it is."""
+    """Return the error for the innermost value that cannot be encoded, with its path."""
     path, part = "", _Nested("", described, value, False)
     while (step := _wrong_nested(part)) is not None:
         part, error = step
@@ -68,7 +68,7 @@ def _wrong_nested(whole: _Nested) -> tuple[_Nested, Exception] | None:
             except ENCODE_ERRORS as error:
                 return part, error
     except (TypeError, ValueError, AttributeError):
-        # Not even of the shape that has parts: it is itself what is wrong.
+        # The value does not even have nested values of its type: it is itself the error.
         pass
     return None
 

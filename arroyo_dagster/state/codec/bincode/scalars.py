@@ -45,11 +45,11 @@ _unpack_32 = struct.Struct("<I").unpack_from
 _unpack_64 = struct.Struct("<Q").unpack_from
 
 
-# --- many at once ---------------------------------------------------------------------------------
+# --- many values ----------------------------------------------------------------------------------
 
 
 def encode_texts(values: Sequence[Any]) -> list[bytes] | None:
-    """Encode texts shorter than 251 bytes; None where that is not what they are."""
+    """Encode texts shorter than 251 bytes; None if any value is no such text."""
     try:
         return [_ONE_BYTE[len(text)] + text for text in map(str.encode, values)]
     except (TypeError, UnicodeEncodeError, IndexError):
@@ -57,7 +57,7 @@ def encode_texts(values: Sequence[Any]) -> list[bytes] | None:
 
 
 def encode_unsigned_ints(values: Sequence[Any], bits: int) -> list[bytes] | None:
-    """Encode ints of so many bits, not negative; None where that is not what they are."""
+    """Encode non-negative ints of at most `bits` bits; None if any value is no such int."""
     if set(map(type, values)) != {int} or min(values) < 0 or max(values) >> bits:
         return None
     return list(map(_ONE_BYTE.__getitem__ if max(values) < 251 else varint, values))
@@ -67,7 +67,7 @@ def encode_unsigned_ints(values: Sequence[Any], bits: int) -> list[bytes] | None
 
 
 def varint(number: int) -> bytes:
-    """Encode a number of at most 128 bits, not negative, in the fewest bytes."""
+    """Encode a non-negative number of at most 128 bits in the fewest bytes."""
     if number < 251:
         return _ONE_BYTE[number]
     if number <= 0xFFFF:
@@ -80,7 +80,7 @@ def varint(number: int) -> bytes:
 
 
 def check_int(value: object, name: str, low: int, high: int) -> int:
-    """Give a number from `low` to `high`, both included; anything else is an InputError."""
+    """Return a number from `low` to `high`, both included; anything else is an InputError."""
     if not isinstance(value, int) or isinstance(value, bool):
         raise InputError(f"expected an int for {name}", found=named_value(value))
     if not low <= value <= high:
@@ -124,7 +124,7 @@ def _byte_encoder(name: str) -> Encoder:
 
 
 def varint_decoder(name: str, bits: int) -> Decoder:
-    """Decode a number of so many bits in any of its forms; `name` is for messages."""
+    """Return a decoder of numbers of `bits` bits in any of their forms; `name` is for errors."""
 
     def decode_unsigned(data: bytes, at: int) -> tuple[int, int]:
         first = data[at]
@@ -307,7 +307,7 @@ def _decode_unit(data: bytes, at: int) -> tuple[None, int]:
 
 
 def primitive_encoder(name: str) -> Encoder:
-    """The encoder of a primitive type."""
+    """Return the encoder of a primitive type."""
     if name in _INT_BITS:
         make = _unsigned_encoder if name.startswith("u") else _signed_encoder
         return make(name, _INT_BITS[name])
@@ -326,7 +326,7 @@ def primitive_encoder(name: str) -> Encoder:
 
 
 def primitive_decoder(name: str) -> Decoder:
-    """The decoder of a primitive type."""
+    """Return the decoder of a primitive type."""
     if name in _INT_BITS:
         make = varint_decoder if name.startswith("u") else _signed_decoder
         return make(name, _INT_BITS[name])

@@ -1,4 +1,4 @@
-"""What all of bincode's modules know of a type: its size, its parts, the values it allows.
+"""Properties of types that all bincode modules use: sizes, parts, valid values.
 
 Source: the crate bincode 2, `config::standard()`.
 """
@@ -44,10 +44,10 @@ __all__ = [
 ]
 
 MAX_EMPTY_ITEMS = 64
-"""How many items that take no bytes a collection may hold.
+"""The maximum number of items without bytes in a collection.
 
-Their count alone proves nothing, and lists of such lists multiply: a megabyte of bytes becomes at
-most some hundreds of megabytes of values.
+No bytes back their count, and nested collections multiply it. With this limit a megabyte of bytes
+decodes to at most a few hundred megabytes of values.
 """
 
 Encoder: TypeAlias = Callable[[Any], bytes]
@@ -55,7 +55,7 @@ Decoder: TypeAlias = Callable[[bytes, int], tuple[Any, int]]
 
 
 class Broken(Exception):
-    """The bytes are not what their type says, and where."""
+    """The bytes are no value of the type; `offset` is the position of the error."""
 
     def __init__(self, message: str, offset: int) -> None:
         super().__init__(message)
@@ -64,7 +64,7 @@ class Broken(Exception):
 
 
 def type_name(described: Type) -> str:
-    """Give a short name of a type for messages."""
+    """Return a short name of a type for messages."""
     if isinstance(described, StructOf | EnumOf):
         return described.name
     form = to_json(described)
@@ -72,7 +72,7 @@ def type_name(described: Type) -> str:
 
 
 def named_value(value: object) -> str:
-    """Give the type and the start of a value, for messages."""
+    """Return the type and the start of a value, for messages."""
     return f"{type(value).__name__} {value!r:.60}"
 
 
@@ -80,7 +80,7 @@ def named_value(value: object) -> str:
 
 
 def item_types(described: Type) -> tuple[Type, ...]:
-    """Give the types directly within a type."""
+    """Return the types directly within a type."""
     match described:
         case OptionOf(item=item) | ListOf(item=item) | SetOf(item=item) | ArrayOf(item=item):
             return (item,)
@@ -97,7 +97,7 @@ def item_types(described: Type) -> tuple[Type, ...]:
 
 
 def depth_of(described: Type) -> int:
-    """Count how many types lie within each other; past `MAX_DEPTH` it stops counting."""
+    """Return the nesting depth of a type; deeper than `MAX_DEPTH` it is not exact."""
     deepest, level = 0, [described]
     while level and deepest <= MAX_DEPTH + 1:
         deepest += 1
@@ -106,7 +106,7 @@ def depth_of(described: Type) -> int:
 
 
 def min_size(described: Type) -> int:
-    """The fewest bytes a value can take."""
+    """Return the minimum number of bytes of a value."""
     match described:
         case Primitive(name=name):
             return {"unit": 0, "f32": 4, "f64": 8}.get(name, 1)
@@ -123,7 +123,7 @@ def min_size(described: Type) -> int:
 
 
 def empty_items(described: Type) -> int:
-    """How many values a value that takes no bytes is made of, at most."""
+    """Return the maximum number of values that a value without bytes consists of."""
     match described:
         case ArrayOf(item=item, length=length):
             return max(1, length * empty_items(item))
@@ -137,7 +137,7 @@ def empty_items(described: Type) -> int:
 
 
 def key_pairs(value: Any) -> Any:
-    """Give the dict that a frozenset of pairs stands for, since no key can hold a dict."""
+    """Convert a frozenset of pairs to a dict; within keys it represents a dict."""
     if not isinstance(value, frozenset):
         return value
     if any(not isinstance(pair, tuple) or len(pair) != 2 for pair in value):
@@ -149,15 +149,15 @@ def key_pairs(value: Any) -> Any:
 
 
 def struct_values(value: Any, described: StructOf) -> tuple[Any, ...]:
-    """Give the values of a struct's fields in order.
+    """Return the values of a struct's fields in order.
 
     Raises:
-        InputError: the value is no instance of the struct's class, nor, where that is None, a
-            dict of exactly its fields (or a frozenset of their pairs, where it is part of a key).
+        InputError: the value is no instance of the struct's class. If the struct has none: it is no
+            dict with exactly its fields, nor a frozenset of their pairs, as within a key.
     """
     names = [field.name for field in described.fields]
     if described.python is not None:
-        # A subclass may have fields that would be lost.
+        # A subclass may have additional fields, which would be lost.
         if type(value) is not described.python:
             raise InputError(f"expected exactly a {described.name}", found=named_value(value))
         return tuple(getattr(value, name) for name in names)
@@ -186,7 +186,7 @@ def _name_and_payload(value: Any) -> tuple[Any, Any]:
 
 
 def pick_variant(value: Any, described: EnumOf) -> tuple[int, Any]:
-    """Give the place of the variant that a value of an enum is, and what it holds.
+    """Return the index of the variant that an enum value is, and its payload.
 
     Raises:
         InputError: the value is none of the enum's variants.

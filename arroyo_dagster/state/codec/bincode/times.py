@@ -1,4 +1,4 @@
-"""Spans and points of time in bincode: seconds, then nanoseconds.
+"""Durations and points in time in bincode: seconds, then nanoseconds.
 
 Source: the crate bincode 2, its implementations for `Duration` and `SystemTime`.
 """
@@ -23,12 +23,12 @@ __all__ = ["MAX_SECONDS", "NANOS", "time_decoder", "time_encoder"]
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 _MICROSECOND = dt.timedelta(microseconds=1)
 NANOS = 10**9
-# Rust's SystemTime counts seconds in 64 bits with a sign, its Duration without.
+# Rust's SystemTime counts seconds in a signed 64-bit number, its Duration in an unsigned one.
 MAX_SECONDS = {"duration": 2**64 - 1, "system_time": 2**63 - 1}
 
 
 def _check_micros(value: object, attribute: str) -> None:
-    # Subclasses, such as those of pandas, hold more than the class they are used as.
+    # Subclasses, such as those of pandas, may have a finer resolution than their base class.
     if getattr(value, attribute, 0):
         raise InputError(
             "expected a time that ends at microseconds; declare SystemTimeNanos or DurationNanos",
@@ -37,7 +37,7 @@ def _check_micros(value: object, attribute: str) -> None:
 
 
 def time_encoder(described: TimeOf) -> Encoder:
-    """The encoder of a span or a point in time, as nanoseconds or as Python's own types."""
+    """Return the encoder of a duration or a point in time, as nanoseconds or Python's own types."""
     name = described.name
     high = (MAX_SECONDS[name] + 1) * NANOS - 1
 
@@ -65,7 +65,7 @@ def time_encoder(described: TimeOf) -> Encoder:
 
 
 def time_decoder(described: TimeOf) -> Decoder:
-    """The decoder of a span or a point in time; what Python's types would cut is refused."""
+    """Return the decoder of a duration or a point in time; values are never truncated."""
     name = described.name
     limit = (MAX_SECONDS[name] + 1) * NANOS
     decode_u32 = varint_decoder("nanoseconds", 32)
@@ -73,7 +73,7 @@ def time_decoder(described: TimeOf) -> Decoder:
     def decode_nanos(data: bytes, at: int) -> tuple[int, int]:
         seconds, end = decode_length(data, at)
         nanos, end = decode_u32(data, end)
-        # Rust carries nanoseconds of a second and more into the seconds, too.
+        # Rust also carries a second or more of nanoseconds into the seconds.
         total = seconds * NANOS + nanos
         if total >= limit:
             raise Broken(f"{total} nanoseconds do not fit {name}", at)

@@ -1,4 +1,4 @@
-"""The hashes by which Arroyo routes keys to subtasks, of scalars and of columns."""
+"""The hashes with which Arroyo assigns keys to subtasks, of scalars and of columns."""
 
 import lazy_loader
 

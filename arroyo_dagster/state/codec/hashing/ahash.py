@@ -1,7 +1,7 @@
 """The hash function ahash 0.8.7 over many values at once, with Arroyo's seeds.
 
-Which of its three forms runs is chosen when Arroyo is compiled, and no two agree. Here is the one
-without AES instructions, that of the official builds; the other two are in `ahash_aes`.
+The build of Arroyo determines which of its three forms is used; all of them differ. This module has
+the form without AES instructions, as in the official builds; the other two are in `ahash_aes`.
 
 Source: ahash 0.8.7, `AHasher` of `fallback_hash.rs`; crates/arroyo-types/src/lib.rs, `HASH_SEEDS`.
 """
@@ -21,7 +21,7 @@ U64Array: TypeAlias = npt.NDArray[np.uint64]
 Rows: TypeAlias = npt.NDArray[np.int64]
 
 SEEDS = (0x0398DE1C8C83F7FD, 0xA7C36364ED09B486, 0xAF18AC566EFEA448, 0xC77B0AD1D14D0FE1)
-"""HASH_SEEDS exclusive-or ahash's PI2: what `RandomState::with_seeds` keeps of them."""
+"""HASH_SEEDS exclusive-or ahash's PI2, as `RandomState::with_seeds` stores them."""
 
 _K0, _K1, _K2, _K3 = map(np.uint64, SEEDS)
 _MULTIPLE = np.uint64(6364136223846793005)
@@ -44,7 +44,7 @@ class HashVariant(enum.Enum):
 
     @property
     def label(self) -> str:
-        """The variant and the builds that have it, for people."""
+        """The variant and the builds that have it, for display."""
         return _LABELS[self]
 
 
@@ -58,10 +58,10 @@ _State = TypeVar("_State")
 
 
 class Engine(Protocol[_State]):
-    """A hash function over rows: a state for each row, to which each row's values are fed."""
+    """A hash function over rows, with a state for each row."""
 
     def start(self, rows: int) -> _State:
-        """The state before anything is fed."""
+        """Return the initial state."""
 
     def word(self, state: _State, words: U64Array | np.uint64) -> _State:
         """Feed an integer of at most 64 bits."""
@@ -73,7 +73,7 @@ class Engine(Protocol[_State]):
         """Feed a run of bytes, without its length."""
 
     def finish(self, state: _State) -> U64Array:
-        """The hashes."""
+        """Return the hashes."""
 
 
 # --- runs of bytes -------------------------------------------------------------------------------
@@ -81,25 +81,25 @@ class Engine(Protocol[_State]):
 
 @dataclass(frozen=True, slots=True)
 class Runs:
-    """A run of bytes for each row, somewhere in `raw`."""
+    """A run of bytes for each row, anywhere in `raw`."""
 
     raw: npt.NDArray[np.uint8]
     starts: Rows
     lengths: Rows
 
     def of(self, rows: Rows) -> Runs:
-        """The runs of some rows."""
+        """Return the runs of some rows."""
         return Runs(self.raw, self.starts[rows], self.lengths[rows])
 
     def words_at(self, at: Rows, width: int) -> U64Array:
-        """Read a little-endian word of `width` bytes at any bytes of `raw`."""
-        # One word starts at every byte, so neighbours overlap: a view, not a copy.
+        """Read little-endian words of `width` bytes at any byte positions of `raw`."""
+        # A word begins at every byte, so the words overlap: a view, not a copy.
         raw = self.raw
         words = np.ndarray((len(raw) - width + 1,), f"<u{width}", raw, strides=(1,))
         return words[at].astype(np.uint64)
 
     def edges(self) -> tuple[U64Array, U64Array]:
-        """Two words of each run that cover it up to 16 bytes; its last 16 bytes if longer."""
+        """Return two words that cover a run of up to 16 bytes, or the last 16 of a longer one."""
         low = np.zeros(len(self.starts), dtype=np.uint64)
         high = np.zeros(len(self.starts), dtype=np.uint64)
         for shortest, longest, width in ((1, 1, 1), (2, 3, 2), (4, 8, 4), (9, _ANY, 8)):
@@ -126,10 +126,10 @@ class Runs:
 
 
 class _Fallback:
-    """Folded multiplications; the state of a row is one number."""
+    """The form with folded multiplications; the state of a row is one number."""
 
     def start(self, rows: int) -> U64Array:
-        # One number for all rows: numpy spreads it, and whole columns are spared.
+        # A scalar, which numpy broadcasts to all rows without allocating a column.
         return _K0  # type: ignore[return-value]
 
     def word(self, state: U64Array, words: U64Array | np.uint64) -> U64Array:
@@ -143,7 +143,7 @@ class _Fallback:
 
     def write(self, state: U64Array, runs: Runs) -> U64Array:
         fed = self.wide((runs.lengths.astype(np.uint64) + state) * _MULTIPLE, *runs.edges())
-        # Longer than 16: the last 16 bytes came first, and the blocks from the start follow.
+        # Longer than 16: after the last 16 bytes, the blocks follow from the start.
         rows = np.flatnonzero(runs.lengths > 16)
         done = 0
         while len(rows):
@@ -166,13 +166,13 @@ FALLBACK = _Fallback()
 
 
 def _folded_multiply(left: U64Array, right: U64Array | np.uint64) -> U64Array:
-    """Exclusive-or of the two halves of the 128-bit product."""
+    """Return the exclusive-or of the two halves of the 128-bit product."""
     left_low, left_high = left & _LOW_HALF, left >> _HALF
     right_low, right_high = right & _LOW_HALF, right >> _HALF
     low_low = left_low * right_low
     low_high = left_low * right_high
     middle = left_high * right_low
-    # At most 2^64 - 1: the product of two 32-bit numbers leaves room for two more of them.
+    # At most 2^64 - 1: a product of two 32-bit numbers plus two 32-bit numbers does not overflow.
     middle += low_low >> _HALF
     middle += low_high & _LOW_HALF
     high = left_high * right_high

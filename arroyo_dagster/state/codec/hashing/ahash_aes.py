@@ -1,7 +1,7 @@
-"""The two forms of ahash 0.8.7 that are made of AES rounds.
+"""The two forms of ahash 0.8.7 that use AES rounds.
 
-They differ in how they shuffle the second half of their state: with the instruction of SSSE3, or
-by turning its bytes round.
+They differ in how they shuffle the second half of their state: with the SSSE3 instruction, or by
+reversing its bytes.
 
 Source: ahash 0.8.7, `AHasher` of `aes_hash.rs`; `operations.rs`.
 """
@@ -19,12 +19,12 @@ from arroyo_dagster.state.codec.hashing.ahash import SEEDS, Rows, Runs, U64Array
 __all__ = ["AES", "AES_SSSE3"]
 
 _Lanes: TypeAlias = npt.NDArray[np.uint64]
-"""A number of 128 bits for each row, as two words, the lower first."""
+"""A 128-bit number for each row, as two words, the lower one first."""
 _Tables: TypeAlias = tuple[npt.NDArray[np.uint32], ...]
 
 _ENC, _SUM = np.array(SEEDS, dtype=np.uint64).reshape(2, 2)
 _KEY = _ENC ^ _SUM
-# The byte of the old value that comes to each place of the new one.
+# For each byte of the new value, the index of the byte of the old value.
 _TURNED = np.arange(15, -1, -1)
 _SSSE3 = np.frombuffer(0x020A0700_0C01030E_050F0D08_06090B04.to_bytes(16, "little"), np.uint8)
 
@@ -41,7 +41,7 @@ class _State(NamedTuple):
 
 
 class _Aes:
-    """Feeds each value to an AES round and, shuffled, to a sum."""
+    """The form with AES: each value is fed to an AES round and added to a shuffled sum."""
 
     def __init__(self, shuffle: npt.NDArray[np.integer]) -> None:
         self._shuffle = shuffle
@@ -90,10 +90,10 @@ class _Aes:
         return state
 
     def _longer(self, state: _State, runs: Runs) -> _State:
-        """Blocks of 64 bytes go through four AES lanes and two sums of their own."""
+        """Feed blocks of 64 bytes to four AES lanes and two separate sums."""
         tails = _block(runs, runs.starts + runs.lengths - 64)
         key = np.tile(_KEY, (len(runs.starts), 1))
-        # Rounds one way for the tail and the other way for the blocks.
+        # The tail alternates encryption and decryption rounds; the blocks use decryption only.
         lanes = [_encrypt(key, tails[0]), _decrypt(key, tails[1])]
         lanes += [_encrypt(key, tails[2]), _decrypt(key, tails[3])]
         sums = [self._add(key + tails[0], tails[2]), self._add(~key + tails[1], tails[3])]
@@ -138,17 +138,17 @@ def _bytes(lanes: _Lanes) -> npt.NDArray[np.uint8]:
 
 
 def _encrypt(lanes: _Lanes, key: _Lanes) -> _Lanes:
-    """One round: substitute, shift rows, mix columns; then exclusive-or with the key."""
+    """Apply one round: substitute, shift rows, mix columns; then exclusive-or with the key."""
     return _round(lanes, key, _tables()[0], 5)
 
 
 def _decrypt(lanes: _Lanes, key: _Lanes) -> _Lanes:
-    """One round backwards, then exclusive-or with the key."""
+    """Apply one inverse round, then exclusive-or with the key."""
     return _round(lanes, key, _tables()[1], -3)
 
 
 def _round(lanes: _Lanes, key: _Lanes, tables: _Tables, step: int) -> _Lanes:
-    # Row r of column c comes from r columns on (or back): `step` bytes a row, of 16.
+    # Row r of column c comes from the column r columns ahead (or behind): `step` bytes per row.
     raw = _bytes(lanes)
     mixed = np.zeros((len(raw), 4), dtype=np.uint32)
     for column in range(4):
@@ -159,7 +159,7 @@ def _round(lanes: _Lanes, key: _Lanes, tables: _Tables, step: int) -> _Lanes:
 
 @lru_cache(maxsize=1)
 def _tables() -> tuple[_Tables, _Tables]:
-    """What each byte adds to its column, by row: substitution and mixing in one look-up."""
+    """Return what each byte adds to its column, by row: substitution and mixing in one lookup."""
     substituted = _substitution()
     back = np.empty_like(substituted)
     back[substituted] = np.arange(256)
@@ -187,7 +187,7 @@ def _substitution() -> npt.NDArray[np.int64]:
 
 
 def _times(left: int, right: int) -> int:
-    """Multiply in the field of 256 elements of AES."""
+    """Multiply in AES's field of 256 elements."""
     product = 0
     while right:
         if right & 1:

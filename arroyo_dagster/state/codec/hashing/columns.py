@@ -1,4 +1,4 @@
-"""How Arrow columns are fed to the hash function of routing keys: types, nulls, nesting.
+"""Feeding Arrow columns to the hash function of routing keys: types, nulls, nesting.
 
 Source: DataFusion 48, `create_hashes`.
 """
@@ -30,7 +30,7 @@ ENGINES: dict[HashVariant, Engine[Any]] = {
 
 _END_OF_TEXT = np.uint64(0xFF)
 _HALF = np.uint64(32)
-# A block's temporaries stay in the processor's cache; larger ones are twice as slow.
+# A block's temporaries fit into the processor's cache; larger blocks are twice as slow.
 _BLOCK = 1 << 14
 
 _WORDS = {
@@ -57,7 +57,7 @@ def row_hashes(columns: Sequence[Column], rows: int, engine: Engine[Any]) -> U64
     """Hash rows; without columns every hash is 0.
 
     Raises:
-        InputError: a column of a type that cannot be hashed, even where it has no rows.
+        InputError: a column's type cannot be hashed; also raised for empty columns.
     """
     hashes = np.zeros(rows, dtype=np.uint64)
     for place, column in enumerate(columns):
@@ -69,7 +69,7 @@ def row_hashes(columns: Sequence[Column], rows: int, engine: Engine[Any]) -> U64
 
 
 def _feed(array: pa.Array, hashes: U64Array, engine: Engine[Any], *, first: bool) -> None:
-    """Bring one column into the hashes of its rows, in place."""
+    """Add one column to the hashes of its rows, in place."""
     kind = array.type
     if isinstance(kind, pa.BaseExtensionType):
         _feed(array.storage, hashes, engine, first=first)
@@ -131,7 +131,7 @@ def _fold(
     lengths: npt.NDArray[np.int64],
 ) -> None:
     """Combine each row with its items in order: all first items, then all second ones, …"""
-    # The other way round than columns: what was before is on the left, as for structs.
+    # Unlike for columns, the previous hash is the left operand, as for structs.
     rows = np.flatnonzero(lengths)
     place = 0
     while len(rows):
@@ -144,7 +144,7 @@ def _fold(
 
 
 def _check_type(kind: pa.DataType) -> None:
-    """Refuse a type that cannot be hashed even where no row asks for it."""
+    """Refuse a type that cannot be hashed, even if there are no rows."""
     if isinstance(kind, pa.BaseExtensionType):
         _check_type(kind.storage_type)
     elif pa.types.is_dictionary(kind):
@@ -165,7 +165,7 @@ def _is_nested(kind: pa.DataType) -> bool:
 def _value_hashes(
     array: pa.Array, engine: Engine[Any]
 ) -> tuple[U64Array, npt.NDArray[np.bool_] | None]:
-    """Hash each value alone; what stands at null rows means nothing."""
+    """Hash each value separately; the hashes of null rows are undefined."""
     if pa.types.is_null(array.type):
         return _hash_words([np.ones(len(array), dtype=np.uint64)], engine), None
     if pa.types.is_dictionary(array.type):
@@ -234,7 +234,7 @@ def _dictionary_hashes(
 
 
 def _hash_words(columns: Sequence[npt.NDArray[Any]], engine: Engine[Any]) -> U64Array:
-    """Hash rows of unsigned integers that are fed one after the other."""
+    """Hash rows of unsigned integers, feeding the columns in order."""
     rows = len(columns[0])
     hashes = np.empty(rows, dtype=np.uint64)
     for part in _blocks(rows):
@@ -282,7 +282,7 @@ def _text_hashes(array: pa.Array, engine: Engine[Any], *, prefixed: bool) -> U64
     lengths = bounds[1:] - starts
     valid = valid_rows(array)
     if valid is not None:
-        # The bytes below a null may be anything, even very many.
+        # A null may have any number of bytes below it.
         lengths[~valid] = 0
     return _run_hashes(data, starts, lengths, engine, prefixed=prefixed)
 

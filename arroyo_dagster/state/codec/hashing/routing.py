@@ -1,7 +1,7 @@
-"""The hashes Arroyo routes rows and keys by.
+"""The hashes that Arroyo uses to route rows and keys.
 
-`key_hashes` is the column `_key_hash` of whole Arrow arrays at once; `matching_variants` tells
-which build of Arroyo computed stored ones; `hash_key` is the hash the state crate gives one key.
+`key_hashes` computes the column `_key_hash` from Arrow arrays; `matching_variants` finds which
+build of Arroyo computed a stored column; `hash_key` is the state crate's hash of a single key.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def key_hashes(
     """Compute the routing key of every row, as Arroyo does.
 
     Args:
-        columns: the routing-key columns in index order, all of one length.
-        rows: how many rows there are; needed when there are no columns, whose hash is 0.
+        columns: the routing-key columns in index order, all of the same length.
+        rows: the number of rows; required without columns, where every hash is 0.
         variant: the build of Arroyo; by default the official ones.
 
     Returns:
@@ -49,8 +49,8 @@ def key_hashes(
 
     Source: crates/arroyo-types/src/lib.rs, `HASH_SEEDS`; DataFusion, `create_hashes`; ahash 0.8.7.
 
-    Differs: intervals of months, and of days and milliseconds, are left out: pyarrow has no arrays
-        of them.
+    Differs: intervals of months, and of days and milliseconds, are not supported: pyarrow has no
+        arrays of them.
     """
     count = _checked_rows(columns, rows)
     return pa.array(row_hashes(columns, count, ENGINES[variant]), type=pa.uint64())
@@ -84,7 +84,7 @@ def matching_variants(
     stored: Column,
     among: Collection[HashVariant] = tuple(HashVariant),
 ) -> tuple[HashVariant, ...]:
-    """Say which builds of Arroyo would have given rows the routing keys they have.
+    """Return which builds of Arroyo would compute the stored routing keys of some rows.
 
     Args:
         columns: the routing-key columns in index order.
@@ -92,11 +92,11 @@ def matching_variants(
         among: the variants to try.
 
     Returns:
-        One variant, as a rule. None: the rows were hashed otherwise, or changed since. Several:
-        the rows cannot tell, because there are none or all their keys are null or empty.
+        Normally one variant. Empty: the rows were hashed otherwise, or changed since. Several: the
+        rows do not decide, because there are none or all their keys are null or empty.
 
     Raises:
-        InputError: as `key_hashes`; or `stored` is not uint64.
+        InputError: as in `key_hashes`; or `stored` is not uint64.
     """
     expected = _u64_values(stored)
     if not columns and expected.any():
@@ -114,17 +114,17 @@ def matching_variants(
 def subtasks_for_hashes(
     hashes: pa.Array | pa.ChunkedArray | npt.NDArray[np.uint64], parallelism: int
 ) -> npt.NDArray[np.int32]:
-    """Give the subtask that owns each routing key.
+    """Return the subtask that owns each routing key.
 
     Args:
         hashes: uint64, without nulls.
-        parallelism: how many subtasks share all routing keys.
+        parallelism: the number of subtasks.
 
     Returns:
         Numbers from 0 to `parallelism - 1`, one per hash.
 
     Raises:
-        InputError: the hashes are not uint64 or have nulls; `parallelism` is no count of subtasks.
+        InputError: the hashes are not uint64 or have nulls; `parallelism` is out of its range.
 
     Source: crates/arroyo-rpc/src/df.rs, `server_for_hash_array`.
     """

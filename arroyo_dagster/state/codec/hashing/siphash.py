@@ -1,7 +1,7 @@
-"""The hash Rust's standard library gives keys: SipHash-1-3 with keys 0 and 0.
+"""The hash of keys in Rust's standard library: SipHash-1-3 with keys 0 and 0.
 
-Source: crates/arroyo-state/src/lib.rs, `hash_key`; Rust's std, `DefaultHasher`. Arroyo also shares
-out Kinesis shards and source files by it.
+Source: crates/arroyo-state/src/lib.rs, `hash_key`; Rust's std, `DefaultHasher`. Arroyo also assigns
+Kinesis shards and source files by it.
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ def hash_key(value: object, type: Any = None) -> int:  # noqa: A002 - the word u
 
     Args:
         value: the key.
-        type: how the key looks in Rust, as a Python type or a description; without it an int has
-            64 bits, and a list or tuple is one of what it holds.
+        type: the Rust type of the key, as a Python type or a description; without it an int has 64
+            bits, and the items of a list or tuple are hashed by their own Python types.
 
     Raises:
-        InputError: the value does not fit the type, or Rust cannot hash the type: floats, sets
-            and maps; times are left out because their layout is not Rust's promise.
+        InputError: the value does not fit the type, or Rust cannot hash the type: floats, sets and
+            maps; times are not supported because Rust does not guarantee their layout.
 
     Source: crates/arroyo-state/src/lib.rs, `hash_key`; Rust's std, `DefaultHasher`.
     """
@@ -70,10 +70,10 @@ def hash_keys(
     values: Iterable[object],
     type: Any = None,  # noqa: A002
 ) -> npt.NDArray[np.uint64]:
-    """Hash many keys, each as `hash_key`, but all at once.
+    """Hash many keys at once, each as in `hash_key`.
 
     Raises:
-        InputError: as `hash_key`.
+        InputError: as in `hash_key`.
     """
     described = None if type is None else describe(type)
     return _hash_all([_fed(value, described) for value in values])
@@ -194,7 +194,7 @@ def _expect(right: bool, value: object, expected: str) -> None:
 
 
 def _siphash13(fed: bytes) -> int:
-    """Hash one row, in Python's own numbers: numpy's cost more than they save."""
+    """Hash one row with Python ints, which are faster than numpy for a single row."""
     whole = len(fed) & ~7
     last = int.from_bytes(fed[whole:], "little") | (len(fed) & 0xFF) << 56
     state = _START
@@ -223,7 +223,7 @@ def _round_of_one(v0: int, v1: int, v2: int, v3: int) -> tuple[int, int, int, in
 
 
 def _hash_all(fed: list[bytes]) -> npt.NDArray[np.uint64]:
-    """Hash rows of bytes, all of about the same size at once: shorter ones are padded."""
+    """Hash rows of bytes, in groups of similar size, within which shorter rows are padded."""
     words = np.array([len(one) // 8 + 1 for one in fed], dtype=np.int64)
     order = np.argsort(-words, kind="stable")
     sizes = np.frexp(words[order].astype(np.float64))[1]
@@ -234,11 +234,11 @@ def _hash_all(fed: list[bytes]) -> npt.NDArray[np.uint64]:
 
 
 def _hash_rows(fed: list[bytes], counts: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:
-    """Hash rows, the ones with most words first."""
+    """Hash rows, which are ordered by their number of words, descending."""
     state = [np.full(len(fed), start, dtype=np.uint64) for start in _START]
     words = _words(fed, counts)
     for place in range(words.shape[1]):
-        # Those that still have a word are always the first rows.
+        # The rows that still have a word are always the first ones.
         rows = slice(0, int(np.count_nonzero(counts > place)))
         begun = [lane[rows] for lane in state]
         begun[3] ^= words[rows, place]
@@ -252,7 +252,7 @@ def _hash_rows(fed: list[bytes], counts: npt.NDArray[np.int64]) -> npt.NDArray[n
 
 
 def _words(fed: list[bytes], counts: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:
-    """The words of each row; the last one ends with the row's size."""
+    """Return the words of each row; the last one ends with the row's size modulo 256."""
     width = int(counts.max(initial=1))
     padded = b"".join(one.ljust(width * 8, b"\0") for one in fed)
     words = np.frombuffer(padded, dtype="<u8").reshape(len(fed), width).copy()

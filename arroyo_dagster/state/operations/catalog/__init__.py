@@ -1,1 +1,1 @@
-"""Which jobs and epochs there are, what is new, and what the catalog keeps of them."""
+"""Listing of jobs and epochs, their changes, and the catalogue of epochs and jobs."""

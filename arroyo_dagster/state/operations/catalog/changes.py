@@ -1,10 +1,10 @@
-"""What is new over all jobs below a checkpoint URL. Nothing here writes.
+"""Changes over all jobs below a checkpoint URL. This module writes nothing.
 
-A look costs one listing of the root, at most one more for each known job, and for what is new as
-much as there is of it: the directories of pipelines are listed, so that new jobs are found at once,
-and a known job is asked by three small requests whether it may have a newer epoch. No data file is
-ever listed, and no metadata is read twice: jobs that the deadline or the number of epochs asked for
-leaves out are not read, and come first the next time.
+A poll costs one listing of the root, at most one more listing per known job, and the reads of what
+is new. It lists the directories of pipelines, so new jobs are found at once. Three small requests
+determine whether a known job may have a newer epoch. Data files are never listed, and no metadata
+is read twice. Jobs that the deadline or the maximum number of epochs leaves out are not read; the
+next poll begins with them.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ from arroyo_dagster.state.storage.store import ObjectStore
 
 NEWEST_EPOCHS = 10
 _NO_EPOCH = Epoch(0)
-# Names of records are seven digits or more, so their order is that of numbers only within a length.
+# Names of records have seven digits or more: they sort by number only among names of equal length.
 _FAR_AHEAD = 1_000_000
 _STEPS = 16
 
 
 class NothingLeft(StorageError):
-    """The root holds none of the jobs that were known."""
+    """The root contains none of the known jobs."""
 
 
 # ---- values --------------------------------------------------------------------------------------
@@ -53,11 +53,11 @@ class NothingLeft(StorageError):
 
 @dataclass(frozen=True, slots=True)
 class JobPosition:
-    """How far a job was looked at.
+    """The position up to which a job's epochs were polled.
 
     Attributes:
         worker_generation: the newest that was started; None in the legacy layout.
-        epoch: the newest whose news was told, or that was found unreadable; 0 = none yet.
+        epoch: the newest epoch that was reported or found unreadable; 0 = none yet.
     """
 
     worker_generation: WorkerGeneration | None
@@ -66,11 +66,11 @@ class JobPosition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetCursor:
-    """What to keep between two looks.
+    """The state to keep between two polls.
 
     Attributes:
         positions: by job.
-        start_from: the root of the job to begin with; None = at the first.
+        start_from: the root of the job to begin with; None = the first one.
     """
 
     positions: Mapping[JobPaths, JobPosition] = field(default_factory=dict)
@@ -79,16 +79,16 @@ class FleetCursor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobChanges:
-    """What is new about one job.
+    """The changes of one job.
 
     Attributes:
+        positions: the position reached now; None if the job could not be read and had no position.
         checkpoints: newly ready epochs, oldest first.
-        before: the epoch before the first of them; None if it is gone, or cannot be read, or if
-            the job is seen for the first time.
-        passed_over: how many older new epochs are not told of one by one.
+        before: the epoch before those read now; None if it is gone or unreadable, if `checkpoints`
+            is empty, or if the job is new.
+        passed_over: how many older new epochs are not reported one by one.
         problems: why the job, or an epoch of it, cannot be read.
-        positions: how far it was read now; None if it could not be read and is not known.
-        appeared: whether nothing was known of it.
+        appeared: whether the job is new.
     """
 
     paths: JobPaths
@@ -102,15 +102,16 @@ class JobChanges:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetChanges:
-    """The outcome of one look.
+    """The outcome of one poll.
 
     Attributes:
-        jobs: those with something to tell, in the order they were looked at.
+        jobs: those with something to report, in the order of the poll.
         vanished: known jobs that are certainly gone.
-        left: how many jobs were not looked at: the deadline, or the most epochs, came first.
-        known: how many jobs there are, as far as one knows.
-        problems: directories that could not be listed; what is below is as it was.
-        cursor: what to keep.
+        left: how many jobs were not polled because the deadline or the maximum of epochs was
+            reached.
+        known: how many jobs have a position or were left for the next poll.
+        problems: directories that could not be listed; the jobs below keep their positions.
+        cursor: the state to keep.
     """
 
     jobs: tuple[JobChanges, ...] = ()
@@ -121,7 +122,7 @@ class FleetChanges:
     cursor: FleetCursor
 
 
-# ---- the look ------------------------------------------------------------------------------------
+# ---- the poll ------------------------------------------------------------------------------------
 
 
 def poll_fleet(
@@ -134,24 +135,24 @@ def poll_fleet(
     layout: Layout | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> FleetChanges:
-    """Look for what is new since `cursor`.
+    """Return the changes since `cursor`.
 
-    Only ready epochs are news; one that is still committing is looked at again the next time. Of a
-    job seen for the first time only the newest ready epoch is news. An unreadable epoch is told
-    once, and later ones go on; an unreadable job does not stop the others.
+    Only ready epochs are reported; an epoch that is still committing is read again by the next
+    poll. Of a new job only the newest ready epoch is reported. An unreadable epoch is reported
+    once, and later epochs are still reported; an unreadable job does not stop the others.
 
     Args:
-        deadline: on `clock`; nothing is begun after it. None = none.
-        newest: how many new epochs of a job are read at most.
-        most: no further job is looked at once this many new epochs were found; those that are being
-            looked at then (up to 16) still count. None = all jobs.
-        layout: look at jobs of this layout only.
+        deadline: in seconds by `clock`; nothing is started after it. None = no deadline.
+        newest: read at most this many new epochs of a job.
+        most: start no further job once this many new epochs were found; jobs in progress (up to 16)
+            still count. None = all jobs.
+        layout: poll only jobs of this layout.
 
     Raises:
         NotFoundError: the root does not exist.
-        InputError: the root holds something, none of it a job.
-        NothingLeft: the root holds none of the jobs known: they are not taken for vanished, and the
-            cursor stays as it is.
+        InputError: the root is not empty, but contains no job.
+        NothingLeft: the root contains none of the known jobs; they are not reported as vanished,
+            and the cursor stays valid.
         StorageError: the root cannot be listed.
     """
     known = {
@@ -181,7 +182,7 @@ def _root(paths: JobPaths) -> str:
 
 
 class _Limits:
-    """When a look ends before it has looked at all jobs."""
+    """The limits that may end a poll before all jobs were polled."""
 
     def __init__(self, at: float | None, clock: Callable[[], float], most: int | None) -> None:
         self._at = at
@@ -197,11 +198,11 @@ class _Limits:
 
     @property
     def full(self) -> bool:
-        """Whether as many new epochs were found as were asked for."""
+        """Whether as many new epochs were found as requested."""
         return self._most is not None and self._epochs >= self._most
 
     def counted(self, answer: JobChanges | _Gone) -> JobChanges | _Gone:
-        """The answer, its new epochs counted."""
+        """Return the answer after counting its new epochs."""
         if isinstance(answer, JobChanges):
             with self._lock:
                 self._epochs += len(answer.checkpoints)
@@ -209,7 +210,7 @@ class _Limits:
 
 
 def _from(jobs: Sequence[JobPaths], start: str | None) -> list[JobPaths]:
-    """All of them, beginning with the one that comes first at or after `start`."""
+    """Return all jobs, beginning with the first one at or after `start`."""
     return sorted(jobs, key=lambda paths: (start is not None and paths.root < start, paths.root))
 
 
@@ -241,7 +242,7 @@ def _changes(
 
 @dataclass(frozen=True, slots=True)
 class _ListedJobs:
-    """The jobs there are, or may be; the levels listed; what could not be listed."""
+    """The jobs that exist or may exist; the levels listed; the errors of failed listings."""
 
     jobs: set[JobPaths]
     levels: Mapping[str, Level]
@@ -252,7 +253,7 @@ def _find_jobs(
     store: ObjectStore, known: Mapping[JobPaths, JobPosition], late: _Limits
 ) -> _ListedJobs:
     levels: dict[str, Level] = {"": list_level(store, "")}
-    # What a listing of a known job's own directory would say, without listing it.
+    # The result that a listing of a known job's directory would have, assumed instead of listed.
     assumed = {str(paths.root): _assumed(paths) for paths in known}
     pipelines = {str(paths.pipeline) for paths in known}
     assumed = {path: level for path, level in assumed.items() if path not in pipelines}
@@ -290,7 +291,7 @@ def _list_all(
 
 
 def _may_be(paths: JobPaths, levels: Mapping[str, Level], unknown: set[str]) -> bool:
-    """Whether a known job is still there, or nobody could tell."""
+    """Whether a known job still exists, or could not be listed."""
     if paths.layout is Layout.LEGACY:
         return str(paths.checkpoints()) in unknown
     pipeline = str(paths.pipeline)
@@ -321,7 +322,7 @@ def _refuse_an_empty_root(
 
 @dataclass(frozen=True, slots=True)
 class _Gone:
-    """There is nothing left of the job."""
+    """The job has no objects left."""
 
 
 def _poll_job(
@@ -340,16 +341,16 @@ def _poll_job(
             return new
         return _new_epochs(store, paths, new, newest)
     except ArroyoStateError as error:
-        # Nothing of it is taken for seen, so it is looked at again.
+        # The position stays unchanged, so the next poll reads the job again.
         return JobChanges(paths=paths, positions=positions, problems=(error,))
 
 
 @dataclass(frozen=True, slots=True)
 class _New:
-    """The numbers of epochs to read, ascending, and what was seen of the job before.
+    """The numbers of epochs to read, ascending, and the job's position before.
 
     Attributes:
-        first: whether the job is seen for the first time: only its newest epoch is news.
+        first: whether the job is new: only its newest epoch is reported.
     """
 
     epochs: tuple[Epoch, ...]
@@ -361,14 +362,14 @@ def _new_legacy(
     store: ObjectStore, paths: JobPaths, positions: JobPosition | None, levels: Mapping[str, Level]
 ) -> _New | _Gone:
     level = levels.get(str(paths.checkpoints()))
-    if level is None:  # its listing failed, as was told
+    if level is None:  # its listing failed and was reported
         return _New((), positions or JobPosition(None, _NO_EPOCH))
     found = map(parse_checkpoint_dir, level.directories)
     numbers = sorted(number for number in found if number is not None)
     if not numbers:
         return _Gone()
     if positions is not None and numbers[-1] < positions.epoch:
-        positions = None  # another job of this name has begun anew
+        positions = None  # a new job uses this name
     first = positions is None
     positions = positions or JobPosition(None, _NO_EPOCH)
     return _New(tuple(number for number in numbers if number > positions.epoch), positions, first)
@@ -398,7 +399,7 @@ def _new_protocol(
 def _newest_started(
     store: ObjectStore, paths: JobPaths, generation: WorkerGeneration
 ) -> WorkerGeneration:
-    # Numbers are taken without gaps, each by creating its manifest; the fence may lag behind.
+    # Numbers are assigned without gaps, each by creating its manifest; the fence may lag behind.
     while store.head(paths.generation_manifest(WorkerGeneration(generation + 1))) is not None:
         generation = WorkerGeneration(generation + 1)
     return generation
@@ -407,11 +408,11 @@ def _newest_started(
 def _epochs_after(
     store: ObjectStore, paths: JobPaths, positions: JobPosition, *, started: bool
 ) -> tuple[Epoch, ...] | None:
-    """The epochs after the one seen; None: this is another job, begun anew.
+    """Return the epochs after the known one; None if a new job uses this name.
 
-    The records of the next numbers say so. Where they have expired already, what the newest worker
-    generation refers to does: it writes that before every record. Epochs are listed only if that
-    leads further than what was seen.
+    The records of the next numbers show them. If these have expired already, the reference in the
+    newest worker generation's manifest shows them: it is written before every record. Epochs are
+    listed only if that reference is newer than the known epoch.
     """
     next_ones = _consecutive_after(store, paths, positions.epoch)
     if next_ones and len(next_ones) < _STEPS:
@@ -427,7 +428,7 @@ def _epochs_after(
         return _listed_after(store, paths, positions.epoch) if started or next_ones else ()
     if hint.epoch < positions.epoch and store.head(paths.epoch_record(positions.epoch)) is None:
         return None
-    # It is written before its record is, so the one before it counts as well.
+    # The reference is written before its record, so the epoch before it counts as well.
     near = [Epoch(hint.epoch - back) for back in (0, 1) if hint.epoch - back > positions.epoch]
     if any(store.head(paths.epoch_record(epoch)) is not None for epoch in near):
         return _listed_after(store, paths, positions.epoch)
@@ -435,7 +436,7 @@ def _epochs_after(
 
 
 def _consecutive_after(store: ObjectStore, paths: JobPaths, epoch: Epoch) -> tuple[Epoch, ...]:
-    """The numbers right after `epoch` that have a record, up to a gap; without a listing."""
+    """Return the numbers right after `epoch` that have a record, up to a gap; without a listing."""
     found: list[Epoch] = []
     while len(found) < _STEPS:
         following = Epoch(epoch + len(found) + 1)
@@ -446,7 +447,7 @@ def _consecutive_after(store: ObjectStore, paths: JobPaths, epoch: Epoch) -> tup
 
 
 def _listed_after(store: ObjectStore, paths: JobPaths, epoch: Epoch) -> tuple[Epoch, ...]:
-    """The epochs after `epoch` that have a record; one listing, of these alone."""
+    """Return the epochs after `epoch` that have a record, with one listing that starts there."""
     same_length = len(f"{epoch:07}") == len(f"{epoch + _FAR_AHEAD:07}")
     after = paths.epoch_record(epoch) if epoch and same_length else None
     listed = store.list(paths.epochs, start_after=after)
@@ -459,7 +460,7 @@ def _listed_after(store: ObjectStore, paths: JobPaths, epoch: Epoch) -> tuple[Ep
 
 @dataclass(frozen=True, slots=True)
 class _Vanished:
-    """The epoch expired between being listed and being read, or is not there yet."""
+    """The epoch expired between listing and reading, or does not exist yet."""
 
 
 def _new_epochs(store: ObjectStore, paths: JobPaths, new: _New, newest: int) -> JobChanges:
@@ -476,7 +477,7 @@ def _new_epochs(store: ObjectStore, paths: JobPaths, new: _New, newest: int) -> 
         if isinstance(answer, Checkpoint) and answer.state is not CheckpointState.READY:
             if any(_went_behind(one, epoch) for one in later):
                 continue  # its commit is never finished
-            break  # committing: nothing after it can be ready, and it is looked at again
+            break  # committing: no later epoch can be ready; the next poll reads it again
         if isinstance(answer, _Vanished):
             continue
         reached = epoch
@@ -496,13 +497,13 @@ def _new_epochs(store: ObjectStore, paths: JobPaths, new: _New, newest: int) -> 
 
 
 def _went_behind(checkpoint: Checkpoint, epoch: Epoch) -> bool:
-    """Whether a rollback published a checkpoint and left an epoch behind."""
+    """Whether a rollback published `checkpoint` and abandoned `epoch`."""
     restored = checkpoint.rolled_back_to
     return restored is not None and restored < epoch < checkpoint.epoch
 
 
 def _first_epoch(store: ObjectStore, paths: JobPaths, new: _New) -> JobChanges:
-    """Only the newest ready epoch; those that are newer and unreadable are told."""
+    """Report only the newest ready epoch, and newer ones that are unreadable."""
     unreadable: dict[Epoch, ArroyoStateError] = {}
     reported: Checkpoint | None = None
     for number in reversed(new.epochs):
@@ -538,7 +539,7 @@ def _read_epoch(
     root = (
         paths.legacy_metadata(epoch) if paths.layout is Layout.LEGACY else paths.epoch_record(epoch)
     )
-    # A directory of the legacy layout says nothing yet: its metadata is written last.
+    # A directory of the legacy layout does not make an epoch: its metadata is written last.
     if paths.layout is Layout.LEGACY and store.head(root) is None:
         return _Vanished()
     try:

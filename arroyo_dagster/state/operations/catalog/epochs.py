@@ -1,8 +1,9 @@
-"""The catalogue: what is known of every epoch of a job, kept as Parquet in a store of its own.
+"""The catalogue: facts about every epoch of a job, kept as Parquet in a store of its own.
 
-Two tables, one object a job each: `epoch_catalog` has a row for each epoch, also after it expired;
-`operator_metadata` a row for each file that a table of an epoch lists, as long as the epoch is
-there. Only epochs that are not catalogued yet are read, and no footer twice.
+It has two tables with one object per job each. `epoch_catalog` has a row for each epoch, also after
+the epoch expired. `operator_metadata` has a row for each file that a table of an epoch lists, as
+long as the epoch exists. A refresh reads only epochs that are not catalogued yet, and no footer
+twice.
 """
 
 from __future__ import annotations
@@ -49,10 +50,11 @@ class EpochRow:
         state: `ready`, `committing`, `rolled back`, or `unreadable`, then with the reason in
             `problem`.
         new_files, new_size_bytes: listed by this epoch and not by the one before it; None where
-            that one is not known.
+            that one is unknown.
         rows: as stored, in all files; None if a file is missing or broken.
-        present: False once it expired.
-        recorded_micros: when what makes it exist was written, by the store's clock.
+        present: False once the epoch expired.
+        recorded_micros: when the object that makes the epoch exist was written, by the store's
+            clock.
         rolled_back_to: the epoch whose content it holds, if a rollback published it.
     """
 
@@ -86,10 +88,10 @@ class FileRow:
 
     Attributes:
         table_kind: `global keyed` or `expiring time-key`.
-        place: in replay order, from 0.
-        written_epoch: which epoch wrote it, of expiring tables.
+        place: position in replay order, from 0.
+        written_epoch: the epoch that wrote the file; for expiring tables only.
         columns: name and type of each column, in order.
-        problem: why its footer cannot be read; rows and columns are then unknown.
+        problem: why its footer cannot be read; rows and columns are then None.
     """
 
     job: str
@@ -128,7 +130,7 @@ DESCRIPTIONS = {
     "place": "in replay order, from 0",
     "compaction_generation": "how often it was merged; null for global keyed tables",
 }
-"""What columns mean, where their name does not say it."""
+"""Meanings of columns whose names do not say them."""
 
 
 def _schema(row: type[EpochRow] | type[FileRow]) -> pa.Schema:
@@ -151,10 +153,10 @@ FILE_SCHEMA = _schema(FileRow)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobHistory:
-    """What the catalogue says of one job, epochs in order of number.
+    """The catalogue's rows of one job, epochs in ascending order.
 
     Attributes:
-        epochs: if a job began anew under its name, epochs of one number may come twice.
+        epochs: if a new job began under the same name, an epoch number may occur twice.
         files: of the epochs that are present.
     """
 
@@ -173,19 +175,19 @@ class JobHistory:
         return next(readable, None)
 
     def files_of(self, epoch: int) -> tuple[FileRow, ...]:
-        """The rows of the files of one epoch."""
+        """Return the file rows of one epoch."""
         return tuple(row for row in self.files if row.epoch == epoch)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refreshed:
-    """The outcome of bringing the catalogue of one job up to date.
+    """The outcome of a refresh of one job's catalogue.
 
     Attributes:
-        added: epochs read now.
-        expired: epochs that were present before and are not any more.
-        left: epochs not read yet, as the limit was reached.
-        problems: of epochs read now that cannot be read.
+        added: how many epochs were read for the first time.
+        expired: how many epochs were present before and no longer exist.
+        left: how many epochs were not read because the limit was reached.
+        problems: errors of the epochs read now that cannot be read.
     """
 
     history: JobHistory
@@ -197,7 +199,7 @@ class Refreshed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EarlierCatalogue:
-    """A catalogue of an older release, which does not say which checkpoint URL it is of.
+    """A catalogue of an older release, which does not name its checkpoint URL.
 
     Attributes:
         alone: whether no other checkpoint URL has a catalogue beside it.
@@ -211,12 +213,12 @@ class EarlierCatalogue:
 
 
 def catalogue_path(table: str, paths: JobPaths) -> StatePath:
-    """Where the rows of a job lie. The layout comes first, so that no two jobs share a name."""
+    """Return the path of a job's rows. The layout comes first, so that no two jobs share a path."""
     return StatePath(f"{table}/{paths.layout.value}/{paths.root}.parquet")
 
 
 def read_history(catalogue: ObjectStore, paths: JobPaths) -> JobHistory:
-    """Read what the catalogue has of a job; nothing for one that was never catalogued.
+    """Read the catalogue's rows of a job; empty for a job that was never catalogued.
 
     Raises:
         FormatError: an object of the catalogue does not decode.
@@ -227,7 +229,7 @@ def read_history(catalogue: ObjectStore, paths: JobPaths) -> JobHistory:
 
 
 def newest_rows(catalogue: ObjectStore, jobs: Iterable[JobPaths]) -> dict[str, EpochRow]:
-    """The newest epoch that is present of each job that was catalogued, by the job's root."""
+    """Return each catalogued job's newest readable epoch that is present, by the job's root."""
     listed = list(jobs)
 
     def newest(paths: JobPaths) -> EpochRow | None:
@@ -241,9 +243,10 @@ def newest_rows(catalogue: ObjectStore, jobs: Iterable[JobPaths]) -> dict[str, E
 def not_catalogued(
     store: ObjectStore, catalogue: ObjectStore, jobs: Sequence[JobPaths]
 ) -> dict[str, int]:
-    """How many epochs of each job are newer than the newest in the catalogue, by the job's root.
+    """Return how many epochs of each job are newer than the newest in the catalogue, by the job's
+    root.
 
-    One listing a job; those that cannot be listed are left out.
+    This costs one listing per job; jobs that cannot be listed are left out.
     """
     known = newest_rows(catalogue, jobs)
 
@@ -266,13 +269,13 @@ def _read_rows(catalogue: ObjectStore, path: StatePath, row: type[_Row]) -> tupl
         return ()
     names = {field.name for field in fields(row)}
     table, _ = decode_file(data, path)
-    # A later release may have written more columns; an older one fewer.
+    # A later release may have written more columns, an older one fewer.
     known = table.select([name for name in table.column_names if name in names])
     return tuple(row(**found) for found in known.to_pylist())
 
 
 def _write(catalogue: ObjectStore, history: JobHistory) -> None:
-    # The files first: an epoch counts as catalogued by its row, so what is cut short is redone.
+    # Files first: an epoch counts as catalogued by its row, so an interrupted write is repeated.
     for table, rows, schema in (
         (OPERATOR_METADATA, history.files, FILE_SCHEMA),
         (EPOCH_CATALOG, history.epochs, EPOCH_SCHEMA),
@@ -281,7 +284,7 @@ def _write(catalogue: ObjectStore, history: JobHistory) -> None:
         catalogue.put(catalogue_path(table, history.paths), data)
 
 
-# ---- bringing it up to date ----------------------------------------------------------------------
+# ---- refresh -------------------------------------------------------------------------------------
 
 
 def refresh(
@@ -293,19 +296,19 @@ def refresh(
     max_expired_epochs: int = MAX_EXPIRED_EPOCHS,
     earlier: EarlierCatalogue | None = None,
 ) -> Refreshed:
-    """Catalogue the epochs of a job that are not catalogued yet, and mark what has expired.
+    """Catalogue the epochs of a job that are not catalogued yet, and mark expired epochs.
 
-    The newest epoch is always read again: of a job at rest a compaction may have rewritten it.
+    The newest epoch is always read again: a compaction may have rewritten it while the job is at
+    rest.
 
     Args:
-        store: the job's; never written to.
-        max_new_epochs: at most so many are read, the newest.
-        max_expired_epochs: how many rows of expired epochs are kept, the newest.
-        earlier: where rows of a job that is not catalogued yet may be taken over from.
+        store: of the job; never written to.
+        max_new_epochs: read at most this many epochs, the newest.
+        max_expired_epochs: keep at most this many rows of expired epochs, the newest.
+        earlier: a catalogue from which the rows of a job that is not catalogued yet may be copied.
 
     Raises:
-        StorageError: a store failed; the catalogue is as it was, or says of each epoch it names
-            what is true.
+        StorageError: a store failed; the catalogue is unchanged, or true for every epoch it names.
     """
     old = stored = read_history(catalogue, paths)
     listed = _recorded(store, paths)
@@ -335,17 +338,18 @@ def refresh(
 def _taken_over(
     earlier: EarlierCatalogue, paths: JobPaths, listed: Mapping[Epoch, int | None]
 ) -> JobHistory:
-    """What an earlier catalogue has of a job, if it is this job.
+    """Return an earlier catalogue's rows of a job, if they prove to be of this job.
 
-    Two checkpoint URLs may have written to it in turn, so each job's rows must prove themselves:
-    an epoch that is in both was recorded at the same microsecond. Where none is in both any more,
-    rows are taken that end before the epochs there are, as long as nobody else may own them.
+    Two checkpoint URLs may have written to that catalogue in turn, so the rows of each job must
+    prove that they match: every epoch that is in both was recorded at the same microsecond. If no
+    epoch is in both any more, the rows are accepted only if they end before the existing epochs and
+    no other checkpoint URL has a catalogue there.
     """
     nothing = JobHistory(paths=paths)
     try:
         found = read_history(earlier.store, paths)
     except FormatError:
-        return nothing  # what is there now is read anew
+        return nothing  # the existing epochs are read again
     known = {Epoch(row.epoch): row.recorded_micros for row in found.present}
     both = known.keys() & listed.keys()
     if both:
@@ -356,7 +360,7 @@ def _taken_over(
 
 
 def _recorded(store: ObjectStore, paths: JobPaths) -> dict[Epoch, int | None]:
-    """The epochs there are, and when the object that makes each exist was written."""
+    """Return the existing epochs, and when the object that makes each exist was written."""
     if paths.layout is Layout.PROTOCOL:
         found = store.list_dir(paths.epochs).objects
         numbers = [(parse_epoch_record(info.path.name), info.modified_micros) for info in found]
@@ -372,7 +376,7 @@ def _recorded(store: ObjectStore, paths: JobPaths) -> dict[Epoch, int | None]:
 
 
 def _began_anew(old: JobHistory, listed: Mapping[Epoch, int | None]) -> bool:
-    """Whether an epoch known by its number was written again: the job is another one."""
+    """Whether a catalogued epoch number was written again: a new job uses the name."""
     return any(
         listed.get(Epoch(row.epoch), row.recorded_micros) != row.recorded_micros
         for row in old.present
@@ -442,12 +446,12 @@ def _merged_rows(
     ]
     expired = [row for row in kept if not row.present]
     rows = [*expired[max(0, len(expired) - max_expired) :], *(r for r in kept if r.present), *fresh]
-    # Expired ones first: where a number comes twice, the job that is there now is the later.
+    # Expired rows first: where a number occurs twice, the existing job is the later one.
     return tuple(sorted(rows, key=lambda row: (row.epoch, row.present)))
 
 
 def _with_rolled_back(rows: tuple[EpochRow, ...]) -> tuple[EpochRow, ...]:
-    """Mark the epochs that rollbacks have left behind, and no others any more."""
+    """Mark the epochs that rollbacks have abandoned, and unmark all others."""
     present = [row for row in rows if row.present and row.state != UNREADABLE]
     if not present:
         return rows
@@ -476,14 +480,14 @@ def _identity(row: EpochRow) -> tuple[int, int | None, int | None]:
 def _earlier(
     epoch: Epoch, listed: Iterable[Epoch], paths_of: Mapping[int, Collection[str]]
 ) -> Collection[str] | None:
-    """The files of the epoch before this one; None if that is not catalogued."""
+    """Return the files of the epoch before this one; None if that epoch is not catalogued."""
     earlier = max((number for number in listed if number < epoch), default=None)
     return None if earlier is None else paths_of.get(earlier)
 
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """What is known of data files that are there: footers, and their columns as text."""
+    """Facts about existing data files: their footers, and their columns as text."""
 
     files: Mapping[StatePath, StoredFile]
     columns: Mapping[StatePath, str | None]
@@ -492,7 +496,7 @@ class _Known:
 def _known_footers(
     store: ObjectStore, old: JobHistory, checkpoints: Iterable[Checkpoint]
 ) -> _Known:
-    """The facts of every file the checkpoints list, from the older catalogue where it has them."""
+    """Return facts about every file of the checkpoints, from the old catalogue where possible."""
     files = {
         StatePath(row.path): StoredFile(size_bytes=row.size_bytes, rows=row.rows)
         for row in old.files
@@ -540,7 +544,7 @@ def _epoch_row(
 
 
 def _int64(number: int | None) -> int | None:
-    # Arroyo's times are unsigned; beyond 2**63 they are no times.
+    # Arroyo's times are unsigned; values from 2**63 are not times.
     return None if number is None else min(number, _INT64_MAX)
 
 

@@ -1,6 +1,6 @@
-"""Gathers the facts that the checks of `planning/verify/checks.py` ask for. Nothing here writes.
+"""Read the facts that the checks of `planning/verify/checks.py` need. This module writes nothing.
 
-Of data files only the footers are read.
+Of data files it reads only the footers.
 """
 
 from __future__ import annotations
@@ -67,9 +67,9 @@ _ATTEMPTS = 3
 
 
 def read_stored_file(store: ObjectStore, path: StatePath) -> StoredFile | None:
-    """Read what the footer of a data file says; None if it is not there.
+    """Read the footer of a data file; None if the file does not exist.
 
-    A file that is no Parquet is a `problem`, not an error.
+    A file that is not Parquet is a `problem`, not an error.
     """
     try:
         with store.open_input(path) as file:
@@ -98,12 +98,13 @@ def _as_stored(facts: FooterFacts, size_bytes: int) -> StoredFile:
 
 
 class Footers:
-    """Footers of data files, each read once as long as this object lives; safe between threads.
+    """A cache of data files' footers; safe for use by several threads.
 
-    Data files never change once an epoch lists them, so what was read stays true.
+    Data files never change once an epoch lists them, so a cached footer stays valid. Files that
+    cannot be read are not cached.
 
     Args:
-        remembered: how many files; the least recently asked for is forgotten.
+        remembered: the maximum number of files; the least recently used is evicted.
     """
 
     def __init__(self, remembered: int = _REMEMBERED_FILES) -> None:
@@ -119,10 +120,11 @@ class Footers:
         deadline: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> dict[StatePath, StoredFile]:
-        """The footers of the files that are there, as far as the deadline allows.
+        """Return the footers of the files that exist; once the deadline has passed, only cached
+        ones.
 
         Args:
-            deadline: on `clock`; None = none.
+            deadline: in seconds by `clock`; None = no deadline.
         """
         wanted = list(dict.fromkeys(paths))
 
@@ -159,21 +161,21 @@ class Footers:
 def check_newest(
     store: ObjectStore, paths: JobPaths, check: Callable[[ObjectStore, Checkpoint], Verdict]
 ) -> Verdict:
-    """The verdict of `check` on the newest epoch of a job; errors as `newest_verdict`."""
+    """Return the verdict of `check` on the newest epoch of a job; errors as `newest_verdict`."""
     return newest_verdict(store, paths, check)[1]
 
 
 def newest_verdict(
     store: ObjectStore, paths: JobPaths, check: Callable[[ObjectStore, Checkpoint], Verdict]
 ) -> tuple[Epoch | None, Verdict]:
-    """The newest epoch of a job, and the verdict of `check` on it.
+    """Return the newest epoch of a job, and the verdict of `check` on it.
 
-    A job that is not there is an error, one without an epoch a warning: neither was looked at. An
-    epoch that expires while it is looked at is no finding: the one that is newest then is looked
-    at.
+    A missing job is a finding of severity error, a job without an epoch a warning; both count as
+    not inspected. An epoch that expires during the check is not a finding: the check is repeated on
+    the epoch that is then the newest.
 
     Raises:
-        ConflictError: every epoch looked at expired meanwhile.
+        ConflictError: every checked epoch expired meanwhile.
         NotFoundError: the root does not exist.
         StorageError: the store failed.
     """
@@ -186,7 +188,7 @@ def newest_verdict(
         root = paths.legacy_metadata(epochs[-1]) if legacy else paths.epoch_record(epochs[-1])
         try:
             verdict = check(store, backend.load_checkpoint_metadata(epochs[-1]))
-            # An epoch may list no file; its metadata was read.
+            # An epoch without files counts as inspected, because its metadata was read.
             verdict = replace(verdict, inspected=max(1, verdict.inspected))
         except StorageError:
             raise
@@ -213,7 +215,7 @@ def _nothing_to_check(store: ObjectStore, paths: JobPaths) -> Verdict:
 
 
 def expired_meanwhile(store: ObjectStore, paths: JobPaths, next_step: str) -> ConflictError:
-    """What is said when every epoch that was looked at had gone before the look was over."""
+    """Return the error for a job whose epochs expire faster than they can be read."""
     return ConflictError(
         "epochs of this job expire faster than they can be read",
         job=paths.root,
@@ -224,19 +226,19 @@ def expired_meanwhile(store: ObjectStore, paths: JobPaths, next_step: str) -> Co
 
 
 def check_files_exist(store: ObjectStore, checkpoint: Checkpoint) -> Verdict:
-    """`planning.health.files_exist` of one epoch, by a listing of each directory of files."""
+    """Run `planning.verify.checks.files_exist` on one epoch, with one listing per directory."""
     return files_exist(checkpoint, stored_sizes(store, set(checkpoint.paths)))
 
 
 def check_restorable(store: ObjectStore, checkpoint: Checkpoint) -> Verdict:
-    """`planning.health.restorable` of one epoch: the footer of every file a restore opens."""
+    """Run `planning.verify.checks.restorable` on one epoch; reads the footers a restore opens."""
     plan = restore_plan(checkpoint)
     files = Footers().read(store, plan.files)
     return restorable(checkpoint, plan, files, expected_columns(checkpoint))
 
 
 def expected_columns(checkpoint: Checkpoint) -> Mapping[OperatorTable, tuple[Columns, ...]]:
-    """The forms that the files of each table of a checkpoint may have."""
+    """Return the forms that the files of each table of a checkpoint may have."""
     return {
         (operator.operator, name): table_forms(config)
         for operator in checkpoint.operators
@@ -250,10 +252,10 @@ def expected_columns(checkpoint: Checkpoint) -> Mapping[OperatorTable, tuple[Col
 def job_ages(
     store: ObjectStore, jobs: Iterable[JobPaths], directory: JobDirectory | None = None
 ) -> list[JobAge]:
-    """How each job stands, by its newest epoch; what `fleet_recent` asks.
+    """Return the age and condition of each job by its newest epoch, as `fleet_recent` needs it.
 
     Args:
-        directory: who is asked what the jobs are doing; None = nobody.
+        directory: the source of the jobs' conditions; None = conditions stay unknown.
 
     Raises:
         StorageError: the store failed.
@@ -275,7 +277,7 @@ def _as_answered(age: JobAge, answer: JobAnswer) -> JobAge:
 def _job_age(store: ObjectStore, job: JobSummary) -> JobAge:
     newest = job.newest
     final = newest is not None and newest.progress is not None and newest.progress.final
-    # Whether it was started again since needs one more read; only a stopped job has to ask.
+    # Whether it was restarted since costs one more read, needed only for a job that has stopped.
     generation = newest_generation(store, job.paths) if final else None
     return JobAge(
         job=job.paths.root,

@@ -1,4 +1,4 @@
-"""Which build of Arroyo hashed the rows of a job, found from the rows themselves."""
+"""Determine from a job's rows which build of Arroyo hashed their keys."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ _ROWS = 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HashEvidence:
-    """What the rows of a job say of the build that hashed them.
+    """Evidence in the rows of a job about the build that hashed their keys.
 
     Attributes:
-        possible: the variants that agree with all rows looked at. One, as a rule; several where
-            no row could tell them apart; none where rows disagree with every one.
-        rows, files: how much was looked at.
-        against: the file whose rows ruled the last variant out; None = one is left.
+        possible: the variants that agree with all rows read. Normally one; several where no row
+            distinguishes them; none where rows contradict every variant.
+        rows, files: how many were read.
+        against: the file whose rows ruled out the last variant; None = at least one is left.
     """
 
     possible: tuple[HashVariant, ...]
@@ -43,12 +43,12 @@ class HashEvidence:
 
     @property
     def variant(self) -> HashVariant | None:
-        """The one variant that is left; None where there are several, or none."""
+        """The only possible variant; None if there are several or none."""
         return self.possible[0] if len(self.possible) == 1 else None
 
     @property
     def summary(self) -> str:
-        """What was found, in a sentence for people."""
+        """The result as one sentence for people."""
         if self.variant is not None:
             return self.variant.label
         if self.possible:
@@ -60,14 +60,14 @@ class HashEvidence:
 
 
 def find_hash_variant(store: ObjectStore, checkpoint: Checkpoint) -> HashEvidence:
-    """Find which variant of the hash a job's routing keys were made by.
+    """Determine which variant of the hash produced a job's routing keys.
 
-    Reads at most 1,024 rows of a file, one file after the other until one variant is left: as a
-    rule a single file. A job restored by another build has its keys in the wrong subtasks.
+    Reads at most 1,024 rows per file, file by file until one variant is left; normally one file
+    suffices. If another build restores the job, its keys are in the wrong subtasks.
 
     Raises:
-        FormatError: a file is not Parquet, or not of its table's schema.
-        NotFoundError: a file that the checkpoint lists is gone.
+        FormatError: a file is not Parquet, or does not have its table's schema.
+        NotFoundError: a file that the checkpoint lists is missing.
     """
     evidence = HashEvidence(possible=tuple(HashVariant))
     for path, config in _hashed_files(checkpoint):
@@ -80,7 +80,7 @@ def find_hash_variant(store: ObjectStore, checkpoint: Checkpoint) -> HashEvidenc
         try:
             possible = matching_variants(keys, rows.column(len(rows.schema) - 2), evidence.possible)
         except InputError:
-            # A key of a type that is not hashed here tells nothing.
+            # A key of a type that is not hashed here is no evidence.
             continue
         evidence = HashEvidence(
             possible=possible,
@@ -98,15 +98,15 @@ def _hashed_files(checkpoint: Checkpoint) -> Iterator[tuple[StatePath, ExpiringT
             if not isinstance(files, ExpiringTimeKeyFiles):
                 continue
             if not isinstance(config, ExpiringTimeKeyConfig):
-                continue  # damaged: `verify` tells it
-            if config.schema.hashed_indices:  # without a key every build gives 0
+                continue  # damaged: `verify` reports it
+            if config.schema.hashed_indices:  # without a key, every build returns 0
                 yield from ((file.path, config) for file in files.files)
 
 
 def _first_rows(
     store: ObjectStore, path: StatePath, config: ExpiringTimeKeyConfig
 ) -> pa.RecordBatch | None:
-    """The first rows of a file; None where it has none."""
+    """Return the first rows of a file; None if it has none."""
     expected = file_schema(config)
     with store.open_input(path) as file, decoding(path):
         parquet = open_pages(file)

@@ -1,6 +1,6 @@
-"""`JobDirectory`: what is known of a job's pipeline and state, whoever knows it.
+"""`JobDirectory`: facts about a job's pipeline and status, merged from all configured sources.
 
-Facts only: whether they allow a deletion or a rewrite is decided in `planning`.
+It reports facts only. Whether they allow a deletion or a rewrite is decided in `planning`.
 """
 
 from __future__ import annotations
@@ -28,34 +28,35 @@ from arroyo_dagster.state.storage.arroyo.sqlite import ArroyoDatabase
 
 
 class JobSource(Protocol):
-    """Somebody who may know about jobs."""
+    """A source of facts about jobs, for example Arroyo's REST API."""
 
     source: str
-    """How this source is named in output."""
+    """Name of this source in output."""
 
     def look_up(self, jobs: Sequence[JobPaths], *, checkpoints: bool = False) -> list[SourceAnswer]:
-        """Give one word for each of `jobs`, in their order; asked anew every time."""
+        """Return one answer for each of `jobs`, in their order; every call asks the source anew."""
 
 
 class JobDirectory:
-    """Asks its sources about jobs, in their order: for each fact the first one that knows wins.
+    """Asks its sources about jobs, in order: for each fact, the first source that knows it wins.
 
-    Nothing is kept between two calls, so that a plan can be checked against fresh facts. List the
-    jobs on the store first and ask then: a job that is created in between is known here, while
-    one that is only found afterwards may look absent.
+    It caches nothing between two calls, so a plan can be checked against fresh facts. List the jobs
+    on the store first, then ask: a job created in between is known here, whereas a job listed only
+    after the sources answered may look absent.
     """
 
     def __init__(self, sources: Sequence[JobSource] = ()) -> None:
         self.sources = tuple(sources)
 
     def look_up(self, jobs: Sequence[JobPaths], *, checkpoints: bool = False) -> list[JobAnswer]:
-        """Answer for each of `jobs`, in their order; nothing that a source does is an error here.
+        """Return one answer for each of `jobs`, in their order; a failing source raises no error
+        here.
 
-        A source that cannot answer is a problem in the answers, a job that nobody knows has the
-        condition UNKNOWN and the reason of each source.
+        The answers report a source that cannot answer as a problem. A job that no source knows has
+        the condition UNKNOWN, with the reason of each source.
 
         Args:
-            checkpoints: ask for the epochs too, which may cost a request a job.
+            checkpoints: also ask for the epochs, which may cost one request per job.
         """
         heard = [_answers(source, jobs, checkpoints) for source in self.sources]
         return [
@@ -63,11 +64,11 @@ class JobDirectory:
         ]
 
     def find(self, job: JobPaths, *, checkpoints: bool = True) -> JobAnswer:
-        """Answer for one job; one that nobody knows has the condition UNKNOWN.
+        """Return the answer for one job; a job that no source knows has the condition UNKNOWN.
 
         Raises:
-            InputError, StorageError, FormatError, NotFoundError: nobody says what the job is
-                doing, and this kept a source from answering.
+            InputError, StorageError, FormatError, NotFoundError: no source reports the job's
+                status, and this error kept a source from answering.
         """
         answer = self.look_up([job], checkpoints=checkpoints)[0]
         if not answer.facts.knows_state and answer.problems:
@@ -90,18 +91,20 @@ def open_directory(
     assumed: Mapping[str, object] | None = None,
     **limits: Any,
 ) -> JobDirectory:
-    """A directory of the sources given: the REST API first, then the database, then the user.
+    """Create a directory from the given sources: the REST API first, then the database, then the
+    user.
 
-    A running controller outranks its database, which may be an old copy, and both outrank what
-    somebody remembers; where they differ the answers say so.
+    A running controller takes precedence over its database, which may be an old copy. Both take
+    precedence over the user's assumptions. Where sources differ, the answers report it.
 
     Args:
-        api: the address of Arroyo's REST API; token, limits: for it, as `JsonServer` takes them.
-        database: a path or URL of `state.sqlite`, or `postgresql://…` of a Postgres.
-        assumed: what the user says, as `AssumedJobs` takes it.
+        api: the address of Arroyo's REST API; token, limits: its settings, as `JsonServer` takes
+            them.
+        database: a path or URL of `state.sqlite`, or `postgresql://…` for Postgres.
+        assumed: what the user assumes of jobs, as `AssumedJobs` takes it.
 
     Raises:
-        InputError: one of them cannot be used; nothing was asked yet.
+        InputError: an argument is invalid; no source was asked.
     """
     sources: list[JobSource] = []
     if api is not None:
@@ -114,22 +117,22 @@ def open_directory(
     return JobDirectory(sources)
 
 
-# ---- the user's word -----------------------------------------------------------------------------
+# ---- the user's assumptions ----------------------------------------------------------------------
 
 _CONDITIONS = {condition.value: condition for condition in JobCondition}
 
 
 class AssumedJobs:
-    """What the user says of jobs.
+    """Facts about jobs that the user states.
 
     Args:
-        assumed: by `job` or `pipeline/job`: a condition (`stopped`…; Arroyo's words for states do
+        assumed: by `job` or `pipeline/job`: a condition (`stopped`…; Arroyo's state names work
             too), or an object with any of `condition`, `name`, `run_id`, `epoch` (the newest ready
-            one).
-        source: how the user is named in answers.
+            epoch).
+        source: the name of the user in answers.
 
     Raises:
-        InputError: a condition or a fact that there is not.
+        InputError: a condition or field is unknown.
     """
 
     def __init__(self, assumed: Mapping[str, object], *, source: str = "the user") -> None:
@@ -139,7 +142,7 @@ class AssumedJobs:
         }
 
     def look_up(self, jobs: Sequence[JobPaths], *, checkpoints: bool = False) -> list[SourceAnswer]:
-        """Repeat what was said of each of `jobs`; `pipeline/job` counts before `job`."""
+        """Return what the user states of each of `jobs`; `pipeline/job` wins over `job`."""
         return [self._answer(paths) for paths in jobs]
 
     def _answer(self, paths: JobPaths) -> SourceAnswer:
@@ -150,10 +153,10 @@ class AssumedJobs:
 
 
 def read_assumed(path: str | Path) -> dict[str, object]:
-    """Read what the user says of jobs from a JSON file.
+    """Read the user's assumptions about jobs from a JSON file.
 
     Raises:
-        InputError: there is no such file, or it is not one JSON object.
+        InputError: the file does not exist, or is not one JSON object.
     """
     try:
         assumed = json.loads(Path(path).read_bytes())

@@ -1,7 +1,7 @@
-"""What lies below a checkpoint URL: jobs, and the epochs of each.
+"""Jobs below a checkpoint URL, and the epochs of each.
 
-Nothing here writes. Listings go one level at a time and stop above the data files; many objects
-are read at once.
+This module writes nothing. Listings cover one level at a time, and the search for jobs stops above
+the data files; many objects are read concurrently.
 """
 
 from __future__ import annotations
@@ -68,11 +68,11 @@ _T = TypeVar("_T")
 
 
 def list_jobs(store: ObjectStore) -> list[JobPaths]:
-    """Find the jobs below the URL of a store, in both layouts, by path.
+    """Return the jobs below the URL of a store, in both layouts, ordered by path.
 
     Raises:
         NotFoundError: the root does not exist.
-        InputError: the root holds something, none of it a job.
+        InputError: the root is not empty, but contains no job.
     """
     known: dict[str, Level] = {}
     while wanted := directories_to_list(known):
@@ -84,9 +84,9 @@ def list_jobs(store: ObjectStore) -> list[JobPaths]:
 
 
 def list_level(store: ObjectStore, path: str) -> Level:
-    """List one directory, "" for the root, for `planning.query.jobs_in`."""
+    """List one directory ("" for the root) for `planning.restore.reads.jobs_in`."""
     listing = store.list_dir(path)
-    # A name that no raw path leads to cannot be a job; it is still something that was found.
+    # A name without a raw path cannot be a job, but it shows that the directory is not empty.
     objects = {info.path.name for info in listing.objects}
     foreign = {below.name for below in listing.prefixes if isinstance(below, StoredName)}
     directories = {below.name for below in listing.prefixes if not isinstance(below, StoredName)}
@@ -94,11 +94,11 @@ def list_level(store: ObjectStore, path: str) -> Level:
 
 
 def find_job(store: ObjectStore, name: str) -> JobPaths:
-    """Find a job by `job`, or by `pipeline/job` where several pipelines have one of that name.
+    """Find a job by `job`, or by `pipeline/job` where several pipelines have a job of that name.
 
     Raises:
-        NotFoundError: there is none; says which there are.
-        InputError: the name is ambiguous, or not a name at all.
+        NotFoundError: no such job; lists the existing jobs.
+        InputError: the name is ambiguous, or not a valid name.
     """
     problem = path_error(name)
     if problem is not None:
@@ -108,14 +108,14 @@ def find_job(store: ObjectStore, name: str) -> JobPaths:
             next_step="name it as job, or as pipeline/job",
         )
     path = StatePath(name)
-    # A whole path needs one listing, however many jobs there are.
+    # A full path needs one listing, however many jobs there are.
     pipeline, _, job = path.rpartition("/")
     paths = JobPaths(JobId(job), PipelineId(pipeline) if pipeline else None)
     return paths if job_is_there(store, paths) else choose_job(name, list_jobs(store), store.url)
 
 
 def job_is_there(store: ObjectStore, paths: JobPaths) -> bool:
-    """Whether a job is there, by one listing.
+    """Whether a job exists, by one listing.
 
     Raises:
         NotFoundError: the root itself does not exist.
@@ -127,13 +127,13 @@ def job_is_there(store: ObjectStore, paths: JobPaths) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSummary:
-    """A job as seen from outside.
+    """A job, summarised by its newest epoch.
 
     Attributes:
-        epochs: how many epochs are visible.
+        epochs: the number of visible epochs.
         newest_epoch: None if there is none.
-        newest: what the newest one holds; None if there is none or it cannot be read.
-        problem: why it cannot be read, or not be restored.
+        newest: the metadata of the newest epoch; None if there is none or it cannot be read.
+        problem: why it cannot be read or restored.
     """
 
     paths: JobPaths
@@ -149,12 +149,12 @@ class JobSummary:
 
 
 def summarise_jobs(store: ObjectStore) -> list[JobSummary]:
-    """Describe every job below the URL by its newest epoch. Errors as `list_jobs`."""
+    """Summarise every job below the URL by its newest epoch. Errors as `list_jobs`."""
     return concurrently(lambda paths: summarise_job(store, paths), list_jobs(store))
 
 
 def summarise_job(store: ObjectStore, paths: JobPaths) -> JobSummary:
-    """Describe one job by its newest epoch; a broken one is a `problem`, not an error."""
+    """Summarise one job by its newest epoch; a broken epoch is a `problem`, not an error."""
     epochs = ParquetBackend(store, paths).epochs()
     if not epochs:
         return JobSummary(paths=paths, epochs=0)
@@ -172,7 +172,7 @@ def summarise_job(store: ObjectStore, paths: JobPaths) -> JobSummary:
 
 
 def version_error(checkpoint: Checkpoint) -> FormatError | None:
-    """What to say of records that another release wrote; None = nothing."""
+    """Return the error for records of another version; None if they have this release's version."""
     if checkpoint.record_version == RECORD_VERSION:
         return None
     return FormatError(
@@ -186,7 +186,7 @@ def version_error(checkpoint: Checkpoint) -> FormatError | None:
 
 
 def newest_generation(store: ObjectStore, paths: JobPaths) -> WorkerGeneration | None:
-    """The newest worker generation that was started; None in the legacy layout."""
+    """Return the worker generation in the fence; None without a fence, as in the legacy layout."""
     if paths.layout is Layout.LEGACY:
         return None
     path = paths.current_generation
@@ -206,9 +206,9 @@ class EpochSummary:
         checkpoint: None if it is invisible or cannot be read.
         files, size_bytes: the data files it lists, which a restore reads.
         new_files, new_size_bytes: those that the visible epoch before it does not list; None where
-            that one is not known.
-        missing: how many objects it lists that are not there.
-        problem: why it cannot be read, or restored; None where an expiry of it has only begun.
+            that epoch is unknown.
+        missing: how many of the objects it lists do not exist.
+        problem: why it cannot be read or restored; None for a partially collected epoch.
     """
 
     epoch: Epoch
@@ -226,18 +226,18 @@ class EpochSummary:
 def list_epochs(
     store: ObjectStore, paths: JobPaths, limit: int | None = None
 ) -> list[EpochSummary]:
-    """Describe the epochs of a job, oldest first, each with its state.
+    """Summarise the epochs of a job, oldest first, each with its state.
 
-    Attempts that are invisible, unclaimed or orphaned are shown beside them, unless older than
-    everything shown: what expired epochs leave behind looks the same. What an expiry has removed
-    in part is shown as partially collected.
+    Invisible, unclaimed and orphaned attempts are included, unless they are older than every epoch
+    returned: expired epochs leave objects that look the same. An epoch that an expiry has removed
+    in part is partially collected.
 
     Args:
-        limit: only so many of the newest visible epochs; None = all.
+        limit: return only this many of the newest visible epochs; None = all.
     """
     epochs = ParquetBackend(store, paths).epochs()
     shown = epochs if limit is None else epochs[max(0, len(epochs) - limit) :]
-    # One more than shown, to tell what is new in the oldest of them.
+    # One more than returned, to determine the new files of the oldest returned epoch.
     wanted = epochs[max(0, len(epochs) - len(shown) - 1) :]
     found = concurrently(lambda epoch: _loaded(store, paths, epoch), wanted)
     loaded = [one for one in found if not one.vanished]
@@ -267,7 +267,7 @@ def list_epochs(
 
 @dataclass(frozen=True, slots=True)
 class _Loaded:
-    """What reading the metadata of one epoch gave."""
+    """The result of reading the metadata of one epoch."""
 
     epoch: Epoch
     state: CheckpointState | None = None
@@ -279,7 +279,7 @@ class _Loaded:
 
     @property
     def lost_operators(self) -> tuple[StatePath, ...]:
-        """Objects of operators that are gone, in the legacy layout."""
+        """Missing metadata objects of operators, in the legacy layout."""
         return tuple(path for path in self.lost if path.name == "metadata")
 
 
@@ -294,7 +294,7 @@ def _loaded(store: ObjectStore, paths: JobPaths, epoch: Epoch) -> _Loaded:
             if paths.layout is Layout.LEGACY
             else paths.epoch_record(epoch)
         )
-        # Expired between listing and reading: that is no problem of the job's.
+        # An epoch that expired between listing and reading is not a problem of the job.
         return _Loaded(epoch, problem=error, vanished=store.head(root) is None)
     generation = checkpoint.worker_generation
     return _Loaded(epoch, checkpoint.state, checkpoint, generation=generation, lost=lost)
@@ -303,7 +303,7 @@ def _loaded(store: ObjectStore, paths: JobPaths, epoch: Epoch) -> _Loaded:
 def _without_record(
     store: ObjectStore, paths: JobPaths, loaded: Sequence[_Loaded]
 ) -> list[_Loaded]:
-    """Epochs whose record an expiry has removed, but not yet their manifest."""
+    """Return epochs whose record an expiry has removed, but not yet their manifest."""
     if paths.layout is Layout.LEGACY or not loaded or loaded[0].checkpoint is None:
         return []
     try:
@@ -317,7 +317,7 @@ def _without_record(
 
 
 def _rolled_back(loaded: Sequence[_Loaded]) -> frozenset[Epoch]:
-    """The epochs that rollbacks have left behind."""
+    """Return the epochs that rollbacks have abandoned."""
     if not loaded:
         return frozenset()
     restored = {
@@ -329,7 +329,7 @@ def _rolled_back(loaded: Sequence[_Loaded]) -> frozenset[Epoch]:
 
 
 def _collected(loaded: Sequence[_Loaded], sizes: Mapping[StatePath, int]) -> frozenset[Epoch]:
-    """The epochs that an expiry has removed in part."""
+    """Return the epochs that an expiry has removed in part."""
     known = [(one.checkpoint, one.lost) for one in loaded if one.checkpoint is not None]
     if not known:
         return frozenset()
@@ -349,7 +349,7 @@ def _unfinished(store: ObjectStore, paths: JobPaths, owners: Sequence[_Loaded]) 
     unreadable = {one.epoch for one in owners if one.checkpoint is None}
     owning = [Attempt(one.epoch, one.generation) for one in owners if one.checkpoint is not None]
     if paths.layout is Layout.LEGACY:
-        # Without metadata an older directory holds files that newer epochs list, nothing else.
+        # An older directory without metadata holds only files that newer epochs list.
         newest = max((one.epoch for one in owners), default=Epoch(0))
         epochs = ParquetBackend(store, paths).checkpoint_dirs()
         return [_Loaded(epoch, CheckpointState.INVISIBLE) for epoch in epochs if epoch > newest]
@@ -395,7 +395,7 @@ def _optional(store: ObjectStore, path: StatePath, decode: Callable[[bytes, str]
 
 
 def stored_sizes(store: ObjectStore, paths: Iterable[StatePath]) -> dict[StatePath, int]:
-    """The sizes in bytes of the files that are there: one listing for each directory."""
+    """Return the sizes in bytes of the files that exist, with one listing per directory."""
     wanted = set(paths)
     parents = sorted({parent for path in wanted if (parent := path.parent) is not None})
     listings = concurrently(store.list_dir, parents)

@@ -1,7 +1,7 @@
-"""Which jobs were ever seen, kept in the catalogue, so that a job that vanishes is noticed.
+"""Jobs that were ever listed, kept in the catalogue so that a job that vanishes is noticed.
 
 A job is known by its rows in the catalogue of epochs, or by an object of its own here. It stays
-known until somebody acknowledges that it is gone (`forget`).
+known until a user acknowledges that it is gone (`forget`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FORGOTTEN = "forgotten_jobs"
 
 
 def job_path(table: str, paths: JobPaths) -> StatePath:
-    """Where the object of a job lies in a table of the catalogue."""
+    """Return the path of a job's object in a table of the catalogue."""
     return StatePath(f"{table}/{paths.layout.value}/{paths.root}.json")
 
 
@@ -34,12 +34,12 @@ def job_path(table: str, paths: JobPaths) -> StatePath:
 
 
 def known_jobs(catalogue: ObjectStore) -> set[JobPaths]:
-    """Every job that was ever catalogued or remembered, acknowledged or not."""
+    """Return every job that was ever catalogued or remembered, acknowledged or not."""
     return _listed(catalogue, KNOWN) | _listed(catalogue, EPOCH_CATALOG)
 
 
 def forgotten(catalogue: ObjectStore) -> set[JobPaths]:
-    """The jobs of which somebody acknowledged that they are gone."""
+    """Return the jobs that a user has acknowledged as gone."""
     return _listed(catalogue, FORGOTTEN)
 
 
@@ -64,10 +64,10 @@ def _job_at(path: StatePath) -> JobPaths | None:
 def remember(
     catalogue: ObjectStore, jobs: Iterable[tuple[JobPaths, int | None]], now_micros: int
 ) -> None:
-    """Keep that these jobs were seen.
+    """Record that these jobs exist.
 
     Args:
-        jobs: each with the newest epoch that is known of it, None if none is.
+        jobs: each with its newest known epoch; None if none is known.
     """
     concurrently(
         lambda one: catalogue.put(
@@ -86,14 +86,14 @@ def remember(
 
 
 def last_epoch(catalogue: ObjectStore, paths: JobPaths) -> int | None:
-    """The newest epoch of a job that the catalogue ever knew of; None if it knows of none."""
+    """Return the newest epoch of a job that the catalogue ever recorded; None if there is none."""
     return max((*_catalogued(catalogue, paths), *_remembered(catalogue, paths)), default=None)
 
 
 def _catalogued(catalogue: ObjectStore, paths: JobPaths) -> list[int]:
     try:
         return [row.epoch for row in read_history(catalogue, paths).epochs]
-    except FormatError:  # what is wrong with it is told where it is refreshed
+    except FormatError:  # the refresh of the catalogue reports it
         return []
 
 
@@ -111,7 +111,7 @@ def _remembered(catalogue: ObjectStore, paths: JobPaths) -> list[int]:
 
 
 def removed_on_purpose(store: ObjectStore, jobs: Collection[JobPaths]) -> set[JobPaths]:
-    """Those of the jobs that a collection of dead jobs removed, as their journal says."""
+    """Return those of the jobs that a gc of dead jobs removed, according to their journals."""
 
     def one(paths: JobPaths) -> bool:
         try:
@@ -128,16 +128,16 @@ def removed_on_purpose(store: ObjectStore, jobs: Collection[JobPaths]) -> set[Jo
 def acknowledged(
     store: ObjectStore, catalogue: ObjectStore, jobs: Collection[JobPaths]
 ) -> set[JobPaths]:
-    """Those of the jobs that may be gone: somebody said so, or removed them as dead."""
+    """Return the jobs that are expected to be gone: acknowledged, or deleted as dead jobs."""
     said = forgotten(catalogue).intersection(jobs)
     return said | removed_on_purpose(store, set(jobs) - said)
 
 
 def find_known_job(catalogue: ObjectStore, name: str) -> JobPaths:
-    """Find a job that the catalogue knows, by `job` or `pipeline/job`.
+    """Find a job in the catalogue by `job` or `pipeline/job`.
 
     Raises:
-        NotFoundError: it knows no such job; says which it knows.
+        NotFoundError: the catalogue has no such job; lists those it has.
         InputError: several pipelines have such a job.
     """
     known = sorted(known_jobs(catalogue), key=lambda paths: paths.root)
@@ -145,10 +145,10 @@ def find_known_job(catalogue: ObjectStore, name: str) -> JobPaths:
 
 
 def forget(catalogue: ObjectStore, paths: JobPaths, *, owner: str, now_micros: int) -> int | None:
-    """Acknowledge that a job is gone; until it comes back, nobody is told that it vanished.
+    """Acknowledge that a job is gone; it is not reported as vanished until it reappears.
 
     Returns:
-        The last epoch that was known of it.
+        The last known epoch of the job; None if none is known.
     """
     epoch = last_epoch(catalogue, paths)
     document = {
@@ -163,10 +163,10 @@ def forget(catalogue: ObjectStore, paths: JobPaths, *, owner: str, now_micros: i
 
 
 def check_gone(store: ObjectStore, paths: JobPaths) -> None:
-    """Refuse to acknowledge that a job is gone while it is there.
+    """Refuse to acknowledge that a job is gone while it exists.
 
     Raises:
-        InputError: it is there.
+        InputError: the job exists.
     """
     try:
         there = job_is_there(store, paths)
@@ -182,10 +182,10 @@ def check_gone(store: ObjectStore, paths: JobPaths) -> None:
 
 
 def take_back(catalogue: ObjectStore, jobs: Collection[JobPaths]) -> None:
-    """Drop the acknowledgements of jobs that are there again.
+    """Delete the acknowledgements of jobs that exist again.
 
     Raises:
-        ConflictError: one of them could not be dropped.
+        ConflictError: an acknowledgement could not be deleted.
     """
     if not jobs:
         return

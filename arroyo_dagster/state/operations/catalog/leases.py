@@ -1,4 +1,4 @@
-"""The leases on jobs: who holds which, and how to end one whose holder hangs."""
+"""List the leases on jobs, and break the lease of a holder that hangs."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class JobLease:
 
     Attributes:
         kind: `maintenance`; `writer` (legacy layout only); `window` (a maintenance window).
-        record: None if it does not decode: then nobody gets this lease until it is broken.
-        problem: why it does not.
+        record: None if it does not decode; nobody can acquire this lease until it is broken.
+        problem: why it does not decode.
     """
 
     paths: JobPaths
@@ -41,14 +41,14 @@ class JobLease:
 
 
 def lease_directory(paths: JobPaths, kind: str) -> StatePath:
-    """Where the leases of a kind lie."""
+    """Return the directory of a job's leases of one kind."""
     return {"writer": paths.writers, "window": paths.windows}.get(kind, paths.leases)
 
 
 def list_leases(
     store: ObjectStore, jobs: Iterable[JobPaths], kinds: Iterable[str] = KINDS
 ) -> list[JobLease]:
-    """The newest lease of each kind on each job, if there ever was one. Reads only."""
+    """Return the newest lease of each kind on each job, if there ever was one. Reads only."""
     wanted = [(paths, kind) for paths in jobs for kind in kinds]
     found = concurrently(lambda one: _newest(store, *one), wanted)
     return [one for one in found if one is not None]
@@ -71,17 +71,17 @@ def break_lease(
     clock: Clock = wall_clock,
     sleep: Callable[[float], None] = time.sleep,
 ) -> int | None:
-    """End a lease that somebody holds: take the next number, and give it back.
+    """End a lease that another process holds: acquire it with the next token, then release it.
 
-    The holder loses it at its next call that changes anything. What it has sent before may still
-    arrive, so that nobody else gets the lease for ten seconds.
+    The holder loses the lease at its next call that changes anything. A request that it sent before
+    may still arrive, so the lease stays held for ten seconds before it is released.
 
     Returns:
-        How long ago the holder had renewed it, in microseconds by the store's clock; None if the
-        store gives no times or the record does not decode.
+        The time since the holder last renewed it, in microseconds by the store's clock; None if the
+        store reports no times or the record does not decode.
 
     Raises:
-        ConflictError: another process took the lease at the same moment.
+        ConflictError: another process acquired the lease at the same moment.
         FormatError: `newest.json` does not decode.
     """
     directory = lease_directory(paths, kind)

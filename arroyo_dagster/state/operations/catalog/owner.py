@@ -1,6 +1,6 @@
-"""Which checkpoint URL a catalogue is of: written in it, and checked whenever it is opened.
+"""The checkpoint URL that a catalogue belongs to: written in it, and checked whenever it is opened.
 
-Rows are found by the names of jobs, and jobs of two checkpoint URLs may have one name.
+Rows are found by job name, and jobs of two checkpoint URLs may have the same name.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _DIGEST_LETTERS = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CatalogueOwner:
-    """Whose catalogue it is.
+    """The owner of a catalogue.
 
     Attributes:
-        identity: drawn at random when it was made; two hosts that read one identity read one
-            catalogue.
-        checkpoint_url: the place its jobs lie at, as `checkpoint_place` gives it.
+        identity: drawn at random when the catalogue was created; two hosts that read the same
+            identity read the same catalogue.
+        checkpoint_url: the location of its jobs, as `checkpoint_place` returns it.
     """
 
     identity: str
@@ -40,13 +40,13 @@ class CatalogueOwner:
 
 
 def checkpoint_place(url: str, options: Mapping[str, Any]) -> str:
-    """Where checkpoints lie, without credentials: equal for all ways to reach one place.
+    """Return the location of checkpoints without credentials, equal for all URLs of one location.
 
     Args:
-        options: of the store's client: they and the environment may name the endpoint.
+        options: of the store's client; they and the environment may name the endpoint.
 
     Raises:
-        InputError: `url` is no checkpoint URL, or an option is not what it must be.
+        InputError: `url` is not a checkpoint URL, or an option is invalid.
     """
     parsed = parse_url(url)
     place = str(replace(parsed, region=None))
@@ -59,15 +59,15 @@ def checkpoint_place(url: str, options: Mapping[str, Any]) -> str:
 
 
 def place_digest(place: str) -> str:
-    """A short name for a place, for directories."""
+    """Return a short name of a location, for directories."""
     return hashlib.sha256(place.encode()).hexdigest()[:_DIGEST_LETTERS]
 
 
 def read_owner(catalogue: ObjectStore) -> CatalogueOwner | None:
-    """Whose catalogue it is; None if it does not say, as those of older releases.
+    """Read the owner of a catalogue; None if it names none, as catalogues of older releases.
 
     Raises:
-        FormatError: what it says cannot be read.
+        FormatError: the owner record cannot be read.
     """
     try:
         data = catalogue.read(OWNER)
@@ -89,17 +89,17 @@ def read_owner(catalogue: ObjectStore) -> CatalogueOwner | None:
 
 
 def claim_catalogue(catalogue: ObjectStore, place: str) -> CatalogueOwner:
-    """Check that a catalogue is of `place`; write so into one that does not say.
+    """Check that a catalogue belongs to `place`; write the owner into a catalogue that names none.
 
     Raises:
-        InputError: it is of another checkpoint URL.
-        FormatError: what it says cannot be read.
+        InputError: it belongs to another checkpoint URL.
+        FormatError: the owner record cannot be read.
     """
     owner = read_owner(catalogue)
     if owner is None:
         made = CatalogueOwner(identity=uuid.uuid4().hex, checkpoint_url=place)
         document = {"v": _VERSION, "id": made.identity, "checkpoint_url": place}
-        # Of two that come at once, the first counts.
+        # If two processes claim it at the same time, the first one wins.
         owner = made if catalogue.create(OWNER, _encoded(document)) else read_owner(catalogue)
     if owner is None or owner.checkpoint_url != place:
         raise InputError(

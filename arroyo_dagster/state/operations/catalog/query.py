@@ -1,6 +1,6 @@
-"""What one epoch holds, and the rows of its tables as a restore would load them.
+"""The content of one epoch, and the rows of its tables as a restore would load them.
 
-Nothing here writes; many objects are read at once.
+This module writes nothing; it reads many objects concurrently.
 """
 
 from __future__ import annotations
@@ -58,9 +58,10 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableSummary:
-    """A table at one epoch: the files it lists, their rows as stored, their bytes.
+    """A table at one epoch: its files, their stored rows and their bytes.
 
-    `owner` is who keeps it in the words of the catalogue; None = the catalogue does not know it.
+    `owner` says what keeps the table, as the catalogue of known tables names it; None = not known
+    there.
     """
 
     table: TableName
@@ -74,7 +75,7 @@ class TableSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorSummary:
-    """An operator at one epoch. The watermark is the smallest of its subtasks; None = not all."""
+    """An operator at one epoch. The watermark is its subtasks' smallest; None = not all have it."""
 
     operator: OperatorId
     parallelism: int
@@ -84,18 +85,18 @@ class OperatorSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochDescription:
-    """What one epoch holds."""
+    """The content of one epoch."""
 
     checkpoint: Checkpoint
     operators: tuple[OperatorSummary, ...]
 
 
 def load_epoch(store: ObjectStore, paths: JobPaths, epoch: int | None = None) -> Checkpoint:
-    """Read the metadata of an epoch, the newest visible one when None.
+    """Read the metadata of an epoch; None = the newest visible epoch.
 
     Raises:
-        NotFoundError: no such epoch, or none at all; says which there are.
-        FormatError: an object of it does not decode.
+        NotFoundError: no such epoch, or none at all; lists the existing epochs.
+        FormatError: an object of the epoch is missing or does not decode.
     """
     backend = ParquetBackend(store, paths)
     wanted = chosen_epoch(store, paths, backend.epochs(), epoch)
@@ -108,10 +109,10 @@ def load_epoch(store: ObjectStore, paths: JobPaths, epoch: int | None = None) ->
 def chosen_epoch(
     store: ObjectStore, paths: JobPaths, epochs: Sequence[Epoch], epoch: int | None
 ) -> Epoch:
-    """The epoch that was asked for, out of those of a job; the newest when None.
+    """Return the requested epoch out of those of a job; None = the newest.
 
     Raises:
-        NotFoundError: no such epoch, or none at all; says which there are.
+        NotFoundError: no such epoch, or none at all; lists the existing epochs.
     """
     wanted = Epoch(epoch) if epoch is not None else (epochs[-1] if epochs else None)
     if wanted is None or wanted not in epochs:
@@ -127,7 +128,7 @@ def chosen_epoch(
 
 
 def _ranges(numbers: Sequence[int]) -> str:
-    """Numbers as ranges: `1-4, 7`."""
+    """Format ascending numbers as ranges: `1-4, 7`."""
     parts: list[list[int]] = []
     for number in numbers:
         if parts and number == parts[-1][-1] + 1:
@@ -149,11 +150,11 @@ def _missing(error: NotFoundError, paths: JobPaths, epoch: Epoch) -> FormatError
 def describe_epoch(
     store: ObjectStore, paths: JobPaths, epoch: int | None = None
 ) -> EpochDescription:
-    """Describe what an epoch holds: operators, tables, files, rows, bytes.
+    """Describe the content of an epoch: operators, tables, files, rows, bytes.
 
     Raises:
         NotFoundError: no such epoch.
-        FormatError: an object of it, or the footer of a data file, is missing or broken.
+        FormatError: an object of the epoch, or the footer of a data file, is missing or broken.
     """
     checkpoint = load_epoch(store, paths, epoch)
     listed = list(dict.fromkeys(checkpoint.paths))
@@ -178,7 +179,7 @@ def describe_epoch(
 
 
 def _file_facts(store: ObjectStore, path: StatePath) -> tuple[int, int]:
-    """Rows and bytes of a data file; only its footer is read."""
+    """Return the rows and bytes of a data file; only its footer is read."""
     with store.open_input(path) as file:
         size = file.seek(0, io.SEEK_END)
         file.seek(0)
@@ -212,14 +213,14 @@ class TableRows:
     """Rows of a table at one epoch, as plain JSON values.
 
     Attributes:
-        rows: `{key, value}`, or `{key_hex, value_hex}` where no types are known or the bytes are
-            not of them; of an expiring table one object a row, by column name.
-        count: how many rows the table has at this epoch.
-        known: what the catalogue says of the table; None = nothing.
-        problem: why entries are shown as bytes, which values are damaged, or why Arroyo would go
-            on from less than these rows, and what to do about it; None = nothing of it is so.
-        commit_data: by subtask what it left for the second phase of the commit; bytes in hex
-            where no type is known, None where it left nothing.
+        rows: `{key, value}`, or `{key_hex, value_hex}` where the types are unknown or the bytes do
+            not match them; for an expiring table one object per row, by column name.
+        count: the number of rows of the table at this epoch.
+        known: the table's entry in the catalogue of known tables; None = it has none.
+        problem: why entries are printed as bytes, which values are damaged, or why Arroyo would
+            restore fewer rows than these, and what to do about it; None = no such problem.
+        commit_data: by subtask, its data for the second phase of the commit; bytes in hex where the
+            type is unknown, None where the subtask left no data.
     """
 
     epoch: Epoch
@@ -235,11 +236,11 @@ class ReadOptions:
     """Which rows of a table are read, and how.
 
     Attributes:
-        epoch: of this epoch; None = the newest visible one.
-        limit: give only so many rows; None = all.
-        history: show the older generations of generational tables too.
-        catalogue: how entries decode whose types the job did not store; None = what this process
-            knows, see `register_table`.
+        epoch: read at this epoch; None = the newest visible one.
+        limit: return at most this many rows; None = all.
+        history: also return the older row generations of generational tables.
+        catalogue: decodes entries whose types the job did not store; None = the tables registered
+            in this process, see `register_table`.
     """
 
     epoch: int | None = None
@@ -258,17 +259,17 @@ def read_rows(
 ) -> TableRows:
     """Read the rows that a restore at this epoch would load, over all subtasks.
 
-    Removals are applied, rows older than the retention left out, and of generational tables each
-    key has its newest row, if that still counts.
+    Removals are applied, and rows older than the retention are left out. In generational tables
+    each key has its newest row, if that row is still live.
 
-    With a limit files are read piece by piece, and of a global keyed table only the keys, and the
-    values shown, are in memory.
+    With a limit, files are read in batches. Of a global keyed table, memory then holds only the
+    keys and the returned values.
 
     Args:
-        named: the fields of `ReadOptions`, as before there were any; they go with release 0.3.
+        named: fields of `ReadOptions`, the earlier form; release 0.3 removes it.
 
     Raises:
-        NotFoundError: no such epoch, operator or table; says which there are.
+        NotFoundError: no such epoch, operator or table; lists the existing ones.
         FormatError: a data file is missing or broken.
     """
     chosen = options or ReadOptions()
@@ -319,7 +320,7 @@ _LESS_UPSTREAM = (
     "details"
 )
 
-# How many entries tell the forms of a table apart that several releases gave it.
+# How many entries are read to distinguish the forms that releases of Arroyo gave a table.
 _REPORT_ROWS = 1000
 
 
@@ -356,7 +357,9 @@ def _entries(
 
 
 def _entry(form: TableForm, key: bytes, value: bytes, damaged: list[str]) -> dict[str, Any]:
-    """An entry for people; in bytes if it does not decode, and why is added to `damaged`."""
+    """Return an entry as plain values; if it does not decode, as bytes, and note it in
+    `damaged`.
+    """
     try:
         return form.plain(key, value)
     except FormatError as error:

@@ -1,7 +1,8 @@
-"""The last verdict of each check on each job, kept in the catalogue: one small object for both.
+"""The last verdict of each check on each job, stored in the catalogue: one small object for each
+pair.
 
-Verdicts of different jobs, or of different checks, are different objects: writers that run at the
-same time never lose each other's.
+Verdicts of different jobs, or of different checks, are different objects, so concurrent writers
+never overwrite each other's verdicts.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ FINDINGS_KEPT = 50
 
 @dataclass(frozen=True, slots=True)
 class StoredVerdict:
-    """What one check found of one job.
+    """The findings of one check on one job.
 
     Attributes:
         kind: the name of the check.
-        at_micros: when the job was looked at, since 1970 in UTC.
-        epoch: the one that was looked at; None if the job had none.
+        at_micros: when the job was checked, in microseconds since 1970 in UTC.
+        epoch: the epoch that was checked; None if the job had none.
     """
 
     paths: JobPaths
@@ -39,12 +40,12 @@ class StoredVerdict:
 
 
 def verdict_path(kind: str, paths: JobPaths) -> StatePath:
-    """Where the last verdict of a check on a job lies, in the catalogue."""
+    """Return the path of the last verdict of a check on a job, in the catalogue."""
     return StatePath(f"verdicts/{kind}/{paths.layout.value}/{paths.root}.json")
 
 
 def write_verdict(catalogue: ObjectStore, found: StoredVerdict) -> None:
-    """Keep a verdict in the place of the last one; of its findings the first 50."""
+    """Store a verdict in place of the last one, with at most 50 findings, errors first."""
     findings = sorted(found.verdict.findings, key=lambda one: one.severity is not Severity.ERROR)
     document = {
         "version": OWN_VERSION,
@@ -69,9 +70,9 @@ def write_verdict(catalogue: ObjectStore, found: StoredVerdict) -> None:
 def read_verdicts(
     catalogue: ObjectStore, kind: str, jobs: Iterable[JobPaths]
 ) -> dict[JobPaths, StoredVerdict]:
-    """The last verdict of a check on each of `jobs` that was ever checked.
+    """Return the last verdict of a check on each of `jobs` that was ever checked.
 
-    One that does not decode counts as none: the next check of the job writes it again.
+    A verdict that does not decode is left out: the next check of the job overwrites it.
     """
     wanted = list(jobs)
 

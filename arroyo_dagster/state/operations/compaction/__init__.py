@@ -1,1 +1,1 @@
-"""Files of a job merged or rewritten as planned, and published."""
+"""Compaction: merge or rewrite a job's files as planned, verify the result and publish it."""

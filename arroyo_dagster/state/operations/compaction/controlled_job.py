@@ -1,4 +1,4 @@
-"""One job of Arroyo's, asked about, stopped and started, with a note of every step."""
+"""Control of one Arroyo job: ask for its status, stop it, start it, and log every step."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ POLL_SECONDS = 1.0
 
 
 class JobControl(JobSource, Protocol):
-    """Who says what jobs are doing, and can stop and start them: `ArroyoControl`."""
+    """A source of job status that can also stop and start jobs: `ArroyoControl`."""
 
     def stop_with_checkpoint(self, pipeline: PipelineId) -> None:
-        """Ask for a last checkpoint and a stop."""
+        """Request a last checkpoint and a stop."""
 
     def start(self, pipeline: PipelineId) -> None:
-        """Ask a stopped job to run again; takes back a stop, too."""
+        """Request a stopped job to run again; this also cancels a pending stop."""
 
     def restart(self, pipeline: PipelineId) -> None:
-        """Ask a failed job to run again."""
+        """Request a failed job to run again."""
 
 
 class ControlledJob:
-    """What a maintenance window does with the job, in time and as far as Arroyo answers.
+    """The job of a maintenance window: its requests, with time limits, and Arroyo's answers.
 
     Attributes:
-        steps: what was done so far.
-        problem: what went wrong first.
-        facts: what Arroyo said last.
+        steps: the steps done so far.
+        problem: the first error.
+        facts: Arroyo's last answer.
     """
 
     def __init__(
@@ -57,30 +57,30 @@ class ControlledJob:
         self._on_step = on_step
 
     def did(self, what: str) -> None:
-        """Note a step."""
+        """Log a step."""
         step = WindowStep(at_micros=self.clock(), did=what)
         self.steps.append(step)
         self._on_step(step)
 
     def failed(self, at: str, error: ArroyoStateError) -> None:
-        """Remember what went wrong first, and go on to start the job."""
+        """Log an error and keep the first one; does not raise, so that the job is still started."""
         self.did(f"{at}: {error}")
         self.problem = self.problem or error
 
     def seconds_left(self, until_micros: int) -> float:
-        """How long it is until then; negative afterwards."""
+        """Return the seconds until a time; negative afterwards."""
         return (until_micros - self.clock()) / 1e6
 
     def after(self, seconds: float) -> int:
-        """The time in so many seconds, in microseconds."""
+        """Return the time in this many seconds, in microseconds."""
         return self.clock() + int(seconds * 1e6)
 
     def ask(self) -> JobFacts:
-        """What Arroyo says of the job now.
+        """Ask Arroyo for the job's current status.
 
         Raises:
-            StorageError…: it cannot be asked.
-            InputError: it has no such job, or uses a word that nobody here knows.
+            StorageError…: Arroyo cannot be asked.
+            InputError: Arroyo has no such job, or reports an unknown status.
         """
         answer = self.directory.find(self.paths, checkpoints=False)
         if answer.facts.condition is JobCondition.UNKNOWN:
@@ -93,10 +93,10 @@ class ControlledJob:
         return answer.facts
 
     def asked(self, until_micros: int) -> Iterator[JobFacts]:
-        """What Arroyo says, again and again until a time; what fails is asked again.
+        """Poll the job's status until a time; a failed request is repeated.
 
         Raises:
-            ArroyoStateError: what failed last, once the time is over.
+            ArroyoStateError: the last request failed when the time was over.
         """
         while True:
             error: ArroyoStateError | None = None
@@ -113,7 +113,7 @@ class ControlledJob:
             self._sleep(POLL_SECONDS)
 
     def stop(self, pipeline: PipelineId, seconds: float) -> JobFacts:
-        """Stop the job with a checkpoint, and give what it came to rest as.
+        """Stop the job with a checkpoint, and return its status at rest.
 
         Raises:
             ConflictError: it did not stop in time.
@@ -133,7 +133,7 @@ class ControlledJob:
         )
 
     def tried(self, request: Callable[[], None], what: str) -> bool:
-        """Make a request, and say whether it was surely taken."""
+        """Send a request, and return whether Arroyo certainly accepted it."""
         try:
             request()
         except ArroyoStateError as error:
@@ -143,9 +143,10 @@ class ControlledJob:
         return True
 
     def start(self, pipeline: PipelineId, seconds: float) -> bool:
-        """Start the job, whatever it takes, within the time; whether it surely runs.
+        """Start or restart the job until the time limit; return whether it certainly runs.
 
-        A request to start is sent even to a job that runs: one to stop may still be on its way.
+        A request to start is sent even to a running job, because an earlier request to stop may
+        still arrive.
         """
         asked = False
         restarted: int | None = None
@@ -164,7 +165,7 @@ class ControlledJob:
                     return True
                 if facts.condition is JobCondition.FAILED and asked:
                     if restarted not in (None, facts.run_id):
-                        break  # it was tried again, and failed again
+                        break  # it was restarted once, and failed again
                     if restarted is None and self.tried(restart, "restart"):
                         restarted = facts.run_id
                 elif not asked or not means_to_run(facts):
@@ -184,5 +185,5 @@ class ControlledJob:
 
 
 def means_to_run(facts: JobFacts) -> bool:
-    """Whether a job that runs is not about to stop."""
+    """Whether a running job is not about to stop."""
     return facts.stop_requested in (None, "none") and facts.running_desired is not False

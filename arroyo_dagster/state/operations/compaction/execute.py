@@ -1,4 +1,4 @@
-"""The merges of a plan carried out in this process, and how far they are."""
+"""Execution of a plan's merges in this process, and their progress."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _EVERY_SECONDS = 0.5
 def merge_here(
     store: ObjectStore, tasks: Sequence[MergeTask], on_bytes: OnBytes = lambda count: None
 ) -> Iterable[MergeOutcome]:
-    """Carry out merges in this process: one after the other, or on all cores if they are big."""
+    """Execute merges in this process: one after the other, or on all cores if they are large."""
     workers = os.cpu_count() or 1
     shards = [split_task(task) for task in tasks]
     big = sum(task.merge.size_bytes for task in tasks) >= _SIDE_BY_SIDE_BYTES
@@ -46,7 +46,7 @@ def merge_here(
 
 
 def _tried(run: Callable[[MergeTask], MergeOutcome], task: MergeTask) -> MergeOutcome:
-    """What `run` gives; where the store fails for a moment, of this one only, once more."""
+    """Return the result of `run`; retry this task alone if the store fails temporarily."""
     for _ in range(_ATTEMPTS - 1):
         try:
             return run(task)
@@ -79,7 +79,7 @@ def _side_by_side(
             for task, waiting in zip(tasks, begun, strict=True):
                 yield combined(task, [one.result() for one in waiting])
         finally:
-            # An error or an interrupt does not wait for the rest of what was begun.
+            # An error or an interrupt does not wait for the remaining merges.
             ended.set()
             for waiting in begun:
                 for one in waiting:
@@ -87,14 +87,14 @@ def _side_by_side(
 
 
 class _EndedError(Exception):
-    """Nobody wants the outcome of a merge any more."""
+    """The outcome of a merge is no longer needed."""
 
 
 def check_same(paths: JobPaths, epoch: Epoch, outcome: MergeOutcome) -> None:
-    """Refuse to publish new files that do not hold what those they were made of do.
+    """Refuse to publish new files whose rows differ from those of the files they replace.
 
     Raises:
-        ProtocolError: a restore would load something else of them.
+        ProtocolError: a restore would load other rows from them.
     """
     verdict = row_parity([outcome])
     if not verdict.passed:
@@ -111,13 +111,14 @@ def check_same(paths: JobPaths, epoch: Epoch, outcome: MergeOutcome) -> None:
         )
 
 
-# ---- how far they are ----------------------------------------------------------------------------
+# ---- progress ------------------------------------------------------------------------------------
 
 
 class Meter:
-    """Adds up what merges read, from any thread, and reports it now and then.
+    """Counts the bytes that merges read, from any thread, and reports them at intervals.
 
-    What is read twice, because a key range is taken in pieces, counts once.
+    Bytes that are read again, because a key range is processed in parts, count again, but the sum
+    never exceeds the total.
     """
 
     def __init__(
@@ -138,7 +139,7 @@ class Meter:
         self._lock = threading.Lock()
 
     def add(self, count: int) -> None:
-        """So many bytes more are read."""
+        """Add a number of bytes read."""
         with self._lock:
             self._done = min(self._total, self._done + count)
             now = self._clock()

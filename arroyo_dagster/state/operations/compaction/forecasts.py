@@ -1,7 +1,8 @@
-"""How many bytes merged files will have: some of the inputs merged in memory, and that scaled up.
+"""Forecast of the bytes of merged files: merges some of the inputs in memory and scales the result
+up.
 
-Neither sizes nor footers tell it: how much smaller many small files become depends on their pages,
-and on which rows replace others.
+Sizes and footers alone do not determine it: how much smaller many small files become depends on
+their pages, and on which rows replace others.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from arroyo_dagster.state.tables.merge.rewrite import RewriteTask, rewrite_shard
 from arroyo_dagster.state.tables.merge.task import MergeTask, run_merge
 
 SAMPLE_BYTES = 8 * MEBIBYTE
-"""How many bytes of a job's inputs a forecast reads. Up to that size it is exact; above, it is an
+"""How many bytes of a job's inputs a forecast reads. Up to that size it is exact. Above, it is an
 upper bound if keys repeat so rarely that a sample does not show it.
 """
 
@@ -34,7 +35,7 @@ def forecast_merges(
     """Forecast how many bytes the outputs of each merge have. Writes nothing to the store.
 
     Args:
-        sample_bytes: of all merges together; each has its share by size.
+        sample_bytes: for all merges together; each has a share in proportion to its size.
     """
     share = _share(sample_bytes, [task.merge.size_bytes for task in tasks])
 
@@ -55,7 +56,7 @@ def forecast_merges(
 def forecast_rewrites(
     store: ObjectStore, tasks: Sequence[RewriteTask], sample_bytes: int = SAMPLE_BYTES
 ) -> list[int]:
-    """Forecast how many bytes the new file of each part of a rewrite has, as `forecast_merges`."""
+    """Forecast how many bytes the new file of each rewrite task has, as `forecast_merges`."""
     share = _share(sample_bytes, [task.size_bytes for task in tasks])
 
     def of_task(task: RewriteTask) -> int:
@@ -65,7 +66,7 @@ def forecast_rewrites(
         def rewritten(chosen: Sequence[int]) -> int:
             table = replace(task.table, inputs=tuple(inputs[at] for at in chosen))
             found = rewrite_shard(Scratch(store), replace(task, table=table))
-            # What cannot be rewritten stays as it is.
+            # Files that cannot be rewritten keep their size.
             return found.size_bytes_out if isinstance(found, RewriteShard) else table.size_bytes
 
         return _scaled_up([one.size_bytes for one in inputs], share, rewritten)
@@ -78,17 +79,18 @@ def _share(sample_bytes: int, sizes: Sequence[int]) -> float:
 
 
 def _scaled_up(sizes: Sequence[int], share: float, merged: Callable[[Sequence[int]], int]) -> int:
-    """How many bytes merging all inputs would give.
+    """Forecast the bytes that merging all inputs would yield.
 
     Args:
         sizes: of the inputs.
-        share: of their bytes may be read. If that is not all, two samples are merged, the smaller
-            one inside the larger, to see how the output grows with the input.
-        merged: merges the inputs of these numbers, ascending, and gives the bytes that they become.
+        share: the share of their bytes that may be read. Below 1, two samples are merged, the
+            smaller one a subset of the larger, to measure how the output grows with the input.
+        merged: merges the inputs with these indices, ascending, and returns the bytes of the
+            result.
     """
     total = sum(sizes)
     order = [*range(len(sizes))]
-    random.Random(0).shuffle(order)  # old and new ones: files of one time are alike
+    random.Random(0).shuffle(order)  # mix old and new files: those of one time are alike
     sums = [*accumulate(sizes[at] for at in order)]
     count = sum(one <= total * share * 2 / 3 for one in sums)
     half = sum(one <= sums[count - 1] / 2 for one in sums) if count else 0
@@ -96,16 +98,16 @@ def _scaled_up(sizes: Sequence[int], share: float, merged: Callable[[Sequence[in
         if share >= 1.0:
             return merged(range(len(sizes)))
         if not half:
-            return total  # so few files, and so large, hardly get smaller
+            return total  # files so few and so large hardly shrink
         small, large = merged(sorted(order[:half])), merged(sorted(order[:count]))
     except ArroyoStateError:
-        return total  # whoever merges them says what is wrong with them
+        return total  # the merge itself reports what is wrong with them
     growth = _growth(sums[half - 1], sums[count - 1], small, large)
     return round(large * math.pow(total / sums[count - 1], growth))
 
 
 def _growth(half_in: int, whole_in: int, half_out: int, whole_out: int) -> float:
-    """By which power of the input the output grows: 1 where no row replaces another."""
+    """Return the power of the input by which the output grows: 1 where no row replaces another."""
     if not half_out or not whole_out or half_in == whole_in:
         return 1.0
     return min(1.0, max(0.0, math.log(whole_out / half_out) / math.log(whole_in / half_in)))

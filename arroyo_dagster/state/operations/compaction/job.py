@@ -1,6 +1,4 @@
-"""Compaction of one job: planned, carried out here or by whoever is given the merges, verified,
-published.
-"""
+"""Compaction of one job: plan, execute the merges here or elsewhere, verify, publish."""
 
 from __future__ import annotations
 
@@ -46,17 +44,17 @@ _POLL_SECONDS = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompactionOptions(AdoptionSettings):
-    """How a compaction is carried out.
+    """Options of a compaction.
 
     Attributes:
         owner: who runs it, for the lease.
-        lease_wait_seconds: how long to wait for a process that holds the lease of the job.
-        sampled: forecast the bytes that are left, as `plan_compaction` does.
+        lease_wait_seconds: how long to wait for a process that holds the job's lease.
+        sampled: forecast the number of bytes afterwards, as `plan_compaction` does.
         clock: microseconds since 1970 in UTC, by this machine.
-        run: carries the merges out; in this process, or on Spark.
-        on_merge: called with every merge that is done, before it is judged, and how many are left.
-        on_progress: called now and then with how many bytes are read, perhaps by another thread.
-        on_published: called with what was published, before an interrupt can come in between.
+        run: executes the merges, in this process or on Spark.
+        on_merge: called with every finished merge, before it is verified, and the number left.
+        on_progress: called at intervals with the number of bytes read, perhaps by another thread.
+        on_published: called with the outcome, before an interrupt can arrive.
     """
 
     owner: str = "arroyo-state compact"
@@ -77,21 +75,22 @@ def run_compaction(
     *,
     plan: CompactionPlan | None = None,
 ) -> CompactionOutcome:
-    """Merge small files of a job, verify what a restore would load, publish the result.
+    """Merge small files of a job, verify what a restore would load, and publish the result.
 
-    Nothing is deleted: inputs stay for the epochs that list them. Stopped anywhere, the job is
-    restorable, and files that nothing lists are left behind for gc. A second run finds nothing
-    to do, and writes nothing.
+    It deletes nothing: inputs stay for the epochs that list them. If it is interrupted at any
+    point, the job is restorable, and unreferenced files remain for gc. A second run finds nothing
+    to do and writes nothing.
 
     Args:
-        settings: the plan is made by them; of a given one only `part_bytes` matters.
-        plan: carry out this one, made earlier by `plan_compaction`; None = make it under the lease.
+        settings: the settings of the plan; with a given plan only `part_bytes` matters.
+        plan: execute this plan, made earlier by `plan_compaction`; None = plan under the lease.
 
     Raises:
-        ConflictError: somebody else maintains the job, it was started or changed meanwhile, or
+        ConflictError: the job is leased by another process, was started or changed meanwhile, or
             `plan` no longer fits.
-        ProtocolError: what was written would not restore as what was read; nothing was published.
-        InputError: the job is in the legacy layout, or Arroyo's.
+        ProtocolError: the written files would not restore the rows of their inputs; nothing was
+            published.
+        InputError: the job is in the legacy layout, or is an Arroyo job.
         NotFoundError, FormatError: the epoch, or a file of it, is missing or broken.
     """
     chosen = options or CompactionOptions()
@@ -103,7 +102,7 @@ def run_compaction(
 
 @dataclass(frozen=True, slots=True)
 class _Compaction:
-    """One call of `run_compaction`: what it was given besides the store."""
+    """One call of `run_compaction`: its arguments except the store."""
 
     paths: JobPaths
     settings: CompactionSettings
@@ -129,14 +128,14 @@ class _Compaction:
             chosen.owner,
             LeaseOptions(wait_seconds=chosen.lease_wait_seconds, clock=chosen.clock),
         ) as held:
-            # Whoever held the lease before may have done some of it.
+            # The previous holder of the lease may have merged some of it.
             facts = compaction_facts(held, self.paths)
             plan = self._plan(held, facts, sampled=chosen.sampled)
             if not _worth_it(plan, facts):
                 return _nothing(plan, facts)
             merges = self._merge(held, facts, plan)
             backend = ParquetBackend(held, self.paths, clock=chosen.clock)
-            # A generation without an epoch would look like a job that was started.
+            # A generation without an epoch would look like a restarted job.
             with uninterrupted():
                 if facts.at_rest:
                     outcome = publish_epoch(backend, facts, plan, merges)
@@ -174,7 +173,7 @@ class _Compaction:
 
 
 def _worth_it(plan: CompactionPlan, facts: CompactionFacts) -> bool:
-    # Nobody else takes over what was left for the writer of a job that has come to rest.
+    # At rest, only a compaction can apply the records that wait for the job's writer.
     return bool(plan.merges) or (facts.at_rest and bool(facts.pending))
 
 
@@ -190,7 +189,7 @@ def _nothing(plan: CompactionPlan, facts: CompactionFacts) -> CompactionOutcome:
 def _awaited(
     store: ObjectStore, paths: JobPaths, outcome: CompactionOutcome, seconds: float
 ) -> CompactionOutcome:
-    """Wait until the writer has looked at the record, and say in which epoch it took it over."""
+    """Wait until the writer has processed the record, and set the epoch that adopted it."""
     backend = ParquetBackend(store, paths)
     assert outcome.record is not None
     outputs = {path for one in outcome.merges for path in one.merged.output_paths}

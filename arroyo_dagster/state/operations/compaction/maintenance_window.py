@@ -1,8 +1,10 @@
-"""A running job of Arroyo's, stopped with a checkpoint, rewritten, and started again.
+"""Maintenance window: stop a running Arroyo job with a checkpoint, rewrite its state, start it
+again.
 
-Whatever happens, it is started again: a step that fails or takes too long ends the rewrite, not
-the start. Before the job is stopped a record is left beside it, which goes once it runs again: if
-this process dies, whoever finds the record alone starts the job (`recover_window`).
+The job is started again in any case: a step that fails or takes too long ends the rewrite, but does
+not prevent the start. Before the job is stopped, a record is written beside it, which is deleted
+once the job runs again. If this process dies, any process that finds the record without a lease
+starts the job (`recover_window`).
 """
 
 from __future__ import annotations
@@ -62,14 +64,14 @@ _GRACE_SECONDS = 30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowOptions(WindowSteps):
-    """How a window is carried out.
+    """Options of a window.
 
     Attributes:
-        settings: what is rewritten.
-        closes_at_micros: the job must run again by then, by `clock`; None = no such time.
-        run: carries the parts out.
+        settings: which files are rewritten, and how.
+        closes_at_micros: the time by which the job must run again, by `clock`; None = no such time.
+        run: executes the parts of the rewrite.
         clock: microseconds since the Unix epoch.
-        on_step: told each step as it is done.
+        on_step: called with each step when it is done.
     """
 
     settings: CompactionSettings | None = None
@@ -92,23 +94,23 @@ def run_window(
     *,
     dry_run: bool = False,
 ) -> WindowOutcome:
-    """Stop a running job of Arroyo's with a checkpoint, rewrite its state, start it again.
+    """Stop a running Arroyo job with a checkpoint, rewrite its state, and start it again.
 
-    A job that somebody stopped before is rewritten and stays stopped. One that an earlier window
-    left behind is started again, and nothing else is done. One with nothing to rewrite is not
-    touched. If it would not run from the rewritten state, the old one is put back.
+    A job that was stopped before is rewritten and stays stopped. A job that an earlier window left
+    stopped is started again, and nothing else is done. A job with nothing to rewrite is not
+    touched. If the job does not run from the rewritten state, the original metadata is restored.
 
     Args:
-        control: Arroyo's own API; nobody else's word is enough here.
-        dry_run: plan, and touch nothing.
+        control: Arroyo's own API; no other source is accepted here.
+        dry_run: plan only, and change nothing.
 
     Returns:
-        What was done. `started` is False where nobody could make sure that the job runs; its
-        record then stays, and `recover_window` starts it later.
+        The outcome. `started` is False if it is not certain that the job runs; its record then
+        stays, and `recover_window` starts the job later.
 
     Raises:
         InputError: the job is neither running nor at rest, or the window closes too soon.
-        ConflictError: somebody else holds the window of this job.
+        ConflictError: another process holds the window of this job.
         NotFoundError, FormatError, StorageError: before the job was touched.
     """
     window = _Window(store, paths, control, options or WindowOptions())
@@ -144,13 +146,13 @@ def recover_window(
     control: JobControl,
     options: WindowOptions | None = None,
 ) -> WindowOutcome | None:
-    """Start a job again that a window left stopped, because its process died.
+    """Start a job that a window left stopped because its process died.
 
     Returns:
-        None if no window left it.
+        The outcome; None if no window left the job stopped.
 
     Raises:
-        ConflictError: the window is held: it is not over.
+        ConflictError: the window is held by another process, so it has not ended.
     """
     if read_window_record(store, paths) is None:
         return None
@@ -176,9 +178,9 @@ def interrupted_windows(
     *,
     clock: Clock = wall_clock,
 ) -> list[JobPaths]:
-    """The jobs whose window was cut off: its record is there, and nobody holds it any more.
+    """Return the jobs whose window was interrupted: its record exists, and its lease is not held.
 
-    Two requests a job; a record that cannot be read counts.
+    Costs two requests per job; a record that cannot be read counts.
     """
 
     def cut_off(paths: JobPaths) -> bool:
@@ -190,8 +192,9 @@ def interrupted_windows(
 
 
 def _is_held(store: ObjectStore, paths: JobPaths, now_micros: int) -> bool:
-    """Whether a window is at work. Writes nothing, so that the time now is this machine's: whoever
-    acts on the answer takes the lease first, which asks the store."""
+    """Whether a process holds the window. Writes nothing, and therefore uses this machine's time. A
+    caller that acts on the answer first takes the lease, which uses the store's time.
+    """
     try:
         found = newest_lease(store, paths.windows)
     except FormatError:
@@ -202,7 +205,7 @@ def _is_held(store: ObjectStore, paths: JobPaths, now_micros: int) -> bool:
 def read_window_record(store: ObjectStore, paths: JobPaths) -> WindowRecord | FormatError | None:
     """Read the record of a window that has not ended; None if there is none.
 
-    A record that does not decode is returned as its error: a window left that behind, too.
+    A record that does not decode is returned as its error, because a window left that record too.
     """
     try:
         return decode_window_record(store.read(paths.window), paths.window)
@@ -213,7 +216,7 @@ def read_window_record(store: ObjectStore, paths: JobPaths) -> WindowRecord | Fo
 
 
 class _Window:
-    """One window, as far as it has come."""
+    """One window in progress."""
 
     def __init__(
         self, store: ObjectStore, paths: JobPaths, control: JobControl, options: WindowOptions
@@ -244,7 +247,7 @@ class _Window:
         )
 
     def lease_wait_seconds(self) -> float:
-        """How long to wait for the window's lease: a job may be down whose window was cut off."""
+        """Return how long to wait for the lease: longer if an interrupted window has a record."""
         if read_window_record(self.store, self.paths) is None:
             return 0.0
         if _is_held(self.store, self.paths, self.options.clock()):
@@ -273,17 +276,17 @@ class _Window:
                 "touched",
             )
 
-    # ---- a job that nobody has to start ----------------------------------------------------------
+    # ---- a job that needs no start ---------------------------------------------------------------
 
     def at_rest(self) -> WindowOutcome:
-        """Somebody stopped it on purpose: rewritten, and left stopped."""
+        """Rewrite a job that was stopped on purpose, and leave it stopped."""
         self.job.did("the job is already at rest: it is rewritten, and not started")
         limits = self.options.limits
         found = self.rewrite(self.job.after(limits.rewrite), limits.quiet)
         return self.outcome(WindowEnd.AT_REST, plan=found.plan, rewrite=found)
 
     def recovered(self, held: Leased, left: WindowRecord | FormatError) -> WindowOutcome:
-        """Start what a window that was cut off left stopped."""
+        """Start a job that an interrupted window left stopped."""
         facts = self.job.ask()
         run = left.run_id if isinstance(left, WindowRecord) else None
         if run is not None and facts.run_id is not None and facts.run_id > run:
@@ -304,7 +307,7 @@ class _Window:
         down = 0.0 if down_since is None else max(0.0, -self.job.seconds_left(down_since))
         return self.outcome(end, downtime_seconds=down)
 
-    # ---- a job that is stopped for it ------------------------------------------------------------
+    # ---- a job that is stopped for the window ----------------------------------------------------
 
     def stopped_for_it(self, held: Leased, facts: JobFacts, plan: RewritePlan) -> WindowOutcome:
         assert facts.pipeline is not None
@@ -318,7 +321,7 @@ class _Window:
         except ArroyoStateError as error:
             self.job.failed("given up", error)
         finally:
-            # Also where this process is told to end: that is no reason to leave the job stopped.
+            # Also on an interrupt of this process: that is no reason to leave the job stopped.
             started = self.job.start(facts.pipeline, limits.start)
         if not started and rewrite is not None and rewrite.published:
             started = undone = self.restore_metadata_and_start(facts.pipeline)
@@ -346,12 +349,12 @@ class _Window:
         self.job.did(f"wrote the window's record; the job runs as {facts.run_id}")
 
     def forget(self, held: Leased) -> None:
-        # One that stays is found later, when the job runs, and removed then.
+        # If the delete fails, a later call finds and deletes the record while the job runs.
         with contextlib.suppress(StorageError, ConflictError):
             held.delete_many([self.paths.window])
 
     def between(self, before: JobFacts) -> RewriteOutcome | None:
-        """From the request to stop to the moment before the start."""
+        """Do all steps from the request to stop until before the start."""
         assert before.pipeline is not None
         limits = self.options.limits
         stopped = self.job.stop(before.pipeline, limits.stop)
@@ -372,16 +375,17 @@ class _Window:
         if self.options.closes_at_micros is not None:
             closes = self.options.closes_at_micros - int(limits.start * 1e6)
             until = min(until, closes)
-        # The job was seen to come to rest, so there is no unknown time of its stop to wait out. A
-        # cleanup that Arroyo may have left running reads metadata of older epochs only; if it
-        # changes an object meanwhile, nothing is published (arroyo-state.md 9.6).
+        # The job was observed coming to rest, so there is no unknown stop time to wait for. A
+        # cleanup that Arroyo may still run reads only metadata of older epochs; if it changes an
+        # object meanwhile, nothing is published (arroyo-state.md 9.6).
         found = self.rewrite(until, quiet_seconds=0.0)
         if found.published:
             self.verify(found)
         return found
 
     def rewrite(self, until_micros: int, quiet_seconds: float) -> RewriteOutcome:
-        """Rewrite within the time: what hangs is left behind, and changes nothing any more.
+        """Rewrite within the time limit; a rewrite that hangs is abandoned and can change nothing
+        more.
 
         Raises:
             ConflictError: it did not end in time.
@@ -408,7 +412,7 @@ class _Window:
         return found
 
     def verify(self, found: RewriteOutcome) -> None:
-        """Verify what the job will restore, and put the old state back where it does not pass."""
+        """Verify what the job will restore; restore the original metadata if it does not pass."""
         try:
             check_restorable(self.store, self.paths, found.plan.epoch, self.options.verify_level)
             self.job.did(f"verified at level {self.options.verify_level}")
@@ -419,7 +423,7 @@ class _Window:
             self.undone = self.restore_metadata()
 
     def restore_metadata(self) -> bool:
-        """Put the metadata back that the job had before."""
+        """Restore the job's original metadata, and return whether that was done."""
         try:
             options = UndoOptions(
                 owner=self.options.owner,
@@ -435,7 +439,7 @@ class _Window:
         return undone.done
 
     def restore_metadata_and_start(self, pipeline: PipelineId) -> bool:
-        """It failed from what was rewritten: once more from what was before."""
+        """Restore the original metadata of a job that failed after the rewrite, and start it."""
         if self.job.facts is None or self.job.facts.condition is not JobCondition.FAILED:
             return False
         self.job.failed(
@@ -450,7 +454,7 @@ class _Window:
 
 
 def _down_since(facts: JobFacts, left: WindowRecord | FormatError) -> int | None:
-    """When the job was asked to stop, in microseconds; None if it runs, or nobody knows."""
+    """Return when the job was asked to stop, in microseconds; None if it runs, or if unknown."""
     if facts.condition is JobCondition.RUNNING and means_to_run(facts):
         return None
     if isinstance(left, WindowRecord):
@@ -470,10 +474,10 @@ def _end(started: bool, undone: bool, rewrite: RewriteOutcome | None) -> WindowE
 def _within(
     work: Callable[[], RewriteOutcome], seconds: float, over: threading.Event
 ) -> RewriteOutcome:
-    """Do something in a thread that may be left behind.
+    """Run `work` in a thread that may be abandoned.
 
     Raises:
-        ConflictError: it did not end in time; `over` is set then.
+        ConflictError: it did not end in time; `over` is then set.
     """
     done: list[RewriteOutcome] = []
     failed: list[BaseException] = []
@@ -488,7 +492,7 @@ def _within(
     thread.start()
     try:
         thread.join(seconds)
-    except BaseException:  # an interrupt: the job is not started while its state is written
+    except BaseException:  # an interrupt: the job must not start while its state is being written
         over.set()
         thread.join(_GRACE_SECONDS)
         raise

@@ -1,4 +1,4 @@
-"""The plan of a compaction, made of what the store says of one job. Reads only."""
+"""Plan a compaction from the objects of one job. Reads only."""
 
 from __future__ import annotations
 
@@ -28,14 +28,15 @@ from arroyo_dagster.state.tables.merge.task import MergeTask
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompactionFacts:
-    """What the plan of a job is made from.
+    """The facts from which a job's compaction is planned.
 
     Attributes:
         checkpoint: the newest epoch.
-        at_rest: no run is under way, and the epoch is committed.
-        pending: compactions that the job has not taken over yet, by their record.
-        sizes: bytes of every file that the epoch or one of these lists.
-        stamps: what changes with each of these files.
+        at_rest: whether no run is active and the epoch is committed.
+        pending: compactions that the job has not adopted yet, with the paths of their records.
+        sizes: the bytes of every file that the epoch or one of these lists.
+        stamps: a value of each of these files that changes with its content: ETag, or the time of
+            its last change.
     """
 
     checkpoint: Checkpoint
@@ -47,7 +48,7 @@ class CompactionFacts:
     def plan(
         self, settings: CompactionSettings, merged_bytes: Sequence[int] | None = None
     ) -> CompactionPlan:
-        """The plan; `merged_bytes` as of `plan_merges`."""
+        """Make the plan; `merged_bytes` as of `plan_merges`."""
         return plan_merges(
             self.checkpoint,
             self.sizes,
@@ -68,11 +69,11 @@ def plan_compaction(
     """Plan the compaction of a job's newest epoch. Writes nothing: this is the dry run.
 
     Args:
-        sampled: merge some of the files in memory, to forecast how many bytes are left.
+        sampled: merge some of the files in memory to forecast the number of bytes afterwards.
 
     Raises:
         NotFoundError: the job has no checkpoint.
-        FormatError: a file that it lists is missing.
+        FormatError: a file that the checkpoint lists is missing.
     """
     facts = compaction_facts(store, paths)
     return make_plan(store, paths, facts, settings or CompactionSettings(), sampled=sampled)
@@ -86,7 +87,7 @@ def make_plan(
     *,
     sampled: bool,
 ) -> CompactionPlan:
-    """Make the plan of facts that were read; `sampled` as of `plan_compaction`."""
+    """Make the plan from facts; `sampled` as of `plan_compaction`."""
     plan = facts.plan(settings)
     if not sampled or not plan.merges:
         return plan
@@ -96,7 +97,7 @@ def make_plan(
 def merge_tasks(
     paths: JobPaths, facts: CompactionFacts, plan: CompactionPlan, settings: CompactionSettings
 ) -> list[MergeTask]:
-    """The merges of a plan as work for this process or for Spark."""
+    """Return the merges of a plan as tasks for this process or for Spark."""
     operators = {operator.operator: operator for operator in facts.checkpoint.operators}
     return [
         MergeTask(
@@ -113,7 +114,7 @@ def merge_tasks(
 
 
 def compaction_facts(store: ObjectStore, paths: JobPaths) -> CompactionFacts:
-    """Read what a plan is made from.
+    """Read the facts that a plan needs.
 
     Raises:
         NotFoundError, FormatError: as `plan_compaction`.
@@ -141,7 +142,7 @@ def compaction_facts(store: ObjectStore, paths: JobPaths) -> CompactionFacts:
         for path, record in pending
         if all(p in sizes for merged in record.merged for p in merged.output_paths)
     ]
-    # While a commit is not finished only the job itself can write the next epoch.
+    # Until a commit is finished, only the job itself can write the next epoch.
     ready = checkpoint.state is CheckpointState.READY
     at_rest = ready and is_at_rest(checkpoint, newest_generation(store, paths))
     return CompactionFacts(
@@ -154,10 +155,11 @@ def _stamp(info: ObjectInfo) -> str | None:
 
 
 def compaction_backlog(store: ObjectStore, paths: JobPaths) -> int:
-    """How many files of a job's newest epoch were never merged, beyond one a subtask and table.
+    """Return how many files of a job's newest epoch were never merged, beyond one per subtask and
+    table.
 
-    Read from metadata alone. What waits to be taken over counts as done; jobs of Arroyo's and
-    those without an epoch have nothing to do.
+    Reads metadata only. Files of compactions that the job has not adopted yet count as merged. The
+    backlog is 0 for jobs in the legacy layout and jobs without an epoch.
     """
     backend = ParquetBackend(store, paths)
     epochs = backend.epochs()

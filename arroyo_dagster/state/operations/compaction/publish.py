@@ -1,7 +1,7 @@
-"""The result of a compaction made visible.
+"""Publication of the result of a compaction.
 
-A job that may be running gets a record, which its writer takes over at its next checkpoint. For one
-at rest the compactor is a writer for a moment: next worker generation, next epoch, same content,
+A job that may be running gets a record, which its writer adopts at its next checkpoint. For a job
+at rest the compactor acts as a writer once: next worker generation, next epoch, same content,
 shorter lists (`design.md` 7).
 """
 
@@ -29,17 +29,17 @@ from arroyo_dagster.state.planning.restore.checkpoint import carry_operator
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompactionOutcome:
-    """What a compaction did.
+    """The outcome of a compaction.
 
     Attributes:
         merges: every merge, verified.
         published: how it became visible: `record`, `epoch`, or None if nothing was written.
-        record: the record that was left for the writer.
-        epoch: the epoch that lists the merged files; None while no writer has taken them over.
-        files_after, size_bytes_after: what a restore reads from then on.
+        record: the record that was written for the job's writer.
+        epoch: the epoch that lists the merged files; None while no writer has adopted them.
+        files_after, size_bytes_after: what a restore reads afterwards.
         after: the same, with how often each subtask opens a file; None where nothing changed.
-        waiting: compactions that the job has not taken over yet; the plan counts them as done.
-            Empty in a dry run.
+        waiting: compactions that the job has not adopted yet; the plan counts them as done. Empty
+            in a dry run.
     """
 
     plan: CompactionPlan
@@ -54,7 +54,7 @@ class CompactionOutcome:
 
     @classmethod
     def of_plan(cls, plan: CompactionPlan) -> CompactionOutcome:
-        """The outcome of a dry run: nothing changed."""
+        """Return the outcome of a dry run: nothing changed."""
         return cls(
             plan=plan, files_after=plan.files_before, size_bytes_after=plan.size_bytes_before
         )
@@ -99,10 +99,10 @@ def publish_record(
     plan: CompactionPlan,
     outcomes: tuple[MergeOutcome, ...],
 ) -> CompactionOutcome:
-    """Leave a record, which the writer of the job takes over at its next checkpoint.
+    """Write a record, which the job's writer adopts at its next checkpoint.
 
     Args:
-        token: of the lease that is held.
+        token: of the held lease.
     """
     assert plan.pipeline is not None
     record = CompactionRecord(
@@ -149,7 +149,7 @@ def publish_epoch(
         min_epoch=base.min_epoch,
         start_time_micros=now,
         finish_time_micros=now,
-        needs_commit=False,  # what its parent had to commit is committed
+        needs_commit=False,  # the parent's commit is already finished
         operators=tuple(carry_operator(operator, epoch) for operator in applied.operators),
         parent_ref=base.ref,
         progress=progress,

@@ -1,11 +1,17 @@
-"""The state of a stopped job of Arroyo's, rewritten: planned, carried out here or by whoever is
-given the parts, verified, published in place, and put back.
+"""Rewrite the state of a stopped Arroyo job: plan, execute the parts here or elsewhere, verify,
+publish in place; the rewrite can be undone.
 
-The order is what makes it safe. New files get names that nobody lists; what a restore would load
-of them is compared; the epoch as it would be is verified; what the metadata was is put on record;
-only then metadata objects are overwritten, each by one put, each leaving an epoch that can be
-restored. Nothing is deleted: whoever loaded the old lists finds every file. The lease, the
-condition of the job and its run are asked again before every put and after the last.
+The order of the steps makes it safe:
+
+1. New files get names that no epoch lists.
+2. The rows that a restore would load from them are compared with those of the old files.
+3. The epoch as it would be published is verified.
+4. The original metadata is recorded.
+5. Only then metadata objects are overwritten, each by one put, each leaving an epoch that can be
+   restored.
+
+Nothing is deleted: a process that loaded the old lists finds every file. The lease, the condition
+of the job and its run are checked again before every put and after the last one.
 """
 
 from __future__ import annotations
@@ -57,13 +63,13 @@ from arroyo_dagster.state.tables.merge.rewrite import RewriteTask, rewrite_shard
 
 RunRewrites = Callable[[ObjectStore, Sequence[RewriteTask]], Iterable[RewriteShard | LeftOut]]
 _LONG_AGO = 10
-"""A job that stopped so many quiet times ago is quiet, if its objects are the same in the end."""
+"""A job that stopped this many quiet periods ago is quiet, if its objects do not change."""
 
 
 def rewrite_here(
     store: ObjectStore, tasks: Sequence[RewriteTask]
 ) -> Iterable[RewriteShard | LeftOut]:
-    """Carry out the parts in this process, one after the other."""
+    """Execute the parts in this process, one after the other."""
     return (rewrite_shard(store, task) for task in tasks)
 
 
@@ -78,19 +84,20 @@ def plan_rewrite(
     *,
     sampled: bool = False,
 ) -> RewritePlan:
-    """Plan the rewrite of what a job of Arroyo's would restore. Writes nothing: the dry run.
+    """Plan the rewrite of the epoch that an Arroyo job would restore. Writes nothing: this is the
+    dry run.
 
-    A job that runs, or of which nobody says what it does, is planned all the same: a forecast,
-    whose `why_not` says why nothing may be done now.
+    A running job, or a job of unknown status, is planned as well: the plan is then a forecast, and
+    its `why_not` says why it cannot be executed now.
 
     Args:
-        directory: who says what the job is doing.
-        sampled: rewrite some of the files in memory, to forecast how many bytes are left.
+        directory: the source of the job's status.
+        sampled: rewrite some of the files in memory to forecast the number of bytes afterwards.
 
     Raises:
-        InputError: a job of ours.
+        InputError: the job is a managed job.
         NotFoundError: the job has no checkpoint.
-        FormatError: a file that it lists is missing.
+        FormatError: a file that the checkpoint lists is missing.
     """
     snapshot, settings = take_snapshot(store, paths, directory), settings or CompactionSettings()
     facts = table_facts(store, snapshot)
@@ -129,29 +136,29 @@ def _plan(
 
 
 plan_rewrite_of = plan_rewrite
-"""The old name; it goes with release 0.3."""
+"""Deprecated name of `plan_rewrite`; removed in release 0.3."""
 
 
-# ---- carrying out --------------------------------------------------------------------------------
+# ---- execution -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewriteOptions(QuietSettings):
-    """How a rewrite is carried out.
+    """Options of a rewrite.
 
     Attributes:
         owner: who runs it, for the lease.
-        lease_wait_seconds: how long to wait for a process that holds the lease of the job.
-        quiet_since: an earlier listing of the job. If nothing has changed since, the time that has
-            passed counts, so that one wait serves all jobs that were listed together.
-        verify_level: how closely the epoch as it would be is verified before it is published.
-        sampled: forecast the bytes that are left, as `plan_rewrite` does; a given plan has its
-            forecast.
+        lease_wait_seconds: how long to wait for a process that holds the job's lease.
+        quiet_since: an earlier listing of the job. If nothing has changed since, the time since
+            then counts, so that one wait serves all jobs that were listed together.
+        verify_level: the level at which the epoch as it would be published is verified before.
+        sampled: forecast the number of bytes afterwards, as `plan_rewrite` does; a given plan keeps
+            its forecast.
         clock: microseconds since 1970 in UTC, by this machine.
-        run: carries the parts out; in this process, or on Spark.
-        cancelled: whether to give up; asked between the parts and before each change of metadata.
-        on_shard: called with every part that is done, before it is judged, and how many are left.
-        on_published: called with what was published, before an interrupt can come in between.
+        run: executes the parts, in this process or on Spark.
+        cancelled: whether to give up; called between the parts and before each change of metadata.
+        on_shard: called with every finished part, before it is verified, and the number left.
+        on_published: called with the outcome, before an interrupt can arrive.
     """
 
     owner: str = "arroyo-state compact"
@@ -176,23 +183,24 @@ def run_rewrite(
     *,
     plan: RewritePlan | None = None,
 ) -> RewriteOutcome:
-    """Rewrite what a stopped job of Arroyo's restores: fewer files, the same rows, in place.
+    """Rewrite the files that a stopped Arroyo job restores: fewer files, the same rows, in place.
 
-    Nothing is deleted, and what the metadata was is kept on record (`run_undo`). Stopped
-    anywhere, the job is restorable; run again, it goes on. A second run finds nothing to do.
+    It deletes nothing and records the original metadata (`run_undo`). If it is interrupted at any
+    point, the job is restorable, and a second run completes the rewrite. After a complete run,
+    another one finds nothing to do.
 
     Args:
-        directory: who says what the job is doing; asked again before each change.
-        settings: the plan is made by them.
-        plan: carry out this one, made earlier by `plan_rewrite` with the same settings; None = make
-            it under the lease.
+        directory: the source of the job's status; asked again before each change.
+        settings: the settings of the plan.
+        plan: execute this plan, made earlier by `plan_rewrite` with the same settings; None = plan
+            under the lease.
 
     Raises:
-        InputError: the job is not at rest, or nobody says so; or it is one of ours.
-        ConflictError: somebody else maintains the job; it changed or was started meanwhile; it was
-            cancelled; or `plan` no longer fits.
-        ProtocolError: what was written would not restore as what was read, or the epoch would not
-            pass; nothing was published.
+        InputError: the job is not at rest, no source reports its status, or it is a managed job.
+        ConflictError: the job is leased by another process, changed or was started meanwhile; the
+            rewrite was cancelled; or `plan` no longer fits.
+        ProtocolError: the written files would not restore the rows of their inputs, or the epoch
+            would not pass verification; nothing was published.
         NotFoundError, FormatError: the epoch, or a file of it, is missing or broken.
     """
     settings, chosen = settings or CompactionSettings(), options or RewriteOptions()
@@ -209,7 +217,7 @@ def run_rewrite(
             wait_seconds=chosen.lease_wait_seconds, clock=chosen.clock, sleep=chosen.sleep
         ),
     ) as held:
-        # Whoever held the lease before may have done some of it.
+        # The previous holder of the lease may have rewritten some of it.
         snapshot = take_snapshot(held, paths, directory)
         check_may(paths, snapshot)
         facts = table_facts(held, snapshot)
@@ -243,7 +251,7 @@ def rewrite_job(
     sampled: bool = False,
     **options: Any,
 ) -> RewriteOutcome:
-    """The old name of `run_rewrite` and, with `dry_run`, of `plan_rewrite`; goes with 0.3."""
+    """Deprecated: call `run_rewrite`, or `plan_rewrite` for `dry_run`. Removed in release 0.3."""
     warnings.warn(
         "rewrite_job is plan_rewrite and run_rewrite now; it goes with release 0.3",
         DeprecationWarning,
@@ -257,7 +265,7 @@ def rewrite_job(
 
 
 def _fresh(fresh: RewritePlan, given: RewritePlan | None) -> RewritePlan:
-    """The plan of fresh facts, which must be the given one, if there is one."""
+    """Return the plan made from fresh facts; it must equal the given one, if any."""
     if given is not None and (given.epoch, given.tables) != (fresh.epoch, fresh.tables):
         raise ConflictError(
             f"the plan no longer fits: it was made for epoch {given.epoch}, and other files",
@@ -319,14 +327,14 @@ def _task(paths: JobPaths, checkpoint: Checkpoint, table: TableRewrite, at: int)
 def _quiet_from(
     paths: JobPaths, snapshot: JobSnapshot, since: ListedJob | None, now_micros: int
 ) -> int:
-    """Since when nothing of the job has changed, as far as listings show."""
+    """Return the time since when listings show no change of the job, in microseconds."""
     if since is None or changed_objects(paths, since.objects, snapshot.listing):
         return now_micros
     return since.at_micros
 
 
 def _quiet_left(snapshot: JobSnapshot, quiet_seconds: float, began: int, now: int) -> float:
-    """How many seconds must still pass before the objects of the job count as quiet."""
+    """Return the seconds that must still pass before the objects of the job count as quiet."""
     finished = snapshot.answer.facts.finish_time_micros
     if finished is not None and now - finished >= _LONG_AGO * quiet_seconds * 1e6:
         return 0.0

@@ -1,4 +1,4 @@
-"""What is known of a job of Arroyo's before it is rewritten, and whether it is still so."""
+"""Preconditions of a rewrite: a snapshot of an Arroyo job, and checks that it has not changed."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ from arroyo_dagster.state.tables.merge.rewrite import unwritable
 
 @dataclass(frozen=True, slots=True)
 class JobSnapshot:
-    """A job of Arroyo's as it was found.
+    """An Arroyo job at one time.
 
     Attributes:
-        objects: the metadata that may be overwritten, as read; in the protocol layout the head's
-            manifest, in the legacy layout one of every operator.
+        objects: the metadata that may be overwritten, as read: in the protocol layout the head's
+            manifest, in the legacy layout one object per operator.
         guards: objects that a start of the job, or its end, would change.
-        listing: everything below the job.
-        why_not: why nothing may be rewritten now.
+        listing: every object below the job.
+        why_not: why nothing may be rewritten now; None if it may.
     """
 
     answer: JobAnswer
@@ -64,13 +64,13 @@ class JobSnapshot:
 
 
 def take_snapshot(store: ObjectStore, paths: JobPaths, directory: JobDirectory) -> JobSnapshot:
-    """Gather what is known of a job of Arroyo's, and of the epoch that it would restore.
+    """Read the facts about an Arroyo job and the epoch that it would restore.
 
     Raises:
-        InputError: a job of ours.
-        NotFoundError, FormatError: it has no checkpoint, or one that cannot be read.
+        InputError: the job is a managed job.
+        NotFoundError, FormatError: the job has no checkpoint, or one that cannot be read.
     """
-    # Listed first: what is written meanwhile shows later as a change.
+    # List first: objects written meanwhile then count as changed.
     listing = list_objects(store, paths)
     answer = directory.look_up([paths], checkpoints=True)[0]
     backend = ParquetBackend(store, paths)
@@ -101,14 +101,14 @@ def take_snapshot(store: ObjectStore, paths: JobPaths, directory: JobDirectory) 
 
 @dataclass(frozen=True, slots=True)
 class ListedJob:
-    """The objects of a job, as a listing that had ended by `at_micros` showed them."""
+    """The objects of a job from a listing that was complete by `at_micros`."""
 
     at_micros: int
     objects: Mapping[StatePath, ObjectInfo]
 
 
 def list_objects(store: ObjectStore, paths: JobPaths) -> dict[StatePath, ObjectInfo]:
-    """List every object of a job that can be addressed."""
+    """List every addressable object of a job."""
     return {info.path: info for info in store.list(paths.root) if info.addressable}
 
 
@@ -117,9 +117,9 @@ def changed_objects(
     before: Mapping[StatePath, ObjectInfo],
     now: Mapping[StatePath, ObjectInfo],
 ) -> list[StatePath]:
-    """The objects that somebody else created, changed or deleted between two listings.
+    """Return the objects that other processes created, changed or deleted between two listings.
 
-    What this package keeps for itself, and files that it has written for a rewrite, do not count.
+    Objects in this package's own directory, and files written for a rewrite, do not count.
     """
     managed = f"{paths.root}/{OUR_DIRECTORY}/"
     return [
@@ -136,7 +136,7 @@ def _head(backend: ParquetBackend) -> tuple[Checkpoint, str | None]:
     if isinstance(found, recovery.Restore):
         state = CheckpointState.COMMITTING if found.replay_commit else CheckpointState.READY
         return as_checkpoint(found.manifest, found.ref, state), None
-    # Shown all the same: what a start makes of it is not for us to decide.
+    # Returned all the same: how a start treats this job is not decided here.
     newest = backend.load()
     return newest, f"the next start would not restore exactly epoch {newest.epoch}"
 
@@ -151,7 +151,7 @@ def _legacy_epoch(backend: ParquetBackend, answer: JobAnswer) -> tuple[Checkpoin
 
 
 def _decoded_again(checkpoint: Checkpoint, objects: Mapping[StatePath, bytes]) -> Checkpoint:
-    """The checkpoint as these very bytes say it: what is replaced later is what was planned on."""
+    """Decode the checkpoint from these bytes: they are what is planned on and replaced later."""
     if checkpoint.worker_generation is not None:
         manifest = metadata.decode_manifest(objects[checkpoint.ref], checkpoint.ref)
         return replace(checkpoint, operators=manifest.operators)
@@ -162,8 +162,9 @@ def _decoded_again(checkpoint: Checkpoint, objects: Mapping[StatePath, bytes]) -
 def guards_of(
     store: ObjectStore, paths: JobPaths, checkpoint: Checkpoint
 ) -> dict[StatePath, tuple[str | None, int | None] | bytes]:
-    """What a start changes: the fence, or the checkpoint's metadata, which a restore writes anew;
-    and the directories of later epochs."""
+    """Return the objects that a start changes: the fence, or the checkpoint's metadata, which a
+    restore writes anew; and the directories of later epochs.
+    """
     backend = ParquetBackend(store, paths)
     if paths.layout is Layout.PROTOCOL:
         dirs = repr(sorted(store.list_dir(paths.generations).prefixes)).encode()
@@ -180,10 +181,10 @@ def guards_of(
 
 
 def table_facts(store: ObjectStore, snapshot: JobSnapshot) -> TableFacts:
-    """What is known of the tables of the epoch beside its metadata.
+    """Return the facts about the epoch's tables that its metadata does not contain.
 
     Raises:
-        FormatError: a file that it lists is missing.
+        FormatError: a file that the epoch lists is missing.
     """
     files = {
         file.path: file
@@ -236,7 +237,7 @@ def _expiring(
 
 
 def _unkeyed_facts(store: ObjectStore, checkpoint: Checkpoint) -> dict[TableKey, UnkeyedFacts]:
-    """Footers tell what Arroyo would lose of an aggregate without GROUP BY."""
+    """Read from footers how many rows Arroyo would lose from an aggregate without GROUP BY."""
     found = {}
     for key, config, files in _expiring(checkpoint):
         if config.generational and not config.schema.hashed_indices:
@@ -265,15 +266,15 @@ def _unwritable(checkpoint: Checkpoint) -> dict[TableKey, str]:
     return found
 
 
-# ---- is it still so ------------------------------------------------------------------------------
+# ---- is it unchanged -----------------------------------------------------------------------------
 
 
 def check_may(paths: JobPaths, snapshot: JobSnapshot) -> None:
-    """Make sure that the job may be rewritten now.
+    """Check that the job may be rewritten now.
 
     Raises:
-        InputError: it may not; says why, and what would help.
-        StorageError…: whoever was asked about it could not answer.
+        InputError: it may not; names the reason and the next step.
+        StorageError…: a source of the job's status could not answer.
     """
     if snapshot.why_not is None:
         return
@@ -295,11 +296,11 @@ def check_may(paths: JobPaths, snapshot: JobSnapshot) -> None:
 
 
 def check_restorable(store: ObjectStore, paths: JobPaths, epoch: Epoch, level: int) -> None:
-    """Make sure that the epoch passes: as it is, before rows that came twice are merged and nobody
-    can tell any more; and as it would be, before it is published.
+    """Check that the epoch passes verification: as it is, before merging duplicate rows hides them;
+    and as it would be, before it is published.
 
     Raises:
-        ProtocolError: it does not.
+        ProtocolError: it does not pass.
     """
     verdict = verify_job(store, paths, epoch, level=level, history=1).verdict
     if not verdict.passed:
@@ -313,7 +314,7 @@ def check_restorable(store: ObjectStore, paths: JobPaths, epoch: Epoch, level: i
 
 
 def check_not_cancelled(paths: JobPaths, cancelled: Callable[[], bool]) -> None:
-    """Give up where the caller wants it: a ConflictError, retryable."""
+    """Raise a retryable ConflictError if the caller cancelled the rewrite."""
     if cancelled():
         raise ConflictError(
             "the rewrite exceeded its time limit",
@@ -325,11 +326,11 @@ def check_not_cancelled(paths: JobPaths, cancelled: Callable[[], bool]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Unchanged:
-    """What is needed to find out whether everything is still as it was.
+    """The facts needed to check that the job is unchanged.
 
     Attributes:
         sizes: of every file that the epoch lists.
-        cancelled: whether the caller has had enough.
+        cancelled: whether the caller cancelled the rewrite.
     """
 
     paths: JobPaths
@@ -339,10 +340,10 @@ class Unchanged:
     cancelled: Callable[[], bool] = lambda: False
 
     def check(self, store: ObjectStore, *, published: bool = False) -> None:
-        """Make sure that the job is at rest and was not started since.
+        """Check that the job is at rest and was not started since the snapshot.
 
         Raises:
-            ConflictError: it was, or nobody says so any more.
+            ConflictError: it was started, or no source reports its status any more.
         """
         before = self.snapshot
         answer = self.directory.look_up([self.paths], checkpoints=True)[0]
@@ -374,10 +375,10 @@ class Unchanged:
 def overwrite(
     store: ObjectStore, paths: JobPaths, path: StatePath, expected: bytes, data: bytes
 ) -> None:
-    """Put a metadata object in the place of the one that is expected there, and read it back.
+    """Replace a metadata object that has the expected content, and read it back.
 
     Raises:
-        ConflictError: another one is there.
+        ConflictError: the object has other content.
         ProtocolError: it reads back different.
     """
     if store.read(path) != expected:
@@ -398,7 +399,7 @@ def overwrite(
 
 
 def is_arroyo_job(store: ObjectStore, paths: JobPaths) -> bool:
-    """Whether a job is Arroyo's, by its newest epoch; False if it has none that can be read."""
+    """Whether the newest epoch shows an Arroyo job; False if the job has no readable epoch."""
     try:
         return ParquetBackend(store, paths).load().progress is None
     except ArroyoStateError:

@@ -1,4 +1,4 @@
-"""Rewritten files made visible: the metadata of one epoch of Arroyo's, overwritten in place."""
+"""Publish rewritten files: overwrite the metadata of one epoch of an Arroyo job in place."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ from arroyo_dagster.state.storage.wrappers import Overlaid
 
 
 def _check_quiet(store: ObjectStore, paths: JobPaths, before: JobSnapshot) -> None:
-    """Nothing but what we wrote may differ from what was listed in the beginning."""
+    """Check that nothing but files of rewrites changed since the snapshot's listing."""
     changed = changed_objects(paths, before.listing, list_objects(store, paths))
     if changed:
         raise ConflictError(
@@ -63,7 +63,7 @@ def _check_quiet(store: ObjectStore, paths: JobPaths, before: JobSnapshot) -> No
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Publication:
-    """How a rewrite is published; attributes as of `RewriteOptions`."""
+    """Options of a publication; attributes as of `RewriteOptions`."""
 
     verify_level: int
     now_micros: int
@@ -100,7 +100,7 @@ def publish(
             overwrite(held, work.paths, at, work.snapshot.objects[at], data)
         publication.on_published(done)
     work.check(held, published=True)
-    # What undoes the rewrite of an epoch that was left behind undoes nothing any more.
+    # The records that undo rewrites of earlier epochs are no longer applicable.
     mine = f"{plan.epoch:07}-"
     forget_rewrites(held, work.paths, lambda name: not name.startswith(mine))
     return done
@@ -109,7 +109,7 @@ def publish(
 def _new_files(
     plan: RewritePlan, parts: Sequence[RewriteShard], left_out: Sequence[LeftOut]
 ) -> tuple[dict[TableKey, tuple[TableRewrite, list[TimeFile]]], list[RewriteShard]]:
-    """The tables that get new files. Both tables of an aggregate stay as they are, if one does."""
+    """Return the tables that get new files. If one table of an aggregate is left out, both are."""
     stuck = {one.operator for one in left_out if _of_aggregate(plan, one)}
     stuck_tables = {(one.operator, one.table) for one in left_out}
     found: dict[TableKey, tuple[TableRewrite, list[TimeFile]]] = {}
@@ -118,7 +118,7 @@ def _new_files(
         key = (table.operator, table.table)
         mine = [p for p in parts if (p.merged.operator, p.merged.table) == key]
         outputs = [file for part in mine for file in _outputs(part)]
-        # Without a row left the table would vanish from the epoch: Arroyo drops it in its time.
+        # A table without a remaining row would vanish from the epoch; Arroyo itself drops it later.
         if key in stuck_tables or (table.operator in stuck and table.rule.aggregate) or not outputs:
             continue
         found[key] = (table, outputs)
@@ -134,7 +134,7 @@ def _of_aggregate(plan: RewritePlan, one: LeftOut) -> bool:
 
 
 def _left_out_once(left_out: Sequence[LeftOut]) -> list[LeftOut]:
-    """Of each table the first reason."""
+    """Keep only the first reason of each table."""
     return list({(one.operator, one.table): one for one in reversed(left_out)}.values())
 
 
@@ -143,7 +143,7 @@ def _outputs(part: RewriteShard) -> tuple[TimeFile, ...]:
 
 
 def _encoded(snapshot: JobSnapshot, after: Checkpoint) -> dict[StatePath, bytes]:
-    """The metadata objects to overwrite, and their new bytes."""
+    """Return the metadata objects to overwrite, with their new bytes."""
     if after == snapshot.checkpoint:
         return {}
     ref = snapshot.checkpoint.ref

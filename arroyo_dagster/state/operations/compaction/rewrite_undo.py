@@ -1,4 +1,4 @@
-"""A rewrite of Arroyo's metadata, put back."""
+"""Undo a rewrite: restore the original metadata of a stopped Arroyo job."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ from arroyo_dagster.state.storage.store import ObjectStore
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UndoPlan:
-    """What undoing the last rewrite of a job would put back.
+    """The metadata objects that undoing the last rewrite of a job would restore.
 
     Attributes:
-        record: what says how it was; None if there is nothing to put back.
-        objects: the metadata objects that would be put back.
+        record: the record with their original content; None if there is nothing to restore.
+        objects: the metadata objects that would be restored.
     """
 
     record: StatePath | None = None
@@ -50,11 +50,11 @@ class UndoPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UndoOutcome:
-    """What was put back.
+    """The metadata objects that were restored.
 
     Attributes:
-        record: what said how it was; None if there was nothing to put back.
-        objects: the metadata objects that were put back, or would be.
+        record: the record with their original content; None if there was nothing to restore.
+        objects: the metadata objects that were restored, or would be.
         done: False for a dry run.
     """
 
@@ -64,17 +64,17 @@ class UndoOutcome:
 
     @classmethod
     def of_plan(cls, plan: UndoPlan) -> UndoOutcome:
-        """The outcome of a dry run: nothing changed."""
+        """Return the outcome of a dry run: nothing changed."""
         return cls(record=plan.record, objects=plan.objects)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UndoOptions:
-    """How a rewrite is undone.
+    """Options of an undo.
 
     Attributes:
         owner: who runs it, for the lease.
-        lease_wait_seconds: how long to wait for a process that holds the lease of the job.
+        lease_wait_seconds: how long to wait for a process that holds the job's lease.
         clock: microseconds since 1970 in UTC, by this machine.
     """
 
@@ -85,10 +85,11 @@ class UndoOptions:
 
 
 def plan_undo(store: ObjectStore, paths: JobPaths, directory: JobDirectory) -> UndoPlan:
-    """Plan to put the metadata of a stopped job of Arroyo's back. Writes nothing: the dry run.
+    """Plan to restore a stopped Arroyo job's original metadata. Writes nothing: this is the dry
+    run.
 
     Args:
-        directory: who says what the job is doing.
+        directory: the source of the job's status.
 
     Raises:
         InputError, ConflictError, FormatError, ProtocolError: as `run_undo`.
@@ -105,21 +106,21 @@ def run_undo(
     *,
     plan: UndoPlan | None = None,
 ) -> UndoOutcome:
-    """Put the metadata of a stopped job of Arroyo's back as it was before its last rewrite.
+    """Restore a stopped Arroyo job's metadata as it was before its last rewrite.
 
-    The files it then lists are all there: a rewrite deletes none. Stopped anywhere, the job is
-    restorable; run again, it goes on.
+    All files that this metadata lists exist: a rewrite deletes none. If it is interrupted at any
+    point, the job is restorable, and a second run completes the undo.
 
     Args:
-        directory: who says what the job is doing; asked again before each change.
-        plan: put back exactly this, as `plan_undo` planned it; None = whatever is to be put back.
+        directory: the source of the job's status; asked again before each change.
+        plan: restore exactly the objects of this plan by `plan_undo`; None = all changed objects.
 
     Raises:
-        InputError: the job is not at rest, or nobody says so.
-        ConflictError: the job was started since, somebody changed the metadata, or `plan` no longer
-            fits.
-        FormatError: a file that the old metadata lists is gone, or the record is broken.
-        ProtocolError: the record is of another job, from which this one was copied.
+        InputError: the job is not at rest, or no source reports its status.
+        ConflictError: the job was started since, another process changed the metadata, or `plan` no
+            longer fits.
+        FormatError: a file that the original metadata lists is missing, or the record is broken.
+        ProtocolError: the record belongs to another job, of which this one is a copy.
     """
     chosen = options or UndoOptions()
     fresh = _fresh(paths, plan_undo(store, paths, directory), plan)
@@ -154,7 +155,7 @@ def undo_rewrite(
     dry_run: bool = False,
     **options: Any,
 ) -> UndoOutcome:
-    """The old name of `run_undo` and, with `dry_run`, of `plan_undo`; it goes with release 0.3."""
+    """Deprecated: call `run_undo`, or `plan_undo` for `dry_run`. Removed in release 0.3."""
     warnings.warn(
         "undo_rewrite is plan_undo and run_undo now; it goes with release 0.3",
         DeprecationWarning,
@@ -166,7 +167,7 @@ def undo_rewrite(
 
 
 def _fresh(paths: JobPaths, fresh: UndoPlan, given: UndoPlan | None) -> UndoPlan:
-    """The plan of fresh facts, which must be the given one, if there is one."""
+    """Return the plan made from fresh facts; it must equal the given one, if any."""
     if given is not None and given != fresh:
         raise ConflictError(
             "the plan no longer fits: other objects would be put back now",
@@ -179,7 +180,7 @@ def _fresh(paths: JobPaths, fresh: UndoPlan, given: UndoPlan | None) -> UndoPlan
 def _what_changed(
     store: ObjectStore, paths: JobPaths, directory: JobDirectory
 ) -> tuple[JobSnapshot, StatePath | None, dict[StatePath, tuple[bytes, bytes]]]:
-    """The job, the record that undoes its last rewrite, and what that would put back."""
+    """Return the job, the record that undoes its last rewrite, and the objects to restore."""
     snapshot = take_snapshot(store, paths, directory)
     check_may(paths, snapshot)
     path = _newest_record(store, paths)
@@ -206,7 +207,7 @@ def _check_undoable(
         next_step="undo it in the original job, of which this one is a copy; nothing was restored",
     )
     now = (snapshot.checkpoint.epoch, snapshot.checkpoint.worker_generation)
-    # A run that was started since, and failed before its first checkpoint, has left no trace.
+    # A run that was started since and failed before its first checkpoint is not visible here.
     if now != (record.epoch, record.worker_generation):
         raise ConflictError(
             f"epoch {record.epoch} was rewritten, but the job would now restore epoch {now[0]}",
@@ -227,7 +228,7 @@ def _check_undoable(
 def _changed_since(
     store: ObjectStore, paths: JobPaths, record: RewriteRecord
 ) -> dict[StatePath, tuple[bytes, bytes]]:
-    """Objects that are as we wrote them: what they hold, and what they held before."""
+    """Return the objects that still hold the rewritten content: it, and the content before."""
     changed = {}
     for path, before in record.before.items():
         found = store.read(path)

@@ -1,3 +1,3 @@
-"""What a plan names is deleted or quarantined, and recorded in the journal. What may go is decided
-in `planning/gc`.
+"""Gc: delete or quarantine the objects that a plan names, and record that in the journal. Which
+objects may be deleted is decided in `planning/gc`.
 """

@@ -13,8 +13,8 @@ from arroyo_dagster.state.storage.store import CHUNK_BYTES, ObjectStore, read_in
 
 _SMALL_BYTES = 1 << 20
 _LARGE_AT_ONCE = threading.BoundedSemaphore(8)
-"""The limit of this process, which bounds its memory: many threads copy batches of objects at once,
-each with up to `CHUNK_BYTES` of its object.
+"""Limits the large objects that this process reads at once, and thereby its memory: many threads
+copy batches of objects concurrently, each with up to `CHUNK_BYTES` of its object.
 """
 
 

@@ -1,4 +1,4 @@
-"""Gc plans executed: under the lease of the job, and checked against fresh facts."""
+"""Execution of gc plans: under the lease of the job, and checked against fresh facts."""
 
 from __future__ import annotations
 
@@ -43,15 +43,15 @@ from arroyo_dagster.state.storage.store import ObjectStore
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GcOutcome:
-    """What a collection did, or would do.
+    """The outcome of a gc run or a dry run.
 
     Attributes:
-        done: False for a dry run, and where there was nothing to do.
-        deleted, size_bytes: what was there before and is not there now, as read back from the
-            store; in a dry run what would go.
+        done: False for a dry run, and if there was nothing to do.
+        deleted, size_bytes: the objects that existed before and no longer exist, as read back from
+            the store; in a dry run the objects that would be deleted.
         run: the name of the run in the journal; None if there was nothing to do.
         quarantine: where objects were moved; None if they were deleted.
-        open_entries: entries of runs that died, completed by this one.
+        open_entries: journal entries of interrupted runs, completed by this one.
     """
 
     plan: GcPlan
@@ -64,7 +64,7 @@ class GcOutcome:
 
     @classmethod
     def of_plan(cls, plan: GcPlan) -> GcOutcome:
-        """What executing a plan would do: the outcome of a dry run."""
+        """Return the outcome of a dry run: what executing the plan would do."""
         return cls(plan=plan, done=False, deleted=plan.objects, size_bytes=plan.size_bytes)
 
 
@@ -102,16 +102,16 @@ def run_gc(
     *,
     plan: GcPlan | None = None,
 ) -> GcOutcome:
-    """Delete, or quarantine, what one plan of a job names: under its lease, journalled, read back.
+    """Delete or quarantine the objects of one plan: under the job's lease, journalled, read back.
 
     Args:
-        request: the plan is made by it, or made again to check `plan` against fresh facts.
-        plan: execute this one, made earlier by `plan_gc`; None = make it under the lease.
+        request: from which the plan is made, or made again to check `plan` against fresh facts.
+        plan: execute this plan, made earlier by `plan_gc`; None = plan under the lease.
 
     Raises:
         ConflictError: another process holds the lease, or `plan` no longer fits.
         ProtocolError: refused, with the evidence; see `plan_gc`.
-        StorageError: objects could not be deleted; what refers to them is still there.
+        StorageError: objects could not be deleted; what refers to them still exists.
     """
     chosen = options or GcOptions()
     with heartbeat(chosen.on_progress) as on_progress:
@@ -128,7 +128,7 @@ def collect(
     aside: bool = False,
     **options: Any,
 ) -> GcOutcome:
-    """The old name of `plan_gc` and, with `yes`, of `run_gc`; it goes with release 0.3."""
+    """Deprecated: call `plan_gc`, or `run_gc` for `yes`. Removed in release 0.3."""
     warnings.warn(
         "collect is replaced by plan_gc and run_gc; release 0.3 removes it",
         DeprecationWarning,
@@ -204,7 +204,7 @@ def _run(
 
 
 def _store_clock(held: Leased, paths: JobPaths, clock: Clock) -> int:
-    """The time by the clock of the store: it has just written the lease."""
+    """Return the time by the store's clock, from the lease that was just written."""
     found = held.head(held.lease.path)
     return check_store_clock(paths, None if found is None else found.modified_micros, clock())
 
@@ -218,6 +218,6 @@ def _checked(held: ObjectStore, plan: GcPlan, fresh: GcPlan) -> GcPlan:
 
 
 def _note_min_epoch(held: ObjectStore, paths: JobPaths, oldest: Epoch, plan: GcPlan) -> None:
-    """Let the newest epoch of a job of ours say which is the oldest, as Arroyo's cleanup does."""
+    """Set the oldest kept epoch in a managed job's newest epoch, as Arroyo's cleanup does."""
     if paths.layout is Layout.LEGACY and plan.proof.condition is None:
         note_min_epoch(ParquetBackend(held, paths), oldest)

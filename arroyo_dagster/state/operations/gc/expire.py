@@ -1,4 +1,4 @@
-"""Expiry of a job's old epochs by their number: what is asked, and how much there is to do."""
+"""Expiry of a job's old epochs by their number: the request, and the backlog."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from arroyo_dagster.state.storage.store import ObjectStore
 
 
 def to_keep(keep_epochs: int) -> GcRequest:
-    """The question of an expiry that keeps so many of the newest epochs.
+    """Return the request of an expiry that keeps this many of the newest epochs.
 
     Raises:
         InputError: fewer than two are to be kept.
@@ -19,7 +19,7 @@ def to_keep(keep_epochs: int) -> GcRequest:
 
 
 def expiry_backlog(store: ObjectStore, paths: JobPaths, keep_epochs: int) -> int:
-    """How many epochs of a job are older than the newest `keep_epochs`; 0 for jobs of Arroyo's."""
+    """Return how many unpinned epochs are older than the newest `keep_epochs`; Arroyo jobs: 0."""
     backend = ParquetBackend(store, paths)
     epochs = backend.epochs()
     if len(epochs) <= keep_epochs:

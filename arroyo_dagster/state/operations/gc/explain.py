@@ -1,4 +1,4 @@
-"""Why an object stays or may go: for one, with all that refers to it; for many, by reason."""
+"""Explain why gc keeps or may delete objects: one with all its referrers, or many by reason."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from arroyo_dagster.state.storage.store import ObjectInfo, ObjectStore
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explained:
-    """What is known of one object.
+    """The explanation of one object.
 
     Attributes:
         by: what refers to it, newest first: epochs, attempts, compactions, quarantines.
-        reason: why it stays, or may go.
-        undecided: why it is not known whether it may go; None if it is.
+        reason: why it is kept or may be deleted.
+        undecided: why it is unknown whether it may be deleted; None if it is known.
     """
 
     path: StatePath
@@ -40,7 +40,7 @@ class Explained:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reasons:
-    """Why the objects below a directory stay or may go: how many, and how many bytes."""
+    """Why the objects below a directory are kept or may be deleted: number and bytes by reason."""
 
     counts: dict[Reason, tuple[int, int]]
     undecided: str | None = None
@@ -52,7 +52,7 @@ class Reasons:
 
 @dataclass(frozen=True, slots=True)
 class _Judge:
-    """Tells the reason of each object of one job."""
+    """Determines the reason of each object of one job."""
 
     roots: Roots
     report: Callable[[StoredObject], Reason]
@@ -63,11 +63,11 @@ def explain_object(store: ObjectStore, paths: JobPaths, name: str, asked: GcRequ
     """Explain one object of a job.
 
     Args:
-        name: its path, as metadata has it or as the store has it.
+        name: its path, as metadata or the store spells it.
 
     Raises:
         NotFoundError: there is no such object.
-        ProtocolError, FormatError: what is referenced cannot be told; see `plan_gc`.
+        ProtocolError, FormatError: the references cannot be determined; see `plan_gc`.
     """
     path, info = _found(store, name)
     _, judge = _judged(store, paths, asked)
@@ -100,10 +100,10 @@ def _found(store: ObjectStore, name: str) -> tuple[StatePath, ObjectInfo]:
 def explain_directory(
     store: ObjectStore, paths: JobPaths, prefix: str, asked: GcRequest
 ) -> Reasons:
-    """Summarise what lies below a directory of a job by why it stays or may go.
+    """Summarise the objects below a directory of a job by why they are kept or may be deleted.
 
     Args:
-        prefix: whole segments; the job's root for all of it.
+        prefix: whole segments; the job's root for all objects.
 
     Raises:
         ProtocolError, FormatError: as `explain_object`.
@@ -146,7 +146,7 @@ def _judged(store: ObjectStore, paths: JobPaths, asked: GcRequest) -> tuple[list
 
 
 def _by_references(roots: Roots) -> Callable[[StoredObject], Reason]:
-    """What can be told of a job of which nobody knows what it is doing."""
+    """Return the reasons that can be determined for a job of unknown status."""
     referenced = referenced_by(roots, (*roots.epochs, *roots.attempts))
     by_kind = {
         ObjectKind.FOREIGN: Reason.FOREIGN,
@@ -180,10 +180,10 @@ def _referring(roots: Roots, path: StatePath) -> Iterator[str]:
 
 
 def job_of_path(jobs: list[JobPaths], path: str) -> JobPaths:
-    """The job that a path lies in, or is the root of.
+    """Return the job that contains a path, or has it as its root.
 
     Raises:
-        InputError: it lies in none.
+        InputError: no job contains it.
     """
     name = path.rstrip("/")
     for paths in jobs:

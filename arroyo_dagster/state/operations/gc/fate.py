@@ -1,7 +1,7 @@
-"""What became of an object: whether it is there and why, or which run deleted or moved it.
+"""Fate of an object: whether it exists and why, or which run deleted or moved it.
 
-The journal is read a part at a time. Of a run only the batches are read whose range of paths, which
-`end.json` lists, can hold the object; of an archive only the row groups.
+The journal is read part by part. Of a run, only the batches are read whose range of paths, as
+`end.json` lists it, may contain the object; of an archive, only such row groups.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ MOVED, BACK, DELETED = "moved", "back", "deleted"
 
 
 class FateState(Enum):
-    """What became of an object; the value says it in words."""
+    """The fate of an object; the value describes it."""
 
     PRESENT = "it is there"
     UNDELETED = "it is there: it was brought back from quarantine"
@@ -70,10 +70,10 @@ class FateState(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FateEvent:
-    """What one run did with the object.
+    """The action of one run on the object.
 
     Attributes:
-        quarantine: the quarantine that the run moved objects to, or brought them back from.
+        quarantine: the quarantine to which the run moved objects, or from which it restored them.
     """
 
     entry: JournalEntry
@@ -82,16 +82,17 @@ class FateEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fate:
-    """What became of one object.
+    """The fate of one object.
 
     Attributes:
-        events: what runs did with it, oldest first.
-        info: the object as the store has it; None if it is not there.
-        explained: why it stays or may go; None if it is not there or `unexplained`.
-        unexplained: why that could not be told.
-        quarantine, copy: where it can be brought back from.
-        purged: what the run that purged the quarantine says of one copy.
-        unreadable: parts of the journal that do not decode: the answer may lack what they say.
+        events: the actions of runs on it, oldest first.
+        info: the object in the store; None if it does not exist.
+        explained: why it is kept or may be deleted; None if it does not exist or `unexplained` is
+            set.
+        unexplained: why that could not be determined.
+        quarantine, copy: from which it can be restored.
+        purged: the journal entry of one copy in the run that purged the quarantine.
+        unreadable: parts of the journal that do not decode; the answer may lack their entries.
     """
 
     path: StatePath
@@ -112,7 +113,7 @@ class FateCount:
     """How many objects below a directory had the same outcome.
 
     Attributes:
-        first_micros, last_micros: when the first and the last of them had it.
+        first_micros, last_micros: the times of the first and the last of them.
     """
 
     objects: int = 0
@@ -129,11 +130,11 @@ class FateCount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DirectoryFate:
-    """What became of the objects below a directory.
+    """The fates of the objects below a directory.
 
     Attributes:
         counts: by outcome (its first word) and kind of run. An object counts once for each run.
-        present, present_bytes: what is there now.
+        present, present_bytes: the objects that exist now.
         unreadable: as in `Fate`.
     """
 
@@ -146,10 +147,10 @@ class DirectoryFate:
 
 
 def job_of_object(store: ObjectStore, path: str) -> JobPaths:
-    """The job that a path lies in; also one that was removed, and of which the journal is left.
+    """Return the job that contains a path; also a deleted job of which the journal still exists.
 
     Raises:
-        InputError: it lies in none.
+        InputError: no job contains it.
     """
     first, _, rest = path.partition("/")
     second = rest.partition("/")[0]
@@ -163,14 +164,14 @@ def job_of_object(store: ObjectStore, path: str) -> JobPaths:
 
 
 def fate_of_object(store: ObjectStore, paths: JobPaths, name: str, asked: GcRequest) -> Fate:
-    """Say what became of one object of a job. Writes nothing.
+    """Determine the fate of one object of a job. Writes nothing.
 
     Args:
-        name: its path, as metadata has it or as the store has it.
-        asked: for `explain_object`, where the object is there.
+        name: its path, as metadata or the store spells it.
+        asked: for `explain_object`, if the object exists.
 
     Raises:
-        InputError: not a path.
+        InputError: the name is not a path.
         FormatError, ProtocolError: the index of a quarantine is missing or does not decode.
     """
     names = [StatePath(name)]
@@ -217,7 +218,7 @@ def _known(
     events: tuple[FateEvent, ...],
     unreadable: tuple[StatePath, ...],
 ) -> Fate:
-    """What the journal and the quarantine say of an object that is not there."""
+    """Return what the journal and the quarantine record about an object that does not exist."""
     state, last = FateState.NEVER_LISTED, events[-1] if events else None
     quarantine, copy, purged = None, None, None
     if last is not None:
@@ -248,7 +249,7 @@ def _known(
 
 
 def _purge_of(store: ObjectStore, paths: JobPaths, quarantine: str | None) -> JournalEntry | None:
-    """What a purge says of the first copy in a quarantine."""
+    """Return the purge's journal entry of the first copy in a quarantine."""
     if quarantine is None:
         return None
     copies = _Search.below(StatePath(paths.quarantine / quarantine))
@@ -258,10 +259,10 @@ def _purge_of(store: ObjectStore, paths: JobPaths, quarantine: str | None) -> Jo
 
 
 def fate_of_directory(store: ObjectStore, paths: JobPaths, prefix: str) -> DirectoryFate:
-    """Count what became of the objects below a directory of a job.
+    """Count the fates of the objects below a directory of a job.
 
     Args:
-        prefix: whole segments; the job's root for all of it.
+        prefix: whole segments; the job's root for all objects.
     """
     below = StatePath(prefix.rstrip("/"))
     search = _Search.below(below)
@@ -287,11 +288,11 @@ def fate_of_directory(store: ObjectStore, paths: JobPaths, prefix: str) -> Direc
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Search:
-    """What is looked for in the journal.
+    """The paths to search for in the journal.
 
     Attributes:
-        low, high: all wanted paths lie between them, both included.
-        needles: a batch that holds none of these bytes holds no wanted path.
+        low, high: all wanted paths are between them, both inclusive.
+        needles: a batch that contains none of these bytes contains no wanted path.
         unreadable: parts that do not decode.
     """
 
@@ -350,7 +351,7 @@ def _events(store: ObjectStore, paths: JobPaths, search: _Search) -> Iterator[Fa
 def _batches_of(
     store: ObjectStore, directory: StatePath, search: _Search
 ) -> tuple[JournalRun | None, list[int] | None]:
-    """A run, and the numbers of the batches that may hold a wanted path; None: nobody says."""
+    """Return a run and the numbers of its batches that may hold a wanted path; None = unknown."""
     try:
         run, seals = read_run(store, directory), seals_of(store, directory)
     except FormatError:
@@ -394,10 +395,11 @@ def _read(store: ObjectStore, directory: StatePath, number: int) -> bytes | None
 
 
 def path_of_object(name: str, url: str, job: JobPaths | None) -> str:
-    """The path below the URL: of a full URL, a path below it, or one that is relative to the job.
+    """Return the path below the store's URL, given a full URL, a path below it, or one relative to
+    the job.
 
     Raises:
-        InputError: nothing is left of it.
+        InputError: the path is empty.
     """
     path = name.removeprefix(f"{url.rstrip('/')}/")
     if job is not None and not f"{path}/".startswith(f"{job.root}/"):

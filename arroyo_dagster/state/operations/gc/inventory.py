@@ -1,7 +1,7 @@
-"""Everything that lies below a job, listed once and sorted by what its name says it is.
+"""Inventory: every object below a job, listed once and sorted by the kind that its name shows.
 
-The listing comes first and the references are read afterwards: what is published in between is
-referenced by more, never by less.
+The listing comes first and the references are read afterwards: an epoch published in between adds
+references, never removes any.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ from arroyo_dagster.state.storage.store import ObjectInfo, ObjectStore
 
 
 def directories_of(store: ObjectStore, paths: JobPaths) -> list[StatePath]:
-    """Directories that together hold everything but what lies beside them, level by level: one for
-    each attempt at an epoch, and for whatever else is there.
+    """Return directories that contain all objects below the job except those directly in the upper
+    levels: one for each attempt at an epoch, and one for each other directory.
     """
     inner = {paths.root, paths.generations, paths.checkpoints()}
     found: list[StatePath] = []
@@ -67,10 +67,10 @@ class Inventory:
     """The objects below a job, as listed.
 
     Attributes:
-        files: data files, subtask metadata and staged sink files: what may be an orphan.
-        metadata: what describes epochs and generations.
-        maintenance: what maintenance keeps for itself.
-        foreign: names that nobody here gives.
+        files: data files, subtask metadata and staged sink files: the possible orphans.
+        metadata: objects that describe epochs and generations.
+        maintenance: objects of maintenance operations.
+        foreign: names that neither Arroyo nor this package would create.
         newest: the newest epoch when the listing began.
         beside: how many files were listed elsewhere, and are not in `files`.
     """
@@ -95,11 +95,11 @@ def read_inventory(
     """List everything below a job, then read everything that refers to data files.
 
     Args:
-        on_progress: called now and then with what was listed and read.
+        on_progress: called at intervals with what was listed and read.
 
     Raises:
-        ProtocolError: what was found does not add up: an empty listing or one that is cut short,
-            another job's objects within this one, objects of a newer release.
+        ProtocolError: the objects are inconsistent: an empty or incomplete listing, another job's
+            objects within this one, objects of a newer release.
         FormatError, NotFoundError, ConflictError: as `read_roots`.
     """
     newest = newest_root(store, paths)
@@ -114,19 +114,19 @@ def read_inventory(
 def read_listed(
     store: ObjectStore, found: Inventory, on_progress: OnProgress = no_progress
 ) -> Roots:
-    """Read everything that refers to data files: what leads to epochs, and what was listed.
+    """Read everything that refers to data files: the objects that lead to epochs, and those listed.
 
     Raises:
         ProtocolError, FormatError, NotFoundError, ConflictError: as `read_inventory`.
     """
-    # Before the epochs: a record goes once an epoch that lists what was merged is published.
+    # Before the epochs: a record is deleted once an epoch that lists the merged files is published.
     touched = _compactions(store, found.paths, found)
 
     def read() -> Roots | None:
         roots = read_roots_once(store, found.paths, on_progress)
         return None if roots is None else _with_attempts(store, roots, found)
 
-    # An epoch that is published between the two reads leads nowhere the first time.
+    # An epoch that is published between the two reads looks inconsistent the first time.
     roots = settled(found.paths, read)
     touched |= _rewrites(store, roots, found)
     roots = replace(roots, compactions=touched)
@@ -144,8 +144,8 @@ def list_job(
     """List everything below a job, or below one directory of it.
 
     Raises:
-        ProtocolError: another job's objects lie within this one, or those of a newer release; a
-            symbolic link does.
+        ProtocolError: the job contains a symbolic link, or objects of another job or a newer
+            release.
     """
     sorted_out: dict[str, list[Packed]] = {}
     waiting: dict[str, list[StoredObject]] = {
@@ -186,7 +186,7 @@ def list_job(
 
 
 def _newest_of_each(listed: Iterable[ObjectInfo]) -> Iterator[ObjectInfo]:
-    """Of each name what was written last: a listing that shows versions shows a name twice."""
+    """Keep the newest object of each name: a listing that includes versions shows a name twice."""
     for _, infos in groupby(listed, attrgetter("path")):
         yield max(infos, key=lambda info: info.modified_micros or 0)
 
@@ -245,7 +245,7 @@ def _with_attempts(store: ObjectStore, roots: Roots, found: Inventory) -> Roots:
 def _attempt_or_damaged(
     reader: Reader, path: StatePath, newest: Epoch, roots: Roots
 ) -> EpochRoot | None:
-    """As `_attempt`; what does not decode and was rolled back goes with the epochs like it."""
+    """Read as `_attempt`; an undecodable one of a rolled-back epoch counts as damaged."""
     try:
         return _attempt(reader, path, newest)
     except FormatError as error:
@@ -276,12 +276,12 @@ def _references(reader: Reader, path: StatePath) -> References | None:
 
 
 def _attempt(reader: Reader, path: StatePath, newest: Epoch) -> EpochRoot | None:
-    """An attempt at an epoch; None if it went after it was listed."""
+    """Read an attempt at an epoch; None if it was deleted after it was listed."""
     kind = object_name(reader.paths, path).kind
     if kind is ObjectKind.MANIFEST:
         return attempt(reader, path)
     if kind is not ObjectKind.OPERATOR:
-        return None  # an epoch of the legacy layout, collected meanwhile
+        return None  # an epoch of the legacy layout that was deleted meanwhile
     found = reader.optional(path, operator_references)
     if found is None:
         return None
@@ -292,14 +292,14 @@ def _attempt(reader: Reader, path: StatePath, newest: Epoch) -> EpochRoot | None
 
 
 def _compactions(store: ObjectStore, paths: JobPaths, found: Inventory) -> dict[StatePath, Packed]:
-    """The files that waiting compactions touch. One that does not decode is refused."""
+    """Return the files of compactions that the job has not adopted. Refuse undecodable records."""
     listed = [one.path for one in found.maintenance if one.path.parent == paths.compactions]
     reader = Reader(store, paths)
     read = concurrently(lambda p: reader.optional(p, records.decode_compaction_record), listed)
     touched: dict[StatePath, Packed] = {}
     for path, record in zip(listed, read, strict=True):
         if record is None:
-            continue  # taken over meanwhile: an epoch lists what came of it, or nothing does
+            continue  # adopted or dropped meanwhile: an epoch lists the merged files, or none does
         if (record.pipeline, record.job) != (paths.pipeline, paths.job):
             raise FormatError(
                 "the compaction record belongs to another job", path=path, job=record.job
@@ -310,11 +310,12 @@ def _compactions(store: ObjectStore, paths: JobPaths, found: Inventory) -> dict[
 
 
 def _rewrites(store: ObjectStore, roots: Roots, found: Inventory) -> dict[StatePath, Packed]:
-    """The files that putting back the rewrite of the newest epoch needs. A record that does not
-    decode is refused; one of an epoch that was left behind puts back nothing any more."""
+    """Return the files that undoing the rewrite of the newest epoch needs. An undecodable record is
+    refused; a record of an older epoch is no longer applicable.
+    """
     directory = roots.paths.rewrites
     listed = [one.path for one in found.maintenance if one.path.parent == directory]
-    # A listing that is cut short hides none: those that undo anything are known by name.
+    # An incomplete listing hides none: applicable records are also known by name.
     named = [directory / name for name in roots.job_pins.rewrites]
     known = list(dict.fromkeys((*listed, *named)))
     reader = Reader(store, roots.paths)
@@ -334,7 +335,7 @@ def _check_complete(store: ObjectStore, roots: Roots, found: Inventory) -> None:
         foreign = PathsDigest(one.path for one in found.foreign)
         unlisted = [path for path in unlisted if path not in foreign]
     there = concurrently(store.head, unlisted)
-    # What is not there any more was collected by somebody else since it was read.
+    # Objects that no longer exist were deleted by another process after they were read.
     check_listed(
         roots.paths,
         [path for path, info in zip(unlisted, there, strict=True) if info is not None],
@@ -342,5 +343,5 @@ def _check_complete(store: ObjectStore, roots: Roots, found: Inventory) -> None:
 
 
 def matching(found: Iterable[StoredObject], wanted: PathsDigest) -> Iterator[StoredObject]:
-    """Those of the objects whose paths are wanted."""
+    """Return the objects whose paths are wanted."""
     return (one for one in found if one.path in wanted)

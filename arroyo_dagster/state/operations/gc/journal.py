@@ -1,7 +1,7 @@
-"""The journal of what was deleted: written before each batch, completed after it, kept for ever.
+"""The journal of deletions: written before each batch, completed after it, kept for ever.
 
-What a run that died left open is looked up in the store by the next one, so that no entry stays
-without an outcome. A run is a directory of small objects until it is archived: see
+The next run completes the entries of an interrupted run from the objects in the store, so that
+every entry gets an outcome. A run is a directory of small objects until it is archived: see
 `journal_archive`. Each part holds the digest of the part before it: see `journal_chain`.
 """
 
@@ -45,18 +45,18 @@ from arroyo_dagster.state.storage.store import ObjectStore
 
 ARCHIVE = ".parquet"
 TIME_DIGITS = 17
-"""Microseconds since 1970 at the head of the name of a run, until the year 5138."""
+"""Digits of the time in a run's name, in microseconds since 1970; enough until the year 5138."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JournalEntry:
-    """What became of one object.
+    """The outcome for one object.
 
     Attributes:
         run: the run's name, which begins with its time.
-        kind, plan: which of the three plans, and its digest.
-        outcome: `deleted`, `moved` aside, `gone` before, `there` still with the reason, or
-            `unknown`: a run died while it was at it.
+        kind, plan: the kind of plan, and its digest.
+        outcome: `deleted`; `moved` to quarantine; `gone` before; `there` with the reason, if it
+            still exists; or `unknown`, if the run was interrupted.
     """
 
     run: str
@@ -72,11 +72,11 @@ class JournalEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JournalRun:
-    """One run of a collection.
+    """One run of gc.
 
     Attributes:
-        ended: whether it came to its end.
-        objects, size_bytes: what its plan took.
+        ended: whether it was completed.
+        objects, size_bytes: of its plan.
         quarantine: the name of the quarantine it moved objects to; None if it deleted them.
     """
 
@@ -96,11 +96,11 @@ class RunHeader:
     """What is known of a run when it begins.
 
     Attributes:
-        kind: which of the three plans, `purge` or `undelete`.
-        plan: the digest of what is to be done.
+        kind: the kind of plan, `purge` or `undelete`.
+        plan: the digest of the plan, or the name of the quarantine.
         objects, size_bytes: what its plan takes.
         quarantine: the name of the quarantine it moves objects to; None if it deletes them.
-        more: what else is known of it.
+        more: further fields of the run's record.
     """
 
     kind: str
@@ -116,7 +116,7 @@ class RunHeader:
     def of_plan(
         cls, plan: GcPlan, owner: str, now_micros: int, quarantine: str | None
     ) -> RunHeader:
-        """Return what is known of a run that carries out a plan."""
+        """Return the header of a run that executes a plan."""
         return cls(
             kind=plan.kind.value,
             plan=plan.digest,
@@ -182,11 +182,11 @@ class Journal:
     def write(
         self, batches: Sequence[tuple[int, Sequence[StoredObject]]], outcomes: Mapping[Any, str]
     ) -> None:
-        """Write batches: with no outcomes before they begin, with all of them afterwards.
+        """Write batches: without outcomes before they begin, with all outcomes afterwards.
 
         Args:
-            batches: each with its number. They take their places in the chain in this order when
-                they are written first.
+            batches: each with its number. Their first write, in this order, determines their places
+                in the chain.
         """
         for number, objects in batches:
             if number not in self._previous:
@@ -209,7 +209,7 @@ class Journal:
         return seal_of(number, lines, data)
 
     def end(self, counts: Mapping[str, int]) -> None:
-        """Say that the run came to its end, with what it did."""
+        """Write the end of the run, with what it did."""
         seals = (self._seals[number] for number in sorted(self._seals))
         data = encode_json({"version": OWN_VERSION, **counts, **seals_to_json(seals, self._link)})
         self._store.put(self._at / END, data)
@@ -217,35 +217,35 @@ class Journal:
 
 
 def _begun_name(store: ObjectStore, paths: JobPaths, micros: int, plan: str, data: bytes) -> str:
-    """Begin the directory of a run, under a name of its own."""
+    """Create the directory of a run, under a unique name."""
     while True:
         name = f"{micros:0{TIME_DIGITS}}-{plan}"
         path = paths.journal / name / PLAN
-        # False may be the answer to a request of ours that was sent twice.
+        # False may be the answer to this request if it was sent twice.
         if store.create(path, data) or store.read(path) == data:
             return name
         micros += 1
 
 
 def _time_after(follows: Follows | None, now_micros: int) -> int:
-    """The time in the name of a run: names ascend along the chain, whatever clocks say."""
+    """Return the time in a run's name: names ascend along the chain, whatever the clocks are."""
     time_of = "" if follows is None else follows.run.partition("-")[0]
     known = len(time_of) == TIME_DIGITS and time_of.isdecimal()
     return max(now_micros, int(time_of) + 1) if known else now_micros
 
 
 def list_runs(store: ObjectStore, paths: JobPaths) -> list[JournalRun]:
-    """The runs that the journal of a job knows, oldest first.
+    """Return the runs in the journal of a job, oldest first.
 
     Raises:
-        FormatError: one does not decode.
+        FormatError: a run does not decode.
     """
     return [one.run for one in _found(store, paths)]
 
 
 @dataclass(frozen=True, slots=True)
 class _LocatedRun:
-    """A run, and where it lies: in a directory of its own, or with others in an archive."""
+    """A run, and its place: a directory of its own, or an archive of several runs."""
 
     run: JournalRun
     archive: StatePath | None = None
@@ -258,7 +258,7 @@ def _found(store: ObjectStore, paths: JobPaths) -> list[_LocatedRun]:
         for one in archived_runs(store.read(path), path):
             run = run_from_plan(one.name, one.plan.encode(), path, ended=True)
             found.setdefault(one.name, _LocatedRun(run, path))
-    # Of one that was archived the directory may not have gone yet.
+    # The directory of an archived run may not have been deleted yet.
     own = [path for path in listed.prefixes if path.name not in found]
     others = concurrently(lambda path: read_run(store, path), own)
     found.update((run.name, _LocatedRun(run)) for run in others if run is not None)
@@ -266,7 +266,7 @@ def _found(store: ObjectStore, paths: JobPaths) -> list[_LocatedRun]:
 
 
 def archives_of(objects: Iterable[StatePath]) -> list[StatePath]:
-    """The archives among the objects of a journal, in order of their names."""
+    """Return the archives among the objects of a journal, in order of their names."""
     return sorted(path for path in objects if path.name.endswith(ARCHIVE))
 
 
@@ -298,10 +298,10 @@ def run_from_plan(name: str, data: bytes, path: StatePath, *, ended: bool) -> Jo
 def read_journal(
     store: ObjectStore, paths: JobPaths, run: str | None = None
 ) -> Iterator[JournalEntry]:
-    """What became of every object that was to go, run by run, oldest first.
+    """Yield the outcome for every object of each plan, run by run, oldest first.
 
     Args:
-        run: of this run only.
+        run: only of this run; None = all.
 
     Raises:
         FormatError: a part of the journal does not decode.
@@ -323,10 +323,10 @@ def _entries(run: JournalRun, lines: Iterable[Line]) -> Iterator[JournalEntry]:
 
 
 def entry_of(run: JournalRun, line: Line) -> JournalEntry:
-    """What a line of a run says.
+    """Return the entry for a line of a run.
 
     Raises:
-        FormatError: its path is none.
+        FormatError: the line contains no valid path.
     """
     at_micros, name, size, etag, outcome = line
     try:

@@ -1,8 +1,9 @@
-"""Runs of the journal that ended long ago, many in one file: it is kept for ever, and stays small.
+"""Archive runs of the journal that ended long ago in one file, since journals are kept for ever.
 
-A run leaves a handful of small objects. Once some dozens have ended they are written as one
-Parquet file, read back, and only then do their own objects go. Stopped anywhere, every run is
-there, and none counts twice: what is in an archive is not looked for elsewhere.
+A run consists of a few small objects. Once dozens of runs have ended, they are written as one
+Parquet file, which is read back; only then are their own objects deleted. If that is interrupted at
+any point, every run still exists and none counts twice: an archived run is not read from its
+directory.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ AT_ONCE = 2 * ARCHIVE_AFTER
 """The maximum number of runs in an archive file."""
 
 MOST_OBJECTS = 5_000
-"""A run with more parts stays as it is."""
+"""Runs of more objects are not archived."""
 
 
 def archive_runs(held: ObjectStore, paths: JobPaths, listed: Listing) -> int:
@@ -48,13 +49,13 @@ def archive_runs(held: ObjectStore, paths: JobPaths, listed: Listing) -> int:
 
     Args:
         held: the store, under the lease.
-        listed: the journal, one level of it.
+        listed: the journal's directory, one level.
 
     Returns:
         How many runs were archived.
 
     Raises:
-        FormatError: an archive does not decode, or reads back different; nothing was removed.
+        FormatError: an archive does not decode, or reads back different; nothing was deleted.
     """
     waiting = sorted(listed.prefixes)[:-RUNS_INSPECTED]
     if len(waiting) < ARCHIVE_AFTER:
@@ -75,7 +76,7 @@ def archive_runs(held: ObjectStore, paths: JobPaths, listed: Listing) -> int:
 
 
 def _ended(store: ObjectStore, directory: StatePath) -> ArchivedRun | None:
-    """A run; None if it is too large, has not ended, or is not there as it was written."""
+    """Read a run; None if it is too large, has not ended, or is damaged."""
     try:
         plan = store.read(directory / PLAN)
         with known_fields(plan, directory / PLAN) as fields:
@@ -83,7 +84,7 @@ def _ended(store: ObjectStore, directory: StatePath) -> ArchivedRun | None:
                 return None
         end = store.read(directory / END)
         batches = dict(batches_by_name(store, directory))
-        # Numbered without a gap: a listing that was cut short hides none.
+        # Batches are numbered without a gap, so an incomplete listing hides none.
         if list(batches) != list(range(1, len(batches) + 1)):
             return None
         decoded = [
@@ -97,7 +98,7 @@ def _ended(store: ObjectStore, directory: StatePath) -> ArchivedRun | None:
         end=end.decode(),
         lines=tuple((at, *line) for at, part, _ in decoded for line in part),
     )
-    # What was changed stays as it is, as evidence.
+    # A changed run stays in place, as evidence.
     return None if check_archived(run, directory) else run
 
 
@@ -115,6 +116,6 @@ def _write(held: ObjectStore, paths: JobPaths, runs: list[ArchivedRun]) -> None:
 
 def _remove(held: ObjectStore, directories: Sequence[StatePath]) -> None:
     found = concurrently(lambda path: held.list_dir(path).objects, directories)
-    # What began a run goes last: it is what shows that more of it may be there.
+    # The plan is deleted last: it shows that more objects of the run may exist.
     objects = [info.path for level in found for info in level]
     delete_all(held, sorted(objects, key=lambda path: path.name == PLAN))

@@ -1,7 +1,7 @@
-"""The newest run of a journal, known by name, and how a run that died gets its end.
+"""The chain of a journal's runs: the newest run by name, and the end of interrupted runs.
 
-Runs are made under the lease of the job, so each follows one other. `head.json` names the newest.
-Nothing here stops a collection: what does not fit is reported by `check_journal`.
+Runs begin under the lease of the job, so each follows exactly one other. `head.json` names the
+newest. This module stops no gc: `check_journal` reports what does not match.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ UNKNOWN = "unknown"
 GONE = "gone"
 DIED = "there: the run died before"
 RUNS_INSPECTED = 16
-"""How many of the newest runs may have died before they wrote their outcome."""
+"""How many of the newest runs are inspected for a missing end."""
 
 
 def batch_name(number: int) -> str:
-    """What the object of a batch is called; they are numbered from 1, without a gap."""
+    """Return the name of a batch's object; batches are numbered from 1, without a gap."""
     return f"{number:06}.json"
 
 
 def read_head(store: ObjectStore, paths: JobPaths) -> Head | None:
-    """The newest run; None if there is none yet.
+    """Read which run is the newest; None if there is none yet.
 
     Raises:
         FormatError: `head.json` does not decode.
@@ -60,14 +60,14 @@ def read_head(store: ObjectStore, paths: JobPaths) -> Head | None:
 
 
 def put_head(store: ObjectStore, paths: JobPaths, head: Head) -> None:
-    """Name the newest run."""
+    """Write which run is the newest."""
     store.put(paths.journal / HEAD, encode_head(head))
 
 
 def run_to_follow(store: ObjectStore, paths: JobPaths) -> Follows | None:
-    """The run that a new one follows; None if it is to be the first of a chain.
+    """Return the run that a new one follows; None if the new one begins a chain.
 
-    A run that died gets its end first, so that its last part is known.
+    An interrupted run gets its end first, so that its last part is known.
     """
     try:
         head = read_head(store, paths)
@@ -100,7 +100,7 @@ def _last_digest(store: ObjectStore, directory: StatePath) -> str | None:
 
 
 def _place(store: ObjectStore, directory: StatePath) -> tuple[bool, Follows | None]:
-    """Whether a run is part of a chain, and the run that it follows; damaged, it is not."""
+    """Return whether a run is part of a chain, and the run it follows; a damaged one is not."""
     data = _read(store, directory / PLAN)
     try:
         with known_fields(data or b"{}", directory / PLAN) as fields:
@@ -109,11 +109,11 @@ def _place(store: ObjectStore, directory: StatePath) -> tuple[bool, Follows | No
         return False, None
 
 
-# ---- runs that died ------------------------------------------------------------------------------
+# ---- interrupted runs ----------------------------------------------------------------------------
 
 
 def finish_open_runs(store: ObjectStore, paths: JobPaths, directories: Iterable[StatePath]) -> int:
-    """Look up what runs that died left open, and complete their entries.
+    """Complete the entries of interrupted runs from the objects in the store.
 
     Args:
         directories: of the runs.
@@ -128,16 +128,16 @@ def finish_open_runs(store: ObjectStore, paths: JobPaths, directories: Iterable[
 
 
 def finish_run(store: ObjectStore, directory: StatePath) -> int:
-    """Complete the entries of a run that died, and give it its end.
+    """Complete the entries of an interrupted run, and write its end.
 
-    A batch that does not decode stays as it is; one that is missing stays missing.
+    A batch that does not decode stays unchanged; a missing batch stays missing.
 
     Returns:
         How many objects had no outcome; 0 if the run has ended.
     """
     if store.head(directory / END) is not None:
         return 0
-    # Without one it is the rest of a run that went to an archive, or of one that was removed.
+    # Without a plan, these are the remains of an archived or deleted run.
     plan = _read(store, directory / PLAN)
     completed, link = 0, digest_of(plan or b"")
     seals: list[BatchSeal] = []
@@ -181,7 +181,7 @@ def _completed(
 
 
 def _advance_head(store: ObjectStore, paths: JobPaths, newest: list[StatePath]) -> None:
-    """Name a run that died before it was named: the next one would follow the one before it."""
+    """Name a run that was interrupted before `head.json` named it; the next run follows it."""
     try:
         head = read_head(store, paths)
     except FormatError:
@@ -204,10 +204,11 @@ def _advance_head(store: ObjectStore, paths: JobPaths, newest: list[StatePath]) 
 
 
 def decode_batch(data: bytes, path: StatePath) -> tuple[int, list[list[Any]], str | None]:
-    """A batch: its time, its lines (path, size, etag, outcome), the digest it holds if any.
+    """Decode a batch: its time, its lines (path, size, etag, outcome), and the digest it holds, if
+    any.
 
     Raises:
-        FormatError: not what its name says, or of a later release.
+        FormatError: it is not a batch, or a later release wrote it.
     """
     with known_fields(data, path) as fields:
         lines = [list(line) for line in fields.list("objects")]
@@ -217,9 +218,10 @@ def decode_batch(data: bytes, path: StatePath) -> tuple[int, list[list[Any]], st
 
 
 def batches_by_name(store: ObjectStore, directory: StatePath) -> Iterator[tuple[int, bytes]]:
-    """The batches of a run in order: those that a listing shows, and all that it may hide.
+    """Yield the batches of a run in order: those that a listing shows, and those it may have
+    missed.
 
-    A number that is missing is left out.
+    Missing numbers are left out.
     """
     listed = sorted(_numbers(info.path.name for info in store.list_dir(directory).objects))
     after = 0
@@ -245,7 +247,7 @@ def _read(store: ObjectStore, path: StatePath) -> bytes | None:
 
 
 def seals_of(store: ObjectStore, directory: StatePath) -> tuple[BatchSeal, ...] | None:
-    """The batches that the end of a run lists; None if it has none, or has no digests."""
+    """Return the batches that the end of a run lists; None if the run has no end or no digests."""
     try:
         found = decode_end(store.read(directory / END), directory / END)
     except NotFoundError:

@@ -1,8 +1,9 @@
-"""Whether a journal is as it was written: every part against the digest that another part holds.
+"""Check whether a journal is as it was written: every part against the digest that another part
+holds.
 
-What is found: parts and runs that were changed, removed or inserted, and runs of two maintainers
-that followed the same one. What is not found: a rewrite of everything from some part to the head.
-Who needs proof against that keeps the digest of the head elsewhere.
+It detects parts and runs that were changed, deleted or inserted, and runs of two maintainers that
+followed the same one. It does not detect a rewrite of everything from some part up to the head; to
+prove that too, keep the digest of the head elsewhere.
 """
 
 from __future__ import annotations
@@ -44,12 +45,12 @@ from arroyo_dagster.state.storage.concurrency import ahead
 from arroyo_dagster.state.storage.store import Listing, ObjectStore
 
 TRIES = 3
-"""A journal that is written while it is read is read again."""
+"""How often a journal is read that changes while it is read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JournalFinding:
-    """A part that does not fit."""
+    """A part that does not match."""
 
     path: StatePath
     problem: str
@@ -57,14 +58,14 @@ class JournalFinding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JournalCheck:
-    """What a check found.
+    """The result of a check.
 
     Attributes:
-        runs, parts: how many were read, those without digests included.
-        findings: what does not fit, in the order of the runs.
-        unchained: how many runs were written without digests, before the chain began.
+        runs, parts: how many were read, including those without digests.
+        findings: the parts that do not match, in the order of the runs.
+        unchained: how many runs without digests were written before the chain began.
         unchained_before: the first run that has digests; None if none has.
-        open_runs: runs that go on, or died: the next collection gives them their end.
+        open_runs: active or interrupted runs; the next gc writes the end of the latter.
         head: the newest run and its digest; None if no run has digests.
     """
 
@@ -83,7 +84,7 @@ class JournalCheck:
 
 @dataclass(slots=True)
 class _Run:
-    """What the other runs need to know of a run."""
+    """The facts about a run that the checks of other runs need."""
 
     name: str
     path: StatePath
@@ -105,7 +106,7 @@ class _Run:
 def check_journal(store: ObjectStore, paths: JobPaths) -> JournalCheck:
     """Read every part of a journal and compare it with the digests. Writes nothing.
 
-    Reads a run, or an archive, at a time.
+    Reads one run, or one archive, at a time.
 
     Raises:
         StorageError: the store failed.
@@ -171,7 +172,7 @@ def _first_of_each(findings: Iterable[JournalFinding]) -> Iterable[JournalFindin
 
 
 def _order(finding: JournalFinding) -> tuple[bool, str]:
-    """By run, in the order in which its parts were written."""
+    """Sort key: by run, in the order in which its parts were written."""
     return finding.path.name == HEAD, finding.path.removesuffix(PLAN)
 
 
@@ -259,7 +260,7 @@ class _Chain:
     """The parts of a run in order: each holds the digest of the one before.
 
     Attributes:
-        link: the digest that the next part holds; None where that is not known.
+        link: the digest that the next part must hold; None if unknown.
         number: of the batch before.
     """
 
@@ -274,7 +275,7 @@ class _Chain:
 
     def step(self, path: StatePath, number: int | None, previous: str | None) -> None:
         """Compare the digest that a part holds with the part before it."""
-        # A run that died may lack requests that were in flight: nothing to compare with.
+        # An interrupted run may lack requests that were in flight: nothing to compare with.
         known = self.link is not None and number in (None, self.number + 1)
         if known and previous != self.link:
             assert self.before is not None
@@ -283,7 +284,7 @@ class _Chain:
 
 
 def _compare(chain: _Chain, seal: BatchSeal, data: bytes | None) -> None:
-    """Compare a batch with what `end.json` says of it, and with the part before it."""
+    """Compare a batch with its entry in `end.json`, and with the part before it."""
     path, run = chain.directory / batch_name(seal.number), chain.run
     problem, lines, previous = None, None, None
     if data is None:
@@ -310,8 +311,9 @@ def _lines(data: bytes, path: StatePath) -> tuple[str | None, list[list[Any]] | 
 
 
 def _open_run(run: _Run, store: ObjectStore, directory: StatePath) -> None:
-    """A run without an end: requests that were in flight when it died may be missing, but nothing
-    of theirs was deleted."""
+    """Check a run without an end: requests that were in flight at its interruption may be missing,
+    but none of their objects was deleted.
+    """
     chain, gap = _Chain(run, directory), None
     for number, data in batches_by_name(store, directory):
         path = directory / batch_name(number)
@@ -330,7 +332,7 @@ def _open_run(run: _Run, store: ObjectStore, directory: StatePath) -> None:
 
 
 def check_archived(one: ArchivedRun, archive: StatePath) -> list[JournalFinding]:
-    """What does not fit in a run of an archive: its parts as they were, against their digests."""
+    """Return the mismatches of an archived run: its original parts against their digests."""
     return _archived(one, archive).problems
 
 
@@ -418,7 +420,7 @@ def _check_link(paths: JobPaths, runs: dict[str, _Run], run: _Run) -> Iterator[J
 
 
 def _on_chain(chained: Iterable[_Run], head: Head | None) -> set[str]:
-    """The runs that one reaches from the newest; where one is missing, from the one before it."""
+    """Return the runs reachable from the newest; at a missing one, continue with the one before."""
     by_name = {run.name: run for run in chained}
     left = sorted(by_name)
     name = head.run if head is not None else left[-1]
@@ -437,6 +439,6 @@ def _on_chain(chained: Iterable[_Run], head: Head | None) -> set[str]:
 
 
 def _has_done_nothing(run: _Run, head: Head | None) -> bool:
-    """Whether a run died before `head.json` named it: it had deleted nothing."""
+    """Whether a run was interrupted before `head.json` named it: it has deleted nothing."""
     before = None if run.follows is None else run.follows.run
     return not run.batches and before == (None if head is None else head.run)

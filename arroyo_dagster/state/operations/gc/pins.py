@@ -1,5 +1,5 @@
-"""What stays besides the newest epochs: those that are pinned, until they are unpinned, and what
-undoes a rewrite. All that maintain a job honour it.
+"""Pins: epochs that are kept until they are unpinned, and records that undo a rewrite. Every
+maintenance operation respects them.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ ANY = Epoch(0)
 
 
 def read_pins(store: ObjectStore, paths: JobPaths) -> JobPins:
-    """What stays of a job besides its newest epochs.
+    """Read the pins of a job.
 
     Raises:
-        FormatError: it does not decode, so that nothing may be collected.
+        FormatError: they do not decode, so nothing may be deleted.
     """
     return ParquetBackend(store, paths).job_pins()
 
@@ -44,19 +44,20 @@ def pin_epoch(
     clock: Clock = wall_clock,
     sleep: Callable[[float], None] = time.sleep,
 ) -> JobPins:
-    """Keep an epoch until it is unpinned, and prove that it is whole.
+    """Keep an epoch until it is unpinned, and prove that it is complete.
 
-    One that a job of ours keeps no more may be going this very moment: then ten seconds pass, until
-    what the job has sent to the store has arrived, and it is proven once more.
+    If the epoch is already outside the retention of a managed job, an expiry may be deleting it.
+    Then this call waits ten seconds, until requests sent before have arrived, and proves the epoch
+    once more.
 
     Raises:
-        NotFoundError: there is no such epoch. FormatError: it cannot be restored any more. It is
-            not pinned in either case.
-        ProtocolError: the epoch is of another job, from which this one was copied.
-        ConflictError: somebody else maintains the job, or removed the epoch meanwhile.
+        NotFoundError: there is no such epoch; it is not pinned.
+        FormatError: the epoch can no longer be restored; it is not pinned.
+        ProtocolError: the epoch belongs to another job, of which this one is a copy.
+        ConflictError: the job is leased by another process, or the epoch was deleted meanwhile.
     """
     backend = ParquetBackend(store, paths)
-    # Nobody who maintains the original reads a pin of the copy: it would hold nothing.
+    # A pin on a copy has no effect: maintenance of the original job does not read it.
     check_own(
         paths,
         f"epoch {epoch}",
@@ -83,14 +84,14 @@ def pin_epoch(
 
 
 def may_be_going(store: ObjectStore, paths: JobPaths, epoch: Epoch = ANY) -> bool:
-    """Whether a job of ours may be removing an epoch, or its parent, without having seen that it
-    stays now.
+    """Whether a managed job may be deleting an epoch, or its parent, without having read the new
+    pins.
 
-    Asked once that is written: a newest epoch that keeps both says that no cleanup which takes
-    them has looked at what stays. If it may, let `IN_FLIGHT_GRACE_SECONDS` pass.
+    Call it after the pins are written: if the newest epoch still keeps both, no cleanup that would
+    delete them has begun before. If True, wait `IN_FLIGHT_GRACE_SECONDS`.
     """
     if paths.layout is Layout.PROTOCOL and store.head(paths.current_generation) is None:
-        return False  # no run of the job has begun, or all of it was removed
+        return False  # no run of the job has begun, or the job was deleted
     try:
         newest = newest_root(store, paths)
     except (NotFoundError, FormatError, ProtocolError):
@@ -108,11 +109,11 @@ def unpin_epochs(
     owner: str = "arroyo-state unpin",
     clock: Clock = wall_clock,
 ) -> JobPins:
-    """Let epochs go with the others. The next expiry takes them if they are old enough.
+    """Release the pins of epochs. The next expiry deletes the epochs that are old enough.
 
     Raises:
-        NotFoundError: one is not pinned; nothing was changed.
-        ConflictError: somebody else maintains the job.
+        NotFoundError: an epoch is not pinned; nothing was changed.
+        ConflictError: the job is leased by another process.
     """
     wanted = frozenset(epochs)
 
@@ -131,7 +132,7 @@ def unpin_epochs(
 
 
 def release(kept: JobPins, *, epochs: Collection[Epoch]) -> JobPins:
-    """The pins with these lifted: they go on explaining the gap that their epochs leave."""
+    """Mark the pins of these epochs as released: they still explain the gap that these leave."""
     pins = (replace(pin, released=True) if pin.epoch in epochs else pin for pin in kept.pins)
     return replace(kept, pins=tuple(pins))
 
@@ -144,13 +145,13 @@ def change_pins(
     owner: str,
     clock: Clock = wall_clock,
 ) -> JobPins:
-    """Change what stays, under the lease of the job: two changes never lose one another."""
+    """Change the pins under the job's lease, so that concurrent changes are not lost."""
     with lease(store, paths, owner, LeaseOptions(clock=clock)) as held:
         return put_pins(held, paths, change)
 
 
 def put_pins(held: ObjectStore, paths: JobPaths, change: Callable[[JobPins], JobPins]) -> JobPins:
-    """Change what stays; the caller holds the lease, and `held` is the store it gave."""
+    """Change the pins; the caller holds the lease, and `held` is the leased store."""
     found = change(read_pins(held, paths))
     held.put(paths.job_pins, encode_pins(found))
     if read_pins(held, paths) != found:
@@ -167,11 +168,11 @@ def put_pins(held: ObjectStore, paths: JobPaths, change: Callable[[JobPins], Job
 def forget_released(
     held: ObjectStore, paths: JobPaths, before: Epoch, still_there: Collection[Epoch] = ()
 ) -> None:
-    """Forget epochs that were unpinned and have gone: those before this one.
+    """Delete the released pins of epochs before this one that no longer exist.
 
     Args:
         held: the store, under the lease.
-        still_there: epochs before it that have not gone: the gap behind them must stay explained.
+        still_there: earlier epochs that still exist: their pins must still explain the gaps.
     """
     found = read_pins(held, paths)
     stays = tuple(
@@ -184,7 +185,7 @@ def forget_released(
 
 
 def keep_rewrite(held: ObjectStore, paths: JobPaths, name: str) -> None:
-    """Keep what undoes a rewrite, once its record has been written.
+    """Pin the record that undoes a rewrite, after it has been written.
 
     Args:
         held: the store, under the lease.
@@ -194,11 +195,11 @@ def keep_rewrite(held: ObjectStore, paths: JobPaths, name: str) -> None:
 
 
 def forget_rewrites(held: ObjectStore, paths: JobPaths, done: Callable[[str], bool]) -> None:
-    """Forget records that undo nothing any more, then remove them.
+    """Unpin records of rewrites that are no longer applicable, then delete them.
 
     Args:
         held: the store, under the lease.
-        done: whether the record of this name is one.
+        done: whether the record of this name is no longer applicable.
     """
     named = read_pins(held, paths).rewrites
     stays = tuple(name for name in named if not done(name))

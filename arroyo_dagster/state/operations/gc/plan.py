@@ -1,4 +1,4 @@
-"""The three plans of one job, made of what the store and the directory of jobs say. Reads only."""
+"""Make the gc plans of one job from its objects and the directory of jobs. Reads only."""
 
 from __future__ import annotations
 
@@ -73,23 +73,23 @@ class GcRequest(GraceSettings):
         checked_grace(self.grace_micros)
 
     def answer(self, paths: JobPaths) -> JobAnswer | None:
-        """What is known of a job now; None if nobody is asked."""
+        """Return what is known of a job now; None if no source is configured."""
         if not self.directory.sources:
             return None
         return self.directory.look_up([paths], checkpoints=True)[0]
 
 
 def check_allowed(store: ObjectStore, paths: JobPaths, asked: GcRequest) -> None:
-    """Refuse what is refused whatever the store holds, before anything is written there.
+    """Refuse a request whose refusal is already certain, before anything is written to the store.
 
     Raises:
-        ProtocolError: nobody knows what the job is doing, or it may not be touched now.
+        ProtocolError: the job's status is unknown, or it may not be changed now.
     """
     if asked.kind is PlanKind.DEAD_JOB:
         return
     head = newest_root(store, paths)
     if head is not None and not head.managed:
-        # Which generation it is of is looked at with the rest.
+        # Its worker generation is checked later, with the other roots.
         at_rest(Roots(paths=paths, worker_generation=None, epochs=(head,)), asked.answer(paths))
 
 
@@ -158,13 +158,13 @@ plan_collection = plan_gc
 
 
 def needed_answer(asked: GcRequest, roots: Roots, before: JobAnswer | None) -> JobAnswer | None:
-    """What is known of a job of Arroyo's; of a job of ours nobody is asked.
+    """Return what is known of an Arroyo job; None for a managed job, which needs no source.
 
     Args:
-        before: what was known before it was looked at.
+        before: what was known before the job was read.
 
     Raises:
-        ConflictError: something else is known now.
+        ConflictError: the job's status has changed since.
     """
     if roots.managed:
         return None
@@ -190,7 +190,7 @@ def _orphans(
 
 
 def _begun_removal(store: ObjectStore, paths: JobPaths) -> GcPlan | None:
-    """The plan of a removal that was begun and not finished."""
+    """Return the plan of a deletion that was begun and not finished; None if there is none."""
     try:
         data = store.read(paths.removal)
     except NotFoundError:
@@ -216,8 +216,8 @@ def _rest_of(store: ObjectStore, asked: GcRequest, begun: GcPlan, now: int) -> G
 def _dead(
     store: ObjectStore, asked: GcRequest, paths: JobPaths, *, managed: bool
 ) -> tuple[str, JobAnswer, list[JobPaths]]:
-    """How it is known that a job is dead, what is known of it, and the other jobs of the URL that
-    are not said to be gone themselves.
+    """Return why it is known that a job is dead, what is known of it, and the URL's other jobs that
+    are not reported as gone themselves.
     """
     listed = _known_jobs(store) if asked.others is None else asked.others
     others = [one for one in listed if one != paths]
@@ -229,7 +229,7 @@ def _dead(
 
 
 def _known_jobs(store: ObjectStore) -> Sequence[JobPaths]:
-    """The jobs of the URL; none if what is left of one is all there is."""
+    """Return the jobs of the URL; none if only the remains of one job are left."""
     try:
         return list_jobs(store)
     except InputError:
@@ -239,10 +239,10 @@ def _known_jobs(store: ObjectStore) -> Sequence[JobPaths]:
 def _unreadable_job(
     store: ObjectStore, paths: JobPaths, asked: GcRequest, evidence: str, now: int
 ) -> GcPlan:
-    """What a listing shows of a job that is gone, although its metadata cannot be read.
+    """Plan the deletion of a dead job's listed objects although its metadata cannot be read.
 
     Args:
-        evidence: why it cannot.
+        evidence: why it cannot be read.
     """
     job_pins, quarantined = Reader(store, paths).pins_in_full()
     found = list_job(store, paths, Epoch(0))
@@ -267,7 +267,7 @@ def _dead_job(
     unreadable: str | None = None,
 ) -> GcPlan:
     paths = roots.paths
-    # Of one that cannot be read nobody knows whose it is: the user's word counts alone.
+    # It is unknown whether an unreadable job is managed: only the user's assumption counts.
     managed = unreadable is not None or roots.managed
     why, answer, others = _dead(store, asked, paths, managed=managed)
     heads = concurrently(lambda other: newest_root(store, other), others)

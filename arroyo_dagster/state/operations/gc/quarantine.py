@@ -1,7 +1,8 @@
-"""Objects moved aside instead of deleted: they come back byte for byte, or go after a while.
+"""Quarantine: objects that are moved instead of deleted, and later restored byte for byte or
+purged.
 
-A quarantine is a directory of copies, each named in a part of its index with where it came from.
-As long as it is there, what its epochs list and was not moved with them stays, too.
+A quarantine is a directory of copies. Its index, in parts, names the original path of each copy. As
+long as it exists, the files that its epochs list but that were not moved with them are kept, too.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ from arroyo_dagster.state.storage.store import ObjectStore
 
 @dataclass(frozen=True, slots=True)
 class QuarantineWriter:
-    """Moves the objects of one run aside."""
+    """Moves the objects of one run to quarantine."""
 
     store: ObjectStore
     paths: JobPaths
@@ -65,12 +66,12 @@ class QuarantineWriter:
         now_micros: int,
         sleep: Callable[[float], None],
     ) -> QuarantineWriter:
-        """Begin a quarantine: from here on what it needs stays.
+        """Begin a quarantine: from now on the objects that it needs are kept.
 
         Args:
             held: the store, under the lease.
-            sleep: how to wait for what the job itself may have sent to be deleted before it could
-                see that.
+            sleep: waits until deletes have arrived that the job itself sent before it could see the
+                quarantine.
         """
         name = f"{now_micros:017}-{plan.digest[:12]}"
         steps = (plan.data, plan.records, plan.metadata)
@@ -78,7 +79,7 @@ class QuarantineWriter:
             name=name,
             needs=_needs(held, plan),
             moved_at_micros=now_micros,
-            # What is still there at the end of a step is moved once more.
+            # Objects that still exist at the end of a step are moved once more.
             parts=sum(step.batch_count + 1 for step in steps),
         )
         path = plan.paths.quarantine_index(name)
@@ -93,10 +94,10 @@ class QuarantineWriter:
         return cls(held, plan.paths, name)
 
     def copy(self, number: int, batch: list[StoredObject]) -> list[StatePath]:
-        """Copy a batch aside, read it back, and write down where it came from.
+        """Copy a batch to quarantine, read it back, and record the original paths.
 
         Returns:
-            What was not there to be copied, so that nothing of that name may be deleted.
+            The paths of objects that did not exist; nothing at these paths may be deleted.
         """
         directory = self.paths.quarantine / self.name
         found = concurrently(
@@ -125,9 +126,9 @@ class QuarantineWriter:
 
 
 def _needs(held: ObjectStore, plan: GcPlan) -> Packed:
-    """What the metadata in a plan lists that is not moved with it."""
+    """Return the files that the plan's metadata lists and that are not moved with it."""
     if UNREADABLE in plan.rule:
-        return NOTHING  # all there is goes together
+        return NOTHING  # everything is moved together
     moved = PathsDigest(plan.data.paths)
     reader = Reader(held, plan.paths)
 
@@ -135,7 +136,7 @@ def _needs(held: ObjectStore, plan: GcPlan) -> Packed:
         kind = object_name(plan.paths, path).kind
         if kind is ObjectKind.MANIFEST:
             return reader.read(path, manifest_references).files
-        # That of an operator whose id holds a slash is known by what lists it, not by its name.
+        # An operator's metadata whose id contains a slash is recognised by its file name.
         if kind is ObjectKind.OPERATOR or (kind is ObjectKind.FOREIGN and path.name == "metadata"):
             return reader.read(path, operator_references).files
         return ()
@@ -145,11 +146,11 @@ def _needs(held: ObjectStore, plan: GcPlan) -> Packed:
     return Packed.of_paths(sorted(needed))
 
 
-# ---- what is there -------------------------------------------------------------------------------
+# ---- existing quarantines ------------------------------------------------------------------------
 
 
 def list_quarantines(store: ObjectStore, paths: JobPaths) -> list[tuple[Quarantined, list[Moved]]]:
-    """What lies in quarantine of a job, oldest first.
+    """Return the quarantines of a job with their objects, oldest first.
 
     Raises:
         ProtocolError, FormatError: an index is missing or does not decode.
@@ -163,14 +164,14 @@ def _index_part(number: int) -> str:
 
 
 def all_moved(store: ObjectStore, paths: JobPaths, one: Quarantined) -> list[Moved]:
-    """The objects in one quarantine."""
+    """Return the objects in one quarantine."""
     return [moved for part in _index_parts(store, paths, one).values() for moved in part]
 
 
 def _index_parts(
     store: ObjectStore, paths: JobPaths, one: Quarantined
 ) -> dict[StatePath, list[Moved]]:
-    """The parts of the index of one quarantine, all of them, whatever a listing shows."""
+    """Return all parts of a quarantine's index, even those that a listing misses."""
     directory = paths.quarantine / one.name
     listed = {info.path for info in store.list_dir(directory).objects}
     named = {directory / _index_part(number) for number in range(1, one.parts + 1)}
@@ -182,7 +183,7 @@ def _index_parts(
 def find_copy(
     store: ObjectStore, paths: JobPaths, one: Quarantined, path: StatePath
 ) -> Moved | None:
-    """The copy of one object in a quarantine; None if there is none. Reads a part at a time."""
+    """Return the copy of one object in a quarantine; None if there is none. Reads part by part."""
     directory = paths.quarantine / one.name
     names = [directory / _index_part(number) for number in range(1, one.parts + 1)]
     if not names:
@@ -199,7 +200,7 @@ def _moved_in(store: ObjectStore, paths: JobPaths, path: StatePath) -> list[Move
     try:
         data = store.read(path)
     except NotFoundError:
-        return None  # the move was stopped before it, or had nothing left to do
+        return None  # the run was interrupted before this part, or had nothing left to move
     moved = decode_moved(data, path)
     for below, named in (
         (paths.root, [one.path for one in moved]),
@@ -217,7 +218,7 @@ def _moved_in(store: ObjectStore, paths: JobPaths, path: StatePath) -> list[Move
     return moved
 
 
-# ---- for good ------------------------------------------------------------------------------------
+# ---- purge ---------------------------------------------------------------------------------------
 
 
 def purge(
@@ -229,15 +230,15 @@ def purge(
     owner: str = "arroyo-state gc purge",
     clock: Clock = wall_clock,
 ) -> list[Quarantined]:
-    """Delete what has been in quarantine for long enough.
+    """Delete quarantines that are old enough.
 
     Args:
-        older_than_micros: how long, by the clock of the store; at least an hour.
-        yes: do it; without it the answer says what would go.
+        older_than_micros: the minimum age, by the clock of the store; at least an hour.
+        yes: delete them; otherwise only return those that would be deleted.
 
     Raises:
-        InputError: less than an hour.
-        ConflictError, StorageError, ProtocolError: as `collect`.
+        InputError: the age is less than an hour.
+        ConflictError, StorageError, ProtocolError: as `run_gc`.
     """
     if older_than_micros < GRACE_FLOOR_MICROS:
         raise InputError(
@@ -267,7 +268,7 @@ def _old(store: ObjectStore, paths: JobPaths, before_micros: int) -> list[Quaran
 def _purge_one(
     held: ObjectStore, paths: JobPaths, one: Quarantined, owner: str, now_micros: int
 ) -> None:
-    """Copies first, then the index: it is readable for as long as it is registered."""
+    """Delete the copies first, then the index: it stays readable as long as it is registered."""
     directory = paths.quarantine / one.name
     listed = [info for info in held.list(directory) if info.path.name != QUARANTINE_INDEX]
     going = {i.path: StoredObject(i.path, i.size_bytes, i.modified_micros, i.etag) for i in listed}
@@ -275,7 +276,7 @@ def _purge_one(
         going.setdefault(part, StoredObject(part, None))
         for copy in moved:
             going.setdefault(copy.copy, StoredObject(copy.copy, copy.size_bytes))
-    # Parts, whose names sort behind those of the copies, go last: they name what no listing shows.
+    # Index parts, which sort behind the copies, come last: they name copies that a listing misses.
     objects = [going[path] for path in sorted(going)]
     journal = Journal.begin(
         held,

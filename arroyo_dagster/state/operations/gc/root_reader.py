@@ -1,4 +1,4 @@
-"""Objects of one job read as roots, each once."""
+"""Reader of a job's roots, which reads each object once."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NO_EPOCH = "the job has no epoch, so it is unknown which objects are needed"
 
 
 class Reader(MetadataReader):
-    """Reads objects of one job, each once, and remembers what it read as roots."""
+    """Reads objects of one job, each once, and keeps them as roots."""
 
     def __init__(self, store: ObjectStore, paths: JobPaths) -> None:
         super().__init__(store, paths)
@@ -31,18 +31,18 @@ class Reader(MetadataReader):
         self._early: dict[StatePath, bytes | None] = {}
 
     def bytes_of(self, path: StatePath) -> bytes | None:
-        """Read an object's bytes, those of `early` no second time; None if there is none."""
+        """Read an object's bytes, or return those that `early` read; None if it does not exist."""
         return self._early.pop(path) if path in self._early else super().bytes_of(path)
 
     def raw(self, path: StatePath) -> bool:
-        """Remember an object that does not decode; False if there is none."""
+        """Keep an object that does not decode as a root; False if it does not exist."""
         data = super().bytes_of(path)
         if data is not None:
             self.roots[path] = Root(path=path, digest=digest_of(data))
         return data is not None
 
     def early(self, path: StatePath) -> recovery.MetadataRecord | None:
-        """Read an object that will be asked for once more; then it is not read again."""
+        """Read an object that is requested once more later; that request does not read it again."""
         data = super().bytes_of(path)
         self._early[path] = data
         found = self.optional(path, decode_by_name)
@@ -67,7 +67,7 @@ class Reader(MetadataReader):
             )
 
     def taken(self, found: Iterable[StatePath]) -> tuple[Root, ...]:
-        """What was read of these paths, in their order; no longer part of what is left."""
+        """Remove these paths from the roots and return them, in their order."""
         return tuple(self.roots.pop(path) for path in found if path in self.roots)
 
 

@@ -1,7 +1,7 @@
-"""Everything of a job that refers to data files, read in full, or an error that says what is not.
+"""Read all objects of a job that refer to data files, completely, or fail with the reason.
 
-Epochs are found by following references and numbers, never by a listing alone: a store may answer
-a listing with less than there is, but not a read of an object that is there.
+Epochs are found by following references and numbers, never by a listing alone: a store may return
+an incomplete listing, but never hides an existing object from a read.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ _TRIES = 3
 def read_roots(store: ObjectStore, paths: JobPaths, on_progress: OnProgress = no_progress) -> Roots:
     """Read every object of a job that refers to data files, each once.
 
-    In the protocol layout nothing is listed: from the fence to the newest epoch and down its
-    parents. What owns no epoch, and compactions that wait, only a listing shows: see
-    `state.operations.gc.inventory`.
+    In the protocol layout nothing is listed: the fence leads to the newest epoch, and that to its
+    ancestors. Objects that belong to no epoch, and compactions that the job has not adopted yet,
+    are only found by a listing: see `state.operations.gc.inventory`.
 
     Raises:
-        ProtocolError: what was read does not add up, so that nothing may be collected.
-        FormatError: an object does not decode. NotFoundError: one is missing.
-        ConflictError: the job goes on faster than it can be read.
+        ProtocolError: the roots are inconsistent, so nothing may be deleted.
+        FormatError: an object does not decode. NotFoundError: an object is missing.
+        ConflictError: the job changes faster than it can be read.
     """
     return settled(paths, lambda: read_roots_once(store, paths, on_progress))
 
@@ -45,20 +45,20 @@ def read_roots(store: ObjectStore, paths: JobPaths, on_progress: OnProgress = no
 def read_roots_once(
     store: ObjectStore, paths: JobPaths, on_progress: OnProgress = no_progress
 ) -> Roots | None:
-    """As `read_roots`, unchecked; None if the job changed while it was read."""
+    """Read as `read_roots`, without checks; None if the job changed meanwhile."""
     read = legacy_roots if paths.layout is Layout.LEGACY else protocol_roots
     return read(Reader(store, paths), on_progress)
 
 
 def settled(paths: JobPaths, look: Callable[[], Roots | None]) -> Roots:
-    """Read until nothing has changed meanwhile; refuse only what is wrong every time.
+    """Read until the job does not change meanwhile; refuse only an inconsistency that persists.
 
     Args:
-        look: reads once; None if the job changed while it was read.
+        look: reads once; None if the job changed meanwhile.
 
     Raises:
-        ProtocolError: what was read does not add up.
-        ConflictError: the job goes on faster than it can be read.
+        ProtocolError: the roots are inconsistent.
+        ConflictError: the job changes faster than it can be read.
     """
     wrong: ProtocolError | None = None
     for _ in range(_TRIES):
@@ -80,7 +80,7 @@ def settled(paths: JobPaths, look: Callable[[], Roots | None]) -> Roots:
 
 
 def newest_root(store: ObjectStore, paths: JobPaths) -> EpochRoot | None:
-    """The epoch that a start would go on from; None for a job that has none.
+    """Return the epoch that a start would restore; None for a job that has none.
 
     Raises:
         ProtocolError, FormatError, NotFoundError: as `read_roots`.

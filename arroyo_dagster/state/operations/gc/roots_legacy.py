@@ -1,4 +1,4 @@
-"""The roots of a job of the legacy layout: one level is listed, and the numbers behind it tried."""
+"""Read the roots of a job of the legacy layout: list one level, and probe unlisted numbers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ is as long as its epochs.
 
 
 def legacy_roots(reader: Reader, on_progress: OnProgress) -> Roots | None:
-    """The roots of a job of the legacy layout; None: it changed meanwhile, look again."""
+    """Read the roots of a legacy-layout job; None if the job changed meanwhile: read again."""
     backend = ParquetBackend(reader.store, reader.paths)
     job_pins, aside = reader.pins_in_full()
     numbers = sorted(backend.checkpoint_dirs(), reverse=True)
@@ -88,10 +88,10 @@ def _with_rolled_back(
     found: Sequence[EpochRoot],
     damaged: Mapping[Epoch, ArroyoStateError],
 ) -> list[EpochRoot]:
-    """Mark the epochs that a rollback has left behind; only of those one may be damaged.
+    """Mark the epochs that a rollback has abandoned; only these may be damaged.
 
     Raises:
-        FormatError, ProtocolError: another one is.
+        FormatError, ProtocolError: another epoch is damaged.
     """
     restored = {one.epoch: to for one in found if (to := one.rolled_back_to) is not None}
     left = rolled_back(newest, (*(one.epoch for one in found), *damaged), restored)
@@ -109,7 +109,7 @@ def _with_rolled_back(
 
 
 def newest_legacy(reader: Reader, numbers: Sequence[Epoch]) -> Epoch | None:
-    """The newest epoch, by a listing and by looking where it might have been cut short."""
+    """Return the newest listed epoch; refuse a listing that probes prove incomplete."""
     paths, store = reader.paths, reader.store
     backend = ParquetBackend(store, paths)
     heads = (number for number in numbers if store.head(paths.legacy_metadata(number)) is not None)
@@ -131,10 +131,10 @@ def _refuse_hidden(paths: JobPaths, hidden: Sequence[Epoch]) -> None:
 
 
 def _check_unlisted(reader: Reader, numbers: Sequence[Epoch]) -> None:
-    """Look where the listing shows no epoch: between those it shows, and below the oldest.
+    """Refuse a listing if probes find unlisted epochs: between those it shows, or below the oldest.
 
     Args:
-        numbers: those it shows, the newest first.
+        numbers: those it shows, newest first.
     """
     gaps = [range(below + 1, above) for above, below in itertools.pairwise(numbers)]
     gaps.append(range(max(0, numbers[-1] - PROBE_COUNT), numbers[-1]))

@@ -1,4 +1,4 @@
-"""The roots of a job of the protocol layout: from the fence to the newest epoch and its parents."""
+"""Read the roots of a job of the protocol layout: the fence, the newest epoch, its ancestors."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from arroyo_dagster.state.storage.concurrency import concurrently
 
 
 def protocol_roots(reader: Reader, on_progress: OnProgress) -> Roots | None:
-    """The roots of a job of the protocol layout; None: it changed meanwhile, look again."""
+    """Read the roots of a protocol-layout job; None if the job changed meanwhile: read again."""
     paths = reader.paths
     fence = reader.read(paths.current_generation, records.decode_current_generation)
     job_pins, aside = reader.pins_in_full()
@@ -49,7 +49,7 @@ def protocol_roots(reader: Reader, on_progress: OnProgress) -> Roots | None:
                 )
             )
     if head.parent_ref is not None and len(epochs) == 1:
-        # Its direct parent is never collected: either somebody did, or there is a newer epoch.
+        # Gc never deletes the head's direct parent: another process did, or there is a newer epoch.
         again = newest_head(Reader(reader.store, paths), fence)
         if again is not None and again[0].ref == head.ref:
             raise refuse("the parent of the newest epoch is missing", paths, path=head.parent_ref)
@@ -82,7 +82,8 @@ def protocol_roots(reader: Reader, on_progress: OnProgress) -> Roots | None:
 def newest_head(
     reader: Reader, fence: CurrentGeneration
 ) -> tuple[EpochRoot, Epoch, dict[StatePath, GenerationManifest | None]] | None:
-    """The epoch that a start would go on from, the one that an Arroyo would, and by which way.
+    """Return the epoch that a start would restore, the epoch that an Arroyo job would restore, and
+    the generation manifests read for that.
 
     None: no worker generation leads to an epoch.
     """
@@ -124,7 +125,7 @@ def _resolved(
 
 
 def _below(reader: Reader, newest: EpochRoot) -> Iterator[EpochRoot]:
-    """Follow the parents of an epoch, many at a time: newest first, until one is not there."""
+    """Yield an epoch's ancestors, newest first, until one does not exist; reads many at a time."""
     while newest.parent_ref is not None:
         for found in _some_below(reader, newest):
             if found is None:
@@ -134,7 +135,7 @@ def _below(reader: Reader, newest: EpochRoot) -> Iterator[EpochRoot]:
 
 
 def _some_below(reader: Reader, newest: EpochRoot) -> Iterator[EpochRoot | None]:
-    """The next parents, None behind the last. Their numbers are tried before they are known."""
+    """Yield the next ancestors, then None after the last. Reads guessed numbers in advance."""
     paths = reader.paths
     above = newest.parent_ref
     assert above is not None
@@ -155,11 +156,11 @@ def _some_below(reader: Reader, newest: EpochRoot) -> Iterator[EpochRoot | None]
             yield None
             return
         if number != recovery.expect_manifest_path(paths, newest.parent_ref).epoch:
-            return  # a rollback: the caller goes on from there
+            return  # a rollback: the caller continues from there
         claim: EpochRecord | None = _known(one)
         manifest: References | None = _known(found)
         if claim is None or claim.checkpoint_ref != newest.parent_ref:
-            # A collection has begun with records: the manifest tells how it goes on.
+            # Gc deletes records first: the manifest refers to the next parent.
             yield _without_record(reader, newest, [claim])
             return
         if manifest is None:
@@ -184,7 +185,7 @@ def _manifest(reader: Reader, ref: StatePath | None) -> References | None:
 
 
 def _tried(read: Callable[[], T | None]) -> T | ArroyoStateError | None:
-    """What reading an object gave. It may be one that a rollback has left behind, and damaged."""
+    """Return the object read, or its error: an epoch that a rollback abandoned may be damaged."""
     try:
         return read()
     except (FormatError, ProtocolError) as error:
@@ -192,7 +193,7 @@ def _tried(read: Callable[[], T | None]) -> T | ArroyoStateError | None:
 
 
 def _known(found: T | ArroyoStateError | None) -> T | None:
-    """What was read, now that it matters."""
+    """Return what `_tried` read, or raise its error."""
     if isinstance(found, ArroyoStateError):
         raise found
     return found
@@ -251,7 +252,7 @@ def _checked(
 
 
 def _check_vanished(reader: Reader, newest: EpochRoot, claim: EpochRecord) -> None:
-    """A record without its manifest: collected between the two reads, or damage."""
+    """Refuse a record without its manifest, unless both were deleted between the two reads."""
     path = reader.paths.epoch_record(claim.epoch)
     if reader.store.head(path) is None:
         reader.roots.pop(path, None)
@@ -265,11 +266,11 @@ def _check_vanished(reader: Reader, newest: EpochRoot, claim: EpochRecord) -> No
 
 
 def _pinned(reader: Reader, pin: Epoch) -> list[EpochRoot]:
-    """A pinned epoch below those that follow each other, and what hangs on it."""
+    """Read a pinned epoch below the chain, and its existing ancestors."""
     path = reader.paths.epoch_record(pin)
     claim = reader.optional(path, records.decode_epoch_record)
     if claim is None:
-        return []  # told by `check_roots`
+        return []  # reported by `check_roots`
     recovery.expect_manifest_path(reader.paths, claim.checkpoint_ref)
     manifest = reader.read(claim.checkpoint_ref, manifest_references)
     roots = reader.taken((claim.checkpoint_ref, path))
@@ -278,7 +279,7 @@ def _pinned(reader: Reader, pin: Epoch) -> list[EpochRoot]:
 
 
 def _unowned(reader: Reader, epochs: Sequence[EpochRoot]) -> tuple[EpochRoot, ...]:
-    """Manifests that a start would look at and that own no epoch: what they list stays."""
+    """Return the manifests that a start would read and that own no epoch; their files are kept."""
     known = {one.ref for one in epochs}
     refs = [ref for ref in reader.roots if ref.name == CHECKPOINT_MANIFEST]
     found = (attempt(reader, ref) for ref in refs if ref not in known)
@@ -286,7 +287,7 @@ def _unowned(reader: Reader, epochs: Sequence[EpochRoot]) -> tuple[EpochRoot, ..
 
 
 def attempt(reader: Reader, ref: StatePath) -> EpochRoot | None:
-    """A manifest that owns no epoch, with its state; None if it is not there any more."""
+    """Read a manifest that owns no epoch, with its state; None if it no longer exists."""
     manifest = reader.optional(ref, manifest_references)
     if manifest is None:
         return None

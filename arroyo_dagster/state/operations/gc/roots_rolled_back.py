@@ -1,7 +1,7 @@
-"""Epochs that a rollback has left behind: they are there until they expire, and may be damaged.
+"""Epochs that a rollback has abandoned: they exist until they expire, and may be damaged.
 
-What one of them lists stays as long as it does. One whose metadata does not decode says nothing of
-what it lists: it is a root all the same, and known by its name.
+The files that such an epoch lists are kept as long as the epoch exists. An epoch whose metadata
+does not decode lists no files, but is a root all the same, identified by its name.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from arroyo_dagster.state.storage.concurrency import concurrently
 def with_rolled_back(
     reader: Reader, epochs: Sequence[EpochRoot], pinned: Collection[Epoch]
 ) -> list[EpochRoot]:
-    """Add the epochs that rollbacks have left behind to those that follow each other.
+    """Add the epochs that rollbacks have abandoned to the chain of epochs.
 
     Args:
         epochs: newest first.
-        pinned: numbers that are looked at whatever lies around them.
+        pinned: epochs that are read even where no neighbour exists.
     """
     known = {one.epoch: one for one in epochs}
     for one in epochs:
@@ -48,9 +48,9 @@ def with_rolled_back(
 def _between(
     reader: Reader, restored: Epoch, newer: EpochRoot, pinned: Collection[Epoch]
 ) -> Iterator[EpochRoot]:
-    """The epochs behind the one that was restored, newest first.
+    """Yield the epochs between the restored epoch and the rollback's, newest first.
 
-    They expire oldest first: below many numbers without an epoch there are pinned ones only.
+    Epochs expire oldest first: below a run of numbers without an epoch, only pinned ones exist.
     """
     last = newer.epoch
     while last > restored + 1:
@@ -66,7 +66,7 @@ def _between(
 
 
 def _one(reader: Reader, epoch: Epoch, newer: EpochRoot) -> EpochRoot | None:
-    """One epoch by its number; None if there is none."""
+    """Read one epoch by its number; None if it does not exist."""
     record = reader.paths.epoch_record(epoch)
     claim: EpochRecord | None = None
     try:
@@ -115,7 +115,7 @@ def _unreadable(
 
 
 def known_roots(reader: Reader, found: Sequence[StatePath]) -> tuple[Root, ...]:
-    """Remember objects that do not decode by their bytes; what is ours alone lists nothing."""
+    """Remember undecodable metadata by its bytes; this package's own objects list no files."""
     metadata = [path for path in found if not path.startswith(f"{reader.paths.maintenance}/")]
     there = [path for path in metadata if path in reader.roots or reader.raw(path)]
     return reader.taken(there)

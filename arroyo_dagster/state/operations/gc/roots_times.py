@@ -1,4 +1,4 @@
-"""When the store says that the epochs of a job were written: ages are taken from nothing else."""
+"""Add the times at which a job's epochs were written, by the store's clock; ages depend on them."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from arroyo_dagster.state.storage.store import ObjectStore
 def with_store_times(
     store: ObjectStore, roots: Roots, listed: Iterable[StoredObject] | None = None
 ) -> Roots:
-    """The same roots, each epoch with the time of the object that makes it exist.
+    """Return the same roots, each epoch with the time of the object that makes it exist.
 
-    What a listing does not show is asked for by name: a listing may be cut short.
+    Objects that the listing does not contain are read by name: a listing may be incomplete.
 
     Args:
-        listed: the objects of the job's metadata, as listed; listed here if None: one level, in the
-            legacy layout nothing, since each epoch has a directory of its own.
+        listed: the objects of the job's metadata, as listed; None = list one level here, or nothing
+            in the legacy layout, where each epoch has its own directory.
     """
     paths, head = roots.paths, roots.head
     names = {one.epoch: _existence(paths, one) for one in roots.epochs}
@@ -40,10 +40,10 @@ def with_store_times(
 
 
 def _existence(paths: JobPaths, one: EpochRoot) -> StatePath:
-    """The object that makes an epoch exist, as long as it is there."""
+    """Return the object that makes an epoch exist, while it is present."""
     if paths.layout is Layout.LEGACY:
         return one.ref
-    # Created once and never written again, unlike the manifest, which a rewrite replaces.
+    # Created once and never overwritten, unlike the manifest, which a rewrite replaces.
     record = paths.epoch_record(one.epoch)
     return one.ref if record in one.gone else record
 

@@ -1,8 +1,8 @@
-"""Which quarantines come back together: those that hold an epoch, or a start, between them.
+"""Find the quarantines to restore together: those that share the objects of an epoch or of a start.
 
-A run that moves objects aside and is stopped leaves epochs of which some objects are moved and the
-rest is not; the next run moves the rest into a quarantine of its own. Either one alone would bring
-back a job that cannot be started, or one that starts from an older epoch than it had.
+A quarantine run that is interrupted leaves epochs of which only some objects are moved; the next
+run moves the others into a quarantine of its own. Restoring only one of them would yield a job that
+cannot be started, or one that starts from an older epoch than before.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ Copies = Mapping[StatePath, Moved]
 def linked_quarantines(
     store: ObjectStore, paths: JobPaths, known: Sequence[Quarantined], name: str
 ) -> dict[str, list[Moved]]:
-    """What lies in a quarantine, and in those that hold an epoch or a start together with it.
+    """Return the objects in a quarantine, and in those that share an epoch or a start with it.
 
     Args:
-        known: every quarantine of the job; reads the index of each.
+        known: every quarantine of the job; the index of each is read.
         name: one of them.
 
     Returns:
-        What lies in each, by name, oldest first.
+        The objects of each, by name, oldest first.
     """
     moved = {one.name: all_moved(store, paths, one) for one in known if one.name == name}
     others = [one for one in known if one.name != name]
@@ -58,7 +58,7 @@ def linked_quarantines(
 def _linked(
     store: ObjectStore, paths: JobPaths, copies: Mapping[str, Copies], name: str
 ) -> Iterator[frozenset[str]]:
-    """This quarantine with each that holds something it needs, and that lies nowhere else."""
+    """Yield this quarantine with each that holds an object it needs and that is not in place."""
     needs = _Needs(store, paths, copies, name)
     found = concurrently(needs.of_epoch, sorted(needs.heads()))
     missing = sorted({*needs.of_start()}.union(*found))
@@ -70,14 +70,14 @@ def _linked(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochNeeds:
-    """What an epoch needs to be whole, as far as its metadata can be read.
+    """The objects that a complete epoch needs, as far as its metadata can be read.
 
     Attributes:
-        metadata: what makes it exist, then what lists its files.
-        missing: those of them that are nowhere.
+        metadata: the object that makes it exist, then the objects that list its files.
+        missing: those of them that exist nowhere.
         files: the data files it lists.
-        markers: the marker of its commit, unless it needs none; the newest epoch may not have it.
-        unreadable: whether something that lists files does not decode.
+        markers: the marker of its commit, unless it needs none; the newest epoch may lack it.
+        unreadable: whether an object that lists files does not decode.
     """
 
     metadata: tuple[StatePath, ...] = ()
@@ -94,10 +94,10 @@ def needs_of_epoch(
 
     Args:
         head: its epoch record, or its checkpoint metadata in the legacy layout.
-        read: reads an object wherever it lies; None if it is nowhere.
+        read: reads an object in any place; None if it exists nowhere.
 
     Raises:
-        FormatError: what makes it exist does not decode.
+        FormatError: the object that makes it exist does not decode.
     """
     data = read(head)
     if data is None:
@@ -132,7 +132,7 @@ def needs_of_epoch(
 
 @dataclass(frozen=True, slots=True)
 class _Needs:
-    """What the epochs in one quarantine need, wherever it lies."""
+    """The objects that the epochs in one quarantine need, in any place."""
 
     store: ObjectStore
     paths: JobPaths
@@ -140,7 +140,7 @@ class _Needs:
     name: str
 
     def heads(self) -> set[StatePath]:
-        """What makes those epochs visible of which this quarantine holds metadata."""
+        """Return the objects that make the epochs visible whose metadata this quarantine holds."""
         return {head for path in self.copies[self.name] for head in self._heads_of(path)}
 
     def _heads_of(self, path: StatePath) -> Iterator[StatePath]:
@@ -153,33 +153,33 @@ class _Needs:
             yield self.paths.epoch_record(name.epoch)
 
     def held_by_another(self, path: StatePath) -> bool:
-        """Whether another quarantine has a copy of it, and this one has none."""
+        """Whether another quarantine has a copy of it, but this one has none."""
         own = path in self.copies[self.name]
         return not own and any(path in held for held in self.copies.values())
 
     def holder(self, path: StatePath) -> str:
-        """The newest other quarantine that has a copy of it."""
+        """Return the newest quarantine that has a copy of it."""
         return max(one for one, held in self.copies.items() if path in held)
 
     def of_epoch(self, head: StatePath) -> list[StatePath]:
-        """What a restore of an epoch reads that only others hold; none if it does not decode."""
+        """Return what an epoch's restore reads and only others hold; none if it does not decode."""
         try:
             return [path for path in self._of_epoch(head) if self.held_by_another(path)]
         except FormatError:
-            return []  # as it was before it was moved aside
+            return []  # its state before it was quarantined
 
     def _of_epoch(self, head: StatePath) -> Iterator[StatePath]:
         needs = needs_of_epoch(self.paths, head, self._read)
         own = self.copies[self.name]
         layout = self.paths.layout
         if layout is Layout.PROTOCOL and not any(path in own for path in needs.metadata):
-            return  # the record is of another manifest of that epoch than the one that is here
+            return  # the record belongs to another manifest of that epoch
         if needs.unreadable:
-            return  # as it was before it was moved aside
+            return  # its state before it was quarantined
         yield from (*needs.metadata, *needs.files, *needs.markers)
 
     def of_start(self) -> list[StatePath]:
-        """What a start looks at first that only others hold: a generation, and its checkpoint."""
+        """Return what a start reads first and only others hold: a generation, its checkpoint."""
         own = self.copies[self.name]
         named = [(path, object_name(self.paths, path)) for path in own]
         generations = sorted(
@@ -201,7 +201,7 @@ class _Needs:
             yield self.paths.generation_manifest(current.worker_generation)
 
     def _chosen(self, newest_first: Iterable[StatePath]) -> Iterator[StatePath]:
-        """The first checkpoint that a generation names and that lies anywhere."""
+        """Yield the first checkpoint that a generation names and that exists in any place."""
         for path in newest_first:
             data = self._read(path)
             if data is None:
@@ -217,7 +217,7 @@ class _Needs:
         return held or self.store.head(path) is not None
 
     def _read(self, path: StatePath) -> bytes | None:
-        """An object: its copy here, what lies where it was, or the newest copy elsewhere."""
+        """Read an object: its copy here, the object in place, or the newest copy elsewhere."""
         newest_first = sorted(self.copies, reverse=True)
         elsewhere = [self.copies[one] for one in newest_first if one != self.name]
         own = self.copies[self.name]

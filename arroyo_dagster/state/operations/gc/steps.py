@@ -1,7 +1,8 @@
-"""A plan carried out by steps: data files, then records, then what refers to them, oldest first.
+"""Execute a plan in steps: data files, then records, then the metadata that refers to them, oldest
+first.
 
-Each step is journalled and read back from the store before the next begins. Stopped anywhere, every
-epoch that stays is whole, and the next run finishes the rest.
+Each step is journalled, and read back from the store before the next begins. If it is interrupted
+at any point, every remaining epoch is complete, and the next run finishes the rest.
 """
 
 from __future__ import annotations
@@ -38,13 +39,13 @@ HEADS = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """How fast objects are deleted, and how patiently.
+    """The rate of deletes, and their retries.
 
     Attributes:
-        in_flight: so many batches of 1000 at once.
-        batches_per_second: no more than so many; None = as fast as the store answers.
-        tries: how often a failure that may pass is tried again, key by key.
-        sleep: how to wait; a test gives its own.
+        in_flight: how many batches of 1000 objects are deleted concurrently.
+        batches_per_second: the maximum rate; None = as fast as the store answers.
+        tries: how often a temporary failure is tried, key by key.
+        sleep: waits; replaceable in tests.
     """
 
     in_flight: int = 8
@@ -54,13 +55,13 @@ class Pace:
 
 
 def delete_here(store: ObjectStore, batches: Sequence[Sequence[StatePath]]) -> list[DeleteOutcome]:
-    """Delete batches in this process, all at once."""
+    """Delete batches in this process, concurrently."""
     return concurrently(store.delete_many, batches)
 
 
 @dataclass(slots=True)
 class GcRun:
-    """One plan being carried out."""
+    """The execution of one plan."""
 
     store: Leased
     plan: GcPlan
@@ -79,7 +80,7 @@ class GcRun:
     def carry_out(self) -> None:
         plan = self.plan
         if plan.paths.layout is Layout.LEGACY:
-            # The next run may write the same names: all of them, if it is to ignore the state.
+            # The job's next run may write the same names; all of them, if it ignores the state.
             self.store.before_deleting = self._ask_again
         self._step("data", plan.data, self.delete)
         self.store.before_deleting = None
@@ -109,16 +110,16 @@ class GcRun:
             )
 
     def _recheck(self) -> None:
-        """Ask once more, just before acting, what must not have changed."""
+        """Check again, just before acting, the facts that must not have changed."""
         facts = self._ask_again()
         if facts is not None and facts.condition.at_rest:
             self._check_head()
 
     def _ask_again(self) -> JobFacts | None:
-        """What somebody says the job is doing, where the plan rests on that.
+        """Return the job's status from its source; None if the plan does not depend on it.
 
         Raises:
-            ProtocolError: it is doing something else now.
+            ProtocolError: the status has changed.
         """
         plan = self.plan
         if plan.proof.condition is None:
@@ -137,7 +138,7 @@ class GcRun:
         return facts
 
     def _check_head(self) -> None:
-        """A job at rest publishes nothing, whatever anybody says."""
+        """Check that the newest epoch is unchanged: a job at rest publishes nothing."""
         plan = self.plan
         newest = newest_root(self.store, plan.paths)
         if newest is None or newest.ref != plan.proof.head:
@@ -187,10 +188,10 @@ class GcRun:
     def _deleted(
         self, waiting: Sequence[Sequence[StatePath]], delete: Delete
     ) -> dict[StatePath, str]:
-        """Delete batches; what fails and may pass is tried again, key by key.
+        """Delete batches; retry temporary failures key by key.
 
         Returns:
-            For each path `deleted`, `moved`, or `there: ` and why.
+            For each path `deleted`, `moved`, or `there: ` and the reason.
         """
         word = "deleted" if self.quarantine is None else "moved"
         found: dict[StatePath, str] = {}
@@ -219,7 +220,7 @@ class GcRun:
         try:
             return delete(self.store, batches)
         except StorageError as error:
-            # Nobody knows what was done: every key counts as failed, and is tried again.
+            # It is unknown what was deleted: every key counts as failed and is tried again.
             reason = f"{error.message}"
             if not error.retryable and not lasts(reason):
                 reason = f"the store refused the request: {reason}"
@@ -228,10 +229,10 @@ class GcRun:
     # ---- reading back ----------------------------------------------------------------------------
 
     def _read_back(self, step: Packed) -> list[StoredObject]:
-        """Which objects of a step are still there, by the store's own word."""
+        """Return which objects of a step still exist, by requests to the store."""
         if len(step) <= HEADS:
             objects = list(step)
-        else:  # what a listing shows may be gone all the same
+        else:  # a listed object may be deleted all the same
             objects = self._still_listed(PathsDigest(_same(one.path, one.etag) for one in step))
         infos = concurrently(self.store.head, [one.path for one in objects])
         found = zip(objects, infos, strict=True)
@@ -246,7 +247,7 @@ class GcRun:
                     StoredObject(info.path, info.size_bytes, info.modified_micros, info.etag)
                 )
         if not listed:
-            # The lease and the journal are there: such an answer says nothing of the others.
+            # The lease and the journal exist: an empty listing proves nothing about the others.
             raise StorageError(
                 "the store lists nothing below the job, but the lease on it exists",
                 path=self.plan.paths.root,
@@ -265,12 +266,12 @@ class GcRun:
 
 
 def _same(path: StatePath, etag: str | None) -> str:
-    """What tells an object from one that was written under its name since."""
+    """Return a text that distinguishes an object from one that was written at its path later."""
     return f"{path}\0{etag or ''}"
 
 
 def _waves(step: Packed, in_flight: int) -> Iterator[list[list[StoredObject]]]:
-    """Batches, as many as may be in flight at a time."""
+    """Group batches by as many as may be in flight at a time."""
     wave: list[list[StoredObject]] = []
     for batch in step.batches():
         wave.append(batch)

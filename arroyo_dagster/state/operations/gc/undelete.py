@@ -1,5 +1,5 @@
-"""What was moved aside brought back, byte for byte, in an order that makes no epoch visible before
-all that it needs is there.
+"""Undelete: restore quarantined objects byte for byte, in an order that makes no epoch visible
+before everything that it needs exists.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ from arroyo_dagster.state.storage.store import ObjectStore
 
 
 def plan_undelete(store: ObjectStore, paths: JobPaths, name: str) -> UndeletePlan:
-    """What `run_undelete` would bring back, and what it could not. Writes nothing: the dry run.
+    """Plan what `run_undelete` would restore, and what it could not. Writes nothing: this is the
+    dry run.
 
     Raises:
         NotFoundError: there is no such quarantine.
@@ -51,7 +52,7 @@ def plan_undelete(store: ObjectStore, paths: JobPaths, name: str) -> UndeletePla
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UndeleteOptions:
-    """How a quarantine is brought back.
+    """Options of an undelete.
 
     Attributes:
         owner: who runs it, for the lease, the journal and the pins.
@@ -71,29 +72,31 @@ def run_undelete(
     *,
     plan: UndeletePlan | None = None,
 ) -> list[Moved]:
-    """Bring back what was moved aside, byte for byte; epochs that come back are pinned.
+    """Restore quarantined objects byte for byte, and pin the restored epochs.
 
-    A job of ours that keeps them no more may be finishing what an expiry has begun: then ten
-    seconds pass between the two, until what it has sent to the store has arrived.
+    The epochs are pinned before their objects are restored. If an epoch is outside the retention of
+    a managed job, an expiry may still be deleting it: then this call waits ten seconds in between,
+    until requests sent before have arrived.
 
-    A run that was stopped, and gone on with by another, has split epochs between two quarantines:
-    both come back, whichever is named. The copies stay until they are purged. An epoch of which
-    something is neither there nor in quarantine does not come back; `plan_undelete` names it.
+    If a gc run was interrupted and another run completed it, epochs may be split between two
+    quarantines. Both are restored, whichever is named. The copies stay until they are purged. An
+    epoch with an object that exists neither in place nor in quarantine is not restored;
+    `plan_undelete` names it.
 
     Args:
         name: of the quarantine.
-        plan: bring back no more than this, made earlier by `plan_undelete`; None = what may come
-            back now.
+        plan: restore at most the objects of this plan, made earlier by `plan_undelete`; None = all
+            that can be restored now.
 
     Returns:
-        What was brought back, decided again behind the pins.
+        The restored objects, determined again after the epochs were pinned.
 
     Raises:
         NotFoundError: there is no such quarantine.
-        ConflictError: something else lies where an object was, or `plan` no longer fits; nothing
-            was brought back.
-        FormatError: a copy is not what it was, or an epoch is back and cannot be restored: what
-            it needs besides went just now, which Arroyo's own cleanup does.
+        ConflictError: another object exists at an object's path, or `plan` no longer fits; nothing
+            was restored.
+        FormatError: a copy has changed, or a restored epoch cannot be loaded because something else
+            that it needs was deleted just now, as Arroyo's own cleanup may do.
     """
     chosen = options or UndeleteOptions()
     owner, clock = chosen.owner, chosen.clock
@@ -123,7 +126,7 @@ def run_undelete(
         for group in _groups(paths, missing):
             concurrently(lambda one: _restore_copy(held, one), group)
         objects = [StoredObject(one.path, one.size_bytes) for one in moved]
-        delete_all(held, [paths.removal])  # one that has begun is given up
+        delete_all(held, [paths.removal])  # cancels an unfinished gc of the dead job
         for number, batch in enumerate(Packed(objects).batches(), start=1):
             journal.write([(number, batch)], dict.fromkeys((one.path for one in batch), "back"))
         journal.end({"back": len(moved)})
@@ -133,7 +136,7 @@ def run_undelete(
 
 
 def _check_plan(paths: JobPaths, plan: UndeletePlan, fresh: UndeletePlan) -> None:
-    """Refuse a plan of which more would come back now than it names."""
+    """Refuse a plan if more objects would be restored now than it names."""
     known = set(plan.objects)
     more = [one.path for one in fresh.objects if one not in known]
     if more:
@@ -148,10 +151,10 @@ def _check_plan(paths: JobPaths, plan: UndeletePlan, fresh: UndeletePlan) -> Non
 def _pinned_plan(
     held: ObjectStore, paths: JobPaths, name: str, plan: UndeletePlan, options: UndeleteOptions
 ) -> UndeletePlan:
-    """What may come back, decided again while the epochs of a plan are pinned.
+    """Plan again while the epochs of the plan are pinned.
 
-    A writer may delete what an epoch needs, and what lies in place, until it has read the pins. So
-    the plan is made again behind them; epochs that are not whole any more are unpinned.
+    Until a writer has read the pins, it may delete objects that an epoch needs, in quarantine or in
+    place. So the plan is made again after pinning; epochs that are no longer complete are unpinned.
     """
     before = read_pins(held, paths).pinned
     pins: set[Epoch] = set()
@@ -170,7 +173,7 @@ def _pinned_plan(
 
 
 def _epochs_of(paths: JobPaths, moved: Iterable[Moved]) -> set[Epoch]:
-    """The epochs that objects make visible."""
+    """Return the epochs that objects make visible."""
     return {epoch for one in moved if (epoch := _epoch_of(paths, one)) is not None}
 
 
@@ -185,11 +188,11 @@ _OF_AN_EPOCH = frozenset(
 def _that_are_whole(
     store: ObjectStore, paths: JobPaths, found: Mapping[str, Sequence[Moved]], name: str
 ) -> UndeletePlan:
-    """What may come back: nothing that would make an epoch visible which cannot be restored.
+    """Plan without the objects that would make an incomplete epoch visible.
 
     Args:
-        found: what lies in each quarantine, oldest first: of two copies the newer comes back.
-        name: the one that was asked for; the others fill in what lies nowhere.
+        found: the objects in each quarantine, oldest first: of two copies the newer is restored.
+        name: the requested quarantine; the others supply only objects that do not exist in place.
     """
     newest = {one.path: one for each in found.values() for one in each}
     asked = {one.path for one in found[name]}
@@ -220,13 +223,13 @@ def _may_come_back(
     try:
         return _is_whole(store, paths, head, copies)
     except FormatError:
-        return True  # as it was before it was moved aside
+        return True  # its state before it was quarantined
 
 
 def _is_whole(
     store: ObjectStore, paths: JobPaths, head: Moved, copies: Mapping[StatePath, StatePath]
 ) -> bool:
-    """Whether all that an epoch needs is there or among the copies."""
+    """Whether everything that an epoch needs exists in place or among the copies."""
 
     def read(path: StatePath) -> bytes | None:
         try:
@@ -240,7 +243,7 @@ def _is_whole(
 
 
 def _known(store: ObjectStore, paths: JobPaths, name: str) -> Sequence[Quarantined]:
-    """The quarantines of the job, of which this is one."""
+    """Return the quarantines of the job; `name` must be one of them."""
     _, known = Reader(store, paths).pins_in_full()
     if name not in (one.name for one in known):
         raise NotFoundError(
@@ -266,13 +269,13 @@ _LATER = {
 
 
 def _order(paths: JobPaths, one: Moved) -> tuple[int, int, str]:
-    """Data first, then what lists it, newest first; what makes an epoch visible last."""
+    """Sort key: data, then what lists it, newest epoch first; what makes an epoch visible last."""
     name = object_name(paths, one.path)
     return (_LATER.get(name.kind, 0), -int(name.epoch or 0), one.path)
 
 
 def _groups(paths: JobPaths, moved: Iterable[Moved]) -> Iterator[list[Moved]]:
-    """What may come back at once, in the order of `_order`: metadata comes one by one."""
+    """Yield objects that may be restored concurrently, in `_order`; metadata one by one."""
     together: list[Moved] = []
     for one in moved:
         if _order(paths, one)[0]:
@@ -287,7 +290,7 @@ def _groups(paths: JobPaths, moved: Iterable[Moved]) -> Iterator[list[Moved]]:
 
 
 def _epoch_of(paths: JobPaths, one: Moved) -> Epoch | None:
-    """The epoch that an object makes visible; None for all others."""
+    """Return the epoch that an object makes visible; None for all others."""
     name = object_name(paths, one.path)
     return name.epoch if name.kind in (ObjectKind.RECORD, ObjectKind.CHECKPOINT) else None
 
@@ -303,7 +306,7 @@ def _pin(kept: JobPins, *, epochs: Sequence[Epoch], owner: str, now: int) -> Job
 
 
 def _lies_there(store: ObjectStore, one: Moved) -> bool:
-    """Whether an object is back already."""
+    """Whether an object is restored already."""
     try:
         with in_turn(one.size_bytes):
             digest, _ = digest_stored(store, one.path)

@@ -1,1 +1,1 @@
-"""A job taken back to an older epoch."""
+"""Rollback: return a job to an older epoch."""

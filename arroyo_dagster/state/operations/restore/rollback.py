@@ -1,4 +1,4 @@
-"""Going back to an older epoch: planned from what the store says, then published as a new epoch."""
+"""Rollback to an older epoch: planned from the store's objects, then published as a new epoch."""
 
 from __future__ import annotations
 
@@ -68,19 +68,19 @@ REASON = "a rollback to this epoch is under way"
 
 
 def restorable_epochs(store: ObjectStore, paths: JobPaths) -> list[Epoch]:
-    """The epochs that a rollback could restore, ascending. Data files are listed, not opened."""
+    """Return the epochs that a rollback could restore, ascending. No data file is opened."""
     return choices(_facts(store, paths))
 
 
 def way_back(store: ObjectStore, paths: JobPaths, epoch: Epoch, *, tries: int = 5) -> Epoch | None:
-    """The newest epoch that a job whose newest epoch is damaged could go back to.
+    """Return the newest epoch to which a job with a damaged newest epoch could be rolled back.
 
     Args:
         epoch: the damaged one.
-        tries: so many epochs are looked at closely, newest first.
+        tries: check at most this many epochs in detail, newest first.
 
     Returns:
-        None for an Arroyo job, for an epoch that is not the newest, and if there is none.
+        The epoch; None for an Arroyo job, if `epoch` is not the newest one, and if there is none.
     """
     facts = _facts(store, paths)
     if epoch != facts.newest_number:
@@ -95,17 +95,17 @@ def way_back(store: ObjectStore, paths: JobPaths, epoch: Epoch, *, tries: int = 
 
 
 def rollback_done(store: ObjectStore, paths: JobPaths, epoch: int) -> Epoch | None:
-    """The epoch that went back to `epoch` before, if the job goes on from it; else None."""
+    """Return the epoch that a rollback to `epoch` published, if the job continues from it."""
     return done_before(_facts(store, paths), Epoch(epoch))
 
 
 def plan_rollback(store: ObjectStore, paths: JobPaths, epoch: int) -> RollbackPlan:
-    """Plan to go back to an epoch. Writes nothing: this is the dry run.
+    """Plan a rollback to an epoch. Writes nothing: this is the dry run.
 
     Raises:
         NotFoundError: the job has no such epoch.
-        FormatError: the epoch cannot be restored; names the first thing that is wrong.
-        InputError: the epoch is the newest one, or the job is Arroyo's.
+        FormatError: the epoch cannot be restored; names the first reason.
+        InputError: the epoch is the newest one, or the job is an Arroyo job.
         ProtocolError: the commit of the epoch is not finished, or other services depend on the job.
     """
     facts = _facts(store, paths)
@@ -140,7 +140,7 @@ def _facts(store: ObjectStore, paths: JobPaths) -> RollbackFacts:
 
 
 def _owns(one: EpochSummary) -> bool:
-    """Whether an epoch is one, and not an attempt at one."""
+    """Whether this is an epoch, and not only an attempt at one."""
     attempt = (CheckpointState.INVISIBLE, CheckpointState.UNCLAIMED, CheckpointState.ORPHANED)
     return one.state not in attempt
 
@@ -174,7 +174,7 @@ def _keeps_records(store: ObjectStore, paths: JobPaths) -> bool:
     return not below.isdisjoint({"topics", "stdin", "landed"})
 
 
-# ---- what is given up, measured ------------------------------------------------------------------
+# ---- the contents of abandoned epochs ------------------------------------------------------------
 
 
 def _measured(store: ObjectStore, facts: RollbackFacts, plan: RollbackPlan) -> RollbackPlan:
@@ -194,7 +194,7 @@ def _measured(store: ObjectStore, facts: RollbackFacts, plan: RollbackPlan) -> R
 
 
 def _rows(store: ObjectStore, new: dict[Epoch, Sequence[StatePath]]) -> dict[Epoch, int]:
-    """The rows of the files that each epoch wrote, by their footers; as far as they are known."""
+    """Return the rows of the files that each epoch added, by footers; unknown ones are left out."""
     wanted = [path for paths in new.values() for path in paths]
     if len(wanted) > MAX_FOOTERS:
         return {}
@@ -223,15 +223,15 @@ def _committed(
 
 
 def _files(operator: OperatorCheckpoint) -> tuple[str, ...] | None:
-    """The names of the files that a sink has put out; None if its commit data names none."""
+    """Return the names of the files that a sink has written; None if its commit data names none."""
     try:
         staged = [path for data in operator.commit_data().values() for path in staged_paths(data)]
     except (ArroyoStateError, ValueError):
-        return None  # a sink with commit data of its own
+        return None  # a sink with its own form of commit data
     return tuple(path.name for path in staged)
 
 
-# ---- carrying out --------------------------------------------------------------------------------
+# ---- execution -----------------------------------------------------------------------------------
 
 
 def run_rollback(
@@ -244,14 +244,15 @@ def run_rollback(
 ) -> RollbackOutcome:
     """Publish the content of an older epoch as the newest epoch of the job.
 
-    An older run that is still alive is fenced; in the legacy layout it is waited for by refusing.
-    The epochs that are given up stay until they expire. Stopped anywhere, the job is as before or
-    rolled back, and the next call goes on from there.
+    An older run that is still alive is fenced; in the legacy layout, which has no fence, the
+    rollback is refused while such a run holds its lease. The abandoned epochs stay until they
+    expire. If it is interrupted at any point, the job is unchanged or rolled back, and the next
+    call continues from there.
 
     Raises:
-        ConflictError: the plan no longer fits, or somebody else maintains, or runs, the job.
+        ConflictError: the plan no longer fits, or another process maintains or runs the job.
         NotFoundError, FormatError, InputError, ProtocolError: as `plan_rollback`.
-        StorageError: the store failed; whether the epoch was published is not known.
+        StorageError: the store failed; it is unknown whether the epoch was published.
     """
     paths = plan.paths
     with contextlib.ExitStack() as held:
@@ -276,7 +277,7 @@ def _kept(
     clock: Clock,
     sleep: Callable[[float], None],
 ) -> Iterator[None]:
-    """Keep an epoch while this lasts: a run that is still alive may be about to let it expire."""
+    """Pin an epoch for the duration of the context: a live run may be about to let it expire."""
     before = ParquetBackend(held, paths).job_pins()
     if epoch not in before.pinned:
         pin = Pin(epoch=epoch, owner=owner, pinned_at_micros=clock(), reason=REASON)
@@ -296,17 +297,17 @@ def _with(kept: JobPins, pin: Pin) -> JobPins:
 
 
 def _released(kept: JobPins) -> JobPins:
-    """Without the pins of rollbacks: under the lease no other one is under way, only dead ones."""
+    """Release the pins of all rollbacks: under the lease no other rollback is active."""
     pins = (replace(one, released=True) if one.reason == REASON else one for one in kept.pins)
     return replace(kept, pins=tuple(pins))
 
 
 def _published(backend: ParquetBackend, plan: RollbackPlan) -> RollbackOutcome:
-    # Before the fence, so that a rollback which cannot be done stops no run.
+    # Checked before the fence is raised, so that an impossible rollback stops no run.
     backend.prepare_checkpoint_load(plan.epoch)
     if plan.pipeline is not None:
         backend.start_from(plan.ref)
-        # What an older run has published until it was fenced is found now.
+        # An older run may have published epochs until it was fenced; they are found now.
         check_same(plan, make_plan(_facts(backend.store, plan.paths), plan.epoch))
     target = backend.prepare_checkpoint_load(plan.epoch)
     check_same(plan, replace(plan, epoch=target.epoch, ref=target.ref))
@@ -319,9 +320,9 @@ def _published(backend: ParquetBackend, plan: RollbackPlan) -> RollbackOutcome:
 
 
 def _min_epochs(backend: ParquetBackend, plan: RollbackPlan) -> Iterator[Epoch]:
-    """What the epochs that are given up say is the oldest epoch that stays.
+    """Yield the `min_epoch` of each abandoned epoch.
 
-    Cleanups which they have begun may not be over, and whoever pins an epoch has to know.
+    Cleanups that these epochs have begun may still be active, and pinning an epoch depends on it.
     """
     for one in plan.given_up:
         with contextlib.suppress(NotFoundError, FormatError, ProtocolError):
@@ -343,7 +344,7 @@ def _publish(
         min_epoch=min_epoch,
         start_time_micros=now,
         finish_time_micros=now,
-        needs_commit=False,  # what the restored epoch had to commit is committed
+        needs_commit=False,  # the commit of the restored epoch is already finished
         operators=_operators(plan, target),
         parent_ref=target.ref,
         progress=progress_after(target),
@@ -363,7 +364,7 @@ def _publish_legacy(
     operators = _operators(plan, target)
     now = backend.clock()
     if any(operator.needs_commit for operator in operators):
-        # There is nothing to commit: said before the epoch exists, so that no start tries to.
+        # Nothing to commit: noted before the epoch exists, so that no start commits again.
         note = CommitNote(job=target.job, epoch=plan.publishes, finish_time_micros=now)
         path = backend.paths.commit_note(plan.publishes)
         backend.store.put(path, records.encode_commit_note(note))

@@ -1,1 +1,1 @@
-"""Checkpoints and stores verified: facts read for `planning/verify`. Nothing here changes a job."""
+"""Verification of checkpoints and stores: reads facts for `planning/verify`. It changes no job."""

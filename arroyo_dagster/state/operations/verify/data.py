@@ -1,4 +1,4 @@
-"""Looks at the data files of an epoch for `verify`: alone, beside its neighbours, restored."""
+"""Check an epoch's data files for `verify`: alone, against neighbouring epochs, and restored."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from arroyo_dagster.state.planning.verify.restore import (
 from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.tables.forms import table_forms
 
-# Rows are decoded here: more threads than this only take more memory.
+# Rows are decoded here: more threads than this only use more memory.
 _READERS = 4
 _FOOTER_READERS = 16
 _Files = Mapping[StatePath, FileFacts]
@@ -49,7 +49,7 @@ _Files = Mapping[StatePath, FileFacts]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataFindings:
-    """What the data files of an epoch say, beside its neighbours."""
+    """The findings about the data files of an epoch and its neighbours."""
 
     findings: tuple[Finding, ...] = ()
     restore: tuple[SubtaskRestore, ...] = ()
@@ -59,10 +59,10 @@ class DataFindings:
 def data_findings(
     store: ObjectStore, paths: JobPaths, found: JobMetadata, look: CheckDepth
 ) -> DataFindings:
-    """Look at what the epoch lists, as closely as `look` asks.
+    """Check the files that the epoch lists, to the depth of `look`.
 
     Args:
-        found: metadata that says what the epoch holds.
+        found: the metadata of the epoch; its checkpoint is readable.
 
     Raises:
         StorageError: the store failed.
@@ -73,7 +73,7 @@ def data_findings(
     tables = _tables_of(checkpoint, plan)
     files = _read(store, tables.files, plan, look)
     findings = [*tables.findings, *_of_files(paths, checkpoint, tables.files, files)]
-    # What is another's cannot be compared with its neighbours.
+    # Metadata of another job or epoch cannot be compared with its neighbours.
     if not any(one.code == "metadata-of-another" for one in found.findings):
         findings += across_findings(found.history)
     findings += _waiting(store, paths, checkpoint)
@@ -89,14 +89,14 @@ def data_findings(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Tables:
-    """The tables of an epoch: the files they list, and what is wrong with their configurations."""
+    """The tables of an epoch: the files they list, and the findings about their configurations."""
 
     files: Mapping[StatePath, ListedFile]
     findings: tuple[Finding, ...]
 
 
 def _tables_of(checkpoint: Checkpoint, plan: RestorePlan) -> _Tables:
-    """Every file that the epoch lists, as the first table that does."""
+    """Return every file that the epoch lists, assigned to the first table that lists it."""
     listed: dict[StatePath, ListedFile] = {}
     findings = list(config_findings(checkpoint))
     opened = set(plan.files)
@@ -104,7 +104,7 @@ def _tables_of(checkpoint: Checkpoint, plan: RestorePlan) -> _Tables:
         for name, files in operator.tables.items():
             config = operator.configs.get(name)
             if config is None or config.kind is not files.kind:
-                continue  # told above
+                continue  # reported above
             try:
                 own = _listed_files(checkpoint, operator, config, files, opened)
             except FormatError as problem:

@@ -1,7 +1,7 @@
-"""Can a job be restored from an epoch, and if not, why: every fact gathered, every rule asked.
+"""Verify whether a job can be restored from an epoch: read all facts, apply all rules.
 
-Nothing here writes. Files are looked at one by one, their rows a few thousand at a time: memory
-depends on the number of files, never on their size.
+This module writes nothing. It reads files one by one, a few thousand rows at a time: memory depends
+on the number of files, never on their size.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ class JobVerdict:
     """Whether a job can be restored from an epoch.
 
     Attributes:
-        level: how closely it was looked at.
-        parallelism: of the restore that was simulated; None = each operator's own.
+        level: the level of the verification, as of `verify_job`.
+        parallelism: of the simulated restore; None = each operator's own.
         verdict: `inspected` counts data files and metadata objects.
         restore: what each subtask opens and keeps; empty below level 4.
-        epochs: those looked at for what happened between them, ascending.
+        epochs: the consecutive epochs that were compared, ascending.
     """
 
     paths: JobPaths
@@ -49,7 +49,7 @@ class JobVerdict:
 
     @property
     def passed(self) -> bool:
-        """Whether nothing found is an error."""
+        """Whether no finding is an error."""
         return self.verdict.passed
 
 
@@ -63,21 +63,21 @@ def verify_job(
     history: int = HISTORY,
     catalogue: Catalogue | None = None,
 ) -> JobVerdict:
-    """Say whether a job can be restored from an epoch, and what is wrong if not.
+    """Determine whether a job can be restored from an epoch, and report every finding.
 
-    Metadata is looked at in full at every level: ownership, chain of parents, commit, fence, what
-    the next start would restore, and what happened to files from one epoch to the next.
+    Metadata is checked in full at every level: ownership, chain of parents, commit, fence, what the
+    next start would restore, and how the lists of files change from epoch to epoch.
 
     Args:
-        epoch: the newest visible one when None.
+        epoch: None = the newest visible epoch.
         level, parallelism, history: see `VerifySettings`.
-        catalogue: how entries decode whose types the job did not store; None = what this process
-            knows.
+        catalogue: decodes entries whose types the job did not store; None = the tables registered
+            in this process.
 
     Raises:
-        InputError: no such level, or no parallelism.
+        InputError: the level, the history or the parallelism is out of range.
         NotFoundError: the job has no such epoch, or none at all.
-        ConflictError: epochs expire faster than they can be looked at.
+        ConflictError: epochs expire faster than they can be read.
         StorageError: the store failed.
     """
     asked = VerifySettings(level=level, parallelism=parallelism, history=history)
@@ -91,7 +91,7 @@ def verify_job(
         wanted = chosen_epoch(store, paths, epochs, epoch)
         found = read_job_metadata(store, paths, epochs, wanted, asked.history)
         verdict = _judge(store, paths, found, look)
-        # What an expiry takes away meanwhile is no damage.
+        # Objects that an expiry deletes meanwhile are not damage.
         if verdict.passed or set(epochs) <= set(ParquetBackend(store, paths).epochs()):
             return verdict
     raise expired_meanwhile(store, paths, "try again with a lower level, or keep more epochs")

@@ -1,4 +1,4 @@
-"""Reads keys for `verify`: those that several subtasks wrote, and by which hash rows are routed."""
+"""Read keys for `verify`: keys that several subtasks wrote, and the hash that routed the rows."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def find_shared_keys(
 ) -> list[SharedKeys]:
     """Find keys that several subtasks wrote in one epoch of a global keyed table.
 
-    Only keys of one epoch are in memory at a time.
+    Only the keys of one epoch are in memory at a time.
 
     Args:
-        files: those that can be read.
+        files: the readable files of the table.
 
     Raises:
         StorageError: the store failed.
@@ -71,7 +71,7 @@ def _shared(
                 opened.enter_context(closing(file.data))
             found = keys_of_several(groups)
         except (FormatError, NotFoundError):
-            return None  # it went, or changed, since it was looked at
+            return None  # it was deleted or changed since it was checked
     if found is None:
         return None
     return SharedKeys(
@@ -90,13 +90,13 @@ def _shared(
 
 @dataclass(slots=True)
 class _Votes:
-    """How many sampled rows each variant of the hash explains."""
+    """How many sampled rows agree with each variant of the hash."""
 
     rows: Counter[HashVariant] = field(default_factory=Counter)
 
     @property
     def winner(self) -> HashVariant | None:
-        """The one that explains most; None while two are level."""
+        """The variant that most rows agree with; None in case of a tie."""
         best = self.rows.most_common(2)
         if not best or (len(best) > 1 and best[0][1] == best[1][1]):
             return None
@@ -104,9 +104,10 @@ class _Votes:
 
 
 def find_variant(store: ObjectStore, files: Iterable[ListedFile]) -> HashVariant:
-    """Find the hash that most routing keys of a few files were made by; the official one if level.
+    """Find the hash that produced most routing keys of a few files; the official one in case of a
+    tie.
 
-    Unlike `find_hash_variant` it does not mind a file that is damaged: those are judged by it.
+    Unlike `find_hash_variant` it skips damaged files, because the result is used to judge them.
 
     Raises:
         StorageError: the store failed.

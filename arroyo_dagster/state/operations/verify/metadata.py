@@ -1,6 +1,6 @@
-"""Reads the metadata around one epoch of a job, whatever of it is missing or broken.
+"""Read the metadata around one epoch of a job, even if some of it is missing or broken.
 
-Each object is read once; what does not decode is a fact, not an error.
+Each object is read once; an object that does not decode is a fact, not an error.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ _Decode = Callable[[bytes, str], MetadataObject]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobMetadata:
-    """The metadata around one epoch, judged.
+    """The metadata around one epoch, with the findings about it.
 
     Attributes:
         root: the object that makes the epoch exist.
-        checkpoint: the epoch; None if its objects do not say what it holds.
+        checkpoint: the epoch; None if its objects do not determine its content.
         history: consecutive visible epochs that could be read, oldest first, the verified one last.
         findings: about metadata objects.
-        objects: how many were looked at.
+        objects: how many were read.
     """
 
     root: StatePath
@@ -70,7 +70,7 @@ class JobMetadata:
 def read_job_metadata(
     store: ObjectStore, paths: JobPaths, epochs: Sequence[Epoch], epoch: Epoch, history: int
 ) -> JobMetadata:
-    """Read and judge the metadata of an epoch and of up to `history` visible ones before it.
+    """Read and check the metadata of an epoch and of up to `history` visible epochs before it.
 
     Args:
         epochs: the visible epochs, ascending; `epoch` is one of them.
@@ -97,7 +97,7 @@ def read_job_metadata(
 
 
 def _rollbacks(reader: _Reader, epochs: Iterable[Epoch]) -> dict[Epoch, Epoch]:
-    """Of some epochs those that a rollback published, with what it restored."""
+    """Return the epochs that a rollback published, with the epochs they restored."""
     found: dict[Epoch, Epoch] = {}
     for epoch in epochs:
         head = _head(reader, epoch)
@@ -108,7 +108,7 @@ def _rollbacks(reader: _Reader, epochs: Iterable[Epoch]) -> dict[Epoch, Epoch]:
 
 
 def _head(reader: _Reader, epoch: Epoch) -> Manifest | LegacyCheckpoint | None:
-    """What says that an epoch exists, and how far its sources were read."""
+    """Return the manifest of an epoch, or its legacy checkpoint; None if it is unreadable."""
     if reader.paths.layout is Layout.LEGACY:
         legacy: LegacyCheckpoint | None = reader.get(
             reader.paths.legacy_metadata(epoch), LegacyCheckpoint
@@ -122,27 +122,27 @@ def _head(reader: _Reader, epoch: Epoch) -> Manifest | LegacyCheckpoint | None:
 def _without_pinned(
     store: ObjectStore, paths: JobPaths, epochs: tuple[Epoch, ...]
 ) -> tuple[Epoch, ...]:
-    """The epochs since the last one whose follower expired while it was pinned."""
+    """Return the epochs after the last gap that follows a pinned epoch."""
     try:
         pinned = ParquetBackend(store, paths).job_pins().ever_pinned
     except FormatError:
-        return epochs  # a gap that nothing explains is told as one
+        return epochs  # an unexplained gap is reported
     return behind_pinned(epochs, pinned)
 
 
 class _UnreadableFact(Exception):
-    """What a start would restore is not known."""
+    """It is unknown what a start would restore."""
 
 
 class _Reader(MetadataReader):
-    """What was read so far."""
+    """Reads objects, each once, and keeps them."""
 
     def __init__(self, store: ObjectStore, paths: JobPaths) -> None:
         super().__init__(store, paths)
         self.objects: dict[StatePath, MetadataObject | Unreadable | None] = {}
 
     def read_all(self, paths: Iterable[StatePath], decode: _Decode) -> None:
-        """Read objects that were not read before, many at once."""
+        """Read objects that were not read before, concurrently."""
         wanted = [path for path in dict.fromkeys(paths) if path not in self.objects]
         found = concurrently(lambda path: self.read_or_error(path, decode), wanted)
         self.objects.update(
@@ -151,7 +151,7 @@ class _Reader(MetadataReader):
         )
 
     def fact(self, path: StatePath) -> recovery.MetadataRecord | None:
-        """Read a record that decides what a start restores; None if there is none.
+        """Read a record that determines what a start restores; None if it does not exist.
 
         Raises:
             _UnreadableFact: it does not decode.
@@ -163,7 +163,7 @@ class _Reader(MetadataReader):
         return found
 
     def get(self, path: StatePath, kind: type[Any]) -> Any:
-        """An object that was read, if it is there and decodes."""
+        """Return an object that was read; None if it is missing, broken or of another kind."""
         found = self.objects.get(path)
         return found if isinstance(found, kind) else None
 
@@ -209,7 +209,7 @@ def _read_generations(reader: _Reader) -> tuple[WorkerGeneration, ...]:
 
 
 def _read_manifests(reader: _Reader, records_of: Iterable[StatePath]) -> None:
-    """The manifests that records name, and the markers of those that commit."""
+    """Read the manifests that the records name, and the markers of those that need a commit."""
     found = [reader.get(path, EpochRecord) for path in records_of]
     refs = [
         one.checkpoint_ref for one in found if one and reader.paths.contains(one.checkpoint_ref)
@@ -234,12 +234,12 @@ def _read_parent(reader: _Reader, ref: StatePath) -> None:
 
 
 def _next_start(reader: _Reader, facts: ProtocolFacts) -> NextStart | str | None:
-    """Ask what the next start would restore, reading what the answer needs."""
+    """Resolve what the next start would restore, and read the objects that this needs."""
     fence = facts.get(reader.paths.current_generation, CurrentGeneration)
     if fence is None:
         return None
     starting = WorkerGeneration(max(fence.worker_generation, *facts.generations, 0) + 1)
-    # A start raises the fence before it looks, so that it may claim.
+    # A start raises the fence before it resolves the epoch, so that it may claim.
     raised = replace(fence, worker_generation=starting)
     try:
         return recovery.resolve_with(
@@ -317,7 +317,7 @@ def _read_operators(
     head: LegacyCheckpoint | None,
     min_epoch: Epoch,
 ) -> None:
-    """The operators of every epoch looked at, and of those that Arroyo's cleanup will read."""
+    """Read the operators of every inspected epoch, and those that Arroyo's cleanup will read."""
     names = () if head is None else head.operators
     wanted = {one: _operators_of(reader, one) or names for one in inspected}
     if head is not None:
@@ -341,7 +341,7 @@ def _operators_of(reader: _Reader, epoch: Epoch) -> tuple[OperatorId, ...]:
 
 
 def _legacy_checkpoint(reader: _Reader, epoch: Epoch) -> Checkpoint | None:
-    """What of an epoch can be read; None if an operator of it cannot."""
+    """Return the readable content of an epoch; None if one of its operators cannot be read."""
     path = reader.paths.legacy_metadata(epoch)
     head: LegacyCheckpoint | None = reader.get(path, LegacyCheckpoint)
     if head is None or head.epoch != epoch:
@@ -371,7 +371,7 @@ def _committed(checkpoint: Checkpoint | None) -> bool | None:
 
 
 def _unfinished(reader: _Reader, newest: Epoch) -> tuple[Epoch, ...]:
-    """Directories later than every visible epoch in which an operator was finished."""
+    """Return directories later than every visible epoch in which an operator was finished."""
     numbers = ParquetBackend(reader.store, reader.paths).checkpoint_dirs()
     names = _operators_of(reader, newest)
     found = []

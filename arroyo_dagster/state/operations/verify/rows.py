@@ -1,6 +1,6 @@
-"""Reads a data file for `verify`: its footer, then its rows, a few thousand at a time.
+"""Read a data file for `verify`: its footer, then its rows, a few thousand at a time.
 
-Nothing is kept of the rows but what `planning.verify_files.RowScan` says.
+Of the rows, only the facts in `planning.verify.files.RowScan` are kept.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ _NANOS_PER_MICRO = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckDepth:
-    """How closely files are looked at.
+    """The depth of the checks of files.
 
     Attributes:
         level: 1 = footers, 2 = rows against statistics, 3 = values, 4 = owners.
         parallelism: of the restored job; None = each operator's own.
-        variant: the hash that the job's routing keys were made by.
+        variant: the hash that produced the job's routing keys.
     """
 
     level: int
@@ -60,7 +60,7 @@ class CheckDepth:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileToRead:
-    """A listed file, and what decides which of its rows a restore keeps.
+    """A listed file, and which of its rows a restore keeps.
 
     Attributes:
         parallelism: subtasks of the restored operator.
@@ -73,7 +73,7 @@ class FileToRead:
 
 
 def read_file_facts(store: ObjectStore, file: FileToRead, look: CheckDepth) -> FileFacts | None:
-    """Read what `look` asks of a data file; None if it is not there.
+    """Read the facts of a data file that `look` requires; None if the file does not exist.
 
     Raises:
         StorageError: the store failed.
@@ -147,7 +147,7 @@ def _scanned(
 
 
 class _RowsScan:
-    """What the rows of a file of an expiring table say, a batch after the other."""
+    """Scans the rows of a file of an expiring table, batch by batch."""
 
     def __init__(
         self,
@@ -170,7 +170,7 @@ class _RowsScan:
         self._unhashed: str | None = None
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Look at a batch."""
+        """Scan a batch."""
         self._rows += batch.num_rows
         if not batch.num_rows:
             return
@@ -209,7 +209,7 @@ class _RowsScan:
         self._strange_hashes += pc.sum(pc.not_equal(recomputed, hashes)).as_py()
 
     def result(self) -> RowScan:
-        """What all batches say."""
+        """Return the facts about all batches."""
         low, high = self._hashes or (None, None)
         first, last = self._times or (None, None)
         return RowScan(
@@ -247,7 +247,7 @@ def _is_operation(data: bytes) -> bool:
 
 
 class _PairsScan:
-    """What the rows of a file of a global keyed table say, a batch after the other."""
+    """Scans the rows of a file of a global keyed table, batch by batch."""
 
     def __init__(self, file: FileToRead, look: CheckDepth, version: int) -> None:
         self._look = look
@@ -259,7 +259,7 @@ class _PairsScan:
         self._unknown: str | None = None
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Look at a batch."""
+        """Scan a batch."""
         self._rows += batch.num_rows
         if self._look.level < 3 or not batch.num_rows:
             return
@@ -283,7 +283,7 @@ class _PairsScan:
             return
         known = self._look.catalogue.find(self._listed.operator, config)
         problem = self._form_error(keys, values)
-        # Of a version that nobody knows nothing can be said; one that is known must decode.
+        # Entries of an unknown state version may have any form; known ones must decode.
         if any(one.has_version(self._version) for one in known):
             self._undecodable = self._undecodable or problem
         else:
@@ -295,7 +295,7 @@ class _PairsScan:
         return self._look.catalogue.form_of(operator, config, versioned).problem
 
     def result(self) -> RowScan:
-        """What all batches say."""
+        """Return the facts about all batches."""
         return RowScan(
             rows=self._rows,
             unordered=self._unordered,
@@ -307,8 +307,9 @@ class _PairsScan:
 def _typed_error(
     config: TableConfig, keys: list[bytes], values: list[bytes], current: bool
 ) -> str | None:
-    """Why pairs do not decode by the types that the job stored; values of older versions have
-    other types, which are not stored."""
+    """Return why pairs do not decode by the types that the job stored; None if they do. Values of
+    older versions have other types, which are not stored.
+    """
     assert config.key_type is not None
     assert config.value_type is not None
     return _pairs_error(config.key_type, config.value_type, keys, values if current else [])

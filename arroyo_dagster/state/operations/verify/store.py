@@ -1,4 +1,4 @@
-"""Checks of a store: whether it keeps the promises that jobs and maintenance rely on."""
+"""Checks of a store: whether it has the properties that jobs and maintenance rely on."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class CheckStatus(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreCheck:
-    """One check of a store, and what it showed."""
+    """One check of a store, and its result."""
 
     name: str
     status: CheckStatus
@@ -33,17 +33,17 @@ class StoreCheck:
 
 
 def check_store(store: ObjectStore, *, read_only: bool = False) -> tuple[StoreCheck, ...]:
-    """Check what jobs and maintenance rely on.
+    """Check the properties that jobs and maintenance rely on.
 
     Args:
         read_only: write nothing; checks that need to write are reported as not checked.
 
     Raises:
-        StorageError: the store did not answer; trying again may help.
-        NotFoundError: there is no such bucket, or no such directory on local disk.
+        StorageError: the store did not answer; retrying may help.
+        NotFoundError: the bucket, or the directory on local disk, does not exist.
     """
     if parse_url(store.url).backend == "file":
-        store.list_dir()  # the probe would create the directory of a mistyped URL
+        store.list_dir()  # the check below would create the directory of a mistyped URL
     return (_conditional_create(store, read_only),)
 
 

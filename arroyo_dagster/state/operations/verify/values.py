@@ -1,4 +1,4 @@
-"""What the values of an epoch tell `verify`, a table at a time."""
+"""Findings of `verify` about the values of an epoch, table by table."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ def value_findings(
     files: Mapping[StatePath, FileFacts],
     look: CheckDepth,
 ) -> Iterator[Finding]:
-    """Tell tables nobody knows, keys of several subtasks, and commit data that does not decode.
+    """Report unknown tables, keys that several subtasks wrote, and commit data that does not
+    decode.
 
     Args:
-        files: the facts of the files that are there.
+        files: the facts of the files that exist.
 
     Raises:
         StorageError: the store failed.
@@ -56,7 +57,7 @@ def _commit_data(checkpoint: Checkpoint, catalogue: Catalogue) -> Iterator[Findi
         for name, by_subtask in operator.commit_data().items():
             config = operator.configs.get(name)
             if config is None:
-                continue  # told as the fault of the configuration
+                continue  # reported as an error of the configuration
             typed = any(one.commit for one in catalogue.find(operator.operator, config))
             for subtask, data in by_subtask.items():
                 if not data or not typed:

@@ -1,6 +1,6 @@
-"""The metadata of a job once files of it are merged.
+"""The metadata of a job after files of it were merged.
 
-In the replay order a merged file lies where those lay that it was made of.
+In the replay order, merged files take the position of their inputs.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from arroyo_dagster.state.planning.restore.checkpoint import cutoff_micros
 
 @dataclass(frozen=True, slots=True)
 class StaleMerge:
-    """A merge that no longer fits what the job lists, and why."""
+    """A merge that no longer matches the files that the job lists, and the reason."""
 
     merged: Merged
     reason: str
@@ -30,7 +30,12 @@ class StaleMerge:
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """Operators with merged files in place of their inputs, and which merges that took."""
+    """Operators that list merged files instead of their inputs, and the merges that were applied.
+
+    Attributes:
+        done: the merges that `operators` contains.
+        stale: the merges that were not applied.
+    """
 
     operators: tuple[OperatorCheckpoint, ...]
     done: tuple[Merged, ...]
@@ -38,11 +43,11 @@ class Applied:
 
 
 def apply_merges(operators: Sequence[OperatorCheckpoint], merged: Iterable[Merged]) -> Applied:
-    """Put merged files in the place of their inputs, where those are still listed.
+    """Replace the inputs of each merge by its outputs, where the inputs are still listed.
 
-    A merge counts as a whole or not at all. Inputs of an expiring table may be missing because
-    they have expired: no row of theirs is loaded any more. Any other that is missing was merged by
-    somebody else, and the merge is void: its rows would come twice.
+    A merge is applied completely or not at all. Inputs of an expiring table may be missing because
+    they have expired: no row of them is loaded any more. If any other input is missing, another
+    compaction has merged it: the merge is stale, because its rows would be loaded twice.
     """
     by_id: dict[OperatorId, OperatorCheckpoint] = {one.operator: one for one in operators}
     done: list[Merged] = []

@@ -1,4 +1,4 @@
-"""Which of several pieces of work are done first, and how far a budget lasts."""
+"""The order of merges or rewrites, and how many of them fit into a budget."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from arroyo_dagster.state.model.ids import OperatorId, StatePath, TableName
 
 
 class Costly(Protocol):
-    """Something to be done to files of one table, which costs reading them."""
+    """Work on files of one table; its cost is the number of bytes to read."""
 
     @property
     def operator(self) -> OperatorId: ...
@@ -36,10 +36,10 @@ def _first(order: MergeOrder, merges: Sequence[_C], gain: Callable[[_C], int]) -
 def within_budget(
     budget: Budget, merges: Sequence[_C], gain: Callable[[_C], int]
 ) -> tuple[list[_C], list[LeftOut]]:
-    """Take as many merges as a budget lasts for, in its order; of the others say why not.
+    """Take the merges that fit into a budget, in its order, and return the reason for each other.
 
     Args:
-        gain: how many files fewer there are after one, at least.
+        gain: returns by how many files at least one merge reduces the number of files.
     """
     taken: list[_C] = []
     left: list[LeftOut] = []

@@ -1,8 +1,8 @@
 """Which files to merge, and what a restore would then read.
 
-Files are merged where they lie side by side in the replay order, so that later files still act on
-what they acted on. Of an expiring table only the order within a key range counts: ranges are
-merged apart, and each file that comes of it belongs to one subtask.
+Files are merged if they are neighbours in the replay order, so that later files still apply to the
+same rows. In an expiring table only the order within a key range matters: key ranges are merged
+separately, and each merged file belongs to one subtask.
 """
 
 from __future__ import annotations
@@ -72,18 +72,18 @@ def plan_merges(
     Args:
         checkpoint: the newest epoch of the job.
         sizes: bytes of every file that it, or a pending record, lists.
-        pending: compactions that the job has not taken over yet; they count as done.
-        stamps: what changes with each of the files, for whoever checks the plan later.
-        merged_bytes: how many bytes come of each merge, where that was looked at; else as many as
-            go into it.
-        arroyo: plan a job of Arroyo's too, by the rules of its operators: expiring tables only,
-            and none that restores from the first rows of its batches.
+        pending: compactions that the job has not adopted yet; they count as done.
+        stamps: for each file its etag or modification time, with which the plan is checked later.
+        merged_bytes: the output bytes of each merge, where they were estimated from a sample; by
+            default the bytes of its inputs.
+        arroyo: also plan an Arroyo job, by the rules of its operators: expiring tables only, and
+            none that restores from the first rows of its batches.
 
     Returns:
-        A plan, without merges where nothing would get smaller; `left_out` says why.
+        A plan, without merges where no merge would reduce the files; `left_out` has the reasons.
 
     Raises:
-        InputError: the size of a listed file is not known.
+        InputError: the size of a listed file is unknown.
     """
     waiting = [merged for record in pending for merged in record.merged]
     operators = apply_merges(checkpoint.operators, waiting).operators
@@ -127,10 +127,10 @@ def plan_merges(
 def forecast(
     checkpoint: Checkpoint, sizes: Mapping[StatePath, int], parallelism: int | None = None
 ) -> Forecast:
-    """Say what a restore of this epoch reads.
+    """Compute what a restore of this epoch reads.
 
     Args:
-        sizes: of the files it lists, in bytes.
+        sizes: bytes of the files that it lists; a file without a size counts as 0 bytes.
         parallelism: of the restore; None = each operator's own.
     """
     plan = restore_plan(checkpoint, parallelism, sizes=sizes)
@@ -146,9 +146,9 @@ def forecast(
 
 
 def backlog(checkpoint: Checkpoint) -> int:
-    """How many data files of a job were never merged, beyond one for each subtask and table.
+    """Count the data files of a job that were never merged, less one per subtask and table.
 
-    From metadata alone, so that a schedule can ask it of hundreds of jobs.
+    Reads metadata only, so that a schedule can evaluate hundreds of jobs. 0 for an Arroyo job.
     """
     if checkpoint.progress is None:
         return 0
@@ -160,14 +160,14 @@ def backlog(checkpoint: Checkpoint) -> int:
 
 
 def most_outputs(merge: Merge) -> int:
-    """How many files a merge gives at most, values of several state versions aside."""
+    """Return the maximum number of files that a merge writes, for values of one state version."""
     if isinstance(merge, PairsMerge):
         return 1 if merge.from_oldest else 2
     return len(merge.ranges) + merge.size_bytes // merge.form.file_bytes
 
 
 def gain(merge: Merge) -> int:
-    """How many files fewer there are after a merge, at least."""
+    """Return by how many files at least a merge reduces the number of files."""
     return len(merge.paths) - most_outputs(merge)
 
 
@@ -190,7 +190,7 @@ def _check_sizes(
 
 @dataclass(frozen=True, slots=True)
 class _Table:
-    """A table, and who wrote it."""
+    """A table, its operator, and whether it belongs to a managed job."""
 
     operator: OperatorCheckpoint
     name: TableName
@@ -257,7 +257,7 @@ def _split(
     settings: CompactionSettings,
     window_micros: int | None,
 ) -> tuple[list[FileRun], list[LeftOut]]:
-    """The runs to merge, and the other files by the reason why they are left."""
+    """Return the runs to merge, and the other files grouped by the reason why they stay."""
     runs = choose(candidates, settings, window_micros)
     taken = {at for run in runs for at in range(run.start, run.end)}
     reasons: dict[str, list[StatePath]] = {}
@@ -335,7 +335,7 @@ class _RowsRule:
             table=table,
             parallelism=parallelism,
             expired_micros=cutoff,
-            # Arroyo reads its generational tables without looking at the retention.
+            # Arroyo reads its generational tables without applying the retention.
             cutoff_micros=0 if config.generational and not table.managed else cutoff,
             window_micros=max(1, window),
             generations=_generations(config, settings, managed=table.managed),
@@ -389,14 +389,17 @@ def _generations(
 
 
 def _sort(config: ExpiringTimeKeyConfig, settings: CompactionSettings) -> SortOrder:
-    """The order asked for, unless rows act on each other by the order they have."""
+    """Return the requested order, or replay order where rows depend on the order of the others."""
     if settings.sort is SortOrder.TIME and config.generational and not settings.deduplicate:
         return SortOrder.REPLAY
     return settings.sort
 
 
 def _sequences(files: Sequence[TimeFile], parallelism: int) -> list[tuple[TimeFile, ...]]:
-    """Files that act on each other, in replay order: those of one subtask, if none is of two."""
+    """Group files that depend on each other, in replay order.
+
+    One group per subtask; a single group if any file has keys of more than one subtask.
+    """
     owners = [file.owners(parallelism) for file in files]
     if any(len(owner) > 1 for owner in owners):
         return [tuple(files)]
@@ -417,7 +420,7 @@ def _fresh(files: TableFiles) -> int:
 def _forecast(
     operators: Sequence[OperatorCheckpoint], merges: Sequence[Merge]
 ) -> tuple[OperatorCheckpoint, ...]:
-    """Operators as they would be with as many outputs as each merge can give."""
+    """Return the operators as they would be with the maximum number of outputs of each merge."""
     applied = apply_merges(operators, [stand_in(at, merge) for at, merge in enumerate(merges)])
     assert not applied.stale
     return applied.operators
@@ -428,10 +431,10 @@ def _outputs(at: int, merge: Merge) -> list[StatePath]:
 
 
 def stand_in(at: int, merge: Merge) -> Merged:
-    """A merge as it would be once done, with file names that no store holds.
+    """Return the result that a merge is expected to have, with file names that no store holds.
 
     Args:
-        at: which merge of the plan; makes the names unique.
+        at: the index of the merge in the plan; makes the names unique.
     """
     paths = _outputs(at, merge)
     if isinstance(merge, PairsMerge):

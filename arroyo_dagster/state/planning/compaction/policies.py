@@ -1,6 +1,6 @@
-"""Which neighbours of a list of files a policy merges, and why it leaves the others.
+"""Which neighbouring files a policy merges, and why it does not merge the others.
 
-Each rule gives nothing when it is asked again about what came of it.
+Each rule is idempotent: applied to its own result it chooses no merge.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from arroyo_dagster.state.model.ids import StatePath
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """A file as the policies see it.
+    """A file with the properties that the policies use.
 
     Attributes:
-        level: how often it was merged.
+        level: how many times it was merged.
         latest_micros: its newest event time; None in global keyed tables.
-        straddles: it holds keys of more than one of the subtasks it is to be split by.
+        straddles: whether it holds keys of more than one subtask at the target parallelism.
     """
 
     path: StatePath
@@ -32,7 +32,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class FileRun:
-    """Neighbours to merge: the files from `start` to before `end`."""
+    """Neighbouring files to merge: from `start` (included) to `end` (excluded)."""
 
     start: int
     end: int
@@ -41,11 +41,11 @@ class FileRun:
 def choose(
     files: Sequence[Candidate], settings: CompactionSettings, window_micros: int | None = None
 ) -> list[FileRun]:
-    """Choose neighbours worth merging.
+    """Choose the runs of neighbouring files to merge.
 
     Args:
-        files: in replay order; they act on each other and on nothing else.
-        window_micros: the length of a window of an expiring table.
+        files: in replay order; they depend on each other and on no other files.
+        window_micros: the length of a window of an expiring table; None for other tables.
     """
     if settings.parallelism is not None and any(file.straddles for file in files):
         return [FileRun(0, len(files))]
@@ -58,7 +58,7 @@ def why_left(
     settings: CompactionSettings,
     window_micros: int | None = None,
 ) -> str:
-    """Say why the file at `at`, of none of the runs that `choose` gave, is not merged."""
+    """Return the reason why the file at `at`, which `choose` put into no run, is not merged."""
     if settings.policy is CompactionPolicy.WINDOW and window_micros is None:
         return "the window policy applies to expiring tables only"
     if len(files) < 2:
@@ -107,7 +107,7 @@ def _bin_pack(
 
 @dataclass(slots=True)
 class _Level:
-    """Neighbours that are, or would be, one file of a level."""
+    """Neighbouring files that are, or would become, one file of a level."""
 
     level: int
     size_bytes: int
@@ -118,7 +118,7 @@ class _Level:
 def _levels(
     files: Sequence[Candidate], settings: CompactionSettings, window_micros: int | None
 ) -> Iterator[FileRun]:
-    """Merge what lies together of a level, then what that makes of the next, until nothing does."""
+    """Merge neighbours of one level into the next level, repeatedly, until no merge is left."""
     found = [_Level(file.level, file.size_bytes, at, at + 1) for at, file in enumerate(files)]
     while True:
         merged = list(_next_level(found, settings))
@@ -126,7 +126,7 @@ def _levels(
             break
         found = merged
     runs = [FileRun(one.start, one.end) for one in found if one.end > one.start + 1]
-    # What was merged turns out smaller than its files: only new ones may set it off again.
+    # A merged file may be smaller than its level's size, so only new files may trigger a merge.
     if any(not file.level for run in runs for file in files[run.start : run.end]):
         yield from runs
 
@@ -147,7 +147,7 @@ def _next_level(found: Sequence[_Level], settings: CompactionSettings) -> Iterat
 def _windows(
     files: Sequence[Candidate], settings: CompactionSettings, window_micros: int | None
 ) -> Iterator[FileRun]:
-    """What lies together of one window; of the newest, which still grows, only enough at once."""
+    """Merge neighbours of one window; in the newest, growing window only `min_files` new ones."""
     if window_micros is None:
         return
     windows = [(file.latest_micros or 0) // window_micros for file in files]

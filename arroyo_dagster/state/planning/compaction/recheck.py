@@ -1,4 +1,4 @@
-"""Whether a compaction plan that was made earlier may still be carried out."""
+"""Whether a compaction plan that was made earlier may still be executed."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ def check_plan(
     sizes: Mapping[StatePath, int],
     stamps: Mapping[StatePath, str],
 ) -> None:
-    """Make sure that a plan is of the newest epoch, and that its files are as they were.
+    """Check that a plan is for the newest epoch and that its input files are unchanged.
 
-    At the epoch that it was made for, each merge still takes files that lie side by side, and drops
-    only rows that a restore drops. Of a later or an earlier epoch that is not known.
+    At the epoch of the plan, each merge still takes neighbouring files and drops only rows that a
+    restore drops. At any other epoch this is not guaranteed.
 
     Args:
         checkpoint: the newest epoch.
-        pending: compactions that the job has not taken over yet.
-        sizes, stamps: of its files, as `plan_merges` takes them.
+        pending: compactions that the job has not adopted yet.
+        sizes, stamps: of its files, as in `plan_merges`.
 
     Raises:
-        ConflictError: it no longer fits.
+        ConflictError: the plan no longer matches.
     """
     if (plan.pipeline, plan.job) != (checkpoint.pipeline, checkpoint.job):
         raise _stale(plan, "it is of another job")

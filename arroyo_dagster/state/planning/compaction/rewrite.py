@@ -1,10 +1,11 @@
-"""Which files of a job of Arroyo's may be rewritten, when, and the metadata once they are.
+"""Which files of an Arroyo job may be rewritten and when, and the metadata afterwards.
 
-All or nothing a table: what a rewrite gives takes the place of every file of level 0, for of an
-aggregate only all generations together tell what is old, and a file of level 0 beside a younger
-one of a higher level is what a compaction that raced a barrier leaves behind.
+A table is rewritten completely or not at all: the new files replace every file of compaction level
+0. In an aggregate's table, only all row generations together show which rows are outdated. And a
+file of level 0 beside a younger one of a higher level is what a compaction leaves behind that raced
+a barrier.
 
-Source: `arroyo-state.md` 5.4 to 5.7 and 9.8; seen to be restored by a real Arroyo in both layouts.
+Source: `arroyo-state.md` 5.4 to 5.7 and 9.8; tested with a real Arroyo's restore in both layouts.
 """
 
 from __future__ import annotations
@@ -58,10 +59,10 @@ TableKey = tuple[OperatorId, TableName]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnkeyedFacts:
-    """What the footers of a table of an aggregate without GROUP BY say.
+    """Row counts from the file footers of the table of an aggregate without GROUP BY.
 
     Attributes:
-        rows, batches: of all its files; Arroyo looks at one row of each record batch.
+        rows, batches: of all its files; Arroyo reads one row of each record batch.
     """
 
     rows: int
@@ -69,19 +70,19 @@ class UnkeyedFacts:
 
     @property
     def lost(self) -> int:
-        """How many rows Arroyo does not look at; those that count are among them, or are not."""
+        """How many rows Arroyo does not read: an upper bound of the current rows that it loses."""
         return self.rows - self.batches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableFacts:
-    """What is known of the tables of an epoch beside its metadata.
+    """Facts about the tables of an epoch that its metadata does not contain.
 
     Attributes:
         sizes: of every listed file, in bytes.
-        inputs: every listed file of an expiring table that is there, by path.
+        inputs: every listed file of an expiring table that exists, by path.
         unkeyed: of the tables of aggregates without GROUP BY.
-        unwritable: why the columns of a table cannot be written back exactly.
+        unwritable: for each table whose columns cannot be written back exactly, the reason.
     """
 
     sizes: Mapping[StatePath, int]
@@ -94,11 +95,11 @@ class TableFacts:
 
 
 def why_not_now(answer: JobAnswer, checkpoint: Checkpoint) -> str | None:
-    """Say why a job of Arroyo's must not be rewritten now; None = it may.
+    """Return why an Arroyo job must not be rewritten now; None = it may.
 
     Args:
-        answer: what is said of the job, its epochs included.
-        checkpoint: the epoch that it would restore.
+        answer: what the status sources report of the job, its epochs included.
+        checkpoint: the epoch that its next start would restore.
     """
     facts = answer.facts
     condition = facts.condition
@@ -124,7 +125,7 @@ def why_not_now(answer: JobAnswer, checkpoint: Checkpoint) -> str | None:
 
 
 def _why_committing(answer: JobAnswer, checkpoint: Checkpoint) -> str | None:
-    """A later epoch of the controller's that it may restore, and commit again."""
+    """Return whether the controller lists a later epoch that a start may restore and commit."""
     for one in answer.facts.checkpoints or ():
         later = one.epoch > checkpoint.epoch or (one.epoch == checkpoint.epoch and not one.ready)
         if not later or one.ready:
@@ -135,14 +136,15 @@ def _why_committing(answer: JobAnswer, checkpoint: Checkpoint) -> str | None:
 
 
 def epoch_to_rewrite(answer: JobAnswer, visible: Sequence[Epoch]) -> Epoch | None:
-    """The epoch of the legacy layout that the next start restores, as far as anybody says.
+    """Return the epoch of the legacy layout that the next start restores, as far as is known.
 
     Args:
-        visible: the epochs there are, ascending.
+        visible: the existing epochs, ascending.
 
     Returns:
-        The controller's newest ready one; the newest there is, where nobody names one: the one
-        before it stays restorable as it is. None if the named one is not there.
+        The newest ready epoch that the controller names, or None if it does not exist. Without
+        such a name, the newest existing epoch: the one before it stays restorable unchanged. None
+        if there are no epochs.
     """
     named = answer.facts.newest_ready_epoch
     if named is None:
@@ -159,14 +161,14 @@ def plan_table_rewrites(
     settings: CompactionSettings,
     part_bytes: Mapping[TableKey, Sequence[int]] | None = None,
 ) -> RewritePlan:
-    """Choose what to rewrite at one epoch of a job of Arroyo's; not whether it may be done.
+    """Choose what to rewrite at one epoch of an Arroyo job, without checking whether it may be.
 
     Args:
-        part_bytes: how many bytes come of each part of a table, where that was looked at; else as
-            many as go into it.
+        part_bytes: the output bytes of each part of a table, where they were estimated; by default
+            the bytes of its inputs, split evenly.
 
     Returns:
-        A plan; of every table that is not in it `left_out` says why.
+        A plan; `left_out` has the reason for every table that is not in it.
 
     Raises:
         InputError: a listed file is missing.
@@ -208,7 +210,7 @@ def plan_table_rewrites(
 
 
 def _as_forecast(table: TableRewrite) -> tuple[TimeFile, ...]:
-    """A file for each part, as far as can be told before there is one."""
+    """Return one expected file for each part, with a name that no store holds."""
     newest = max(one.file.max_timestamp_micros for one in table.inputs)
     epoch = max(one.file.epoch for one in table.inputs)
     return tuple(
@@ -227,7 +229,7 @@ def _as_forecast(table: TableRewrite) -> tuple[TimeFile, ...]:
 def rewritten(
     checkpoint: Checkpoint, files: Mapping[TableKey, tuple[TableRewrite, Sequence[TimeFile]]]
 ) -> Checkpoint:
-    """An epoch with new files of some tables in the place of those they were made of."""
+    """Return the epoch with the inputs of the given tables replaced by their new files."""
     operators = tuple(
         rewritten_operator(
             one, {name: new for (operator, name), new in files.items() if operator == one.operator}
@@ -238,7 +240,7 @@ def rewritten(
 
 
 def rule_for(config: ExpiringTimeKeyConfig) -> RewriteRule | None:
-    """Which rows of a table of Arroyo's a restore loads; None for a table nobody here knows.
+    """Return the rule by which a restore loads an Arroyo table's rows; None for unknown tables.
 
     Source: crates/arroyo-worker/src/arrow/ (arroyo-state.md 5.6).
     """
@@ -248,14 +250,14 @@ def rule_for(config: ExpiringTimeKeyConfig) -> RewriteRule | None:
         keyed = bool(config.schema.hashed_indices)
         return RewriteRule.NEWEST if keyed else RewriteRule.UNKEYED
     if config.description in _JOINS:
-        # A windowed join has the same descriptions, and reads row by row.
+        # A windowed join has the same table descriptions; a restore loads its rows one by one.
         return RewriteRule.BATCHES if config.retention_micros > 0 else RewriteRule.ROWS
     return RewriteRule.ROWS if config.description in _WINDOWS else None
 
 
 @dataclass(frozen=True, slots=True)
 class _Chooser:
-    """The rules by which the tables of one job are chosen."""
+    """The rules that choose the tables of one job to rewrite."""
 
     facts: TableFacts
     settings: CompactionSettings
@@ -263,7 +265,7 @@ class _Chooser:
     def table(
         self, operator: OperatorCheckpoint, name: TableName, files: TableFiles
     ) -> TableRewrite | str:
-        """What to do with one table, or why nothing."""
+        """Return the rewrite of one table, or the reason why it is not rewritten."""
         config = operator.configs.get(name)
         if not isinstance(files, ExpiringTimeKeyFiles):
             return SNAPSHOT
@@ -296,7 +298,7 @@ class _Chooser:
         reason = self._why_not(chosen, parts, rule, subtasks)
         if reason is not None and not lost:
             return reason
-        # Generations are read without a look at the retention.
+        # Arroyo reads row generations without applying the retention.
         cutoff = plan_read(config.config, files, operator.min_watermark_micros, managed=False)
         return TableRewrite(
             operator=operator.operator,
@@ -343,7 +345,7 @@ class _Chooser:
         subtasks: int,
     ) -> str | None:
         if any(len(one.file.owners(subtasks)) > 1 for one in chosen):
-            return None  # every subtask in whose range it reaches reads it, and filters its rows
+            return None  # every subtask whose range it overlaps reads it and filters its rows
         fresh = sum(not is_rewritten(one.file.path) for one in chosen)
         if not fresh:
             return "all its files were already rewritten"
@@ -367,7 +369,7 @@ class _Chooser:
     def _of_owner(
         self, chosen: Sequence[RewriteInput], owner: int, subtasks: int
     ) -> Iterator[KeyRange]:
-        """The key range of a subtask, cut where its files hold too much for one part."""
+        """Yield the key range of a subtask, split where its files are too large for one part."""
         keys = range_for_server(owner, subtasks)
         inside = [one for one in chosen if _reaches(one.file, keys)]
         total = sum(one.size_bytes // len(one.file.owners(subtasks)) for one in inside)
@@ -384,19 +386,19 @@ def _reaches(file: TimeFile, keys: KeyRange) -> bool:
     return keys.intersects(file.min_routing_key, file.max_routing_key)
 
 
-# ---- the metadata once they are ------------------------------------------------------------------
+# ---- the metadata after a rewrite ----------------------------------------------------------------
 
 
 def rewritten_operator(
     operator: OperatorCheckpoint,
     outputs: Mapping[TableName, tuple[TableRewrite, Sequence[TimeFile]]],
 ) -> OperatorCheckpoint:
-    """An operator's metadata with new files in the place of those they were made of.
+    """Return an operator's metadata with the inputs of the given tables replaced by new files.
 
-    Nothing changes but the lists of files of these tables.
+    Only the file lists of these tables change.
 
     Raises:
-        InputError: the operator does not list every input, or lists an output already.
+        InputError: the operator does not list every input, or already lists an output.
     """
     tables = dict(operator.tables)
     for name, (table, files) in outputs.items():

@@ -1,4 +1,4 @@
-"""A merge parted, so that several may carry it out."""
+"""Splitting a merge into shards that can run in parallel."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from arroyo_dagster.state.model.keys import KeyRange
 
 
 def shards_of(merge: Merge, shard_bytes: int, *, divisible: bool) -> list[Merge]:
-    """Part a merge of an expiring table, so that several may carry it out.
+    """Split a merge of an expiring table into shards that can run in parallel.
 
-    Where rows only move, each part takes neighbours of the inputs. Where all rows of a key are
-    needed, each takes a key range, and reads every input for it.
+    If rows are only copied, each shard takes neighbouring inputs. If all rows of a key are needed,
+    each shard takes a key range and reads every input.
 
     Args:
-        divisible: whether the range of one subtask may be parted too: rows that act on each other
-            have one routing key.
+        divisible: whether the key range of one subtask may be split as well: rows that depend on
+            each other have the same routing key.
 
     Returns:
-        Merges whose outputs, in their order, are those of `merge`; just that one where it is small.
+        Merges whose outputs, in order, are those of `merge`; only `merge` if it is small.
     """
     if isinstance(merge, PairsMerge) or merge.size_bytes <= shard_bytes:
         return [merge]
@@ -59,14 +59,14 @@ def _by_inputs(merge: RowsMerge, shard_bytes: int) -> Iterator[RowsMerge]:
             inputs=merge.inputs[start:end],
             sizes=merge.sizes[start:end],
             size_bytes=size,
-            # Deletes of a later part stay rows: what they act on is in another.
+            # Later shards keep deletes as rows: the rows that they apply to are in other shards.
             from_oldest=merge.from_oldest and start == 0,
         )
         start = end
 
 
 def subranges(keys: KeyRange, count: int) -> list[KeyRange]:
-    """Part a key range into `count` that touch without overlap, or fewer where it is short."""
+    """Split a key range into `count` adjacent ranges, or fewer if it holds fewer keys."""
     width = keys.end - keys.start + 1
     count = min(count, width)
     edges = [keys.start + width * at // count for at in range(count + 1)]

@@ -1,3 +1,3 @@
-"""What may be deleted: expiry, reachability, orphans and dead jobs. Every rule about deletion
-stands here.
+"""What may be deleted: expiry, reachability, orphans and dead jobs. Contains every rule about
+deletion.
 """

@@ -1,4 +1,4 @@
-"""What goes with a job that will never run again: everything of it but what nobody here wrote."""
+"""Which objects of a dead job are deleted: all of them except foreign ones and our own records."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ _RECORDS = (ObjectKind.SUBTASK, ObjectKind.MARKER, ObjectKind.RECORD, ObjectKind
 
 
 UNREADABLE = "unreadable"
-"""In a plan's `rule`: why the metadata of the job could not be read."""
+"""The key in a plan's `rule` under which the reason is stored why the metadata is unreadable."""
 
 
 def check_way(plan: GcPlan, *, quarantine: bool) -> None:
-    """Make sure that what nobody could read is not deleted for good.
+    """Check that a job with unreadable metadata is moved to quarantine, not deleted.
 
     Raises:
-        InputError: it would be.
+        InputError: the plan is of such a job, and `quarantine` is False.
     """
     if UNREADABLE in plan.rule and not quarantine:
         raise InputError(
@@ -54,13 +54,13 @@ class DeadJob:
 
     Attributes:
         roots: what refers to its files.
-        files, metadata, foreign: the objects below it, as listed, in order of name.
-        listed: how many objects were listed below it.
-        why: how it is known that it is dead; see `safety_checks.why_dead`.
-        answer: what the directory of jobs says of it, if it was asked.
-        needed_by_others: files below it that other jobs list, with who does.
-        unreadable: why its metadata cannot be read; then `roots` has no epochs, and what is planned
-            may only be moved to quarantine.
+        files, metadata, foreign: the objects below the job, as listed, in order of name.
+        listed: the number of objects that were listed below the job.
+        why: the evidence that the job is dead; see `safety_checks.why_dead`.
+        answer: what the directory of jobs says of the job; None if it was not asked.
+        needed_by_others: files below the job that other jobs list, each with the job that lists it.
+        unreadable: why its metadata cannot be read; then `roots` has no epochs, and the objects may
+            only be moved to quarantine. None if it can be read.
     """
 
     roots: Roots
@@ -79,11 +79,12 @@ def plan_dead_job(dead: DeadJob, *, now_micros: int, grace_micros: int) -> GcPla
 
     Args:
         now_micros: the time, by the clock of the store.
-        grace_micros: nothing of it may have been written for so long.
+        grace_micros: no object of the job may be younger than this.
 
     Raises:
-        InputError: a grace period below the floor, or in the future.
-        ProtocolError: something speaks against its being dead, or somebody needs what is its.
+        InputError: a grace period below the floor, or negative.
+        ProtocolError: an object or epoch is too young, an epoch is pinned, or another job needs a
+            file of this job.
     """
     roots, files, metadata = dead.roots, dead.files, dead.metadata
     checked_grace(grace_micros)
@@ -129,15 +130,15 @@ def what_is_left_of(
     quarantined: Iterable[Quarantined],
     now_micros: int,
 ) -> GcPlan:
-    """Plan the rest of a removal that was begun: its epochs cannot be read any more.
+    """Plan the rest of an interrupted removal, whose epochs can no longer be read.
 
     Args:
-        begun: the plan it began with.
+        begun: the plan of the interrupted removal.
         files, metadata, foreign: the objects below the job, as listed now.
-        job_pins, quarantined: what stays of it, read now.
+        job_pins, quarantined: the pins and quarantines of the job, read now.
 
     Raises:
-        ProtocolError: something was written, or pinned, since.
+        ProtocolError: an object was written, or an epoch pinned, since the removal began.
     """
     _check_unpinned(begun.paths, job_pins)
     kept = _kept_for(quarantined)
@@ -170,14 +171,14 @@ def what_is_left_of(
 
 
 def _newest(objects: Packed) -> Iterator[StoredObject]:
-    """The object that was written last; one of which nobody knows when counts as just now."""
+    """Yield the object that was written last; an object without a time counts as the newest."""
     found = max(objects, key=lambda one: one.modified_micros or 2**63, default=None)
     return iter(() if found is None else (found,))
 
 
 def _check_quiet(roots: Roots, newest: Iterable[StoredObject], old_micros: int) -> None:
-    # By the younger of two clocks: a copy is younger than what its writer says, and where the
-    # writer says that it is younger the store's clock may have been wrong.
+    # The younger of two clocks decides: a copied object is younger than its writer's time says, and
+    # where the writer's time is younger, the store's clock may have been wrong.
     finished = max((one.finish_time_micros for one in roots.epochs), default=0)
     if finished > old_micros:
         raise refuse(
@@ -220,12 +221,12 @@ def _check_unpinned(paths: JobPaths, job_pins: JobPins) -> None:
 
 
 def _kept_for(quarantined: Iterable[Quarantined]) -> PathsDigest:
-    """What epochs in quarantine need to come back whole."""
+    """Return the files that epochs in quarantine need to be restored completely."""
     return PathsDigest(path for quarantine in quarantined for path in quarantine.needs.texts)
 
 
 def _oldest_first(roots: Roots, known: Iterable[StoredObject]) -> Iterator[StoredObject]:
-    """Metadata, what makes an epoch exist behind what describes it, the fence last of all."""
+    """Sort metadata by age, each epoch's manifest after its operators, and the fence last."""
     parts = {ObjectKind.OPERATOR: 0, ObjectKind.MANIFEST: 1, ObjectKind.CHECKPOINT: 1}
 
     def order(one: StoredObject) -> tuple[bool, bool, int, int, str]:
@@ -240,6 +241,6 @@ def _oldest_first(roots: Roots, known: Iterable[StoredObject]) -> Iterator[Store
 
 
 def files_below(paths: JobPaths, epochs: Iterable[EpochRoot]) -> Iterator[StatePath]:
-    """The files below a job that these epochs, of any job, list."""
+    """Yield the files below a job that these epochs, of any job, list."""
     root = f"{paths.root}/"
     return (path for one in epochs for path in one.files.paths if path.startswith(root))

@@ -1,4 +1,4 @@
-"""An epoch as a root: by what its metadata says, or by its names alone if that does not decode."""
+"""Building the roots of epochs, from their metadata or, if it does not decode, from names alone."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def epoch_root(
     *,
     rolled_back: bool = False,
 ) -> EpochRoot:
-    """An epoch, or an attempt at one, by what its metadata refers to."""
+    """Build the root of an epoch, or of an attempt at one, from what its metadata refers to."""
     root = f"{paths.root}/"
     return EpochRoot(
         epoch=found.epoch,
@@ -52,13 +52,13 @@ def epoch_root(
 def legacy_root(
     paths: JobPaths, head: LegacyCheckpoint, operators: Mapping[OperatorId, References | None]
 ) -> EpochRoot:
-    """An epoch of the legacy layout.
+    """Build the root of an epoch of the legacy layout.
 
     Args:
-        operators: what the metadata of each says, in the order of the epoch; None = it is gone.
+        operators: the decoded metadata of each operator, in the order of the epoch; None = missing.
 
     Raises:
-        ProtocolError: an operator's metadata is of another job or operator.
+        ProtocolError: an operator's metadata belongs to another job or operator.
     """
     epoch = head.epoch
     names = {name: paths.operator_metadata(name, epoch) for name in operators}
@@ -85,10 +85,10 @@ def legacy_root(
 
 
 def check_own_epoch(paths: JobPaths, epoch: Epoch, found: References) -> None:
-    """Make sure that a manifest is of an epoch, and lists nothing outside of its job.
+    """Check that a manifest belongs to an epoch and lists no file outside of its job.
 
     Raises:
-        FormatError: it is not, or does.
+        FormatError: it belongs to another job or epoch, or lists such a file.
     """
     if (found.pipeline, found.job, found.epoch) != (paths.pipeline, paths.job, epoch):
         raise FormatError(
@@ -99,7 +99,7 @@ def check_own_epoch(paths: JobPaths, epoch: Epoch, found: References) -> None:
 
 
 def rolled_back_root(paths: JobPaths, one: EpochRoot, head: EpochRoot) -> EpochRoot:
-    """An epoch of the legacy layout that a rollback has left behind.
+    """Mark an epoch of the legacy layout as rolled back; as unreadable if metadata is missing.
 
     Args:
         head: the newest epoch.
@@ -113,11 +113,11 @@ def rolled_back_root(paths: JobPaths, one: EpochRoot, head: EpochRoot) -> EpochR
 def damaged_legacy_root(
     paths: JobPaths, epoch: Epoch, reason: str, head: EpochRoot, known: EpochRoot | None = None
 ) -> EpochRoot:
-    """An epoch of the legacy layout that was rolled back and cannot be read.
+    """Build the root of a rolled-back epoch of the legacy layout that cannot be read.
 
     Args:
-        head: the newest epoch: the damaged one may have its operators.
-        known: what is left of the damaged one.
+        head: the newest epoch, which may have the same operators.
+        known: the readable part of the damaged epoch.
     """
     names = dict.fromkeys(name for one in (known, head) if one for name, _ in one.operators)
     by_name = unreadable_objects(paths, epoch, None, names)
@@ -132,11 +132,11 @@ def unreadable_root(
     roots: tuple[Root, ...] = (),
     finish_time_micros: int,
 ) -> EpochRoot:
-    """An epoch that was rolled back and whose metadata does not say what it lists.
+    """Build the root of a rolled-back epoch whose file list cannot be read.
 
     Args:
-        by_name: the objects that go with it, what makes it exist last.
-        finish_time_micros: when it was finished at the latest.
+        by_name: the objects to delete with it; the one that makes it exist comes last.
+        finish_time_micros: an upper bound of the time when it was finished.
     """
     return EpochRoot(
         epoch=epoch,
@@ -161,11 +161,11 @@ def unreadable_root(
 def unreadable_objects(
     paths: JobPaths, epoch: Epoch, ref: StatePath | None, operators: Iterable[OperatorId] = ()
 ) -> tuple[StatePath, ...]:
-    """The metadata of an epoch that does not decode, by name; what makes it exist comes last.
+    """Return the metadata paths of an epoch that does not decode, the one that makes it exist last.
 
     Args:
-        ref: its manifest, in the protocol layout; None if that is not known.
-        operators: those it may have, in the legacy layout.
+        ref: its manifest, in the protocol layout; None if unknown.
+        operators: the operators that it may have, in the legacy layout.
     """
     if paths.layout is Layout.LEGACY:
         metadata = [paths.operator_metadata(name, epoch) for name in operators]
@@ -176,5 +176,5 @@ def unreadable_objects(
 
 @functools.lru_cache(maxsize=64)
 def _shared(operators: tuple[tuple[OperatorId, int], ...]) -> tuple[tuple[OperatorId, int], ...]:
-    """The same operators as one object: every epoch of a job has them."""
+    """Return equal operators as one shared object, since all epochs of a job have the same."""
     return operators

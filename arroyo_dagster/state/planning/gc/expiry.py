@@ -1,4 +1,4 @@
-"""Which epochs of a job expire, and what goes with them: by gc and by the job's own retention.
+"""Which epochs of a job expire, and what is deleted with them; for gc and the job's own retention.
 
 Source: crates/arroyo-state-protocol/src/gc.rs, `classify_checkpoint_history`;
 crates/arroyo-state/src/parquet.rs, `cleanup_checkpoint`; arroyo-state.md 9.5, 9.6, 9.8.
@@ -34,8 +34,8 @@ from arroyo_dagster.state.planning.gc.reachability import (
 from arroyo_dagster.state.planning.gc.safety_checks import at_rest, check_clock, newest_restorable
 
 LEGACY_EPOCHS_BEFORE_NEWEST = 10
-"""An Arroyo that resumes a job of the legacy layout cleans up with the operators of an epoch up to
-so many before the newest at hand, and never checkpoints again if they are gone.
+"""When Arroyo resumes a job of the legacy layout, its cleanup uses the operators of an epoch up to
+this many before the newest one. If they are missing, the job never checkpoints again.
 
 Source: crates/arroyo-state/src/parquet.rs, `cleanup_operator` (arroyo-state.md 9.6).
 """
@@ -49,17 +49,17 @@ def plan_expiry(
     answer: JobAnswer | None = None,
     listed_from: Epoch | None = None,
 ) -> GcPlan:
-    """Plan a gc run that lets the epochs expire which `choose_expired` chooses.
+    """Plan a gc run that expires the epochs which `choose_expired` chooses.
 
     Args:
-        now_micros: the time, by the clock of the store: as the times of the epochs are.
-        answer: what is known of the job; needed for a job of Arroyo's, of which only one at rest
-            has epochs that may go.
-        listed_from: the newest epoch when the listing began, from which the plan will take what is
-            there. It and those after it stay: the listing may show a part of them.
+        now_micros: the time, by the clock of the store, as the times of the epochs are.
+        answer: the status of the job; required for an Arroyo job, whose epochs may only expire
+            while it is at rest.
+        listed_from: the newest epoch when the listing began that the plan will be matched against;
+            None without a listing. It and later epochs stay: the listing may show them in part.
 
     Raises:
-        ProtocolError: it is not known, or not allowed; says why, with the evidence.
+        ProtocolError: the status is unknown or forbids it; the message contains the evidence.
     """
     if not roots.managed and not at_rest(roots, answer):
         raise refuse(
@@ -96,15 +96,15 @@ def plan_expiry(
 
 
 def plan_own_expiry(roots: Roots, min_epoch: Epoch) -> ExpirePlan:
-    """Plan what a job's own retention removes: what gc would with the same number of epochs kept.
+    """Plan what a job's own retention deletes: the same as gc with this number of epochs kept.
 
     Args:
-        roots: what the writer reads; its newest epoch is the one that a start restores.
-        min_epoch: the oldest epoch that is to stay if none was rolled back.
+        roots: as the writer reads them; their newest epoch is the one that a start restores.
+        min_epoch: the oldest epoch to keep if no epoch was rolled back.
 
     Raises:
-        ProtocolError: `min_epoch` is newer than the newest epoch, or an epoch that stays is not
-            whole or cannot be read.
+        ProtocolError: `min_epoch` is newer than the newest epoch, or an epoch to keep is incomplete
+            or cannot be read.
     """
     newest = roots.head.epoch
     if newest < min_epoch:
@@ -120,7 +120,7 @@ def plan_own_expiry(roots: Roots, min_epoch: Epoch) -> ExpirePlan:
 
 
 def retention_since(newest: Epoch, min_epoch: Epoch) -> Retention:
-    """The retention that keeps so many epochs as there are from `min_epoch` to the newest."""
+    """Return the retention of as many epochs as from `min_epoch` to `newest`, at least two."""
     return Retention(keep_epochs=max(2, newest - min_epoch + 1))
 
 
@@ -132,17 +132,17 @@ def epochs_that_stay(
     now_micros: int = 0,
     listed_from: Epoch | None = None,
 ) -> tuple[list[EpochRoot], Epoch]:
-    """Choose the epochs that stay, newest first, and say which is the oldest, pinned ones aside.
+    """Return the epochs that stay, newest first, and the oldest of them, not counting pinned ones.
 
-    Always staying: the newest epoch and its parent, which recovery needs; pinned epochs; in the
+    These always stay: the newest epoch and its parent, which recovery needs; pinned epochs; in the
     legacy layout the ten before the newest.
 
     Args:
-        newest: the newest epoch that a start is sure to be able to choose.
-        now_micros, listed_from: as of `plan_expiry`.
+        newest: the newest epoch that a start can certainly choose.
+        now_micros, listed_from: as in `plan_expiry`.
 
     Raises:
-        ProtocolError: one that stays is not whole; or cannot be read, and others would go.
+        ProtocolError: an epoch that stays is incomplete, or cannot be read while others expire.
     """
     check_inside(roots)
     keep_from = oldest_staying(roots, retention, newest=newest, now_micros=now_micros)
@@ -164,13 +164,13 @@ def epochs_that_stay(
 def choose_expired(
     roots: Roots, stays: Sequence[EpochRoot], keep_from: Epoch, referenced: ReferencedPaths
 ) -> ExpirePlan:
-    """Choose what goes with the epochs that do not stay.
+    """Choose what is deleted with the epochs that do not stay.
 
-    A file stays while an epoch which stays lists it, whichever wrote it. Of the parent of a pinned
-    epoch stays what makes the pinned one restorable.
+    A file stays while any epoch that stays lists it, whichever epoch wrote it. The metadata of a
+    pinned epoch's parent stays, because a restore of the pinned epoch needs it.
 
     Args:
-        referenced: every file that something which stays refers to.
+        referenced: every file that an epoch or record which stays refers to.
     """
     staying = {one.epoch for one in stays}
     expired = [one for one in reversed(roots.epochs) if one.epoch not in staying]
@@ -190,7 +190,7 @@ def in_safe_groups(paths: JobPaths, metadata: Iterable[StatePath]) -> Iterator[l
     """Yield the metadata of expired epochs, oldest first, in groups that one request may delete.
 
     An interruption must never remove a newer manifest before an older one. In the legacy layout the
-    operators of one epoch may go in any order.
+    operators of one epoch may be deleted in any order.
     """
     operators: list[StatePath] = []
     for path in metadata:
@@ -208,14 +208,14 @@ def in_safe_groups(paths: JobPaths, metadata: Iterable[StatePath]) -> Iterator[l
 def oldest_staying(
     roots: Roots, retention: Retention, *, newest: Epoch, now_micros: int = 0
 ) -> Epoch:
-    """The oldest epoch that stays, pinned ones aside, and the parent of one that a rollback
-    published.
+    """Return the oldest epoch that stays, not counting pinned ones and the parent of an epoch that
+    a rollback published.
 
-    Epochs that were rolled back do not count: so many stay that the job can be restored from. With
-    fewer of these, those that were rolled back stay while they are among the newest by number.
+    Rolled-back epochs do not count towards `keep_epochs`, so that this many restorable epochs stay.
+    While there are fewer, rolled-back epochs stay that are among the newest by number.
 
     Args:
-        newest: the newest epoch that a start is sure to be able to choose.
+        newest: the newest epoch that a start can certainly choose.
     """
     keeping = [one.epoch for one in roots.current[: retention.keep_epochs or 0]]
     if retention.keep_epochs is not None:
@@ -240,12 +240,12 @@ def oldest_staying(
 
 
 def _timeless(one: EpochRoot) -> bool:
-    """Whether nobody knows how old an epoch is: then it stays, unless it is half gone already."""
+    """Return whether the age of an epoch is unknown; it then stays, unless it is incomplete."""
     return not one.written_at_micros and not one.gone
 
 
 def _needed_by_recovery(roots: Roots, newest: Epoch) -> Sequence[EpochRoot]:
-    """The newest epochs down to the parent of `newest`, which must be ready."""
+    """Return the newest epochs down to the parent of `newest`, which must be ready."""
     after = [one for one in roots.current if one.epoch >= newest]
     needed = roots.current[: len(after) + 1]
     # The parent by reference too: after a rollback it may be much older than the newest.
@@ -254,7 +254,7 @@ def _needed_by_recovery(roots: Roots, newest: Epoch) -> Sequence[EpochRoot]:
 
 
 def _parents_of_pinned(roots: Roots) -> frozenset[StatePath]:
-    """The parents of all pinned epochs, young ones too: they grow old, and then it is too late."""
+    """Return the parents of all pinned epochs, also of recent ones, to keep them later."""
     pinned = roots.job_pins.pinned
     return frozenset(
         one.parent_ref for one in roots.epochs if one.epoch in pinned and one.parent_ref is not None
@@ -264,15 +264,15 @@ def _parents_of_pinned(roots: Roots) -> frozenset[StatePath]:
 def _listed_by_none(
     expired: Sequence[EpochRoot], referenced: ReferencedPaths
 ) -> Iterator[StatePath]:
-    """The files of epochs, oldest first, that nothing which stays refers to.
+    """Yield the files of expired epochs, oldest first, that nothing which stays refers to.
 
-    A file that skips an epoch comes twice: deleting it twice is no harm.
+    A file that skips an epoch is yielded twice; deleting it twice is harmless.
     """
     before: frozenset[str] = frozenset()
     new = str.__new__  # checked when they were read
     for one in expired:
         files = frozenset(one.files.texts)
         found = sorted(text for text in files - before if text not in referenced)
-        # Where a file system ignores case, the file of another name may be one that stays.
+        # On a file system that ignores case, a similar name may denote a file that stays.
         yield from (new(StatePath, text) for text in found if not referenced.resembles(text))
         before = files

@@ -1,7 +1,7 @@
-"""Which objects of a job nothing refers to, and whether each may go: object by object, with why.
+"""Which objects of a job are unreferenced, and whether each may be deleted, with the reason.
 
-A file that is not referenced may be about to be. Of a job whose writer may be at work it goes only
-if everything speaks for its being forgotten: arroyo-state.md 9.8.
+An unreferenced file may be referenced soon. While a job's writer may be running, a file is deleted
+only under the conditions of arroyo-state.md 9.8.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ FOREIGN_LISTED = 1000
 
 
 class Reason(enum.Enum):
-    """Why an object stays, or may go."""
+    """Why an object stays or may be deleted."""
 
     REFERENCED = "an epoch that stays lists it"
     METADATA = "it describes epochs or generations that stay"
@@ -60,23 +60,24 @@ class Reason(enum.Enum):
 
     @property
     def goes(self) -> bool:
-        """Whether an object may be collected for this reason."""
+        """Whether an object may be deleted for this reason."""
         return self in (Reason.ORPHAN, Reason.LOST, Reason.OLD_GENERATION)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OrphanRules:
-    """All that decides whether an object may go.
+    """The facts that decide whether an object may be deleted.
 
     Attributes:
-        referenced: what epochs and attempts that stay, compactions, and quarantine refer to.
-        live: whether a writer may be at work.
-        began_micros: when the newest epoch began, by the clock of the store, with a margin.
-        newest_written: the highest number of a directory in which the newest epoch wrote; None: in
-            none, or a run may be at work that writes all names again.
+        referenced: the files that epochs and attempts which stay, compactions, and quarantines
+            refer to.
+        live: whether a writer may be running.
+        began_micros: when the newest epoch began, by the clock of the store, less a margin.
+        newest_written: the highest number of a directory in which the newest epoch wrote; None if
+            it wrote no file, or if a run may be writing all names again.
         owned: the directories of epochs that stay.
-        restored: the directory of the epoch that the run went on from.
-        lost: manifests that own no epoch and may go, with when they may.
+        restored: the directory of the epoch that the run was restored from.
+        lost: manifests that own no epoch and may be deleted.
     """
 
     roots: Roots
@@ -100,16 +101,16 @@ def standing_of(
     answer: JobAnswer | None = None,
     in_parts: bool = False,
 ) -> OrphanRules:
-    """Gather what decides about every object of a job.
+    """Collect the facts that decide about every object of a job.
 
     Args:
-        metadata: the objects of its metadata, as listed.
+        metadata: the metadata objects of the job, as listed.
         now_micros: the time, by the clock of the store.
-        in_parts: leave out what is referenced: `judge_below` finds it, a directory at a time.
+        in_parts: leave `referenced` empty; `judge_below` computes it for one directory at a time.
 
     Raises:
-        InputError: a grace period below the floor, or in the future.
-        ProtocolError: it is not known what the job is doing, or a clock is wrong.
+        InputError: a grace period below the floor, or negative.
+        ProtocolError: the job's status is unknown, a clock is wrong, or an epoch is unreadable.
     """
     checked_grace(grace_micros)
     check_readable(roots, roots.epochs)
@@ -139,11 +140,11 @@ def standing_of(
 def _may_go(
     roots: Roots, one: EpochRoot, live: bool, modified_micros: int | None, old: int
 ) -> bool:
-    """Whether a manifest that owns no epoch is of no use to anybody any more."""
+    """Return whether a manifest that owns no epoch is no longer needed and may be deleted."""
     if not modified_micros or modified_micros > old or one.worker_generation is None:
         return False
     if live and not roots.managed:
-        return False  # metadata of a running Arroyo is its own
+        return False  # the metadata of a running Arroyo job belongs to Arroyo
     read_by_a_start = any(root.path == one.ref for root in roots.more)
     past = one.epoch <= roots.head.epoch and not read_by_a_start
     fenced = roots.worker_generation is not None and one.worker_generation < roots.worker_generation
@@ -152,17 +153,17 @@ def _may_go(
 
 
 def _began(head: EpochRoot) -> int:
-    """When the newest epoch began, no later than either clock says; 0 if the store does not say."""
+    """Return when the newest epoch began, by the clock that is behind; 0 if unknown."""
     took = max(0, head.finish_time_micros - head.start_time_micros)
     began = (head.oldest_object_micros or 0) - took
     return max(0, min(began, head.start_time_micros) - MARGIN_MICROS)
 
 
 def _may_begin_again(roots: Roots, answer: JobAnswer | None) -> bool:
-    """Whether a running job of Arroyo's in the legacy layout may have ignored its state at its last
-    start, and has no epoch of its own yet: it writes into directories from number 1 on.
+    """Return whether a running Arroyo job in the legacy layout may have started without its state.
 
-    Then nobody names an old epoch as ready any more. A database may be one epoch behind the store.
+    Such a run writes into directories from number 1 on. Until it has an epoch of its own, its
+    status source names no old epoch as ready. A database may be one epoch behind the store.
     """
     if roots.paths.layout is not Layout.LEGACY or roots.managed:
         return False
@@ -171,7 +172,7 @@ def _may_begin_again(roots: Roots, answer: JobAnswer | None) -> bool:
 
 
 def _newest_written(roots: Roots) -> Epoch | None:
-    """The number of the directory in which the newest epoch wrote its own files; None: in none."""
+    """Return the highest directory number of files that only the newest epoch lists, or None."""
     before = frozenset(roots.epochs[1].files.paths) if len(roots.epochs) > 1 else frozenset()
     own = (path for path in roots.head.files.paths if path not in before)
     numbers = [object_name(roots.paths, path).epoch for path in own]
@@ -179,13 +180,13 @@ def _newest_written(roots: Roots) -> Epoch | None:
 
 
 def reason_of(standing: OrphanRules, one: StoredObject, name: ObjectName) -> Reason:
-    """Say why an object stays, or may go.
+    """Return why an object stays or may be deleted.
 
     Args:
-        name: what its name says; see `object_name`.
+        name: its parsed name; see `object_name`.
     """
     if name.kind is ObjectKind.FOREIGN:
-        # Files of an operator whose id holds a slash are known by metadata alone.
+        # Files of an operator with a slash in its id are identified only by metadata.
         return Reason.REFERENCED if one.path in standing.referenced else Reason.FOREIGN
     if name.kind is ObjectKind.MAINTENANCE:
         return Reason.MAINTENANCE
@@ -219,8 +220,10 @@ def _reason_of_file(standing: OrphanRules, one: StoredObject, name: ObjectName) 
 
 
 def _reason_of_staged(standing: OrphanRules, one: StoredObject, name: ObjectName) -> Reason:
-    """Of what a sink has staged the epochs before the newest need nothing: a run commits an epoch
-    before it publishes the next one, and commits the newest again when it starts."""
+    """Return the reason for a staged sink file; those before the newest epoch are not needed.
+
+    A run commits an epoch before it publishes the next one, and commits the newest again when it
+    starts."""
     assert name.epoch is not None
     if name.epoch >= standing.roots.head.epoch:
         return Reason.UNCOMMITTED
@@ -228,7 +231,7 @@ def _reason_of_staged(standing: OrphanRules, one: StoredObject, name: ObjectName
 
 
 def _next_of_legacy(standing: OrphanRules, name: ObjectName) -> bool:
-    """Whether the next epoch of a job at rest writes such a name: it may start at any moment."""
+    """Return whether the next epoch of a job at rest, which may start any time, uses the name."""
     if standing.roots.paths.layout is not Layout.LEGACY:
         return False
     newest = standing.newest_written or standing.roots.head.epoch
@@ -244,7 +247,7 @@ def _young(standing: OrphanRules, one: StoredObject) -> Reason | None:
 
 
 def _reason_while_live(standing: OrphanRules, one: StoredObject, name: ObjectName) -> Reason:
-    """The conditions of a job whose writer may be at work; arroyo-state.md 9.8."""
+    """Apply the conditions for a job whose writer may be running; arroyo-state.md 9.8."""
     roots, head = standing.roots, standing.roots.head
     assert one.modified_micros is not None
     assert name.epoch is not None
@@ -256,7 +259,7 @@ def _reason_while_live(standing: OrphanRules, one: StoredObject, name: ObjectNam
         if name.compacted and name.epoch > head.epoch - 2:
             return Reason.MERGED_LATELY
         return Reason.ORPHAN
-    # Every generation has directories of its own; only the newest one's are written to.
+    # Every worker generation has its own directories; only the newest generation writes to its own.
     own = name.worker_generation == roots.worker_generation
     published = head.worker_generation == roots.worker_generation
     if own and (not published or name.epoch >= head.epoch):
@@ -279,12 +282,12 @@ def _reason_of_generation(standing: OrphanRules, one: StoredObject, name: Object
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClassifiedObjects:
-    """What was decided of some objects.
+    """The decisions about a set of objects.
 
     Attributes:
-        data, records: what may go.
-        stays: for each reason why others stay, how many objects and bytes.
-        referenced, digest: how many files among them are referenced, and the digest of those.
+        data, records: the objects that may be deleted.
+        stays: for each reason the number and bytes of the objects that stay.
+        referenced, digest: the number of referenced files, and the digest of this set.
     """
 
     data: Packed
@@ -295,7 +298,7 @@ class ClassifiedObjects:
 
 
 def judge(standing: OrphanRules, files: Iterable[StoredObject]) -> ClassifiedObjects:
-    """Decide of data files and subtask metadata, in order of name."""
+    """Decide about data files and subtask metadata, in order of name."""
     stays = _Stays()
     data, records = _split(_chosen(standing, files, stays))
     return ClassifiedObjects(
@@ -310,11 +313,11 @@ def judge(standing: OrphanRules, files: Iterable[StoredObject]) -> ClassifiedObj
 def judge_below(
     standing: OrphanRules, below: str, files: Iterable[StoredObject]
 ) -> ClassifiedObjects:
-    """As `judge`, for the files of one directory: what refers to others is not looked at.
+    """Decide about the files of one directory as `judge` does, using only references into it.
 
     Args:
-        standing: as `standing_of` gives it; what it says is referenced is made anew.
-        below: the directory, with a slash behind it.
+        standing: as `standing_of` returns it; its `referenced` is computed anew.
+        below: the directory, with a slash at the end.
     """
     roots = standing.roots
     stays = [*roots.epochs, *(one for one in roots.attempts if one.ref not in standing.lost)]
@@ -330,12 +333,12 @@ def plan_orphans(
     listed: int,
     answer: JobAnswer | None = None,
 ) -> GcPlan:
-    """Choose what nothing refers to and may go.
+    """Plan to delete the unreferenced objects that may be deleted.
 
     Args:
-        parts: what was decided of data files and subtask metadata, in order of name.
+        parts: the decisions about data files and subtask metadata, in order of name.
         metadata, foreign: the other objects below the job, as listed.
-        listed: how many there are altogether.
+        listed: the total number of objects.
     """
     roots, stays = standing.roots, _Stays()
     found = [one for one, _ in _chosen(standing, metadata, stays)]
@@ -365,7 +368,7 @@ def plan_orphans(
 
 
 class _Stays:
-    """Counts what stays, by reason."""
+    """Counts objects that stay, by reason."""
 
     def __init__(self) -> None:
         self._objects: Counter[str] = Counter()
@@ -398,7 +401,7 @@ def _chosen(
 
 
 def _split(chosen: Iterable[tuple[StoredObject, ObjectName]]) -> tuple[Packed, Packed]:
-    """Data files, and the subtask metadata among them, which goes after all data."""
+    """Separate data files from subtask metadata, which is deleted after all data."""
     records: list[StoredObject] = []
 
     def data() -> Iterator[StoredObject]:

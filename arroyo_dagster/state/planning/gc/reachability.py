@@ -1,6 +1,6 @@
-"""What is referenced, proved complete: checks of what was read, and the proof a plan carries.
+"""Which objects are referenced: consistency checks of the facts read, and a plan's proof.
 
-Anything that does not add up is refused with the evidence, so that nothing is ever deleted on an
+Contradictory or incomplete facts are refused with the evidence, so that gc never deletes on an
 incomplete view.
 """
 
@@ -23,7 +23,7 @@ NOTHING_DELETED = "check it with `arroyo-state verify`; nothing was deleted"
 
 
 def refuse(reason: str, paths: JobPaths, **facts: object) -> ProtocolError:
-    """The error that says why nothing of a job is collected, with the evidence."""
+    """Return the error that states why gc deletes nothing of a job, with the evidence."""
     next_step = facts.pop("next_step", NOTHING_DELETED)
     assert isinstance(next_step, str)
     known: dict[str, object] = {"job": paths.root, **facts}
@@ -34,11 +34,11 @@ def refuse(reason: str, paths: JobPaths, **facts: object) -> ProtocolError:
 
 
 def check_roots(roots: Roots) -> None:
-    """Make sure that what was read of a job is whole and contradicts itself nowhere.
+    """Check that the roots of a job are complete and consistent.
 
     Raises:
-        ProtocolError: a cycle or a gap in the chain of epochs, an object that says it is another's,
-            a reference that leads out of the job, an epoch that should stay and is not whole.
+        ProtocolError: the job has no epoch; the chain of epochs has a gap or is out of order; a
+            pinned epoch is missing; an epoch lists a file outside of its job.
     """
     if not roots.epochs:
         raise refuse("the job has no epoch, so it is unknown which objects are needed", roots.paths)
@@ -84,23 +84,23 @@ def _numbers(roots: Roots) -> frozenset[Epoch]:
 
 
 def _may_follow_a_gap(roots: Roots, epoch: Epoch, newer: Epoch) -> bool:
-    """Whether what lay between this epoch and the next newer one may have gone by right."""
+    """Return whether a gap between this epoch and the next newer one is legitimate."""
     if roots.paths.layout is Layout.LEGACY and not roots.managed:
-        # A run that ignored the state leaves what is older as it is (arroyo-state.md 9.6): then
-        # nothing at all is between them, which was seen by looking, not by a listing alone. What a
-        # cleanup that died leaves of an epoch below its `min_epoch` counts as nothing; it stays.
+        # A run that ignored the state leaves older epochs unchanged (arroyo-state.md 9.6). Then no
+        # object at all is between them; reads by name confirmed it, not only a listing. Remains of
+        # an interrupted cleanup below `min_epoch` do not count; they stay.
         kept = max(epoch + 1, roots.head.min_epoch)
         return not any(kept <= one.epoch < newer for one in roots.attempts)
     pinned = roots.job_pins.ever_pinned
-    # Below a pinned epoch lies its parent's metadata, and what a collection has not finished.
+    # Below a pinned epoch are its parent's metadata, and the remains of an unfinished gc run.
     return any(pin >= epoch for pin in pinned)
 
 
 def check_inside(roots: Roots) -> None:
-    """Make sure that no epoch, and no attempt at one, lists a file outside of its job.
+    """Check that no epoch, and no attempt at one, lists a file outside of its job.
 
     Raises:
-        ProtocolError: one does.
+        ProtocolError: one lists such a file.
     """
     for one in (*roots.epochs, *roots.attempts):
         if one.outside is not None:
@@ -113,10 +113,10 @@ def check_inside(roots: Roots) -> None:
 
 
 def check_whole(roots: Roots, stays: Iterable[EpochRoot]) -> None:
-    """Make sure that of epochs which stay no object of their metadata is missing.
+    """Check that no metadata object of the epochs that stay is missing.
 
     Raises:
-        ProtocolError: one is.
+        ProtocolError: a metadata object is missing.
     """
     for one in stays:
         if one.gone:
@@ -129,10 +129,10 @@ def check_whole(roots: Roots, stays: Iterable[EpochRoot]) -> None:
 
 
 def check_readable(roots: Roots, stays: Iterable[EpochRoot]) -> None:
-    """Make sure that it is known what every epoch which stays lists.
+    """Check that the file lists of all epochs that stay can be read.
 
     Raises:
-        ProtocolError: one that was rolled back is damaged: it must expire first.
+        ProtocolError: a rolled-back epoch is unreadable; it must expire first.
     """
     for one in stays:
         if one.unreadable is not None:
@@ -148,13 +148,13 @@ def check_readable(roots: Roots, stays: Iterable[EpochRoot]) -> None:
 
 
 def check_listed(paths: JobPaths, unlisted: Sequence[StatePath]) -> None:
-    """Make sure that a listing shows what was read: one that is cut short proves nothing.
+    """Check that a listing is complete: a truncated listing proves nothing.
 
     Args:
-        unlisted: what was there before the listing, is there now, and was not listed.
+        unlisted: objects that existed before the listing and exist now, but were not listed.
 
     Raises:
-        ProtocolError: there is such an object.
+        ProtocolError: `unlisted` is not empty.
     """
     if unlisted:
         raise refuse(
@@ -167,17 +167,17 @@ def check_listed(paths: JobPaths, unlisted: Sequence[StatePath]) -> None:
 
 
 def check_aliases(roots: Roots, foreign: Packed, known: Iterable[StoredObject]) -> None:
-    """Make sure that no foreign name looks like a second name of an object of the job.
+    """Check that no foreign name may be a second name of an object of the job.
 
-    A copy of a directory is one (`generations/01`, `Checkpoints`): whether both names lead to the
-    same objects cannot be told, so nothing is collected beside it.
+    The copy of a directory has such names (`generations/01`, `Checkpoints`). It is unknown whether
+    both names denote the same objects, so gc refuses the job.
 
     Args:
         foreign: the foreign objects below the job, as listed.
         known: the others, as listed.
 
     Raises:
-        ProtocolError: one does.
+        ProtocolError: a foreign name may be a second name.
     """
     aliases = second_names(foreign.paths, roots.paths.root)
     if not aliases:
@@ -196,7 +196,7 @@ def check_aliases(roots: Roots, foreign: Packed, known: Iterable[StoredObject]) 
 
 
 def nested_root(paths: JobPaths, path: str) -> bool:
-    """Whether an object below a job belongs to another job that lies within it."""
+    """Return whether an object below a job belongs to another job that is nested in it."""
     rest = path.removeprefix(f"{paths.root}/").split("/")
     for at, name in enumerate(rest):
         if name == CURRENT_GENERATION and at:
@@ -213,7 +213,7 @@ def nested_root(paths: JobPaths, path: str) -> bool:
 
 
 def records_of(paths: JobPaths, one: EpochRoot) -> Iterator[StatePath]:
-    """What says something about an epoch and lists nothing."""
+    """Yield the objects that describe an epoch without listing files."""
     if one.unreadable is not None:
         return
     for name, parallelism in one.operators:
@@ -228,7 +228,7 @@ def records_of(paths: JobPaths, one: EpochRoot) -> Iterator[StatePath]:
 
 
 def metadata_of(paths: JobPaths, one: EpochRoot) -> Iterator[StatePath]:
-    """What lists the files of an epoch, what makes it exist last."""
+    """Yield the objects that list the files of an epoch; the one that makes it exist comes last."""
     if one.unreadable is not None:
         yield from one.by_name
         return
@@ -242,11 +242,11 @@ def metadata_of(paths: JobPaths, one: EpochRoot) -> Iterator[StatePath]:
 
 
 def referenced_by(roots: Roots, stays: Iterable[EpochRoot], below: str = "") -> ReferencedPaths:
-    """Every data file that something which stays refers to.
+    """Return every data file that epochs which stay, compactions or quarantines refer to.
 
     Args:
         stays: the epochs and attempts that stay.
-        below: only files whose paths begin so.
+        below: a prefix of paths; other files are left out.
     """
     found = ReferencedPaths(roots.paths.root)
     before: frozenset[str] = frozenset()
@@ -266,7 +266,7 @@ def prove(
     answer: JobAnswer | None = None,
     listed: int | None = None,
 ) -> Proof:
-    """Say how it is known what is referenced."""
+    """Build the proof of which files are referenced."""
     facts = None if answer is None else answer.facts
     said = None if facts is None else f"{facts.condition.value} ({facts.source})"
     return Proof(

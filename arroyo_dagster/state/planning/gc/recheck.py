@@ -1,4 +1,4 @@
-"""Whether a plan that was made earlier may still be carried out."""
+"""Whether a gc plan that was made earlier may still be executed."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ NEW_PLAN = "make a new plan; nothing was deleted"
 
 
 def check_same_job(plan: GcPlan, fresh: GcPlan) -> None:
-    """Make sure that a fresh plan speaks of the same job, in the same condition.
+    """Check that a fresh plan is of the same job, in the same condition.
 
     Raises:
-        ConflictError: the job was started, stopped or fenced since, where that matters.
+        ConflictError: the job or the kind of plan differs; or the job was started or fenced since,
+            where that matters.
     """
     if (plan.kind, plan.pipeline, plan.job) != (fresh.kind, fresh.pipeline, fresh.job):
         raise _stale(plan, "it belongs to another job, or is of another kind")
-    # An epoch that expires may expire whoever writes; what nothing refers to may be a new run's.
+    # Epochs may expire under any writer, but an unreferenced object may belong to a new run.
     watched = plan.kind is not PlanKind.EXPIRE or plan.proof.condition is not None
     before = (plan.proof.worker_generation, plan.proof.run_id)
     now = (fresh.proof.worker_generation, fresh.proof.run_id)
@@ -32,19 +33,22 @@ def check_same_job(plan: GcPlan, fresh: GcPlan) -> None:
 
 
 def no_longer_planned(plan: GcPlan, fresh: GcPlan) -> Iterator[StatePath]:
-    """What a plan takes and a fresh one does not: it must be gone, or the plan no longer fits."""
+    """Yield the objects of a plan that a fresh plan does not contain.
+
+    The plan may run only if all of these are gone.
+    """
     known = _names(fresh)
     return (one.path for step in _steps(plan) for one in step if _name(one) not in known)
 
 
 def check_gone(plan: GcPlan, there: Sequence[StatePath]) -> None:
-    """Refuse a plan of which something that is not planned any more is still there.
+    """Refuse a plan if objects that are no longer planned still exist.
 
     Args:
         there: these objects.
 
     Raises:
-        ConflictError: there is one.
+        ConflictError: `there` is not empty.
     """
     if there:
         raise _stale(
@@ -53,7 +57,7 @@ def check_gone(plan: GcPlan, there: Sequence[StatePath]) -> None:
 
 
 def what_is_left(plan: GcPlan, fresh: GcPlan) -> GcPlan:
-    """What of a plan a fresh one takes too."""
+    """Return the part of a plan that a fresh plan contains as well."""
     known = PathsDigest(one.path for step in _steps(plan) for one in step)
     chosen = [Packed(one for one in step if one.path in known) for step in _steps(fresh)]
     data, records, metadata = chosen
@@ -69,7 +73,7 @@ def _names(plan: GcPlan) -> PathsDigest:
 
 
 def _name(one: StoredObject) -> str:
-    """Path and etag: an object that was written again is another one."""
+    """Return path and etag: an object that was overwritten counts as another object."""
     return f"{one.path}\0{one.etag or ''}"
 
 
@@ -85,12 +89,12 @@ def _stale(plan: GcPlan, reason: str, **facts: object) -> ConflictError:
 def measured(
     plan: GcPlan, files: Packed, metadata: Packed, maintenance: Packed, foreign: Packed = NOTHING
 ) -> GcPlan:
-    """A plan with sizes, times and etags as listed, without what is not there any more.
+    """Return a plan with sizes, times and etags as listed, without objects that no longer exist.
 
     Args:
         files, metadata, maintenance: the objects below the job, as listed.
-        foreign: the others: those of an operator whose id holds a slash are known by metadata
-            alone.
+        foreign: the others; they include the files of operators whose ids contain a slash, which
+            only metadata identifies.
     """
     wanted = PathsDigest(plan.data.paths)
     files = Packed.joined([files, foreign])

@@ -1,6 +1,6 @@
-"""Whether anything of a job may be collected now: by whose it is, and by what it is doing.
+"""Whether gc may run on a job now, depending on whether it is managed and on its status.
 
-A job in unknown condition is never touched: that nobody knows it proves nothing.
+gc refuses an Arroyo job of unknown status.
 
 Source: arroyo-state.md 9.6 and 9.8; docs/decisions/job-directory.md.
 """
@@ -22,11 +22,11 @@ PASS_SOURCE = "pass --arroyo-api, --arroyo-db or --assume JOB=stopped; nothing w
 
 
 def at_rest(roots: Roots, answer: JobAnswer | None) -> bool:
-    """Whether no writer of the job is at work. Of a job of ours that is never taken for granted.
+    """Return whether no writer of the job is running; always False for a managed job.
 
     Raises:
-        ProtocolError: a job of Arroyo's of which nobody knows what it is doing, of which two say
-            different things, or that is about to change.
+        ProtocolError: the status of an Arroyo job is unknown, disputed between sources, or about to
+            change; or the job is gone, or the source reports another run than the store.
     """
     if roots.managed:
         return False
@@ -57,10 +57,10 @@ def at_rest(roots: Roots, answer: JobAnswer | None) -> bool:
 
 
 def check_still(paths: JobPaths, before: JobAnswer | None, now: JobAnswer | None) -> None:
-    """Make sure that a job was doing one thing from before it was looked at until afterwards.
+    """Check that the status of a job was the same before and after its state was read.
 
     Raises:
-        ConflictError: it was not: what was seen may lack what it has published since.
+        ConflictError: it changed; the job may have published objects that were not read.
     """
     was, now_is = (_doing(answer) for answer in (before, now))
     if was != now_is:
@@ -93,10 +93,10 @@ def _known(paths: JobPaths, answer: JobAnswer | None) -> JobFacts:
 
 
 def newest_restorable(roots: Roots, answer: JobAnswer | None) -> Epoch:
-    """The newest epoch that a start of the job is sure to be able to choose.
+    """Return the newest epoch that a start of the job can certainly choose.
 
     Raises:
-        ProtocolError: a commit is not finished, or somebody knows of epochs that are not there.
+        ProtocolError: a commit is not finished, or a source reports an epoch that does not exist.
     """
     if roots.managed or roots.worker_generation is not None:
         if not roots.managed and roots.head.state is not CheckpointState.READY:
@@ -107,7 +107,7 @@ def newest_restorable(roots: Roots, answer: JobAnswer | None) -> Epoch:
     facts = None if answer is None else answer.facts
     newest = None if facts is None else facts.newest_ready_epoch
     if newest is None:
-        # The database may be one behind the store: either of the two newest may be restored.
+        # The database may be one epoch behind the store: either of the two newest may be restored.
         return roots.epochs[min(1, len(roots.epochs) - 1)].epoch
     assert facts is not None
     if newest not in [one.epoch for one in roots.epochs]:
@@ -124,22 +124,23 @@ def newest_restorable(roots: Roots, answer: JobAnswer | None) -> Epoch:
 
 
 def check_clock(roots: Roots, now_micros: int) -> None:
-    """Make sure that the clocks of the writer and of the store agree, to within a margin.
+    """Check that the clocks of the writer and of the store agree within a margin.
 
-    An age is never taken from a writer's clock. But where the two disagree one of them is wrong,
-    and it may be the store's. An expiry by count needs no clock, and does not ask.
+    Ages are never taken from a writer's clock. But if the clocks disagree, one of them is wrong,
+    possibly the store's. An expiry by count uses no clock and does not call this.
 
     Args:
-        now_micros: the time, by the clock of the store; stands for the times that it does not say.
+        now_micros: the time, by the clock of the store; replaces times that the store does not
+            report.
 
     Raises:
-        ProtocolError: the newest epoch was finished, by its writer's clock, after the object that
-            makes it exist was written, or before the oldest object of it was.
+        ProtocolError: by its writer's clock the newest epoch was finished after the object that
+            makes it exist was written, or before its oldest object was written.
     """
     head = roots.head
     finished = head.finish_time_micros
     if not finished:
-        return  # the writer does not say
+        return  # the writer reports no time
     written = head.written_at_micros or now_micros
     if finished - written > SKEW_MICROS:
         raise _disagreement(roots, finished, written)
@@ -171,14 +172,14 @@ def _utc(micros: int) -> str:
 
 
 def check_store_clock(paths: JobPaths, store_micros: int | None, here_micros: int) -> int:
-    """The time by the store's own clock, which ages are taken from.
+    """Return the time by the store's clock, against which ages are measured.
 
     Args:
-        store_micros: when the store says that it wrote what was written just now.
-        here_micros: the time here, when it was written.
+        store_micros: the time that the store reports for an object written just now.
+        here_micros: the time of this machine when the object was written.
 
     Raises:
-        ProtocolError: it does not say, or the two are too far apart.
+        ProtocolError: the store reports no time, or the two differ too much.
     """
     if not store_micros:
         raise refuse("the store does not report when objects were written", paths)
@@ -201,15 +202,15 @@ _PROVEN = (Absence.NO_JOB, Absence.NO_PIPELINE)
 def why_dead(
     paths: JobPaths, answer: JobAnswer, others: Sequence[JobAnswer], *, managed: bool
 ) -> str:
-    """Say how it is known that a job will never run again.
+    """Return the evidence that a job will never run again.
 
     Args:
-        answer: what is known of it.
-        others: what is known of the other jobs below the same URL.
-        managed: whether a job of ours wrote its epochs: Arroyo never knew it.
+        answer: the status of the job.
+        others: the status of the other jobs below the same URL.
+        managed: whether the job is a managed job, which no Arroyo server knows.
 
     Raises:
-        ProtocolError: it is not known.
+        ProtocolError: there is no such evidence.
     """
     facts = answer.facts
     if facts.condition is JobCondition.GONE:
@@ -245,7 +246,7 @@ def why_dead(
 
 
 def _how_to_prove(paths: JobPaths) -> str:
-    """Which source can prove that a job is gone: the API lists no job of the legacy layout."""
+    """Return how to prove that a job is gone; the API lists no jobs of the legacy layout."""
     if paths.layout is Layout.LEGACY:
         return (
             "pass --arroyo-db with the database of the cluster that ran it: in the legacy layout "
@@ -258,7 +259,7 @@ def _how_to_prove(paths: JobPaths) -> str:
 
 
 def _knows_another(source: str, others: Sequence[JobAnswer]) -> bool:
-    """Whether a source knows another job of this URL: a server of another cluster knows none."""
+    """Return whether a source knows another job of this URL, so that it is of this cluster."""
     return any(
         word.source == source and word.facts is not None and word.facts.knows_state
         for other in others

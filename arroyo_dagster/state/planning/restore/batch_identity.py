@@ -1,4 +1,4 @@
-"""Identity of an epoch: is a micro-batch the next one, a repeat, or somebody else's?"""
+"""Whether a micro-batch is the next one of its query, a repeat, or one of another query."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ class BatchVerdict(enum.Enum):
 def batch_verdict(
     recorded: StreamProgress | None, query_id: str, batch_id: int, offsets: str, *, adopt: bool
 ) -> BatchVerdict:
-    """Decide whether a micro-batch is the next one, or one that the newest epoch holds already.
+    """Decide whether a micro-batch is the next one, or one that the newest epoch already contains.
 
-    A repeat needs the same query id *and* the same batch id as recorded; anything else that is not
-    the next batch of the same query stops, so that no data is ever silently skipped. Behind a
-    rollback every run begins a query of its own, at the recorded offsets.
+    A repeat has the recorded query id *and* batch id. Anything else that is not the next batch of
+    the same query is refused, so that no data is silently skipped. After a rollback, the first
+    batch (id 0) of any query is accepted; it starts at the recorded offsets.
 
     Args:
         recorded: the progress of the newest epoch; None for a job without state.
-        offsets: JSON of where the sources stand behind the batch.
-        adopt: the user said that a new query may go on from the recorded offsets. Only the first
-            batch of a query does.
+        offsets: the offsets of the sources after the batch, as JSON text.
+        adopt: the user allows a new query to continue from the recorded offsets. Applies to the
+            first batch of a query only.
 
     Raises:
-        ConflictError: another query, a batch id that jumps, or a job whose first batch is not its
-            first. Says how to continue.
-        ProtocolError: a repeat whose offsets are not the recorded ones.
+        ConflictError: another query, a gap in the batch ids, or a job without state whose first
+            batch is not number 0. `next_step` says how to continue.
+        ProtocolError: a repeat whose offsets differ from the recorded ones.
     """
     if recorded is None:
         if batch_id == 0:
@@ -50,7 +50,7 @@ def batch_verdict(
     if query_id != recorded.query_id:
         adopts = adopt or recorded.rolled_back_to is not None
         if adopts and batch_id == 0:
-            return BatchVerdict.NEXT  # a query of its own, begun at the recorded offsets
+            return BatchVerdict.NEXT  # a new query, which begins at the recorded offsets
         if adopts:
             raise ConflictError(
                 f"a query that is already at batch {batch_id} does not continue from the "
@@ -78,9 +78,10 @@ def batch_verdict(
 
 
 def carried_progress(base: Checkpoint) -> StreamProgress | None:
-    """The progress of an epoch that takes no rows, behind `base`.
+    """Return the progress of an epoch that follows `base` and processes no rows.
 
-    It holds the content of `base`, so behind a rollback it is one to `base` itself.
+    The epoch has the content of `base`. If a rollback published `base`, the new epoch is recorded
+    as a rollback to `base`.
     """
     if base.progress is None or base.progress.rolled_back_to is None:
         return base.progress
@@ -88,7 +89,7 @@ def carried_progress(base: Checkpoint) -> StreamProgress | None:
 
 
 def another_query(recorded: StreamProgress, **found: object) -> ConflictError:
-    """The error for a query that is not the one which wrote the newest epoch."""
+    """Return the error for a query that did not write the newest epoch."""
     return ConflictError(
         "the job's newest epoch was written by another streaming query (was Spark's checkpoint "
         "directory removed or recreated?)",

@@ -1,4 +1,4 @@
-"""Subtask reports to operator metadata: what is carried on, and what has expired.
+"""From subtask reports to operator metadata: which files are carried forward, and which expire.
 
 Source: crates/arroyo-worker/src/job_controller/checkpoint_state.rs, and `merge_checkpoint_metadata`
 of crates/arroyo-state/src/tables/{global_keyed_map,expiring_time_key_map}.rs.
@@ -31,12 +31,12 @@ from arroyo_dagster.state.model.tables import (
 
 
 def cutoff_micros(watermark_micros: int | None, retention_micros: int) -> int:
-    """The oldest event time still kept: watermark minus retention, 0 without a watermark."""
+    """Return the oldest event time still kept: watermark minus retention; 0 without a watermark."""
     return max(0, (watermark_micros or 0) - retention_micros)
 
 
 def files_to_carry(files: Iterable[TimeFile], cutoff: int, keys: KeyRange) -> tuple[TimeFile, ...]:
-    """The files of earlier epochs that a subtask still lists: not expired, and of its key range."""
+    """Return the earlier files that a subtask still lists: unexpired, and in its key range."""
     return tuple(
         file
         for file in files
@@ -55,20 +55,21 @@ def merge_operator(
     """Merge the reports of all subtasks of one operator into its metadata.
 
     Args:
-        reports: one of every subtask 0 … n-1, in any order.
+        reports: exactly one of every subtask 0 … n-1, in any order.
         previous: the same operator at the epoch before; None at the first.
 
     Returns:
-        Global keyed tables list what the previous epoch listed, then this epoch's files by
-        subtask (removals before inserts). Expiring tables list what is not expired by the smallest
-        watermark, in the order of the previous epoch, then new files by subtask.
+        Global keyed tables list the files of the previous epoch, then this epoch's files by
+        subtask (removals before inserts). Expiring tables list the files not expired by the
+        smallest watermark: carried ones in the order of the previous epoch, then new ones by
+        subtask.
 
     Raises:
         ProtocolError: a subtask reports twice or not at all, or subtasks disagree on a table.
 
     Differs: Arroyo lists a global keyed table's newest files only, since it writes every pair at
-    every epoch; files are in random order there. A subtask without a watermark keeps every row, so
-    nothing expires then; Arroyo takes the smallest watermark of the others.
+    every epoch; files are in random order there. Here a subtask without a watermark keeps every
+    row, so nothing expires; Arroyo takes the smallest watermark of the others.
     """
     ordered = sorted(reports, key=lambda report: report.subtask_index)
     if [report.subtask_index for report in ordered] != list(range(len(ordered))) or not ordered:
@@ -163,17 +164,17 @@ def _merge_expiring(
     if not listed:
         return None
     earlier = before.files if isinstance(before, ExpiringTimeKeyFiles) else ()
-    # Replay order: as the previous epoch listed them, whichever subtask carried them on.
+    # Replay order is the previous epoch's order, whichever subtask carried the files forward.
     carried = [listed.pop(file.path) for file in earlier if file.path in listed]
     kept = [f for f in (*carried, *listed.values()) if f.max_timestamp_micros >= cutoff]
     return ExpiringTimeKeyFiles(files=tuple(kept)) if kept else None
 
 
 def carry_operator(operator: OperatorCheckpoint, epoch: Epoch) -> OperatorCheckpoint:
-    """Carry on the state of an operator that the pipeline no longer has, as it is.
+    """Carry forward the unchanged state of an operator that the pipeline no longer contains.
 
-    Somebody who gives an operator another name, or takes it out for a while, finds its state again.
-    What it has committed already is not committed again.
+    A user who renames an operator, or removes it temporarily, finds its state again. Its commit
+    data is dropped, because it is committed already.
     """
     tables = {
         name: replace(files, commit_data_by_subtask={})
@@ -187,13 +188,13 @@ def carry_operator(operator: OperatorCheckpoint, epoch: Epoch) -> OperatorCheckp
 def incomplete(
     checkpoint: LegacyCheckpoint, name: OperatorId, operator: OperatorCheckpoint | None
 ) -> str | None:
-    """Say why a legacy epoch must not be made visible with what one operator has; None = it may.
+    """Return why one operator keeps a legacy epoch from being made visible; None = it does not.
 
-    Arroyo loads the object of every operator before any task starts, makes the tables that its
-    configurations name, and counts on from its epoch.
+    Arroyo loads the metadata of every operator before any task starts, creates the tables that its
+    configurations name, and continues counting from its epoch.
 
     Args:
-        operator: what lies where `name`'s merged metadata of the epoch belongs.
+        operator: the object at the path of `name`'s merged metadata; None if there is none.
     """
     if operator is None:
         return "an operator has no metadata"
@@ -212,5 +213,5 @@ def incomplete(
 
 
 def merged_needs_commit(operators: Mapping[OperatorId, OperatorCheckpoint]) -> bool:
-    """Whether any table of the checkpoint commits in two phases."""
+    """Return whether any table of the checkpoint commits in two phases."""
     return any(operator.needs_commit for operator in operators.values())

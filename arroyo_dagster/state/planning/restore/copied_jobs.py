@@ -1,4 +1,6 @@
-"""Refuses jobs that were copied under another name: their metadata names the original's objects."""
+"""Refusal of jobs that were copied under another name: their metadata names the original's
+objects.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +20,12 @@ def check_own(
     below: StatePath | None = None,
     **facts: object,
 ) -> None:
-    """Make sure that what is read of a job names objects of this job alone.
+    """Check that metadata of a job names objects of this job only.
 
     Args:
-        what: what names them, to begin the message with.
+        what: what names them; the message begins with it.
         named: the objects that it names.
-        below: the directory that they must lie below; the job's own unless given.
+        below: the directory that must contain them; None = the job's own.
         facts: further facts of the error.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Which epochs the newest one builds on, and which a rollback has left behind."""
+"""Which epochs the newest one builds on, and which were rolled back."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from arroyo_dagster.state.model.ids import Epoch
 def rolled_back(
     newest: Epoch, epochs: Iterable[Epoch], restored: Mapping[Epoch, Epoch]
 ) -> frozenset[Epoch]:
-    """Choose the epochs that are not `newest` and no ancestors of it.
+    """Return the epochs that are neither `newest` nor its ancestors.
 
     Args:
-        epochs: those that exist, in any order.
-        restored: for each epoch that a rollback published, the epoch whose content it holds.
+        epochs: the existing epochs, in any order.
+        restored: for each epoch that a rollback published, the epoch whose content it has.
     """
     left: set[Epoch] = set()
     ancestor = newest
@@ -28,10 +28,10 @@ def rolled_back(
 
 
 def behind_pinned(epochs: Sequence[Epoch], pinned: Collection[Epoch]) -> tuple[Epoch, ...]:
-    """The epochs that follow each other, without the pinned ones that were left behind them.
+    """Return the epochs after the last gap that follows a pinned epoch; all if there is none.
 
     Args:
-        epochs: those that exist, ascending.
+        epochs: the existing epochs, ascending.
     """
     start = 0
     for at, (earlier, later) in enumerate(itertools.pairwise(epochs), start=1):

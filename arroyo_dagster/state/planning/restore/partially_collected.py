@@ -1,8 +1,8 @@
-"""Which epochs a cleanup has half removed, and which are damaged: both list what is gone.
+"""Which epochs are partially collected, and which are damaged: both list missing objects.
 
-A cleanup deletes oldest epochs first: data that no kept epoch lists, then what says that the epoch
-exists, the object that refers to all others last. Stopped half way it leaves epochs of which
-something is gone, all of them older than any it keeps; the next cleanup finishes them.
+A cleanup deletes the oldest epochs first: data that no kept epoch lists, then the objects that make
+the epoch exist, the one that refers to all others last. An interrupted cleanup leaves incomplete
+epochs, all of them older than any epoch that it keeps; the next cleanup finishes them.
 
 Source: crates/arroyo-state/src/parquet.rs, `cleanup_checkpoint`;
 crates/arroyo-state-protocol/src/gc.rs; arroyo-state.md 9.5 and 9.6.
@@ -19,18 +19,20 @@ from arroyo_dagster.state.model.tables import ExpiringTimeKeyFiles
 from arroyo_dagster.state.planning.gc.expiry import LEGACY_EPOCHS_BEFORE_NEWEST
 
 ARROYO_KEEPS_LEGACY = 4
-"""Epochs before the newest that no release's own cleanup touches: 4 up to v0.15, 10 since."""
+"""Number of epochs before the newest that no Arroyo release's cleanup deletes: 4 up to v0.15, 10
+since.
+"""
 
 ARROYO_KEEPS_PROTOCOL = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remains:
-    """What one epoch lists, and what of that is gone.
+    """The files that one epoch lists, and which of its objects are missing.
 
     Attributes:
-        listed: the data files it lists.
-        lost: of these, and of the objects of its metadata, those that are not there.
+        listed: the data files that it lists.
+        lost: the missing ones of these and of its metadata objects.
     """
 
     epoch: Epoch
@@ -39,9 +41,10 @@ class Remains:
 
 
 def collected_before(newest: Checkpoint) -> Epoch:
-    """The oldest epoch that no cleanup can have touched, as long as `newest` is the newest.
+    """Return the oldest epoch that no cleanup can have touched while `newest` is the newest epoch.
 
-    Cleanups of ours keep the newest and its parent, in the legacy layout the ten before the newest.
+    Cleanups of managed jobs keep the newest epoch and its parent; in the legacy layout the ten
+    before the newest.
     """
     legacy = newest.worker_generation is None
     if newest.progress is None:
@@ -52,10 +55,10 @@ def collected_before(newest: Checkpoint) -> Epoch:
 
 
 def partially_collected(epochs: Sequence[Remains], newest: Checkpoint) -> frozenset[Epoch]:
-    """Choose the epochs of which a cleanup explains all that is gone. The others are damaged.
+    """Return the epochs whose missing objects a cleanup explains. The others are damaged.
 
     Args:
-        epochs: every epoch that can be read, in any order.
+        epochs: every readable epoch, in any order.
         newest: the newest of them.
     """
     before = collected_before(newest)
@@ -66,9 +69,10 @@ def partially_collected(epochs: Sequence[Remains], newest: Checkpoint) -> frozen
 
 
 def lies_at_the_bucket_root(checkpoint: Checkpoint, missing: Iterable[StatePath]) -> bool:
-    """Whether what is missing is what releases before v0.12 wrote outside of the URL's prefix.
+    """Return whether the missing files are those that releases before v0.12 wrote outside the URL.
 
-    They forgot the prefix for the files of expiring tables, and for none of the others.
+    These releases omitted the URL's prefix for files of expiring tables only, and wrote them at the
+    root of the bucket.
     """
     expiring = {
         path

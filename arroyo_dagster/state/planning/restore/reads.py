@@ -1,4 +1,4 @@
-"""Which jobs a listing shows, which epochs to look at, and which files and rows a read needs."""
+"""Which jobs a listing shows, which epochs to inspect, and which files and rows a read needs."""
 
 from __future__ import annotations
 
@@ -36,26 +36,26 @@ _ARROYO_DATABASE = "state.sqlite"
 _JOIN_DATA = frozenset({"left join data", "right join data"})
 
 
-# ---- which jobs there are ------------------------------------------------------------------------
+# ---- finding jobs --------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """The names directly in one directory: of objects, and of directories."""
+    """The names of the objects and directories directly in one directory."""
 
     objects: frozenset[str] = frozenset()
     directories: frozenset[str] = frozenset()
 
 
 def directories_to_list(known: Mapping[str, Level]) -> list[str]:
-    """Say which directories must be listed, one level each, before jobs can be told.
+    """Return the directories that must be listed, one level each, before `jobs_in` can be called.
 
     Args:
         known: the levels listed so far, by path; "" is the root.
 
     Returns:
-        Paths not yet in `known`, in order; none once `jobs_in` can answer. Never deeper than two
-        levels, so no data file is ever listed.
+        Paths that are not yet in `known`, in order; empty once the listing is complete. Never
+        deeper than two levels, so no data file is ever listed.
     """
     if "" not in known:
         return [""]
@@ -70,7 +70,7 @@ def directories_to_list(known: Mapping[str, Level]) -> list[str]:
 
 
 def jobs_in(known: Mapping[str, Level]) -> list[JobPaths]:
-    """Tell the jobs by structure; names decide nothing, for an id may be any text.
+    """Find the jobs by directory structure; names do not matter, since an id may be any text.
 
     `{x}/checkpoints/checkpoint-…` is a job of the legacy layout, `{x}/{y}/current-generation.json`
     one of the protocol layout.
@@ -96,16 +96,16 @@ def _is_checkpoint(name: str) -> bool:
 
 
 def check_root(known: Mapping[str, Level], jobs: Sequence[JobPaths], url: str) -> None:
-    """Refuse a directory that holds something, none of it a job.
+    """Refuse a directory that is not empty and contains no job.
 
-    A directory in which only the records of this package are left counts as a job that was removed.
+    A directory that contains only records of this package counts as a removed job.
 
     Args:
-        known: the levels of which `directories_to_list` wants no more.
-        jobs: those that `jobs_in` finds in them.
+        known: the complete levels, for which `directories_to_list` returns nothing more.
+        jobs: the jobs that `jobs_in` finds in them.
 
     Raises:
-        InputError: not a checkpoint root; the facts say what was found.
+        InputError: not a checkpoint root; the facts name what was found.
     """
     if jobs:
         return
@@ -130,13 +130,13 @@ def check_root(known: Mapping[str, Level], jobs: Sequence[JobPaths], url: str) -
 
 
 def choose_job(name: str, jobs: Sequence[JobPaths], url: str) -> JobPaths:
-    """Find the job that a user means by `job` or `pipeline/job`.
+    """Find the job that a user names as `job` or `pipeline/job`.
 
-    A whole path wins over the job part of another, so that every job can be named.
+    A complete path takes precedence over the job part of another, so that every job can be named.
 
     Raises:
-        NotFoundError: there is none; says which there are.
-        InputError: several pipelines have such a job; says which.
+        NotFoundError: no such job; the error lists the existing ones.
+        InputError: several pipelines have such a job; the error lists them.
     """
     exact = [paths for paths in jobs if paths.root == name]
     found = exact or [paths for paths in jobs if paths.job == name]
@@ -160,22 +160,22 @@ def choose_job(name: str, jobs: Sequence[JobPaths], url: str) -> JobPaths:
     )
 
 
-# ---- which epochs to look at ---------------------------------------------------------------------
+# ---- which epochs to inspect ---------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Attempt:
-    """A directory in which a worker generation wrote, or began to write, an epoch."""
+    """A directory in which a worker generation wrote an epoch, completely or in part."""
 
     epoch: Epoch
     worker_generation: WorkerGeneration | None
 
 
 def unfinished_attempts(attempts: Iterable[Attempt], owners: Iterable[Attempt]) -> list[Attempt]:
-    """Choose the attempts that may be invisible, unclaimed or orphaned, oldest first.
+    """Return the attempts that may be invisible, unclaimed or orphaned, oldest first.
 
-    Older than the oldest owned epoch are the remains of expired ones: their directories stay for as
-    long as a newer epoch lists a file in them.
+    Directories older than the oldest owned epoch are left out. They belong to expired epochs and
+    stay while a newer epoch lists a file in them.
 
     Args:
         attempts: every checkpoint directory.
@@ -187,16 +187,16 @@ def unfinished_attempts(attempts: Iterable[Attempt], owners: Iterable[Attempt]) 
 
 
 def job_watermark_micros(checkpoint: Checkpoint) -> int | None:
-    """The event time that all operators which have a watermark have reached; None if none has."""
+    """Return the smallest watermark of the operators that have one; None if none has one."""
     marks = [operator.min_watermark_micros for operator in checkpoint.operators]
     return min((mark for mark in marks if mark is not None), default=None)
 
 
 def ordered_operators(checkpoint: Checkpoint) -> tuple[OperatorCheckpoint, ...]:
-    """Give the operators from source to sink.
+    """Return the operators from source to sink.
 
-    Our metadata lists them so. Arroyo's lists them in random order, but most ids end in the
-    operator's place in the plan.
+    The metadata of managed jobs has this order. Arroyo's has a random order, but most operator ids
+    end in the operator's position in the plan.
     """
     if checkpoint.progress is not None:
         return checkpoint.operators
@@ -209,7 +209,7 @@ def _place(operator: str) -> tuple[bool, int, str]:
 
 
 def is_at_rest(newest: Checkpoint, generation: WorkerGeneration | None) -> bool:
-    """Whether the run that wrote the newest epoch stopped with it, and none was started since.
+    """Return whether the run that wrote the newest epoch stopped with it, and is still the last.
 
     Args:
         generation: the newest worker generation that was started.
@@ -226,9 +226,9 @@ class ReadPlan:
     """The files of an expiring table to read, in replay order, and the rows to keep of them.
 
     Attributes:
-        keys: the routing keys wanted, both ends included.
+        keys: the routing keys to keep, both ends included.
         cutoff_micros: rows older than this are dropped once all files are replayed; 0 = none.
-        whole_batches: a record batch with one row that is not too old is kept whole.
+        whole_batches: a record batch is kept completely if one of its rows is not too old.
     """
 
     files: tuple[TimeFile, ...]
@@ -245,13 +245,13 @@ def plan_read(
     *,
     managed: bool = True,
 ) -> ReadPlan:
-    """Choose what a restore at this watermark would load of an expiring table.
+    """Choose what a restore with this watermark loads of an expiring table.
 
     Args:
         watermark_micros: the smallest watermark of the operator; None = it has none.
-        managed: whether a job of ours wrote it. Arroyo reads its generational tables without
-            looking at the retention, keeps what an updating join reads by the record batch, and
-            goes through files by their epoch.
+        managed: whether a managed job wrote the table. Arroyo reads its generational tables without
+            applying the retention, keeps or drops rows of updating joins by record batch, and reads
+            files in the order of their epochs.
 
     Source: crates/arroyo-state/src/tables/expiring_time_key_map.rs (arroyo-state.md 5.4).
     """
@@ -271,13 +271,13 @@ def _of_updating_join(config: ExpiringTimeKeyConfig) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableRead:
-    """What one subtask opens of one table when it is restored.
+    """What one subtask opens of one table in a restore.
 
     Attributes:
-        keys: the routing keys it keeps; all of them of a global keyed table.
+        keys: the routing keys it keeps; all keys of a global keyed table.
         cutoff_micros: rows older than this are dropped once all files are replayed; 0 = none.
         files: in replay order.
-        size_bytes: of the files whose size was given.
+        size_bytes: the total size of the files whose size is known.
     """
 
     operator: OperatorId
@@ -298,12 +298,12 @@ class RestorePlan:
 
     @property
     def opens(self) -> int:
-        """How often a file is opened, by all subtasks together."""
+        """The number of times that files are opened, by all subtasks together."""
         return sum(len(read.files) for read in self.reads)
 
     @property
     def size_bytes(self) -> int:
-        """How many bytes are opened, by all subtasks together."""
+        """The number of bytes in opened files, by all subtasks together."""
         return sum(read.size_bytes for read in self.reads)
 
     @property
@@ -318,13 +318,13 @@ def restore_plan(
     *,
     sizes: Mapping[StatePath, int] | None = None,
 ) -> RestorePlan:
-    """Say what each subtask opens when this epoch is restored.
+    """Compute what each subtask opens when this epoch is restored.
 
     A table whose configuration is missing, or of another kind, is left out: it cannot be opened.
 
     Args:
         parallelism: of the restored job; None = each operator's own at this epoch.
-        sizes: the sizes of the files, in bytes, as far as known.
+        sizes: the sizes of the files, in bytes; may be incomplete.
     """
     return RestorePlan(
         tuple(
@@ -380,7 +380,7 @@ def find_table(
     """Look up one table of one operator.
 
     Raises:
-        NotFoundError: there is no such operator or table; says which there are.
+        NotFoundError: no such operator or table; the error lists the existing ones.
         FormatError: the table has no configuration, or one of the other kind.
     """
     operator = checkpoint.operator(operator_name)

@@ -1,8 +1,8 @@
 """Whether a checkpoint may be restored, must replay its commit, or is orphaned; and who may write.
 
-Every question is a pure function of objects somebody else has read. One that needs another object
-answers with `Need(path)`: `answer_with` reads it (None = absent), and asks again. So every
-interleaving of two processes can be tested without a store.
+Every question is a pure function of objects that the caller has read. A question that needs another
+object returns `Need(path)`: `answer_with` reads it (None = absent) and asks again. Every
+interleaving of two processes can thus be tested without a store.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ Facts = Mapping[StatePath, MetadataRecord | None]
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """Read this object, add it to the facts (None if absent), ask again."""
+    """The question needs this object: read it, add it to the facts (None if absent), ask again."""
 
     path: StatePath
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointStanding:
-    """The state of a checkpoint; `canonical_ref` names the winner where it is orphaned."""
+    """The state of a checkpoint; if it is orphaned, `canonical_ref` is the owner of its epoch."""
 
     state: CheckpointState
     canonical_ref: StatePath | None = None
@@ -63,7 +63,7 @@ class Restore:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Nobody owns the epoch of this checkpoint yet: create its record, then ask again."""
+    """The epoch of this checkpoint has no owner yet: create its epoch record, then ask again."""
 
     record_path: StatePath
     record: EpochRecord
@@ -71,12 +71,12 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class StartEmpty:
-    """No generation left anything to restore."""
+    """No worker generation has left a checkpoint to restore."""
 
 
 @dataclass(frozen=True, slots=True)
 class CannotStart:
-    """Restoring would contradict the protocol; the start fails."""
+    """A restore would contradict the protocol, so the start fails."""
 
     reason: str
     ref: StatePath
@@ -87,11 +87,11 @@ def answer_with(
     read: Callable[[StatePath], MetadataRecord | None],
     facts: dict[StatePath, MetadataRecord | None],
 ) -> _A:
-    """Ask a question, reading what it needs, until it answers.
+    """Ask a question repeatedly, reading the objects it needs, until it is answered.
 
     Args:
         read: reads one object; None if it is absent.
-        facts: what is known; what is read is added.
+        facts: the objects known so far; every object read is added.
     """
     while isinstance(answer := question(facts), Need):
         facts[answer.path] = read(answer.path)
@@ -107,13 +107,13 @@ def checkpoint_state(
     record: EpochRecord | None,
     marker: CommittedMarker | None,
 ) -> CheckpointStanding:
-    """Say what a checkpoint's three objects add up to.
+    """Return the state of a checkpoint according to its three objects.
 
     Args:
         ref: the path of the manifest.
-        manifest: what lies there; None if nothing.
-        record: the epoch record of the manifest's epoch.
-        marker: the commit marker beside the manifest.
+        manifest: the object at `ref`; None if it is absent.
+        record: the epoch record of the manifest's epoch; None if it is absent.
+        marker: the commit marker beside the manifest; None if it is absent.
 
     Raises:
         ProtocolError: record or marker belong to another epoch, job, checkpoint or parent.
@@ -150,13 +150,13 @@ def checkpoint_state(
 def legacy_state(
     head: LegacyCheckpoint, operators: Iterable[OperatorCheckpoint], committed: bool
 ) -> CheckpointState:
-    """Say what the objects of an epoch of the legacy layout add up to.
+    """Return the state of an epoch of the legacy layout according to its objects.
 
     Args:
-        committed: whether our own note says that both phases of its commit are done.
+        committed: whether this package's commit note exists: both phases of the commit are done.
 
-    Source: crates/arroyo-controller/queries/controller_queries.sql: which epochs are ready and
-        which committing is in Arroyo's database alone, so its epochs with metadata count as ready.
+    Source: crates/arroyo-controller/queries/controller_queries.sql: only Arroyo's database has
+    which epochs are ready and which are committing, so its epochs with metadata count as ready.
     """
     managed = head.progress is not None
     if managed and not committed and any(operator.needs_commit for operator in operators):
@@ -165,7 +165,7 @@ def legacy_state(
 
 
 def standing(paths: JobPaths, ref: StatePath, facts: Facts) -> CheckpointStanding | Need:
-    """`checkpoint_state` of `ref`, asking for the objects it needs in the order it needs them."""
+    """Return `checkpoint_state` of `ref`, or the next object that it needs."""
     manifest = _fact(facts, ref, Manifest)
     if isinstance(manifest, Need):
         return manifest
@@ -183,7 +183,7 @@ def standing(paths: JobPaths, ref: StatePath, facts: Facts) -> CheckpointStandin
 
 
 def marker_path(ref: StatePath) -> StatePath:
-    """Where the commit marker of the checkpoint `ref` lies."""
+    """Return the path of the commit marker of the checkpoint `ref`."""
     directory = ref.parent
     if directory is None:
         raise ProtocolError("a checkpoint reference has no directory", path=ref)
@@ -191,7 +191,7 @@ def marker_path(ref: StatePath) -> StatePath:
 
 
 def parent_ready(paths: JobPaths, manifest: Manifest, facts: Facts) -> bool | Need:
-    """Whether the parent is absent by right (the first epoch) or owns its epoch and is ready."""
+    """Return whether the parent owns its epoch and is ready; True if there is no parent."""
     if manifest.parent_ref is None:
         return True
     found = standing(paths, manifest.parent_ref, facts)
@@ -216,7 +216,7 @@ def resolve_with(
     as_arroyo: bool = False,
     only_reads: bool = False,
 ) -> Resolved:
-    """Ask `resolve` until it answers: `read` and `facts` as of `answer_with`."""
+    """Ask `resolve` repeatedly until it is answered; `read` and `facts` as in `answer_with`."""
 
     def question(known: Facts) -> Resolved | Need:
         return resolve(
@@ -242,23 +242,23 @@ def resolve(
 ) -> Resolution:
     """Choose what worker generation `starting` restores.
 
-    Looks at the generation manifests below `starting`, newest first; those that died before they
-    referred to anything visible are passed over. A claim is offered only while the fence names
-    `starting`: the checkpoint's writer may have died between manifest and record, and nobody newer
-    may be about to decide otherwise.
+    Reads the generation manifests below `starting`, newest first, and skips those that refer to
+    nothing visible. Returns a `Claim` only while the fence names `starting`: the checkpoint's
+    writer may have died between manifest and record, and no newer generation may be deciding
+    otherwise.
 
     Args:
-        as_arroyo: say what an Arroyo that starts as `starting` restores, to the letter.
-        only_reads: nobody starts, so that nobody claims: in the place of a checkpoint that is being
-            published give its parent, the newest that there is.
+        as_arroyo: return exactly what an Arroyo would restore that starts as `starting`.
+        only_reads: no generation starts, so that nothing is claimed: instead of a checkpoint that
+            is being published, return its parent, the newest published one.
 
     Raises:
         ProtocolError: objects contradict each other, so that nothing may be restored.
 
     Source: crates/arroyo-state-protocol/src/{resolve,workflow}.rs.
-    Differs: unless `as_arroyo`, goes on from the checkpoint found along the epoch records, which
-    alone give ownership: a run that was fenced while it published may have left a newer one behind.
-    Arroyo finds that one only a start later, once it has lost the epoch to it.
+    Differs: unless `as_arroyo`, continues from the found checkpoint along the epoch records, which
+    alone decide ownership: a run that was fenced while it published may have left a newer
+    checkpoint. Arroyo finds it only one start later, after it has lost the epoch to it.
     """
     fence = _fact(facts, paths.current_generation, CurrentGeneration)
     if isinstance(fence, Need):
@@ -287,7 +287,7 @@ def resolve(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _ResolveQuestion:
-    """One question of `resolve`: what is known, and by which rules it is answered."""
+    """The facts and options of one call of `resolve`."""
 
     paths: JobPaths
     facts: Facts
@@ -311,10 +311,10 @@ def _resolve_generation(
 def _resolve_candidate(
     asked: _ResolveQuestion, ref: StatePath, *, canonical: bool = False
 ) -> Resolution | None:
-    """What one reference leads to; None = nothing visible or claimable, try the next.
+    """Resolve one reference; None = nothing visible or claimable, so the next one is tried.
 
     Args:
-        canonical: an epoch record names it, so that there is no next to try.
+        canonical: an epoch record names it, so that there is no next one.
     """
     manifest = _fact(asked.facts, ref, Manifest)
     if isinstance(manifest, Need):
@@ -323,7 +323,7 @@ def _resolve_candidate(
         if canonical:
             return CannotStart("the epoch record names a checkpoint that has no manifest", ref)
         return None
-    # The parent is looked at before the candidate's own state, as Arroyo does.
+    # The parent is checked before the candidate's own state, as in Arroyo.
     ready = parent_ready(asked.paths, manifest, asked.facts)
     if isinstance(ready, Need):
         return ready
@@ -358,7 +358,7 @@ def _replay(asked: _ResolveQuestion, ref: StatePath, manifest: Manifest) -> Rest
 
 
 def _follow(asked: _ResolveQuestion, ref: StatePath, manifest: Manifest) -> Resolution | None:
-    """A ready checkpoint, or what the records say came after it."""
+    """Restore a ready checkpoint, or the one that the epoch records name after it."""
     if not asked.follow_records:
         return Restore(ref, manifest, replay_commit=False)
     path = asked.paths.epoch_record(Epoch(manifest.epoch + 1))
@@ -372,10 +372,10 @@ def _follow(asked: _ResolveQuestion, ref: StatePath, manifest: Manifest) -> Reso
 
 
 def check_permit(ref: StatePath, manifest: Manifest, record: EpochRecord) -> None:
-    """Make sure that `record` permits the commit of the checkpoint at `ref`.
+    """Check that `record` permits the commit of the checkpoint at `ref`.
 
     Raises:
-        ProtocolError: it is of another release, job, generation or checkpoint.
+        ProtocolError: it is of another version, job, generation or checkpoint.
 
     Source: crates/arroyo-state-protocol/src/workflow.rs, `CommitPermit::new`.
     """
@@ -392,10 +392,10 @@ def check_permit(ref: StatePath, manifest: Manifest, record: EpochRecord) -> Non
 
 
 def check_versions(path: StatePath, record: MetadataRecord | None) -> None:
-    """Refuse to continue what a record of another version says: it may mean something else.
+    """Refuse to continue a job from a record of another version, whose meaning is unknown.
 
     Raises:
-        ProtocolError: its version is not the one this release writes.
+        ProtocolError: its version is not the one that this release writes.
     """
     if not isinstance(record, Manifest | None) and record.version != RECORD_VERSION:
         raise ProtocolError(
@@ -407,7 +407,7 @@ def check_versions(path: StatePath, record: MetadataRecord | None) -> None:
 
 
 def claim_of(ref: StatePath, manifest: Manifest, now_micros: int) -> EpochRecord:
-    """The record that makes `manifest`, lying at `ref`, the owner of its epoch."""
+    """Return the record that makes `manifest` at `ref` the owner of its epoch."""
     return EpochRecord(
         pipeline=manifest.pipeline,
         job=manifest.job,
@@ -431,16 +431,16 @@ class Fenced:
 
 @dataclass(frozen=True, slots=True)
 class RaiseFence:
-    """The fence is older than this generation (a slow starter wrote it late): write it again."""
+    """The fence is older than this generation (a slow start wrote it late): write it again."""
 
 
 def fence_verdict(
     paths: JobPaths, mine: WorkerGeneration, facts: Facts
 ) -> Need | Fenced | RaiseFence | None:
-    """Decide whether worker generation `mine` is still the newest. None = it is; go on.
+    """Decide whether worker generation `mine` is still the newest; None = it is.
 
-    Numbers are taken without gaps, each by creating its generation manifest, so the next number's
-    manifest settles what a fence written out of order cannot.
+    Generation numbers are assigned without gaps, each by creating its generation manifest. If the
+    fence was written out of order, the manifest of the next number decides.
     """
     fence = _fact(facts, paths.current_generation, CurrentGeneration)
     if isinstance(fence, Need):
@@ -473,10 +473,10 @@ def _fact(facts: Facts, path: StatePath, kind: type[_R]) -> _R | Need | None:
 
 
 def expect_manifest_path(paths: JobPaths, ref: StatePath) -> ManifestAddress:
-    """Take a checkpoint reference apart; refuse one that is not a manifest of this job.
+    """Parse a checkpoint reference, and refuse one that is not a manifest of this job.
 
     Raises:
-        ProtocolError: it lies elsewhere.
+        ProtocolError: it is no manifest path, or of another job.
     """
     address = parse_manifest_path(ref)
     if address is None or address.paths != paths:

@@ -1,4 +1,4 @@
-"""Whether a job may go back to an older epoch, and what is given up for it.
+"""Whether a job may be rolled back to an older epoch, and what is given up for it.
 
 Source: arroyo-state.md 3.2, 3.3; docs/decisions/rollback.md.
 """
@@ -31,18 +31,18 @@ from arroyo_dagster.state.planning.restore.lineage import rolled_back
 UNREADABLE = "unreadable"
 _INVISIBLE = CheckpointState.INVISIBLE
 _BETWEEN_SERVICES = "from:"
-"""What begins the members of an offset that are services; see `sdf.topics.segments`."""
+"""Prefix of the keys in an offset that name another service; see `sdf.topics.segments`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochFacts:
-    """One epoch, or one manifest that owns none, as it was found.
+    """One epoch, or one manifest that owns none.
 
     Attributes:
-        owns: whether its number is its own: False for a manifest without an epoch record.
-        state: as shown to people; None if its metadata cannot be read.
+        owns: whether it owns its epoch; False for a manifest without an epoch record.
+        state: as displayed; None if its metadata cannot be read.
         checkpoint: None if its metadata cannot be read.
-        problem: why it cannot be restored, as far as metadata and a listing tell.
+        problem: why it cannot be restored, as far as metadata and a listing show; None if it can.
     """
 
     epoch: Epoch
@@ -68,15 +68,15 @@ class EpochFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RollbackFacts:
-    """What a rollback is planned from.
+    """The facts that a rollback is planned from.
 
     Attributes:
-        epochs: all that there are, ascending.
-        newest_number: the highest number that an epoch or a manifest has.
+        epochs: all existing ones, ascending.
+        newest_number: the highest number of an epoch or a manifest.
         worker_generation: the newest that was started; None in the legacy layout.
         at_rest: whether the run that wrote the newest epoch ended with it.
         siblings: the other jobs of the same pipeline.
-        kept_records: whether an SDF service keeps records of its topics beside its state.
+        kept_records: whether an SDF service stores records of its topics beside its state.
     """
 
     paths: JobPaths
@@ -89,18 +89,18 @@ class RollbackFacts:
 
 
 def choices(facts: RollbackFacts) -> list[Epoch]:
-    """The epochs that a rollback could restore, ascending."""
+    """Return the epochs that a rollback could restore, ascending."""
     return [
         one.epoch for one in facts.epochs if one.restorable and one.epoch != facts.newest_number
     ]
 
 
 def done_before(facts: RollbackFacts, epoch: Epoch) -> Epoch | None:
-    """The newest epoch that a rollback to `epoch` published, if the job goes on from it."""
+    """Return the newest epoch that a rollback to `epoch` published, if the job builds on it."""
     numbers = [one.epoch for one in facts.epochs if one.owns]
     restored = _restored(facts)
     left = rolled_back(_current(facts), numbers, restored)
-    # An epoch that follows a rollback without rows of its own names the one before it.
+    # An epoch without rows of its own after a rollback names its predecessor as restored.
     found = [by for by, to in restored.items() if to == epoch < by - 1 and by not in left]
     return max(found, default=None)
 
@@ -108,12 +108,13 @@ def done_before(facts: RollbackFacts, epoch: Epoch) -> Epoch | None:
 def make_plan(facts: RollbackFacts, epoch: Epoch) -> RollbackPlan:
     """Plan the rollback of a job to one of its epochs.
 
-    Rows are not counted, and no output is named: whoever can read footers and commit data adds it.
+    The plan has no row counts and no committed output; the caller, who reads footers and commit
+    data, adds them.
 
     Raises:
         NotFoundError: the job has no such epoch.
         FormatError: the epoch cannot be restored.
-        InputError: the epoch is the newest one, or the job is Arroyo's.
+        InputError: the epoch is the newest one, or the job is an Arroyo job.
         ProtocolError: its commit is not finished, or other services depend on the job.
     """
     _check_managed(facts, epoch)
@@ -141,10 +142,10 @@ def make_plan(facts: RollbackFacts, epoch: Epoch) -> RollbackPlan:
 
 
 def check_same(plan: RollbackPlan, fresh: RollbackPlan) -> None:
-    """Make sure that a plan made earlier still says what a rollback does.
+    """Check that a plan made earlier still describes what a rollback does.
 
     Raises:
-        ConflictError: an epoch was published, or has expired, since it was made.
+        ConflictError: an epoch was published, or has expired, since the plan was made.
     """
     before, now = (_identity(one) for one in (plan, fresh))
     if before != now:
@@ -159,9 +160,9 @@ def check_same(plan: RollbackPlan, fresh: RollbackPlan) -> None:
 
 
 def progress_after(target: Checkpoint) -> StreamProgress:
-    """The progress of the epoch that a rollback publishes: the offsets are those of `target`.
+    """Return the progress of the epoch that a rollback publishes, with the offsets of `target`.
 
-    No streaming query wrote it, so that any run goes on from its offsets, as with `--adopt`.
+    No streaming query wrote it, so that any query continues from its offsets, as with `--adopt`.
     """
     assert target.progress is not None
     return StreamProgress(
@@ -228,7 +229,7 @@ def _target(facts: RollbackFacts, epoch: Epoch) -> Checkpoint:
 
 
 def ranges(epochs: Sequence[Epoch]) -> str:
-    """Numbers as ranges: `1-4, 7`; `none` if there is none."""
+    """Format ascending numbers as ranges: `1-4, 7`; `none` if there are none."""
     parts: list[list[int]] = []
     for number in epochs:
         if parts and number == parts[-1][-1] + 1:
@@ -239,9 +240,9 @@ def ranges(epochs: Sequence[Epoch]) -> str:
 
 
 def _check_services(facts: RollbackFacts, offsets: Mapping[str, Any]) -> None:
-    """Refuse an SDF service that is not alone: the others would miss records, or get them twice.
+    """Refuse an SDF service with other services: they would miss records or read them twice.
 
-    Records of topics and pipes that are kept beside a state go once they have been taken.
+    Also refuse one with stored records of topics and pipes, which are deleted after they were read.
     """
     services = [one for one in offsets.values() if _is_service(one)]
     between = bool(facts.siblings) or any(_reads_services(one) for one in services)
@@ -275,7 +276,7 @@ def _reads_services(offset: Mapping[str, Any]) -> bool:
 
 
 def _given_up(facts: RollbackFacts, epoch: Epoch) -> list[EpochFacts]:
-    """What is current now, and what would become current, and will be neither."""
+    """Return the epochs that are or would become current, and will not be after the rollback."""
     numbers = [one.epoch for one in facts.epochs if one.owns]
     restored = _restored(facts)
     left = rolled_back(_current(facts), numbers, restored)
@@ -316,7 +317,7 @@ def _offsets(checkpoint: Checkpoint | None) -> dict[str, Any] | None:
 def committed_output(
     checkpoint: Checkpoint, names: Mapping[OperatorId, tuple[str, ...] | None]
 ) -> Iterator[CommittedOutput]:
-    """What an epoch's sinks have made visible, if its commit is done.
+    """Yield the output that an epoch's sinks have made visible, if its commit is done.
 
     Args:
         names: by operator, the names of the files; None where commit data does not name files.
@@ -352,5 +353,5 @@ def _warnings(facts: RollbackFacts, epoch: Epoch) -> Iterator[str]:
 
 
 def rollback_command(paths: JobPaths, epoch: Epoch | None) -> str:
-    """The command that goes back to an epoch; None: the one that lists those there are."""
+    """Return the command that rolls back to an epoch; None: the one that lists the epochs."""
     return f"arroyo-state rollback {paths.root}" + ("" if epoch is None else f" {epoch}")

@@ -1,12 +1,12 @@
-"""How the columns of an expiring table of our jobs may change from one epoch to the next.
+"""How the columns of an expiring table of a managed job may change from one epoch to the next.
 
-Columns may be added, dropped and widened. Files of older epochs stay as they are, and are read as
-what the table is now: an added column is null in them, a dropped one is left out, a widened one
-is cast. The table's stored schema notes since which epoch it is what it is, and since which each
-added column is there: a column dropped once and added again is another one, and its old values
-never come back.
+Columns may be added, dropped and widened. Files of older epochs stay unchanged and are read with
+the table's present columns: an added column is null in them, a dropped one is left out, a widened
+one is cast. The stored schema records the epoch in which the columns last changed, and the epoch
+in which each column was added. A column that was dropped and added again is a new column, whose old
+values are never read.
 
-All from the JSON form of schemas, so that anyone can ask without opening a file.
+All functions use the JSON form of schemas and open no file.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from arroyo_dagster.state.planning.restore.type_widening import bare, fits, type
 
 _NEVER = Epoch(0)
 _Name = tuple[str, int]
-"""A column by its name and by how many of that name come before it."""
+"""A column, identified by its name and the number of columns of that name before it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class TableColumn:
 
     Attributes:
         data_type: the JSON form of its Arrow type.
-        added_in: the epoch in which an older table got it; 0 = the table began with it.
+        added_in: the epoch in which it was added; 0 = when the table was created.
     """
 
     name: str
@@ -53,7 +53,7 @@ class TableColumn:
         return f"{self.name}: {type_text(self.data_type)}{'' if self.nullable else ' not null'}"
 
     def same(self, other: TableColumn) -> bool:
-        """Whether both hold the same, whenever they were added."""
+        """Return whether both have the same name, type and nullability."""
         mine = (self.name, bare(self.data_type), self.nullable)
         return mine == (other.name, bare(other.data_type), other.nullable)
 
@@ -66,7 +66,7 @@ _ROW_GENERATION = TableColumn(GENERATION_COLUMN, "UInt64", False)
 
 
 def columns_in(schema_json: str) -> tuple[TableColumn, ...]:
-    """The columns of a schema in its JSON form, which must be one (`codec.schema` reads it)."""
+    """Return the columns of a schema in JSON form, which `codec.schema` has validated."""
     return tuple(
         TableColumn(
             field["name"],
@@ -79,9 +79,9 @@ def columns_in(schema_json: str) -> tuple[TableColumn, ...]:
 
 
 def changed_in(schema: StoredSchema) -> Epoch:
-    """The epoch since which a table has its columns; files of older ones may have others.
+    """Return the epoch since which a table has its columns; older files may have others.
 
-    0 = it never had others, as all of Arroyo's tables.
+    0 = they never changed, as in all Arroyo jobs.
     """
     return _noted_epoch(json.loads(schema.arrow_schema).get("metadata"), CHANGED_IN)
 
@@ -96,11 +96,11 @@ def _noted_epoch(metadata: dict[str, str] | None, note: str) -> Epoch:
 
 @dataclass(frozen=True, slots=True)
 class Evolution:
-    """What becomes of a table's columns, in words.
+    """The changes of a table's columns, as text.
 
     Attributes:
-        changes: what is added, dropped, widened or moved; none if the columns are the same.
-        problems: why rows of the one cannot be read as the other; none if they can.
+        changes: added, dropped, widened or moved columns; empty if the columns are the same.
+        problems: why rows of the old columns cannot be read as the new ones; empty if they can.
     """
 
     changes: tuple[str, ...] = ()
@@ -108,11 +108,11 @@ class Evolution:
 
 
 def evolution(before: ExpiringTimeKeyConfig, now: ExpiringTimeKeyConfig) -> Evolution:
-    """Say what changes between two configurations of a table, and whether it may.
+    """Compare two configurations of a table, and check whether the change is allowed.
 
     Columns may be added (nullable, since older rows have no value), dropped, moved, made nullable,
-    and widened to a type that has every value of the old one (see `planning.widening`). Never
-    may `_timestamp`, a key column, which columns are keys, or the row generation.
+    and widened to a type that contains every value of the old one (see `type_widening`). These
+    never change: `_timestamp`, the key columns, which columns are keys, the row generation.
     """
     old, new = columns_in(before.schema.arrow_schema), columns_in(now.schema.arrow_schema)
     problems = list(_fixed_errors(before, now, old, new))
@@ -144,7 +144,7 @@ def _named(columns: Iterable[TableColumn]) -> list[_Name]:
 
 
 def _places(old: Sequence[TableColumn], new: Sequence[TableColumn]) -> list[int | None]:
-    """For each new column the place of the old one of its name; the n-th of a name is the n-th."""
+    """Return the index of each new column among the old ones, or None; twins match in order."""
     by_name = {name: place for place, name in enumerate(_named(old))}
     return [by_name.get(name) for name in _named(new)]
 
@@ -188,7 +188,7 @@ def _fixed_errors(
         ("routing key", was.hashed_indices, is_.hashed_indices),
     ):
         if not _same_keys(earlier, old, later, new):
-            # Rows lie with the subtask that owns the hash of the old keys, and are deleted by them.
+            # Rows are stored with, and deleted by, the hash of the old keys.
             was_keys, now_keys = _listed(earlier, old), _listed(later, new)
             yield f"the {role} was ({was_keys}) and is now ({now_keys}); keys never change"
 
@@ -222,10 +222,10 @@ def _listed(indices: tuple[int, ...] | None, columns: Sequence[TableColumn]) -> 
 def noted(
     before: ExpiringTimeKeyConfig, now: ExpiringTimeKeyConfig, epoch: Epoch
 ) -> ExpiringTimeKeyConfig:
-    """`now` as it is to be stored from `epoch` on, where the table was `before`.
+    """Return `now` with the notes to store from `epoch` on, where the table was `before`.
 
     Args:
-        epoch: the first that is written with the columns of `now`.
+        epoch: the first epoch that is written with the columns of `now`.
     """
     old, new = columns_in(before.schema.arrow_schema), columns_in(now.schema.arrow_schema)
     changed = len(old) != len(new) or not all(
@@ -253,11 +253,11 @@ def _with_note(metadata: dict[str, str], name: str, epoch: Epoch) -> dict[str, s
 
 @dataclass(frozen=True, slots=True)
 class FileReading:
-    """How a file is read as its table is now.
+    """How a data file is read with the present columns of its table.
 
     Attributes:
-        sources: for each column the operator sees, its place in the file; None = it is null.
-        problem: why the file is not one of the table; None if it is.
+        sources: for each column that the operator sees, its index in the file; None = it is null.
+        problem: why the file does not belong to the table; None if it does.
     """
 
     sources: tuple[int | None, ...] = ()
@@ -265,15 +265,16 @@ class FileReading:
 
 
 def how_to_read(config: ExpiringTimeKeyConfig, file_schema: str, epoch: Epoch) -> FileReading:
-    """Say how a data file gives rows of its table.
+    """Decide how a data file is read as rows of its table.
 
-    A file of an epoch in which the table had its present columns has exactly those, and then
-    `_key_hash` and `_operation`. An older one may have others, from which the present ones come.
+    If the table had its present columns in the file's epoch, the file has exactly these columns,
+    followed by `_key_hash` and `_operation` (before them `_generation` in a generational table).
+    An older file may have other columns, from which the present ones are derived.
 
     Args:
-        config: the table as metadata holds it, so with its notes.
-        file_schema: the JSON form of the whole schema of the file.
-        epoch: what the file's entry in metadata says (`TimeFile.epoch`).
+        config: the table's stored configuration, with its notes.
+        file_schema: the JSON form of the complete schema of the file.
+        epoch: the epoch of the file's entry in metadata (`TimeFile.epoch`).
     """
     wanted = columns_in(config.schema.arrow_schema)
     behind = (_ROW_GENERATION, *_BEHIND) if config.generational else _BEHIND

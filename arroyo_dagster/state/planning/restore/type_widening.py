@@ -1,11 +1,11 @@
-"""Which Arrow types hold every value of another, told from the JSON form that metadata has.
+"""Which Arrow types contain every value of another type, compared in their JSON form in metadata.
 
 From | To
 ---|---
-Int8, Int16, Int32, Int64 | a wider one of them; a float that has all its digits
+Int8, Int16, Int32, Int64 | a wider one of them; a float that represents all values exactly
 UInt8, UInt16, UInt32, UInt64 | a wider one of them, or a wider signed one; a float as above
 Float16, Float32 | a wider float
-Decimal128, Decimal256 | at least as many digits before the point, and behind it
+Decimal128, Decimal256 | at least as many digits before and after the decimal point
 Utf8, Binary, List | LargeUtf8, LargeBinary, LargeList
 FixedSizeBinary | Binary, LargeBinary
 Date32 | Date64
@@ -15,7 +15,7 @@ List, LargeList, FixedSizeList, Map | as before, its elements widened or made nu
 Struct | as before, its fields widened or made nullable; none added, dropped or moved
 Dictionary | as before, its indices wider
 
-Instants and durations do not widen: a finer unit reaches less far.
+Instants and durations do not widen: a finer unit has a smaller range.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _BITS = (8, 16, 32, 64)
 _SIGNED = {f"Int{bits}": bits for bits in _BITS}
 _UNSIGNED = {f"UInt{bits}": bits for bits in _BITS}
 _FLOATS = {"Float16": 11, "Float32": 24, "Float64": 53}
-"""How many binary digits a float holds exactly."""
+"""The number of binary digits that each float type represents exactly."""
 _LARGER = {"Utf8": "LargeUtf8", "Binary": "LargeBinary", "Date32": "Date64"}
 _UNITS = ("Second", "Millisecond", "Microsecond", "Nanosecond")
 _NOTES = frozenset({"metadata", "dict_id"})
 
 
 def bare(data_type: Any) -> Any:
-    """A type without what its values do not depend on: metadata, names inside lists and maps."""
+    """Return a type without its metadata and without the names inside lists and maps."""
     if isinstance(data_type, list):
         return [bare(part) for part in data_type]
     if not isinstance(data_type, dict):
@@ -52,7 +52,7 @@ def bare(data_type: Any) -> Any:
 
 
 def type_text(data_type: Any) -> str:
-    """A type in a few characters, for people."""
+    """Format a type as short text."""
     if isinstance(data_type, str):
         return data_type
     ((kind, inner),) = data_type.items()
@@ -76,7 +76,7 @@ def _inner_text(inner: Any) -> str:
 
 
 def fits(before: Any, now: Any) -> bool:
-    """Whether every value of the type `before` is one of the type `now`, unchanged."""
+    """Return whether the type `now` contains every value of the type `before`, unchanged."""
     if before == "Null" or bare(before) == bare(now):
         return True
     if isinstance(before, str):
@@ -94,7 +94,7 @@ def _number_fits(before: str, now: str) -> bool:
     if before in _FLOATS and now in _FLOATS:
         return _FLOATS[before] <= _FLOATS[now]
     if before in _SIGNED:
-        # The most negative value is a power of two: its one digit fits wherever the others do.
+        # The most negative value is a power of two, so it needs no more digits than the others.
         digits = _SIGNED[before] - 1
         return digits <= _SIGNED.get(now, 0) - 1 or digits <= _FLOATS.get(now, 0)
     if before in _UNSIGNED:

@@ -1,7 +1,7 @@
-"""What is noticed about checkpoints: files missing or broken.
+"""Findings about the files of checkpoints: missing or broken ones.
 
-The quick checks, from listings and footers. The modules `verify_*` beside this hold what
-`arroyo-state verify` looks at besides: every row, the records around an epoch, those before it.
+These are the quick checks, from listings and footers. The other modules of this package check what
+`arroyo-state verify` reads in addition: every row, the records of an epoch, and earlier epochs.
 """
 
 from __future__ import annotations
@@ -64,10 +64,10 @@ __all__ = [
 
 
 def files_exist(checkpoint: Checkpoint, present: Mapping[StatePath, int]) -> Verdict:
-    """Tell whether every data file that an epoch lists is there, and is not empty.
+    """Check that every data file that an epoch lists exists and is not empty.
 
     Args:
-        present: the files found, with their sizes in bytes; those of other epochs do no harm.
+        present: the existing files, with their sizes in bytes; may include files of other epochs.
     """
     findings: list[Finding] = []
     listed = _listed(checkpoint)
@@ -87,7 +87,7 @@ def _listed(checkpoint: Checkpoint) -> dict[StatePath, OperatorId]:
 
 @dataclass(frozen=True, slots=True)
 class ArrowColumn:
-    """A column of a data file, its type as Arrow spells it."""
+    """A column of a data file; `type` is the name that Arrow uses."""
 
     name: str
     type: str
@@ -103,13 +103,13 @@ OperatorTable = tuple[OperatorId, TableName]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredFile:
-    """What the footer of a data file says; read without its rows.
+    """The facts from the footer of a data file; its rows are not read.
 
     Attributes:
-        problem: why the footer does not decode; the rest is then unknown.
-        min_routing_key, max_routing_key: bounds of `_key_hash`; None where there are no statistics.
-        max_timestamp_micros: the largest `_timestamp`, floored; None likewise.
-        schema_json: its schema, in the form metadata has it; None for types that have none.
+        problem: why the footer does not decode; the rest is then unknown. None if it decodes.
+        min_routing_key, max_routing_key: bounds of `_key_hash`; None without statistics.
+        max_timestamp_micros: the largest `_timestamp`, floored; None without statistics.
+        schema_json: its schema in the JSON form of metadata; None for types that have no such form.
     """
 
     size_bytes: int
@@ -129,18 +129,18 @@ def reading_of(
     schema_json: str | None,
     listed: TimeFile | None,
 ) -> FileReading:
-    """Say how a data file gives rows of its table: as it is, or as one of an older epoch.
+    """Decide how a data file is read as rows of its table: as it is, or with older columns.
 
     Args:
-        forms: the columns it may have, one or several forms.
-        columns, schema_json: its own.
-        listed: what metadata says of it; None for a global keyed table.
+        forms: the columns that a file of the table may have, in one or several forms.
+        columns, schema_json: of the file.
+        listed: the file's entry in metadata; None for a global keyed table.
     """
     if columns in forms:
         return FileReading(tuple(range(len(columns))))
     expiring = config.config
-    # Types of tables that changed their columns are compared by what they hold. A table of Arroyo's
-    # never changes, and there a name inside a list decides whether it can be restored.
+    # Tables with changed columns compare types by the values they contain. Tables of Arroyo never
+    # change, and there a name inside a list decides whether a restore works.
     if (
         isinstance(expiring, ExpiringTimeKeyConfig)
         and listed is not None
@@ -159,16 +159,16 @@ def restorable(
     files: Mapping[StatePath, StoredFile],
     expected: Mapping[OperatorTable, Sequence[Columns]],
 ) -> Verdict:
-    """Tell whether a restore of this epoch would find everything it opens, as it expects it.
+    """Check that a restore of this epoch finds every file it opens, in the expected form.
 
-    The epoch is ready, or its commit is replayed first; every file that a subtask opens is there,
-    has a footer that decodes, has the columns of its table, and no row outside of the bounds by
+    The epoch is ready, or its commit is replayed first. Every file that a subtask opens exists, has
+    a footer that decodes and the columns of its table, and has no row outside of the bounds by
     which readers skip files.
 
     Args:
         plan: what the restore opens.
-        files: the facts of every file that is there.
-        expected: the columns a file of a table may have, one or several forms.
+        files: the facts of every existing file.
+        expected: the columns that a file of a table may have, in one or several forms.
     """
     findings = list(_state_findings(checkpoint))
     opened = {(read.operator, read.table, path): None for read in plan.reads for path in read.files}
@@ -199,7 +199,7 @@ def _state_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
 
 
 def config_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
-    """Tell tables without a configuration of their kind, and operators without a subtask."""
+    """Find tables without a configuration of their kind, and operators without a subtask."""
     for operator in checkpoint.operators:
         if operator.parallelism < 1:
             evidence = f"operator {operator.operator} has {operator.parallelism} subtasks"
@@ -242,7 +242,7 @@ def _file_findings(
 
 def _bound_findings(path: StatePath, stored: StoredFile, listed: TimeFile) -> Iterator[Finding]:
     low, high = stored.min_routing_key, stored.max_routing_key
-    # Wider bounds than the rows need only cost time; narrower ones hide rows from a restore.
+    # Bounds that are too wide only cost time; bounds that are too narrow hide rows from a restore.
     below = low is not None and low < listed.min_routing_key
     if below or (high is not None and high > listed.max_routing_key):
         evidence = (
@@ -261,11 +261,11 @@ def _bound_findings(path: StatePath, stored: StoredFile, listed: TimeFile) -> It
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """How much an epoch lists, in all and new since the epoch before it.
+    """The amount of data that an epoch lists, in total and new since the epoch before it.
 
     Attributes:
-        size_bytes, rows: None if a file is missing, broken or was not looked at.
-        new_files, new_size_bytes: None if the epoch before is not known.
+        size_bytes, rows: None if a file is missing or not inspected; `rows` also if one is broken.
+        new_files, new_size_bytes: None if the epoch before is unknown.
     """
 
     files: int
@@ -280,11 +280,11 @@ def figures(
     earlier: Collection[str] | None,
     files: Mapping[StatePath, StoredFile],
 ) -> Figures:
-    """Add up what an epoch lists.
+    """Add up the files that an epoch lists.
 
     Args:
-        earlier: the data files that the epoch before it lists; None = not known.
-        files: the facts of the files that were looked at.
+        earlier: the data files that the epoch before it lists; None = unknown.
+        files: the facts of the inspected files.
     """
     own = list(dict.fromkeys(checkpoint.paths))
     if earlier is None and checkpoint.epoch == 1:
@@ -310,10 +310,10 @@ def _size(paths: Sequence[StatePath], files: Mapping[StatePath, StoredFile]) -> 
 
 
 def effective(plan: CompactionPlan | RewritePlan, after: Forecast | None) -> Verdict:
-    """Tell whether a compaction did what was forecast of it.
+    """Check that a compaction reached its forecast.
 
     Args:
-        after: what a restore reads now; None where nothing was changed.
+        after: what a restore reads now; None if nothing was changed.
     """
     if after is None:
         return Verdict(findings=(), inspected=0)
@@ -338,10 +338,10 @@ def effective(plan: CompactionPlan | RewritePlan, after: Forecast | None) -> Ver
 
 
 def row_parity(merges: Sequence[MergeOutcome]) -> Verdict:
-    """Tell whether a restore would load of merged files what it would of their inputs.
+    """Check that a restore loads the same rows from merged files as from their inputs.
 
-    Not a comparison of row counts: the multisets of what is loaded are the same, and every row
-    that is in no output is accounted for.
+    Row counts are not sufficient: the multisets of the loaded rows must be equal, and every row
+    that is in no output must be accounted for.
     """
     findings = [
         error(

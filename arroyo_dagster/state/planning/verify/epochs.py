@@ -1,7 +1,7 @@
-"""What only several epochs together show.
+"""Findings that only several epochs together show.
 
-Files that a compaction lost, or listed twice, because it raced a barrier; names that are used
-again; merges that wait in vain.
+Files that a compaction lost or listed twice because it raced a barrier; file names that were used
+again; merges that no run will adopt.
 
 Source: crates/arroyo-worker/src/job_controller/checkpoint_state.rs (arroyo-state.md 9.6, 9.7).
 """
@@ -38,7 +38,7 @@ _ADD_AGAIN = "list a copy of it under a new name, or restore an epoch that lists
 
 
 def across_findings(history: Sequence[Checkpoint]) -> list[Finding]:
-    """Tell what went wrong from one epoch to the next, as far as the last one still suffers.
+    """Find what was lost from one epoch to the next and still affects the last one.
 
     Args:
         history: consecutive visible epochs, oldest first; the last is the one that is verified.
@@ -65,7 +65,7 @@ def _step_findings(before: Checkpoint, now: Checkpoint, last: Checkpoint) -> Ite
             continue
         for name, files in operator.tables.items():
             if name in after.tables and name not in after.configs:
-                continue  # told as the fault of the configuration
+                continue  # reported as a finding about the configuration
             if isinstance(files, ExpiringTimeKeyFiles):
                 lost = _lost_files(operator, after, name, files, now, last)
             else:
@@ -89,10 +89,10 @@ def _lost_files(
     known = {file.path for file in files.files}
     outputs = [file for file in present if file.path not in known and file.compaction_generation]
     kept = {file.path for file in present}
-    # A subtask ahead of the others drops a file by its own watermark.
+    # A subtask that is ahead of the others drops a file by its own watermark.
     cutoff = max(_cutoff(operator, name, at) for at in (after, last.operator(operator.operator)))
     entries = set(files.files)
-    # The same entry under another name: somebody listed a copy, or the name itself is damaged.
+    # The same entry under another name: a copy was listed, or the name itself is damaged.
     renamed = {replace(file, path=_ANY) for file in present if file not in entries}
     for file in files.files:
         if file.path in kept or file.max_timestamp_micros < cutoff or _merged_into(file, outputs):
@@ -113,9 +113,9 @@ def _cutoff(operator: OperatorCheckpoint, name: TableName, at: OperatorCheckpoin
 
 
 def _merged_into(file: TimeFile, outputs: Iterable[TimeFile]) -> bool:
-    """Whether `file` may be an input of one of them: older, of a lower level.
+    """Return whether `file` may be an input of one of the outputs: older, and of a lower level.
 
-    A merge is of the epoch of its newest input. What a late message drops is newer than that.
+    A merged file has the epoch of its newest input. A file that a late message drops is newer.
     """
     return any(
         file.compaction_generation < output.compaction_generation and file.epoch <= output.epoch
@@ -130,14 +130,14 @@ def _lost_pairs(
     if listed is None:
         yield now.ref, ": the table is gone"
         return
-    # Arroyo writes every pair at every epoch; jobs of ours carry files on until they are merged.
+    # Arroyo writes every pair at every epoch; managed jobs carry files forward until a merge.
     if now.progress is None:
         return
     known, kept = set(files.files), set(listed.paths)
     if any(is_compacted(path) and path not in known for path in listed.paths):
         return
     for place, path in enumerate(files.files):
-        # Another name in its place, of no file the epoch wrote, is told where that is looked for.
+        # A different name at its position, in no directory of this epoch, is reported elsewhere.
         renamed = (
             one
             for one in listed.paths[place : place + 1]
@@ -148,7 +148,7 @@ def _lost_pairs(
 
 
 def _own(checkpoint: Checkpoint, path: StatePath) -> bool:
-    """Whether the epoch itself wrote a file, by its directory."""
+    """Return whether the epoch itself wrote a file, judged by its directory."""
     return path.startswith(f"{checkpoint.ref.parent}/")
 
 
@@ -156,8 +156,10 @@ def _own(checkpoint: Checkpoint, path: StatePath) -> bool:
 
 
 def _doubled_findings(last: Checkpoint) -> Iterator[Finding]:
-    """Inputs beside the output of their merge. Arroyo merges all files of level 0 at once; jobs of
-    ours merge some and leave others, and never take over a merge in part."""
+    """Find inputs that are listed beside the output of their merge, in Arroyo jobs.
+
+    Arroyo merges all files of level 0 at once. Managed jobs merge only some of them, and never
+    adopt a merge in part."""
     if last.progress is not None:
         return
     for operator in last.operators:
@@ -178,15 +180,16 @@ def _doubled_findings(last: Checkpoint) -> Iterator[Finding]:
 
 
 def _reused_findings(history: Sequence[Checkpoint]) -> Iterator[Finding]:
-    """Files of an older run that the newest lists too, though it was not carried on between.
+    """Find files that the newest epoch and an older one list, but not every epoch between.
 
-    A cleanup then deletes them as the older run's: after a restart that ignored the state.
+    After a restart that ignored the state, file names are used again. A cleanup of the older epoch
+    then deletes them.
     """
     if history[-1].worker_generation is not None or history[-1].progress is not None:
         return
     wanted = set(history[-1].paths)
     for place, older in enumerate(history[:-2]):
-        # The keep set of a cleanup is what a later epoch lists.
+        # A cleanup keeps the files that a later epoch lists.
         between = history[place + 1 : -1]
         gone = {path for one in between for path in set(older.paths) & wanted - set(one.paths)}
         if gone:
@@ -200,7 +203,7 @@ def _reused_findings(history: Sequence[Checkpoint]) -> Iterator[Finding]:
             return
 
 
-# ---- merges that wait ----------------------------------------------------------------------------
+# ---- merges that were not adopted ----------------------------------------------------------------
 
 
 def waiting_findings(
@@ -208,12 +211,12 @@ def waiting_findings(
     present: Mapping[StatePath, int],
     listed: Iterable[StatePath],
 ) -> Iterator[Finding]:
-    """Tell compactions that nobody can take over.
+    """Find compactions that no run can adopt.
 
     Args:
-        records: what waits for the writer, by path; None for one that does not decode.
-        present: sizes of the files that are there.
-        listed: what the newest epoch lists.
+        records: the records that wait for the job's writer, by path; None if one does not decode.
+        present: sizes of the existing files.
+        listed: the files that the newest epoch lists.
     """
     known = set(listed)
     step = "delete the record and compact again; the job continues without it"

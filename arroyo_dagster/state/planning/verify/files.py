@@ -1,6 +1,6 @@
-"""What is wrong with one data file: is it there, readable, of its table, are its statistics true.
+"""Findings about one data file: missing, unreadable, of another table, or with wrong statistics.
 
-One damage gives one finding: what follows from a cause already told is not told again.
+One cause yields one finding: consequences of a reported cause are not reported.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ _BATCH_ROWS = 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Footer:
-    """What the footer of a data file says.
+    """The facts from the footer of a data file.
 
     Attributes:
-        row_groups: the rows of each.
-        schema_json: its schema, in the form metadata has it; None for types that have none.
-        state_version: of a global keyed table's values; 0 where it is not said.
+        row_groups: the number of rows in each row group.
+        schema_json: its schema in the JSON form of metadata; None for types that have no such form.
+        state_version: of a global keyed table's values; 0 if the footer has none.
         min_routing_key, max_routing_key, max_timestamp_micros: its statistics; None without.
     """
 
@@ -58,22 +58,23 @@ class Footer:
 
     @property
     def batches(self) -> int:
-        """In how many record batches Arroyo reads the file."""
+        """The number of record batches in which Arroyo reads the file."""
         return sum(-(-rows // _BATCH_ROWS) for rows in self.row_groups)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowScan:
-    """What all rows of a data file say; None, or 0, where the level does not look.
+    """The facts from all rows of a data file; None or 0 for what the level does not check.
 
     Attributes:
         min_timestamp_micros, max_timestamp_micros: of the rows that have a time; floored.
-        live: of the rows not older than the cutoff: how many each subtask owns, by `_key_hash`.
-        strange_hashes: rows whose `_key_hash` is not that of their key columns.
-        strange_operations: rows whose `_operation` the readers of the job do not know.
+        live: for each subtask the number of rows it owns, by `_key_hash`, that are not older than
+            the cutoff.
+        strange_hashes: rows whose `_key_hash` is not the hash of their key columns.
+        strange_operations: rows with an `_operation` that the readers of the job do not know.
         unordered: keys of a global keyed table that are not greater than the one before.
-        undecodable: why a value does not decode; of the first one.
-        unknown: why values were not decoded; not looked at otherwise.
+        undecodable: why a value does not decode, for the first such value.
+        unknown: why values were not decoded, if they should have been.
         unhashed: why routing keys were not recomputed.
     """
 
@@ -93,11 +94,11 @@ class RowScan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileFacts:
-    """What is known of a data file that is there, as far as the level looks.
+    """The facts of an existing data file, as far as the level reads it.
 
     Attributes:
         problem: why it does not decode; the rest is then unknown.
-        rows: None also where the columns are not those of the table.
+        rows: None also if the columns are not those of the table.
     """
 
     size_bytes: int
@@ -108,12 +109,12 @@ class FileFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListedFile:
-    """A data file in the list of a table.
+    """A data file that a table lists.
 
     Attributes:
-        forms: the columns it may have, one or several forms.
-        bounds: what metadata says of a file of an expiring table; None of other tables.
-        opened: whether a restore opens it; one that has expired is not.
+        forms: the columns that it may have, in one or several forms.
+        bounds: the metadata entry of a file of an expiring table; None in other tables.
+        opened: whether a restore opens it; an expired file is not opened.
     """
 
     path: StatePath
@@ -125,7 +126,7 @@ class ListedFile:
     managed: bool
 
     def reading(self, footer: Footer) -> FileReading:
-        """How the file gives rows of its table."""
+        """Decide how the file is read as rows of its table."""
         return reading_of(self.config, self.forms, footer.columns, footer.schema_json, self.bounds)
 
 
@@ -135,10 +136,10 @@ class ListedFile:
 def list_findings(
     checkpoint: Checkpoint, job_root: StatePath, present: Container[StatePath]
 ) -> Iterator[Finding]:
-    """Tell files that an epoch lists twice, and those that lie outside of their job.
+    """Find files that an epoch lists twice, and files that lie outside of their job.
 
     Args:
-        present: the files that are there; others are told as missing.
+        present: the existing files; missing ones are reported by another check.
     """
     seen: dict[StatePath, str] = {}
     for operator in checkpoint.operators:
@@ -166,10 +167,10 @@ def _twice(path: StatePath, before: str, now: str, expiring: bool) -> Finding:
 
 
 def file_findings(listed: ListedFile, found: FileFacts | None) -> Iterator[Finding]:
-    """Tell what is wrong with one data file, as far as its facts go.
+    """Find what is wrong with one data file, as far as its facts show.
 
     Args:
-        found: None if it is not there.
+        found: its facts; None if it is missing.
     """
     if found is None:
         evidence = f"listed by {listed.operator}.{listed.config.table}, but missing"
@@ -202,8 +203,8 @@ def _of_footer(listed: ListedFile, footer: Footer, rows: RowScan | None) -> Iter
 def _version_findings(listed: ListedFile, footer: Footer) -> Iterator[Finding]:
     wanted, found = listed.config.state_version, footer.state_version
     if not isinstance(listed.config.config, GlobalKeyedConfig) or wanted == 0:
-        return  # a plain view ignores the version
-    # Arroyo takes one step, jobs of ours as many as it needs; neither goes back.
+        return  # a table without a state version ignores the version of its files
+    # Arroyo migrates by one version, managed jobs by any number; neither migrates backwards.
     oldest = 0 if listed.managed else wanted - 1
     if footer.rows and not oldest <= found <= wanted:
         evidence = f"its values are of state version {found}; the operator reads {wanted}"
@@ -222,7 +223,7 @@ def _of_rows(listed: ListedFile, footer: Footer, rows: RowScan) -> Iterator[Find
         yield error("routing-key-wrong", listed.path, evidence, KEEP_AND_REPORT)
     else:
         wrong = list(_bound_findings(listed, rows))
-        # Rows that changed contradict the list and the footer alike.
+        # Rows outside of the listed bounds would contradict the footer as well: one finding.
         yield from wrong or _statistics(listed.path, footer, rows)
     yield from _value_findings(listed, rows)
 
@@ -239,7 +240,7 @@ def _key_bounds(path: StatePath, listed: TimeFile, rows: RowScan) -> Iterator[Fi
         return
     said = (listed.min_routing_key, listed.max_routing_key)
     evidence = f"has routing keys {low} to {high}, listed as {said[0]} to {said[1]}"
-    # Wider bounds than the rows need only cost time; narrower ones hide rows from a restore.
+    # Bounds that are too wide only cost time; bounds that are too narrow hide rows from a restore.
     if low < said[0] or high > said[1]:
         evidence += ": some subtasks would not open it"
         yield error("routing-keys-outside", path, evidence, REBUILD)
@@ -262,7 +263,7 @@ def _time_bounds(path: StatePath, listed: TimeFile, rows: RowScan) -> Iterator[F
 
 
 def _statistics(path: StatePath, footer: Footer, rows: RowScan) -> Iterator[Finding]:
-    """Bounds in the footer narrower than the rows: readers skip row groups by them."""
+    """Find bounds in the footer that exclude rows: readers skip row groups by them."""
     pairs = (
         ("routing keys from", footer.min_routing_key, rows.min_routing_key, -1),
         ("routing keys up to", footer.max_routing_key, rows.max_routing_key, 1),

@@ -1,7 +1,7 @@
-"""What is noticed, as values: findings, and the verdicts they add up to.
+"""Findings and verdicts, the results of checks.
 
-Every check is one pure function from facts that somebody else has gathered to findings. A verdict
-with no error passes; each finding says what to do.
+Every check is a pure function from facts that its caller has read to findings. A verdict passes if
+it has no error; each finding has a next step.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ ANOTHER_EPOCH = "choose another epoch; `arroyo-state epochs` lists them"
 
 
 class Severity(enum.Enum):
-    """What a finding means for a run that depends on what was checked."""
+    """The consequence of a finding for a job that depends on the checked object."""
 
     ERROR = "error"
     """The job must not continue."""
@@ -30,13 +30,13 @@ class Severity(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One thing noticed.
+    """One result of a check.
 
     Attributes:
-        code: what kind of thing, the same in every release (`file-missing`…).
+        code: the kind of finding, the same in every release (`file-missing`…).
         object: the path or the job concerned.
-        evidence: what was found, and what was expected where that says more.
-        next_step: what the reader should do now.
+        evidence: what was found, and what was expected if that adds information.
+        next_step: what the user should do now.
     """
 
     severity: Severity
@@ -51,11 +51,11 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """The answer of one check.
+    """The result of one check.
 
     Attributes:
-        findings: in the order of what was looked at, of every severity.
-        inspected: how many files, or jobs, were looked at: a pass over nothing is no proof.
+        findings: of every severity, in the order of the checked objects.
+        inspected: the number of files or jobs checked; with 0 a pass proves nothing.
     """
 
     findings: tuple[Finding, ...] = ()
@@ -63,17 +63,17 @@ class Verdict:
 
     @property
     def passed(self) -> bool:
-        """Whether nothing found is an error."""
+        """Whether no finding is an error."""
         return not self.errors
 
     @property
     def errors(self) -> tuple[Finding, ...]:
-        """The findings that must stop whoever depends on this."""
+        """The findings for which the job must not continue."""
         return tuple(one for one in self.findings if one.severity is Severity.ERROR)
 
 
 def merged(verdicts: Iterable[Verdict]) -> Verdict:
-    """One verdict over several objects: it passes if each does."""
+    """Combine verdicts over several objects into one, which passes if each of them does."""
     all_of_them = list(verdicts)
     return Verdict(
         findings=tuple(finding for verdict in all_of_them for finding in verdict.findings),
@@ -82,33 +82,33 @@ def merged(verdicts: Iterable[Verdict]) -> Verdict:
 
 
 def unreadable(at: str, problem: str) -> Verdict:
-    """The verdict on what cannot even be read."""
+    """Return the verdict on an object that cannot be read."""
     return Verdict(
         findings=(error("metadata-unreadable", at, problem, ANOTHER_EPOCH),), inspected=1
     )
 
 
 def error(code: str, at: str, evidence: str, next_step: str) -> Finding:
-    """A finding that must stop whoever depends on what was checked."""
+    """Return a finding for which the job must not continue."""
     return Finding(
         severity=Severity.ERROR, code=code, object=at, evidence=evidence, next_step=next_step
     )
 
 
 def warning(code: str, at: str, evidence: str, next_step: str) -> Finding:
-    """A finding that somebody should look at."""
+    """Return a finding that a person should check."""
     return Finding(
         severity=Severity.WARNING, code=code, object=at, evidence=evidence, next_step=next_step
     )
 
 
 def note(code: str, at: str, evidence: str, next_step: str) -> Finding:
-    """A finding that says what was not looked at, or what costs time only."""
+    """Return a finding about something that was not checked or only costs time."""
     return Finding(
         severity=Severity.NOTE, code=code, object=at, evidence=evidence, next_step=next_step
     )
 
 
 def either(is_error: bool, code: str, at: str, evidence: str, next_step: str) -> Finding:
-    """An error, or else a warning."""
+    """Return an error if `is_error`, otherwise a warning."""
     return (error if is_error else warning)(code, at, evidence, next_step)

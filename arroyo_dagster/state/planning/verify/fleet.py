@@ -1,5 +1,5 @@
-"""What is noticed about the jobs of a deployment: which stand still, vanished, failed or were
-never checked.
+"""Findings about the jobs of a deployment: which stand still, vanished, failed or were never
+checked.
 
 Pure functions from facts to one verdict over all jobs, with a line for each of them.
 """
@@ -25,17 +25,17 @@ CHECK_ROOT = "check the checkpoint URL, the store and its credentials"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobAge:
-    """How a job stands, as far as its newest epoch and the job directory tell.
+    """The age and status of a job, from its newest epoch and the job directory.
 
     Attributes:
         job: the root of its paths.
         finished_micros: when its newest epoch was finished; None without an epoch.
-        at_rest: it stopped with a checkpoint and was not started since.
-        epochs, files: how many epochs it has, and files the newest lists.
-        problem: why its newest epoch cannot be read.
-        condition: what Arroyo or the user says it is doing.
-        source: who says so, or why nobody does; None if nobody was asked.
-        failure: why it failed, in Arroyo's words.
+        at_rest: whether it stopped with a checkpoint and was not started since.
+        epochs, files: the number of its epochs, and of files that the newest lists.
+        problem: why its newest epoch cannot be read; None if it can.
+        condition: its status as Arroyo or the user reports it.
+        source: which source reported the status, or why none did; None without a source.
+        failure: why it failed, as Arroyo reports it.
     """
 
     job: str
@@ -55,7 +55,7 @@ class JobAge:
 
     @property
     def resting(self) -> str | None:
-        """In which way the job is at rest on purpose; None if it is not, or nobody knows."""
+        """How the job was stopped on purpose; None if it was not, or that is unknown."""
         if self.condition in _RESTING:
             return _RESTING[self.condition]
         unknown = self.condition is JobCondition.UNKNOWN
@@ -64,10 +64,10 @@ class JobAge:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GoneJob:
-    """A job that was there and is not.
+    """A job that existed and no longer exists.
 
     Attributes:
-        epoch: the last one that is known of; None if none is.
+        epoch: its last known epoch; None if none is known.
     """
 
     job: str
@@ -79,8 +79,8 @@ class CheckedJob:
     """The last verdict of one check on one job.
 
     Attributes:
-        epoch: the one that was looked at; None if there was none.
-        at_micros: when.
+        epoch: the checked epoch; None if the job had none.
+        at_micros: the time of the check.
     """
 
     job: str
@@ -91,13 +91,13 @@ class CheckedJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobLine:
-    """What a check over all jobs says of one of them.
+    """The result of a check over all jobs for one of them.
 
     Attributes:
-        label: its verdict in a word or two.
-        epoch: the newest, or the one that was looked at.
+        label: its verdict in one to three words.
+        epoch: the newest or the checked epoch.
         at_micros: when the job was checked, or when its newest epoch was finished.
-        finding: the worst that was found; None = nothing.
+        finding: the most severe finding; None = none.
     """
 
     job: str
@@ -109,11 +109,11 @@ class JobLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetVerdict:
-    """The answer of one check over all jobs.
+    """The result of one check over all jobs.
 
     Attributes:
-        lines: one a job; those with an error first, then those with a warning.
-        trouble: what is wrong with the root itself.
+        lines: one per job; those with an error first, then those with a warning.
+        trouble: the finding about the root itself, if any.
     """
 
     lines: tuple[JobLine, ...] = ()
@@ -126,7 +126,7 @@ class FleetVerdict:
 
     @property
     def verdict(self) -> Verdict:
-        """The same as findings: passed only if some job was looked at."""
+        """The verdict with all findings; `inspected` is the number of jobs."""
         found = [self.trouble, *(line.finding for line in self.lines)]
         findings = tuple(one for one in found if one is not None)
         return Verdict(findings=findings, inspected=len(self.lines))
@@ -150,7 +150,7 @@ class FleetVerdict:
 
 
 def _beside(job: str, finding: Finding) -> str:
-    """A finding without the job's name where that is said already."""
+    """Format a finding, without its object if that is the job."""
     if finding.object != job:
         return str(finding)
     return f"{finding.evidence} ({finding.code}). Next: {finding.next_step}"
@@ -167,14 +167,14 @@ def every_job_checked(
     root: Finding | None,
     forget: str,
 ) -> FleetVerdict:
-    """Put together the last verdicts of one check on every job.
+    """Combine the last verdicts of one check on every job.
 
     Args:
-        jobs: the jobs there are.
-        checked: the last verdict of each that was ever checked.
-        gone: the jobs that were there, are not, and that nobody acknowledged.
-        root: what is wrong with the root, as `root_finding` says.
-        forget: the command that acknowledges a vanished job, JOB standing for its name.
+        jobs: the existing jobs.
+        checked: the last verdict of each job that was ever checked.
+        gone: the jobs that existed, no longer exist, and have not been acknowledged.
+        root: the finding about the root, from `root_finding`.
+        forget: the command that acknowledges a vanished job, with JOB in place of its name.
     """
     lines = [_checked_line(job, checked.get(job)) for job in jobs]
     return _fleet(lines, gone, root, forget)
@@ -205,7 +205,7 @@ def fleet_recent(
     now_micros: int,
     limit_micros: int,
 ) -> FleetVerdict:
-    """Tell which jobs stand still, failed or vanished; arguments as `every_job_checked`."""
+    """Find the jobs that stand still, failed or vanished; arguments as in `every_job_checked`."""
     lines = [_recent_line(job, now_micros, limit_micros) for job in jobs]
     return _fleet(lines, gone, root, forget)
 
@@ -218,10 +218,10 @@ def _recent_line(job: JobAge, now_micros: int, limit_micros: int) -> JobLine:
 
 
 def every_job_recent(jobs: Sequence[JobAge], *, now_micros: int, limit_micros: int) -> Verdict:
-    """Tell which jobs stand still: no newer epoch for longer than the limit, though not at rest.
+    """Find the jobs that stand still: no new epoch for longer than the limit, and not at rest.
 
-    Whether a job of Arroyo's was stopped on purpose cannot be told from its state: unless the job
-    directory says that it failed, these are warnings.
+    The state of an Arroyo job does not show whether it was stopped on purpose, so these findings
+    are warnings. A newest epoch that cannot be read is an error.
     """
     found = [_recency(job, job.age_micros(now_micros), limit_micros)[1] for job in jobs]
     return Verdict(findings=tuple(one for one in found if one is not None), inspected=len(jobs))
@@ -264,16 +264,16 @@ def _recency(job: JobAge, age_micros: int | None, limit_micros: int) -> tuple[st
     return "stands still", warning("job-stands-still", job.job, evidence, step)
 
 
-# ---- what all of them share ----------------------------------------------------------------------
+# ---- shared by all checks ------------------------------------------------------------------------
 
 
 def root_finding(url: str, known: int, problem: str | None, jobs: int) -> Finding | None:
-    """Say what is wrong with the root: it is not there, or holds no job.
+    """Return the finding about the root, if it cannot be listed or contains no job.
 
     Args:
-        known: how many jobs are known to have been there.
+        known: the number of jobs that are known to have existed.
         problem: why the root cannot be listed; None if it can.
-        jobs: how many jobs there are.
+        jobs: the number of existing jobs.
     """
     if problem is None and jobs:
         return None

@@ -1,4 +1,4 @@
-"""The objects of an epoch in the legacy layout, and what Arroyo's cleanup needs of those before it.
+"""The objects of an epoch in the legacy layout, and earlier ones that Arroyo's cleanup needs.
 
 Source: crates/arroyo-state/src/parquet.rs, `cleanup_operator` (arroyo-state.md 9.4 and 9.6).
 """
@@ -29,13 +29,13 @@ from arroyo_dagster.state.planning.verify.records import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LegacyFacts(MetadataFacts):
-    """As `MetadataFacts`, for the legacy layout.
+    """Like `MetadataFacts`, for the legacy layout.
 
     Attributes:
-        min_epoch: the oldest epoch that a cleanup has left, as the newest epoch says.
-        unfinished: directories later than every visible epoch that hold metadata of operators.
-        committed: whether our own note says that the commit of the epoch is done; None: no commit,
-            or Arroyo's, which keeps that in its database.
+        min_epoch: the oldest epoch that a cleanup has kept, according to the newest epoch.
+        unfinished: directories later than every visible epoch that contain operator metadata.
+        committed: whether this package's commit note of the epoch exists; None if nothing is
+            committed, or for an Arroyo job, whose database records commits.
     """
 
     min_epoch: Epoch
@@ -44,7 +44,7 @@ class LegacyFacts(MetadataFacts):
 
 
 def legacy_findings(facts: LegacyFacts) -> list[Finding]:
-    """Tell what is wrong with the objects of an epoch, and of those a cleanup reads."""
+    """Find what is wrong with the objects of an epoch, and with those that a cleanup reads."""
     found = list(_epoch_findings(facts))
     found += _trap_findings(facts)
     for epoch in facts.unfinished:
@@ -114,7 +114,7 @@ def _lost_operators(
     for name in head.operators:
         path = facts.paths.operator_metadata(name, epoch)
         if facts.objects.get(facts.paths.operator_metadata(name, facts.epoch)) is None:
-            continue  # told as missing where it matters more
+            continue  # reported as missing in the verified epoch, where it is an error
         if path in facts.objects and facts.get(path, OperatorCheckpoint) is None:
             yield path
 

@@ -1,6 +1,6 @@
 """Chain, ownership and commit of an epoch in the protocol layout, and what the next start restores.
 
-An epoch needs itself and its direct parent; what is wrong further back is a warning.
+A restore needs the epoch and its direct parent; problems in earlier epochs are warnings.
 
 Source: crates/arroyo-state-protocol/src/{state,resolve,workflow}.rs (arroyo-state.md 3).
 """
@@ -44,12 +44,12 @@ NextStart = recovery.Resolved
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProtocolFacts(MetadataFacts):
-    """As `MetadataFacts`, for the protocol layout.
+    """Like `MetadataFacts`, for the protocol layout.
 
     Attributes:
         generations: the worker generations that have a directory, ascending.
         next_start: what the next start would restore; a text if the objects contradict each other;
-            None if that was not asked, or needs an object that does not decode.
+            None if not requested, or if it depends on an object that does not decode.
     """
 
     generations: tuple[WorkerGeneration, ...]
@@ -57,7 +57,7 @@ class ProtocolFacts(MetadataFacts):
 
 
 def protocol_findings(facts: ProtocolFacts) -> list[Finding]:
-    """Tell what is wrong with the objects around an epoch."""
+    """Find what is wrong with the objects around an epoch."""
     parent = _parent_epoch(facts)
     found = [
         finding
@@ -66,14 +66,14 @@ def protocol_findings(facts: ProtocolFacts) -> list[Finding]:
     ]
     found += _fence_findings(facts)
     found += _generation_findings(facts)
-    # An error told above is the cause of whatever the next start would do.
+    # An error reported above is the cause of what the next start would do.
     if not any(one.severity is Severity.ERROR for one in found):
         found += _start_findings(facts)
     return found
 
 
 def head_of(facts: MetadataFacts) -> tuple[StatePath, Manifest] | None:
-    """The manifest that owns the verified epoch, and its path; None if it cannot be told."""
+    """Return the path and manifest of the verified epoch's owner; None if they cannot be read."""
     record = facts.get(facts.paths.epoch_record(facts.epoch), EpochRecord)
     if record is None:
         return None
@@ -82,7 +82,7 @@ def head_of(facts: MetadataFacts) -> tuple[StatePath, Manifest] | None:
 
 
 def _parent_epoch(facts: MetadataFacts) -> Epoch | None:
-    """The parent's epoch, if record and manifest agree on it."""
+    """Return the parent's epoch, if record and manifest agree on it."""
     head = head_of(facts)
     record = facts.get(facts.paths.epoch_record(facts.epoch), EpochRecord)
     if head is None or record is None or head[1].parent_ref is None:
@@ -94,7 +94,7 @@ def _parent_epoch(facts: MetadataFacts) -> Epoch | None:
 
 
 def _expected_epochs(facts: MetadataFacts, parent: Epoch | None) -> list[Epoch]:
-    """The epochs that have a record, the parent, and the one before each: gaps show there."""
+    """Return the epochs with a record, the parent, and the number before each, to find gaps."""
     oldest = min(facts.epochs, default=facts.epoch)
     before = (Epoch(epoch - 1) for epoch in facts.epochs if epoch > oldest)
     found = {*facts.epochs, *before, facts.epoch, *([] if parent is None else [parent])}
@@ -108,7 +108,7 @@ def _epoch_findings(facts: MetadataFacts, epoch: Epoch, *, critical: bool) -> It
     path = facts.paths.epoch_record(epoch)
     record = facts.objects.get(path)
     if record is None and epoch < min(facts.epochs, default=epoch) and not facts.newest:
-        # Nothing restores an older epoch by itself; whoever does meets the rule for parents.
+        # An older epoch is restored only on request, where the rule for parents is checked.
         evidence = f"epoch {epoch}, the parent of epoch {facts.epoch}, has expired"
         step = "nothing, to read it; a start from it would be refused"
         yield note("parent-expired", path, evidence, step)
@@ -199,7 +199,7 @@ def _commit_findings(
     facts: MetadataFacts, ref: StatePath, manifest: Manifest, *, critical: bool
 ) -> Iterator[Finding]:
     tables = merged_needs_commit({one.operator: one for one in manifest.operators})
-    # An epoch of our compactor has nothing to commit, though its tables are such as commit.
+    # An epoch of a compaction has nothing to commit, even if its tables commit in two phases.
     if tables != manifest.needs_commit and not facts.managed:
         evidence = f"has needs_commit = {manifest.needs_commit}, but its tables imply {tables}"
         yield either(critical, "commit-flag", ref, evidence, KEEP_AND_REPORT)
@@ -265,7 +265,7 @@ def _generation_findings(facts: ProtocolFacts) -> Iterator[Finding]:
     for number in facts.generations:
         path = facts.paths.generation_manifest(number)
         found = facts.objects.get(path)
-        # A start looks at the newest first, and further only while it finds nothing.
+        # A start reads the newest manifest first, and an older one only if it finds nothing.
         critical = facts.newest and head is not None and number >= head[1].worker_generation
         if isinstance(found, Unreadable):
             yield unreadable_finding(path, found, critical=critical)
@@ -323,7 +323,7 @@ def _lost_head(
 
 
 def _hint_findings(facts: ProtocolFacts, ref: StatePath, head: Manifest) -> Iterator[Finding]:
-    """A hint that this start does not need: a start of ours follows the records."""
+    """Find a stale hint that the next start does not use: managed jobs follow the records."""
     path = facts.paths.generation_manifest(head.worker_generation)
     fence = facts.get(facts.paths.current_generation, CurrentGeneration)
     found = facts.get(path, GenerationManifest)

@@ -1,4 +1,4 @@
-"""What the findings about metadata objects have in common: what was read, and whose it is."""
+"""What the findings about metadata objects have in common: the objects read, and their identity."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NO_STATE_LOST = "no state is lost by it; find out what wrote it"
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """An object that is there and does not decode."""
+    """An object that exists and does not decode."""
 
     problem: str
 
@@ -57,13 +57,14 @@ class MetadataFacts:
     """The metadata around one epoch of a job.
 
     Attributes:
-        epoch: the one that is verified.
-        newest: whether no later one is visible.
-        epochs: the visible ones looked at, ascending; none later than `epoch`.
-        objects: everything that was read: None = not there. What was not read is no key.
-        managed: whether a job of ours wrote it.
-        rollbacks: the epochs that rollbacks published, each with the one that it restored. What
-            lies between the two is no ancestor of `epoch`.
+        epoch: the verified epoch.
+        newest: whether no later epoch is visible.
+        epochs: the visible epochs that were read, ascending; none later than `epoch`.
+        objects: every object that was requested; None = it does not exist. Objects that were not
+            requested have no key.
+        managed: whether a managed job wrote it.
+        rollbacks: the epochs that rollbacks published, each with the epoch that it restored. Epochs
+            between the two are no ancestors of `epoch`.
     """
 
     paths: JobPaths
@@ -75,11 +76,11 @@ class MetadataFacts:
     rollbacks: Mapping[Epoch, Epoch] = field(default_factory=dict)
 
     def rolled_back(self, epoch: Epoch) -> bool:
-        """Whether a rollback went back behind this number."""
+        """Return whether a rollback has removed this number from the chain of epochs."""
         return any(restored < epoch < by for by, restored in self.rollbacks.items())
 
     def get(self, path: StatePath, kind: type[_T]) -> _T | None:
-        """The object, if it is there and decodes."""
+        """Return the object, if it exists and decodes."""
         found = self.objects.get(path)
         return found if isinstance(found, kind) else None
 
@@ -87,10 +88,10 @@ class MetadataFacts:
 def identity_findings(
     path: StatePath, expected: Mapping[str, object], found: object, *, critical: bool
 ) -> Iterator[Finding]:
-    """Tell an object whose fields say that it belongs elsewhere.
+    """Find an object whose fields say that it belongs elsewhere.
 
     Args:
-        expected: what the object's path says of it, by field.
+        expected: the values that follow from the object's path, by field.
         critical: whether the epoch cannot be restored without it.
     """
     wrong = [
@@ -105,13 +106,13 @@ def identity_findings(
 
 
 def unreadable_finding(path: StatePath, found: Unreadable, *, critical: bool) -> Finding:
-    """Tell an object that does not decode."""
+    """Return the finding about an object that does not decode."""
     step = KEEP_AND_REPORT if critical else NO_STATE_LOST
     return either(critical, "metadata-unreadable", path, found.problem, step)
 
 
 def version_findings(path: StatePath, version: int) -> Iterator[Finding]:
-    """Tell a record of another version: it may mean something else."""
+    """Find a record of another version, whose meaning may differ."""
     if version != RECORD_VERSION:
         evidence = f"is of version {version}, read as version {RECORD_VERSION}"
         step = "use a release of arroyo-dagster that knows this version"

@@ -1,5 +1,5 @@
-"""A restore, simulated: what each subtask opens, whether every row finds its owner, and what Arroyo
-itself would lose."""
+"""A simulated restore: what each subtask opens, whether each row is loaded by its owner, and which
+rows Arroyo would lose."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ Files = Mapping[StatePath, FileFacts]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubtaskRestore:
-    """What the restore of one table costs one subtask.
+    """The cost of restoring one table for one subtask.
 
     Attributes:
         size_bytes: of the files opened.
-        rows: that it keeps, as stored: in its key range, not older than the cutoff; of a global
-            keyed table all. None if a file of them could not be read.
-        requests: reads of the store, at least: the size and the footer of each file, then a read
-            for each row group.
+        rows: the stored rows that it keeps: those in its key range that are not older than the
+            cutoff; all rows of a global keyed table. None if one of the files could not be read.
+        requests: the minimum number of reads of the store: the size and the footer of each file,
+            and one read for each row group.
     """
 
     operator: OperatorId
@@ -39,7 +39,7 @@ class SubtaskRestore:
 
 
 def subtask_restores(plan: RestorePlan, files: Files) -> tuple[SubtaskRestore, ...]:
-    """Say what each subtask opens, reads and keeps, in the order of the plan."""
+    """Compute what each subtask opens, reads and keeps, in the order of the plan."""
     return tuple(
         SubtaskRestore(
             operator=read.operator,
@@ -72,10 +72,10 @@ def _requests(found: FileFacts | None) -> int:
 
 
 def owner_findings(plan: RestorePlan, files: Files, reported: Collection[str]) -> Iterator[Finding]:
-    """Tell rows that no subtask, or not the one that owns them, would load.
+    """Find rows whose owning subtask would not open their file.
 
     Args:
-        reported: the files of which something is said already.
+        reported: the files that already have a finding.
     """
     opens = {(read.operator, read.table, read.subtask): set(read.files) for read in plan.reads}
     listed = {
@@ -98,10 +98,10 @@ def owner_findings(plan: RestorePlan, files: Files, reported: Collection[str]) -
 
 
 def unkeyed_findings(checkpoint: Checkpoint, files: Files) -> Iterator[Finding]:
-    """Tell un-keyed updating aggregates of which Arroyo would restore a part only.
+    """Find un-keyed updating aggregates of which Arroyo would restore only a part.
 
     Source: crates/arroyo-worker/src/arrow/incremental_aggregator.rs (arroyo-state.md 5.7): without
-        a key it looks at row 0 of each record batch.
+        a key it reads row 0 of each record batch only.
     """
     if checkpoint.progress is not None:
         return
@@ -140,10 +140,10 @@ class SharedKeys:
     """Keys that several subtasks wrote in one epoch.
 
     Attributes:
-        directory: where the files of the epoch lie.
-        keys: how many.
-        differ: how many of them have several values.
-        example: one of them, in hex.
+        directory: the directory of the epoch's files.
+        keys: the number of such keys.
+        differ: the number of these keys that have different values.
+        example: one of the keys, in hex.
     """
 
     operator: OperatorId
@@ -156,9 +156,10 @@ class SharedKeys:
 
 
 def shared_key_findings(shared: Collection[SharedKeys], *, managed: bool) -> Iterator[Finding]:
-    """Tell keys of global keyed tables that several subtasks wrote in one epoch.
+    """Find keys of global keyed tables that several subtasks wrote in one epoch.
 
-    Some connectors of Arroyo's write one key from every subtask: only other values do harm there.
+    Some Arroyo connectors write one key from every subtask; in Arroyo jobs only different values
+    are reported.
     """
     wins = "the later in the replay order wins" if managed else "which one wins is random"
     step = "key the operator's input so that one subtask owns each key, or prefix the keys"
@@ -178,10 +179,10 @@ def shared_key_findings(shared: Collection[SharedKeys], *, managed: bool) -> Ite
 def unknown_table_findings(
     unknown: Mapping[tuple[OperatorId, TableName], str],
 ) -> Iterator[Finding]:
-    """Tell tables whose values could not be decoded, each once.
+    """Report each table whose values could not be decoded, once.
 
     Args:
-        unknown: by table why; says how to register its types.
+        unknown: the reason by table, with how to register its types.
     """
     for (operator, table), why in unknown.items():
         yield note(

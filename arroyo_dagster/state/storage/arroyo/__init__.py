@@ -1,3 +1,3 @@
-"""What Arroyo's REST API and database say of jobs. They are only read, except to stop and start a
+"""The jobs in Arroyo's REST API and database. All access is read-only, except to stop and start a
 job.
 """

@@ -1,7 +1,7 @@
-"""What Arroyo's REST API says of its jobs, and how it is asked to stop and start one.
+"""Reading jobs from Arroyo's REST API, and requests to stop and start one.
 
-`ArroyoApi` only reads; no request of its changes anything. `ArroyoControl` is for maintenance
-windows alone.
+`ArroyoApi` only reads. `ArroyoControl` sends requests that change jobs, for maintenance windows
+only.
 
 Source: crates/arroyo-api/src/{rest,pipelines,jobs}.rs, crates/arroyo-api/queries/api_queries.sql,
 crates/arroyo-rpc/src/api_types/ (arroyo-state.md 10.3).
@@ -40,14 +40,14 @@ _NOT_ARROYO = "check that this is the address of Arroyo's API; if it is, report 
 
 
 class ArroyoApi:
-    """A client of one Arroyo server. Every call asks anew.
+    """A client of one Arroyo server, without a cache.
 
     Args:
         url: `http://HOST:5115`, with or without `/api` or `/api/v1` at its end.
-        token, limits: as `JsonServer` takes them.
+        token, limits: as in `JsonServer`.
 
     Raises:
-        InputError: the address or the token cannot be used.
+        InputError: the address or the token is invalid.
     """
 
     def __init__(self, url: str, *, token: str | None = None, **limits: Any) -> None:
@@ -58,17 +58,17 @@ class ArroyoApi:
     # ---- one job or all --------------------------------------------------------------------------
 
     def look_up(self, jobs: Sequence[JobPaths], *, checkpoints: bool = False) -> list[SourceAnswer]:
-        """Say what the server knows of each of `jobs`, in their order.
+        """Return the server's answer about each of `jobs`, in their order.
 
-        The lists of a server leave out previews, so a job that is not listed is asked for through
-        its pipeline; in the legacy layout, which names none, it stays `Absence.NOT_LISTED`.
+        The server's lists omit previews, so an unlisted job is looked up through its pipeline. In
+        the legacy layout, which names no pipeline, it stays `Absence.NOT_LISTED`.
 
         Args:
-            checkpoints: ask for the epochs too, one request a job.
+            checkpoints: also request the epochs, with one request per job.
 
         Raises:
-            InputError, NotFoundError, StorageError, FormatError: the jobs cannot be listed.
-                What concerns one job only is the problem of its word.
+            InputError, NotFoundError, StorageError, FormatError: the jobs cannot be listed. An
+                error that concerns one job only is the `problem` of its answer.
         """
         listed = self.jobs()
         return concurrently(lambda paths: self._answer(listed, paths, checkpoints), jobs)
@@ -87,7 +87,7 @@ class ArroyoApi:
             facts = self._named(facts)
             facts = self._with_epochs(facts) if checkpoints else facts
         except ArroyoStateError as error:
-            # What is known already stays: a name that cannot be had does not hide that a job runs.
+            # Keep the facts read so far: a failed request for the name must not hide a running job.
             return SourceAnswer(source=self.source, facts=facts, problem=error)
         return SourceAnswer(source=self.source, facts=facts)
 
@@ -98,13 +98,13 @@ class ArroyoApi:
             facts = self._jobs_of(paths.pipeline).get(paths.job)
         except NotFoundError as error:
             if error.facts.get("answer") != _NO_PIPELINE:
-                raise  # a gateway's 404 says nothing of a pipeline
+                raise  # a gateway's 404 is no answer about a pipeline
             return Absence.NO_PIPELINE
         return Absence.NO_JOB if facts is None else facts
 
     def _named(self, facts: JobFacts) -> JobFacts:
-        # A page that ends among pipelines of one second loses the rest of that second, and a
-        # list silently lacks what the server cannot decode: ask for the one.
+        # A page that ends between pipelines of the same second loses the rest of that second, and
+        # lists omit pipelines that the server cannot decode: request this one.
         if facts.name is not None or facts.pipeline is None:
             return facts
         return _with_pipeline(facts, self.pipeline(facts.pipeline))
@@ -118,15 +118,15 @@ class ArroyoApi:
     # ---- requests --------------------------------------------------------------------------------
 
     def jobs(self) -> dict[JobId, JobFacts]:
-        """Every job that the server lists, with what its pipeline adds. Errors as `look_up`.
+        """Return every job that the server lists, with its pipeline's fields. Errors: `look_up`.
 
         Source: crates/arroyo-api/src/pipelines.rs, `get_pipelines`; jobs.rs, `get_jobs`.
         """
-        # Jobs first: whatever they name was there before the pipelines are listed.
+        # Jobs first: every pipeline they name existed before the pipelines are listed.
         listed = {facts.job: facts for facts in self._listed_jobs()}
         pipelines = self._pipelines()
         if any(facts.pipeline is None for facts in listed.values()):
-            # Servers before 0.16 do not say to which pipeline a job belongs.
+            # Servers before 0.16 do not report the pipeline of a job.
             for found in concurrently(self._jobs_or_none, pipelines):
                 listed.update({job: facts for job, facts in found.items() if job in listed})
         return {
@@ -135,19 +135,20 @@ class ArroyoApi:
         }
 
     def pipeline(self, pipeline: PipelineId) -> Mapping[str, Any]:
-        """What the server says of a pipeline, by the names of `JobFacts`.
+        """Return the server's facts about a pipeline, by the names of `JobFacts`.
 
         Raises:
-            NotFoundError: there is none. Others as `look_up`.
+            NotFoundError: there is no such pipeline. Other errors as in `look_up`.
         """
         return self._asked(_path(pipeline), lambda answer: _pipeline(_fields(answer)))
 
     def checkpoints(self, pipeline: PipelineId, job: JobId) -> tuple[CheckpointFacts, ...]:
-        """The epochs that the server lists for a job, oldest first; none for a job that stopped
-        in leader mode, whose epochs only its state knows.
+        """Return the epochs that the server lists for a job, oldest first.
+
+        Empty for a job that stopped in leader mode, whose epochs are only in its state.
 
         Raises:
-            NotFoundError: there is no such pipeline or job. Others as `look_up`.
+            NotFoundError: there is no such pipeline or job. Other errors as in `look_up`.
         """
         path = f"{_path(pipeline)}/jobs/{quote(job, safe='')}/checkpoints"
         found = self._asked(path, lambda answer: [_checkpoint(one) for one in _items(answer)])
@@ -187,7 +188,7 @@ class ArroyoApi:
             return {}  # deleted since it was listed
 
     def _pipelines(self) -> dict[PipelineId, Mapping[str, Any]]:
-        """Every listed pipeline, page by page; each page must bring something new."""
+        """Return every listed pipeline, page by page; refuse a page without new pipelines."""
         found: dict[PipelineId, Mapping[str, Any]] = {}
         query: dict[str, str | int] = {"limit": _PAGE}
         for _ in range(_MAX_PAGES):
@@ -211,24 +212,24 @@ class ArroyoApi:
 
 
 class ArroyoControl(ArroyoApi):
-    """The same client, which may also stop and start pipelines: each call is one request.
+    """A client that can also stop and start pipelines; each call is one request.
 
-    Of a request that fails with a StorageError nobody knows whether it was carried out; all of them
-    may be repeated.
+    If a request fails with a StorageError, it is unknown whether it was executed; every request may
+    be repeated.
 
     Source: crates/arroyo-api/src/pipelines.rs, `patch_pipeline`, `restart_pipeline`.
     """
 
     def stop_with_checkpoint(self, pipeline: PipelineId) -> None:
-        """Ask for a last checkpoint and a stop."""
+        """Request a last checkpoint and a stop."""
         self._server.send("PATCH", _path(pipeline), {"stop": "checkpoint"})
 
     def start(self, pipeline: PipelineId) -> None:
-        """Ask a stopped job to run again, from its newest checkpoint; takes back a stop, too."""
+        """Request a stopped job to run from its newest checkpoint; also cancels a stop request."""
         self._server.send("PATCH", _path(pipeline), {"stop": "none"})
 
     def restart(self, pipeline: PipelineId) -> None:
-        """Ask a failed job to run again, from its newest checkpoint."""
+        """Request a failed job to run again from its newest checkpoint."""
         self._server.send("POST", f"{_path(pipeline)}/restart", {"force": False})
 
 
@@ -245,7 +246,7 @@ def _page(answer: Any) -> tuple[dict[PipelineId, Mapping[str, Any]], bool]:
 
 
 def _pipeline(one: Fields) -> Mapping[str, Any]:
-    """A pipeline without its program, which is long and of no use here."""
+    """Return the fields of a pipeline without its program, which is long and not needed."""
     interval = one.optional_number("checkpoint_interval_micros", largest=MAX_I64)
     return {
         "name": one.text("name", empty=False),
@@ -265,7 +266,7 @@ def _with_pipeline(facts: JobFacts, pipeline: Mapping[str, Any] | None) -> JobFa
 def _job(one: Fields, source: str) -> JobFacts:
     state = one.text("state", empty=False)
     pipeline = one.optional_text("pipeline_id", empty=False)
-    # Until 0.15 the reason of a failure had another name.
+    # Until 0.15 the reason of a failure had another field name.
     failure = one.value("failure_reason" if "failure_reason" in one else "failure_message")
     return JobFacts(
         job=JobId(one.text("id", empty=False)),
@@ -286,7 +287,7 @@ def _checkpoint(one: Fields) -> CheckpointFacts:
     finished = one.optional_number("finish_time", largest=MAX_I64)
     return CheckpointFacts(
         epoch=Epoch(one.number("epoch", largest=MAX_I64)),
-        ready=finished is not None,  # one that still commits has no finish_time either
+        ready=finished is not None,  # while it commits it has no finish_time either
         final=None if kind is None else kind == "stopping",
         start_time_micros=one.optional_number("start_time", largest=MAX_I64),
         finish_time_micros=finished,

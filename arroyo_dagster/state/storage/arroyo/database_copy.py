@@ -1,4 +1,4 @@
-"""A consistent copy of a SQLite database that somebody else may be writing, without locking it."""
+"""A consistent copy of a SQLite database that another process may write, without locking it."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ _PAUSE_SECONDS = 0.05
 
 
 def copy_database(location: str, directory: Path, *, max_bytes: int) -> Path:
-    """Copy a database and the logs beside it into `directory`; give the path of the copy.
+    """Copy a database and its logs into `directory`; return the path of the copy.
 
     Nothing is written, locked or created at `location`. The database must belong to another
-    process: closing a file drops the locks that a process of one's own holds on it.
+    process: closing a file releases the locks that this process holds on it.
 
     Args:
-        location: a path on this machine, or a URL in any form that checkpoint URLs have.
+        location: a path on this machine, or a URL in any form of checkpoint URLs.
 
     Raises:
-        NotFoundError: there is nothing at `location`.
-        InputError: it is no file, or larger than `max_bytes`.
-        StorageError: it cannot be read, or did not stay the same while it was copied.
+        NotFoundError: there is no file at `location`.
+        InputError: it is no regular file, or larger than `max_bytes`.
+        StorageError: it cannot be read, or kept changing while it was copied.
     """
     register_url(location)
     with translated(redacted_location(location)):
         local = _local_path(location)
         if local is None:
             return _fetched(location, directory, max_bytes)
-        # SQLite keeps its logs beside the file itself, not beside a link to it.
+        # SQLite stores its logs beside the file itself, not beside a link to it.
         source = local.resolve(strict=True)
 
         def unchanged_copy() -> Path | None:
@@ -59,7 +59,7 @@ def copy_database(location: str, directory: Path, *, max_bytes: int) -> Path:
 
 
 def redacted_location(location: str) -> str:
-    """The location as it may be shown: without user info and query."""
+    """Return the location without user info and query, for display."""
     return redact_url(location)
 
 
@@ -70,7 +70,7 @@ def _local_path(location: str) -> Path | None:
 
 
 def _copied(source: Path, directory: Path) -> Path:
-    """One pass. The log comes after the file: what a checkpoint tore in the file is in the log."""
+    """Copy once. The log is copied after the file, because it repairs a partial checkpoint."""
     for suffix in _BESIDE:
         target = directory / f"copy.sqlite{suffix}"
         target.unlink(missing_ok=True)
@@ -83,11 +83,11 @@ def _copied(source: Path, directory: Path) -> Path:
 
 
 def _signature(source: Path, max_bytes: int) -> tuple[object, ...]:
-    """What stays the same while a copy is consistent.
+    """Return values that do not change while a copy is consistent.
 
-    The header of a write-ahead log carries a salt that changes whenever the log starts again;
-    until then frames are only added, and one cut in half is ignored. The header of the file counts
-    the transactions that went without such a log.
+    The header of a write-ahead log contains a salt that changes whenever the log restarts. Until
+    then frames are only appended, and a partial frame is ignored. The header of the file counts the
+    transactions without such a log.
     """
     found = source.stat()
     if not stat.S_ISREG(found.st_mode):
@@ -116,7 +116,7 @@ def _start(path: Path, count: int) -> bytes | None:
 
 
 def _fetched(location: str, directory: Path, max_bytes: int) -> Path:
-    """Fetch a backup from a store, where nobody writes into a file."""
+    """Fetch a backup from a store, where objects are never modified in place."""
     if redact_url(location) != location:
         raise InputError(
             "the URL of a database must not contain user, password or query",

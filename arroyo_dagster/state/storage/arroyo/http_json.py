@@ -1,4 +1,4 @@
-"""JSON documents from and to an HTTP server: every wait, answer and address is bounded."""
+"""JSON documents from and to an HTTP server, with limits on waits, answers and addresses."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _RETRYABLE_CODES = (408, 425, 429)
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """Stops at a redirect: it leads to a login page or another host, which must see no token."""
+    """Refuses redirects: they lead to a login page or another host, which must not get a token."""
 
     def redirect_request(
         self,
@@ -58,17 +58,17 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
 
 
 class JsonServer:
-    """Requests below one address. Nothing is remembered between two of them.
+    """Requests below one address, without state between them.
 
     Args:
         url: the address, `http` or `https`, without user, query or fragment.
-        token: sent as a bearer token; never shown.
-        timeout_seconds: how long the server may be silent.
-        deadline_seconds: how long one answer may take in all.
-        max_bytes: how long one answer may be.
+        token: sent as a bearer token; never displayed.
+        timeout_seconds: the maximum time without data from the server.
+        deadline_seconds: the maximum time of one answer.
+        max_bytes: the maximum size of one answer.
 
     Raises:
-        InputError: an address or a token that cannot be used.
+        InputError: the address or the token is invalid.
     """
 
     def __init__(
@@ -102,22 +102,22 @@ class JsonServer:
             self._opener.add_handler(handler)
 
     def get(self, path: str, query: Mapping[str, str | int] | None = None) -> Any:
-        """Give the document at `path`, which is percent-encoded and starts with `/`.
+        """Return the document at `path`, which is percent-encoded and begins with `/`.
 
         Raises:
             InputError: 401, 403, or a redirect.
             NotFoundError: 404.
-            StorageError: no answer, half an answer, or the server failed; retryable, unless
-                nothing will change by itself.
-            FormatError: an answer that is too long to be right.
+            StorageError: no answer, an incomplete answer, or the server failed; retryable unless
+                the failure is permanent.
+            FormatError: the answer is too long.
         """
         url = f"{self.url}{path}"
         full = f"{url}?{urllib.parse.urlencode(query)}" if query else url
         return self._answer(urllib.request.Request(full, headers=self._headers), url)
 
     def send(self, method: Literal["PATCH", "POST"], path: str, body: Mapping[str, Any]) -> Any:
-        """Ask for a change, once, and give the answer. Errors as `get`: of a StorageError nobody
-        knows whether the change was made."""
+        """Send a change once, and return the answer. Errors as in `get`; after a StorageError it is
+        unknown whether the change was made."""
         url = f"{self.url}{path}"
         headers = {**self._headers, "Content-Type": "application/json"}
         data = json.dumps(body).encode()
@@ -138,7 +138,7 @@ class JsonServer:
         until = time.monotonic() + self._deadline
         body = bytearray()
         with self._opener.open(request, timeout=self._timeout) as answer:
-            # A timeout bounds one wait; a server that trickles needs a clock beside it.
+            # The timeout limits one wait; a server that sends slowly needs a deadline as well.
             while chunk := answer.read1(_CHUNK):
                 body += chunk
                 if len(body) > self._max_bytes:
@@ -157,11 +157,11 @@ class JsonServer:
 
 
 def _checked_url(url: str) -> str:
-    """The address without what may follow the path, or an InputError."""
+    """Return the address without a trailing `/`; raise InputError if it is invalid."""
     problem = None
     try:
         parts = urllib.parse.urlsplit(url)
-        _ = parts.port  # raises for a port that is none
+        _ = parts.port  # raises for an invalid port
         if parts.scheme not in ("http", "https") or not parts.hostname:
             problem = "it is not http://HOST:PORT or https://HOST"
         elif "@" in parts.netloc:
@@ -171,7 +171,7 @@ def _checked_url(url: str) -> str:
         else:
             parts.hostname.encode("idna")
     except ValueError:
-        problem = "its host or its port is not valid"  # Python's own words repeat a part of it
+        problem = "its host or its port is not valid"  # Python's own message repeats a part of it
     if problem is not None:
         raise InputError(
             f"not the address of a server: {problem}",
@@ -204,7 +204,7 @@ def _document(body: bytes, url: str) -> Any:
 
 
 def _refused(error: urllib.error.HTTPError, url: str) -> ArroyoStateError:
-    """What a status other than 200 means."""
+    """Return the error for a status other than 200."""
     facts: dict[str, Any] = {"url": url, "status": error.code, "answer": _remark(error)}
     if error.code in (401, 403):
         step = "give a token with read permission, or check the given one"
@@ -218,7 +218,7 @@ def _refused(error: urllib.error.HTTPError, url: str) -> ArroyoStateError:
 
 
 def _remark(error: urllib.error.HTTPError) -> str | None:
-    """What the server says beside the status, if it says it as Arroyo does."""
+    """Return the message in the body of an error, if it has Arroyo's form."""
     try:
         said = json.loads(error.read(_REMARK_BYTES))
     except (OSError, ValueError, RecursionError, http.client.HTTPException):

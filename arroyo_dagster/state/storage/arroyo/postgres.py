@@ -1,6 +1,6 @@
-"""What the database of Arroyo's controller, a Postgres, says of its jobs.
+"""Reading jobs from the Postgres database of Arroyo's controller.
 
-One read-only transaction sees all tables as they are at one moment. Nothing is written or locked.
+One read-only transaction reads all tables at one point in time. Nothing is written or locked.
 
 Source: crates/arroyo-api/migrations and crates/arroyo-controller/queries/controller_queries.sql
 (arroyo-state.md 10.4).
@@ -39,16 +39,16 @@ WHERE table_name = %s AND table_schema = ANY(current_schemas(false))
 
 
 def is_postgres(location: str) -> bool:
-    """Whether a location is the URL of a Postgres."""
+    """Return whether a location is a Postgres URL."""
     return location.lower().startswith(SCHEMES)
 
 
 class ArroyoPostgres:
-    """The Postgres of a controller, read anew at every call.
+    """The Postgres of a controller, read again at every call.
 
     Args:
-        url: `postgresql://USER:PASSWORD@HOST:PORT/DATABASE`, or any other form that libpq takes; a
-            password may come from PGPASSWORD or ~/.pgpass instead.
+        url: `postgresql://USER:PASSWORD@HOST:PORT/DATABASE`, or any other form that libpq accepts;
+            PGPASSWORD or ~/.pgpass may provide the password instead.
 
     Raises:
         InputError: the extra `postgres` is not installed.
@@ -59,7 +59,7 @@ class ArroyoPostgres:
         self.source = redact_url(url)
         self._url = url
         try:
-            import psycopg  # noqa: F401 - whether it can be
+            import psycopg  # noqa: F401 - only checks that it is installed
         except ImportError as error:
             raise InputError(
                 "postgresql:// needs the package psycopg, which is not installed",
@@ -68,20 +68,20 @@ class ArroyoPostgres:
             ) from error
 
     def look_up(self, jobs: Sequence[JobPaths], *, checkpoints: bool = False) -> list[SourceAnswer]:
-        """Say what the database knows of each of `jobs`, in their order, previews included.
+        """Return the database's answer about each of `jobs`, in their order, including previews.
 
         Args:
-            checkpoints: for the sake of other sources; the database gives epochs in any case.
+            checkpoints: ignored, for compatibility with other sources; epochs are always included.
 
         Raises:
-            InputError: the URL cannot be used, or the user may not read Arroyo's tables.
-            FormatError: it is not the database of an Arroyo.
+            InputError: the URL is invalid, or the user may not read Arroyo's tables.
+            FormatError: it is not a database of Arroyo.
             StorageError: it does not answer.
         """
         return answers_of(self._read(), jobs, self.source)
 
     def jobs(self) -> dict[JobId, JobFacts]:
-        """Every job that the database has. Errors as `look_up`."""
+        """Return every job in the database. Errors as in `look_up`."""
         return self._read()[0]
 
     def _read(self) -> JobsAndPipelines:
@@ -111,7 +111,7 @@ def _connected(url: str) -> Connection[Any]:
 
 
 def _rows(connection: Connection[Any], table: str, source: str) -> Iterator[DatabaseRow]:
-    """The rows of a table with the columns it has; those it lacks are None."""
+    """Yield the rows of a table, with None for the columns that it lacks."""
     from psycopg import sql
 
     there = {name for (name,) in connection.execute(_COLUMNS, (table,))}
@@ -136,7 +136,7 @@ def _rows(connection: Connection[Any], table: str, source: str) -> Iterator[Data
 
 
 def _plain(value: object) -> object:
-    """A value as SQLite would hold it."""
+    """Return a value as SQLite stores it."""
     if isinstance(value, bool):
         return int(value)
     if isinstance(value, dt.datetime):
@@ -147,7 +147,7 @@ def _plain(value: object) -> object:
 def _translated(error: Exception, source: str) -> ArroyoStateError:
     import psycopg
 
-    # libpq's messages name host, port and user over several lines; the first says what is wrong.
+    # libpq's messages name host, port and user on several lines; the first line has the error.
     text = redact_text(next(iter(str(error).strip().splitlines()), type(error).__name__))
     if isinstance(error, psycopg.errors.InsufficientPrivilege):
         return InputError(

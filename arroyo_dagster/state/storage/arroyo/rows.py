@@ -1,4 +1,4 @@
-"""Rows of the database of Arroyo's controller, SQLite or Postgres, to facts about its jobs.
+"""Conversion of rows from the database of Arroyo's controller, SQLite or Postgres, to job facts.
 
 Source: crates/arroyo-api/migrations and crates/arroyo-controller/queries/controller_queries.sql
 (arroyo-state.md 10.4).
@@ -24,7 +24,7 @@ from arroyo_dagster.state.model.job_facts import (
 from arroyo_dagster.state.model.json_fields import Fields
 from arroyo_dagster.state.model.layout import JobPaths
 
-# What later releases added is read as unknown where it is missing.
+# Columns that only later releases have are unknown if they are missing.
 TABLES: Mapping[str, tuple[str, ...]] = {
     "job_configs": (
         *("id", "pipeline_name", "pipeline_id", "stop", "checkpoint_interval_micros"),
@@ -48,16 +48,16 @@ JobsAndPipelines = tuple[dict[JobId, JobFacts], set[PipelineId]]
 
 
 def facts_of(rows: Mapping[str, Sequence[DatabaseRow]], source: str) -> JobsAndPipelines:
-    """What the rows of the tables in `TABLES` say.
+    """Convert the rows of the tables in `TABLES` to facts.
 
     Args:
-        rows: by table; each with all columns of `TABLES`, those the database lacks None.
-        source: how the database is named where its answers are shown.
+        rows: by table; each with all columns of `TABLES`, and None for those the database lacks.
+        source: the name of the database in its answers.
 
     Raises:
         FormatError: a value is of another type than Arroyo writes.
     """
-    # Columns of SQLite hold values of any type, whatever they were declared as.
+    # SQLite columns may contain values of any type, whatever their declared type.
     fields = {
         table: [Fields(row, next_step=_NOT_ARROYO, path=source) for row in found]
         for table, found in rows.items()
@@ -68,7 +68,7 @@ def facts_of(rows: Mapping[str, Sequence[DatabaseRow]], source: str) -> JobsAndP
 def answers_of(
     found: JobsAndPipelines, jobs: Sequence[JobPaths], source: str
 ) -> list[SourceAnswer]:
-    """What a database says of each of `jobs`, in their order."""
+    """Return the database's answer about each of `jobs`, in their order."""
     known, pipelines = found
     answers = []
     for paths in jobs:
@@ -156,7 +156,7 @@ def _pub_id(pipeline: Fields) -> PipelineId:
 
 
 def _micros(text: object) -> int | None:
-    """Microseconds since 1970 of a time as text, nanoseconds cut; None if it is in another form."""
+    """Convert a text to microseconds since 1970, truncating; None if it has another form."""
     found = _TIME.fullmatch(text) if isinstance(text, str) else None
     if found is None:
         return None

@@ -1,7 +1,7 @@
-"""What the database of Arroyo's controller, a SQLite file, says of its jobs.
+"""Reading jobs from the SQLite database of Arroyo's controller.
 
-The file itself is never opened by SQLite: a copy is, so no lock, no write-ahead log and no shared
-memory of a running controller is ever touched.
+SQLite never opens the file itself, only a copy, so that no lock, write-ahead log or shared memory
+of a running controller is touched.
 
 Source: crates/arroyo-api/migrations and crates/arroyo-controller/queries/controller_queries.sql
 (arroyo-state.md 10.4).
@@ -32,11 +32,11 @@ from arroyo_dagster.state.storage.arroyo.rows import (
 
 
 class ArroyoDatabase:
-    """The database of a controller, read anew at every call.
+    """The database of a controller, read again at every call.
 
     Args:
-        location: a path on this machine, or a URL in any form that checkpoint URLs have.
-        max_bytes: how large a file may be.
+        location: a path on this machine, or a URL in any form of checkpoint URLs.
+        max_bytes: the maximum size of a file.
     """
 
     def __init__(self, location: str, *, max_bytes: int = 4 << 30) -> None:
@@ -45,20 +45,20 @@ class ArroyoDatabase:
         self._max_bytes = max_bytes
 
     def look_up(self, jobs: Sequence[JobPaths], *, checkpoints: bool = False) -> list[SourceAnswer]:
-        """Say what the database knows of each of `jobs`, in their order, previews included.
+        """Return the database's answer about each of `jobs`, in their order, including previews.
 
         Args:
-            checkpoints: for the sake of other sources; the database gives epochs in any case.
+            checkpoints: ignored, for compatibility with other sources; epochs are always included.
 
         Raises:
             NotFoundError, InputError: there is no such file.
-            FormatError: it is no database, a damaged one, or not Arroyo's.
-            StorageError: it cannot be read, or changed all the time while it was copied.
+            FormatError: it is no database, damaged, or not Arroyo's.
+            StorageError: it cannot be read, or kept changing while it was copied.
         """
         return answers_of(self._read(), jobs, self.source)
 
     def jobs(self) -> dict[JobId, JobFacts]:
-        """Every job that the database has. Errors as `look_up`."""
+        """Return every job in the database. Errors as in `look_up`."""
         return self._read()[0]
 
     def _read(self) -> JobsAndPipelines:
@@ -88,7 +88,7 @@ def _unsound(error: sqlite3.Error, source: str) -> FormatError | StorageError:
 
 def _tables(copy: Path) -> dict[str, list[DatabaseRow]]:
     with contextlib.closing(sqlite3.connect(copy, isolation_level=None)) as database:
-        # A database is data: nothing that it defines is to run.
+        # The database is untrusted: nothing that its schema defines may be executed.
         database.execute("PRAGMA trusted_schema = OFF")
         database.row_factory = sqlite3.Row
         problem = database.execute("PRAGMA quick_check(1)").fetchone()[0]
@@ -98,7 +98,7 @@ def _tables(copy: Path) -> dict[str, list[DatabaseRow]]:
 
 
 def _rows(database: sqlite3.Connection, table: str) -> Iterator[DatabaseRow]:
-    """The rows of a table with the columns it has; those it lacks are None."""
+    """Yield the rows of a table, with None for the columns that it lacks."""
     kinds = database.execute("SELECT type FROM sqlite_master WHERE name = ?", (table,)).fetchall()
     there = {row["name"] for row in database.execute(f"PRAGMA table_info({table})")}
     if [row["type"] for row in kinds] != ["table"]:

@@ -1,7 +1,7 @@
-"""What the environment says of remote stores: credentials, endpoint, region, client.
+"""Credentials, endpoint, region and client of remote stores from the environment.
 
-Each ecosystem's own client reads its own variables and files; here is only what one of our two
-clients would miss, under the names that Arroyo reads (arroyo-state.md 10.2).
+Each ecosystem's own client reads its own variables and files. This module adds only what one of our
+two clients would miss, under the names that Arroyo reads (arroyo-state.md 10.2).
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _AZURE_ACCOUNT = ("AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_ACCOUNT")
 
 
 class AwsKeys(TypedDict):
-    """Keys for S3, and until when a client may use them without asking again."""
+    """Keys for S3, and until when a client may use them before it requests them again."""
 
     access_key_id: str
     secret_access_key: str
@@ -63,14 +63,15 @@ class AwsKeys(TypedDict):
 
 
 def client_of_environment() -> str | None:
-    """Give the client that ARROYO_DAGSTER_STORE_CLIENT names, if any."""
+    """Return the client that ARROYO_DAGSTER_STORE_CLIENT names, or None."""
     return os.environ.get(CLIENT_VARIABLE) or None
 
 
 def resolved(url: CheckpointUrl, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Give the options with what the URL and then the environment say; none of them is shown.
+    """Return the options, completed from the URL and then from the environment.
 
-    The URL wins over the options for endpoint and region, the options over the environment.
+    For endpoint and region, the URL takes precedence over the options, and those over the
+    environment. The values are registered as secrets, except public ones.
 
     Args:
         options: by the names of `options.py`.
@@ -123,7 +124,7 @@ def _resolved_r2(url: CheckpointUrl, options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _resolved_azure(url: CheckpointUrl, options: dict[str, Any]) -> dict[str, Any]:
-    """Differs: Arroyo takes the account from the environment whatever the URL says."""
+    """Resolve Azure options. Differs: Arroyo always takes the account from the environment."""
     elsewhere = next((os.environ[name] for name in _AZURE_ACCOUNT if os.environ.get(name)), None)
     if elsewhere and elsewhere != url.account and "account_name" not in options:
         raise InputError(
@@ -137,8 +138,8 @@ def _resolved_azure(url: CheckpointUrl, options: dict[str, Any]) -> dict[str, An
 
 
 def _around(variables: Mapping[str, tuple[str, ...]], options: Mapping[str, Any]) -> dict[str, Any]:
-    """Give the options with what the environment adds to them."""
-    # Half a credential from here and half from there would be neither.
+    """Return the options, completed from the environment."""
+    # Parts of credentials from different origins do not belong together.
     wanted = _PLACE if CREDENTIALS & options.keys() else variables.keys()
     found = {
         option: next((os.environ[name] for name in names if os.environ.get(name)), None)
@@ -149,15 +150,15 @@ def _around(variables: Mapping[str, tuple[str, ...]], options: Mapping[str, Any]
 
 
 def is_true(value: object) -> bool:
-    """Whether an option or a variable says yes."""
+    """Return whether an option or a variable has a true value."""
     return str(value).lower() in ("true", "1", "yes", "on", "y")
 
 
 def check_sendable(keys: AwsKeys) -> AwsKeys:
-    """Give keys that requests can carry: obstore panics over others, and shows them.
+    """Return keys that HTTP headers can contain: obstore panics on others, and prints them.
 
     Raises:
-        InputError: the key's id or the session token holds a character that no header can carry.
+        InputError: the key's id or the session token is empty or has an invalid character.
     """
     for name, value in (("access key id", keys["access_key_id"]), ("session token", keys["token"])):
         if value is not None and not re.fullmatch(r"[\x21-\x7e]+", value):
@@ -169,15 +170,15 @@ def check_sendable(keys: AwsKeys) -> AwsKeys:
 
 
 class AwsChain:
-    """Keys for S3 from wherever the AWS tools look: environment, profiles, roles, containers.
+    """Keys for S3 from the sources of the AWS tools: environment, profiles, roles, containers.
 
     Args:
-        profile: of `~/.aws`; None: the one AWS_PROFILE names, or the default one.
+        profile: of `~/.aws`; None: the one that AWS_PROFILE names, or the default one.
 
-    Source: crates/arroyo-storage/src/aws.rs, which asks the AWS SDK's default chain.
+    Source: crates/arroyo-storage/src/aws.rs, which uses the AWS SDK's default chain.
     """
 
-    # botocore renews what expires sooner than this by itself, so what it gives lives so long.
+    # botocore renews credentials that expire sooner than this, so its keys live at least so long.
     _LIVES = dt.timedelta(minutes=8)
 
     def __init__(self, profile: str | None = None) -> None:
@@ -188,17 +189,17 @@ class AwsChain:
 
     @property
     def region(self) -> str | None:
-        """The region of the profile, if it says one."""
+        """The region of the profile, if it has one."""
         region = self._session.get_config_variable("region")
         return str(region) if region else None
 
     @property
     def found(self) -> bool:
-        """Whether there are any."""
+        """Whether there are credentials."""
         return self._credentials is not None
 
     def __call__(self) -> AwsKeys:
-        """Give keys that are valid now."""
+        """Return keys that are valid now."""
         frozen = self._credentials.get_frozen_credentials()
         register_secrets(frozen.secret_key, frozen.token)
         return AwsKeys(

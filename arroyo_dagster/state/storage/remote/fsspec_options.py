@@ -1,4 +1,4 @@
-"""The words of `options.py` in those of s3fs, gcsfs and adlfs."""
+"""Conversion of the options in `options.py` to those of s3fs, gcsfs and adlfs."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from arroyo_dagster.state.storage.remote.credentials import is_true, resolved
 from arroyo_dagster.state.storage.remote.options import Patience, normalised, patience_of
 from arroyo_dagster.state.storage.urls import CheckpointUrl
 
-# Tries multiply: botocore makes so many for each of s3fs's own.
+# Retries multiply: botocore makes this many tries for each of s3fs's own.
 _BOTOCORE_TRIES = 3
 _S3FS_TRIES = 2
-# A server that says nothing for so long is hung: botocore's clock runs between two answers only.
+# A server that is silent for this long hangs: botocore's timeout is between two reads only.
 _SILENCE_SECONDS = 10.0
 
 _S3FS_NAMES = {
@@ -28,10 +28,10 @@ _ADLFS_NAMES = {"sas_key": "sas_token"}
 
 
 def s3fs_options(url: CheckpointUrl, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Give the options of `s3fs.S3FileSystem`.
+    """Return the options of `s3fs.S3FileSystem`.
 
     Raises:
-        InputError: an R2 URL without an account; an option that is not what it must be.
+        InputError: an R2 URL without an account; an option with an invalid value.
     """
     given = normalised(options, url.backend)
     patience = patience_of(given, str(url))
@@ -49,10 +49,10 @@ def s3fs_options(url: CheckpointUrl, options: Mapping[str, Any]) -> dict[str, An
 
 @functools.cache
 def _session(profile: str | None) -> Any:
-    """A session of aiobotocore that does not send `Expect: 100-continue`.
+    """Return a session of aiobotocore that does not send `Expect: 100-continue`.
 
-    aiohttp waits without limit for the answer to that: no time-out of its client begins before the
-    body is sent. One for each profile, since s3fs keeps a filesystem for each session.
+    aiohttp waits for the answer to that without limit: none of its timeouts begins before the body
+    is sent. There is one session per profile, since s3fs keeps a filesystem for each session.
     """
     from aiobotocore.session import AioSession
     from botocore.handlers import add_expect_header
@@ -63,12 +63,12 @@ def _session(profile: str | None) -> Any:
 
 
 def tries_of_s3fs(options: Mapping[str, Any]) -> int:
-    """Give how often s3fs itself tries a request that botocore gave up."""
+    """Return how many times s3fs itself tries a request that failed in botocore."""
     return min(_S3FS_TRIES, 1 + int(options.get("max_retries", Patience().max_retries)))
 
 
 def gcsfs_options(url: CheckpointUrl, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Give the options of `gcsfs.GCSFileSystem`.
+    """Return the options of `gcsfs.GCSFileSystem`.
 
     Raises:
         InputError: the service account key is not JSON, or there is a bearer token.
@@ -77,7 +77,7 @@ def gcsfs_options(url: CheckpointUrl, options: Mapping[str, Any]) -> dict[str, A
     key = merged.pop("service_account_key", None)
     token = merged.pop("service_account", None) or merged.pop("application_credentials", None)
     if "bearer_token" in merged:
-        # It would ask Google about it, in a URL that errors and logs then show.
+        # gcsfs validates it at Google with a URL that errors and logs then contain.
         raise InputError(
             "gcsfs does not keep a bearer token secret",
             url=str(url),
@@ -95,13 +95,13 @@ def gcsfs_options(url: CheckpointUrl, options: Mapping[str, Any]) -> dict[str, A
 
 
 def adlfs_options(url: CheckpointUrl, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Give the options of `adlfs.AzureBlobFileSystem`."""
+    """Return the options of `adlfs.AzureBlobFileSystem`."""
     merged = _for_others(url, options)
     if "skip_signature" in merged:
         merged["anon"] = is_true(merged.pop("skip_signature"))
     endpoint, key = merged.pop("endpoint", None), merged.get("account_key")
     if endpoint and key:
-        # adlfs knows another endpoint than Azure's by a connection string only.
+        # adlfs supports an endpoint other than Azure's only in a connection string.
         merged["connection_string"] = (
             f"DefaultEndpointsProtocol={endpoint.partition(':')[0]};"
             f"AccountName={merged['account_name']};AccountKey={key};BlobEndpoint={endpoint};"
@@ -110,7 +110,7 @@ def adlfs_options(url: CheckpointUrl, options: Mapping[str, Any]) -> dict[str, A
 
 
 def _for_others(url: CheckpointUrl, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Give the merged options; gcsfs and adlfs keep their own patience."""
+    """Return the merged options without timeouts: gcsfs and adlfs use their own."""
     given = normalised(options, url.backend)
     patience_of(given, str(url))
     return resolved(url, given)
@@ -128,8 +128,8 @@ def _botocore(patience: Patience, has_endpoint: bool, found: Mapping[str, Any]) 
     if has_endpoint:
         config["s3"] = {"addressing_style": "path"}
         if "response_checksum_validation" in Config.OPTION_DEFAULTS:
-            # gofakes3 sends the checksum of the whole object with a part of it, versitygw that of
-            # another version with an object that is being replaced.
+            # gofakes3 sends the checksum of the whole object with a part of it, versitygw the
+            # checksum of another version with an object that is being replaced.
             config["response_checksum_validation"] = "when_required"
     return {**config, **found.get("config_kwargs", {})}
 
@@ -138,7 +138,7 @@ def _parsed_key(url: CheckpointUrl, key: object) -> Any:
     try:
         return key if isinstance(key, dict) else json.loads(str(key))
     except ValueError:
-        # Its text is a secret: not even where it breaks is said.
+        # The text is a secret, so the error does not even contain the position.
         raise InputError(
             "the service account key is not JSON",
             url=str(url),

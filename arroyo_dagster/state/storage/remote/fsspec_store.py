@@ -1,4 +1,4 @@
-"""Objects on any remote filesystem that fsspec knows; the only module that imports it."""
+"""Objects on any remote filesystem that fsspec supports; the only module that imports it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from arroyo_dagster.state.storage.store import (
     open_by_ranges,
 )
 
-# fsspec's own fallback for mode="create" asks whether the object exists and then writes: a race.
+# fsspec's fallback for mode="create" checks for the object and then writes, which is a race.
 _CREATES_ATOMICALLY = frozenset({"s3", "gs", "abfs"})
 _LOCAL = frozenset({"file", "local"})
 _MODIFIED = ("LastModified", "last_modified", "updated", "mtime", "modified", "created")
@@ -50,19 +50,19 @@ _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 class FsspecStore:
     """An `ObjectStore` over an fsspec filesystem whose writes replace whole objects.
 
-    The filesystem is opened when first used and again after a fork or in another process. A
-    pickled store holds its options, secrets included; its text never does.
+    The filesystem is opened at its first use, and again after a fork or in another process. A
+    pickled store contains its options, including secrets; its `repr` never does.
 
     Args:
-        protocol: as fsspec knows it: s3, gs, abfs…
-        root: bucket and encoded key prefix, as keys begin.
-        url: the canonical URL to show.
-        options: by the names of `options.py`, or as the filesystem takes them.
-        words: puts the options in the filesystem's own words, each time it is opened: what the
-            environment adds then is that of the process it is opened in.
+        protocol: fsspec's name of it: s3, gs, abfs…
+        root: bucket and encoded key prefix, with which keys begin.
+        url: the canonical URL for display.
+        options: by the names of `options.py`, or as the filesystem accepts them.
+        words: converts the options to those of the filesystem, each time it is opened, so that the
+            environment of the opening process applies.
 
     Raises:
-        InputError: it is local disk, where `LocalDiskStore` keeps what this store cannot promise.
+        InputError: it is local disk, where only `LocalDiskStore` meets the contract.
     """
 
     def __init__(
@@ -95,16 +95,16 @@ class FsspecStore:
 
     @property
     def filesystem(self) -> Any:
-        """The fsspec filesystem, of this very process: none survives a fork.
+        """The fsspec filesystem of this process; it does not survive a fork.
 
         Raises:
-            InputError: the package that knows this kind of store is not installed.
+            InputError: the package that supports this kind of store is not installed.
         """
         opened = self._opened
         if opened is not None and opened[0] == os.getpid():
             return opened[1]
         try:
-            # Cached listings hide what others wrote.
+            # Cached listings hide objects of other writers.
             options = {"use_listings_cache": False, **self._words(self._options)}
             filesystem = fsspec.filesystem(self._protocol, **options)
         except ImportError as error:
@@ -118,16 +118,16 @@ class FsspecStore:
         return filesystem
 
     def read(self, path: StatePath) -> bytes:
-        """Give the whole object; see `ObjectStore.read`."""
+        """Read the whole object; see `ObjectStore.read`."""
         most_bytes = size_limit(path).size_bytes
-        # One request, which gives a byte too many of an object that is too large.
+        # One request; if the object is too large it returns one byte more than the limit.
         data = self.read_range(path, 0, most_bytes + 1)
         if len(data) > most_bytes:
             check_size(self.url, path, self._size(path))
         return data
 
     def read_range(self, path: StatePath, start: int, length: int) -> bytes:
-        """Give a part of the object; see `ObjectStore.read_range`."""
+        """Read a part of the object; see `ObjectStore.read_range`."""
         check_range(path, start, length)
         key = self._key(path)
         with translated(self.url, path):
@@ -137,7 +137,7 @@ class FsspecStore:
             except FileNotFoundError:
                 raise
             except Exception as error:
-                # Stores refuse a range that begins beyond the end.
+                # Stores refuse a range that begins beyond the end of the object.
                 if not self._may_be_probed(error) or start < self._size(path):
                     raise
             self._size(path)
@@ -148,7 +148,7 @@ class FsspecStore:
         return open_by_ranges(self, path, self._size(path))
 
     def put(self, path: StatePath, data: bytes) -> None:
-        """Write the object over an older one; see `ObjectStore.put`."""
+        """Write the object and replace an older one; see `ObjectStore.put`."""
         key = self._key(path)
         with translated(self.url, path):
             try:
@@ -157,10 +157,10 @@ class FsspecStore:
                 raise root_missing(self.url) from error
 
     def create(self, path: StatePath, data: bytes) -> bool:
-        """Write the object unless there is one; see `ObjectStore.create`.
+        """Write the object unless one exists; see `ObjectStore.create`.
 
         Raises:
-            InputError: fsspec knows no atomic create for this kind of store, or the server ignores
+            InputError: fsspec has no atomic create for this kind of store, or the server ignores
                 the condition; nothing was written.
         """
         if self._protocol not in _CREATES_ATOMICALLY:
@@ -189,11 +189,11 @@ class FsspecStore:
             return True
 
     def copy(self, source: StatePath, target: StatePath, *, create: bool = False) -> bool:
-        """Copy an object within the store, on the server where it can; see `ObjectStore.copy`.
+        """Copy an object within the store, on the server if possible; see `ObjectStore.copy`.
 
         Raises:
-            StorageError: not retryable if a large object is to be created: fsspec has no call that
-                creates one in parts.
+            StorageError: not retryable if a large object is to be created: fsspec cannot create an
+                object in parts.
         """
         source_key, target_key = self._key(source), self._key(target)
         if create:
@@ -203,14 +203,14 @@ class FsspecStore:
         return True
 
     def list(self, prefix: str = "", *, start_after: str | None = None) -> Iterator[ObjectInfo]:
-        """Go through all objects below a directory; see `ObjectStore.list`.
+        """Iterate over all objects below a directory; see `ObjectStore.list`.
 
-        Differs: fsspec gives a whole listing at once, so this one is held in memory.
+        Differs: fsspec returns a whole listing at once, so it is kept in memory.
         """
         below, after = stored_prefix(prefix), stored_start(start_after)
         with translated(self.url, prefix or None):
             found = self.filesystem.find(f"{self._root}/{below}", detail=True)
-        # adlfs gives a list where there is an object in place of the directory.
+        # adlfs returns a list if there is an object in place of the directory.
         found = found if isinstance(found, dict) else {}
         kept = {self._stored(name): info for name, info in found.items() if _is_file(info)}
         if not kept:
@@ -220,7 +220,7 @@ class FsspecStore:
                 yield info_of(stored, kept[stored])
 
     def list_dir(self, prefix: str = "") -> Listing:
-        """Give one level; see `ObjectStore.list_dir`."""
+        """List one level; see `ObjectStore.list_dir`."""
         below = stored_prefix(prefix)
         with translated(self.url, prefix or None):
             try:
@@ -229,7 +229,7 @@ class FsspecStore:
                 found = []
         named = ((self._stored(info["name"].rstrip("/")), info) for info in found)
         inside = [(stored, info) for stored, info in named if f"{stored}/" != below]
-        # A directory's name goes on with a slash: `a.b/` is before `a/`.
+        # A directory's name sorts with its slash: `a.b/` is before `a/`.
         inside.sort(key=lambda one: one[0] if _is_file(one[1]) else f"{one[0]}/")
         if not inside:
             self._require_root()
@@ -249,7 +249,7 @@ class FsspecStore:
             return info_of(encode_path(path), found) if _is_file(found) else None
 
     def delete_many(self, paths: Iterable[StatePath]) -> DeleteOutcome:
-        """Delete objects, many at once; see `ObjectStore.delete_many`."""
+        """Delete objects concurrently; see `ObjectStore.delete_many`."""
         keys = {path: self._key(path) for path in paths}
         problems = dict(zip(keys, concurrently(self._delete_error, keys.values()), strict=True))
         return DeleteOutcome(
@@ -290,7 +290,7 @@ class FsspecStore:
         return name.lstrip("/").removeprefix(f"{self._root}/")
 
     def _may_be_probed(self, error: Exception) -> bool:
-        """Whether a range may have been refused because it begins beyond the end."""
+        """Return whether a range may have been refused because it begins beyond the end."""
         return True
 
     def _means_exists(self, error: Exception) -> bool:
@@ -303,7 +303,7 @@ class FsspecStore:
         return found.size_bytes
 
     def _require_root(self) -> None:
-        """Tell an empty directory from a root where nothing is: the URL may be wrong."""
+        """Raise NotFoundError if the root is empty: the URL may be wrong."""
         with translated(self.url):
             if "/" in self._root:
                 known = bool(self.filesystem.find(f"{self._root}/", maxdepth=1, withdirs=True))
@@ -314,7 +314,7 @@ class FsspecStore:
 
 
 def info_of(stored: str, found: Mapping[str, Any]) -> ObjectInfo:
-    """Describe an object from what fsspec says of it, in the words of whichever filesystem."""
+    """Describe an object from fsspec's facts, whose names depend on the filesystem."""
     path = listed_path(stored)
     etag = next((str(found[name]) for name in _ETAG if found.get(name)), None)
     return ObjectInfo(

@@ -32,7 +32,7 @@ class BulkDeletes:
     through_fsspec: Callable[[], FsspecStore]
 
     def errors(self, keys: Mapping[StatePath, str]) -> Mapping[StatePath, str]:
-        """Delete up to 1000 objects; give those that may be left, with the reason."""
+        """Delete up to 1000 objects; return those that may still exist, with the reason."""
         try:
             obstore.delete(self.remote(), [*keys.values()])
             if not self._stopped_early(keys):
@@ -42,10 +42,10 @@ class BulkDeletes:
         return self.through_fsspec().delete_many(keys).failed
 
     def _stopped_early(self, keys: Mapping[StatePath, str]) -> bool:
-        """Whether the last of several objects is still there after a bulk delete on S3.
+        """Return whether the last of several objects still exists after a bulk delete on S3.
 
-        obstore takes keys that the server's answer leaves out for deleted. A server that stops
-        early leaves out the last ones.
+        obstore counts keys that are missing in the server's answer as deleted. A server that stops
+        early omits the last ones.
         """
         in_bulk = self.on_s3 and len(keys) > 1
         return in_bulk and self.head([*keys][-1]) is not None
@@ -53,10 +53,10 @@ class BulkDeletes:
     def _errors_after(
         self, error: Exception, keys: Mapping[StatePath, str]
     ) -> Mapping[StatePath, str]:
-        """Find out which objects a failed delete may have left: obstore tells one failure only."""
+        """Find the objects that a failed delete may have left: obstore reports only one failure."""
         failure = understood(error)
         if self.on_s3:
-            # A code without a status is of one key; otherwise no key was looked at.
+            # A code without a status concerns one key; otherwise the whole request failed.
             if failure.code is None or failure.status is not None:
                 return dict.fromkeys(keys, failure.reason)
             return self.through_fsspec().delete_many(keys).failed

@@ -1,6 +1,6 @@
-"""What obstore lists, as `ObjectInfo`s, as fast as it comes.
+"""obstore's listings as `ObjectInfo`s, at full speed.
 
-It comes in Arrow batches: as dictionaries, half of the time goes into making those.
+Listings are requested as Arrow batches: with dictionaries, creating them takes half of the time.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from arroyo_dagster.state.storage.store import ObjectInfo
 
 T = TypeVar("T")
 
-# Such a name is its own raw path, if it is not too long; others are looked at one by one.
+# Such a name is its own raw path, if it is not too long; other names are checked one by one.
 _PLAIN = r"^[A-Za-z0-9_\-][A-Za-z0-9_\-.]*(/[A-Za-z0-9_\-][A-Za-z0-9_\-.]*)*$"
 _LONGEST = 1024
 
 
 class ListingChunk(NamedTuple):
-    """Some of the objects of a listing, by column.
+    """Some objects of a listing, by column.
 
     Attributes:
-        names: below the root.
+        names: relative to the root.
         micros: since 1970.
-        plain: whether each name is surely its own raw path.
+        plain: whether each name is certainly its own raw path.
     """
 
     names: Sequence[str]
@@ -39,7 +39,7 @@ class ListingChunk(NamedTuple):
     plain: bool = False
 
     def kept(self, wanted: Callable[[str], bool]) -> ListingChunk:
-        """Give the objects of the names that are wanted."""
+        """Return the objects with the wanted names."""
         which = [wanted(name) for name in self.names]
         return ListingChunk(
             [*compress(self.names, which)],
@@ -51,12 +51,12 @@ class ListingChunk(NamedTuple):
 
 
 def chunk_of_batch(batch: Any, skip: int) -> ListingChunk:
-    """Give an Arrow batch of obstore.
+    """Convert an Arrow batch of obstore.
 
     Args:
-        skip: how many characters of each name belong to the root.
+        skip: the number of characters of each name that belong to the root.
     """
-    # Only who lists needs it, and it takes a tenth of a second to load.
+    # Only listings need pyarrow, and it takes a tenth of a second to load.
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -74,22 +74,22 @@ def chunk_of_batch(batch: Any, skip: int) -> ListingChunk:
 
 
 def chunk_of(found: Sequence[Mapping[str, Any]], skip: int) -> ListingChunk:
-    """Give objects that obstore describes one by one; `skip` as for a batch."""
+    """Convert objects that obstore describes one by one; `skip` as in `chunk_of_batch`."""
     moments: list[dt.datetime] = [one["last_modified"] for one in found]
     return ListingChunk(
         [one["path"][skip:] for one in found],
         [one["size"] for one in found],
-        # Exact to the microsecond for some centuries: it has 16 digits.
+        # Exact to the microsecond for some centuries: a float has 16 digits.
         [round(moment.timestamp() * 1_000_000) for moment in moments],
         [one["e_tag"].strip('"') if one["e_tag"] else None for one in found],
     )
 
 
 def described(chunk: ListingChunk, markers: frozenset[str] = frozenset()) -> Sequence[ObjectInfo]:
-    """Describe what was listed.
+    """Describe the listed objects.
 
     Args:
-        markers: those of the names that stand for another one, ending in `/`.
+        markers: names that obstore lists without the `/` at their end.
     """
     names, sizes, micros, etags, plain = chunk
     if plain and not markers:
@@ -111,7 +111,7 @@ def _described_slowly(path: StatePath, size: int, micros: int, etag: str | None)
 
 
 # A frozen dataclass sets its fields through object.__setattr__, which takes most of the time of a
-# listing; the descriptors of its slots do the same at once.
+# listing; the descriptors of its slots set them directly.
 _make: Callable[[type[ObjectInfo]], ObjectInfo] = object.__new__
 _set_path, _set_size, _set_micros, _set_etag, _set_addressable = (
     ObjectInfo.__dict__[field.name].__set__ for field in fields(ObjectInfo)
@@ -129,7 +129,7 @@ def _addressable(path: StatePath, size: int, micros: int, etag: str | None) -> O
 
 
 def fetched_ahead(chunks: Iterator[T]) -> Iterator[T]:
-    """Give `chunks`, of which a thread fetches the next while the caller works on the last."""
+    """Yield `chunks`, while a thread fetches the next one in advance."""
     pool = ThreadPoolExecutor(1, "arroyo-list")
     try:
         coming = pool.submit(next, chunks, None)

@@ -1,4 +1,4 @@
-"""The words of `options.py` in those of obstore."""
+"""Conversion of the options in `options.py` to those of obstore."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from arroyo_dagster.state.storage.remote.credentials import (
 from arroyo_dagster.state.storage.remote.options import Patience, normalised, patience_of
 from arroyo_dagster.state.storage.urls import CheckpointUrl
 
-# What only s3fs, gcsfs or adlfs can make sense of.
+# Options that only s3fs, gcsfs or adlfs support.
 _FSSPEC_ONLY = ("config_kwargs", "s3_additional_kwargs", "connection_string", "session_kwargs")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteOptions:
-    """What one of obstore's stores is opened with.
+    """The options with which one of obstore's stores is opened.
 
     Attributes:
         config: obstore's configuration keys.
-        provider: gives credentials; None: obstore finds them.
+        provider: returns credentials; None: obstore finds them.
     """
 
     config: Mapping[str, Any] = field(repr=False)
@@ -37,7 +37,7 @@ class RemoteOptions:
 
 
 class GivenKeys:
-    """Keys that were given, and nothing that the environment might mix into them."""
+    """Given keys, to which obstore cannot add any from the environment."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         self._keys = AwsKeys(
@@ -48,15 +48,15 @@ class GivenKeys:
         )
 
     def __call__(self) -> AwsKeys:
-        """Give the keys."""
+        """Return the keys."""
         return self._keys
 
 
 def check_options(url: CheckpointUrl, options: Mapping[str, Any]) -> None:
-    """Refuse what can be known to be wrong before the store is opened.
+    """Refuse invalid options, as far as they can be checked before the store is opened.
 
     Raises:
-        InputError: an option is not what it must be, or there is no account for the URL.
+        InputError: an option has an invalid value, or there is no account for the URL.
     """
     given = _without_client_kwargs(url, normalised(options, url.backend))
     patience_of(given, str(url))
@@ -64,11 +64,11 @@ def check_options(url: CheckpointUrl, options: Mapping[str, Any]) -> None:
 
 
 def obstore_options(url: CheckpointUrl, options: Mapping[str, Any]) -> RemoteOptions:
-    """Give what the store at `url` is opened with.
+    """Return the options with which the store at `url` is opened.
 
     Raises:
-        InputError: an option is not what it must be.
-        StorageError: there are no credentials for S3 anywhere.
+        InputError: an option has an invalid value.
+        StorageError: there are no credentials for S3.
     """
     given = _without_client_kwargs(url, normalised(options, url.backend))
     patience = patience_of(given, str(url))
@@ -80,16 +80,16 @@ def obstore_options(url: CheckpointUrl, options: Mapping[str, Any]) -> RemoteOpt
 
 
 def http_options(patience: Patience) -> dict[str, Any]:
-    """Give the options of obstore's HTTP client."""
+    """Return the options of obstore's HTTP client."""
     return {
-        "allow_http": True,  # as Arroyo does, for servers of one's own; https stays https
+        "allow_http": True,  # as in Arroyo, for private servers; https stays https
         "connect_timeout": dt.timedelta(seconds=patience.connect_timeout_seconds),
         "timeout": dt.timedelta(seconds=patience.request_timeout_seconds),
     }
 
 
 def retry_options(patience: Patience) -> dict[str, Any]:
-    """Give how obstore tries a request again."""
+    """Return the retry options of obstore."""
     return {
         "max_retries": int(patience.max_retries),
         "retry_timeout": dt.timedelta(seconds=patience.retry_timeout_seconds),
@@ -102,9 +102,9 @@ def retry_options(patience: Patience) -> dict[str, Any]:
 
 
 def _s3(url: CheckpointUrl, config: dict[str, Any]) -> Callable[[], AwsKeys] | None:
-    """Complete the configuration for S3; give where its keys come from."""
+    """Complete the configuration for S3; return the provider of its keys."""
     if "endpoint" in config:
-        # AWS_ENDPOINT_URL_S3 would win over `endpoint`.
+        # AWS_ENDPOINT_URL_S3 would take precedence over `endpoint`.
         config["aws_endpoint_url_s3"] = config["endpoint"]
         config.setdefault("virtual_hosted_style_request", False)
     profile = config.pop("profile", None)
@@ -131,7 +131,7 @@ def _s3(url: CheckpointUrl, config: dict[str, Any]) -> Callable[[], AwsKeys] | N
 
 
 def _without_client_kwargs(url: CheckpointUrl, given: dict[str, Any]) -> dict[str, Any]:
-    """Take over the region that s3fs is given in its own way; refuse what only fsspec knows."""
+    """Convert s3fs's option for the region; refuse options that only fsspec supports."""
     client = dict(given.pop("client_kwargs", None) or {})
     if "region_name" in client:
         given.setdefault("region", client.pop("region_name"))

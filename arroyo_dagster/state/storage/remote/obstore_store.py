@@ -1,7 +1,7 @@
 """Objects on S3, R2, GCS and Azure through obstore; only `obstore_*` modules import it.
 
-obstore is the Rust `object_store` that Arroyo itself uses. Its Python client takes names as they
-are: encoding and decoding them is ours.
+obstore is the Rust `object_store` that Arroyo itself uses. Its Python client takes names unchanged,
+so this module encodes and decodes them.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ _CREATE_TRIES = 5
 _CREATE_PAUSE_SECONDS = 0.1
 _LARGEST = 2**62
 _MOST_COPIED_BYTES = 5 * 2**30
-"""The largest object that one request of S3 copies."""
+"""The largest object that one S3 request copies."""
 _NO_SUCH_COPY = "obstore cannot copy this object on S3"
 _DEBUG = "\n\nDebug source"
 _SURELY_EXISTS = re.compile(r"status code: 412|PreconditionFailed|BlobAlreadyExists")
@@ -80,7 +80,7 @@ _KINDS: Mapping[str, Callable[..., Any]] = {
 
 
 class _Runtime:
-    """The process whose threads obstore works with: they do not survive a fork, and it hangs."""
+    """The process that owns obstore's threads: they do not survive a fork, after which it hangs."""
 
     process_id: int | None = None
 
@@ -90,7 +90,7 @@ class _Runtime:
 
 
 def _or_through_fsspec(verb: F) -> F:
-    """Let the fsspec store do `verb` in a forked child of a process that used obstore."""
+    """Call `verb` of the fsspec store in a forked child of a process that used obstore."""
 
     @functools.wraps(verb)
     def call(self: ObstoreStore, *args: Any, **kwargs: Any) -> Any:
@@ -105,17 +105,18 @@ def _or_through_fsspec(verb: F) -> F:
 class ObstoreStore:
     """An `ObjectStore` on S3, R2, GCS or Azure through obstore.
 
-    It is opened when first used, in each process anew. A pickled store holds the options it was
-    given, secrets included; its text never does. What obstore cannot do is done through fsspec:
-    everything in a child forked after obstore was used, listings of names it takes for damaged
-    (`a//b`), and telling which keys of a bulk delete on S3 failed.
+    It is opened at its first use in each process. A pickled store contains the given options,
+    including secrets; its `repr` never does. What obstore cannot do is done through fsspec:
+    everything in a child that was forked after obstore was used, listings of names that obstore
+    rejects (`a//b`), and finding the keys that failed in a bulk delete on S3.
 
     Args:
-        url: of S3, R2, GCS or Azure; its region, endpoint and account win over `options`.
+        url: of S3, R2, GCS or Azure; its region, endpoint and account take precedence over
+            `options`.
         options: by the names of `options.py`, or as obstore's stores are configured.
 
     Raises:
-        InputError: an R2 URL without an account, or an option that is not what it must be.
+        InputError: an R2 URL without an account, or an option with an invalid value.
     """
 
     def __init__(self, url: CheckpointUrl, options: Mapping[str, Any] | None = None) -> None:
@@ -136,23 +137,23 @@ class ObstoreStore:
 
     @property
     def through_fsspec(self) -> FsspecStore:
-        """The store at the same place through fsspec."""
+        """The store at the same URL through fsspec."""
         if self._twin is None:
             self._twin = open_through_fsspec(self._parsed, self._options)
         return self._twin
 
     @_or_through_fsspec
     def read(self, path: StatePath) -> bytes:
-        """Give the whole object; see `ObjectStore.read`."""
+        """Read the whole object; see `ObjectStore.read`."""
         key = self._key(path)
         with translated(self.url, path):
             found = obstore.get(self._remote(), key)
-            check_size(self.url, path, found.meta["size"])  # the body is not read yet
+            check_size(self.url, path, found.meta["size"])  # the body has not been read yet
             return bytes(found.bytes())
 
     @_or_through_fsspec
     def read_range(self, path: StatePath, start: int, length: int) -> bytes:
-        """Give a part of the object; see `ObjectStore.read_range`."""
+        """Read a part of the object; see `ObjectStore.read_range`."""
         check_range(path, start, length)
         key = self._key(path)
         if not length or start > _LARGEST:
@@ -165,7 +166,7 @@ class ObstoreStore:
             except FileNotFoundError:
                 raise
             except Exception:
-                # Stores refuse a range that begins beyond the end.
+                # Stores refuse a range that begins beyond the end of the object.
                 if start < self._size(path):
                     raise
             return b""
@@ -177,9 +178,9 @@ class ObstoreStore:
 
     @_or_through_fsspec
     def put(self, path: StatePath, data: bytes) -> None:
-        """Write the object over an older one; see `ObjectStore.put`."""
+        """Write the object and replace an older one; see `ObjectStore.put`."""
         key = self._key(path)
-        # In parts, each has its own time-out; a reader sees all of them or none.
+        # Each part has its own timeout; a reader sees all parts or none.
         in_parts = len(data) > 2 * _PART_BYTES
         with self._writing(path):
             remote = self._remote()
@@ -187,7 +188,7 @@ class ObstoreStore:
 
     @_or_through_fsspec
     def create(self, path: StatePath, data: bytes) -> bool:
-        """Write the object unless there is one; see `ObjectStore.create`.
+        """Write the object unless one exists; see `ObjectStore.create`.
 
         Raises:
             InputError: the server ignores the condition; nothing was written.
@@ -214,12 +215,12 @@ class ObstoreStore:
         return created
 
     def _created(self, path: StatePath, key: str, data: bytes) -> bool | None:
-        """Whether this request created the object; None if the answer does not say."""
+        """Return whether this request created the object; None if the answer does not decide."""
         try:
             obstore.put(self._remote(), key, data, mode="create", use_multipart=False)
         except exceptions.AlreadyExistsError as error:
-            # S3 also says 409 while another request for the name is under way, which may come to
-            # nothing: obstore takes both for an answer.
+            # S3 also answers 409 while another request for the name is in progress, which may still
+            # fail; obstore raises the same error for both.
             surely = _SURELY_EXISTS.search(str(error)) or self.head(path) is not None
             return False if surely else None
         except exceptions.BaseError as error:
@@ -253,16 +254,16 @@ class ObstoreStore:
 
     @_or_through_fsspec
     def list(self, prefix: str = "", *, start_after: str | None = None) -> Iterator[ObjectInfo]:
-        """Go through all objects below a directory; see `ObjectStore.list`.
+        """Iterate over all objects below a directory; see `ObjectStore.list`.
 
-        Differs: where a bucket has no key prefix, a foreign name that begins with `/` is listed
-        without it.
+        Differs: if the URL has no key prefix, a foreign name that begins with `/` is listed without
+        the `/`.
         """
         return self._walk().objects(stored_prefix(prefix), stored_start(start_after), prefix)
 
     @_or_through_fsspec
     def list_dir(self, prefix: str = "") -> Listing:
-        """Give one level; see `ObjectStore.list_dir`."""
+        """List one level; see `ObjectStore.list_dir`."""
         below = stored_prefix(prefix)
         full, skip = self._base + below, len(self._base)
         with translated(self.url, prefix or None):
@@ -270,11 +271,11 @@ class ObstoreStore:
                 found = obstore.list_with_delimiter(self._remote(), full.rstrip("/") or None)
             except (exceptions.InvalidPathError, ValueError) as error:
                 return self._twin_since(f"{UNLISTABLE}: {error}").list_dir(prefix)
-        # The object whose name is the directory's marks it in some consoles.
+        # Some consoles mark a directory by an object with its name.
         inside = [one for one in found["objects"] if one["path"].startswith(full)]
         if not inside and not found["common_prefixes"]:
             self._walk().require_root()
-        # obstore forgets that a directory's name goes on with a slash: `a.b/` is before `a/`.
+        # obstore sorts directories without the slash, but `a.b/` is before `a/`.
         directories = sorted(f"{name[skip:]}/" for name in found["common_prefixes"])
         return Listing(
             objects=tuple(described(chunk_of(inside, skip))),
@@ -294,7 +295,7 @@ class ObstoreStore:
 
     @_or_through_fsspec
     def delete_many(self, paths: Iterable[StatePath]) -> DeleteOutcome:
-        """Delete objects, 1000 a request where the store can; see `ObjectStore.delete_many`."""
+        """Delete objects, up to 1000 per request; see `ObjectStore.delete_many`."""
         keys = {path: self._key(path) for path in paths}
         failed: dict[StatePath, str] = {}
         deletes = BulkDeletes(
@@ -315,7 +316,7 @@ class ObstoreStore:
         return self._base + encode_path(path)
 
     def _remote(self) -> Any:
-        """The store of obstore, of this very process."""
+        """Return obstore's store of this process."""
         opened = self._opened
         if opened is None or opened[0] != os.getpid():
             opened = self._opened = (os.getpid(), _open_remote(self._parsed, self._options))
@@ -324,7 +325,7 @@ class ObstoreStore:
 
     @contextlib.contextmanager
     def _writing(self, path: StatePath) -> Iterator[None]:
-        """Translate failures of a write, of which "not found" can only mean the bucket."""
+        """Convert errors of a write, where "not found" always means the bucket."""
         with translated(self.url, path):
             try:
                 yield
@@ -343,7 +344,7 @@ class ObstoreStore:
         )
 
     def _twin_since(self, reason: str) -> FsspecStore:
-        """Give the fsspec store, which obstore's failure makes necessary."""
+        """Return the fsspec store, which is needed for the given reason."""
         try:
             twin = self.through_fsspec
             _ = twin.filesystem

@@ -22,7 +22,7 @@ from arroyo_dagster.state.storage.remote.obstore_listing import (
 from arroyo_dagster.state.storage.store import ObjectInfo
 
 UNLISTABLE = "there are names that obstore cannot list"
-# Each chunk costs a change of threads, which CPython grants every 5 ms only: so a few pages each.
+# Each chunk costs a thread switch, which CPython does every 5 ms only: so a chunk is a few pages.
 _CHUNK = 5000
 
 
@@ -80,10 +80,10 @@ class ListingWalk:
                 raise error
 
     def _described(self, chunk: ListingChunk, below: str, after: str) -> Sequence[ObjectInfo]:
-        """Describe a chunk without what is not asked for: a marker, what Azure gives before."""
+        """Describe a chunk without markers and without names before those requested (Azure)."""
         if after or chunk.names[0] <= below:
             chunk = chunk.kept(lambda name: name.startswith(below) and name > after)
-        # obstore shows a directory's marker, `a/`, as the object `a`; only a marker is empty.
+        # obstore lists a directory's marker `a/` as an object `a`; only empty objects are markers.
         empty = [name for name, size in zip(chunk.names, chunk.sizes, strict=True) if not size]
         missing = concurrently(self._is_missing, empty)
         markers = frozenset(name for name, gone in zip(empty, missing, strict=True) if gone)
@@ -98,12 +98,12 @@ class ListingWalk:
             return False
 
     def require_root(self) -> None:
-        """Make sure that the root exists, after a listing that came back empty.
+        """Check that the root exists, after an empty listing.
 
         Raises:
             NotFoundError: it does not.
         """
-        # Without a prefix the listing that came back empty has proved the bucket.
+        # Without a prefix, the empty listing has proved that the bucket exists.
         if not self.base:
             return
         try:

@@ -1,4 +1,4 @@
-"""From a URL to its store: one for each URL in a process."""
+"""Opening the store at a URL; a process has one store per URL."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ def open_store(
     options: Mapping[str, Any] | None = None,
     must_exist: bool = False,
 ) -> ObjectStore:
-    """Open the store at `url`; nothing is written or, unless it must exist, asked.
+    """Open the store at `url`; nothing is written, nor read unless `must_exist`.
 
     Args:
-        options: for the client of a remote store, as `options.py` lists them; they are never
-            shown. Left out, the client finds credentials where its ecosystem keeps them. `client`
-            chooses `obstore` (the default) or `fsspec`; where the options do not say, the
-            environment variable ARROYO_DAGSTER_STORE_CLIENT does.
-        must_exist: ask the store whether there is anything at `url`.
+        options: for the client of a remote store, as listed in `options.py`; never displayed.
+            Without them, the client finds credentials in its ecosystem's usual places. `client`
+            selects `obstore` (the default) or `fsspec`; without this option, the environment
+            variable ARROYO_DAGSTER_STORE_CLIENT does.
+        must_exist: check that the store contains something at `url`.
 
     Raises:
         InputError: `url` is no checkpoint URL, or a package it needs is not installed.
-        NotFoundError: it must exist and does not.
+        NotFoundError: `must_exist` is set, and the root does not exist.
     """
     parsed = parse_url(url) if isinstance(url, str) else url
     store = _opened(parsed, dict(options or {}))
@@ -58,13 +58,13 @@ def _opened(url: CheckpointUrl, options: dict[str, Any]) -> ObjectStore:
             url=str(url),
             next_step="remove it; the only option is 'sync'",
         )
-    # Only what clearly says no leaves syncs out: a slip must not.
+    # Only explicit values disable syncs; a typing error must not.
     sync = str(options.get("sync", True)).lower() not in ("false", "0", "no", "off", "n")
     return LocalDiskStore(url, sync=sync)
 
 
 class _Configured:
-    """The stores of this process, and the URL to use where none is given."""
+    """The stores of this process, and its default URL."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -73,7 +73,7 @@ class _Configured:
         self.url: str | None = None
 
     def after_fork(self) -> None:
-        # The lock may have been held in the parent, and no client outlives a fork.
+        # The parent may have held the lock, and no client survives a fork.
         self.lock = threading.Lock()
         self.stores = {}
 
@@ -84,13 +84,13 @@ if hasattr(os, "register_at_fork"):
 
 
 def configure(url: str | None, *, options: Mapping[str, Any] | None = None) -> None:
-    """Say which URL this process works on; None: none any more.
+    """Set the default URL of this process; None: no default URL.
 
     Args:
-        options: as for `open_store`, for every later use of this URL.
+        options: as in `open_store`, for every later use of this URL.
 
     Raises:
-        InputError: `url` is no checkpoint URL; the former one stays.
+        InputError: `url` is no checkpoint URL; the previous one stays.
     """
     canonical = None if url is None else str(parse_url(url))
     with _CONFIGURED.lock:
@@ -101,7 +101,7 @@ def configure(url: str | None, *, options: Mapping[str, Any] | None = None) -> N
 
 
 def get_storage_provider(url: str | None = None) -> ObjectStore:
-    """Give the store at `url`, always the same one in a process; None: the configured URL.
+    """Return the store at `url`, one instance per process; None: at the default URL.
 
     Raises:
         InputError: no URL is given or configured, or it is no checkpoint URL.

@@ -1,20 +1,20 @@
-"""The options of a remote store, in one set of words for both clients.
+"""The options of a remote store, with the same names for both clients.
 
-| Option | Means |
+| Option | Meaning |
 |---|---|
-| `client` | `obstore` (unless said otherwise) or `fsspec` |
+| `client` | `obstore` (default) or `fsspec` |
 | `access_key_id`, `secret_access_key`, `session_token`, `profile` | S3 and R2 |
 | `service_account_key` (JSON), `service_account` (file), `bearer_token` | GCS |
 | `account_name`, `account_key`, `sas_key`, `client_id`, `client_secret`, `tenant_id` | Azure |
-| `account` | R2, where the URL does not say it |
-| `skip_signature` | ask without credentials: a public bucket |
-| `region`, `endpoint` | where the store is; the URL wins |
-| `max_retries`, `retry_timeout_seconds` | a request is tried again so often and so long: 10, 20 |
-| `backoff_seconds`, `max_backoff_seconds` | first and longest wait between two tries: 0.1, 5 |
-| `connect_timeout_seconds`, `request_timeout_seconds` | 5, 30 |
+| `account` | R2, if the URL does not contain it |
+| `skip_signature` | send requests without credentials: a public bucket |
+| `region`, `endpoint` | location of the store; the URL takes precedence |
+| `max_retries`, `retry_timeout_seconds` | limits of the retries of a request; default: 10, 20 |
+| `backoff_seconds`, `max_backoff_seconds` | first and longest pause of retries; default: 0.1, 5 |
+| `connect_timeout_seconds`, `request_timeout_seconds` | default: 5, 30 |
 
-`aws_`, `google_` and `azure_` before a name are left out, so Arroyo's own names work. Any other
-option goes to the client as it is: obstore's configuration keys, or what s3fs, gcsfs or adlfs take.
+The prefixes `aws_`, `google_` and `azure_` are removed, so Arroyo's own names work. Any other
+option is passed to the client: obstore's configuration keys, or those of s3fs, gcsfs or adlfs.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Client = Literal["obstore", "fsspec"]
 
 _CLIENTS = ("obstore", "fsspec")
 _PREFIXES = ("aws_", "google_", "azure_storage_", "azure_")
-# What fsspec's filesystems and delta-rs call the same things.
+# The names of fsspec's filesystems and delta-rs.
 _ALIASES = {
     "key": "access_key_id",
     "secret": "secret_access_key",
@@ -49,7 +49,7 @@ _S3_ONLY = frozenset({"key", "secret", "token"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patience:
-    """How long one call goes on before it fails; all in seconds but the number of retries."""
+    """The time and retry limits of one call; all in seconds except the number of retries."""
 
     max_retries: int = 10
     retry_timeout_seconds: float = 20.0
@@ -60,7 +60,7 @@ class Patience:
 
 
 def patience_of(options: dict[str, Any], url: str) -> Patience:
-    """Take out of `options` how long a call may go on.
+    """Remove the limits of a call from `options` and return them.
 
     Raises:
         InputError: a value is not a number of zero or more.
@@ -77,7 +77,7 @@ def patience_of(options: dict[str, Any], url: str) -> Patience:
 
 
 def _number(value: Any) -> Any:
-    """A number that is written as text, as environment variables are; others as they are."""
+    """Parse a number in a text, as in environment variables; return other values unchanged."""
     try:
         found = float(value) if isinstance(value, str) else value
     except ValueError:
@@ -88,10 +88,10 @@ def _number(value: Any) -> Any:
 
 
 def normalised(options: Mapping[str, Any], backend: Backend) -> dict[str, Any]:
-    """Give the options under one name each; those nobody knows stay as they are.
+    """Return the options with one name for each; unknown options are unchanged.
 
     Raises:
-        InputError: two of them say the same thing in different words.
+        InputError: two names of the same option are given.
     """
     found: dict[str, Any] = {}
     for given, value in options.items():
@@ -110,10 +110,10 @@ def normalised(options: Mapping[str, Any], backend: Backend) -> dict[str, Any]:
 
 
 def chosen_client(options: dict[str, Any], default: str | None, url: str) -> Client:
-    """Take out of `options` which client to use.
+    """Remove the client's name from `options` and return it.
 
     Args:
-        default: where the options do not say; None: obstore.
+        default: used without this option; None: obstore.
 
     Raises:
         InputError: there is no such client.

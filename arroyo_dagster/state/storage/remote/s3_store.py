@@ -1,4 +1,4 @@
-"""Objects on S3 and what speaks its protocol, through s3fs."""
+"""Objects on S3 and compatible servers, through s3fs."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ _DELETE_PAUSES_SECONDS = (0.1, 0.4, 1.2)
 
 
 class S3Store(FsspecStore):
-    """An `ObjectStore` on S3, R2 or another server of that protocol.
+    """An `ObjectStore` on S3, R2 or another compatible server.
 
-    Listings come page by page, go on after a name without reading what is before it, and deletes
-    take 1000 keys a request and report each failure: fsspec's general calls do neither.
+    Listings are read page by page and can begin after a name; deletes take 1000 keys per request
+    and report each failure. fsspec's general calls support neither.
 
     Args:
-        url: an S3 or R2 URL; its region, endpoint and account win over `options`.
-        options: by the names of `options.py`, or as `s3fs.S3FileSystem` takes them.
+        url: an S3 or R2 URL; its region, endpoint and account take precedence over `options`.
+        options: by the names of `options.py`, or as `s3fs.S3FileSystem` accepts them.
 
     Raises:
         InputError: an R2 URL without an account.
@@ -63,20 +63,20 @@ class S3Store(FsspecStore):
         return found
 
     def list(self, prefix: str = "", *, start_after: str | None = None) -> Iterator[ObjectInfo]:
-        """Go through all objects below a directory; see `ObjectStore.list`."""
+        """Iterate over all objects below a directory; see `ObjectStore.list`."""
         below, after = stored_prefix(prefix), stored_start(start_after)
         empty = True
         for page in self._pages(below, after):
             for found in page.get("Contents", ()):
                 empty = False
-                # The key that is the prefix itself marks a directory in some consoles.
+                # Some consoles mark a directory by a key equal to the prefix.
                 if found["Key"] != self._prefix + below:
                     yield self._listed(found)
         if empty:
             self._require_root()
 
     def list_dir(self, prefix: str = "") -> Listing:
-        """Give one level; see `ObjectStore.list_dir`."""
+        """List one level; see `ObjectStore.list_dir`."""
         below = stored_prefix(prefix)
         objects: list[ObjectInfo] = []
         prefixes: list[StatePath] = []
@@ -91,9 +91,9 @@ class S3Store(FsspecStore):
         return Listing(objects=tuple(objects), prefixes=tuple(prefixes))
 
     def delete_many(self, paths: Iterable[StatePath]) -> DeleteOutcome:
-        """Delete objects, 1000 a request; see `ObjectStore.delete_many`.
+        """Delete objects, 1000 per request; see `ObjectStore.delete_many`.
 
-        Keys that the store fails to delete are asked for again a few times, within two seconds.
+        Keys that the store fails to delete are retried a few times, within two seconds.
         """
         keys = {self._key(path).removeprefix(f"{self._bucket}/"): path for path in paths}
         deleted: list[StatePath] = []
@@ -111,8 +111,8 @@ class S3Store(FsspecStore):
     def _create_multipart(self, source: StatePath, target: StatePath, size_bytes: int) -> bool:
         """Create a large object by a multipart upload of ranges of another one.
 
-        The condition is that of the last request. A server that ignores it is asked just before
-        whether there is an object, which leaves the time between two requests.
+        The last request has the condition. For servers that ignore it, the object is checked just
+        before, so that only the time between the two requests is unprotected.
         """
         where = {"Bucket": self._bucket, "Key": self._key(target).removeprefix(f"{self._bucket}/")}
         with translated(self.url, target):
@@ -149,7 +149,7 @@ class S3Store(FsspecStore):
                 IfNoneMatch="*",
             )
         except Exception as error:
-            # A repeated request finds no upload where the first one succeeded unheard.
+            # A repeated request finds no upload if the first one succeeded and its answer was lost.
             ended = isinstance(error, FileNotFoundError) or understood(error).code == "NoSuchUpload"
             if self._means_exists(error) or (ended and self.head(target) is not None):
                 return False
@@ -157,18 +157,18 @@ class S3Store(FsspecStore):
         return True
 
     def _give_up(self, where: Mapping[str, str]) -> None:
-        # What stays of an upload costs money and shows in no listing; its failure is not ours.
+        # An unfinished upload costs money and is in no listing; a failure to abort is ignored.
         with contextlib.suppress(Exception):
             self.filesystem.call_s3("abort_multipart_upload", **where)
 
     def _delete_patiently(self, keys: Sequence[str]) -> dict[str, str]:
-        """Delete up to 1000 keys; give those that may be left, with the reason."""
+        """Delete up to 1000 keys; return those that may still exist, with the reason."""
         failed: dict[str, str] = {}
         for pause in (*_DELETE_PAUSES_SECONDS, None):
             try:
                 found = self._delete_batch(keys)
             except Exception as error:
-                # The client has tried the whole request again and again already.
+                # The client has already retried the whole request several times.
                 return failed | dict.fromkeys(keys, explained(error)[0])
             again = [key for key, reason in found.items() if not lasts(reason)]
             if pause is None or not again:
@@ -179,7 +179,7 @@ class S3Store(FsspecStore):
         return failed
 
     def _delete_batch(self, keys: Sequence[str]) -> dict[str, str]:
-        """Delete keys by one request; give those that it does not report as deleted."""
+        """Delete keys with one request; return those that it does not report as deleted."""
         request = {"Objects": [{"Key": key} for key in keys]}
         answer = self.filesystem.call_s3("delete_objects", Bucket=self._bucket, Delete=request)
         errors = {one.get("Key"): one for one in answer.get("Errors", ())}
@@ -212,7 +212,7 @@ class S3Store(FsspecStore):
         return info_of(found["Key"].removeprefix(self._prefix), {**found, "size": found["Size"]})
 
     def _require_root(self) -> None:
-        # Without a prefix the listing that came back empty has proved the bucket.
+        # Without a prefix, the empty listing has proved that the bucket exists.
         if not self._prefix:
             return
         with translated(self.url):
@@ -227,7 +227,7 @@ class S3Store(FsspecStore):
         return failure.status == 416 or failure.code == "InvalidRange"
 
     def _means_exists(self, error: Exception) -> bool:
-        # Only AWS names the failed condition, by which s3fs knows a FileExistsError.
+        # Only AWS names the failed condition, from which s3fs derives a FileExistsError.
         answer = getattr(error.__cause__, "response", None) or {}
         code = answer.get("Error", {}).get("Code")
         return isinstance(error, FileExistsError) or code in ("PreconditionFailed", "412")

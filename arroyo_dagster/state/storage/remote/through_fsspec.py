@@ -1,4 +1,4 @@
-"""Remote stores through fsspec: on request, and where obstore cannot help."""
+"""Remote stores through fsspec: on request, and for what obstore does not support."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ def open_through_fsspec(
     """Open the store at a URL of S3, R2, GCS or Azure through s3fs, gcsfs or adlfs.
 
     Args:
-        options: by the names of `options.py`, or as the filesystem takes them.
+        options: by the names of `options.py`, or as the filesystem accepts them.
 
     Raises:
-        InputError: an option is not what it must be.
+        InputError: an option has an invalid value.
     """
     if url.backend in ("s3", "r2"):
         return S3Store(url, options)

@@ -1,7 +1,8 @@
-"""The tables that Arroyo's operators register, and how their entries decode.
+"""The tables that Arroyo's operators register, and how their entries are decoded.
 
-Arroyo stores no types: what the bytes of a global keyed table mean is known from who wrote them. A
-catalogue knows the built-in operators and connectors; others are added with `register_table`:
+Arroyo stores no types: the meaning of a global keyed table's bytes depends on the operator that
+wrote them. A catalogue knows the built-in operators and connectors; add others with
+`register_table`:
 
 ```python
 from arroyo_dagster.state import KnownTable, register_table
@@ -20,9 +21,9 @@ register_table(
 )
 ```
 
-or, so that the command line and Dagster know them too, by a package whose entry point of the group
-`arroyo_dagster.tables` names a `KnownTable` or several. Jobs of ours need neither: they store their
-types with their tables.
+To make them known to the command line and Dagster too, install a package whose entry point in the
+group `arroyo_dagster.tables` names one or more `KnownTable`s. Managed jobs need neither: they store
+their types with their tables.
 
 Source: crates/arroyo-connectors/src/; crates/arroyo-worker/src/arrow/.
 """
@@ -66,12 +67,12 @@ BUILT_IN: tuple[KnownTable, ...] = (*SOURCES, *OPERATORS, *SINKS)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableForm:
-    """How the entries of one table decode.
+    """How the entries of one table are decoded.
 
     Attributes:
-        known: what the catalogue says of the table; None = nothing.
-        key_type, value_type: how entries are encoded; None for both = they stay bytes.
-        problem: why they stay bytes, with what to do about it; None = they need not.
+        known: the table's entry in the catalogue; None = it has none.
+        key_type, value_type: the encoding of entries; None for both = they stay bytes.
+        problem: why they stay bytes, and what to do about it; None = they are decoded.
     """
 
     known: KnownTable | None = None
@@ -80,10 +81,10 @@ class TableForm:
     problem: str | None = None
 
     def decode(self, key: bytes, value: bytes) -> tuple[Any, Any] | None:
-        """Decode one entry; None where entries stay bytes.
+        """Decode one entry; None if entries stay bytes.
 
         Raises:
-            FormatError: the bytes are no such key or value.
+            FormatError: the bytes do not match the key or value type.
         """
         if self.key_type is None or self.value_type is None:
             return None
@@ -105,23 +106,23 @@ class TableForm:
 
 
 class Catalogue:
-    """What is known of tables; of several entries for one table the first that fits its bytes."""
+    """Known tables; if several match a table, the first whose types match its bytes is used."""
 
     def __init__(self, tables: Iterable[KnownTable]) -> None:
         self.tables: tuple[KnownTable, ...] = tuple(tables)
 
     def find(self, operator: str, config: TableConfig) -> tuple[KnownTable, ...]:
-        """The entries for a table of an operator, the likeliest first; of any state version."""
+        """Return the matches for an operator's table, most likely first, of any state version."""
         return tuple(known for known in self.tables if known.is_of(operator, config))
 
     def describe(self, operator: str, config: TableConfig) -> KnownTable | None:
-        """What is said of a table without looking at its bytes; None = nothing."""
+        """Return the best match for a table without reading its bytes; None = no match."""
         found = self.find(operator, config)
         of_version = [known for known in found if known.has_version(config.state_version)]
         return next(iter(of_version or found), None)
 
     def owner_of(self, operator: str, config: TableConfig) -> str | None:
-        """Who keeps a table, without looking at its bytes: several, where these would tell."""
+        """Return a table's owner without reading its bytes; several, if only these decide."""
         found = self.find(operator, config)
         of_version = [known for known in found if known.has_version(config.state_version)]
         owners = dict.fromkeys(known.owner for known in of_version if not known.releases)
@@ -130,15 +131,15 @@ class Catalogue:
     def form_of(
         self, operator: str, config: TableConfig, entries: Mapping[bytes, tuple[int, bytes]]
     ) -> TableForm:
-        """Choose how the entries of a global keyed table decode.
+        """Choose how the entries of a global keyed table are decoded.
 
         Args:
-            entries: by key the state version of the file and the value; all of the table's, or
-                enough of them to tell the forms apart that several releases gave it.
+            entries: by key, the state version of the file and the value; all of the table's, or
+                enough to distinguish the forms of several releases.
 
         Returns:
-            The types the job stored, where it did; else the first known form that all entries
-            have to the last byte; else a form that leaves them bytes and says why.
+            The types that the job stored, if any; else the first known form that decodes all
+            entries to the last byte; else a form without types that says why.
         """
         if config.key_type is not None and config.value_type is not None:
             known = self.describe(operator, config)
@@ -155,17 +156,17 @@ class Catalogue:
     def decode_commit_data(
         self, operator: str, config: TableConfig, data: bytes
     ) -> tuple[Any, Type] | None:
-        """Decode what a subtask left for the second phase of a commit.
+        """Decode a subtask's data for the second phase of a commit.
 
         Returns:
-            The value and its type; None where nothing was left, or its type is not known.
+            The value and its type; None if there is no data, or its type is unknown.
         """
         kinds = [known.commit for known in self.find(operator, config) if known.commit is not None]
         for codec in map(codec_for, kinds if data else ()):
             try:
                 return codec.decode(data), codec.type
             except FormatError:
-                # Releases differ; the next one may have written it.
+                # Releases differ: the next form may match.
                 continue
         return None
 
@@ -188,12 +189,12 @@ def _first_fit(
 
 
 def _decode_all(codec: Codec[Any], values: Collection[bytes]) -> None:
-    """Raises FormatError when one of the values does not decode."""
+    """Raise a FormatError if one of the values does not decode."""
     if codec.column_type is not None:
         try:
             codec.decode_column(pa.array(list(values), pa.binary()))
         except InputError:
-            pass  # a time that no column holds: one by one then
+            pass  # a time that no Arrow column can hold: decode one by one
         else:
             return
     codec.decode_many(values)
@@ -240,9 +241,9 @@ _registered: list[KnownTable] = []
 
 
 def register_table(*tables: KnownTable) -> None:
-    """Make tables known to this process, before those that are built in.
+    """Register tables in this process; they take precedence over the built-in ones.
 
-    What is registered last is tried first; registering the same again changes nothing.
+    The table registered last is tried first; registering the same one again changes nothing.
 
     Raises:
         InputError: not a `KnownTable`.
@@ -254,10 +255,10 @@ def register_table(*tables: KnownTable) -> None:
 
 
 def default_catalogue() -> Catalogue:
-    """What was registered here, what installed packages name, and what is built in.
+    """Return the tables registered here, those of installed packages, and the built-in ones.
 
     Raises:
-        InputError: an installed package names something else than tables, or fails to load.
+        InputError: an installed package names something other than tables, or fails to load.
     """
     return Catalogue((*_registered, *_installed(), *BUILT_IN))
 

@@ -1,6 +1,6 @@
-"""What Arroyo's operators keep between source and sink: windows, joins, aggregates, watermarks.
+"""State of Arroyo's operators between source and sink: windows, joins, aggregates, watermarks.
 
-Source: crates/arroyo-worker/src/arrow/, the file beside each table.
+Source: crates/arroyo-worker/src/arrow/, the file named in the comment beside each table.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class ExpressionWatermarkState:
-    """The watermark of a subtask, and the event time at which it last sent one on."""
+    """The watermark of a subtask, and the event time at which it last emitted one."""
 
     last_watermark_emitted_at: SystemTimeNanos
     max_watermark: SystemTimeNanos
@@ -33,14 +33,14 @@ class ExpressionWatermarkState:
 
 @dataclass(frozen=True, slots=True)
 class EventTimeReached:
-    """Event time has come this far."""
+    """A watermark: event time has reached this time."""
 
     at: SystemTimeNanos
 
 
 @dataclass(frozen=True, slots=True)
 class Idle:
-    """Nothing comes, so nobody need wait."""
+    """The input is idle, so downstream operators need not wait for it."""
 
 
 Watermark = Annotated[EventTimeReached | Idle, enum_of("Watermark", EventTimeReached, Idle)]
@@ -48,9 +48,10 @@ Watermark = Annotated[EventTimeReached | Idle, enum_of("Watermark", EventTimeRea
 
 @dataclass(frozen=True, slots=True)
 class AsyncUdfState:
-    """Calls begun and answers not yet sent on, each with its number; rows are in arrow row format.
+    """Calls in progress and results not yet emitted, each with its number; rows are in arrow row
+    format.
 
-    `watermarks` are those that wait for calls, each with the number it follows.
+    `watermarks` are those that wait for calls, each with the number of the call it follows.
     """
 
     inputs: list[tuple[U64, bytes]]
@@ -127,4 +128,4 @@ def _row_tables() -> Iterator[KnownTable]:
 
 
 OPERATORS = (*_GLOBAL, *_row_tables())
-"""The tables of operators, one each; those of rows need no types."""
+"""The tables of operators, one entry each; tables of rows need no types."""

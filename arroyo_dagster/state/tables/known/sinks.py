@@ -1,8 +1,8 @@
-"""What Arroyo's sinks keep: files being written, and files to be committed.
+"""State of Arroyo's sinks: files being written, and files to be committed.
 
-Fields have Arroyo's names and order, for the order is the format.
+Fields have Arroyo's names and order, because the order is the format.
 
-Source: crates/arroyo-connectors/src/, the file beside each table.
+Source: crates/arroyo-connectors/src/, the file named in the comment beside each table.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class ColumnBounds:
 
 @dataclass(frozen=True, slots=True)
 class IcebergColumn:
-    """Iceberg's figures of one column of a file."""
+    """Iceberg's metrics of one column of a file."""
 
     compressed_size: U64
     num_values: U64
@@ -79,7 +79,7 @@ class IcebergColumn:
 
 @dataclass(frozen=True, slots=True)
 class IcebergFileMetadata:
-    """Iceberg's figures of a file; columns by field id."""
+    """Iceberg's metrics of a file; columns by field id."""
 
     row_count: U64
     split_offsets: list[I64]
@@ -91,7 +91,7 @@ class IcebergFileMetadata:
 
 @dataclass(frozen=True, slots=True)
 class FinishedPart:
-    """A part of an upload that the store has."""
+    """A part of an upload that is stored."""
 
     part: USize
     content_id: str
@@ -99,7 +99,7 @@ class FinishedPart:
 
 @dataclass(frozen=True, slots=True)
 class InProgressPart:
-    """A part of an upload that is only here."""
+    """A part of an upload that is not stored yet."""
 
     part: USize
     data: bytes
@@ -136,7 +136,7 @@ class MultiPartInFlight:
 
 @dataclass(frozen=True, slots=True)
 class MultiPartWriterClosed:
-    """A file written to its end, of which parts are still being uploaded."""
+    """A completely written file of which parts are still being uploaded."""
 
     multi_part_upload_id: str
     in_flight_parts: list[InFlightPart]
@@ -145,7 +145,7 @@ class MultiPartWriterClosed:
 
 @dataclass(frozen=True, slots=True)
 class MultiPartWriterUploadCompleted:
-    """A file all of whose parts are uploaded, and which is not committed."""
+    """A file whose parts are all uploaded, but not committed."""
 
     multi_part_upload_id: str
     completed_parts: list[str]
@@ -181,7 +181,7 @@ class InProgressFileCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class FileSystemDataRecovery:
-    """What a subtask was writing."""
+    """The files that a subtask was writing."""
 
     next_file_index: USize
     active_files: list[InProgressFileCheckpoint]
@@ -205,7 +205,7 @@ class FileToFinish:
 
 @dataclass(frozen=True, slots=True)
 class LocalFile:
-    """A file being written, and what it will be called."""
+    """A file being written, and its final name."""
 
     tmp_file: str
     bytes_written: USize
@@ -216,7 +216,7 @@ class LocalFile:
 
 @dataclass(frozen=True, slots=True)
 class LocalFileDataRecovery:
-    """What a subtask was writing."""
+    """The files that a subtask was writing."""
 
     next_file_index: USize
     current_files: list[LocalFile]
@@ -248,7 +248,7 @@ class MultipartStarted:
 
 @dataclass(frozen=True, slots=True)
 class SingleFileToFinish:
-    """A file small enough for one upload, when the checkpoint commits."""
+    """A file small enough to be uploaded at once, when the checkpoint commits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,7 +267,7 @@ class InProgressFile:
 
 @dataclass(frozen=True, slots=True)
 class FilesCheckpointV2:
-    """What a subtask was writing."""
+    """The files that a subtask was writing."""
 
     open_files: list[InProgressFile]
     file_index: USize
@@ -303,7 +303,7 @@ class FileToCommit:
 
 
 def _before_iceberg(described: Type) -> Type:
-    """The layout before v0.15, which put Iceberg's figures into it without a new version."""
+    """Return the layout before v0.15, which added Iceberg's metrics without a new state version."""
     match described:
         case StructOf(name=name, fields=fields):
             kept = [field for field in fields if field.type != OptionOf(_ICEBERG)]
@@ -443,4 +443,4 @@ SINKS = (
         value=USize,
     ),
 )
-"""The tables of sinks; where several have one name and description, the likelier ones first."""
+"""The tables of sinks; if several have one name and description, the likelier ones come first."""

@@ -1,8 +1,8 @@
-"""What Arroyo's sources keep: how far each has read.
+"""State of Arroyo's sources: how far each has read.
 
-Fields have Arroyo's names and order, for the order is the format.
+Fields have Arroyo's names and order, because the order is the format.
 
-Source: crates/arroyo-connectors/src/, the file beside each table.
+Source: crates/arroyo-connectors/src/, the file named in the comment beside each table.
 """
 
 from __future__ import annotations
@@ -58,17 +58,17 @@ class KafkaState:
 
 @dataclass(frozen=True, slots=True)
 class Earliest:
-    """From the oldest record there is."""
+    """From the oldest existing record."""
 
 
 @dataclass(frozen=True, slots=True)
 class Latest:
-    """From the records to come."""
+    """From the next new record."""
 
 
 @dataclass(frozen=True, slots=True)
 class SequenceNumber:
-    """After the record of this number."""
+    """After the record with this number."""
 
     number: str
 
@@ -88,7 +88,7 @@ KinesisOffset = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class ShardState:
-    """How far a shard of a Kinesis stream is read."""
+    """How far a shard of a Kinesis stream has been read."""
 
     stream_name: str
     shard_id: str
@@ -103,7 +103,7 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class RecordsRead:
-    """A file of which so many records are read."""
+    """A file from which this many records have been read."""
 
     count: USize
 
@@ -113,7 +113,7 @@ FileReadState = Annotated[Finished | RecordsRead, enum_of("FileReadState", Finis
 
 @dataclass(frozen=True, slots=True)
 class ImpulseSourceState:
-    """How many events were made, and when the first."""
+    """The number of generated events, and the time of the first."""
 
     counter: USize
     start_time: SystemTimeNanos
@@ -172,7 +172,7 @@ class GeneratorConfig:
 
 @dataclass(frozen=True, slots=True)
 class NexmarkSourceState:
-    """How many events a subtask has made, and by which settings."""
+    """The number of events a subtask has generated, and its settings."""
 
     config: GeneratorConfig
     event_count: USize
@@ -187,14 +187,14 @@ class SSESourceState:
 
 @dataclass(frozen=True, slots=True)
 class PollingHttpSourceState:
-    """The last answer, to tell whether the next one differs."""
+    """The last response, for comparison with the next one."""
 
     last_message: bytes | None
 
 
 @dataclass(frozen=True, slots=True)
 class WebsocketSourceState:
-    """Nothing: a websocket cannot be read again."""
+    """Empty: a WebSocket cannot be read again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +207,7 @@ class NatsState:
 
 @dataclass(frozen=True, slots=True)
 class RabbitmqStreamState:
-    """The last offset read; 0 as long as nothing has been read since the start."""
+    """The last offset read; 0 until something has been read since the start."""
 
     offset: U64
 
@@ -332,4 +332,4 @@ SOURCES = (
         value=FluvioState,
     ),
 )
-"""The tables of sources, one each."""
+"""The tables of sources, one entry each."""

@@ -1,4 +1,4 @@
-"""What is known of a table beforehand: who keeps it, and what its keys and values are."""
+"""Description of a known table: its owner, and the types of its keys and values."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ __all__ = ["KnownTable"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownTable:
-    """A table that an operator or connector registers, and how to read it.
+    """A table that an operator or connector registers, and how to decode it.
 
     Attributes:
-        owner: who keeps it, such as `Kafka source`.
-        holds: what one entry, or row, is; for people.
+        owner: the operator or connector that keeps it, such as `Kafka source`.
+        holds: the meaning of one entry, or row; for people.
         table: the name of the table; None = any.
-        description: the description the owner gives it, exactly; None = any.
+        description: the exact description that the owner gives it; None = any.
         operator: a pattern of operator ids, such as `source_orders_*`; None = any.
         state_version: the version of its values; None = any.
         key, value: Python types, or descriptions of types, as bincode; None for both = the owner
             writes no entries, or the table holds rows, which need no types.
-        commit: the type of what a subtask leaves for the second phase of a commit; None = nothing.
-        releases: which releases of Arroyo write this form, where not all.
+        commit: the type of a subtask's data for the second phase of a commit; None = no such data.
+        releases: the releases of Arroyo that write this form, if not all.
     """
 
     owner: str
@@ -42,18 +42,18 @@ class KnownTable:
     releases: str = ""
 
     def __post_init__(self) -> None:
-        # What cannot be described is refused where it is written, not where it is first read.
+        # Types that cannot be described are refused here, not when the table is first read.
         for part in (self.key, self.value, self.commit):
             describe(part)
 
     @property
     def key_type(self) -> Type:
-        """How keys are encoded."""
+        """The encoding of keys."""
         return describe(self.key)
 
     @property
     def value_type(self) -> Type:
-        """How values are encoded."""
+        """The encoding of values."""
         return describe(self.value)
 
     @property
@@ -62,7 +62,7 @@ class KnownTable:
         return self.kind is TableKind.GLOBAL_KEYED and (self.key, self.value) != (None, None)
 
     def is_of(self, operator: str, config: TableConfig) -> bool:
-        """Whether a table of an operator is this one; its version is not looked at."""
+        """Whether this describes a table of an operator; the state version is not compared."""
         return (
             self.kind is config.kind
             and self.table in (None, config.table)

@@ -1,3 +1,1 @@
-"""The rows of several files of one subtask merged into fewer. What is merged is decided in
-`planning/compaction`.
-"""
+"""Merging of several files of one subtask into fewer. `planning/compaction` decides which."""

@@ -1,8 +1,8 @@
-"""One merge of a global keyed table: the last write of each key, removals among them.
+"""One merge of a global keyed table: keeps the last write of each key, including removals.
 
-Older writes are left out where their key is byte by byte that of a newer one. The proof is then
-that the files read back hold each key once, and the rows that were the last in the inputs. Memory
-grows with the keys that are left, as it does for every subtask that restores the table, and not
+An older write is left out only if its key equals that of a newer one byte by byte. The proof is
+then that the files read back hold each key once, and the rows that were the last in the inputs.
+Memory grows with the number of remaining keys, as in every subtask that restores the table, and not
 with the files.
 """
 
@@ -42,18 +42,18 @@ def merge_pairs(
     name: Callable[[str], StatePath],
     on_bytes: Callable[[int], None] = lambda count: None,
 ) -> MergeOutcome:
-    """Carry out one merge and read its outputs back.
+    """Execute one merge and read its outputs back.
 
-    One file comes of each state version, and one of removals unless the merge begins at the oldest
-    file: without an older file nothing is left that could bring a key back.
+    Writes one file per state version, and one of removals unless the merge begins at the oldest
+    file: without an older file, no removed key can reappear.
 
     Args:
-        name: gives a fresh path; its argument ends the name.
-        on_bytes: told of every input how many of its bytes were read.
+        name: returns a new path; its argument is the suffix of the name.
+        on_bytes: called for every input with the number of its bytes that were read.
 
     Raises:
-        FormatError: an input is broken; or an output is not what was written.
-        NotFoundError: an input is gone.
+        FormatError: an input is broken; or an output does not read back as written.
+        NotFoundError: an input no longer exists.
     """
     sizes = merge.sizes or (0,) * len(merge.inputs)
     of_file = dict(zip(merge.inputs, sizes, strict=True))

@@ -1,4 +1,4 @@
-"""Rows of an expiring table parted by key range and written as files, while more of them come."""
+"""Split rows of an expiring table by key range, and write them as files while more rows arrive."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.tables.live_rows import NANOS_PER_MICRO
 
 Route = tuple[int, pa.Table]
-"""The place of a key range, and rows of it."""
+"""The index of a key range, and rows of it."""
 
 
 def routes(rows: pa.Table, ranges: Sequence[KeyRange]) -> list[Route]:
-    """Part rows by the key range that holds them, each part in their order.
+    """Split rows by key range, each part in their order.
 
     Args:
         rows: of a file schema.
-        ranges: ascending, without overlap. Rows of no range are left out.
+        ranges: ascending, without overlap. Rows outside all ranges are left out.
     """
     hashes = rows.column(rows.num_columns - 2).to_numpy()
     if not len(hashes):
@@ -58,7 +58,7 @@ def _split_by_owner(rows: pa.Table, owners: npt.NDArray[np.int64], count: int) -
 
 @dataclass(slots=True)
 class _Open:
-    """A file that is being written, and the rows that wait for its next row group."""
+    """A file that is being written, and the rows for its next row group."""
 
     encoder: RowsEncoder
     waiting: list[pa.Table] = field(default_factory=list)
@@ -72,13 +72,13 @@ class _Open:
 
 
 class RangeFiles:
-    """One file, or several in replay order, for each key range of a merge.
+    """One or more files, in replay order, for each key range of a merge.
 
-    Rows wait in memory until they fill a row group; all that wait together are bounded, and what
-    is encoded is written as soon as it fills a file.
+    Rows are buffered until they fill a row group, with a limit for all buffers together. Encoded
+    data is written as soon as it fills a file.
 
     Args:
-        name: gives a fresh path for a file of a key range; its second argument ends the name.
+        name: returns a new path for a file of a key range; its second argument is the suffix.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class RangeFiles:
 
     @property
     def size_bytes(self) -> int:
-        """How many bytes were written."""
+        """The number of bytes written."""
         return sum(self.sizes.values())
 
     @property
@@ -108,7 +108,7 @@ class RangeFiles:
         return self._merge.form
 
     def add(self, at: int, rows: pa.Table) -> None:
-        """Add rows to the key range at `at`, behind those it has."""
+        """Append rows to the key range with the index `at`."""
         if not rows.num_rows:
             return
         found = self._open.get(at)
@@ -150,13 +150,13 @@ class RangeFiles:
         one.encoder.write(rows, self._form.row_group_rows)
 
     def close(self) -> tuple[TimeFile, ...]:
-        """Write what is left, and give all files: by key range, in replay order."""
+        """Write the remaining rows, and return all files: by key range, in replay order."""
         for at in sorted(self._open):
             self._close(at)
         return tuple(file for at in sorted(self._closed) for file in self._closed[at])
 
     def close_files(self) -> None:
-        """Let what comes next go to files of its own."""
+        """Close the open files; later rows are written to new ones."""
         for at in list(self._open):
             self._close(at)
 
@@ -174,7 +174,7 @@ class RangeFiles:
         inputs = self._merge.inputs
         latest = one.latest_nanos // NANOS_PER_MICRO
         if one.timeless:
-            # A row without event time hides older ones: its file must not go before theirs would.
+            # A row without event time hides older ones: its file must not expire before theirs.
             latest = max(latest, *(file.max_timestamp_micros for file in inputs))
         return TimeFile(
             epoch=max(file.epoch for file in inputs),
@@ -188,7 +188,7 @@ class RangeFiles:
         )
 
     def abandon(self) -> None:
-        """Begin anew: nothing that was added counts. What was written is deleted, if it can be."""
+        """Drop all added rows, and delete the written files if possible."""
         paths = [file.path for files in self._closed.values() for file in files]
         self._open.clear()
         self._closed.clear()

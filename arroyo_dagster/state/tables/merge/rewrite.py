@@ -1,8 +1,8 @@
-"""One part of a table of Arroyo's, written anew: read, chosen by the table's rule, written under a
-fresh name, read back.
+"""Rewrite one part of a table of an Arroyo job: read, select rows by the table's rule, write under
+a new name, read back.
 
-The same code runs in process and in Spark's workers. What cannot be done is an answer: the table
-is left as it is, and the others go on.
+The same code runs in process and in Spark's workers. If a part cannot be rewritten, the reason is
+returned: the table stays as it is, and the others are still rewritten.
 
 Source: crates/arroyo-state/src/tables/expiring_time_key_map.rs and
 crates/arroyo-worker/src/arrow/incremental_aggregator.rs (`arroyo-state.md` 5.4, 5.7, 9.8).
@@ -49,8 +49,9 @@ from arroyo_dagster.state.tables.restoring import fresh_batches
 from arroyo_dagster.state.tables.time_files import batch_numbers, in_range
 
 MAX_UNKEYED_ROWS = 100_000
-"""An aggregate without GROUP BY needs a row group a row, of 500 bytes in the footer: more would
-make a footer of 50 MB and more, which every reader decodes whole."""
+"""An aggregate without GROUP BY needs one row group per row, of 500 bytes in the footer. More rows
+would make a footer of 50 MB or more, which every reader decodes as a whole.
+"""
 
 TOO_OLD = "rows older than the retention"
 OLD_GENERATIONS = "rows that a newer generation hides"
@@ -59,10 +60,10 @@ GONE = "keys and tuples without any remaining rows"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewriteTask:
-    """A part of a table to write anew, and all that is needed to do it somewhere else.
+    """A part of a table to rewrite, and all that is needed to do it in another process.
 
     Attributes:
-        epoch, worker_generation: the checkpoint whose directory gets the new file.
+        epoch, worker_generation: the checkpoint in whose directory the new file is written.
         keys: one of the table's parts.
     """
 
@@ -81,12 +82,12 @@ class RewriteTask:
 
     @property
     def size_bytes(self) -> int:
-        """About how many bytes of its inputs are this part's."""
+        """The total size of its inputs, which may also hold rows of other parts."""
         inside = {file.path for file in self.inputs}
         return sum(one.size_bytes for one in self.table.inputs if one.file.path in inside)
 
     def output(self) -> StatePath:
-        """A name that no other attempt has, and no object of Arroyo's."""
+        """Return a name that no other attempt and no object of Arroyo has."""
         return self.paths.data_file(
             self.table.operator,
             self.table.table,
@@ -98,7 +99,7 @@ class RewriteTask:
 
 
 def unwritable(config: ExpiringTimeKeyConfig) -> str | None:
-    """Why the columns of a table would not come back exactly as they are; None = they do.
+    """Return why the columns of a table would not read back exactly as they are; None = they do.
 
     Raises:
         FormatError: the stored schema is broken.
@@ -115,14 +116,14 @@ def unwritable(config: ExpiringTimeKeyConfig) -> str | None:
 
 
 def rewrite_shard(store: ObjectStore, task: RewriteTask) -> RewriteShard | LeftOut:
-    """Write one part of a table anew and read it back.
+    """Rewrite one part of a table and read it back.
 
     Returns:
-        The part; or why the table must stay as it is.
+        The part; or the reason why the table must stay as it is.
 
     Raises:
         FormatError: an input is broken.
-        NotFoundError: an input is gone; the job has let it expire since.
+        NotFoundError: an input no longer exists because the job has let it expire.
     """
     rows = _Rows(task)
     found: list[StoredRows] = []
@@ -157,7 +158,7 @@ def _strange(part: StoredRows, file: TimeFile) -> str | None:
 def _read(
     store: ObjectStore, file: TimeFile, schema: pa.Schema, keys: KeyRange
 ) -> StoredRows | str:
-    """The rows of a file in a key range, whole, and in which record batch each would come."""
+    """Read a file's rows in a key range, with all columns, and the record batch of each row."""
     covered = keys.covers(file.min_routing_key, file.max_routing_key)
     with store.open_input(file.path) as source:
         data = DataFile(source.read() if covered else source, file.path)
@@ -175,11 +176,11 @@ def _read(
     return StoredRows(rows, rows.column(width - 1), batches)
 
 
-# ---- which rows ----------------------------------------------------------------------------------
+# ---- row selection -------------------------------------------------------------------------------
 
 
 class _Rows:
-    """The rule of a table, on rows as they are stored."""
+    """The rule of a table, applied to rows as stored."""
 
     def __init__(self, task: RewriteTask) -> None:
         memory = memory_schema(task.config)
@@ -191,11 +192,11 @@ class _Rows:
         self.layout = RowLayout.of(task.config, memory, managed=False)
 
     def together(self, parts: Sequence[pa.Table]) -> pa.Table:
-        """Rows of several files, in their order."""
+        """Concatenate rows of several files, in their order."""
         return pa.concat_tables([self.schema.empty_table(), *parts])
 
     def kept(self, parts: Sequence[StoredRows]) -> pa.Table:
-        """What a restore loads of these files, in their order."""
+        """Return the rows that a restore loads from these files, in their order."""
         if self.rule is RewriteRule.BATCHES and self.cutoff_micros > 0:
             fresh = [
                 fresh_batches(part, self.time_at, self.cutoff_micros)
@@ -209,23 +210,24 @@ class _Rows:
         return self._not_older(whole)
 
     def to_write(self, parts: Sequence[StoredRows], kept: pa.Table) -> pa.Table:
-        """What is written of `kept`. Where nothing is left of any key, the rows that say so: the
-        table would stay as it was, and Arroyo, without GROUP BY, find an older row. There one of
-        them does, for nobody looks at the others."""
+        """Return the rows to write. If no row is kept, these are the rows that mark the keys as
+        deleted: without them the table would stay as it was, and Arroyo, without GROUP BY, would
+        find an older row. Without GROUP BY one such row suffices, because the others are not read.
+        """
         if kept.num_rows or not self.rule.aggregate:
             return kept
         gone = newest(self.together([part.rows for part in parts]), self.layout)
         return gone.slice(0, 1) if self.rule is RewriteRule.UNKEYED else gone
 
     def visible(self, parts: Sequence[StoredRows]) -> pa.Table:
-        """What Arroyo finds of them: without GROUP BY the first row of each record batch only."""
+        """Return the rows that Arroyo finds: without GROUP BY the first of each record batch."""
         if self.rule is not RewriteRule.UNKEYED:
             return self.kept(parts)
         first = [first_of_batches(part.rows, _numbers(part)) for part in parts]
         return restored(self.together(first), self.layout, self.role)
 
     def dropped(self, parts: Sequence[StoredRows], kept: pa.Table) -> dict[str, int]:
-        """How many rows are not among those that were written, by reason."""
+        """Return how many rows are not written, by reason."""
         rows = sum(part.rows.num_rows for part in parts)
         if self.rule.aggregate:
             newest_rows = newest(self.together([part.rows for part in parts]), self.layout).num_rows
@@ -235,8 +237,9 @@ class _Rows:
         return {reason: count for reason, count in counts.items() if count}
 
     def arranged(self, kept: pa.Table) -> pa.Table:
-        """Sorted by event time, which splits into few batches at a restore; of an updating join so
-        that each record batch has a row that is not too old."""
+        """Sort by event time, so that a restore splits the rows into few batches; for an updating
+        join, with a row within the retention in each record batch.
+        """
         times = kept.column(self.time_at)
         order = pc.sort_indices(times).to_numpy()  # stable, nulls last
         if self.rule is RewriteRule.BATCHES and self.cutoff_micros > 0:
@@ -260,9 +263,9 @@ def _ascending(order: npt.NDArray[np.int64]) -> bool:
 
 
 def _led(order: npt.NDArray[np.int64], fresh: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
-    """Put one of the `fresh` rows at the head of each record batch, if any row is not.
+    """Put one of the `fresh` rows first in each record batch, unless all rows are fresh.
 
-    There are enough: every row that is not came out of a batch that had one.
+    There are enough: every other row comes from a batch that had a fresh one.
     """
     if fresh.all():
         return order
@@ -300,7 +303,7 @@ def _written(
         size_bytes_in=task.size_bytes,
         size_bytes_out=size,
         before=digest_rows(kept),
-        # What Arroyo will find, which is more than that the rows are there.
+        # Compares the rows that Arroyo will find, which proves more than that they are stored.
         after=digest_rows(rows.visible(again)) if again else RowsDigest(),
         repaired=_repaired(rows, found, kept),
     )
@@ -313,16 +316,16 @@ def _write(
     arranged: pa.Table,
     found: Sequence[StoredRows],
 ) -> tuple[TimeFile, int]:
-    # Arroyo restores the first row of each record batch, and no batch spans two row groups: rows
-    # that count cannot share one. (Copies of each row could fill the 1024 rows of today's batches
-    # in one row group that compresses well, but a release with other batches would lose rows.)
+    # Arroyo restores the first row of each record batch, and no batch spans two row groups: so rows
+    # that count must not share one. (Copies of each row could fill the 1024 rows of today's batches
+    # in one row group that compresses well, but a release with another batch size would lose rows.)
     one_by_one = rows.rule is RewriteRule.UNKEYED and arranged.num_rows > 1
     data = encode_single_rows(arranged) if one_by_one else encode_rows(arranged)
     path = task.output()
     hashes = pc.min_max(arranged.column(arranged.num_columns - 2))
     store.put(path, data)
     return TimeFile(
-        # Not of this part alone: a newer file may be of a part that leaves no row, and no output.
+        # Of all parts: a newer file may belong to a part that leaves no row, and has no output.
         epoch=max(one.file.epoch for one in task.table.inputs),
         path=path,
         min_routing_key=hashes["min"].as_py(),
@@ -335,10 +338,11 @@ def _write(
 def _newest_micros(
     task: RewriteTask, rows: _Rows, arranged: pa.Table, found: Sequence[StoredRows]
 ) -> int:
-    """The largest event time, floored. A file that is listed as older than it is goes too early.
+    """Return the largest event time, rounded down. A file whose metadata says less would expire too
+    early.
 
-    Of an aggregate that of all rows read: the row that touched a key last may be one that is not
-    kept (its count came down to 0), and the key lives on from then.
+    For an aggregate it is that of all rows read: the row that last changed a key may not be kept
+    (its count decreased to 0), and the key lives on from its time.
     """
     times = arranged.column(rows.time_at)
     if times.null_count:
@@ -362,7 +366,7 @@ def _read_back(store: ObjectStore, file: TimeFile, schema: pa.Schema, keys: KeyR
 
 
 def _repaired(rows: _Rows, found: Sequence[StoredRows], kept: pa.Table) -> int:
-    """How many of the kept rows Arroyo would not have found as they are."""
+    """Return how many of the kept rows Arroyo would not have found as they are."""
     if rows.rule is not RewriteRule.UNKEYED:
         return 0
     visible = rows.visible(found)

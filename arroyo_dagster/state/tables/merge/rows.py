@@ -1,8 +1,8 @@
-"""One merge of an expiring table, with no more in memory than the merge says.
+"""One merge of an expiring table, within the memory limit of the merge.
 
-Rows that act on nothing go straight from the inputs, a batch at a time, to the files of their key
-range. Where rows act on each other, or are to be sorted, a key range is taken in pieces that fit;
-for each piece the inputs are read again.
+Rows without effect on others are streamed from the inputs, batch by batch, to the files of their
+key range. If rows affect each other, or must be sorted, a key range is processed in parts that fit;
+the inputs are read again for each part.
 """
 
 from __future__ import annotations
@@ -43,35 +43,35 @@ from arroyo_dagster.state.tables.time_files import TimeFileReader
 
 BATCH_ROWS = 1 << 16
 _WHOLE_BYTES = 1 << 24
-"""A smaller file is fetched at once, before its turn."""
+"""Files up to this size are fetched as a whole, in advance."""
 _AHEAD_BYTES = 3 << 24
 _UNKNOWN_BYTES = 1 << 20
 _LITTLE_BYTES = 1 << 18
 _UNPACKED = 3
-"""How many bytes of rows a byte of a file is at a first guess."""
+"""First estimate of the bytes of rows in memory per byte of a file."""
 
 _MAX_RANGES = 16
-"""As a first guess; those that turn out too big are parted further."""
+"""At most this many parts at first; parts that turn out too large are split further."""
 
 OnBytes = Callable[[int], None]
 _Decode = Callable[[TimeFile, "bytes | BinaryIO", int], Iterator[pa.Table]]
 _Chunks = Generator[tuple[TimeFile, pa.Table], None, None]
 
 
-class _ActOnEachOther(Exception):  # no error: the merge goes another way
-    """A row that is no insert was met on the way."""
+class _ActOnEachOther(Exception):  # not an error: the merge is restarted by ranges
+    """A row that is not an insert was found."""
 
 
 @dataclass(frozen=True, slots=True)
 class _TooMuch:
-    """A key range has more rows than fit; these ranges together are the same."""
+    """A key range has more rows than fit; these ranges together are equal to it."""
 
     ranges: Sequence[KeyRange]
 
 
 @dataclass(slots=True)
 class _Tally:
-    """What became of the rows."""
+    """Counts of the rows read and dropped, and the digest of those kept."""
 
     read: dict[StatePath, int] = field(default_factory=dict)
     rows_in: int = 0
@@ -90,16 +90,16 @@ def merge_rows(
     name: Callable[[KeyRange, str], StatePath],
     on_bytes: OnBytes = lambda count: None,
 ) -> MergeOutcome:
-    """Carry out one merge, or one part of it, and read its outputs back.
+    """Execute one merge, or one shard of it, and read its outputs back.
 
     Args:
-        name: gives a fresh path for a file of a key range; its second argument ends the name.
-        on_bytes: told of every input how many of its bytes were read.
+        name: returns a new path for a file of a key range; its second argument is the suffix.
+        on_bytes: called for every input with its size once it was read; again if it is read again.
 
     Raises:
-        FormatError: an input is broken, or has other columns than its table; or an output is not
-            what was written.
-        NotFoundError: an input is gone.
+        FormatError: an input is broken, or has other columns than its table; or an output does not
+            read back as written.
+        NotFoundError: an input no longer exists.
     """
     return _RowsMerging(table, store, merge, name, on_bytes).run()
 
@@ -153,7 +153,7 @@ class _RowsMerging:
     # ---- reading ---------------------------------------------------------------------------------
 
     def _chunks(self, ranges: Sequence[KeyRange]) -> _Chunks:
-        """The rows of the inputs that may have keys of `ranges`, in replay order."""
+        """Yield the rows of the inputs that may have keys of `ranges`, in replay order."""
         inputs = self._merge.inputs
         sizes = self._merge.sizes or (_UNKNOWN_BYTES,) * len(inputs)
         wanted = [
@@ -165,7 +165,7 @@ class _RowsMerging:
         return self._beside(decoded, self._merge.size_bytes)
 
     def _beside(self, decoded: _Chunks, size_bytes: int) -> _Chunks:
-        """Decode while rows are merged and written, unless that is over before a thread begins."""
+        """Decode in a thread while rows are merged and written, unless the input is small."""
         return decoded if size_bytes < _LITTLE_BYTES else in_background(decoded)
 
     def _decoded(
@@ -191,7 +191,7 @@ class _RowsMerging:
                     yield file, rows
             on_bytes(size)
 
-    # ---- straight on -----------------------------------------------------------------------------
+    # ---- streaming -------------------------------------------------------------------------------
 
     def _stream(self) -> None:
         merge, tally = self._merge, self._tally
@@ -214,7 +214,7 @@ class _RowsMerging:
         self._tally.drop("rows older than the retention", rows.num_rows - kept.num_rows)
         return kept
 
-    # ---- by pieces -------------------------------------------------------------------------------
+    # ---- by key ranges ---------------------------------------------------------------------------
 
     def _by_ranges(self) -> None:
         count = 1
@@ -231,10 +231,10 @@ class _RowsMerging:
                     continue
                 self._files.add(at, self._merged(held))
                 if left and self._merge.form.sort is SortOrder.TIME:
-                    self._files.close_files()  # every file is in order of time
+                    self._files.close_files()  # every file is sorted by time
 
     def _hold(self, piece: KeyRange) -> list[StoredRows] | _TooMuch:
-        """All rows of a key range, where it cannot be parted or they are not too many."""
+        """Return all rows of a key range; or narrower ranges, if it is divisible and too large."""
         held: list[StoredRows] = []
         size = 0
         read: Counter[StatePath] = Counter()
@@ -252,7 +252,7 @@ class _RowsMerging:
         return held
 
     def _merged(self, held: list[StoredRows]) -> pa.Table:
-        """What of the rows of a key range is kept, in the order asked for."""
+        """Return the rows of a key range that are kept, in the requested order."""
         merge, tally = self._merge, self._tally
         live = LiveRows(self._table.form.as_stored(self._table.file_schema))
         deletes = sum(part.deletes for part in held)
@@ -265,7 +265,7 @@ class _RowsMerging:
         else:
             live.append(*(part.rows for part in held))
         rows = self._not_expired(live.rows())
-        if not act:  # which rows a delete leaves depends on what is older
+        if not act:  # the rows that a delete leaves depend on older files
             kept = self._deduplicated(rows)
             tally.drop("rows hidden by a newer generation", rows.num_rows - kept.num_rows)
             rows = kept
@@ -283,7 +283,7 @@ class _RowsMerging:
 
     def _sorted(self, rows: pa.Table, *, act: bool) -> pa.Table:
         sort = self._merge.form.sort
-        # A delete acts on what is before it: of its key the order must stay.
+        # A delete affects earlier rows: the order of its key's rows must stay.
         movable = not act or (sort is SortOrder.KEY and self._table.is_divisible)
         if sort is SortOrder.REPLAY or not movable:
             return rows
@@ -321,7 +321,7 @@ def _inserts_only(rows: pa.Table) -> bool:
 
 
 def _split_range(piece: KeyRange, held: Sequence[StoredRows]) -> list[KeyRange]:
-    """Two ranges of about as many of these rows, or three around a key that has most of them."""
+    """Return two ranges of about as many rows, or three around a key that has most of them."""
     hash_at = held[0].rows.num_columns - 2
     hashes = np.concatenate([part.rows.column(hash_at).to_numpy() for part in held])
     middle = int(np.partition(hashes, len(hashes) // 2)[len(hashes) // 2])

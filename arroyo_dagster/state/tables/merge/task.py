@@ -1,6 +1,6 @@
-"""One merge of a compaction plan: read, merged, written under fresh names, read back.
+"""One merge of a compaction plan: read, merge, write under new names, read back.
 
-The same code runs in process and in Spark's workers, on whole merges and on parts of them.
+The same code runs in process and in Spark's workers, on whole merges and on their shards.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from arroyo_dagster.state.tables.merge.rows import OnBytes, merge_rows
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MergeTask:
-    """A merge, and all that is needed to carry it out somewhere else.
+    """A merge, and all that is needed to execute it in another process.
 
     Attributes:
-        epoch, worker_generation: the checkpoint whose directory gets the new files.
-        parallelism: whose subtask owns a key range, for the names of files.
-        shard_bytes: a merge of more bytes is carried out in parts; see `split_task`.
+        epoch, worker_generation: the checkpoint in whose directory the new files are written.
+        parallelism: determines the subtask that owns a key range, for the names of files.
+        shard_bytes: a merge of more bytes is executed in shards; see `split_task`.
     """
 
     paths: JobPaths
@@ -50,7 +50,7 @@ class MergeTask:
     shard_bytes: int = 256 * MEBIBYTE
 
     def namer(self, subtask: int) -> Callable[[str], StatePath]:
-        """Names files that no other attempt has: tasks are tried again, and go on beside it."""
+        """Return a function that names files uniquely: attempts of one task may overlap."""
 
         def name(suffix: str) -> StatePath:
             return self.paths.data_file(
@@ -68,14 +68,14 @@ class MergeTask:
 def run_merge(
     store: ObjectStore, task: MergeTask, on_bytes: OnBytes = lambda count: None
 ) -> MergeOutcome:
-    """Carry out one merge and read its outputs back.
+    """Execute one merge and read its outputs back.
 
     Args:
-        on_bytes: told of every input how many of its bytes were read.
+        on_bytes: called for every input with the number of its bytes that were read.
 
     Raises:
         FormatError: an input is broken, or has other columns than its table.
-        NotFoundError: an input is gone; the job has let it expire since.
+        NotFoundError: an input no longer exists because the job has let it expire.
     """
     return combined(task, [run_shard(store, task, on_bytes)])
 
@@ -83,7 +83,7 @@ def run_merge(
 def run_shard(
     store: ObjectStore, task: MergeTask, on_bytes: OnBytes = lambda count: None
 ) -> MergeOutcome:
-    """As `run_merge`, for one shard of a task: one of those that `split_task` gave."""
+    """Execute one shard of a task, as returned by `split_task`; otherwise as `run_merge`."""
     merge = task.merge
     if isinstance(merge, PairsMerge):
         return merge_pairs(task.config, store, merge, task.namer(0), on_bytes)
@@ -96,7 +96,7 @@ def run_shard(
 
 
 def split_task(task: MergeTask) -> list[MergeTask]:
-    """Part a task that is too big, so that several can carry it out; see `combined`."""
+    """Split a task that is too large into shards for several executors; see `combined`."""
     config = task.config.config
     divisible = isinstance(config, ExpiringTimeKeyConfig) and set(
         config.schema.hashed_indices
@@ -106,13 +106,13 @@ def split_task(task: MergeTask) -> list[MergeTask]:
 
 
 def combined(task: MergeTask, outcomes: Sequence[MergeOutcome]) -> MergeOutcome:
-    """What the parts of a task did, as one merge.
+    """Combine the outcomes of a task's shards into that of one merge.
 
     Args:
-        outcomes: of all of its parts, in their order.
+        outcomes: of all shards, in their order.
 
     Raises:
-        FormatError: inputs have rows in none of the key ranges that their metadata says.
+        FormatError: inputs have rows outside the key ranges in their metadata.
     """
     first = outcomes[0]
     rows_of: dict[StatePath, int] = {}

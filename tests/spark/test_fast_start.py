@@ -1,0 +1,115 @@
+"""A local session starts with an archive of classes that fits it, or without."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from arroyo_dagster.spark import fast_start, session
+from arroyo_dagster.spark.daemon import without_archive
+
+COMPLETE = b"\xa8\xab\x0b\xf0"
+
+
+@pytest.fixture
+def jdk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A JDK, and a Spark of one jar."""
+    (tmp_path / "jdk" / "bin").mkdir(parents=True)
+    (tmp_path / "jdk" / "bin" / "java").touch()
+    (tmp_path / "jdk" / "release").write_text('JAVA_VERSION="17.0.15"')
+    (tmp_path / "spark" / "jars").mkdir(parents=True)
+    (tmp_path / "spark" / "jars" / "core.jar").write_text("1")
+    monkeypatch.setenv("SPARK_HOME", str(tmp_path / "spark"))
+    return str(tmp_path / "jdk")
+
+
+def test_first_session_leaves_a_mark_second_writes_third_reads(tmp_path: Path, jdk: str) -> None:
+    cache = tmp_path / "cache"
+    assert "jsa" not in fast_start.java_options(cache, jdk)
+    archive = fast_start.archive_path(cache, jdk)
+    assert archive.read_bytes() == b""
+    assert f"-XX:ArchiveClassesAtExit={archive}" in fast_start.java_options(cache, jdk)
+    archive.write_bytes(bytes(100))  # the JVM is writing it, or was killed
+    assert f"-XX:ArchiveClassesAtExit={archive}" in fast_start.java_options(cache, jdk)
+    archive.write_bytes(COMPLETE + bytes(100))
+    assert f"-XX:SharedArchiveFile={archive}" in fast_start.java_options(cache, jdk)
+
+
+@pytest.mark.parametrize("changed", ["spark/jars/core.jar", "spark/jars/new.jar", "jdk/release"])
+def test_another_jdk_or_spark_has_another_archive(tmp_path: Path, jdk: str, changed: str) -> None:
+    before = fast_start.archive_path(tmp_path, jdk)
+    (tmp_path / changed).write_text("another version")
+    assert fast_start.archive_path(tmp_path, jdk) != before
+
+
+def test_archive_of_another_user_is_not_used(
+    tmp_path: Path, jdk: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive = fast_start.archive_path(tmp_path, jdk)
+    archive.write_bytes(COMPLETE)
+    mine = os.getuid()
+    monkeypatch.setattr(os, "getuid", lambda: mine + 1)
+    assert "jsa" not in fast_start.java_options(tmp_path, jdk)
+
+
+@pytest.mark.parametrize("missing", ["jdk", "spark"])
+def test_without_java_or_jars_there_is_no_archive(tmp_path: Path, jdk: str, missing: str) -> None:
+    (tmp_path / missing).rename(tmp_path / "elsewhere")
+    assert "jsa" not in fast_start.java_options(tmp_path, jdk)
+
+
+def test_cache_that_cannot_be_written_is_no_error(tmp_path: Path, jdk: str) -> None:
+    (tmp_path / "file").touch()
+    assert "jsa" not in fast_start.java_options(tmp_path / "file" / "cache", jdk)
+
+
+def test_workers_leave_out_the_archive_of_the_installed_pyspark_only(tmp_path: Path) -> None:
+    installed = tmp_path / "site-packages"
+    home = installed / "pyspark"
+    (home / "python" / "lib").mkdir(parents=True)
+    (home / "__init__.py").touch()
+    own, other = home / "python" / "lib" / "pyspark.zip", tmp_path / "pyspark.zip"
+    own.touch()
+    other.touch()
+    path = [str(own), "py4j.zip", str(installed)]
+    assert without_archive(path) == ["py4j.zip", str(installed)]
+    assert without_archive([str(other), *path]) == [str(other), *path]
+    assert without_archive([str(own), "py4j.zip"]) == [str(own), "py4j.zip"]
+
+
+SESSION = """
+import sys
+from arroyo_dagster.spark.session import get_session
+conf = dict(pair.split("=", 1) for pair in sys.argv[2:])
+session, _ = get_session(sys.argv[1], conf)
+jvm = session.sparkContext._jvm
+arguments = jvm.java.lang.management.ManagementFactory.getRuntimeMXBean().getInputArguments()
+print("ARGUMENTS", *arguments)
+print("DAEMON", session.conf.get("spark.python.daemon.module", "pyspark.daemon"))
+session.stop()
+"""
+
+
+def _session(master: str, *conf: str) -> str:
+    found = subprocess.run(
+        [sys.executable, "-c", SESSION, master, *conf], capture_output=True, text=True, check=True
+    )
+    return found.stdout
+
+
+def test_options_reach_the_jvm_and_can_be_switched_off() -> None:
+    quick = _session("local[1]", "spark.driver.extraJavaOptions=-Dgiven=yes")
+    assert "TieredStopAtLevel=1" in quick
+    assert "-Dgiven=yes" in quick
+    assert "log4j2.configurationFile" in quick
+    assert "DAEMON arroyo_dagster.spark.daemon" in quick
+    archive = session.local_archive()
+    if fast_start.is_complete(archive):
+        assert f"SharedArchiveFile={archive}" in quick
+    plain = _session("local[1]", "spark.arroyo.fastStart=false")
+    assert "Xlog:disable" not in plain
+    assert "DAEMON pyspark.daemon" in plain
