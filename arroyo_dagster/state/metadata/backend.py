@@ -136,6 +136,10 @@ class ParquetBackend(BackendReader):
         """
         return self._own.number
 
+    @generation.setter
+    def generation(self, number: WorkerGeneration | None) -> None:
+        self._own.number = number
+
     def name(self) -> str:
         """Return `parquet`, as in Arroyo's metadata."""
         return "parquet"
