@@ -41,6 +41,8 @@ from tests.gc_jobs import (
 )
 from tests.jobs import copied, output_of, run_word_job, state_of, word_job
 
+pytestmark = pytest.mark.usefixtures("one_at_a_time")
+
 MANIFEST = PATHS.generation_manifest(WorkerGeneration(2))
 QUICK = Pace(sleep=lambda seconds: None)
 SMALL: dict[str, Any] = {"sinks": 0, "parallelism": 1}

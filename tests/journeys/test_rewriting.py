@@ -56,6 +56,8 @@ from tests.gc_jobs import Clock, Hiding, orphans
 from tests.jobs import copied, listing
 from tests.shares import Share, everywhere
 
+pytestmark = pytest.mark.usefixtures("one_at_a_time")
+
 FULL = CompactionSettings(policy=CompactionPolicy.FULL)
 EVERYWHERE = everywhere("layout")
 LAYOUTS = pytest.mark.parametrize("layout", list(Layout), ids=[one.value for one in Layout])
