@@ -42,6 +42,7 @@ $(VENV)-docs/ready: requirements/docs.txt | $(VENV)/ready
 	@touch $@
 
 docs: $(VENV)-docs/ready ## build the documentation site in build/docs/site; a broken link or anchor fails
+	@$(VENV)-docs/bin/python docs/site/docstrings.py
 	@$(BIN)/python docs/site/stage.py build/docs
 	@$(VENV)-docs/bin/zensical build --strict --clean --config-file build/docs/zensical.toml
 	@! grep -rnE '<(script|link|img)[^>]* (src|href)="?(https?:)?//' build/docs/site --include='*.html' || \

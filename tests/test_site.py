@@ -99,6 +99,15 @@ def test_a_link_to_a_file_that_is_not_on_the_site_is_refused() -> None:
         stage.fit_links("[a](../definitions.py)", "docs/gc.md", {"docs/gc.md": "gc.md"})
 
 
+def test_a_list_that_interrupts_a_paragraph_is_separated() -> None:
+    text = (
+        "# T\n\nText:\n- a\n  more\n- b\n\n- c\n- d\n\n```sh\nls\n- x\n```\n\n**Bold.**\n1. one\n"
+    )
+    expected = text.replace("Text:\n", "Text:\n\n").replace("Bold.**\n", "Bold.**\n\n")
+    assert stage.separate_lists(text) == expected
+    assert stage.separate_lists(expected) == expected
+
+
 # ---- generated pages and pictures ----------------------------------------------------------------
 
 

@@ -89,6 +89,27 @@ def fit_links(text: str, page: str, places: dict[str, str]) -> str:
     return "".join(kept) + _LINK.sub(fit, text[end:])
 
 
+def separate_lists(text: str) -> str:
+    """Return the text with an empty line before each list that interrupts a paragraph.
+
+    Code hosts need none there; the site's tool would take such a list for text.
+    """
+    lines: list[str] = []
+    in_code = in_paragraph = False
+    for line in text.splitlines():
+        in_code ^= line.startswith("```")
+        is_item = re.match(r"(- |\* |1\. )", line) is not None
+        if is_item and in_paragraph and not in_code:
+            lines.append("")
+        if not line or is_item or in_code:
+            in_paragraph = False
+        elif not in_paragraph:
+            in_paragraph = bool(lines) and not lines[-1] and line[0] not in " |#>`-*"
+            in_paragraph |= line.startswith("**")
+        lines.append(line)
+    return "\n".join(lines) + "\n"
+
+
 def _asset(target: str) -> str | None:
     is_picture = target.endswith((".png", ".svg")) and (PROJECT / target).is_file()
     return target.removeprefix("docs/") if is_picture else None
@@ -177,7 +198,9 @@ def stage(folder: Path) -> None:
         target = source / place
         target.parent.mkdir(parents=True, exist_ok=True)
         text = (PROJECT / page).read_text()
-        target.write_text(fit_links(text, page, places) if page.endswith(".md") else text)
+        if page.endswith(".md"):
+            text = separate_lists(fit_links(text, page, places))
+        target.write_text(text)
     for path in [*DOCS.rglob("*.png"), *DOCS.rglob("*.svg"), DOCS / "site" / "site.css"]:
         target = source / path.relative_to(DOCS)
         target.parent.mkdir(parents=True, exist_ok=True)
