@@ -18,6 +18,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from arroyo_dagster.cli import main
+from arroyo_dagster.state.model.checkpoints import CheckpointState
 from arroyo_dagster.state.storage.remote.open import open_store
 from tests.documentation import PAGES, PROJECT, blocks, first_program
 from tests.jobs import run_word_job
@@ -135,6 +136,12 @@ def test_verify_says_that_the_job_can_be_restored(place: Path) -> None:
     )
     assert "can be restored: nothing found" in words
     assert json.loads(document)["parallelism"] == 8
+
+
+def test_the_page_explains_every_state_of_an_epoch() -> None:
+    text = (PROJECT / "docs" / "see.md").read_text().split("## States of an epoch")[1]
+    shown = re.findall(r"^\| ([a-z ]+) \|", text.split("\n## ")[0], re.MULTILINE)
+    assert sorted(shown) == sorted(state.value for state in CheckpointState)
 
 
 # ---- the reference of the command line -----------------------------------------------------------

@@ -51,6 +51,7 @@ FEATURES = {
         "gc purge JOB --yes",
         "gc run expire JOB --keep 4 --yes",
         "gc run orphans JOB --yes",
+        "doctor",
     ),
 }
 """Features, as the headings of the page name them, and their commands, in this order."""
