@@ -122,6 +122,13 @@ def test_the_reference_of_python_names_what_exists(place: str) -> None:
         assert f"\n::: {path}\n" in stage.api_page(place)
 
 
+def test_the_reference_of_python_has_the_fields_of_models() -> None:
+    page = stage.api_page("reference/python-dagster.md")
+    component = page.split("component.ArroyoStateComponent\n")[1].split("\n:::")[0]
+    assert "| `checkpoint_url` | required | The checkpoint URL, in any form" in component
+    assert "| `layout` | `'auto'` | Which jobs to show, by layout. |" in component
+
+
 def test_the_reference_of_the_command_line_has_the_help_of_every_command() -> None:
     page = stage.cli_page()
     for command in ("arroyo-state", "arroyo-state gc plan", "arroyo-state sdf show state"):

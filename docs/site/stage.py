@@ -8,12 +8,14 @@ references of the command line and of Python are generated here. Run it from any
 from __future__ import annotations
 
 import ast
+import importlib
 import posixpath
 import re
 import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 PROJECT = Path(__file__).parents[2]
 DOCS = PROJECT / "docs"
@@ -185,8 +187,38 @@ def api_page(place: str) -> str:
     ]
     names = public_names(API_PAGES[place])
     for name in sorted(names, key=str.lower):
-        lines += ["", f"::: {names[name]}"]
+        lines += ["", f"::: {names[name]}", *_fields(names[name])]
     return "\n".join(lines) + "\n"
+
+
+def _fields(path: str) -> list[str]:
+    """Return a table of the fields of a pydantic model, whose descriptions are not docstrings."""
+    import pydantic
+
+    module, _, name = path.rpartition(".")
+    found = getattr(importlib.import_module(module), name)
+    if not (isinstance(found, type) and issubclass(found, pydantic.BaseModel)):
+        return []
+    rows = [
+        f"| `{field}` | {_default(info)} | {_cell(info.description or '')} |"
+        for field, info in found.model_fields.items()
+    ]
+    return ["", "| Field | Default | Meaning |", "|---|---|---|", *rows] if rows else []
+
+
+def _default(info: Any) -> str:
+    if info.is_required():
+        return "required"
+    default = info.default if info.default_factory is None else info.default_factory()
+    text = repr(default)
+    # A default that is a value of this package is described where its class is.
+    return (
+        f"`{_cell(text)}`" if len(text) <= 40 and "(" not in text else f"{type(default).__name__}"
+    )
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
 
 
 def stage(folder: Path) -> None:
