@@ -1,12 +1,13 @@
 """Config of Dagster, derived from the settings of an operation."""
 
 import enum
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import dagster as dg
 from pydantic import Field, create_model
 
 from arroyo_dagster.errors import InputError
+from arroyo_dagster.orchestration.launchpad import LaunchpadConfig
 from arroyo_dagster.state.model.settings import SettingField, setting_fields, settings_from
 
 _T = TypeVar("_T")
@@ -17,7 +18,7 @@ def settings_config(settings: type[Any]) -> Any:
     fields = list(setting_fields(settings))
     names = {field.name: field.config for field in fields}
     config = {field.config: (_type(field), _field(field, names)) for field in fields}
-    return create_model(f"{settings.__name__}Config", __base__=dg.Config, **config)  # type: ignore[call-overload]
+    return create_model(f"{settings.__name__}Config", __base__=LaunchpadConfig, **config)  # type: ignore[call-overload]
 
 
 def configured(settings: type[_T], config: dg.Config) -> _T:
@@ -35,7 +36,9 @@ def configured(settings: type[_T], config: dg.Config) -> _T:
 
 
 def _type(field: SettingField) -> Any:
-    kind: Any = str if issubclass(field.kind, enum.Enum) else field.kind
+    kind: Any = field.kind
+    if issubclass(field.kind, enum.Enum):
+        kind = Literal[tuple(str(one.value) for one in field.kind)]
     kind = float if field.setting.fractions else kind
     return kind | None if field.default is None else kind
 

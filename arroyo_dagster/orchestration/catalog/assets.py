@@ -21,6 +21,7 @@ from arroyo_dagster.orchestration.catalog.checks import (
 from arroyo_dagster.orchestration.catalog.fleet_checks import Fleet, fleet_check_specs
 from arroyo_dagster.orchestration.directory import ArroyoDirectory
 from arroyo_dagster.orchestration.failures import as_failure, fail
+from arroyo_dagster.orchestration.launchpad import LaunchpadConfig
 from arroyo_dagster.orchestration.partitions import job_of
 from arroyo_dagster.orchestration.resources import ArroyoStateStore
 from arroyo_dagster.orchestration.translator import (
@@ -45,7 +46,7 @@ CURVE_EPOCHS = 120
 JOBS_PER_RUN = 50
 
 
-class CatalogConfig(dg.Config):
+class CatalogConfig(LaunchpadConfig):
     """How much of a job one run catalogues."""
 
     max_epochs: int = Field(
@@ -69,12 +70,13 @@ def build_catalogue(naming: Naming) -> dg.AssetsDefinition:
     operator_metadata = naming.key(OPERATOR_METADATA)
 
     @dg.multi_asset(
-        name="arroyo_catalog",
+        name=naming.name("arroyo_catalog"),
         specs=[naming.spec(name, deps=[CHECKPOINT]) for name in keys.values()],
         can_subset=True,
         backfill_policy=dg.BackfillPolicy.multi_run(JOBS_PER_RUN),
         check_specs=epoch_check_specs(operator_metadata),
     )
+    @naming.bind
     def arroyo_catalog(  # type: ignore[no-untyped-def]
         context: dg.AssetExecutionContext,
         config: CatalogConfig,
@@ -328,11 +330,12 @@ def build_fleet(naming: Naming, *, recent: timedelta = RECENT) -> dg.AssetsDefin
     """
 
     @dg.multi_asset(
-        name="arroyo_fleet_overview",
+        name=naming.name("arroyo_fleet_overview"),
         specs=[naming.spec(FLEET, deps=[CHECKPOINT], partitioned=False)],
         check_specs=fleet_check_specs(naming, recent),
         can_subset=True,
     )
+    @naming.bind
     def arroyo_fleet_overview(  # type: ignore[no-untyped-def]
         context: dg.AssetExecutionContext,
         arroyo_store: ArroyoStateStore,
