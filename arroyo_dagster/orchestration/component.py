@@ -165,15 +165,14 @@ class ArroyoStateComponent(dg.Component, YamlModel):
         """
         given = cls.model().model_validate({}) if attributes is None else attributes
         positions = context.resolution_context.source_position_tree
-        wrong = given.wrong if isinstance(given, ComponentModel) else None
+        if isinstance(given, ComponentModel) and given.wrong is not None:
+            refuse(describe_errors(given.wrong, cls.model(), positions))
         try:
-            if wrong is None:
-                component = super().load(given, context)
-                component._source = str(context.path if positions is None else positions.position)
-                return component
+            component = super().load(given, context)
         except ValidationError as error:  # a value that a template yields
-            wrong = error
-        refuse("\n".join(describe_errors(wrong, cls.model(), positions, ("attributes",))))
+            refuse(describe_errors(error, cls.model(), positions))
+        component._source = str(context.path if positions is None else positions.position)
+        return component
 
     def build_defs(self, context: dg.ComponentLoadContext) -> dg.Definitions:
         """Build what `build_arroyo_definitions` returns for these fields.

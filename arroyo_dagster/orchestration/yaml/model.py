@@ -7,7 +7,7 @@ of most fields are lost. The models here are stricter: a text counts as a templa
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from types import NoneType
 from typing import Annotated, Any, NoReturn, Self, get_args
 
@@ -144,19 +144,19 @@ def refuse(text: str) -> NoReturn:
     raise dg.DagsterInvalidDefinitionError("the component is refused") from InputError(text)
 
 
-def describe_errors(
-    error: ValidationError, model: type[BaseModel], positions: Any, prefix: tuple[str, ...] = ()
-) -> Iterator[str]:
-    """Yield a line for each error: file and line, the field, and what is expected.
+def describe_errors(error: ValidationError, model: type[BaseModel], positions: Any) -> str:
+    """Return a line for each error: file and line, the field, and what is expected.
 
     Args:
+        model: of the component.
         positions: the source positions of the YAML document, as Dagster keeps them; None = unknown.
-        prefix: keys above the model's.
     """
+    lines = []
     for one in error.errors():
-        path = [str(part) for part in one["loc"]]
-        place = "" if positions is None else f"{_position(positions, [*prefix, *one['loc']])}: "
-        yield f"{place}{'.'.join([*prefix, *path])}: {_problem(one, model)}"
+        path = ["attributes", *one["loc"]]
+        place = "" if positions is None else f"{_position(positions, path)}: "
+        lines.append(f"{place}{'.'.join(map(str, path))}: {_problem(one, model)}")
+    return "\n".join(lines)
 
 
 def _position(positions: Any, path: list[Any]) -> str:

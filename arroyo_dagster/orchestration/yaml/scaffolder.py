@@ -24,8 +24,8 @@ class ArroyoStateParams(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     checkpoint_url: str = Field(
+        default="s3://bucket/checkpoints",
         description="The checkpoint URL, in any form that Arroyo takes.",
-        examples=["s3://bucket/checkpoints"],
     )
     deployment: str | None = Field(
         default=None, description="Name of this deployment, if one Dagster instance has several."
