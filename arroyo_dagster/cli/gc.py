@@ -5,8 +5,8 @@ Nothing is deleted without --yes; until then, read-only credentials are enough.
 
 from __future__ import annotations
 
+import datetime as dt
 import os
-import re
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -36,6 +36,7 @@ from arroyo_dagster.cli.gc_rendering import (
     reasons_json,
 )
 from arroyo_dagster.cli.rendering import clock, format_bytes, print_json, print_table
+from arroyo_dagster.cli.settings import Duration, format_duration, setting_option, settings_options
 from arroyo_dagster.cli.verify import EXIT_FINDINGS
 from arroyo_dagster.errors import InputError, NotFoundError
 from arroyo_dagster.state.codec.gc import decode_gc_plan, gc_plan_to_json
@@ -43,17 +44,20 @@ from arroyo_dagster.state.codec.records import encode_json
 from arroyo_dagster.state.model.garbage import (
     GRACE_MICROS,
     PURGE_MICROS,
+    DeletionSettings,
     GcPlan,
+    GraceSettings,
     PlanKind,
     Retention,
 )
 from arroyo_dagster.state.model.ids import Epoch, JobId, PipelineId
 from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.model.settings import settings_from
+from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
 from arroyo_dagster.state.operations.catalog.jobs import find_job, list_jobs
 from arroyo_dagster.state.operations.gc.execute import (
     GcOptions,
     GcOutcome,
-    planning_progress,
     run_gc,
 )
 from arroyo_dagster.state.operations.gc.explain import (
@@ -71,33 +75,15 @@ from arroyo_dagster.state.operations.gc.journal import read_journal
 from arroyo_dagster.state.operations.gc.journal_check import check_journal
 from arroyo_dagster.state.operations.gc.pins import pin_epoch, read_pins, unpin_epochs
 from arroyo_dagster.state.operations.gc.plan import GcRequest, plan_gc
-from arroyo_dagster.state.operations.gc.progress import heartbeat
 from arroyo_dagster.state.operations.gc.quarantine import list_quarantines, purge
 from arroyo_dagster.state.operations.gc.steps import Pace
 from arroyo_dagster.state.operations.gc.undelete import UndeleteOptions, plan_undelete, run_undelete
+from arroyo_dagster.state.operations.progress import heartbeat
 from arroyo_dagster.state.planning.gc.dead_jobs import UNREADABLE
 from arroyo_dagster.state.storage.store import ObjectStore
 
 _F = TypeVar("_F", bound=Callable[..., Any])
-_DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(s|m|h|d|w)[a-z]*\s*")
-_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
-
-
-class Duration(click.ParamType):  # type: ignore[type-arg] # generic in some releases only
-    """A duration such as `3d`, `12 hours` or `90m`, in microseconds."""
-
-    name = "duration"
-
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> int:
-        """Convert a text to microseconds; a number is returned unchanged."""
-        if isinstance(value, int):
-            return value
-        found = _DURATION.fullmatch(str(value).lower())
-        if found is None:
-            self.fail(f"{value!r} is not a duration; write it as 3d, 12h or 90m", param, ctx)
-        return int(float(found[1]) * _SECONDS[found[2]] * 1_000_000)
+_PURGE = dt.timedelta(microseconds=PURGE_MICROS)
 
 
 @main.group()
@@ -113,19 +99,9 @@ def _plan_options(command: _F) -> _F:
     options = (
         click.argument("kind", type=click.Choice([kind.value for kind in PlanKind])),
         click.argument("job"),
-        click.option(
-            "--keep", type=click.IntRange(2), help="expire: keep this many newest epochs."
-        ),
-        click.option(
-            "--keep-for",
-            type=Duration(),
-            help="expire: keep epochs younger than this, for example 7d.",
-        ),
-        click.option(
-            "--older-than",
-            type=Duration(),
-            help="orphans, dead-job: keep objects younger than this; at least 1h. [default: 3d]",
-        ),
+        settings_options(Retention, only_for="expire"),
+        # Without a value, a stored plan has its own.
+        setting_option(GraceSettings, "grace_micros", only_for="orphans, dead-job", default=None),
         click.option(
             "--unreadable",
             is_flag=True,
@@ -158,8 +134,9 @@ def _asked(kind: str, given: Mapping[str, Any], plan: GcPlan | None = None) -> G
     Args:
         given: the options of `_plan_options`.
     """
-    chosen, keep, keep_for = PlanKind(kind), given["keep"], given["keep_for"]
-    if chosen is not PlanKind.EXPIRE and (keep is not None or keep_for is not None):
+    chosen = PlanKind(kind)
+    retains = given["keep_epochs"] is not None or given["keep_micros"] is not None
+    if chosen is not PlanKind.EXPIRE and retains:
         raise click.UsageError("--keep and --keep-for are options of `expire`")
     if plan is not None and plan.kind is not chosen:
         raise InputError(
@@ -169,13 +146,15 @@ def _asked(kind: str, given: Mapping[str, Any], plan: GcPlan | None = None) -> G
         )
     rule: Mapping[str, Any] = {} if plan is None else plan.rule
     retention = None
-    if chosen is PlanKind.EXPIRE:
-        if keep is None and keep_for is None:
-            keep, keep_for = rule.get("keep_epochs"), rule.get("keep_micros")
-        retention = Retention(keep_epochs=keep, keep_micros=keep_for)
+    if retains:
+        retention = settings_from(Retention, given)
+    elif chosen is PlanKind.EXPIRE:
+        retention = Retention(
+            keep_epochs=rule.get("keep_epochs"), keep_micros=rule.get("keep_micros")
+        )
     grace = rule.get("grace_micros", GRACE_MICROS)
-    if given["older_than"] is not None:
-        grace = given["older_than"]
+    if given["grace_micros"] is not None:
+        grace = settings_from(GraceSettings, given).grace_micros
     token = os.environ.get(TOKEN_VARIABLE)
     directory = directory_of(given["api"], given["database"], given["assume"], token)
     return GcRequest(
@@ -185,6 +164,11 @@ def _asked(kind: str, given: Mapping[str, Any], plan: GcPlan | None = None) -> G
         directory=directory,
         unreadable=given["unreadable"] or UNREADABLE in rule,
     )
+
+
+def _orphans_request(grace: dt.timedelta, directory: JobDirectory) -> GcRequest:
+    grace_micros = settings_from(GraceSettings, {"grace_micros": grace}).grace_micros
+    return GcRequest(kind=PlanKind.ORPHANS, grace_micros=grace_micros, directory=directory)
 
 
 @gc.command("plan")
@@ -219,11 +203,7 @@ def plan_command(
     help="Execute this stored plan, with the retention it was made with. Refuses if the state "
     "has changed so that something in it may no longer be deleted.",
 )
-@click.option(
-    "--quarantine",
-    is_flag=True,
-    help="Move objects to quarantine instead of deleting them. `gc undelete` restores them.",
-)
+@settings_options(DeletionSettings)
 @click.option("--spark", is_flag=True, help="Delete on Spark's workers if there are many objects.")
 @click.option(
     "--rate",
@@ -255,7 +235,7 @@ def run_command(
         options = GcOptions(
             quarantine=quarantine,
             pace=Pace(batches_per_second=rate),
-            progress=print_progress(as_json=as_json),
+            on_progress=print_progress(as_json=as_json),
         )
         outcome = _executed(store, paths, request, options, plan, spark)
     else:
@@ -274,8 +254,8 @@ def _stored_plan(path: Path, paths: JobPaths) -> GcPlan:
 
 
 def _planned(store: ObjectStore, paths: JobPaths, request: GcRequest, as_json: bool) -> GcPlan:
-    with heartbeat(print_progress(as_json=as_json)) as progress:
-        return plan_gc(store, paths, request, progress=planning_progress(progress))
+    with heartbeat(print_progress(as_json=as_json)) as on_progress:
+        return plan_gc(store, paths, request, on_progress=on_progress)
 
 
 def _executed(
@@ -299,12 +279,12 @@ def _executed(
 
 @gc.command()
 @click.argument("path")
-@click.option("--older-than", type=Duration(), default=GRACE_MICROS, show_default="3d")
+@settings_options(GraceSettings)
 @directory_options
 @store_options
 def explain(
     path: str,
-    older_than: int,
+    grace_micros: dt.timedelta,
     url: str | None,
     as_json: bool,
     api: str | None,
@@ -320,7 +300,7 @@ def explain(
     path = path.removeprefix(f"{store.url.rstrip('/')}/")
     paths = job_of_path(list_jobs(store), path)
     directory = directory_of(api, database, assume, os.environ.get(TOKEN_VARIABLE))
-    asked = GcRequest(kind=PlanKind.ORPHANS, grace_micros=older_than, directory=directory)
+    asked = _orphans_request(grace_micros, directory)
     if path.endswith("/") or path.rstrip("/") == paths.root:
         reasons = explain_directory(store, paths, path, asked)
         if as_json:
@@ -355,13 +335,13 @@ def explain(
 @gc.command()
 @click.argument("path")
 @click.option("--job", help="The job that PATH is relative to.")
-@click.option("--older-than", type=Duration(), default=GRACE_MICROS, show_default="3d")
+@settings_options(GraceSettings)
 @directory_options
 @store_options
 def fate(
     path: str,
     job: str | None,
-    older_than: int,
+    grace_micros: dt.timedelta,
     url: str | None,
     as_json: bool,
     api: str | None,
@@ -382,7 +362,7 @@ def fate(
         print_json(directory_fate_json(below)) if as_json else print_directory_fate(below)
         return
     directory = directory_of(api, database, assume, os.environ.get(TOKEN_VARIABLE))
-    asked = GcRequest(kind=PlanKind.ORPHANS, grace_micros=older_than, directory=directory)
+    asked = _orphans_request(grace_micros, directory)
     found = fate_of_object(store, paths, path, asked)
     print_json(fate_json(found)) if as_json else print_fate(found)
 
@@ -472,16 +452,26 @@ def undelete_command(
 
 @gc.command("purge")
 @click.argument("job")
-@click.option("--older-than", type=Duration(), default=PURGE_MICROS, show_default="7d")
+@click.option(
+    "--older-than",
+    type=Duration(),
+    default=_PURGE,
+    show_default=format_duration(_PURGE),
+    help="Delete quarantines older than this; at least an hour.",
+)
 @click.option(
     "--yes", is_flag=True, help="Delete the quarantines. Without it, print what would be deleted."
 )
 @store_options
-def purge_command(job: str, older_than: int, yes: bool, url: str | None, as_json: bool) -> None:
+def purge_command(
+    job: str, older_than: dt.timedelta, yes: bool, url: str | None, as_json: bool
+) -> None:
     """Permanently delete what has been in quarantine for long enough."""
     store = open_url(url) if yes else open_to_read(url)
     paths = _job(store, job)
-    gone = purge(store, paths, older_than_micros=older_than, yes=yes)
+    gone = purge(
+        store, paths, older_than_micros=older_than // dt.timedelta(microseconds=1), yes=yes
+    )
     if as_json:
         print_json({"done": yes, "quarantines": [one.name for one in gone]})
         return

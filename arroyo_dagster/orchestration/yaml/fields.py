@@ -25,6 +25,7 @@ from arroyo_dagster.orchestration.maintenance import MaintenanceOptions
 from arroyo_dagster.orchestration.resources import SparkSessionResource
 from arroyo_dagster.orchestration.runners import InProcessRunner, MaintenanceRunner, SparkRunner
 from arroyo_dagster.orchestration.secrets import as_variable
+from arroyo_dagster.orchestration.settings import setting_field
 from arroyo_dagster.orchestration.yaml.model import YamlModel
 from arroyo_dagster.orchestration.yaml.texts import Cron, Options, Secret, TimeZone, Window
 
@@ -89,22 +90,9 @@ class Maintenance(YamlModel):
     compaction: Compaction = Field(
         default_factory=Compaction, description="How to merge files: sizes, order, budgets."
     )
-    min_backlog: int = Field(
-        default=MaintenanceOptions.min_backlog,
-        ge=1,
-        description="Compact a job once this many of its files have never been merged.",
-    )
-    most_jobs: int = Field(
-        default=MaintenanceOptions.most_jobs,
-        ge=1,
-        description="The maximum number of jobs per run of a schedule, those with the largest "
-        "backlog first.",
-    )
-    budget_minutes: float = Field(
-        default=MaintenanceOptions.budget_minutes,
-        gt=0,
-        description="A run of a schedule starts no further job after this many minutes.",
-    )
+    min_backlog: int = setting_field(MaintenanceOptions, "min_backlog", ge=1)
+    most_jobs: int = setting_field(MaintenanceOptions, "most_jobs")
+    budget_minutes: float = setting_field(MaintenanceOptions, "budget_minutes")
     keep_epochs: int | None = _like(GcConfig, "keep_epochs")
     keep_days: float | None = _like(GcConfig, "keep_days")
     delete: bool = Field(
