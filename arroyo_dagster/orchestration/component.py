@@ -203,18 +203,11 @@ class ArroyoStateComponent(dg.Component, YamlModel):
         return None if self.deployment is None else deployment_identifier(self.deployment)
 
     def _definitions(self, context: dg.ComponentLoadContext) -> dg.Definitions:
-        session = self.spark.session()
+        store, session = self._store(), self.spark.session()
+        for resource in (store, session):  # now, where the file and the line are known
+            resource.check_secrets()
         return build_arroyo_definitions(
-            ArroyoStateStore(
-                checkpoint_url=self.checkpoint_url,
-                storage_options=self.storage_options,
-                layout=self.layout,
-                catalogue_url=self.catalogue_url,
-                catalogue_options=self.catalogue_options,
-                arroyo_api_url=self.arroyo_api_url,
-                arroyo_api_token=as_variable(self.arroyo_api_token),
-                arroyo_database=as_variable(self.arroyo_database),
-            ),
+            store,
             spark=session,
             runner=self.spark.runner(session, self.maintenance.engine),
             maintenance=self.maintenance.options(),
@@ -230,6 +223,18 @@ class ArroyoStateComponent(dg.Component, YamlModel):
             sdf=self.checks.sdf(),
             directory=ArroyoDirectory(assume=self.assume),
             window=None if self.window is None else self.window.options(),
+        )
+
+    def _store(self) -> ArroyoStateStore:
+        return ArroyoStateStore(
+            checkpoint_url=self.checkpoint_url,
+            storage_options=self.storage_options,
+            layout=self.layout,
+            catalogue_url=self.catalogue_url,
+            catalogue_options=self.catalogue_options,
+            arroyo_api_url=self.arroyo_api_url,
+            arroyo_api_token=as_variable(self.arroyo_api_token),
+            arroyo_database=as_variable(self.arroyo_database),
         )
 
 
