@@ -238,6 +238,9 @@ class ArroyoStateComponent(dg.Component, YamlModel):
         )
 
 
+ArroyoStateScaffolder.component = ArroyoStateComponent
+
+
 class _Translated(DagsterArroyoTranslator):
     """The default names with owners and tags, changed as the YAML says under `translation`."""
 

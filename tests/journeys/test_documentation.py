@@ -163,7 +163,8 @@ def test_every_option_that_a_page_names_exists(page: str) -> None:
     options = [option for option in options if not getattr(option, "hidden", False)]
     known = {name for option in options for name in (*option.opts, *option.secondary_opts)}
     known |= {"--help", "--version"}
-    known |= {"--checkpoint-url", "--deployment", "--format"}  # of `dg scaffold`
+    known |= {"--checkpoint-url", "--deployment", "--catalogue-url"}  # of `dg scaffold`
+    known |= {"--arroyo-api-url", "--format"}
     known |= {"--clocks", "--minutes", "--kills"}  # of modules below tests/
     text = (PROJECT / page).read_text()
     assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", text)) <= known

@@ -79,7 +79,7 @@ class ScheduleTimes(YamlModel):
         return ScheduleOptions(**{k: v for k, v in dict(self).items() if k != "running"})
 
 
-class Compaction(_section(CompactionConfig, "policy", "wait_seconds", "dry_run")):  # type: ignore[misc]
+class CompactionSection(_section(CompactionConfig, "policy", "wait_seconds", "dry_run")):  # type: ignore[misc]
     """How the schedules merge files, apart from the policy."""
 
 
@@ -87,8 +87,8 @@ class Maintenance(YamlModel):
     """How the schedules compact and delete state."""
 
     policy: Literal["bin-pack", "levels", "window", "full"] = _like(CompactionConfig, "policy")
-    compaction: Compaction = Field(
-        default_factory=Compaction, description="How to merge files: sizes, order, budgets."
+    compaction: CompactionSection = Field(
+        default_factory=CompactionSection, description="How to merge files: sizes, order, budgets."
     )
     min_backlog: int = setting_field(MaintenanceOptions, "min_backlog", ge=1)
     most_jobs: int = setting_field(MaintenanceOptions, "most_jobs")
@@ -231,7 +231,7 @@ class Sensor(YamlModel):
 _SET_ELSEWHERE = ("jobs", "between", "time_zone", "dry_run", "recover_only")
 
 
-class WindowLimits(_section(WindowConfig, *_SET_ELSEWHERE)):  # type: ignore[misc]
+class WindowSection(_section(WindowConfig, *_SET_ELSEWHERE)):  # type: ignore[misc]
     """How to stop, rewrite and start a job within its window."""
 
 
@@ -247,8 +247,8 @@ class WindowSettings(YamlModel):
     time_zone: TimeZone = Field(
         default="UTC", description="Time zone of `between`, for example `Europe/Berlin`."
     )
-    limits: WindowLimits = Field(
-        default_factory=WindowLimits,
+    limits: WindowSection = Field(
+        default_factory=WindowSection,
         description="How long each step may take, and which files to rewrite.",
     )
     dry_run: bool = _like(WindowConfig, "dry_run")

@@ -155,7 +155,7 @@ def describe_errors(error: ValidationError, model: type[BaseModel], positions: A
     for one in error.errors():
         path = ["attributes", *one["loc"]]
         place = "" if positions is None else f"{_position(positions, path)}: "
-        lines.append(f"{place}{'.'.join(map(str, path))}: {_problem(one, model)}")
+        lines.append(f"{place}{'.'.join(map(str, path))}: {_message(one, model)}")
     return "\n".join(lines)
 
 
@@ -164,7 +164,7 @@ def _position(positions: Any, path: list[Any]) -> str:
     return str(position)
 
 
-def _problem(error: Mapping[str, Any], model: type[BaseModel]) -> str:
+def _message(error: Mapping[str, Any], model: type[BaseModel]) -> str:
     if error["type"] == "missing":
         return "required"
     if error["type"] != "extra_forbidden":

@@ -3,7 +3,7 @@
 import json
 import textwrap
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import dagster as dg
 from pydantic import BaseModel, ConfigDict, Field
@@ -37,6 +37,9 @@ class ArroyoStateParams(BaseModel):
 class ArroyoStateScaffolder(dg.Scaffolder[ArroyoStateParams]):
     """Writes a `defs.yaml` that lists every field, or a `component.py`."""
 
+    component: ClassVar[type[YamlModel]]
+    """The component, which sets it: it imports this module."""
+
     @classmethod
     def get_scaffold_params(cls) -> type[ArroyoStateParams]:
         """Return the model of the command's options."""
@@ -44,13 +47,11 @@ class ArroyoStateScaffolder(dg.Scaffolder[ArroyoStateParams]):
 
     def scaffold(self, request: dg.ScaffoldRequest[ArroyoStateParams]) -> None:
         """Write the file."""
-        from arroyo_dagster.orchestration.component import ArroyoStateComponent
-
         given = request.params.model_dump(exclude_none=True)
         if request.scaffold_format == "python":
             (request.target_path / "component.py").write_text(_python(given))
             return
-        text = format_yaml(request.type_name, ArroyoStateComponent, given)
+        text = format_yaml(request.type_name, self.component, given)
         if request.append:
             with request.target_path.open("a") as file:
                 file.write(f"---\n{text}")
