@@ -86,7 +86,7 @@ def build_catalogue(naming: Naming) -> dg.AssetsDefinition:
         with as_failure():
             jobs = _jobs_of(context, arroyo_store)
             checks = sorted(context.selected_asset_check_keys, key=lambda one: one.name)
-            run = _Refresh(context, arroyo_store)
+            run = _Refresh(context, arroyo_store, naming)
             if context.selected_asset_keys:
                 run.catalogue(jobs, config.max_epochs)
             verdicts = [(check, run.verdict(check.name, jobs)) for check in checks]
@@ -121,9 +121,12 @@ def _jobs_of(context: dg.AssetExecutionContext, arroyo_store: ArroyoStateStore) 
 class _Refresh:
     """Refreshes jobs one by one, and raises failures after the last one."""
 
-    def __init__(self, context: dg.AssetExecutionContext, store: ArroyoStateStore) -> None:
+    def __init__(
+        self, context: dg.AssetExecutionContext, store: ArroyoStateStore, naming: Naming
+    ) -> None:
         self._context = context
         self._store = store
+        self._forget_job = naming.name("arroyo_forget_job")
         self.done: list[Refreshed] = []
         self.failed: dict[JobPaths, ArroyoStateError] = {}
 
@@ -158,7 +161,7 @@ class _Refresh:
             url=store.url,
             last_epoch=last,
             next_step="restore its objects; if it was deleted on purpose, acknowledge that with "
-            "the job arroyo_forget_job",
+            f"the job {self._forget_job}",
         )
 
     def verdict(self, name: str, jobs: Sequence[JobPaths]) -> Verdict:
