@@ -10,6 +10,7 @@ import dagster as dg
 from pydantic import Field
 
 from arroyo_dagster.orchestration.failures import as_failure
+from arroyo_dagster.orchestration.launchpad import LaunchpadConfig
 from arroyo_dagster.orchestration.partitions import key_error
 from arroyo_dagster.orchestration.resources import ArroyoStateStore
 from arroyo_dagster.orchestration.schedules import MAX_RUNTIME_SECONDS, Backlog, schedule_status
@@ -31,7 +32,7 @@ _UNFINISHED = (
 )
 
 
-class BatchConfig(dg.Config):
+class BatchConfig(LaunchpadConfig):
     """Which jobs a batch serves, and its time budget. Each kind adds a field `settings`."""
 
     jobs: list[str] = Field(
@@ -238,6 +239,7 @@ def build_batch_schedule(
         default_status=schedule_status(running),
         description=requests.kind.description,
     )
+    @requests.naming.bind
     def batch_schedule(
         context: dg.ScheduleEvaluationContext, arroyo_store: ArroyoStateStore
     ) -> dg.RunRequest | dg.SkipReason:

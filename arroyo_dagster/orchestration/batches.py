@@ -21,6 +21,7 @@ from arroyo_dagster.orchestration.failures import as_failure
 from arroyo_dagster.orchestration.resources import ArroyoStateStore
 from arroyo_dagster.orchestration.runners import MaintenanceRunner
 from arroyo_dagster.orchestration.schedules import BACKGROUND_TAGS
+from arroyo_dagster.orchestration.translator import Naming
 from arroyo_dagster.redaction import redact_text
 
 JobEvent = dg.MaterializeResult | dg.AssetCheckResult | dg.AssetObservation  # type: ignore[type-arg]
@@ -91,7 +92,7 @@ def asset_events(
         }
         for asset in assets:
             work: Any = asset.node_def
-            function = work.compute_fn.decorated_fn
+            function = inspect.unwrap(work.compute_fn.decorated_fn)  # what `Naming.bind` binds
             wanted = inspect.signature(function).parameters
             arguments = {name: value for name, value in given.items() if name in wanted}
             yield from function(context.of(asset), **arguments)
@@ -119,11 +120,12 @@ class _BatchResults:
             yield {"job": key, "outcome": "left for the next run", "seconds": 0.0}
 
 
-def build_batch_job(kind: BatchKind) -> dg.JobDefinition:
+def build_batch_job(kind: BatchKind, naming: Naming) -> dg.JobDefinition:
     """Build the Dagster job of a kind: one op that serves one job after the other."""
     config_class = kind.config
 
     @dg.op(name=kind.op, pool=kind.pool, description=kind.description, out=dg.Out(dg.Nothing))
+    @naming.bind
     def batch_op(  # type: ignore[no-untyped-def]
         context: dg.OpExecutionContext,
         config: config_class,  # type: ignore[valid-type]

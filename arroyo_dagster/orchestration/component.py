@@ -1,234 +1,257 @@
 """`ArroyoStateComponent`: the definitions of one deployment, from a few lines of YAML."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal, Self
 
 import dagster as dg
 from dagster.components.utils.translation import TranslationFn, TranslationFnResolver
-from pydantic import Field
+from pydantic import BaseModel, Field, PrivateAttr, ValidationError
 
-from arroyo_dagster.orchestration.compaction.assets import CompactionConfig
-from arroyo_dagster.orchestration.compaction.maintenance_window import MaintenanceWindow
-from arroyo_dagster.orchestration.definitions import ScheduleOptions, build_arroyo_definitions
-from arroyo_dagster.orchestration.gc.assets import DeadJobsConfig, GcConfig, OrphansConfig
-from arroyo_dagster.orchestration.maintenance import MaintenanceOptions
+from arroyo_dagster.errors import ArroyoStateError, InputError
+from arroyo_dagster.orchestration.definitions import build_arroyo_definitions
+from arroyo_dagster.orchestration.directory import ArroyoDirectory
 from arroyo_dagster.orchestration.resources import ArroyoStateStore
-from arroyo_dagster.orchestration.runners import InProcessRunner
-from arroyo_dagster.orchestration.secrets import as_variable, named_in_template
-from arroyo_dagster.orchestration.settings import setting_field
-from arroyo_dagster.orchestration.translator import ArroyoTableProps, DagsterArroyoTranslator
-from arroyo_dagster.state.model.compaction import CompactionSettings
-from arroyo_dagster.state.model.garbage import DeletionSettings, Retention
+from arroyo_dagster.orchestration.secrets import as_variable
+from arroyo_dagster.orchestration.translator import (
+    ArroyoTableProps,
+    DagsterArroyoTranslator,
+    deployment_identifier,
+)
+from arroyo_dagster.orchestration.yaml.fields import (
+    MINUTE,
+    Checks,
+    Maintenance,
+    Owner,
+    ScheduleTimes,
+    Sensor,
+    Spark,
+    WindowSettings,
+)
+from arroyo_dagster.orchestration.yaml.model import (
+    ComponentModel,
+    YamlModel,
+    describe_errors,
+    refuse,
+)
+from arroyo_dagster.orchestration.yaml.scaffolder import ArroyoStateScaffolder
+from arroyo_dagster.orchestration.yaml.texts import HttpUrl, Name, Options, Secret, Url
 
 
-def _resolve_options(context: dg.ResolutionContext, options: Any) -> Any:
-    return context.resolve_value(named_in_template(options))
-
-
-Options = Annotated[
-    dict[str, Any],
-    dg.Resolver(_resolve_options, model_field_type=dict[str, Any], inject_before_resolve=False),
-]
-"""Options of a store's client. For secrets, name environment variables: `{env: NAME}`."""
-
-Secret = Annotated[
-    Any,
-    dg.Resolver(
-        _resolve_options,
-        model_field_type=str | dict[str, str] | None,
-        inject_before_resolve=False,
-    ),
-]
-"""A text that may hold a secret. If it does, name an environment variable: `{env: NAME}`."""
-
-
-class ScheduleTimes(dg.Model, dg.Resolvable):
-    """When to run what no event triggers."""
-
-    fleet: str = Field(default=ScheduleOptions.fleet, description="Cron of the fleet overview.")
-    states: str = Field(
-        default=ScheduleOptions.states, description="Cron of the checks of dataflows' states."
-    )
-    sync: str = Field(
-        default=ScheduleOptions.sync, description="Cron of the synchronization of partition keys."
-    )
-    refresh: str = Field(
-        default=ScheduleOptions.refresh, description="Cron of the catalogue of epochs."
-    )
-    compaction: str = Field(default=ScheduleOptions.compaction, description="Cron of compaction.")
-    gc: str = Field(default=ScheduleOptions.gc, description="Cron of the expiry of old epochs.")
-    orphans: str = Field(default=ScheduleOptions.orphans, description="Cron of the gc of orphans.")
-    dead_jobs: str = Field(
-        default=ScheduleOptions.dead_jobs, description="Cron of the gc of dead jobs."
-    )
-    timezone: str = Field(
-        default="UTC", description="Time zone of the schedules above, for example `Europe/Berlin`."
-    )
-    running: bool = Field(default=False, description="Start the schedules as running.")
-
-
-class Maintenance(dg.Model, dg.Resolvable):
-    """How the schedules compact and delete state."""
-
-    policy: Literal["bin-pack", "levels", "window", "full"] = setting_field(
-        CompactionSettings, "policy", alone=True
-    )
-    min_backlog: int = setting_field(MaintenanceOptions, "min_backlog")
-    most_jobs: int = setting_field(MaintenanceOptions, "most_jobs")
-    budget_minutes: float = setting_field(MaintenanceOptions, "budget_minutes")
-    keep_epochs: int = setting_field(Retention, "keep_epochs", default=10)
-    delete: bool = Field(
-        default=False,
-        description="Delete older epochs. Without it, runs only show what would be deleted.",
-    )
-    delete_orphans: bool = Field(
-        default=False, description="Delete orphans. Without it, runs only show them."
-    )
-    delete_dead_jobs: bool = Field(
-        default=False, description="Delete jobs that Arroyo's API or database proves to be gone."
-    )
-    quarantine: bool = setting_field(DeletionSettings, "quarantine")
-    engine: Literal["spark", "in-process"] = Field(
-        default="spark", description="Where to merge and delete."
-    )
-
-    def options(self) -> MaintenanceOptions:
-        """Return the same options for `build_arroyo_definitions`."""
-        return MaintenanceOptions(
-            min_backlog=self.min_backlog,
-            most_jobs=self.most_jobs,
-            budget_minutes=self.budget_minutes,
-            compaction=CompactionConfig(policy=self.policy),
-            gc=GcConfig(
-                keep_epochs=self.keep_epochs, dry_run=not self.delete, quarantine=self.quarantine
-            ),
-            orphans=OrphansConfig(dry_run=not self.delete_orphans, quarantine=self.quarantine),
-            dead_jobs=DeadJobsConfig(dry_run=not self.delete_dead_jobs, quarantine=self.quarantine),
-        )
-
-
-class WindowSettings(dg.Model, dg.Resolvable):
-    """When running Arroyo jobs may be stopped to be rewritten. Opt-in per job."""
-
-    jobs: list[str] = Field(
-        min_length=1,
-        description="Jobs as job or pipeline/job, at least one. No other job is touched.",
-    )
-    between: str = Field(description="The daily window, as HH:MM-HH:MM.")
-    time_zone: str = Field(
-        default="UTC", description="Time zone of `between`, for example `Europe/Berlin`."
-    )
-
-
-class ArroyoStateComponent(dg.Component, dg.Model, dg.Resolvable):
+@dg.scaffold_with(ArroyoStateScaffolder)
+class ArroyoStateComponent(dg.Component, YamlModel):
     """Inspect and maintain the state of the streaming jobs below one checkpoint URL."""
 
-    checkpoint_url: str = Field(description="The checkpoint URL, in any form that Arroyo takes.")
+    checkpoint_url: Url = Field(
+        description="The checkpoint URL, in any form that Arroyo takes.",
+        examples=[
+            "s3://bucket/checkpoints",
+            "s3::https://minio.example.com:9000/bucket/checkpoints",
+        ],
+    )
+    deployment: Name | None = Field(
+        default=None,
+        description="Name of this deployment, if one Dagster instance has several. All names of "
+        "its definitions contain it.",
+        examples=["production"],
+    )
     storage_options: Options = Field(
         default_factory=dict,
         repr=False,
         description="Options of the remote store's client. For secrets, name environment "
         "variables, as {env: NAME}; they are resolved when the store is opened.",
+        examples=[{"region": "eu-central-1", "secret_access_key": {"env": "S3_SECRET"}}],
     )
     layout: Literal["auto", "legacy", "protocol"] = Field(
         default="auto", description="Which jobs to show, by layout."
     )
-    arroyo_api_url: str | None = Field(
-        default=None, description="Arroyo's REST API, as a source of job names and status."
+    arroyo_api_url: HttpUrl | None = Field(
+        default=None,
+        description="Arroyo's REST API, as a source of job names and status.",
+        examples=["http://arroyo:5115"],
     )
     arroyo_api_token: Secret = Field(
         default=None,
         repr=False,
         description="The token of that API, as {env: NAME}. Default: ARROYO_API_TOKEN.",
+        examples=[{"env": "ARROYO_TOKEN"}],
     )
     arroyo_database: Secret = Field(
         default=None,
         repr=False,
         description="The controller's state.sqlite, as a source of job names and status; "
         "{env: NAME} if the URL holds a password.",
+        examples=["/var/lib/arroyo/state.sqlite"],
     )
-    catalogue_url: str | None = Field(
+    assume: dict[str, str] = Field(
+        default_factory=dict,
+        description="Assumed status by job or pipeline/job: stopped, running…; the API and the "
+        "database take precedence.",
+        examples=[{"payments/job_1": "stopped"}],
+    )
+    catalogue_url: Url | None = Field(
         default=None,
         description="Where the catalogue is stored, one place for all hosts. Default: below "
         "DAGSTER_HOME. Required if Dagster's storage or run launcher serves several hosts.",
+        examples=["s3://bucket/arroyo-catalogue"],
     )
     catalogue_options: Options = Field(
         default_factory=dict,
         repr=False,
         description="Options of the catalogue's store, in the form of storage_options.",
-    )
-    deployment: str | None = Field(
-        default=None, description="Name of this deployment, if one Dagster instance has several."
+        examples=[{"secret_access_key": {"env": "S3_SECRET"}}],
     )
     sensor_running: bool = Field(default=False, description="Start the sensor as running.")
-    schedules: ScheduleTimes = Field(default_factory=ScheduleTimes)
-    maintenance: Maintenance = Field(default_factory=Maintenance)
+    sensor: Sensor = Field(default_factory=Sensor, description="How much one tick does.")
+    compaction_sensor: bool = Field(
+        default=False,
+        description="Add a sensor that requests compactions when there is enough to do, instead "
+        "of by the clock. It starts as running with sensor_running.",
+    )
+    schedules: ScheduleTimes = Field(
+        default_factory=ScheduleTimes, description="When to run what no event triggers."
+    )
+    maintenance: Maintenance = Field(
+        default_factory=Maintenance, description="How the schedules compact and delete state."
+    )
+    spark: Spark = Field(
+        default_factory=Spark, description="How to start Spark for maintenance. Default: locally."
+    )
     window: WindowSettings | None = Field(
         default=None,
         description="Which running Arroyo jobs may be stopped, and when. Default: none.",
     )
+    checks: Checks = Field(default_factory=Checks, description="Thresholds of the checks.")
     dataflows: list[str] = Field(
         default_factory=list,
         description="SDF dataflows whose states lie below the checkpoint URL: dataflow.yaml "
         "files, relative to this file.",
+        examples=[["dataflow.yaml"]],
+    )
+    owners: list[Owner] = Field(
+        default_factory=list,
+        description="Owners of all assets: team:NAME, or e-mail addresses.",
+        examples=[["team:streaming", "ann@example.com"]],
+    )
+    tags: dict[str, str] = Field(
+        default_factory=dict,
+        description="Tags of all assets.",
+        examples=[{"domain": "payments"}],
     )
     translation: Annotated[
         TranslationFn[str] | None,
         TranslationFnResolver(template_vars_for_translation_fn=lambda table: {"table": table}),
-    ] = None
+    ] = Field(
+        default=None,
+        description="Changes to key, group, description, tags… of the assets; {{ table }} is the "
+        "asset's name.",
+        examples=[{"group_name": "streaming"}],
+    )
+    _source: str | None = PrivateAttr(None)
 
     @classmethod
     def get_spec(cls) -> dg.ComponentTypeSpec:
         """Return what `dg` shows of this component."""
         return dg.ComponentTypeSpec(tags=["arroyo", "spark"])
 
+    @classmethod
+    def _model_base(cls) -> type[BaseModel]:
+        return ComponentModel
+
+    @classmethod
+    def load(cls, attributes: BaseModel | None, context: dg.ComponentLoadContext) -> Self:
+        """Load a component from YAML.
+
+        Raises:
+            DagsterInvalidDefinitionError: the YAML is wrong; its last line says what and where.
+        """
+        given = cls.model().model_validate({}) if attributes is None else attributes
+        positions = context.resolution_context.source_position_tree
+        if isinstance(given, ComponentModel) and given.wrong is not None:
+            refuse(describe_errors(given.wrong, cls.model(), positions))
+        try:
+            component = super().load(given, context)
+        except ValidationError as error:  # a value that a template yields
+            refuse(describe_errors(error, cls.model(), positions))
+        component._source = str(context.path if positions is None else positions.position)
+        return component
+
     def build_defs(self, context: dg.ComponentLoadContext) -> dg.Definitions:
-        """Build what `build_arroyo_definitions` returns for these fields."""
-        times = self.schedules
+        """Build what `build_arroyo_definitions` returns for these fields.
+
+        Raises:
+            DagsterInvalidDefinitionError: the component is refused; its last line says why.
+        """
+        try:
+            self._check_deployment(context)
+            return self._definitions(context)
+        except (ArroyoStateError, dg.DagsterInvalidDefinitionError) as error:
+            refuse(f"{self._source}: {error}" if self._source else str(error))
+
+    def _check_deployment(self, context: dg.ComponentLoadContext) -> None:
+        """Refuse two components of one name: their definitions would have the same names."""
+        others = context.component_tree.get_all_components(of_type=ArroyoStateComponent)
+        for other in others:
+            if other is self or other._name() != self._name():
+                continue
+            what = "have no deployment" if self._name() is None else f"are {self.deployment!r}"
+            places = sorted(one._source or "another component" for one in (self, other))
+            raise InputError(
+                f"two components {what}: {' and '.join(places)}",
+                next_step="give each a name of its own, as `deployment: NAME`; one may have none",
+            )
+
+    def _name(self) -> str | None:
+        return None if self.deployment is None else deployment_identifier(self.deployment)
+
+    def _definitions(self, context: dg.ComponentLoadContext) -> dg.Definitions:
+        store, session = self._store(), self.spark.session()
+        for resource in (store, session):  # now, where the file and the line are known
+            resource.check_secrets()
         return build_arroyo_definitions(
-            ArroyoStateStore(
-                checkpoint_url=self.checkpoint_url,
-                storage_options=self.storage_options,
-                layout=self.layout,
-                catalogue_url=self.catalogue_url,
-                catalogue_options=self.catalogue_options,
-                arroyo_api_url=self.arroyo_api_url,
-                arroyo_api_token=as_variable(self.arroyo_api_token),
-                arroyo_database=as_variable(self.arroyo_database),
-            ),
-            runner=InProcessRunner() if self.maintenance.engine == "in-process" else None,
+            store,
+            spark=session,
+            runner=self.spark.runner(session, self.maintenance.engine),
             maintenance=self.maintenance.options(),
-            translator=_Translated(self.translation),
+            translator=_Translated(self.owners, self.tags, self.translation),
             deployment=self.deployment,
+            sensor=self.sensor.options(),
             sensor_running=self.sensor_running,
-            schedules=ScheduleOptions(
-                fleet=times.fleet,
-                states=times.states,
-                sync=times.sync,
-                refresh=times.refresh,
-                compaction=times.compaction,
-                gc=times.gc,
-                orphans=times.orphans,
-                dead_jobs=times.dead_jobs,
-                timezone=times.timezone,
-            ),
-            schedules_running=times.running,
-            window=None
-            if self.window is None
-            else MaintenanceWindow(
-                jobs=self.window.jobs,
-                between=self.window.between,
-                time_zone=self.window.time_zone,
-            ),
+            compaction_sensor=self.compaction_sensor,
+            schedules=self.schedules.options(),
+            schedules_running=self.schedules.running,
+            recent=self.checks.recent_minutes * MINUTE,
             dataflows=[context.path / one for one in self.dataflows],
+            sdf=self.checks.sdf(),
+            directory=ArroyoDirectory(assume=self.assume),
+            window=None if self.window is None else self.window.options(),
+        )
+
+    def _store(self) -> ArroyoStateStore:
+        return ArroyoStateStore(
+            checkpoint_url=self.checkpoint_url,
+            storage_options=self.storage_options,
+            layout=self.layout,
+            catalogue_url=self.catalogue_url,
+            catalogue_options=self.catalogue_options,
+            arroyo_api_url=self.arroyo_api_url,
+            arroyo_api_token=as_variable(self.arroyo_api_token),
+            arroyo_database=as_variable(self.arroyo_database),
         )
 
 
-class _Translated(DagsterArroyoTranslator):
-    """The default names, changed by what the YAML says under `translation`."""
+ArroyoStateScaffolder.component = ArroyoStateComponent
 
-    def __init__(self, translation: TranslationFn[str] | None) -> None:
+
+class _Translated(DagsterArroyoTranslator):
+    """The default names with owners and tags, changed as the YAML says under `translation`."""
+
+    def __init__(
+        self, owners: list[str], tags: dict[str, str], translation: TranslationFn[str] | None
+    ) -> None:
+        self._owners = owners
+        self._tags = tags
         self._translation = translation
 
     def get_asset_spec(self, props: ArroyoTableProps) -> dg.AssetSpec:
         spec = super().get_asset_spec(props)
+        spec = spec.merge_attributes(owners=self._owners, tags=self._tags)
         return spec if self._translation is None else self._translation(spec, props.table)

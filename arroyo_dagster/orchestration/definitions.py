@@ -1,7 +1,7 @@
 """`build_arroyo_definitions`: everything that a code location needs, in one call."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -67,6 +67,16 @@ SPARK = "arroyo_spark"
 RUNNER = "arroyo_runner"
 DIRECTORY = "arroyo_directory"
 
+_PER_JOB = {
+    "arroyo_compaction": "Merge the files of one job.",
+    "arroyo_gc": "Expire old epochs of one job. Deletes only if the run's configuration "
+    "enables it.",
+    "arroyo_collect_orphans": "Delete unreferenced objects of one job, if the run's configuration "
+    "enables it.",
+    "arroyo_remove_dead_jobs": "Delete one job whose pipeline is gone, if the run's configuration "
+    "enables it.",
+}
+
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleOptions:
@@ -105,7 +115,8 @@ def build_arroyo_definitions(
     """Build the assets, checks, jobs, sensor, schedules and resources of one deployment.
 
     Nothing is opened, read or started. Merge the result with other definitions by
-    `dg.Definitions.merge`; the keys of its resources begin with `arroyo_`.
+    `dg.Definitions.merge`. All names begin with `arroyo_`, with a deployment with
+    `arroyo_{deployment}_`: results for different deployments merge.
 
     Args:
         store: where checkpoints and catalogue are stored; or just the checkpoint URL.
@@ -114,7 +125,7 @@ def build_arroyo_definitions(
         maintenance: how the schedules compact and expire jobs.
         translator: names and describes the assets.
         deployment: name of this deployment if one Dagster instance has several; part of asset keys
-            and of the name of the partitions.
+            and of the names of partitions, jobs, ops, schedules, sensors, pools and resources.
         compaction_sensor: add a sensor that requests compactions when there is enough to do,
             instead of by the clock; on or off with `sensor_running`.
         sensor_running, schedules_running: start as running; off by default, so that installing
@@ -137,22 +148,25 @@ def build_arroyo_definitions(
     clock = schedules or ScheduleOptions()
     catalogue, fleet = build_catalogue(naming), build_fleet(naming, recent=recent)
     refresh_job = _in_process(
-        "arroyo_refresh", dg.AssetSelection.assets(catalogue), "Catalogue new epochs of a job."
+        naming.name("arroyo_refresh"),
+        dg.AssetSelection.assets(catalogue),
+        "Catalogue new epochs of a job.",
     )
     fleet_job = _in_process(
-        "arroyo_fleet",
+        naming.name("arroyo_fleet"),
         dg.AssetSelection.assets(fleet),
-        "Look at all jobs at once.",
+        "Summarize all jobs, and evaluate the checks over them.",
     )
     sync_job = build_sync_job(naming)
     compacted, journal = build_compacted_state(naming), build_gc_journal(naming)
     expiry_assets, orphans, dead_jobs = (build_collection(naming, kind) for kind in PlanKind)
-    compaction_job = build_maintenance_job("arroyo_compaction", naming, compacted)
-    gc_job = build_maintenance_job("arroyo_gc", naming, expiry_assets, journal)
-    orphans_job = build_maintenance_job("arroyo_collect_orphans", naming, orphans, journal)
-    dead_jobs_job = build_maintenance_job("arroyo_remove_dead_jobs", naming, dead_jobs, journal)
+    per_job = partial(_maintenance_job, naming)
+    compaction_job = per_job("arroyo_compaction", compacted)
+    gc_job = per_job("arroyo_gc", expiry_assets, journal)
+    orphans_job = per_job("arroyo_collect_orphans", orphans, journal)
+    dead_jobs_job = per_job("arroyo_remove_dead_jobs", dead_jobs, journal)
     session = spark or SparkSessionResource()
-    graphs = [one if isinstance(one, SdfGraph) else load_graph(one) for one in dataflows]
+    graphs = [_graph_of(one, deployment) for one in dataflows]
     sdf_jobs = [build_sdf_job(graph) for graph in graphs]
     told = StatesReport(graphs, sdf) if graphs else None
     windowed = (
@@ -160,7 +174,17 @@ def build_arroyo_definitions(
         if window is None
         else build_window_definitions(naming, window, running=schedules_running)
     )
-    timed = partial(build_clock_schedule, running=schedules_running, timezone=clock.timezone)
+
+    def timed(name: str, job: Any, cron: str) -> dg.ScheduleDefinition:
+        return build_clock_schedule(
+            name,
+            job,
+            cron,
+            description=job.description,
+            running=schedules_running,
+            timezone=clock.timezone,
+        )
+
     batches = build_batches(
         naming,
         maintenance or MaintenanceOptions(),
@@ -173,7 +197,7 @@ def build_arroyo_definitions(
             journal=journal,
         ),
     )
-    batch_jobs = {name: build_batch_job(one.kind) for name, one in batches.items()}
+    batch_jobs = {name: build_batch_job(one.kind, naming) for name, one in batches.items()}
     sensors = [build_checkpoint_sensor(naming, options=sensor, states=told, running=sensor_running)]
     if compaction_sensor:
         sensors.append(
@@ -185,7 +209,7 @@ def build_arroyo_definitions(
         assets=[
             *(checkpoint_spec(naming), catalogue, fleet, compacted),
             *(expiry_assets, orphans, dead_jobs, journal),
-            *(asset for graph in graphs for asset in build_sdf_assets(graph, sdf)),
+            *(asset for graph in graphs for asset in build_sdf_assets(graph, naming, sdf)),
         ],
         jobs=[
             *(refresh_job, fleet_job, sync_job, compaction_job, gc_job),
@@ -194,12 +218,12 @@ def build_arroyo_definitions(
         ],
         sensors=sensors,
         schedules=[
-            timed("arroyo_fleet_schedule", fleet_job, clock.fleet),
-            timed("arroyo_sync_schedule", sync_job, clock.sync),
+            timed(naming.name("arroyo_fleet_schedule"), fleet_job, clock.fleet),
+            timed(naming.name("arroyo_sync_schedule"), sync_job, clock.sync),
             *(timed(f"{job.name}_schedule", job, clock.states) for job in sdf_jobs),
             *(
                 build_batch_schedule(
-                    f"arroyo_{name}_schedule",
+                    naming.name(f"arroyo_{name}_schedule"),
                     batch_jobs[name],
                     getattr(clock, name),
                     one,
@@ -210,10 +234,10 @@ def build_arroyo_definitions(
             ),
         ],
         resources={
-            STORE: resource,
-            SPARK: session,
-            RUNNER: runner or SparkRunner(spark=session),
-            DIRECTORY: directory or ArroyoDirectory(),
+            naming.name(STORE): resource,
+            naming.name(SPARK): session,
+            naming.name(RUNNER): runner or SparkRunner(spark=session),
+            naming.name(DIRECTORY): directory or ArroyoDirectory(),
         },
     )
     return dg.Definitions.merge(shared, windowed)
@@ -227,6 +251,15 @@ def _store_of(store: ArroyoStateStore | str, deployment: str | None) -> ArroyoSt
         return store
     given = {name: getattr(store, name) for name in store.model_fields_set}
     return type(store)(**{**given, "deployment": deployment})
+
+
+def _graph_of(dataflow: str | Path | Dataflow | SdfGraph, deployment: str | None) -> SdfGraph:
+    graph = dataflow if isinstance(dataflow, SdfGraph) else load_graph(dataflow)
+    return replace(graph, deployment=graph.deployment or deployment)
+
+
+def _maintenance_job(naming: Naming, name: str, *assets: dg.AssetsDefinition) -> Any:
+    return build_maintenance_job(name, naming, *assets, description=_PER_JOB[name])
 
 
 def _in_process(name: str, selection: dg.AssetSelection, description: str) -> Any:

@@ -70,7 +70,9 @@ class MaintenanceOptions:
     dead_jobs: DeadJobsConfig | None = None
 
 
-def build_maintenance_job(name: str, naming: Naming, *assets: dg.AssetsDefinition) -> Any:
+def build_maintenance_job(
+    name: str, naming: Naming, *assets: dg.AssetsDefinition, description: str
+) -> Any:
     """Build a job of these assets: a run per job of the fleet, with Spark work in the run's
     process.
     """
@@ -80,7 +82,8 @@ def build_maintenance_job(name: str, naming: Naming, *assets: dg.AssetsDefinitio
         tags_for_partition_key_fn=lambda key: {"arroyo/job_id": key},
     )
     return dg.define_asset_job(
-        name,
+        naming.name(name),
+        description=description,
         selection=dg.AssetSelection.assets(*assets),
         config=config,
         executor_def=dg.in_process_executor,
@@ -141,65 +144,65 @@ def build_batches(
         (
             "refresh",
             BatchKind(
-                name="arroyo_refresh_fleet",
+                name=naming.name("arroyo_refresh_fleet"),
                 description="Catalogue new epochs of the jobs with the most new epochs.",
                 config=RefreshBatch,
                 events=asset_events(assets.catalogue),
                 backlog=new_epochs,
-                single="arroyo_refresh",
+                single=naming.name("arroyo_refresh"),
             ),
             CatalogConfig(),
         ),
         (
             "compaction",
             BatchKind(
-                name="arroyo_compaction_fleet",
+                name=naming.name("arroyo_compaction_fleet"),
                 description="Compact the jobs with the most unmerged files.",
                 config=CompactionBatch,
                 events=asset_events(assets.compacted),
                 backlog=compaction_backlogs,
                 min_backlog=options.min_backlog,
-                single="arroyo_compaction",
-                pool="arroyo_compaction",
+                single=naming.name("arroyo_compaction"),
+                pool=naming.name("arroyo_compaction"),
             ),
             compaction,
         ),
         (
             "gc",
             BatchKind(
-                name="arroyo_gc_fleet",
+                name=naming.name("arroyo_gc_fleet"),
                 description="Expire old epochs of the jobs with the most expired epochs.",
                 config=GcBatch,
                 events=asset_events(assets.expiry_assets, assets.journal),
                 backlog=lambda store: _over_jobs(store, _expiry_backlog(gc.keep_epochs or 2)),
-                single="arroyo_gc",
-                pool="arroyo_gc",
+                single=naming.name("arroyo_gc"),
+                pool=naming.name("arroyo_gc"),
             ),
             gc,
         ),
         (
             "orphans",
             BatchKind(
-                name="arroyo_collect_orphans_fleet",
+                name=naming.name("arroyo_collect_orphans_fleet"),
                 description="Delete orphans of every job that allows it.",
                 config=OrphansBatch,
                 events=asset_events(assets.orphans, assets.journal),
                 backlog=orphans_backlog,
-                single="arroyo_collect_orphans",
-                pool="arroyo_gc",
+                single=naming.name("arroyo_collect_orphans"),
+                pool=naming.name("arroyo_gc"),
             ),
             options.orphans or OrphansConfig(),
         ),
         (
             "dead_jobs",
             BatchKind(
-                name="arroyo_remove_dead_jobs_fleet",
+                name=naming.name("arroyo_remove_dead_jobs_fleet"),
                 description="Delete jobs that Arroyo's API or database proves to be gone.",
                 config=DeadJobsBatch,
                 events=asset_events(assets.dead_jobs, assets.journal),
                 backlog=dead_jobs_backlog,
-                single="arroyo_remove_dead_jobs",
-                pool="arroyo_gc",
+                single=naming.name("arroyo_remove_dead_jobs"),
+                pool=naming.name("arroyo_gc"),
             ),
             options.dead_jobs or DeadJobsConfig(),
         ),

@@ -12,9 +12,9 @@ import dagster as dg
 from arroyo_dagster.errors import InputError, ProtocolError
 from arroyo_dagster.orchestration.failures import as_failure
 from arroyo_dagster.orchestration.resources import ArroyoStateStore
-from arroyo_dagster.orchestration.translator import Naming
+from arroyo_dagster.orchestration.translator import Naming, deployment_identifier
 from arroyo_dagster.state.model.clock import wall_clock
-from arroyo_dagster.state.model.ids import JobId, PipelineId, checked_name, path_error
+from arroyo_dagster.state.model.ids import JobId, PipelineId, path_error
 from arroyo_dagster.state.model.layout import JobPaths
 
 ALWAYS_MAY_DROP = 5
@@ -27,8 +27,7 @@ def jobs_partitions(deployment: str | None = None) -> dg.DynamicPartitionsDefini
     """Return the partitions of a deployment. Their name is global to a Dagster instance."""
     if deployment is None:
         return dg.DynamicPartitionsDefinition(name="arroyo_jobs")
-    name = checked_name(deployment, "deployment").replace("-", "_").replace(".", "_")
-    return dg.DynamicPartitionsDefinition(name=f"arroyo_{name}_jobs")
+    return dg.DynamicPartitionsDefinition(name=f"arroyo_{deployment_identifier(deployment)}_jobs")
 
 
 def key_error(key: str) -> str | None:
@@ -80,8 +79,13 @@ class SyncPlan:
     drop: tuple[str, ...]
 
 
-def plan_sync(have: Collection[str], want: Collection[str]) -> SyncPlan:
+def plan_sync(
+    have: Collection[str], want: Collection[str], forget_job: str = "arroyo_forget_job"
+) -> SyncPlan:
     """Choose the keys to add and to drop.
+
+    Args:
+        forget_job: the Dagster job that acknowledges that a job is gone.
 
     Raises:
         ProtocolError: more than a tenth of the keys, and more than five, would be dropped, which
@@ -95,7 +99,7 @@ def plan_sync(have: Collection[str], want: Collection[str]) -> SyncPlan:
             "an outage or a wrong URL; none was dropped",
             first=plan.drop[0],
             next_step="check the checkpoint URL; if the jobs are really gone, acknowledge each "
-            "with the job arroyo_forget_job, which deletes its key",
+            f"with the job {forget_job}, which deletes its key",
         )
     return plan
 
@@ -104,16 +108,17 @@ def build_sync_job(naming: Naming) -> dg.JobDefinition:
     """Build a job that adds the keys of new jobs and drops those of jobs that are gone."""
 
     @dg.op(
-        name="arroyo_sync_partitions_op",
+        name=naming.name("arroyo_sync_partitions_op"),
         description="Add partition keys of new jobs, drop those of jobs that are gone.",
     )
+    @naming.bind
     def sync_partitions(context: dg.OpExecutionContext, arroyo_store: ArroyoStateStore) -> None:
         from arroyo_dagster.state.operations.catalog import known_jobs
 
         with as_failure():
             want = [job.root for job in arroyo_store.jobs()]
             have = context.instance.get_dynamic_partitions(_name(naming))
-            plan = plan_sync(have, want)
+            plan = plan_sync(have, want, naming.name("arroyo_forget_job"))
             # A job without a key is still missed, until somebody acknowledges that it is gone.
             catalogue, gone = arroyo_store.catalogue(), map(job_of, usable_keys(plan.drop))
             new = set(gone) - known_jobs.known_jobs(catalogue)
@@ -123,7 +128,11 @@ def build_sync_job(naming: Naming) -> dg.JobDefinition:
             context.instance.delete_dynamic_partition(_name(naming), key)
         context.log.info(f"{len(plan.add)} jobs added, {len(plan.drop)} dropped")
 
-    @dg.job(name="arroyo_sync_partitions", executor_def=dg.in_process_executor)
+    @dg.job(
+        name=naming.name("arroyo_sync_partitions"),
+        description="Add partition keys of new jobs, drop those of jobs that are gone.",
+        executor_def=dg.in_process_executor,
+    )
     def arroyo_sync_partitions() -> None:
         sync_partitions()
 

@@ -29,11 +29,18 @@ Backlog = Callable[[ArroyoStateStore], Mapping[str, int]]
 
 
 def build_clock_schedule(
-    name: str, job: Any, cron: str, *, running: bool = False, timezone: str = "UTC"
+    name: str,
+    job: Any,
+    cron: str,
+    *,
+    description: str,
+    running: bool = False,
+    timezone: str = "UTC",
 ) -> dg.ScheduleDefinition:
     """Build a schedule of a job without partitions."""
     return dg.ScheduleDefinition(
         name=name,
+        description=description,
         job=job,
         cron_schedule=cron,
         execution_timezone=timezone,
@@ -83,7 +90,9 @@ def build_due_schedule(
         cron_schedule=cron,
         execution_timezone=chosen.timezone,
         default_status=schedule_status(chosen.running),
+        description=f"Request a run for each job with a backlog of {min_backlog} or more.",
     )
+    @naming.bind
     def due_schedule(context: dg.ScheduleEvaluationContext, arroyo_store: ArroyoStateStore) -> Any:
         found = backlog(arroyo_store)
         partitions = set(context.instance.get_dynamic_partitions(str(naming.jobs.name)))

@@ -46,8 +46,16 @@ class NamedSecrets(dg.ConfigurableResource):  # type: ignore[type-arg]
         Raises:
             InputError: a field holds a secret; the message does not repeat its value.
         """
-        refuse_secrets(type(self).__name__, self._given())
+        self.check_secrets()
         return super().get_resource_definition()
+
+    def check_secrets(self) -> None:
+        """Refuse secrets in the fields.
+
+        Raises:
+            InputError: a field holds a secret; the message does not repeat its value.
+        """
+        refuse_secrets(type(self).__name__, self._given())
 
     @classmethod
     def configure_at_launch(cls, **fields: Any) -> Any:

@@ -1,13 +1,14 @@
 """Config of Dagster, derived from the settings of an operation."""
 
 import enum
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import dagster as dg
 from pydantic import Field, create_model
 
 from arroyo_dagster.errors import InputError
 from arroyo_dagster.orchestration.failures import failure_of
+from arroyo_dagster.orchestration.launchpad import LaunchpadConfig
 from arroyo_dagster.state.model.settings import (
     SettingField,
     find_setting,
@@ -24,7 +25,7 @@ def settings_config(settings: type[Any]) -> Any:
         field.config: (_type(field), setting_field(settings, field.name))
         for field in setting_fields(settings)
     }
-    return create_model(f"{settings.__name__}Config", __base__=dg.Config, **fields)  # type: ignore[call-overload]
+    return create_model(f"{settings.__name__}Config", __base__=LaunchpadConfig, **fields)  # type: ignore[call-overload]
 
 
 def setting_field(settings: type[Any], name: str, *, alone: bool = False, **changes: Any) -> Any:
@@ -64,6 +65,8 @@ def configured(settings: type[_T], config: dg.Config) -> _T:
 
 
 def _type(field: SettingField) -> Any:
-    kind: Any = str if issubclass(field.kind, enum.Enum) else field.kind
+    kind: Any = field.kind
+    if issubclass(field.kind, enum.Enum):  # a launchpad lists what is allowed
+        kind = Literal[tuple(str(one.value) for one in field.kind)]
     kind = float if field.setting.fractions else kind
     return kind | None if field.default is None else kind

@@ -1,12 +1,16 @@
 """The name and description of each asset: one class with one method, for users to override."""
 
-from collections.abc import Iterable
+import functools
+import inspect
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 import dagster as dg
 
 from arroyo_dagster.errors import InputError
+from arroyo_dagster.state.model.ids import checked_name
 
 CHECKPOINT = "checkpoint"
 EPOCH_CATALOG = "epoch_catalog"
@@ -123,9 +127,18 @@ class DagsterArroyoTranslator:
         )
 
 
+def deployment_identifier(deployment: str) -> str:
+    """Return a deployment's name as it stands in names of Dagster: `-` and `.` become `_`.
+
+    Raises:
+        InputError: it is not a name for a deployment.
+    """
+    return checked_name(deployment, "deployment").replace("-", "_").replace(".", "_")
+
+
 @dataclass(frozen=True)
 class Naming:
-    """The assets of one deployment: their specs, keys and partitions.
+    """The names of one deployment: of its assets, jobs, ops, resources, partitions...
 
     Attributes:
         jobs: one partition per job; its keys are the roots of jobs.
@@ -148,3 +161,53 @@ class Naming:
     def key(self, table: str) -> dg.AssetKey:
         """Return the key of an asset."""
         return self.translator.get_asset_spec(ArroyoTableProps(table, self.deployment)).key
+
+    def name(self, base: str) -> str:
+        """Return the name of a job, op, schedule, sensor, pool or resource of this deployment.
+
+        Args:
+            base: the name without a deployment, for example `arroyo_refresh`; of the deployment
+                `blue` it is `arroyo_blue_refresh`.
+        """
+        if self.deployment is None:
+            return base
+        first, _, rest = base.partition("_")
+        return f"{first}_{deployment_identifier(self.deployment)}_{rest}"
+
+    def bind(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function whose parameters `arroyo_*` are this deployment's resources.
+
+        Dagster takes a parameter's name for the key of a resource.
+        """
+        if self.deployment is None:
+            return function
+        signature = inspect.signature(function)
+        renamed = {
+            name: self.name(name) for name in signature.parameters if name.startswith("arroyo_")
+        }
+        names = {key: name for name, key in renamed.items()}
+
+        def given(arguments: dict[str, Any]) -> dict[str, Any]:
+            return {names.get(key, key): value for key, value in arguments.items()}
+
+        if inspect.isgeneratorfunction(function):  # Dagster asks the function, not its result
+
+            @functools.wraps(function)
+            def bound(*positional: Any, **arguments: Any) -> Any:
+                yield from function(*positional, **given(arguments))
+        else:
+
+            @functools.wraps(function)
+            def bound(*positional: Any, **arguments: Any) -> Any:
+                return function(*positional, **given(arguments))
+
+        parameters = [
+            one.replace(name=renamed.get(one.name, one.name))
+            for one in signature.parameters.values()
+        ]
+        found: Any = bound
+        found.__signature__ = signature.replace(parameters=parameters)
+        found.__annotations__ = {
+            renamed.get(name, name): hint for name, hint in function.__annotations__.items()
+        }
+        return bound

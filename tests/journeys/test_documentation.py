@@ -32,8 +32,9 @@ ELSEWHERE = {
 """Pages whose commands need more than a job: the test that runs them."""
 OF_ARROYO = re.compile("--assume|--arroyo-api")
 """Commands on a job of Arroyo's, run by tests/unit/cli/test_rewrite.py."""
-OTHER_PROGRAMS = ("make ", "export ", ".venv/bin/dagster ", "pip install ")
-"""Programs that no test runs: they set up a machine, or need a package index."""
+OTHER_PROGRAMS = ("make ", "export ", ".venv/bin/dagster ", "pip install ", "dg ")
+"""Programs that no test runs, as they set up a machine or need a package index; `dg` is run by
+tests/orchestration/test_component.py."""
 NAMES = {"JOB": "words/main", "OPERATOR": "count", "TABLE": "counts"}
 
 
@@ -172,6 +173,8 @@ def test_every_option_that_a_page_names_exists(page: str) -> None:
     options = [option for option in options if not getattr(option, "hidden", False)]
     known = {name for option in options for name in (*option.opts, *option.secondary_opts)}
     known |= {"--help", "--version"}
+    known |= {"--checkpoint-url", "--deployment", "--catalogue-url"}  # of `dg scaffold`
+    known |= {"--arroyo-api-url", "--format"}
     known |= {"--clocks", "--minutes", "--kills"}  # of modules below tests/
     text = (PROJECT / page).read_text()
     assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", text)) <= known

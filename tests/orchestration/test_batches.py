@@ -98,7 +98,7 @@ def instance() -> Iterator[dg.DagsterInstance]:
 
 
 def run(instance: dg.DagsterInstance, one: BatchKind, **config: Any) -> dg.ExecuteInProcessResult:
-    job = build_batch_job(one)
+    job = build_batch_job(one, NAMING)
     return job.execute_in_process(
         instance=instance,
         resources=RESOURCES,
@@ -178,7 +178,7 @@ def test_without_jobs_those_that_need_it_most_are_served(instance: dg.DagsterIns
 def requests(
     instance: dg.DagsterInstance, one: BatchKind, **options: Any
 ) -> dg.RunRequest | dg.SkipReason:
-    job = build_batch_job(one)
+    job = build_batch_job(one, NAMING)
     asks = BatchRequests(naming=NAMING, kind=one, **options)
     schedule = build_batch_schedule("work_schedule", job, "* * * * *", asks)
     with dg.build_schedule_context(
@@ -233,7 +233,7 @@ def test_a_schedule_asks_for_one_run_for_all_that_is_due(instance: dg.DagsterIns
     assert config["config"]["budget_minutes"] == 5.0
     assert found.tags[ROOT_TAG] == root_of(STORE)
     assert found.run_key is None
-    done = build_batch_job(kind()).execute_in_process(
+    done = build_batch_job(kind(), NAMING).execute_in_process(
         instance=instance, resources=RESOURCES, run_config=found.run_config
     )
     assert done.success
@@ -269,7 +269,7 @@ def test_a_batch_whose_process_has_died_does_not_hold_up_the_others_for_ever(
     instance: dg.DagsterInstance,
 ) -> None:
     one = kind({"a": 1})
-    job = build_batch_job(one)
+    job = build_batch_job(one, NAMING)
     run_id = instance.create_run_for_job(job, tags={ROOT_TAG: "r"}).run_id
     instance.report_run_failed
     instance.handle_new_event(_event(run_id, job.name, "PIPELINE_START"))

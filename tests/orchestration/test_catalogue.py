@@ -59,7 +59,7 @@ def test_two_deployments_with_one_home_keep_their_own_rows(home: Path, tmp_path:
     for _ in range(2):
         for name, url in urls.items():
             defs = build_arroyo_definitions(url, deployment=name)
-            job = defs.resolve_job_def("arroyo_refresh")
+            job = defs.resolve_job_def(f"arroyo_{name}_refresh")
             instance = dg.DagsterInstance.ephemeral()
             instance.add_dynamic_partitions(f"arroyo_{name}_jobs", [KEY])
             assert job.execute_in_process(instance=instance, partition_key=KEY).success
@@ -84,9 +84,9 @@ def test_two_urls_of_one_deployment_have_two_catalogues(home: Path, tmp_path: Pa
 
 def test_the_deployment_of_definitions_is_that_of_their_store() -> None:
     store = ArroyoStateStore(checkpoint_url="memory://x", storage_options={"key": dg.EnvVar("K")})
-    for given, kept in ((None, True), ("blue", False)):
+    for given, kept, key in ((None, True, "arroyo_store"), ("blue", False, "arroyo_blue_store")):
         resources = build_arroyo_definitions(store, deployment=given).resources or {}
-        found: Any = resources["arroyo_store"]
+        found: Any = resources[key]
         assert (found is store) is kept
         assert found.deployment == given
         assert found.storage_options == {"key": dg.EnvVar("K")}

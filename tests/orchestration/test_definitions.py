@@ -57,10 +57,16 @@ def watch(event, args):
         started.append(str(args[0]))
 sys.addaudithook(watch)
 import definitions, dagster
+import dagster.components.core.component_tree, pydantic.json_schema, time
+started_at = time.process_time()
+from arroyo_dagster.orchestration.component import ArroyoStateComponent
+ArroyoStateComponent.model().model_json_schema()
+component = dagster.build_defs_for_component(ArroyoStateComponent(checkpoint_url="/x"))
+seconds = time.process_time() - started_at
 dagster.Definitions.validate_loadable(definitions.defs)
 modules = sorted({name.partition(".")[0] for name in sys.modules})
-print(json.dumps({"opened": opened, "started": started, "modules": modules, "storage":
-    [name for name in sys.modules if name.startswith("arroyo_dagster.state.storage.")]}))
+print(json.dumps({"opened": opened, "started": started, "modules": modules, "seconds": seconds,
+    "storage": [name for name in sys.modules if name.startswith("arroyo_dagster.state.storage.")]}))
 """
 
 
@@ -80,6 +86,7 @@ def test_loading_the_code_location_touches_no_store_and_starts_no_jvm(tmp_path: 
     assert not [program for program in found["started"] if "java" in program]
     assert not {"pyspark", "pyarrow", "polars", "pandas", "s3fs", "obstore"} & {*found["modules"]}
     assert found["storage"] == []
+    assert found["seconds"] < 1  # what the component adds, of 1.5 s for `dg check defs`
     assert list(tmp_path.iterdir()) == []
 
 
@@ -92,7 +99,7 @@ def test_the_environment_configures_the_code_location(monkeypatch: pytest.Monkey
 
     monkeypatch.delitem(sys.modules, "definitions")
     assert "arroyo/blue/fleet" in keys(definitions.defs)
-    sensor = definitions.defs.resolve_sensor_def("arroyo_checkpoint_sensor")
+    sensor = definitions.defs.resolve_sensor_def("arroyo_blue_checkpoint_sensor")
     assert sensor.minimum_interval_seconds == 45
     assert sensor.default_status is dg.DefaultSensorStatus.RUNNING
 

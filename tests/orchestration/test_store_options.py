@@ -275,7 +275,9 @@ def test_yaml_names_variables_in_three_ways(
     "key", ["KNRliteral", "{{ 'KNRlit' ~ 'eral' }}", "{{ env('NO', 'KNRx') }}"]
 )
 def test_a_secret_that_stands_in_the_yaml_is_refused(key: str) -> None:
-    with pytest.raises(InputError, match=r"\{env: NAME\}") as refused:
+    with pytest.raises(Exception) as refused:
         _of_yaml({"storage_options": {"secret_access_key": key}})
     # Dagster shows the whole traceback on the page of the code location.
-    assert_no_canary("".join(traceback.format_exception(refused.value)))
+    text = "".join(traceback.format_exception(refused.value))
+    assert "{env: NAME}" in text
+    assert_no_canary(text)

@@ -21,6 +21,7 @@ from arroyo_dagster.orchestration.catalog.checks import (
 from arroyo_dagster.orchestration.catalog.fleet_checks import Fleet, fleet_check_specs
 from arroyo_dagster.orchestration.directory import ArroyoDirectory
 from arroyo_dagster.orchestration.failures import as_failure, fail
+from arroyo_dagster.orchestration.launchpad import LaunchpadConfig
 from arroyo_dagster.orchestration.partitions import job_of
 from arroyo_dagster.orchestration.resources import ArroyoStateStore
 from arroyo_dagster.orchestration.translator import (
@@ -45,7 +46,7 @@ CURVE_EPOCHS = 120
 JOBS_PER_RUN = 50
 
 
-class CatalogConfig(dg.Config):
+class CatalogConfig(LaunchpadConfig):
     """How much of a job one run catalogues."""
 
     max_epochs: int = Field(
@@ -69,12 +70,13 @@ def build_catalogue(naming: Naming) -> dg.AssetsDefinition:
     operator_metadata = naming.key(OPERATOR_METADATA)
 
     @dg.multi_asset(
-        name="arroyo_catalog",
+        name=naming.name("arroyo_catalog"),
         specs=[naming.spec(name, deps=[CHECKPOINT]) for name in keys.values()],
         can_subset=True,
         backfill_policy=dg.BackfillPolicy.multi_run(JOBS_PER_RUN),
         check_specs=epoch_check_specs(operator_metadata),
     )
+    @naming.bind
     def arroyo_catalog(  # type: ignore[no-untyped-def]
         context: dg.AssetExecutionContext,
         config: CatalogConfig,
@@ -84,7 +86,7 @@ def build_catalogue(naming: Naming) -> dg.AssetsDefinition:
         with as_failure():
             jobs = _jobs_of(context, arroyo_store)
             checks = sorted(context.selected_asset_check_keys, key=lambda one: one.name)
-            run = _Refresh(context, arroyo_store)
+            run = _Refresh(context, arroyo_store, naming)
             if context.selected_asset_keys:
                 run.catalogue(jobs, config.max_epochs)
             verdicts = [(check, run.verdict(check.name, jobs)) for check in checks]
@@ -119,9 +121,12 @@ def _jobs_of(context: dg.AssetExecutionContext, arroyo_store: ArroyoStateStore) 
 class _Refresh:
     """Refreshes jobs one by one, and raises failures after the last one."""
 
-    def __init__(self, context: dg.AssetExecutionContext, store: ArroyoStateStore) -> None:
+    def __init__(
+        self, context: dg.AssetExecutionContext, store: ArroyoStateStore, naming: Naming
+    ) -> None:
         self._context = context
         self._store = store
+        self._forget_job = naming.name("arroyo_forget_job")
         self.done: list[Refreshed] = []
         self.failed: dict[JobPaths, ArroyoStateError] = {}
 
@@ -156,7 +161,7 @@ class _Refresh:
             url=store.url,
             last_epoch=last,
             next_step="restore its objects; if it was deleted on purpose, acknowledge that with "
-            "the job arroyo_forget_job",
+            f"the job {self._forget_job}",
         )
 
     def verdict(self, name: str, jobs: Sequence[JobPaths]) -> Verdict:
@@ -328,11 +333,12 @@ def build_fleet(naming: Naming, *, recent: timedelta = RECENT) -> dg.AssetsDefin
     """
 
     @dg.multi_asset(
-        name="arroyo_fleet_overview",
+        name=naming.name("arroyo_fleet_overview"),
         specs=[naming.spec(FLEET, deps=[CHECKPOINT], partitioned=False)],
         check_specs=fleet_check_specs(naming, recent),
         can_subset=True,
     )
+    @naming.bind
     def arroyo_fleet_overview(  # type: ignore[no-untyped-def]
         context: dg.AssetExecutionContext,
         arroyo_store: ArroyoStateStore,

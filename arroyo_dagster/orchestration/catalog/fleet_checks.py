@@ -141,7 +141,12 @@ class Fleet:
         }
         jobs = [str(paths.root) for paths in facts.present]
         return fleet_health.every_job_checked(
-            jobs, checked, facts.gone, root=facts.root, forget=facts.forget
+            jobs,
+            checked,
+            facts.gone,
+            root=facts.root,
+            forget=facts.forget,
+            refresh=self._naming.name("arroyo_refresh"),
         )
 
     def _recency(self, facts: FleetFacts) -> FleetVerdict:

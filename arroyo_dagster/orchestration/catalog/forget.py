@@ -29,9 +29,10 @@ def build_forget_job(naming: Naming, *, recent: timedelta = RECENT) -> dg.JobDef
     """
 
     @dg.op(
-        name="arroyo_forget_job_op",
+        name=naming.name("arroyo_forget_job_op"),
         description="Acknowledge that a vanished job is gone. Its history stays in the catalogue.",
     )
+    @naming.bind
     def forget_job(
         context: dg.OpExecutionContext,
         config: ForgetConfig,
@@ -57,7 +58,7 @@ def build_forget_job(naming: Naming, *, recent: timedelta = RECENT) -> dg.JobDef
             fleet.report([*EVERY_JOB_CHECKS, EVERY_JOB_RECENT])
 
     @dg.job(
-        name="arroyo_forget_job",
+        name=naming.name("arroyo_forget_job"),
         description="Acknowledge that a vanished job is gone, so that the checks over all jobs "
         "no longer fail because of it.",
         executor_def=dg.in_process_executor,

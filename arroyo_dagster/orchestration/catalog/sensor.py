@@ -77,11 +77,12 @@ def build_checkpoint_sensor(
     footers: list[Footers] = []  # lives as long as the code server: no footer is read twice
 
     @dg.sensor(
-        name="arroyo_checkpoint_sensor",
+        name=naming.name("arroyo_checkpoint_sensor"),
         minimum_interval_seconds=chosen.interval_seconds,
         default_status=sensor_status(running),
         description="Report newly ready epochs of every job below the checkpoint URL.",
     )
+    @naming.bind
     def arroyo_checkpoint_sensor(
         context: dg.SensorEvaluationContext, arroyo_store: ArroyoStateStore
     ) -> dg.SensorResult:
@@ -300,7 +301,8 @@ class _Tick:
             last = before.positions[paths].epoch or "none"
             self.context.log.warning(
                 f"{paths.root} vanished; its last epoch was {last}. Next: restore its objects; "
-                "if it was deleted on purpose, run the job arroyo_forget_job"
+                "if it was deleted on purpose, run the job "
+                f"{self.naming.name('arroyo_forget_job')}"
             )
 
     def _format_tick(self, changes: "FleetChanges") -> str:

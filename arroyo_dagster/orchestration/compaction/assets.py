@@ -60,7 +60,7 @@ def build_compacted_state(naming: Naming) -> dg.AssetsDefinition:
     key = naming.key(COMPACTED_STATE)
 
     @dg.multi_asset(
-        name="arroyo_compacted_state",
+        name=naming.name("arroyo_compacted_state"),
         specs=[
             naming.spec(COMPACTED_STATE, deps=[OPERATOR_METADATA]).replace_attributes(
                 skippable=True  # what found nothing to do has made nothing
@@ -85,9 +85,10 @@ def build_compacted_state(naming: Naming) -> dg.AssetsDefinition:
                 description="A restore reads as few files as forecast, and fewer than before.",
             ),
         ],
-        pool="arroyo_compaction",
+        pool=naming.name("arroyo_compaction"),
         can_subset=True,  # so that a check of what was not done may be left out
     )
+    @naming.bind
     def arroyo_compacted_state(  # type: ignore[no-untyped-def]
         context: dg.AssetExecutionContext,
         config: CompactionConfig,

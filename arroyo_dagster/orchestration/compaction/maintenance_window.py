@@ -5,7 +5,7 @@ that starts jobs that a window left stopped. Opt-in per job.
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import dagster as dg
 from pydantic import Field
@@ -21,6 +21,7 @@ from arroyo_dagster.orchestration.compaction.rewrite import (
 )
 from arroyo_dagster.orchestration.directory import ArroyoDirectory
 from arroyo_dagster.orchestration.failures import as_failure
+from arroyo_dagster.orchestration.launchpad import LaunchpadConfig
 from arroyo_dagster.orchestration.resources import ArroyoStateStore
 from arroyo_dagster.orchestration.runners import MaintenanceRunner
 from arroyo_dagster.orchestration.schedules import schedule_status
@@ -35,11 +36,12 @@ if TYPE_CHECKING:
 
 OP = "arroyo_window"
 JOB = "arroyo_maintenance_window"
+RECOVERY = "arroyo_window_recovery"
 _SENSOR_SECONDS = 60
 _AGAIN_SECONDS = 600
 
 
-class WindowConfig(dg.Config):
+class WindowConfig(LaunchpadConfig):
     """Which jobs to stop for maintenance, and when."""
 
     jobs: list[str] = Field(
@@ -53,7 +55,7 @@ class WindowConfig(dg.Config):
     time_zone: str = Field(
         default="UTC", description="Time zone of `between`, for example `Europe/Berlin`."
     )
-    policy: str = setting_field(
+    policy: Literal["bin-pack", "levels", "window", "full"] = setting_field(
         CompactionSettings, "policy", alone=True, default=CompactionPolicy.FULL.value
     )
     stop_seconds: float = setting_field(WindowSteps, "stop")
@@ -112,7 +114,12 @@ class MaintenanceWindow:
 def build_window_job(naming: Naming) -> dg.JobDefinition:
     """Build the job: one op that handles its jobs one after the other."""
 
-    @dg.op(name=OP, pool="arroyo_compaction")
+    @dg.op(
+        name=naming.name(OP),
+        pool=naming.name("arroyo_compaction"),
+        description="Serve the jobs one after the other: stop, rewrite, verify, start.",
+    )
+    @naming.bind
     def arroyo_window(
         context: dg.OpExecutionContext,
         config: WindowConfig,
@@ -131,10 +138,10 @@ def build_window_job(naming: Naming) -> dg.JobDefinition:
                 context.log.error(f"{name}: {error}")
                 ends[name] = error
         context.add_output_metadata(shown.known({"jobs": shown.table(map(_row, ends.items()))}))
-        _raise_errors(ends)
+        _raise_errors(ends, naming)
 
     @dg.job(
-        name=JOB,
+        name=naming.name(JOB),
         executor_def=dg.in_process_executor,
         description="Stop running Arroyo jobs with a checkpoint, rewrite their state, start them "
         "again.",
@@ -268,7 +275,7 @@ def _row(item: tuple[str, Any]) -> dict[str, Any]:
     return {"job": name, "end": "not touched", "down for s": 0.0, "problem": str(end)}
 
 
-def _raise_errors(ends: dict[str, Any]) -> None:
+def _raise_errors(ends: dict[str, Any], naming: Naming) -> None:
     """Fail the run where something went wrong, worst first.
 
     Raises:
@@ -279,7 +286,7 @@ def _raise_errors(ends: dict[str, Any]) -> None:
     if down:
         raise dg.Failure(
             f"NOT STARTED AGAIN: {', '.join(down)}. Next: check them in Arroyo; the sensor "
-            "arroyo_window_recovery, or this job with recover_only, starts them",
+            f"{naming.name(RECOVERY)}, or this job with recover_only, starts them",
             allow_retries=True,
         )
     wrong = {name: end for name, end in ends.items() if isinstance(end, ArroyoStateError)}
@@ -306,13 +313,13 @@ def build_window_definitions(
     job = build_window_job(naming)
     return dg.Definitions(
         jobs=[job],
-        schedules=[build_window_schedule(job, window, running=running)],
-        sensors=[build_recovery_sensor(job, running=running)],
+        schedules=[build_window_schedule(naming, job, window, running=running)],
+        sensors=[build_recovery_sensor(naming, job, running=running)],
     )
 
 
 def build_window_schedule(
-    job: dg.JobDefinition, window: MaintenanceWindow, *, running: bool = False
+    naming: Naming, job: dg.JobDefinition, window: MaintenanceWindow, *, running: bool = False
 ) -> dg.ScheduleDefinition:
     """Build the schedule that starts a run when the window opens.
 
@@ -321,25 +328,29 @@ def build_window_schedule(
     """
     daily = DailyWindow.parse(window.between, window.time_zone)
     return dg.ScheduleDefinition(
-        name="arroyo_window_schedule",
+        name=naming.name("arroyo_window_schedule"),
         job=job,
+        description="Stop, rewrite and start the jobs of the maintenance window when it opens.",
         cron_schedule=daily.cron,
         execution_timezone=window.time_zone,
-        run_config=dg.RunConfig({OP: window.as_config()}),
+        run_config=dg.RunConfig({naming.name(OP): window.as_config()}),
         default_status=schedule_status(running),
     )
 
 
-def build_recovery_sensor(job: dg.JobDefinition, *, running: bool = False) -> dg.SensorDefinition:
+def build_recovery_sensor(
+    naming: Naming, job: dg.JobDefinition, *, running: bool = False
+) -> dg.SensorDefinition:
     """Build the sensor that restarts jobs whose window was interrupted because its process died."""
 
     @dg.sensor(
-        name="arroyo_window_recovery",
+        name=naming.name(RECOVERY),
         job=job,
         minimum_interval_seconds=_SENSOR_SECONDS,
         default_status=sensor_status(running),
         description="Restart jobs whose maintenance window was interrupted.",
     )
+    @naming.bind
     def arroyo_window_recovery(
         context: dg.SensorEvaluationContext, arroyo_store: ArroyoStateStore
     ) -> Any:
@@ -357,7 +368,7 @@ def build_recovery_sensor(job: dg.JobDefinition, *, running: bool = False) -> dg
             dg.RunRequest(
                 run_key=f"{paths.root}:{attempt}",
                 run_config=dg.RunConfig(
-                    {OP: WindowConfig(jobs=[str(paths.root)], recover_only=True)}
+                    {naming.name(OP): WindowConfig(jobs=[str(paths.root)], recover_only=True)}
                 ),
                 tags={"arroyo/job_id": str(paths.root)},
             )

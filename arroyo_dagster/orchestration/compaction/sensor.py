@@ -18,13 +18,16 @@ def build_compaction_sensor(
     merged.
     """
 
+    naming = requests.naming
+
     @dg.sensor(
-        name="arroyo_compaction_sensor",
+        name=naming.name("arroyo_compaction_sensor"),
         job=job,
         minimum_interval_seconds=_INTERVAL_SECONDS,
         default_status=sensor_status(running),
         description="Request the compaction of jobs with many small files.",
     )
+    @naming.bind
     def arroyo_compaction_sensor(
         context: dg.SensorEvaluationContext, arroyo_store: ArroyoStateStore
     ) -> dg.RunRequest | dg.SkipReason:

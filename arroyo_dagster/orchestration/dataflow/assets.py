@@ -21,6 +21,7 @@ from arroyo_dagster.orchestration.dataflow.graph import DagsterSdfTranslator, Sd
 from arroyo_dagster.orchestration.failures import as_failure
 from arroyo_dagster.orchestration.resources import ArroyoStateStore
 from arroyo_dagster.orchestration.schedules import BACKGROUND_TAGS
+from arroyo_dagster.orchestration.translator import Naming
 from arroyo_dagster.state.model.clock import wall_clock
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.planning.restore.reads import job_watermark_micros
@@ -92,7 +93,12 @@ def sdf_dataflow_assets(
     Raises:
         InvalidDefinition: the file has errors.
     """
-    graph = load_graph(file, translator)
+    return _states_of(load_graph(file, translator), name)
+
+
+def _states_of(
+    graph: SdfGraph, name: str | None = None
+) -> Callable[[Callable[..., Any]], dg.AssetsDefinition]:
     return dg.multi_asset(
         name=name or f"{graph.op_name}_states",
         specs=[spec.replace_attributes(skippable=True) for spec in graph.state_specs()],
@@ -110,11 +116,12 @@ def _check_specs(graph: SdfGraph) -> list[dg.AssetCheckSpec]:
 
 
 def build_sdf_assets(
-    graph: SdfGraph, options: SdfOptions | None = None
+    graph: SdfGraph, naming: Naming, options: SdfOptions | None = None
 ) -> list[dg.AssetsDefinition | dg.AssetSpec]:
     """Build the assets of a dataflow: states, topics and services."""
 
-    @sdf_dataflow_assets(graph.dataflow, translator=graph.translator)
+    @_states_of(graph)
+    @naming.bind
     def states(  # type: ignore[no-untyped-def]
         context: dg.AssetExecutionContext, arroyo_store: ArroyoStateStore
     ):

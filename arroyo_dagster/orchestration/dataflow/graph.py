@@ -30,6 +30,7 @@ class SdfProps:
         name: the topic's, the service's, or the state's by its owner.
         service: for a state, its owner.
         state: for a state, its definition.
+        deployment: the name of the deployment, if one instance has several.
     """
 
     kind: str
@@ -37,6 +38,7 @@ class SdfProps:
     name: str
     service: str | None = None
     state: StateDef | None = None
+    deployment: str | None = None
 
 
 class DagsterSdfTranslator:
@@ -48,9 +50,10 @@ class DagsterSdfTranslator:
     def get_asset_spec(self, props: SdfProps) -> dg.AssetSpec:
         """Return key, group, kinds, description, tags, owners and metadata of an asset."""
         owner = [props.service] if props.service else []
+        deployment = [props.deployment] if props.deployment else []
         kinds = {TOPIC: {"sdf", "topic"}, SERVICE: {"sdf", "python"}, STATE: {"sdf", "arroyo"}}
         return dg.AssetSpec(
-            ["sdf", props.dataflow, props.kind, *owner, props.name],
+            ["sdf", *deployment, props.dataflow, props.kind, *owner, props.name],
             group_name=re.sub(r"\W", "_", props.dataflow),
             kinds=kinds[props.kind],
             description=_description(props),
@@ -97,10 +100,12 @@ class SdfGraph:
     Attributes:
         dataflow: the definition.
         translator: names the assets.
+        deployment: the name of the deployment, if one instance has several.
     """
 
     dataflow: Dataflow
     translator: DagsterSdfTranslator = field(default_factory=DagsterSdfTranslator)
+    deployment: str | None = None
 
     @property
     def name(self) -> str:
@@ -110,7 +115,8 @@ class SdfGraph:
     @property
     def op_name(self) -> str:
         """Return a name for an op or a job, of letters, digits and underscores."""
-        return "sdf_" + re.sub(r"\W", "_", self.name)
+        deployment = f"{self.deployment}_" if self.deployment else ""
+        return "sdf_" + re.sub(r"\W", "_", f"{deployment}{self.name}")
 
     @property
     def owned(self) -> tuple[StateDef, ...]:
@@ -139,6 +145,7 @@ class SdfGraph:
                 name=state.name,
                 service=state.owner,
                 state=state,
+                deployment=self.deployment,
             ),
             [self._key(SERVICE, state.owner)],
         )
@@ -164,7 +171,7 @@ class SdfGraph:
             for source in _topics(service.sources):
                 written.setdefault(source, [])
         topics = [
-            self._spec(SdfProps(kind=TOPIC, dataflow=self.name, name=topic), writers)
+            self._spec(self._props(TOPIC, topic), writers)
             for topic, writers in sorted(written.items())
         ]
         return topics + [self._service(service) for service in services]
@@ -176,15 +183,16 @@ class SdfGraph:
             for state in service.states.values()
             if state.ref is not None
         ]
-        props = SdfProps(kind=SERVICE, dataflow=self.name, name=service.name)
-        return self._spec(props, [*read, *seen])
+        return self._spec(self._props(SERVICE, service.name), [*read, *seen])
 
     def _referenced(self, ref: StateRef) -> dg.AssetKey:
         return self.key_of(self.dataflow.services[ref.service].states[ref.state])
 
     def _key(self, kind: str, name: str) -> dg.AssetKey:
-        props = SdfProps(kind=kind, dataflow=self.name, name=name)
-        return self.translator.get_asset_spec(props).key
+        return self.translator.get_asset_spec(self._props(kind, name)).key
+
+    def _props(self, kind: str, name: str) -> SdfProps:
+        return SdfProps(kind=kind, dataflow=self.name, name=name, deployment=self.deployment)
 
     def _spec(self, props: SdfProps, deps: list[dg.AssetKey]) -> dg.AssetSpec:
         spec = self.translator.get_asset_spec(props)

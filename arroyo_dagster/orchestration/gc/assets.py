@@ -17,6 +17,7 @@ from arroyo_dagster.errors import ArroyoStateError, FormatError, NotFoundError, 
 from arroyo_dagster.orchestration.catalog.checks import FILES_EXIST, check_result, kept_verdict
 from arroyo_dagster.orchestration.failures import as_failure, failure_of, of_selected
 from arroyo_dagster.orchestration.gc import rendering as gc_shown
+from arroyo_dagster.orchestration.launchpad import LaunchpadConfig
 from arroyo_dagster.orchestration.partitions import job_of
 from arroyo_dagster.orchestration.rendering import progress_logger
 from arroyo_dagster.orchestration.resources import ArroyoStateStore
@@ -44,7 +45,7 @@ PROVED = "referenced_set_proved"
 READ_BACK = "read_back"
 
 
-class GcRunConfig(dg.Config):
+class GcRunConfig(LaunchpadConfig):
     """Fields that all three kinds of gc share."""
 
     dry_run: bool = Field(default=True, description="Plan only. Set to false to delete.")
@@ -130,7 +131,7 @@ def build_collection(naming: Naming, kind: PlanKind) -> dg.AssetsDefinition:
     ]
 
     @dg.multi_asset(
-        name=f"arroyo_{found.table}",
+        name=naming.name(f"arroyo_{found.table}"),
         specs=specs,
         check_specs=[
             dg.AssetCheckSpec(
@@ -159,9 +160,10 @@ def build_collection(naming: Naming, kind: PlanKind) -> dg.AssetsDefinition:
                 )
             ),
         ],
-        pool="arroyo_gc",
+        pool=naming.name("arroyo_gc"),
         can_subset=True,  # so that a check of what was not done may be left out
     )
+    @naming.bind
     def arroyo_collection(  # type: ignore[no-untyped-def]
         context: dg.AssetExecutionContext,
         config: config_class,  # type: ignore[valid-type]
@@ -315,7 +317,10 @@ def build_gc_journal(naming: Naming) -> dg.AssetsDefinition:
     deps = [found.table for found in _KINDS.values()]
     spec = naming.spec(GC_JOURNAL, deps=deps).replace_attributes(skippable=True)
 
-    @dg.multi_asset(name="arroyo_gc_journal", specs=[spec], pool="arroyo_gc")
+    @dg.multi_asset(
+        name=naming.name("arroyo_gc_journal"), specs=[spec], pool=naming.name("arroyo_gc")
+    )
+    @naming.bind
     def arroyo_gc_journal(  # type: ignore[no-untyped-def]
         context: dg.AssetExecutionContext, arroyo_store: ArroyoStateStore
     ):

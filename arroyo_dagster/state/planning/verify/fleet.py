@@ -166,6 +166,7 @@ def every_job_checked(
     *,
     root: Finding | None,
     forget: str,
+    refresh: str = "arroyo_refresh",
 ) -> FleetVerdict:
     """Combine the last verdicts of one check on every job.
 
@@ -175,14 +176,15 @@ def every_job_checked(
         gone: the jobs that existed, no longer exist, and have not been acknowledged.
         root: the finding about the root, from `root_finding`.
         forget: the command that acknowledges a vanished job, with JOB in place of its name.
+        refresh: the Dagster job that checks one job.
     """
-    lines = [_checked_line(job, checked.get(job)) for job in jobs]
+    lines = [_checked_line(job, checked.get(job), refresh) for job in jobs]
     return _fleet(lines, gone, root, forget)
 
 
-def _checked_line(job: str, checked: CheckedJob | None) -> JobLine:
+def _checked_line(job: str, checked: CheckedJob | None, refresh: str) -> JobLine:
     if checked is None:
-        step = f"run the job arroyo_refresh for its partition {job}"
+        step = f"run the job {refresh} for its partition {job}"
         finding = warning("never-checked", job, "was never checked", step)
         return JobLine(job=job, label="never checked", finding=finding)
     findings = checked.verdict.errors or checked.verdict.findings

@@ -107,8 +107,8 @@ def test_what_cannot_be_is_refused_with_the_choices() -> None:
     with pytest.raises(InputError, match="there is no policy 'most'") as caught:
         settings_from(CompactionSettings, {"policy": "most"})
     assert caught.value.next_step == "choose one of bin-pack, levels, window, full"
-    with pytest.raises(dg.Failure, match="there is no sort 'x'"):
-        configured(CompactionSettings, Config(sort="x"))
+    with pytest.raises(ValueError, match="'replay', 'time' or 'key'"):
+        Config(sort="x")
     with pytest.raises(ValueError, match="greater than or equal to 2"):
         Config(min_files=1)
     with pytest.raises(ValueError, match="greater than 0"):
@@ -163,7 +163,8 @@ def test_config_fields_have_the_text_and_bounds_of_the_settings(
             type(config).model_fields[field.config],
             setting_field(type(wanted), field.name),
         )
-        assert found.description == derived.description
+        # A launchpad shows no bounds, so that the text ends with them.
+        assert str(found.description).startswith(str(derived.description))
         assert found.metadata == derived.metadata
         assert "{" not in str(found.description)
 
@@ -186,8 +187,8 @@ def test_settings_of_a_verification_are_bounded_and_have_the_defaults_of_the_fun
 def test_a_config_that_gives_no_settings_fails_with_the_next_step() -> None:
     with pytest.raises(dg.Failure, match=r"retention missing.*Next: give a number"):
         configured(Retention, GcConfig(keep_epochs=None))
-    with pytest.raises(dg.Failure, match="there is no policy 'most'"):
-        WindowConfig(jobs=[], policy="most").settings()
+    with pytest.raises(ValueError, match="'bin-pack', 'levels', 'window' or 'full'"):
+        WindowConfig(jobs=[], policy="most")
 
 
 @pytest.mark.parametrize(

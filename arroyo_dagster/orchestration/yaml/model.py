@@ -1,0 +1,190 @@
+"""Classes whose fields come from YAML: a JSON schema that names what is wrong, and errors by line.
+
+Dagster derives a model of YAML from a component's class. In its schema, each field may also be any
+text (a template), so no enum is checked and a nested typing error has no name; and the descriptions
+of most fields are lost. The models here are stricter: a text counts as a template only if it holds
+`{{ … }}`. Dagster resolves the fields as usual.
+"""
+
+import re
+from collections.abc import Mapping
+from types import NoneType
+from typing import Annotated, Any, NoReturn, Self, get_args
+
+import dagster as dg
+from pydantic import (
+    BaseModel,
+    Field,
+    PlainSerializer,
+    PrivateAttr,
+    ValidationError,
+    WrapValidator,
+    create_model,
+    model_validator,
+)
+
+from arroyo_dagster.errors import InputError
+
+_TEMPLATE = re.compile(r"\{\{.*\}\}", re.DOTALL)
+_TEMPLATE_SCHEMA = {"type": "string", "pattern": r"\{\{.*\}\}"}
+_MODELS: dict[type[BaseModel], type[BaseModel]] = {}
+JsonSchema = dict[str, Any]
+
+
+class YamlModel(dg.Model, dg.Resolvable):
+    """A class whose fields come from YAML. Every field has a description."""
+
+    @classmethod
+    def model(cls) -> type[BaseModel]:
+        """Return the model of the YAML, whose fields may also be templates."""
+        if cls not in _MODELS:
+            fields: Any = {
+                name: (_field_type(field), _field_of(field))
+                for name, field in cls.model_fields.items()
+            }
+            _MODELS[cls] = create_model(
+                f"{cls.__name__}Model", __base__=cls._model_base(), __doc__=cls.__doc__, **fields
+            )
+        return _MODELS[cls]
+
+    @classmethod
+    def _model_base(cls) -> type[BaseModel]:
+        return dg.Model
+
+
+class ComponentModel(dg.Model):
+    """The YAML of a component. What is wrong in it is kept, for whoever knows the file's lines."""
+
+    _wrong: ValidationError | None = PrivateAttr(None)
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def keep_errors(cls, value: Any, handler: Any) -> Self:
+        """Return a model in any case."""
+        try:
+            model: Self = handler(value)
+        except ValidationError as error:
+            model = cls.model_construct()
+            model._wrong = error
+        return model
+
+    @property
+    def wrong(self) -> ValidationError | None:
+        """Return what is wrong; None if nothing is."""
+        return self._wrong
+
+
+# ---- the schema ----------------------------------------------------------------------------------
+
+
+class _OrTemplate:
+    """Adds templates to the schema of a field, in a way that keeps errors of other values exact."""
+
+    def __get_pydantic_json_schema__(self, core_schema: Any, handler: Any) -> JsonSchema:
+        return or_template(handler(core_schema))
+
+
+def or_template(schema: JsonSchema) -> JsonSchema:
+    """Return the schema of a field that may also be a template."""
+    others = [one for one in schema.get("anyOf", [schema]) if one != {"type": "null"}]
+    if {"type": "string"} in others or not all(others):
+        return schema  # any text, or anything, is allowed anyway
+    allowed: list[JsonSchema] = [_TEMPLATE_SCHEMA]
+    if {"type": "null"} in schema.get("anyOf", []):
+        allowed.insert(0, {"type": "null"})
+    strict = others[0] if len(others) == 1 else {"anyOf": others}
+    return {"if": {"anyOf": allowed}, "else": strict}
+
+
+def _template_or(value: Any, handler: Any) -> Any:
+    return value if isinstance(value, str) and _TEMPLATE.search(value) else handler(value)
+
+
+def _as_given(value: Any) -> Any:
+    return value
+
+
+def _field_type(field: Any) -> Any:
+    resolver = next((one for one in field.metadata if isinstance(one, dg.Resolver)), None)
+    given = resolver.model_field_type if resolver is not None else None
+    kind = _yaml_type(field.annotation) if given is None else given
+    if field.default is None:
+        kind = kind | None
+    others = [one for one in field.metadata if not isinstance(one, dg.Resolver)]
+    serializer = PlainSerializer(_as_given)
+    for one in [*others, WrapValidator(_template_or), serializer, _OrTemplate()]:
+        kind = Annotated[kind, one]
+    return kind
+
+
+def _yaml_type(kind: Any) -> Any:
+    if isinstance(kind, type) and issubclass(kind, YamlModel):
+        return kind.model()
+    nested = [one for one in get_args(kind) if isinstance(one, type) and issubclass(one, YamlModel)]
+    return nested[0].model() | None if nested else kind
+
+
+def _field_of(field: Any) -> Any:
+    texts: dict[str, Any] = {"description": field.description, "examples": field.examples}
+    if field.is_required():
+        return Field(**texts)
+    plain = field.default is None or isinstance(field.default, int | float | str)
+    return Field(default=field.default, **texts) if plain else Field(default_factory=dict, **texts)
+
+
+# ---- what is wrong -------------------------------------------------------------------------------
+
+
+def refuse(text: str) -> NoReturn:
+    """Raise an error that ends with `text` where Dagster prints it: its cause has no stack trace.
+
+    Raises:
+        DagsterInvalidDefinitionError: always.
+    """
+    raise dg.DagsterInvalidDefinitionError("the component is refused") from InputError(text)
+
+
+def describe_errors(error: ValidationError, model: type[BaseModel], positions: Any) -> str:
+    """Return a line for each error: file and line, the field, and what is expected.
+
+    Args:
+        model: of the component.
+        positions: the source positions of the YAML document, as Dagster keeps them; None = unknown.
+    """
+    lines = []
+    for one in error.errors():
+        path = ["attributes", *one["loc"]]
+        place = "" if positions is None else f"{_position(positions, path)}: "
+        lines.append(f"{place}{'.'.join(map(str, path))}: {_message(one, model)}")
+    return "\n".join(lines)
+
+
+def _position(positions: Any, path: list[Any]) -> str:
+    position, _ = positions.lookup_closest_and_path(path, None)
+    return str(position)
+
+
+def _message(error: Mapping[str, Any], model: type[BaseModel]) -> str:
+    if error["type"] == "missing":
+        return "required"
+    if error["type"] != "extra_forbidden":
+        text = str(error["msg"]).removeprefix("Value error, ").removeprefix("Input ")
+        return text[:1].lower() + text[1:]
+    known = sorted(_fields_at(model, error["loc"][:-1]))
+    return f"there is no such field; {_closest(str(error['loc'][-1]), known)}"
+
+
+def _closest(name: str, known: list[str]) -> str:
+    import difflib
+
+    close = difflib.get_close_matches(name, known, n=1)
+    return f"did you mean {close[0]}?" if close else f"the fields are {', '.join(known)}"
+
+
+def _fields_at(model: type[BaseModel], path: Any) -> Mapping[str, Any]:
+    fields = model.model_fields
+    for name in path:
+        kinds = [fields[name].annotation, *get_args(fields[name].annotation)]
+        models = [one for one in kinds if isinstance(one, type) and one is not NoneType]
+        fields = next((one.model_fields for one in models if issubclass(one, BaseModel)), {})
+    return fields

@@ -1,0 +1,123 @@
+"""Texts of a certain form: cron, time zone, daily window, URL. Each is checked by the JSON schema
+as far as it can be, and by a validator.
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import dagster as dg
+from pydantic import AfterValidator, Field
+
+from arroyo_dagster.errors import InputError
+from arroyo_dagster.orchestration.compaction.daily_window import DailyWindow
+from arroyo_dagster.orchestration.secrets import named_in_template
+
+_MACRO = r"@(hourly|daily|midnight|weekly|monthly|yearly|annually)"
+_CRON = rf"^\s*({_MACRO}|[^\s@]\S*(\s+\S+){{4}})\s*$"
+_BETWEEN = r"^\s*([01]?[0-9]|2[0-3]):[0-5][0-9]\s*-\s*([01]?[0-9]|2[0-3]):[0-5][0-9]\s*$"
+_CHECKPOINT_URL = (
+    r"^([^:]+|/.*|file:/.*|memory://.*|[sS]3[aA]?://.*|[sS]3[aA]?::https?://.*|[rR]2://.*"
+    r"|[gG][sS]://.*|abfss?://.*|https://.*)$"
+)
+_HTTP_URL = r"^https?://.*$"
+
+
+@dataclass(frozen=True)
+class _Form:
+    """The form of a text, in the JSON schema."""
+
+    schema: Callable[[], dict[str, Any]]
+
+    def __get_pydantic_json_schema__(self, core_schema: Any, handler: Any) -> dict[str, Any]:
+        return {**handler(core_schema), **self.schema()}
+
+
+def _pattern(pattern: str, problem: str) -> tuple[AfterValidator, _Form]:
+    def check(text: str) -> str:
+        if not re.search(pattern, text):
+            raise ValueError(problem)
+        return text
+
+    return AfterValidator(check), _Form(lambda: {"pattern": pattern})
+
+
+def _check_zone(name: str) -> str:
+    import zoneinfo
+
+    try:
+        zoneinfo.ZoneInfo(name)
+    except (ValueError, OSError, zoneinfo.ZoneInfoNotFoundError) as error:
+        raise ValueError(_ZONE) from error
+    return name
+
+
+def _zones() -> dict[str, Any]:
+    import zoneinfo
+
+    # An enum of 600 names would be the error's text; so the error says what was expected.
+    return {"if": {"enum": sorted(zoneinfo.available_timezones())}, "else": {"const": _ZONE}}
+
+
+def _check_window(between: str) -> str:
+    try:
+        DailyWindow.parse(between, "UTC")
+    except InputError as error:
+        raise ValueError(error.message) from error
+    return between
+
+
+_ZONE = "the name of a time zone, for example Europe/Berlin"
+_cron, _cron_form = _pattern(_CRON, "not a cron expression, such as '17 * * * *'")
+_url, _url_form = _pattern(
+    _CHECKPOINT_URL,
+    "not a checkpoint URL: begin it with s3://, r2://, gs://, abfss://, https:// or /",
+)
+_http, _http_form = _pattern(_HTTP_URL, "not the URL of an API: begin it with http:// or https://")
+
+Cron = Annotated[str, _cron, _cron_form, Field(examples=["17 * * * *", "@daily"])]
+"""Five fields, or a name such as `@daily`."""
+
+TimeZone = Annotated[
+    str, AfterValidator(_check_zone), _Form(_zones), Field(examples=["Europe/Berlin"])
+]
+"""A name of the tz database."""
+
+Window = Annotated[
+    str,
+    AfterValidator(_check_window),
+    _Form(lambda: {"pattern": _BETWEEN}),
+    Field(examples=["02:00-04:00", "23:00-01:30"]),
+]
+"""HH:MM-HH:MM; one that ends before it begins passes midnight."""
+
+Url = Annotated[str, _url, _url_form]
+"""A checkpoint URL, or a path."""
+
+HttpUrl = Annotated[str, _http, _http_form]
+"""The URL of a REST API."""
+
+Name = Annotated[str, *_pattern(r"^[A-Za-z0-9_.-]+$", "not a name: use letters, digits, _ . -")]
+"""A name that may stand in names of Dagster."""
+
+
+def _resolve_options(context: dg.ResolutionContext, options: Any) -> Any:
+    return context.resolve_value(named_in_template(options))
+
+
+Options = Annotated[
+    dict[str, Any],
+    dg.Resolver(_resolve_options, model_field_type=dict[str, Any], inject_before_resolve=False),
+]
+"""Options of a client. For secrets, name environment variables: `{env: NAME}`."""
+
+Secret = Annotated[
+    Any,
+    dg.Resolver(
+        _resolve_options,
+        model_field_type=str | dict[str, str] | None,
+        inject_before_resolve=False,
+    ),
+]
+"""A text that may hold a secret. If it does, name an environment variable: `{env: NAME}`."""
