@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from arroyo_dagster import __version__
+from arroyo_dagster.cli.commands import MAIN
+from arroyo_dagster.cli.lazy import LazyGroup
 from arroyo_dagster.errors import ArroyoStateError
 from arroyo_dagster.redaction import (
     redact_text,
@@ -17,9 +19,12 @@ from arroyo_dagster.redaction import (
     register_url,
     without_secrets,
 )
-from arroyo_dagster.state.storage.remote.open import configure, get_storage_provider
-from arroyo_dagster.state.storage.store import ObjectStore
-from arroyo_dagster.state.storage.wrappers import WriteProtected
+
+if TYPE_CHECKING:
+    from arroyo_dagster.state.storage.store import ObjectStore
+
+EXIT_FINDINGS = 3
+"""At least one finding is an error. 1 means that the check could not be carried out."""
 
 URL_VARIABLES = ["ARROYO__CHECKPOINT_URL", "CHECKPOINT_URL"]
 
@@ -30,7 +35,7 @@ _JSON = "arroyo_dagster.json"
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
-class _Commands(click.Group):
+class _Commands(LazyGroup):
     """Shows the errors of this package as one message on stderr, without a traceback.
 
     No message, nor the traceback of any other error, holds a secret.
@@ -112,6 +117,8 @@ def store_options(command: _F) -> _F:
 
 
 def open_url(url: str | None) -> ObjectStore:
+    from arroyo_dagster.state.storage.remote.open import configure, get_storage_provider
+
     if url is not None:
         if ":" not in url:
             url = os.path.abspath(url)  # what a shell calls a path may be relative
@@ -120,10 +127,12 @@ def open_url(url: str | None) -> ObjectStore:
 
 
 def open_to_read(url: str | None) -> ObjectStore:
+    from arroyo_dagster.state.storage.wrappers import WriteProtected
+
     return WriteProtected(open_url(url))
 
 
-@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=_Commands, lazy=MAIN, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="arroyo-state")
 def main() -> None:
     """Inspect, compact, verify and restore the state of streaming jobs.

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import click
 
-from arroyo_dagster.cli.common import main, open_to_read, open_url, store_options
+from arroyo_dagster.cli.common import EXIT_FINDINGS, main, open_to_read, open_url, store_options
 from arroyo_dagster.cli.rendering import print_json
-from arroyo_dagster.cli.verify import EXIT_FINDINGS
 from arroyo_dagster.state.operations.verify.store import CheckStatus, StoreCheck, check_store
 
 
@@ -14,7 +13,7 @@ from arroyo_dagster.state.operations.verify.store import CheckStatus, StoreCheck
 @click.option("--read-only", is_flag=True, help="Write nothing; skip the checks that need a write.")
 @store_options
 def doctor(read_only: bool, url: str | None, as_json: bool) -> None:
-    """Check whether the store at the checkpoint URL is safe for jobs and maintenance.
+    """Check whether this machine and the store are ready for jobs and maintenance.
 
     Writes one object with a fresh name twice below _arroyo_dagster/ at the URL's root, and deletes
     it. --read-only skips that.

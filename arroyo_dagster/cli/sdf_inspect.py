@@ -11,7 +11,7 @@ import click
 from arroyo_dagster import __version__
 from arroyo_dagster.cli.common import open_to_read, print_error, store_options
 from arroyo_dagster.cli.rendering import print_json
-from arroyo_dagster.cli.sdf import sdf
+from arroyo_dagster.cli.sdf import sdf, show
 from arroyo_dagster.cli.sdf_files import load_dataflow, loading_options
 from arroyo_dagster.dataflow.views.namespaces import CliError, Namespace, Namespaces
 from arroyo_dagster.dataflow.views.rendering import borderless, frame_text, table_text, window_text
@@ -25,11 +25,6 @@ _COMMANDS = {
     "show tables": "list the tables",
     "anything else": "is SQL over the states, read-only",
 }
-
-
-@sdf.group()
-def show() -> None:
-    """List the states of a dataflow, or the functions and states of a package."""
 
 
 @show.command("state")

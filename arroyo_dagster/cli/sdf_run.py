@@ -140,8 +140,7 @@ def run(
     url: str | None,
     as_json: bool,
 ) -> None:
-    """Run the services of a dataflow, in this process or on Spark, each from its newest
-    checkpoint on.
+    """Run the services of a dataflow, in process or on Spark, each from its newest checkpoint.
 
     \b
     TOPIC=KIND:PATH is one of

@@ -10,12 +10,11 @@ from typing import Any
 
 import click
 
-from arroyo_dagster.cli.common import json_option
+from arroyo_dagster.cli.common import EXIT_FINDINGS, json_option
+from arroyo_dagster.cli.lazy import LazyGroup
 from arroyo_dagster.cli.rendering import print_json
-from arroyo_dagster.cli.sdf import sdf
+from arroyo_dagster.cli.sdf import sdf, show
 from arroyo_dagster.cli.sdf_files import allow_functions
-from arroyo_dagster.cli.sdf_inspect import show
-from arroyo_dagster.cli.verify import EXIT_FINDINGS
 from arroyo_dagster.dataflow.definition.definition import FunctionDef, Package
 from arroyo_dagster.dataflow.definition.loading import load_package
 from arroyo_dagster.dataflow.definition.scope import scope_of
@@ -28,7 +27,7 @@ from arroyo_dagster.errors import InputError
 PACKAGE_HERE = "sdf-package.yaml"
 
 
-class _FileOrCommand(click.Group):
+class _FileOrCommand(LazyGroup):
     """A group that treats an unknown subcommand as a package to test."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

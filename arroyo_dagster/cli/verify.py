@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from arroyo_dagster.cli.common import main, open_to_read, store_options
+from arroyo_dagster.cli.common import EXIT_FINDINGS, main, open_to_read, store_options
 from arroyo_dagster.cli.rendering import format_bytes, print_json, print_table
 from arroyo_dagster.state.model.keys import MAX_PARALLELISM
 from arroyo_dagster.state.operations.catalog.jobs import find_job
@@ -16,9 +16,6 @@ from arroyo_dagster.state.operations.verify.job import HISTORY, MAX_LEVEL, JobVe
 from arroyo_dagster.state.planning.restore.rollback import rollback_command
 from arroyo_dagster.state.planning.verify.findings import Finding, Severity
 from arroyo_dagster.state.planning.verify.restore import SubtaskRestore
-
-EXIT_FINDINGS = 3
-"""At least one finding is an error. 1 means that the check could not be carried out."""
 
 _RESTORE_COLUMNS = ("operator", "table", "subtask", "files", "bytes", "rows", "requests")
 _LEVELS = (

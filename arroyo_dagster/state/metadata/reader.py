@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
-
-import pyarrow as pa
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from arroyo_dagster.errors import (
     FormatError,
@@ -19,7 +17,6 @@ from arroyo_dagster.errors import (
     ProtocolError,
 )
 from arroyo_dagster.state.codec import metadata, records
-from arroyo_dagster.state.codec.parquet import read_facts
 from arroyo_dagster.state.metadata.objects import MetadataReader, missing_epoch
 from arroyo_dagster.state.model.checkpoints import (
     RECORD_VERSION,
@@ -50,10 +47,11 @@ from arroyo_dagster.state.model.layout import (
 from arroyo_dagster.state.model.numbers import parse_number
 from arroyo_dagster.state.model.tables import ExpiringTimeKeyFiles
 from arroyo_dagster.state.planning.restore import recovery
-from arroyo_dagster.state.planning.verify.checks import reading_of
 from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.store import ObjectStore
-from arroyo_dagster.state.tables.forms import columns_of, stored_form, table_forms
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 _T = TypeVar("_T")
 
@@ -346,6 +344,8 @@ class BackendReader:
     def _file_error(
         self, operator: OperatorCheckpoint, name: TableName, path: StatePath
     ) -> NotFoundError | FormatError | None:
+        from arroyo_dagster.state.codec.parquet import read_facts
+
         try:
             with self.store.open_input(path) as file:
                 facts = read_facts(file, path)
@@ -451,6 +451,9 @@ def _misfit(
     operator: OperatorCheckpoint, name: TableName, path: StatePath, found: pa.Schema
 ) -> str | None:
     """Return why a file cannot be read as rows of its table; None = it can."""
+    from arroyo_dagster.state.planning.verify.checks import reading_of
+    from arroyo_dagster.state.tables.forms import columns_of, stored_form, table_forms
+
     config, files = operator.configs.get(name), operator.tables[name]
     if config is None or config.kind is not files.kind:
         return f"table {name} has no configuration of its kind"

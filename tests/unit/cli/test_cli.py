@@ -23,6 +23,7 @@ from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.runtime.in_process import RunOutcome
 from arroyo_dagster.state.runtime.pipeline import Pipeline
 from arroyo_dagster.state.storage import Counting, MemoryStore, configure, open_store
+from arroyo_dagster.state.storage.remote import open as opening
 from arroyo_dagster.state.storage.wrappers import MUTATING
 from tests.jobs import run_word_job, word_job
 
@@ -300,7 +301,7 @@ def test_reading_commands_write_nothing(
 ) -> None:
     before = list(words.list())
     counting = Counting(words)
-    monkeypatch.setattr(grammar, "get_storage_provider", lambda url: counting)
+    monkeypatch.setattr(opening, "get_storage_provider", lambda url: counting)
     for command in READS:
         assert run(*command).exit_code == 0
     assert counting.calls.total() > 0
@@ -338,6 +339,7 @@ print(sorted(m for m in ("dagster", "pyspark", "py4j", "polars") if m in sys.mod
 # ---- run and stop --------------------------------------------------------------------------------
 
 MODULE = """
+from arroyo_dagster.state.storage.remote import open as opening
 from tests.jobs import word_job
 from arroyo_dagster.state.storage import MemoryStore
 from arroyo_dagster.state.runtime.pipeline import Pipeline

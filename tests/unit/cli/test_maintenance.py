@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from arroyo_dagster import cli
-from arroyo_dagster.cli.compaction import format_progress
+from arroyo_dagster.cli.compaction.commands import format_progress
 from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.operations.compaction.execute import Progress
 from arroyo_dagster.state.runtime.in_process import run_pipeline

@@ -39,15 +39,12 @@ from arroyo_dagster.state.model.tables import (
 from arroyo_dagster.state.planning.restore.reads import find_table, ordered_operators
 from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.store import ObjectStore
-from arroyo_dagster.state.tables.global_keyed import GlobalKeyedTable
-from arroyo_dagster.state.tables.global_keys import Entries, first_entries
 from arroyo_dagster.state.tables.known.catalogue import (
     Catalogue,
     KnownTable,
     TableForm,
     default_catalogue,
 )
-from arroyo_dagster.state.tables.restoring import restored_rows
 
 _T = TypeVar("_T")
 
@@ -261,6 +258,8 @@ def read_rows(
     """
     checkpoint = load_epoch(store, paths, epoch)
     found, config, files = find_table(checkpoint, operator, table)
+    from arroyo_dagster.state.tables.restoring import restored_rows
+
     catalogue = catalogue or default_catalogue()
     try:
         if isinstance(files, GlobalKeyedFiles):
@@ -309,6 +308,9 @@ def _entries(
     table: TableName,
     limit: int | None,
 ) -> TableRows:
+    from arroyo_dagster.state.tables.global_keyed import GlobalKeyedTable
+    from arroyo_dagster.state.tables.global_keys import Entries, first_entries
+
     config, files = operator.configs[table], operator.tables[table]
     assert isinstance(files, GlobalKeyedFiles)
     if limit is None:

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import click
 
 from arroyo_dagster.cli.common import open_to_read, open_url, store_options
+from arroyo_dagster.cli.compaction.group import compact
 from arroyo_dagster.cli.directory import TOKEN_VARIABLE, directory_of, directory_options
 from arroyo_dagster.cli.rendering import format_bytes, print_json, print_table
 from arroyo_dagster.state.codec.plans import plan_to_json
@@ -177,7 +178,7 @@ def format_rewrite(outcome: RewriteOutcome, *, yes: bool, started: bool = False)
     )
 
 
-@click.command()
+@compact.command()
 @click.argument("job")
 @click.option(
     "--yes", is_flag=True, help="Restore the metadata. Without it, print the objects only."

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from arroyo_dagster.cli.rendering import format_bytes, print_table
 from arroyo_dagster.state.codec.gc import gc_plan_to_json
 from arroyo_dagster.state.model.garbage import GcPlan, JobPins, Moved, PlanKind, UndeletePlan
-from arroyo_dagster.state.operations.gc.execute import GcOutcome
-from arroyo_dagster.state.operations.gc.explain import Reasons
-from arroyo_dagster.state.operations.gc.journal import JournalEntry
-from arroyo_dagster.state.operations.gc.journal_check import JournalCheck
-from arroyo_dagster.state.operations.gc.steps import GcProgress
+
+if TYPE_CHECKING:
+    from arroyo_dagster.state.operations.gc.execute import GcOutcome
+    from arroyo_dagster.state.operations.gc.explain import Reasons
+    from arroyo_dagster.state.operations.gc.journal import JournalEntry
+    from arroyo_dagster.state.operations.gc.journal_check import JournalCheck
+    from arroyo_dagster.state.operations.gc.steps import GcProgress
 
 PROGRESS_SECONDS = 5.0
 

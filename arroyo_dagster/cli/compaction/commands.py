@@ -10,19 +10,18 @@ from typing import Any, TypeVar
 
 import click
 
-from arroyo_dagster.cli.common import main, open_to_read, open_url, store_options
-from arroyo_dagster.cli.directory import directory_of
-from arroyo_dagster.cli.rendering import format_bytes, print_json, print_table, report
-from arroyo_dagster.cli.rewrite import (
+from arroyo_dagster.cli.common import open_to_read, open_url, store_options
+from arroyo_dagster.cli.compaction.group import compact
+from arroyo_dagster.cli.compaction.rewrite import (
     arroyo_options,
     print_left_out,
     print_rewrite,
     rewrite_json,
     runner,
-    undo,
 )
+from arroyo_dagster.cli.directory import directory_of
+from arroyo_dagster.cli.rendering import format_bytes, print_json, print_table, report
 from arroyo_dagster.cli.settings import settings_options
-from arroyo_dagster.cli.window import window
 from arroyo_dagster.errors import ArroyoStateError
 from arroyo_dagster.state.codec.plans import plan_to_json
 from arroyo_dagster.state.model.clock import wall_clock
@@ -63,15 +62,6 @@ def _settings_options(command: _F) -> _F:
 
 def _settings(given: dict[str, Any]) -> CompactionSettings:
     return settings_from(CompactionSettings, given)
-
-
-@main.group()
-def compact() -> None:
-    """Merge small files. A restore loads the same rows. Dry run unless --yes is given."""
-
-
-compact.add_command(undo)
-compact.add_command(window)
 
 
 # ---- plan and forecast ---------------------------------------------------------------------------

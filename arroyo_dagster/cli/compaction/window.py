@@ -9,15 +9,16 @@ from typing import Any, TypeVar
 import click
 
 from arroyo_dagster.cli.common import open_to_read, open_url, print_error, store_options
-from arroyo_dagster.cli.directory import API_VARIABLE
-from arroyo_dagster.cli.rendering import clock, print_json
-from arroyo_dagster.cli.rewrite import (
+from arroyo_dagster.cli.compaction.group import compact
+from arroyo_dagster.cli.compaction.rewrite import (
     format_rewrite,
     print_plan,
     rewrite_json,
     runner,
     token_option,
 )
+from arroyo_dagster.cli.directory import API_VARIABLE
+from arroyo_dagster.cli.rendering import clock, print_json
 from arroyo_dagster.errors import FormatError, InputError
 from arroyo_dagster.orchestration.compaction.daily_window import DailyWindow, micros_of
 from arroyo_dagster.state.codec.plans import plan_to_json
@@ -56,7 +57,7 @@ def _limit(name: str, default: float, text: str) -> Callable[[_F], _F]:
     )
 
 
-@click.command()
+@compact.command()
 @click.argument("job")
 @click.option(
     "--between",
