@@ -391,6 +391,15 @@ def test_run_on_a_terminal_shows_the_same_lines(
     assert "wrote 2 epochs" in plain
 
 
+def test_names_in_brackets_are_whole_on_a_terminal(
+    module: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setattr("arroyo_dagster.cli.run._epoch_line", lambda *_: "Aggregate[sum] [/red]")
+    shown = run("run", f"{module}:PIPELINE", "--epochs", "1", url=f"memory://{module}-5").stdout
+    assert "Aggregate[sum] [/red]" in re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown)
+
+
 def test_run_as_json_is_one_document_and_the_epochs_go_to_stderr(module: str) -> None:
     result = run("run", f"{module}.py:build", "--json", url=f"memory://{module}-2")
     assert json.loads(result.stdout) == {
