@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -29,7 +30,14 @@ EXIT_FINDINGS = 3
 URL_VARIABLES = ["ARROYO__CHECKPOINT_URL", "CHECKPOINT_URL"]
 
 
+EXIT_INTERRUPTED = 130
+"""As of a process that SIGINT has ended."""
+
+EXIT_CLOSED = 141
+"""As of a process that SIGPIPE has ended: the reader of the output closed it."""
+
 _JSON = "arroyo_dagster.json"
+_INTERRUPTED = "arroyo_dagster.interrupted"
 
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -54,6 +62,13 @@ class _Commands(LazyGroup):
         except click.ClickException as error:
             error.message = redact_text(error.message)  # type: ignore[misc] # who else may say it
             raise
+        except KeyboardInterrupt:
+            print_interrupted(ctx)
+            ctx.exit(EXIT_INTERRUPTED)
+        except BrokenPipeError:
+            # Python flushes at exit: what is left goes nowhere, without a second error.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            ctx.exit(EXIT_CLOSED)
         except (click.exceptions.Exit, click.Abort):
             raise  # an exit code, no error: what it was raised beside is nobody's business
         except Exception as error:
@@ -61,6 +76,17 @@ class _Commands(LazyGroup):
             if shown is error:
                 raise
             raise shown  # noqa: B904 - what it stands for holds a secret
+
+
+def if_interrupted(state: str) -> None:
+    """Set what Ctrl-C prints from here on: what is left, and what continues it."""
+    click.get_current_context().meta[_INTERRUPTED] = state
+
+
+def print_interrupted(ctx: click.Context) -> None:
+    """Print one sentence: what an interrupted command leaves behind."""
+    state = ctx.meta.get(_INTERRUPTED, "nothing was changed")
+    click.echo(f"\ninterrupted: {state}", err=True)
 
 
 def print_error(error: ArroyoStateError) -> None:
@@ -119,6 +145,7 @@ def store_options(command: _F) -> _F:
 def open_url(url: str | None) -> ObjectStore:
     from arroyo_dagster.state.storage.remote.open import configure, get_storage_provider
 
+    if_interrupted("what was changed stays valid; call the same command again to complete it")
     if url is not None:
         if ":" not in url:
             url = os.path.abspath(url)  # what a shell calls a path may be relative
@@ -129,7 +156,9 @@ def open_url(url: str | None) -> ObjectStore:
 def open_to_read(url: str | None) -> ObjectStore:
     from arroyo_dagster.state.storage.wrappers import WriteProtected
 
-    return WriteProtected(open_url(url))
+    store = open_url(url)
+    if_interrupted("nothing was changed")
+    return WriteProtected(store)
 
 
 @click.group(cls=_Commands, lazy=MAIN, context_settings={"help_option_names": ["-h", "--help"]})

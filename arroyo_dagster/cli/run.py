@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import click
 
-from arroyo_dagster.cli.common import main, open_url, store_options
+from arroyo_dagster.cli.common import if_interrupted, main, open_url, store_options
 from arroyo_dagster.cli.rendering import format_bytes, print_json, seconds
 from arroyo_dagster.cli.rollback import go_back
 from arroyo_dagster.errors import InputError
@@ -72,6 +72,7 @@ def run(
     if not spark and (master or spark_checkpoint):
         raise click.UsageError("--master and --spark-checkpoint need --spark")
     store = open_url(url)
+    if_interrupted("the next run continues from the newest epoch")
     found = load_pipeline(pipeline)
     if from_epoch is not None:
         found.check()
@@ -106,8 +107,9 @@ def run(
 def _progress(store: ObjectStore, pipeline: Pipeline, *, as_json: bool) -> Iterator[OnEpoch]:
     """Print a line per epoch, and on a terminal the current activity below it."""
     from rich.console import Console
+    from rich.text import Text
 
-    console = Console(stderr=as_json, highlight=False)
+    console = Console(stderr=as_json, highlight=False, markup=False)
     write = console.print if console.is_terminal else _line_printer(as_json)
 
     def on_epoch(checkpoint: Checkpoint) -> None:
@@ -115,7 +117,7 @@ def _progress(store: ObjectStore, pipeline: Pipeline, *, as_json: bool) -> Itera
 
     with contextlib.ExitStack() as stack:
         if console.is_terminal:
-            stack.enter_context(console.status(f"running {pipeline.paths.root}"))
+            stack.enter_context(console.status(Text(f"running {pipeline.paths.root}")))
         yield on_epoch
 
 

@@ -8,7 +8,13 @@ from typing import Any, TypeVar
 
 import click
 
-from arroyo_dagster.cli.common import open_to_read, open_url, print_error, store_options
+from arroyo_dagster.cli.common import (
+    if_interrupted,
+    open_to_read,
+    open_url,
+    print_error,
+    store_options,
+)
 from arroyo_dagster.cli.compaction.group import compact
 from arroyo_dagster.cli.compaction.rewrite import (
     format_rewrite,
@@ -134,6 +140,8 @@ def window(
         raise click.UsageError("give a time: --between HH:MM-HH:MM, or --now")
     daily = None if between is None else DailyWindow.parse(between, time_zone)
     store = open_url(url) if yes else open_to_read(url)
+    if yes:
+        if_interrupted("the job may be down; the same command starts it again")
     paths = find_job(store, job)
     control = ArroyoControl(api, token=token)
     options = WindowOptions(
