@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from arroyo_dagster.cli.lazy import LazyCommand
 
 MAIN: Mapping[str, LazyCommand] = {
-    "compact": LazyCommand("compaction.group", "Merge small files."),
+    "compact": LazyCommand("compaction.group", "Merge small files.", is_group=True),
     "completion": LazyCommand(
         "completion", "Print the script that completes commands and options in a shell."
     ),
@@ -28,9 +28,11 @@ MAIN: Mapping[str, LazyCommand] = {
         "forget",
         "Acknowledge that JOB is gone, so that Dagster's checks no longer fail because of it.",
     ),
-    "gc": LazyCommand("gc.group", "Delete unreferenced state: expired epochs, orphans, dead jobs."),
+    "gc": LazyCommand(
+        "gc.group", "Delete unreferenced state: expired epochs, orphans, dead jobs.", is_group=True
+    ),
     "jobs": LazyCommand("inspect", "List the jobs below the checkpoint URL."),
-    "lease": LazyCommand("leases", "End the lease of a process that hangs."),
+    "lease": LazyCommand("leases", "End the lease of a process that hangs.", is_group=True),
     "leases": LazyCommand("leases", "List the newest lease of each kind on JOB, or on all jobs."),
     "pin": LazyCommand(
         "pins", "Keep an epoch until it is unpinned, and check that it is restorable."
@@ -42,7 +44,9 @@ MAIN: Mapping[str, LazyCommand] = {
     ),
     "run": LazyCommand("run", "Run a pipeline from its newest checkpoint."),
     "sdf": LazyCommand(
-        "sdf", "SDF keyed states: declared in YAML, written by one service, read by others."
+        "sdf",
+        "SDF keyed states: declared in YAML, written by one service, read by others.",
+        is_group=True,
     ),
     "show": LazyCommand("show", "Print the operators, tables, files, rows and bytes of an epoch."),
     "stop": LazyCommand("run", "Ask a running managed job to stop with a checkpoint."),
@@ -106,11 +110,15 @@ SDF: Mapping[str, LazyCommand] = {
     ),
     "schema": LazyCommand("sdf_check", "Print the JSON Schema of a kind of file, for editors."),
     "show": LazyCommand(
-        "sdf", "List the states of a dataflow, or the functions and states of a package."
+        "sdf",
+        "List the states of a dataflow, or the functions and states of a package.",
+        is_group=True,
     ),
     "sql": LazyCommand("sdf_inspect", "Query the arrow-row states of a dataflow."),
     "test": LazyCommand(
-        "sdf_test", "Test a package: `sdf test [FILE]` runs the `tests` section of its YAML."
+        "sdf_test",
+        "Test a package: `sdf test [FILE]` runs the `tests` section of its YAML.",
+        is_group=True,
     ),
 }
 

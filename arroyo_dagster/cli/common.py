@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import sys
@@ -12,6 +13,7 @@ import click
 
 from arroyo_dagster import __version__
 from arroyo_dagster.cli.commands import MAIN
+from arroyo_dagster.cli.config import read_defaults
 from arroyo_dagster.cli.lazy import LazyGroup
 from arroyo_dagster.errors import ArroyoStateError
 from arroyo_dagster.redaction import (
@@ -55,6 +57,7 @@ class _Commands(LazyGroup):
             if "://" in given:
                 register_url(given)
         try:
+            ctx.obj = functools.partial(read_defaults, self)
             return super().invoke(ctx)
         except ArroyoStateError as error:
             print_error(error)

@@ -21,6 +21,10 @@ def completion(shell: str) -> None:
       bash  ~/.bashrc                    eval "$(arroyo-state completion bash)"
       zsh   ~/.zshrc                     eval "$(arroyo-state completion zsh)"
       fish  ~/.config/fish/config.fish   arroyo-state completion fish | source
+
+    \b
+    Example:
+      arroyo-state completion bash
     """
     kind = get_completion_class(shell)
     assert kind is not None

@@ -20,6 +20,10 @@ def doctor(read_only: bool, url: str | None, as_json: bool) -> None:
 
     Exit codes: 0 no problem; 1 the check could not be carried out; 2 wrong command line; 3 a
     problem was found.
+
+    \b
+    Example:
+      arroyo-state doctor --url s3://bucket/arroyo --read-only
     """
     store = open_to_read(url) if read_only else open_url(url)
     checks = check_store(store, read_only=read_only)

@@ -47,6 +47,10 @@ def jobs(
     """List the jobs below the checkpoint URL.
 
     With --arroyo-api, --arroyo-db or --assume, also print each job's pipeline name and status.
+
+    \b
+    Example:
+      arroyo-state jobs --url s3://bucket/arroyo --arroyo-api http://localhost:5115
     """
     directory = directory_of_environment(api, database, assume)
     store = open_to_read(url)
@@ -108,7 +112,12 @@ def _job_cells(job: JobSummary, answer: JobAnswer, asked: JobAnswers) -> list[ob
 )
 @store_options
 def epochs(job: str, limit: int, url: str | None, as_json: bool) -> None:
-    """List the epochs of a job, oldest first, with the state of each."""
+    """List the epochs of a job, oldest first, with the state of each.
+
+    \b
+    Example:
+      arroyo-state epochs orders/main --url s3://bucket/arroyo --limit 10
+    """
     store = open_to_read(url)
     found = list_epochs(store, find_job(store, job), limit or None)
     if as_json:

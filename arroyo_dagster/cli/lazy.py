@@ -18,10 +18,12 @@ class LazyCommand(NamedTuple):
     Attributes:
         module: its module below `arroyo_dagster.cli`, which adds it to its group.
         help: the first sentence of its help.
+        is_group: whether it is a group of commands.
     """
 
     module: str
     help: str
+    is_group: bool = False
 
 
 class LazyGroup(click.Group):
@@ -43,6 +45,28 @@ class LazyGroup(click.Group):
         if cmd_name not in self.commands and cmd_name in self.lazy:
             importlib.import_module(f"arroyo_dagster.cli.{self.lazy[cmd_name].module}")
         return self.commands.get(cmd_name)
+
+    def get_group(self, name: str) -> LazyGroup | None:
+        """Return a group in this group; None for a command, which is not loaded."""
+        known = self.lazy.get(name)
+        if known is not None and not known.is_group:
+            return None
+        found = self.get_command(click.Context(self), name)
+        return found if isinstance(found, LazyGroup) else None
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command of a command line, and set the defaults of its options.
+
+        `ctx.obj` of the outermost group returns them, by the words and the command.
+        """
+        name, command, rest = super().resolve_command(ctx, args)
+        helped = bool({"-h", "--help"} & set(rest))  # a wrong file hides no help
+        if name and command and not isinstance(command, click.Group) and not helped:
+            words = (*_words(ctx), name)
+            ctx.default_map = {name: ctx.obj(command, words)} if callable(ctx.obj) else None
+        return name, command, rest
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the list of commands."""
@@ -71,6 +95,13 @@ class LazyGroup(click.Group):
             elif command is not None and not command.hidden:
                 found.append((name, command.get_short_help_str(limit=200)))
         return found
+
+
+def _words(ctx: click.Context) -> list[str]:
+    """Return the names of the groups of a context, without the program's."""
+    if ctx.parent is None:
+        return []
+    return [*_words(ctx.parent), str(ctx.info_name)]
 
 
 LazyGroup.group_class = LazyGroup

@@ -26,6 +26,10 @@ def pin_command(job: str, epoch: int, reason: str, url: str | None, as_json: boo
 
     Waits ten seconds if the epoch is outside its job's retention, because the job may be deleting
     it now.
+
+    \b
+    Example:
+      arroyo-state pin orders/main 42 --reason "before the upgrade" --url s3://bucket/arroyo
     """
     store = open_url(url)
     found = pin_epoch(
@@ -39,7 +43,12 @@ def pin_command(job: str, epoch: int, reason: str, url: str | None, as_json: boo
 @click.argument("epoch", type=click.IntRange(0))
 @store_options
 def unpin_command(job: str, epoch: int, url: str | None, as_json: bool) -> None:
-    """Let an epoch expire with the others again."""
+    """Let an epoch expire with the others again.
+
+    \b
+    Example:
+      arroyo-state unpin orders/main 42 --url s3://bucket/arroyo
+    """
     store = open_url(url)
     found = unpin_epochs(store, find_any_job(store, job), [Epoch(epoch)])
     _print_pins(pins_json(found), as_json)
@@ -49,7 +58,12 @@ def unpin_command(job: str, epoch: int, url: str | None, as_json: bool) -> None:
 @click.argument("job")
 @store_options
 def pins_command(job: str, url: str | None, as_json: bool) -> None:
-    """List the pinned epochs."""
+    """List the pinned epochs.
+
+    \b
+    Example:
+      arroyo-state pins orders/main --url s3://bucket/arroyo
+    """
     store = open_to_read(url)
     _print_pins(pins_json(read_pins(store, find_any_job(store, job))), as_json)
 

@@ -68,6 +68,10 @@ def run(
     MODULE:PIPELINE names a Pipeline, or a function without arguments that returns one;
     path/to/file.py:PIPELINE works too. Stop it with `arroyo-state stop JOB`, or kill it: the next
     run continues from its newest epoch.
+
+    \b
+    Example:
+      arroyo-state run pipelines.py:ORDERS --url s3://bucket/arroyo --epochs 10
     """
     if not spark and (master or spark_checkpoint):
         raise click.UsageError("--master and --spark-checkpoint need --spark")
@@ -170,7 +174,12 @@ def _print_outcome(pipeline: Pipeline, outcome: RunOutcome, *, as_json: bool) ->
 @click.argument("job")
 @store_options
 def stop(job: str, url: str | None, as_json: bool) -> None:
-    """Ask a running managed job to stop with a checkpoint."""
+    """Ask a running managed job to stop with a checkpoint.
+
+    \b
+    Example:
+      arroyo-state stop orders/main --url s3://bucket/arroyo
+    """
     store = open_url(url)
     paths = find_job(store, job)
     newest = summarise_job(store, paths)

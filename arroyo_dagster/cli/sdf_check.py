@@ -30,6 +30,10 @@ def check(file: str, legacy: bool, extended: bool, prod: bool, as_json: bool) ->
 
     Exit codes: 0 no error; 1 the check could not be carried out; 2 wrong command line; 3 at least
     one error.
+
+    \b
+    Example:
+      arroyo-state sdf check dataflow.yaml
     """
     try:
         document = load_document(file, legacy=legacy, extended=extended, dev=not prod)
@@ -45,7 +49,12 @@ def check(file: str, legacy: bool, extended: bool, prod: bool, as_json: bool) ->
 @sdf.command()
 @click.argument("kind", type=click.Choice(list(ROOTS)), default="dataflow")
 def schema(kind: str) -> None:
-    """Print the JSON Schema of a kind of file, for editors."""
+    """Print the JSON Schema of a kind of file, for editors.
+
+    \b
+    Example:
+      arroyo-state sdf schema dataflow
+    """
     click.echo(schema_text(kind), nl=False)
 
 

@@ -54,6 +54,10 @@ def print_state(
 
     A namespace is service/state/state, service/function/metrics, service/topic/topic.offset or
     service/name/watermark. All rows of a service are of one epoch, its newest ready one.
+
+    \b
+    Example:
+      arroyo-state sdf show state dataflow.yaml --url s3://bucket/arroyo
     """
     dataflow, _ = load_dataflow(file, legacy=legacy, extended=extended, prod=prod)
     spaces = Namespaces(open_to_read(url), dataflow)
@@ -127,6 +131,10 @@ def query_states(
     Tables are named like the states, with underscores. A windowed state shows the window that
     closed last. Without a QUERY, SQL mode starts: enter one query per line; `.help` lists the
     commands. Every query reads the newest ready epoch.
+
+    \b
+    Example:
+      arroyo-state sdf sql dataflow.yaml "select * from counts" --url s3://bucket/arroyo
     """
     dataflow, _ = load_dataflow(file, legacy=legacy, extended=extended, prod=prod)
     views = Views(open_to_read(url), dataflow)

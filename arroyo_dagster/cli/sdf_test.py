@@ -63,6 +63,10 @@ def test_section(file: str, only: Sequence[str], functions: Sequence[str], as_js
     """Run the `tests` section of a package.
 
     Exit codes: 0 all passed; 1 the tests could not be run; 2 wrong command line; 3 some failed.
+
+    \b
+    Example:
+      arroyo-state sdf test sdf-package.yaml
     """
     package, packages = load_package(file)
     allow_functions(file)
@@ -142,6 +146,10 @@ def test_function(
     """Call a function of a package once, and print its results, one per line.
 
     The resulting states are printed to stderr.
+
+    \b
+    Example:
+      arroyo-state sdf test function count -f sdf-package.yaml -v '"hello"'
     """
     package, packages = load_package(file)
     allow_functions(file)
@@ -239,7 +247,12 @@ def _lines(
 @show.command("functions")
 @click.argument("file", type=click.Path(), default=PACKAGE_HERE)
 def print_functions(file: str) -> None:
-    """List the functions of a package, one per line."""
+    """List the functions of a package, one per line.
+
+    \b
+    Example:
+      arroyo-state sdf show functions sdf-package.yaml
+    """
     package, _ = load_package(file)
     for name in sorted(package.functions):
         click.echo(name)
@@ -248,7 +261,12 @@ def print_functions(file: str) -> None:
 @show.command("states")
 @click.argument("file", type=click.Path(), default=PACKAGE_HERE)
 def print_states(file: str) -> None:
-    """List the states of a package, one per line."""
+    """List the states of a package, one per line.
+
+    \b
+    Example:
+      arroyo-state sdf show states sdf-package.yaml
+    """
     package, _ = load_package(file)
     for name in sorted(package.states):
         click.echo(name)

@@ -57,6 +57,10 @@ def show(
     Without EPOCH, the newest visible one. Rows are counted as stored.
 
     With --arroyo-api, --arroyo-db or --assume, also print the pipeline's name and the job's status.
+
+    \b
+    Example:
+      arroyo-state show orders/main 42 --url s3://bucket/arroyo
     """
     directory = directory_of_environment(api, database, assume)
     store = open_to_read(url)
@@ -175,7 +179,12 @@ def rows(
     url: str | None,
     as_json: bool,
 ) -> None:
-    """Print the decoded rows of a table, as a restore of the epoch would load them."""
+    """Print the decoded rows of a table, as a restore of the epoch would load them.
+
+    \b
+    Example:
+      arroyo-state rows orders/main count counts --url s3://bucket/arroyo --limit 5
+    """
     store = open_to_read(url)
     paths = find_job(store, job)
     found = query.read_rows(

@@ -10,8 +10,8 @@ from itertools import zip_longest
 from rich.cells import cell_len, chop_cells
 
 GAP = 2
-NARROWEST = 12
-"""A column of texts is not made narrower than this; then rows become records."""
+NARROWEST = 20
+"""A column of texts is not made narrower than a point in time; then rows become records."""
 
 
 def output_width() -> int | None:

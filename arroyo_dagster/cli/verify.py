@@ -68,6 +68,10 @@ def verify(
 
     Exit codes: 0 restorable; 1 the check could not be carried out; 2 wrong command line; 3 at least
     one finding is an error.
+
+    \b
+    Example:
+      arroyo-state verify orders/main 42 --url s3://bucket/arroyo --level 2
     """
     store = open_to_read(url)
     found = verify_job(

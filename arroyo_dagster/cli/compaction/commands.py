@@ -72,7 +72,12 @@ def _settings(given: dict[str, Any]) -> CompactionSettings:
 @arroyo_options
 @_settings_options
 def plan(job: str, url: str | None, as_json: bool, **given: Any) -> None:
-    """Print the planned merges, and the reason for everything that is skipped."""
+    """Print the planned merges, and the reason for everything that is skipped.
+
+    \b
+    Example:
+      arroyo-state compact plan orders/main --url s3://bucket/arroyo
+    """
     store = open_to_read(url)
     paths = find_job(store, job)
     if is_arroyo_job(store, paths):
@@ -103,7 +108,12 @@ def forecast(
     as_json: bool,
     **given: Any,
 ) -> None:
-    """Print what a restore reads now, and after a compaction. Without JOBS, for all jobs."""
+    """Print what a restore reads now, and after a compaction. Without JOBS, for all jobs.
+
+    \b
+    Example:
+      arroyo-state compact forecast --url s3://bucket/arroyo
+    """
     store, settings = open_to_read(url), _settings(given)
     paths = [find_job(store, job) for job in jobs] or list_jobs(store)
     plans: list[CompactionPlan | RewritePlan] = []
@@ -208,6 +218,10 @@ def run(
     Dry run unless --yes is given. An Arroyo job is rewritten in place; it must be stopped, which
     --arroyo-api, --arroyo-db or --assume JOB=stopped confirms. If one of several jobs fails, the
     others continue.
+
+    \b
+    Example:
+      arroyo-state compact run orders/main --url s3://bucket/arroyo --yes
     """
     store = open_url(url) if yes else open_to_read(url)
     settings = _settings(given)

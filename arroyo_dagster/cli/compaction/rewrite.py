@@ -199,6 +199,10 @@ def undo(
     """Restore a stopped Arroyo job's original metadata (undo an in-place compaction).
 
     Only possible until the job is started again.
+
+    \b
+    Example:
+      arroyo-state compact undo job_x --url s3://bucket/arroyo --assume job_x=stopped
     """
     store = open_url(url) if yes else open_to_read(url)
     paths = find_job(store, job)

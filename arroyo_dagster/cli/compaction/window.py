@@ -135,6 +135,10 @@ def window(
     If a step fails, the job is started again, and the steps that were done are printed. If this
     process dies in between, the next call reports that the job is down and starts it, at any time
     of day.
+
+    \b
+    Example:
+      arroyo-state compact window job_x --url s3://bucket/arroyo --now --arroyo-api http://localhost:5115
     """
     if (between is None) == (not now):
         raise click.UsageError("give a time: --between HH:MM-HH:MM, or --now")

@@ -123,6 +123,10 @@ def plan_command(
 ) -> None:
     """Print what would be deleted. KIND is expire, orphans or dead-job. Writes nothing to the
     store.
+
+    \b
+    Example:
+      arroyo-state gc plan expire orders/main --keep 10 --url s3://bucket/arroyo
     """
     store = open_to_read(url)
     plan = _planned(store, find_any_job(store, job), _asked(kind, asked), as_json)
@@ -170,6 +174,10 @@ def run_command(
     """Delete what a plan names: data, then records, then metadata, verified and journalled.
 
     Without --yes it prints the plan and deletes nothing.
+
+    \b
+    Example:
+      arroyo-state gc run orphans orders/main --older-than 3d --url s3://bucket/arroyo
     """
     store = open_url(url) if yes else open_to_read(url)
     paths = find_any_job(store, job)

@@ -43,6 +43,10 @@ def explain(
     reason.
 
     PATH is relative to the URL, as in Arroyo's metadata or as in the store.
+
+    \b
+    Example:
+      arroyo-state gc explain orders/main/ --url s3://bucket/arroyo
     """
     from arroyo_dagster.state.operations.gc.explain import (
         explain_directory,
@@ -107,6 +111,10 @@ def fate(
 
     PATH is a full URL, a path below the URL, or relative to --job. If it ends in /, the answer
     counts the objects below it by what happened to them. Writes nothing.
+
+    \b
+    Example:
+      arroyo-state gc fate epochs/7 --job orders/main --url s3://bucket/arroyo
     """
     from arroyo_dagster.cli.gc.fate_rendering import (
         directory_fate_json,
@@ -150,6 +158,10 @@ def journal(job: str, run: str | None, check: bool, url: str | None, as_json: bo
 
     With --check, exit code 0 if no part of the journal was changed, removed or inserted; 3 if one
     was.
+
+    \b
+    Example:
+      arroyo-state gc journal orders/main --check --url s3://bucket/arroyo
     """
     if check and run is not None:
         raise click.UsageError("--check reads the complete journal: leave out --run")

@@ -36,6 +36,10 @@ def undelete_command(
 
     Waits ten seconds if these epochs are outside the job's retention, because the job may be
     deleting them now.
+
+    \b
+    Example:
+      arroyo-state gc undelete orders/main --url s3://bucket/arroyo
     """
     store = open_url(url) if yes else open_to_read(url)
     paths = find_any_job(store, job)
@@ -69,7 +73,12 @@ def undelete_command(
 )
 @store_options
 def purge_command(job: str, older_than: int, yes: bool, url: str | None, as_json: bool) -> None:
-    """Permanently delete what has been in quarantine for long enough."""
+    """Permanently delete what has been in quarantine for long enough.
+
+    \b
+    Example:
+      arroyo-state gc purge orders/main --older-than 30d --url s3://bucket/arroyo
+    """
     store = open_url(url) if yes else open_to_read(url)
     paths = find_any_job(store, job)
     gone = purge(store, paths, older_than_micros=older_than, yes=yes)

@@ -93,6 +93,7 @@ def test_the_list_of_commands_says_what_the_commands_say() -> None:
             assert command is not None, f"{path} {name}"
             if name in group.lazy:
                 seen += 1
+                assert group.lazy[name].is_group == isinstance(command, click.Group)
                 assert group.lazy[name].help == command.get_short_help_str(limit=300)
     assert seen > 30
 

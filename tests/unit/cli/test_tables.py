@@ -73,12 +73,12 @@ def test_a_narrow_terminal_shows_records() -> None:
 
 
 def test_long_texts_continue_below_and_numbers_stay_whole() -> None:
-    shown = list(format_table(("job", "rows"), [["a" * 30, 1_234_567]], 24))
+    shown = list(format_table(("job", "rows"), [["a" * 30, 1_234_567]], 30))
     assert shown == [
-        "job                 rows",
-        "─" * 24,
-        "aaaaaaaaaaaaaaa  1234567",
-        "a" * 15,
+        "job                       rows",
+        "─" * 30,
+        "aaaaaaaaaaaaaaaaaaaaa  1234567",
+        "a" * 9,
     ]
 
 
