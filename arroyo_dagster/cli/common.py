@@ -83,7 +83,9 @@ class _Commands(LazyGroup):
 
 def if_interrupted(state: str) -> None:
     """Set what Ctrl-C prints from here on: what is left, and what continues it."""
-    click.get_current_context().meta[_INTERRUPTED] = state
+    context = click.get_current_context(silent=True)
+    if context is not None:
+        context.meta[_INTERRUPTED] = state
 
 
 def print_interrupted(ctx: click.Context) -> None:

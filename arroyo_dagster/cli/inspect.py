@@ -35,6 +35,7 @@ from arroyo_dagster.state.operations.catalog.jobs import (
     list_epochs,
     summarise_jobs,
 )
+from arroyo_dagster.state.planning.compaction.availability import maintenance_of
 from arroyo_dagster.state.planning.restore.reads import job_watermark_micros
 
 
@@ -45,6 +46,9 @@ def jobs(
     url: str | None, as_json: bool, api: str | None, database: str | None, assume: tuple[str, ...]
 ) -> None:
     """List the jobs below the checkpoint URL.
+
+    The column `maintenance` says when a job can be compacted: at any time, at rest (it is now), in
+    a window that stops and starts it, or not at all (only inspected); and why.
 
     With --arroyo-api, --arroyo-db or --assume, also print each job's pipeline name and status.
 
@@ -64,6 +68,7 @@ def jobs(
     else:
         columns = ["job", "pipeline", "layout", "epochs", "newest", "state", "watermark", "written"]
         columns[2:2] = ["name", "condition"] if asked.anybody else []
+        columns += ["maintenance", "why"]
         print_table(columns, [_job_cells(job, answer, asked) for job, answer in pairs])
         for note in notes(asked):
             click.echo(note)
@@ -72,6 +77,7 @@ def jobs(
 
 def _job_json(job: JobSummary, answer: JobAnswer, asked: JobAnswers) -> dict[str, Any]:
     newest = job.newest
+    possible = maintenance_of(newest, job.problem, answer)
     return {
         "job": job.paths.job,
         "pipeline": job.paths.pipeline,
@@ -82,6 +88,7 @@ def _job_json(job: JobSummary, answer: JobAnswer, asked: JobAnswers) -> dict[str
         "watermark": iso_micros(job.watermark_micros),
         "finished_at": None if newest is None else iso_micros(newest.finish_time_micros),
         "problem": None if job.problem is None else str(job.problem),
+        "maintenance": {"possible": possible.availability.value, "reason": possible.reason},
         **answer_json(answer, asked),
     }
 
@@ -89,6 +96,7 @@ def _job_json(job: JobSummary, answer: JobAnswer, asked: JobAnswers) -> dict[str
 def _job_cells(job: JobSummary, answer: JobAnswer, asked: JobAnswers) -> list[object]:
     newest = job.newest
     facts = answer.facts
+    possible = maintenance_of(newest, job.problem, answer)
     return [
         job.paths.job,
         job.paths.pipeline,
@@ -99,6 +107,8 @@ def _job_cells(job: JobSummary, answer: JobAnswer, asked: JobAnswers) -> list[ob
         format_state(None if newest is None else newest.state.value, job.problem),
         clock(job.watermark_micros),
         None if newest is None else age(newest.finish_time_micros),
+        possible.availability.value,
+        possible.reason,
     ]
 
 

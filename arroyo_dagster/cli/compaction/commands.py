@@ -19,9 +19,9 @@ from arroyo_dagster.cli.compaction.rewrite import (
     rewrite_json,
     runner,
 )
+from arroyo_dagster.cli.compaction.settings import settings_options
 from arroyo_dagster.cli.directory import directory_of
 from arroyo_dagster.cli.rendering import format_bytes, print_json, print_table, report
-from arroyo_dagster.cli.settings import settings_options
 from arroyo_dagster.errors import ArroyoStateError
 from arroyo_dagster.state.codec.plans import plan_to_json
 from arroyo_dagster.state.model.clock import wall_clock

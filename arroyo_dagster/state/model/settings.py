@@ -1,6 +1,6 @@
 """Settings for users: help, unit, bounds and names, defined once beside each field.
 
-The command line derives its options from them and Dagster its config; see `cli/settings.py` and
+The command line derives its options from them and Dagster its config; see `cli/compaction/settings.py` and
 `orchestration/settings.py`.
 """
 

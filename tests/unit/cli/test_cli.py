@@ -85,6 +85,10 @@ def test_jobs_as_json() -> None:
         "state": "ready",
         "watermark": "2024-01-01T00:00:07.000000Z",
         "problem": None,
+        "maintenance": {
+            "possible": "any time",
+            "reason": "managed job: `compact run` works while it runs and at rest",
+        },
         "name": None,
         "condition": "unknown",
         "arroyo": None,

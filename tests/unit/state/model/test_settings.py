@@ -9,7 +9,7 @@ import dagster as dg
 import pytest
 from click.testing import CliRunner
 
-from arroyo_dagster.cli.settings import settings_options
+from arroyo_dagster.cli.compaction.settings import settings_options
 from arroyo_dagster.errors import InputError
 from arroyo_dagster.orchestration.settings import configured, settings_config
 from arroyo_dagster.state.model.compaction import (
