@@ -25,7 +25,7 @@ $(VENV)/ready: requirements/dev.txt pyproject.toml
 	@$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --editable .
 	@touch $@
 
-demo: $(VENV)/ready ## run the main job on real data: killed, restarted, compacted, expired, proved (three minutes)
+demo: $(VENV)/ready ## run the main job on real data: killed, restarted, compacted, expired, proved (two minutes)
 	@$(BIN)/python examples/flights/demo.py
 
 ui: $(VENV)/ready ## open Dagster's UI on a job that goes on, compacted as you watch

@@ -72,6 +72,7 @@ _MOVED = {
         "state.model.collecting=garbage state.model.directory=job_facts "
         "state.model.rewriting=rewrite state.model.window=maintenance_window"
     ),
+    "state.operations": "state.local.telling=progress",
     "state.operations.catalog": (
         "state.local.catalogue_owner=owner state.local.directory=job_directory "
         "state.local.fleet=changes state.local.hashes=hash_variant state.local.health=footers "
@@ -91,7 +92,7 @@ _MOVED = {
         "state.local.journal_check state.local.quarantine state.local.retained=pins "
         "state.local.roots state.local.roots_legacy state.local.roots_protocol "
         "state.local.roots_read=root_reader state.local.roots_rolled_back state.local.roots_times "
-        "state.local.survey=inventory state.local.telling=progress state.local.undelete"
+        "state.local.survey=inventory state.local.undelete"
     ),
     "state.operations.restore": "state.local.rollback",
     "state.operations.verify": (

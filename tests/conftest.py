@@ -42,6 +42,18 @@ def restarts_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lease, "_check_free", lambda *_: None)
 
 
+@pytest.fixture
+def one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the calls of a store that the package makes at once one after the other."""
+    from arroyo_dagster.state.operations.compaction import execute
+    from arroyo_dagster.state.operations.verify import data
+    from arroyo_dagster.state.storage import concurrency
+    from tests.in_order import InOrder
+
+    for module in (concurrency, data, execute):
+        monkeypatch.setattr(module, "ThreadPoolExecutor", InOrder)
+
+
 ONE_PROCESS = ("spark", "contract")
 """Folders whose tests share a server or a session, which must not be started twice."""
 SECOND_SESSION = ("test_pipeline.py", "test_legacy_layout.py", "test_staging.py")

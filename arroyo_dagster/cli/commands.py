@@ -22,7 +22,7 @@ MAIN: Mapping[str, LazyCommand] = {
         "inspect", "List the epochs of a job, oldest first, with the state of each."
     ),
     "expire": LazyCommand(
-        "expire", "Delete the oldest epochs of a managed job, and the files that only they list."
+        "gc.expire", "Delete the oldest epochs of a managed job, and the files that only they list."
     ),
     "forget": LazyCommand(
         "forget",

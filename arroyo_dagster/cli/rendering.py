@@ -12,6 +12,7 @@ from arroyo_dagster.cli.common import print_error
 from arroyo_dagster.errors import ArroyoStateError
 from arroyo_dagster.state.codec.iso_times import iso_micros
 from arroyo_dagster.state.model.clock import wall_clock
+from arroyo_dagster.state.model.progress import Progress, ProgressUnit
 
 if TYPE_CHECKING:
     from arroyo_dagster.state.model.checkpoints import Checkpoint
@@ -80,6 +81,15 @@ def format_bytes(count: int | None) -> str | None:
             break
         size /= 1000
     return f"{count} B" if unit == "B" else f"{size:.1f} {unit}"
+
+
+def format_progress(progress: Progress) -> str:
+    """Format how far an operation is, for people."""
+    format_count = format_bytes if progress.unit is ProgressUnit.BYTES else str
+    share = "" if progress.share is None else f"{progress.share:.0%}, "
+    of = "" if progress.total is None else f" of {format_count(progress.total)}"
+    left = "" if progress.seconds_left is None else f", {progress.seconds_left:.0f} s left"
+    return f"{progress.step}: {share}{format_count(progress.done)}{of}{left}"
 
 
 def seconds(checkpoint: Checkpoint) -> float:

@@ -187,9 +187,8 @@ def rows(
     """
     store = open_to_read(url)
     paths = find_job(store, job)
-    found = query.read_rows(
-        store, paths, operator, table, epoch=epoch, limit=limit or None, history=history
-    )
+    options = query.ReadOptions(epoch=epoch, limit=limit or None, history=history)
+    found = query.read_rows(store, paths, operator, table, options)
     if as_json:
         print_json(list(found.rows))
         if found.problem:

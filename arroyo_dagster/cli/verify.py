@@ -9,10 +9,11 @@ import click
 
 from arroyo_dagster.cli.common import EXIT_FINDINGS, main, open_to_read, store_options
 from arroyo_dagster.cli.rendering import format_bytes, print_json, print_table
-from arroyo_dagster.state.model.keys import MAX_PARALLELISM
+from arroyo_dagster.cli.settings import settings_options
+from arroyo_dagster.state.model.verify import VerifySettings
 from arroyo_dagster.state.operations.catalog.jobs import find_job
 from arroyo_dagster.state.operations.restore.rollback import way_back
-from arroyo_dagster.state.operations.verify.job import HISTORY, MAX_LEVEL, JobVerdict, verify_job
+from arroyo_dagster.state.operations.verify.job import JobVerdict, verify_job
 from arroyo_dagster.state.planning.restore.rollback import rollback_command
 from arroyo_dagster.state.planning.verify.findings import Finding, Severity
 from arroyo_dagster.state.planning.verify.restore import SubtaskRestore
@@ -30,28 +31,7 @@ _LEVELS = (
 @main.command()
 @click.argument("job")
 @click.argument("epoch", type=click.IntRange(0), required=False)
-@click.option(
-    "--level",
-    type=click.IntRange(0, MAX_LEVEL),
-    default=MAX_LEVEL,
-    show_default=True,
-    help="0: files exist. 1: footers, columns, row counts. 2: statistics match the rows. 3: "
-    "every value decodes. 4: a simulated restore. Each level includes those before it.",
-)
-@click.option(
-    "--parallelism",
-    type=click.IntRange(1, MAX_PARALLELISM),
-    metavar="P",
-    help="Parallelism of the restored job. Default: each operator's own.",
-)
-@click.option(
-    "--history",
-    type=click.IntRange(0),
-    default=HISTORY,
-    show_default=True,
-    metavar="N",
-    help="How many earlier epochs to check for lost or duplicated files.",
-)
+@settings_options(VerifySettings)
 @store_options
 def verify(
     job: str,

@@ -14,7 +14,10 @@ from arroyo_dagster.orchestration.maintenance import MaintenanceOptions
 from arroyo_dagster.orchestration.resources import ArroyoStateStore
 from arroyo_dagster.orchestration.runners import InProcessRunner
 from arroyo_dagster.orchestration.secrets import as_variable, named_in_template
+from arroyo_dagster.orchestration.settings import setting_field
 from arroyo_dagster.orchestration.translator import ArroyoTableProps, DagsterArroyoTranslator
+from arroyo_dagster.state.model.compaction import CompactionSettings
+from arroyo_dagster.state.model.garbage import DeletionSettings, Retention
 
 
 def _resolve_options(context: dg.ResolutionContext, options: Any) -> Any:
@@ -66,27 +69,13 @@ class ScheduleTimes(dg.Model, dg.Resolvable):
 class Maintenance(dg.Model, dg.Resolvable):
     """How the schedules compact and delete state."""
 
-    policy: Literal["bin-pack", "levels", "window", "full"] = Field(
-        default="bin-pack",
-        description="bin-pack: merge small neighbouring files. levels: level by level. window: "
-        "by window of event time. full: merge all files.",
+    policy: Literal["bin-pack", "levels", "window", "full"] = setting_field(
+        CompactionSettings, "policy", alone=True
     )
-    min_backlog: int = Field(
-        default=MaintenanceOptions.min_backlog,
-        description="Compact a job once this many of its files have never been merged.",
-    )
-    most_jobs: int = Field(
-        default=MaintenanceOptions.most_jobs,
-        ge=1,
-        description="The maximum number of jobs per run of a schedule, those with the largest "
-        "backlog first.",
-    )
-    budget_minutes: float = Field(
-        default=MaintenanceOptions.budget_minutes,
-        gt=0,
-        description="A run of a schedule starts no further job after this many minutes.",
-    )
-    keep_epochs: int = Field(default=10, description="How many newest epochs to keep.")
+    min_backlog: int = setting_field(MaintenanceOptions, "min_backlog")
+    most_jobs: int = setting_field(MaintenanceOptions, "most_jobs")
+    budget_minutes: float = setting_field(MaintenanceOptions, "budget_minutes")
+    keep_epochs: int = setting_field(Retention, "keep_epochs", default=10)
     delete: bool = Field(
         default=False,
         description="Delete older epochs. Without it, runs only show what would be deleted.",
@@ -97,11 +86,7 @@ class Maintenance(dg.Model, dg.Resolvable):
     delete_dead_jobs: bool = Field(
         default=False, description="Delete jobs that Arroyo's API or database proves to be gone."
     )
-    quarantine: bool = Field(
-        default=False,
-        description="Move objects to quarantine instead of deleting them; `gc "
-        "undelete` restores them.",
-    )
+    quarantine: bool = setting_field(DeletionSettings, "quarantine")
     engine: Literal["spark", "in-process"] = Field(
         default="spark", description="Where to merge and delete."
     )

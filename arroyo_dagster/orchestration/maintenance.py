@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import dagster as dg
 
@@ -27,6 +27,7 @@ from arroyo_dagster.orchestration.gc.assets import (
 from arroyo_dagster.orchestration.resources import ArroyoStateStore
 from arroyo_dagster.orchestration.schedules import BACKGROUND_TAGS
 from arroyo_dagster.orchestration.translator import Naming
+from arroyo_dagster.state.model.settings import Setting
 
 COMPACTION_CRON = "17 * * * *"
 GC_CRON = "43 3 * * *"
@@ -40,16 +41,29 @@ class MaintenanceOptions:
     """How the schedules compact jobs and run gc.
 
     Attributes:
-        min_backlog: a job is compacted once this many of its files have never been merged.
-        most_jobs: the maximum number of jobs per run, those with the largest backlog first.
-        budget_minutes: a run starts no further job after this time. compaction, gc, orphans,
-        dead_jobs: the configuration of these runs; they delete only if their
-            own configuration enables it.
+        compaction, gc, orphans, dead_jobs: the configuration of these runs; they delete only if
+            their own configuration enables it.
     """
 
-    min_backlog: int = MIN_BACKLOG
-    most_jobs: int = MOST_JOBS
-    budget_minutes: float = BUDGET_MINUTES
+    min_backlog: Annotated[
+        int, Setting(help="Compact a job once this many of its files have never been merged.")
+    ] = MIN_BACKLOG
+    most_jobs: Annotated[
+        int,
+        Setting(
+            minimum=1,
+            help="The maximum number of jobs per run of a schedule, those with the largest "
+            "backlog first.",
+        ),
+    ] = MOST_JOBS
+    budget_minutes: Annotated[
+        float,
+        Setting(
+            fractions=True,
+            above=0,
+            help="A run of a schedule starts no further job after this many minutes.",
+        ),
+    ] = BUDGET_MINUTES
     compaction: CompactionConfig | None = None
     gc: GcConfig | None = None
     orphans: OrphansConfig | None = None

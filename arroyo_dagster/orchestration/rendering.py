@@ -1,16 +1,20 @@
 """Format numbers, times, small tables and curves as Dagster metadata."""
 
 import base64
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 import dagster as dg
 
+from arroyo_dagster.state.model.progress import OnProgress, Progress
+
 DATA_VERSION = "dagster/data_version"
 """The tag of an event that holds the observed version of an asset."""
 
 TABLE_ROWS = 50
+_LOG_SECONDS = 10.0
 _WIDTH, _HEIGHT = 240, 40
 _LAST_MICROS = 253_402_300_799_000_000  # the year 9999: beyond it no calendar goes
 
@@ -84,6 +88,27 @@ def column_schema(columns: Iterable[tuple[str, str, bool]], descriptions: Mappin
             for name, kind, nullable in columns
         ]
     )
+
+
+def progress_logger(
+    log: Callable[[str], object], clock: Callable[[], float] = time.monotonic
+) -> OnProgress:
+    """Return a callback that logs progress every ten seconds, and at the end."""
+    logged: Progress | None = None
+    logged_at = clock()
+
+    def log_progress(progress: Progress) -> None:
+        nonlocal logged, logged_at
+        early = clock() - logged_at < _LOG_SECONDS and progress.share != 1
+        if early or progress == logged:  # a heartbeat repeats what was reported
+            return
+        logged, logged_at = progress, clock()
+        share = "" if progress.share is None else f"{progress.share:.0%}, "
+        of = "" if progress.total is None else f" of {progress.total}"
+        left = "" if progress.seconds_left is None else f", {progress.seconds_left:.0f} s left"
+        log(f"{progress.step}: {share}{progress.done}{of} {progress.unit}{left}")
+
+    return log_progress
 
 
 def relative_error(forecast: int, outcome: int) -> float | None:

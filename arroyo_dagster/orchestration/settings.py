@@ -7,41 +7,63 @@ import dagster as dg
 from pydantic import Field, create_model
 
 from arroyo_dagster.errors import InputError
-from arroyo_dagster.state.model.settings import SettingField, setting_fields, settings_from
+from arroyo_dagster.orchestration.failures import failure_of
+from arroyo_dagster.state.model.settings import (
+    SettingField,
+    find_setting,
+    setting_fields,
+    settings_from,
+)
 
 _T = TypeVar("_T")
 
 
 def settings_config(settings: type[Any]) -> Any:
     """Return a class of config with a field for each field of settings."""
-    fields = list(setting_fields(settings))
-    names = {field.name: field.config for field in fields}
-    config = {field.config: (_type(field), _field(field, names)) for field in fields}
-    return create_model(f"{settings.__name__}Config", __base__=dg.Config, **config)  # type: ignore[call-overload]
+    fields = {
+        field.config: (_type(field), setting_field(settings, field.name))
+        for field in setting_fields(settings)
+    }
+    return create_model(f"{settings.__name__}Config", __base__=dg.Config, **fields)  # type: ignore[call-overload]
+
+
+def setting_field(settings: type[Any], name: str, *, alone: bool = False, **changes: Any) -> Any:
+    """Return the field of a config, or of a component, for one field of settings.
+
+    Args:
+        alone: the config has no other field of these settings: the help names their defaults.
+        changes: arguments of `pydantic.Field` that differ from those that are derived.
+    """
+    field, fields = find_setting(settings, name), list(setting_fields(settings))
+    setting = field.setting
+    names = {one.name: one.given_default if alone else one.config for one in fields}
+    derived: dict[str, Any] = {
+        "default": field.given_default,
+        "description": setting.help.format(**names, duration="number of days"),
+    }
+    bounds = {"ge": setting.minimum, "le": setting.maximum, "gt": setting.above}
+    derived |= {name: bound for name, bound in bounds.items() if bound is not None}
+    return Field(**derived | changes)
 
 
 def configured(settings: type[_T], config: dg.Config) -> _T:
-    """Return the settings that a config holds.
+    """Return the settings that a config holds; those that it has no field for by default.
 
     Raises:
         dagster.Failure: a value that its field cannot have.
     """
-    given = {field.name: getattr(config, field.config) for field in setting_fields(settings)}
+    given = {
+        field.name: getattr(config, field.config)
+        for field in setting_fields(settings)
+        if hasattr(config, field.config)
+    }
     try:
         return settings_from(settings, given)
     except InputError as error:
-        text = f"{error.message}. Next: {error.next_step}"
-        raise dg.Failure(text, allow_retries=False) from error
+        raise failure_of(error) from error
 
 
 def _type(field: SettingField) -> Any:
     kind: Any = str if issubclass(field.kind, enum.Enum) else field.kind
     kind = float if field.setting.fractions else kind
     return kind | None if field.default is None else kind
-
-
-def _field(field: SettingField, names: dict[str, str]) -> Any:
-    least = field.setting.minimum
-    bounds: dict[str, Any] = {} if least is None else {"gt" if least == 0 else "ge": least}
-    text = field.setting.help.format(**names)
-    return Field(default=field.given_default, description=text, **bounds)

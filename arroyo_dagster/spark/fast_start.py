@@ -25,6 +25,8 @@ _COMPILER = "-XX:TieredStopAtLevel=1"
 """The second compiler costs more than it gains where Arrow and Python do the work."""
 _QUIET = "-Xlog:disable -Xlog:all=error:stderr"
 """A class that cannot be archived and an archive that does not fit are no news."""
+_VERIFY = "-XX:+VerifySharedSpaces"
+"""The JVM compares checksums, 0.1 s, instead of running damaged classes."""
 
 
 def java_options(cache: Path, java_home: str | None) -> str:
@@ -41,8 +43,10 @@ def java_options(cache: Path, java_home: str | None) -> str:
     options = f"{_COMPILER} {_QUIET}"
     try:
         archive = archive_path(cache, java_home)
+        if not cache.is_absolute() or '"' in str(archive) or "\\" in str(archive):
+            return options  # no home; or Spark could not tell where the option ends
         if is_complete(archive):
-            return f'{options} "-XX:SharedArchiveFile={archive}"'
+            return f'{options} {_VERIFY} "-XX:SharedArchiveFile={archive}"'
         if archive.exists():
             return f'{options} "-XX:ArchiveClassesAtExit={archive}"'
         cache.mkdir(parents=True, exist_ok=True)
@@ -50,6 +54,23 @@ def java_options(cache: Path, java_home: str | None) -> str:
     except OSError as error:
         _LOG.debug("Spark starts without an archive of its classes: %s", error)
     return options
+
+
+def discard(cache: Path, java_home: str | None) -> bool:
+    """Remove an archive with which a JVM did not start: a truncated one ends it at once.
+
+    Returns:
+        Whether there was one, so that a second attempt without it is worth its time.
+    """
+    try:
+        archive = archive_path(cache, java_home)
+        if not is_complete(archive):
+            return False
+        archive.unlink()
+    except OSError:
+        return False
+    _LOG.warning("Spark did not start with %s; removed it, trying again without it", archive)
+    return True
 
 
 def is_complete(archive: Path) -> bool:

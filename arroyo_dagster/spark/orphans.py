@@ -17,6 +17,7 @@ from arroyo_dagster.state.model.garbage import GcPlan
 from arroyo_dagster.state.model.ids import Epoch, StatePath
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.objects import NOTHING, Packed
+from arroyo_dagster.state.model.progress import OnProgress, Progress, no_progress
 from arroyo_dagster.state.operations.gc.inventory import (
     Inventory,
     directories_of,
@@ -24,8 +25,9 @@ from arroyo_dagster.state.operations.gc.inventory import (
     read_listed,
 )
 from arroyo_dagster.state.operations.gc.plan import GcRequest, needed_answer
-from arroyo_dagster.state.operations.gc.root_reader import NO_EPOCH, Progress, no_root_progress
+from arroyo_dagster.state.operations.gc.root_reader import NO_EPOCH
 from arroyo_dagster.state.operations.gc.roots import newest_root
+from arroyo_dagster.state.operations.progress import timed
 from arroyo_dagster.state.planning.gc.orphans import (
     ClassifiedObjects,
     OrphanRules,
@@ -56,7 +58,7 @@ def plan_orphans_on_spark(
     asked: GcRequest,
     *,
     now_micros: int | None = None,
-    progress: Progress = no_root_progress,
+    on_progress: OnProgress = no_progress,
 ) -> GcPlan:
     """Plan a gc of orphans as `plan_gc`; the driver holds references and orphans, not all objects.
 
@@ -75,6 +77,7 @@ def plan_orphans_on_spark(
         ProtocolError, FormatError, NotFoundError, ConflictError, InputError: as in `plan_gc`.
     """
     now = wall_clock() if now_micros is None else now_micros
+    on_progress = timed(on_progress)
     before = asked.answer(paths)
     newest = newest_root(store, paths)
     if newest is None:
@@ -87,8 +90,8 @@ def plan_orphans_on_spark(
         run_items(session(), partial(_inventory, place), directories, ones) if directories else []
     )
     inventory = _joined([beside, *parts])
-    progress("listed objects", inventory.listed, None)
-    roots = read_listed(store, inventory, progress)
+    on_progress(Progress(step="listed objects", done=inventory.listed))
+    roots = read_listed(store, inventory, on_progress)
     check_aliases(roots, inventory.foreign, inventory.metadata)
     answer = needed_answer(asked, roots, before)
     standing = standing_of(

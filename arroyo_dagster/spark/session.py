@@ -57,6 +57,7 @@ def get_session(
     Raises:
         StorageError: Spark did not start.
     """
+    from pyspark import SparkContext
     from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
 
@@ -72,9 +73,11 @@ def get_session(
     given = dict(conf or {})
     settings = {**DEFAULTS, **(LOCAL if master.startswith("local") else {})}
     options = [f"-Dlog4j2.configurationFile={LOG_SETTINGS}"]
-    if given.pop(fast_start.SETTING, "true") != "false" and re.fullmatch(_IN_PROCESS, master):
+    fast = given.pop(fast_start.SETTING, "true") != "false" and re.fullmatch(_IN_PROCESS, master)
+    java_home = os.environ.get("JAVA_HOME")
+    if fast:
         settings["spark.python.daemon.module"] = "arroyo_dagster.spark.daemon"
-        options.append(fast_start.java_options(_cache(), os.environ.get("JAVA_HOME")))
+        options.append(fast_start.java_options(_cache(), java_home))
     settings |= given
     settings[JAVA_OPTIONS] = " ".join([*options, *filter(None, [given.get(JAVA_OPTIONS)])])
     builder = SparkSession.builder.appName("arroyo-dagster").master(master)
@@ -83,6 +86,8 @@ def get_session(
     try:
         return builder.getOrCreate(), True
     except (PySparkException, OSError) as error:
+        if fast and SparkContext._gateway is None and fast_start.discard(_cache(), java_home):
+            return get_session(master, conf)
         raise StorageError(
             f"Spark did not start ({redact_text(str(error))})",
             master=master,
@@ -107,7 +112,9 @@ def local_java() -> str:
 
 
 def _cache() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "arroyo_dagster"
+    # expanduser, as Path.home() fails for a user without a home; nothing can be written there.
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(home) / "arroyo_dagster"
 
 
 def default_location(store: ObjectStore, directory: str) -> str:

@@ -38,6 +38,7 @@ from .model.layout import JobPaths as JobPaths
 from .model.layout import Layout as Layout
 from .model.maintenance_window import WindowLimits as WindowLimits
 from .model.maintenance_window import WindowOutcome as WindowOutcome
+from .model.progress import Progress as Progress
 from .model.rewrite import RewriteOutcome as RewriteOutcome
 from .model.rewrite import RewritePlan as RewritePlan
 from .model.rollback import RollbackOutcome as RollbackOutcome
@@ -50,6 +51,7 @@ from .operations.catalog.jobs import find_job as find_job
 from .operations.catalog.jobs import list_epochs as list_epochs
 from .operations.catalog.jobs import list_jobs as list_jobs
 from .operations.catalog.jobs import summarise_jobs as summarise_jobs
+from .operations.catalog.query import ReadOptions as ReadOptions
 from .operations.catalog.query import describe_epoch as describe_epoch
 from .operations.catalog.query import read_rows as read_rows
 from .operations.compaction.job import CompactionOptions as CompactionOptions

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from arroyo_dagster.state.model.garbage import GRACE_FLOOR_MICROS, PlanKind
+from arroyo_dagster.state.model.progress import Progress
 from arroyo_dagster.state.operations.gc.execute import GcOptions, run_gc
 from arroyo_dagster.state.operations.gc.plan import GcRequest
-from arroyo_dagster.state.operations.gc.steps import GcProgress
 from arroyo_dagster.state.storage import MemoryStore
 from arroyo_dagster.state.storage.wrappers import Slow
 from tests.gc_jobs import PATHS, Clock, begun
@@ -25,7 +25,7 @@ SECONDS = 600
 _PLAN = """
 import json, sys, time
 from arroyo_dagster.state.operations.gc.plan import GcRequest, plan_gc
-from arroyo_dagster.state.operations.gc.progress import heartbeat
+from arroyo_dagster.state.operations.progress import heartbeat
 from arroyo_dagster.state.model.garbage import PlanKind, Retention
 from tests.epochs import PATHS, MadeUpJob
 what, epochs = sys.argv[1], int(sys.argv[2])
@@ -44,7 +44,7 @@ begun, used = time.perf_counter(), time.process_time()
 with heartbeat(lambda done: told.append(time.perf_counter())) as say:
     plan = plan_gc(
         store, PATHS, asked, now_micros=10**14, with_sizes=not expiry,
-        progress=lambda *done: say(done),
+        on_progress=say,
     )
 ends = [begun, *told, time.perf_counter()]
 print(json.dumps({
@@ -111,7 +111,7 @@ def test_10_000_objects_are_deleted_within_a_second_at_20_ms_a_request() -> None
     asked = GcRequest(kind=PlanKind.ORPHANS, grace_micros=GRACE_FLOOR_MICROS)
     took = []
     for seconds in (0.02, 0.0):
-        told: list[tuple[float, GcProgress]] = []
+        told: list[tuple[float, Progress]] = []
         slow = Slow(copied(store, clock=clock, keep_times=True), seconds)
         begun_at = time.perf_counter()
         done = run_gc(
@@ -120,7 +120,7 @@ def test_10_000_objects_are_deleted_within_a_second_at_20_ms_a_request() -> None
             asked,
             GcOptions(
                 clock=clock,
-                progress=lambda state, told=told: told.append((time.perf_counter(), state)),
+                on_progress=lambda state, told=told: told.append((time.perf_counter(), state)),
             ),
         )
         whole = time.perf_counter() - begun_at

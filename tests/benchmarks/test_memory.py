@@ -55,7 +55,7 @@ import json, resource, sys
 import pyarrow.parquet as pq
 from arroyo_dagster.state import *
 from arroyo_dagster.state.operations.verify.job import verify_job
-from arroyo_dagster.state.operations.catalog.query import describe_epoch, read_rows
+from arroyo_dagster.state.operations.catalog.query import ReadOptions, describe_epoch, read_rows
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.ids import JobId
 store, paths, what = open_store(sys.argv[1]), JobPaths(JobId("big")), sys.argv[2]
@@ -72,7 +72,7 @@ if what == "verify":
 elif what == "show":
     done = sum(t.rows for o in describe_epoch(store, paths).operators for t in o.tables)
 elif what == "rows":
-    done = read_rows(store, paths, "o", sys.argv[3], limit=20).count
+    done = read_rows(store, paths, "o", sys.argv[3], ReadOptions(limit=20)).count
 else:
     done = sum(
         pq.ParquetFile(store.open_input(path)).read().num_rows

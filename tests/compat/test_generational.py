@@ -18,7 +18,7 @@ from arroyo_dagster.state.model.ids import Epoch, TableName
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.tables import ExpiringTimeKeyConfig, ExpiringTimeKeyFiles
 from arroyo_dagster.state.operations.catalog.jobs import find_job, list_jobs
-from arroyo_dagster.state.operations.catalog.query import load_epoch, read_rows
+from arroyo_dagster.state.operations.catalog.query import ReadOptions, load_epoch, read_rows
 from arroyo_dagster.state.storage import ObjectStore, WriteProtected
 from arroyo_dagster.state.storage.remote.open import open_store
 from arroyo_dagster.state.tables.restoring import restored_rows
@@ -60,7 +60,7 @@ def miles(lines: list[dict[str, Any]]) -> int:
 
 
 def lines_read(store: ObjectStore, paths: JobPaths, epoch: int) -> int:
-    (position,) = read_rows(store, paths, "source_flights_0", "f", epoch=epoch).rows
+    (position,) = read_rows(store, paths, "source_flights_0", "f", ReadOptions(epoch=epoch)).rows
     return int(position["value"])
 
 
@@ -98,7 +98,7 @@ def test_accumulators_are_those_of_the_lines_read_so_far(
     store = stores["flights"]
     paths = find_job(store, "carrier_totals")
     truth = by_carrier(lines[: lines_read(store, paths, epoch)])
-    found = read_rows(store, paths, "updating_aggregate_4", "a", epoch=epoch)
+    found = read_rows(store, paths, "updating_aggregate_4", "a", ReadOptions(epoch=epoch))
     assert found.problem is None
     rows = {row["_key_carrier"]: row for row in found.rows}
     assert len(rows) == found.count == len(found.rows)
@@ -124,9 +124,9 @@ def test_tuples_are_the_distinct_values_of_the_lines_read_so_far(
     store = stores["flights"]
     paths = find_job(store, "carrier_totals")
     truth = by_carrier(lines[: lines_read(store, paths, epoch)])
-    kept = read_rows(store, paths, "updating_aggregate_4", "a", epoch=epoch).rows
+    kept = read_rows(store, paths, "updating_aggregate_4", "a", ReadOptions(epoch=epoch)).rows
     found: dict[str, Counter[str]] = {row["_key_carrier"]: Counter() for row in kept}
-    for row in read_rows(store, paths, "updating_aggregate_4", "b", epoch=epoch).rows:
+    for row in read_rows(store, paths, "updating_aggregate_4", "b", ReadOptions(epoch=epoch)).rows:
         assert row["accumulator"] == 1
         found[row["_key_carrier"]][row["args_row"]] += row["count"]
     assert found == {
@@ -148,7 +148,7 @@ def test_an_aggregate_without_keys_is_one_row(
     store = stores["flights"]
     paths = find_job(store, "grand_total")
     so_far = lines[: lines_read(store, paths, epoch)]
-    found = read_rows(store, paths, "updating_aggregate_4", "a", epoch=epoch)
+    found = read_rows(store, paths, "updating_aggregate_4", "a", ReadOptions(epoch=epoch))
     (row,) = found.rows
     expected = [len(so_far), miles(so_far), len(so_far), max(delays(so_far))]
     assert list(row.values())[:4] == expected

@@ -20,7 +20,12 @@ from arroyo_dagster.state.model.layout import JobPaths, Layout
 from arroyo_dagster.state.model.tables import ExpiringTimeKeyFiles
 from arroyo_dagster.state.operations.catalog.hash_variant import find_hash_variant
 from arroyo_dagster.state.operations.catalog.jobs import list_jobs
-from arroyo_dagster.state.operations.catalog.query import describe_epoch, load_epoch, read_rows
+from arroyo_dagster.state.operations.catalog.query import (
+    ReadOptions,
+    describe_epoch,
+    load_epoch,
+    read_rows,
+)
 from arroyo_dagster.state.operations.verify.job import verify_job
 from arroyo_dagster.state.runtime.in_process import run_pipeline
 from arroyo_dagster.state.storage import MemoryStore, ObjectStore, WriteProtected, open_store
@@ -224,8 +229,9 @@ def test_looking_at_what_is_damaged_ends_in_an_answer_or_a_named_error(
             partial(describe_epoch, store, paths),
             partial(lambda at: find_hash_variant(at[0], load_epoch(*at)), (store, paths)),
         ]
+        options = ReadOptions(limit=(3, None)[number % 2])
         calls += [
-            partial(read_rows, store, paths, operator.operator, table, limit=(3, None)[number % 2])
+            partial(read_rows, store, paths, operator.operator, table, options)
             for operator in whole.operators
             for table in operator.tables
         ]

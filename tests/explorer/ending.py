@@ -7,7 +7,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from arroyo_dagster.errors import ConflictError
-from arroyo_dagster.state.metadata.lease import IN_FLIGHT_GRACE_SECONDS, LEASE_SECONDS, lease
+from arroyo_dagster.state.metadata.lease import (
+    IN_FLIGHT_GRACE_SECONDS,
+    LEASE_SECONDS,
+    LeaseOptions,
+    lease,
+)
 from tests.explorer.oracle import TakenByArroyo, Watch, listed, manifest_facts, restored
 from tests.explorer.setting import Setting
 from tests.explorer.world import DAY, REQUEST, SECOND, Hands, Process, Violation, World
@@ -52,7 +57,10 @@ def check_leases(setting: Setting) -> None:
         for directory in (paths.leases, paths.writers):
             try:
                 with lease(
-                    store, paths, "next", directory=directory, clock=world.clock_of(process)
+                    store,
+                    paths,
+                    "next",
+                    LeaseOptions(directory=directory, clock=world.clock_of(process)),
                 ):
                     pass
             except ConflictError as error:

@@ -68,7 +68,7 @@ def _listing_trusted() -> Iterator[None]:
 
     with (
         mock.patch.object(inventory, "check_listed", return_value=None),
-        mock.patch.object(gc_plans, "survey_job", trusting),
+        mock.patch.object(gc_plans, "read_inventory", trusting),
     ):
         yield
 

@@ -24,6 +24,7 @@ from arroyo_dagster.errors import ArroyoStateError, FormatError, NotFoundError
 from arroyo_dagster.state.metadata import backend as backend_module
 from arroyo_dagster.state.metadata import expiry as expiry_module
 from arroyo_dagster.state.metadata import lease as lease_module
+from arroyo_dagster.state.metadata import restorable as restorable_module
 from arroyo_dagster.state.model import clock as clock_module
 from arroyo_dagster.state.model.checkpoints import (
     ExpiringTimeKeyReport,
@@ -175,10 +176,10 @@ def _process() -> str:
     return "of nobody"
 
 
-def _problem(self: Any, *listed: Any) -> NotFoundError | None:
+def _problem(store: Any, *listed: Any) -> NotFoundError | None:
     """Whether a data file is there: what it holds is nothing."""
     path = listed[-1]
-    there = self.store.head(path) is not None
+    there = store.head(path) is not None
     return None if there else NotFoundError("a data file is missing", path=path)
 
 
@@ -204,7 +205,7 @@ def replaced_machinery() -> Iterator[None]:
         mock.patch.object(backend_module, "uuid", names),
         mock.patch.object(merging_module, "uuid", names),
         mock.patch.object(rewriting_module, "uuid", names),
-        mock.patch.object(backend_module.ParquetBackend, "_file_error", _problem),
+        mock.patch.object(restorable_module, "file_error", _problem),
         mock.patch.object(rollback_module, "MAX_FOOTERS", -1),
         remembering(),
         contextlib.ExitStack() as stack,

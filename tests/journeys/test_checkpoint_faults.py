@@ -15,6 +15,8 @@ from arroyo_dagster.errors import StorageError
 from arroyo_dagster.state.storage import Crash, FaultInjecting, MemoryStore
 from tests.jobs import copied, output_of, run_word_job, state_of, word_job
 
+pytestmark = pytest.mark.usefixtures("one_at_a_time")
+
 Mode = Literal["before", "after", "partial"]
 Ending = tuple[Any, Any]
 

@@ -25,6 +25,8 @@ from tests.compat.arroyo import unpack
 from tests.jobs import copied, listing, output_of, run_word_job, state_of, word_job
 from tests.shares import EITHER_OR_BOTH, either_or_both
 
+pytestmark = pytest.mark.usefixtures("one_at_a_time")
+
 JOB: dict[str, Any] = {
     "rows": 24,
     "rows_per_epoch": 2,

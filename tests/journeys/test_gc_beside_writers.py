@@ -11,7 +11,7 @@ import pytest
 from arroyo_dagster.errors import ArroyoStateError, ConflictError, ProtocolError
 from arroyo_dagster.state.codec import metadata, records
 from arroyo_dagster.state.metadata.backend import ParquetBackend
-from arroyo_dagster.state.metadata.lease import lease
+from arroyo_dagster.state.metadata.lease import LeaseOptions, lease
 from arroyo_dagster.state.model.compaction import CompactionPolicy, CompactionSettings
 from arroyo_dagster.state.model.garbage import GRACE_FLOOR_MICROS
 from arroyo_dagster.state.model.ids import Epoch, StatePath, WorkerGeneration
@@ -40,6 +40,8 @@ from tests.gc_jobs import (
     whole,
 )
 from tests.jobs import copied, output_of, run_word_job, state_of, word_job
+
+pytestmark = pytest.mark.usefixtures("one_at_a_time")
 
 MANIFEST = PATHS.generation_manifest(WorkerGeneration(2))
 QUICK = Pace(sleep=lambda seconds: None)
@@ -218,7 +220,7 @@ def test_while_somebody_else_maintains_the_job_nothing_is_deleted() -> None:
     store = begun(5, clock, **SMALL)
     before = data_files(store, PATHS)
     with (
-        lease(store, PATHS, "a compaction", clock=clock),
+        lease(store, PATHS, "a compaction", LeaseOptions(clock=clock)),
         pytest.raises(ConflictError, match="the job is leased by"),
     ):
         run_gc(store, PATHS, expiry(2), GcOptions(clock=clock))
@@ -228,7 +230,7 @@ def test_while_somebody_else_maintains_the_job_nothing_is_deleted() -> None:
 def test_a_lock_left_by_a_dead_run_is_taken_once_it_has_run_out() -> None:
     clock = Clock()
     store = begun(5, clock, **SMALL)
-    held = lease(store, PATHS, "dead", clock=clock, seconds=60)
+    held = lease(store, PATHS, "dead", LeaseOptions(clock=clock, seconds=60))
     dead = held.__enter__()  # its process ends here: nobody gives it back
     with pytest.raises(ConflictError, match="leased by"):
         run_gc(store, PATHS, expiry(2), GcOptions(clock=clock))
@@ -250,7 +252,7 @@ def test_a_collector_that_lost_its_lease_deletes_nothing_more() -> None:
 
         def take(store: MemoryStore = store, seen: list[set[str]] = seen) -> None:
             clock.micros += 120_000_000
-            with lease(store, PATHS, "another", clock=clock):
+            with lease(store, PATHS, "another", LeaseOptions(clock=clock)):
                 seen.append({*map(str, data_files(store, PATHS))})
 
         try:

@@ -61,6 +61,8 @@ from tests.journeys.test_gc_refused import (
     test_a_job_that_starts_while_it_is_collected_stops_the_collection as stopped_by_a_start,
 )
 
+pytestmark = pytest.mark.usefixtures("one_at_a_time")
+
 QUICK = Pace(sleep=lambda seconds: None)
 SMALL: dict[str, Any] = {"sinks": 0, "parallelism": 1}
 GONE = dead(**{str(PATHS.root): "gone"})

@@ -47,6 +47,8 @@ from tests.gc_jobs import (
 )
 from tests.jobs import copied, run_word_job
 
+pytestmark = pytest.mark.usefixtures("one_at_a_time")
+
 QUICK = Pace(sleep=lambda seconds: None)
 SMALL: dict[str, Any] = {"sinks": 0, "parallelism": 1}
 

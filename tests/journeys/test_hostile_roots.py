@@ -33,7 +33,7 @@ from arroyo_dagster.state.operations.catalog.jobs import (
     list_jobs,
     summarise_jobs,
 )
-from arroyo_dagster.state.operations.catalog.query import describe_epoch, read_rows
+from arroyo_dagster.state.operations.catalog.query import ReadOptions, describe_epoch, read_rows
 from arroyo_dagster.state.storage import (
     Counting,
     MemoryStore,
@@ -409,7 +409,7 @@ def test_a_healthy_job_beside_damaged_ones_is_shown_whole(
     for name in sorted(healthy)[:4]:
         paths = find_job(store, name)
         assert [one.problem for one in list_epochs(store, paths)] == [None] * 3
-        assert read_rows(store, paths, OPERATOR, TABLE, limit=0).count == 1
+        assert read_rows(store, paths, OPERATOR, TABLE, ReadOptions(limit=0)).count == 1
     for name in sorted(damaged)[:8]:
         problems = [one.problem is None for one in list_epochs(store, find_job(store, name))]
         assert problems == [True, True, False]

@@ -16,7 +16,7 @@ from arroyo_dagster.errors import ConflictError, InputError, ProtocolError, Stor
 from arroyo_dagster.state.codec import metadata
 from arroyo_dagster.state.codec.proto import state_pb2 as pb
 from arroyo_dagster.state.metadata.backend import ParquetBackend
-from arroyo_dagster.state.metadata.lease import lease
+from arroyo_dagster.state.metadata.lease import LeaseOptions, lease
 from arroyo_dagster.state.model.checkpoints import CheckpointState, LegacyCheckpoint
 from arroyo_dagster.state.model.compaction import CompactionPolicy, CompactionSettings
 from arroyo_dagster.state.model.ids import Epoch, JobId, OperatorId, StatePath
@@ -274,7 +274,7 @@ def test_a_lease_that_could_not_be_renewed_stops_its_holder_by_its_own_clock() -
     now = [1_000_000]
     store = MemoryStore()
     with lease(
-        store, PATHS, "a", directory=PATHS.writers, seconds=60, clock=lambda: now[0]
+        store, PATHS, "a", LeaseOptions(directory=PATHS.writers, seconds=60, clock=lambda: now[0])
     ) as held:
         held.check()
         now[0] += 55_000_000

@@ -14,7 +14,7 @@ import pytest
 from arroyo_dagster.errors import ArroyoStateError, ConflictError, InputError, StorageError
 from arroyo_dagster.state.codec.parquet import encode_rows
 from arroyo_dagster.state.metadata.backend import ParquetBackend
-from arroyo_dagster.state.metadata.lease import lease
+from arroyo_dagster.state.metadata.lease import LeaseOptions, lease
 from arroyo_dagster.state.model.compaction import (
     CompactionPolicy,
     CompactionSettings,
@@ -382,7 +382,9 @@ def test_who_ends_this_process_does_not_leave_the_job_stopped() -> None:
 def test_one_window_at_a_time() -> None:
     model = running(Layout.LEGACY)
     paths = model.job.paths
-    with lease(model.job.store, paths, "another", directory=paths.windows, clock=model.clock):
+    with lease(
+        model.job.store, paths, "another", LeaseOptions(directory=paths.windows, clock=model.clock)
+    ):
         with pytest.raises(ConflictError):
             window(model)
         assert interrupted_windows(model.job.store, [paths], clock=model.clock) == []

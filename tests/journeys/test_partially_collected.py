@@ -21,6 +21,8 @@ from arroyo_dagster.state.storage import Crash, FaultInjecting, MemoryStore, Obj
 from tests.compat.arroyo import unpack
 from tests.jobs import copied, word_job
 
+pytestmark = pytest.mark.usefixtures("one_at_a_time")
+
 READY, COLLECTED = CheckpointState.READY, CheckpointState.PARTIALLY_COLLECTED
 OPTIONS: dict[str, Any] = {
     "rows": 28,

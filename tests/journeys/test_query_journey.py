@@ -15,7 +15,12 @@ from click.testing import CliRunner
 from arroyo_dagster.cli import main
 from arroyo_dagster.state import storage
 from arroyo_dagster.state.operations.catalog.jobs import find_job
-from arroyo_dagster.state.operations.catalog.query import OperatorSummary, describe_epoch, read_rows
+from arroyo_dagster.state.operations.catalog.query import (
+    OperatorSummary,
+    ReadOptions,
+    describe_epoch,
+    read_rows,
+)
 from arroyo_dagster.state.storage import WriteProtected, open_store
 from arroyo_dagster.state.tables.known.catalogue import Catalogue
 from tests.compat.arroyo import ARCHIVES, description, unpack
@@ -153,7 +158,7 @@ def test_rows_of_every_table_of_arroyo_are_plain_json(name: str, archive: Archiv
     for path, job in description(name).items():
         paths = find_job(store, path)
         for (operator, table), facts in tables_of(newest(job)).items():
-            found = read_rows(store, paths, operator, table, limit=50)
+            found = read_rows(store, paths, operator, table, ReadOptions(limit=50))
             json.dumps(found.rows, allow_nan=False)
             assert len(found.rows) == min(50, found.count)
             assert found.count <= facts["rows"]
@@ -161,7 +166,7 @@ def test_rows_of_every_table_of_arroyo_are_plain_json(name: str, archive: Archiv
                 assert all(set(row) == {"key", "value"} for row in found.rows)
                 assert (found.known is not None, found.problem) == (True, None)
             elif facts["generational"]:
-                whole = read_rows(store, paths, operator, table, history=True, limit=1)
+                whole = read_rows(store, paths, operator, table, ReadOptions(history=True, limit=1))
                 assert 0 < found.count < whole.count == facts["rows"]
 
 
@@ -175,7 +180,9 @@ def test_raw_keys_and_values_are_those_that_arroyo_wrote(name: str, archive: Arc
             if "entries_hex" not in facts:
                 continue
             # Where subtasks write one key, which of the values wins is up to the order of files.
-            rows = read_rows(store, paths, operator, table, catalogue=Catalogue(())).rows
+            rows = read_rows(
+                store, paths, operator, table, ReadOptions(catalogue=Catalogue(()))
+            ).rows
             entries = [[row["key_hex"], row["value_hex"]] for row in rows]
             assert {key for key, _ in entries} == {key for key, _ in facts["entries_hex"]}
             assert all(entry in facts["entries_hex"] for entry in entries)

@@ -20,6 +20,8 @@ from tests.contract import servers
 from tests.contract.conftest import open_s3
 from tests.jobs import output_of, word_job
 
+pytestmark = pytest.mark.usefixtures("one_at_a_time")
+
 CLIENTS = ("obstore", "fsspec")
 OPTIONS: dict[str, Any] = {"rows": 24, "keep_epochs": 2, "parallelism": 1}
 

@@ -13,7 +13,7 @@ import pytest
 from arroyo_dagster.errors import ConflictError, FormatError, InputError, ProtocolError
 from arroyo_dagster.state.codec.maintenance_records import decode_rewrite_record
 from arroyo_dagster.state.metadata.backend import ParquetBackend
-from arroyo_dagster.state.metadata.lease import lease
+from arroyo_dagster.state.metadata.lease import LeaseOptions, lease
 from arroyo_dagster.state.model.compaction import (
     CompactionPolicy,
     CompactionSettings,
@@ -55,6 +55,8 @@ from tests.arroyo_jobs import (
 from tests.gc_jobs import Clock, Hiding, orphans
 from tests.jobs import copied, listing
 from tests.shares import Share, everywhere
+
+pytestmark = pytest.mark.usefixtures("one_at_a_time")
 
 FULL = CompactionSettings(policy=CompactionPolicy.FULL)
 EVERYWHERE = everywhere("layout")
@@ -282,11 +284,11 @@ def test_nobody_puts_back_beside_a_collector_whatever_a_listing_hides(layout: La
     job = begun(layout)
     rewrite(job.store, job, clock=clock)
     for _ in range(3):
-        with lease(job.store, job.paths, "somebody", clock=clock):
+        with lease(job.store, job.paths, "somebody", LeaseOptions(clock=clock)):
             pass
     cut = Hiding(job.store, lambda path: path.startswith(f"{job.paths.leases}"))
     with (
-        lease(job.store, job.paths, "collector", clock=clock),
+        lease(job.store, job.paths, "collector", LeaseOptions(clock=clock)),
         pytest.raises(ConflictError, match="the job is leased by"),
     ):
         run_undo(cut, job.paths, stopped(job.paths), UndoOptions(clock=clock))

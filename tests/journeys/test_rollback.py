@@ -50,6 +50,8 @@ from arroyo_dagster.state.storage import Crash, FaultInjecting, MemoryStore, Obj
 from tests.damages import Scene, parent_out_of_the_job
 from tests.jobs import copied, listing, output_of, state_of, word_job
 
+pytestmark = pytest.mark.usefixtures("one_at_a_time")
+
 BROKEN = b"\xff\xff\xff"
 LAYOUTS = pytest.mark.parametrize("layout", list(Layout), ids=lambda one: one.value)
 EXPIRE = GcRequest(kind=PlanKind.EXPIRE, retention=Retention(keep_epochs=2))

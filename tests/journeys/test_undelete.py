@@ -29,6 +29,8 @@ from tests.fleets import Written, legacy_job, protocol_job
 from tests.gc_jobs import JOB, PATHS, Clock, begun, dead, expiry, restorable, whole, without_ours
 from tests.jobs import copied, run_word_job
 
+pytestmark = pytest.mark.usefixtures("one_at_a_time")
+
 SMALL: dict[str, Any] = {"sinks": 0, "parallelism": 1}
 KINDS: dict[str, JobPaths] = {
     "ours": PATHS,

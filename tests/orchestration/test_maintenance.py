@@ -309,7 +309,7 @@ def test_a_compaction_shows_its_forecast_beside_the_outcome_and_its_progress(
     lines = {record.data["what"]: record.data for record in compared.records}
     assert lines["files"]["outcome"] == shown["arroyo/files_after"]
     logs = [entry.user_message for entry in instance.all_logs(result.run_id)]
-    assert any(line.startswith("100%: ") for line in logs)
+    assert any(line.startswith("merge: 100%, ") for line in logs)
 
 
 class Idle(InProcessRunner):

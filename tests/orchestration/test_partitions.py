@@ -16,11 +16,12 @@ from arroyo_dagster.orchestration.partitions import (
     key_error,
     plan_sync,
 )
-from arroyo_dagster.orchestration.rendering import sparkline, table, timestamp
+from arroyo_dagster.orchestration.rendering import progress_logger, sparkline, table, timestamp
 from arroyo_dagster.orchestration.schedules import DueOptions, build_due_schedule
 from arroyo_dagster.orchestration.translator import DagsterArroyoTranslator, Naming
 from arroyo_dagster.state.model.ids import JobId, PipelineId
 from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.model.progress import Progress
 from tests.fleets import Written, legacy_job, protocol_job
 
 MANY = [f"p{at}/main" for at in range(100)]
@@ -121,6 +122,19 @@ def test_tables_are_capped_and_never_begin_with_nothing() -> None:
     assert len(shown.records) == 50
     assert shown.records[0].data == {"n": 0, "none": "-"}
     assert table([]) is None
+
+
+def test_progress_is_logged_every_ten_seconds_and_once_at_the_end() -> None:
+    lines: list[str] = []
+    now = 0.0
+    log = progress_logger(lines.append, lambda: now)
+    log(Progress(step="data", done=1, total=4, seconds=1.0))
+    now = 10.0
+    log(Progress(step="data", done=2, total=4, seconds=10.0))
+    log(Progress(step="data", done=3, total=4, seconds=11.0))
+    for _ in range(2):
+        log(Progress(step="data", done=4, total=4, seconds=12.0))
+    assert lines == ["data: 50%, 2 of 4 objects, 10 s left", "data: 100%, 4 of 4 objects, 0 s left"]
 
 
 def test_a_curve_needs_two_points() -> None:

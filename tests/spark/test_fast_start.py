@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -94,22 +95,39 @@ session.stop()
 """
 
 
-def _session(master: str, *conf: str) -> str:
-    found = subprocess.run(
-        [sys.executable, "-c", SESSION, master, *conf], capture_output=True, text=True, check=True
-    )
+def _session(master: str, *conf: str, **process: Any) -> str:
+    command = [sys.executable, "-c", SESSION, master, *conf]
+    found = subprocess.run(command, capture_output=True, text=True, check=True, **process)
     return found.stdout
 
 
 def test_options_reach_the_jvm_and_can_be_switched_off() -> None:
+    archive = session.local_archive()
+    written = fast_start.is_complete(archive)
     quick = _session("local[1]", "spark.driver.extraJavaOptions=-Dgiven=yes")
     assert "TieredStopAtLevel=1" in quick
     assert "-Dgiven=yes" in quick
     assert "log4j2.configurationFile" in quick
     assert "DAEMON arroyo_dagster.spark.daemon" in quick
-    archive = session.local_archive()
-    if fast_start.is_complete(archive):
+    if written:
         assert f"SharedArchiveFile={archive}" in quick
     plain = _session("local[1]", "spark.arroyo.fastStart=false")
     assert "Xlog:disable" not in plain
     assert "DAEMON pyspark.daemon" in plain
+
+
+def test_truncated_archive_does_not_keep_spark_from_starting(tmp_path: Path) -> None:
+    real = session.local_archive()
+    if not fast_start.is_complete(real):
+        pytest.skip("no archive here: `python -m tests.quick_spark` writes it")
+    damaged = tmp_path / "a cache" / "arroyo_dagster" / real.name
+    damaged.parent.mkdir(parents=True)
+    damaged.write_bytes(real.read_bytes()[:50_000_000])
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "a cache")}
+    assert "SharedArchiveFile" not in _session("local[1]", env=environment, cwd=tmp_path)
+    assert damaged.stat().st_size == 0
+
+
+def test_without_a_home_no_archive_is_written(tmp_path: Path, jdk: str) -> None:
+    assert "jsa" not in fast_start.java_options(Path("~/.cache"), jdk)
+    assert not Path("~").exists()

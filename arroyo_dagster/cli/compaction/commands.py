@@ -19,23 +19,30 @@ from arroyo_dagster.cli.compaction.rewrite import (
     rewrite_json,
     runner,
 )
-from arroyo_dagster.cli.compaction.settings import settings_options
 from arroyo_dagster.cli.directory import directory_of
-from arroyo_dagster.cli.rendering import format_bytes, print_json, print_table, report
+from arroyo_dagster.cli.rendering import (
+    format_bytes,
+    format_progress,
+    print_json,
+    print_table,
+    report,
+)
+from arroyo_dagster.cli.settings import settings_options
 from arroyo_dagster.errors import ArroyoStateError
 from arroyo_dagster.state.codec.plans import plan_to_json
 from arroyo_dagster.state.model.clock import wall_clock
 from arroyo_dagster.state.model.compaction import (
+    AdoptionSettings,
     CompactionPlan,
     CompactionSettings,
     Forecast,
 )
 from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.model.progress import OnProgress, no_progress
 from arroyo_dagster.state.model.rewrite import RewriteOutcome, RewritePlan
 from arroyo_dagster.state.model.settings import settings_from
 from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
 from arroyo_dagster.state.operations.catalog.jobs import find_job, list_jobs
-from arroyo_dagster.state.operations.compaction.execute import OnProgress, Progress
 from arroyo_dagster.state.operations.compaction.job import CompactionOptions, run_compaction
 from arroyo_dagster.state.operations.compaction.plan import plan_compaction
 from arroyo_dagster.state.operations.compaction.publish import CompactionOutcome
@@ -195,20 +202,14 @@ def _print_merges(found: CompactionPlan) -> None:
 @click.argument("jobs", nargs=-1, required=True)
 @click.option("--yes", is_flag=True, help="Execute the plan. Without it, print the plan only.")
 @click.option("--spark", is_flag=True, help="Merge on Spark if the plan is large enough.")
-@click.option(
-    "--wait",
-    type=click.FloatRange(0),
-    default=0.0,
-    metavar="SECONDS",
-    help="How long to wait for a running job to adopt the merged files.",
-)
+@settings_options(AdoptionSettings)
 @arroyo_options
 @_settings_options
 def run(
     jobs: Sequence[str],
     yes: bool,
     spark: bool,
-    wait: float,
+    wait_seconds: float,
     url: str | None,
     as_json: bool,
     **given: Any,
@@ -237,8 +238,8 @@ def run(
             elif is_arroyo_job(store, paths):
                 outcomes.append(_plan_rewrite(store, paths, given))
             elif yes:
-                with _progress(paths, shown=not as_json) as told:
-                    options = CompactionOptions(wait_seconds=wait, on_progress=told)
+                with _progress(paths, shown=not as_json) as on_progress:
+                    options = CompactionOptions(wait_seconds=wait_seconds, on_progress=on_progress)
                     outcomes.append(_compact(store, paths, settings, options, spark=spark))
             else:
                 plan = plan_compaction(store, paths, settings)
@@ -293,7 +294,7 @@ def _rewrite(
     directory = directory_of(given["api"], given["database"], given["assume"], given["token"])
     options = RewriteOptions(
         run=runner(spark=spark),
-        quiet_seconds=given["quiet"],
+        quiet_seconds=given["quiet_seconds"],
         quiet_since=since,
         sleep=_sleep_and_report(paths),
     )
@@ -320,20 +321,12 @@ def _compact(
 def _progress(paths: JobPaths, *, shown: bool) -> Iterator[OnProgress]:
     """Yield a progress callback that updates a line on a terminal, and is silent elsewhere."""
     if not shown or not sys.stderr.isatty():
-        yield lambda progress: None
+        yield no_progress
         return
     yield lambda progress: click.echo(
         f"\r\x1b[K{paths.root}: {format_progress(progress)}", nl=False, err=True
     )
     click.echo("\r\x1b[K", nl=False, err=True)
-
-
-def format_progress(progress: Progress) -> str:
-    """Format the progress of a compaction for people."""
-    done, total = format_bytes(progress.bytes_done), format_bytes(progress.bytes_total)
-    left = progress.seconds_left
-    ahead = "" if left is None else f", {left:.0f} s left"
-    return f"{progress.share:.0%}, {done} of {total}{ahead}"
 
 
 def _outcome_json(outcome: CompactionOutcome | RewriteOutcome) -> dict[str, Any]:

@@ -12,13 +12,13 @@ from arroyo_dagster.cli.common import open_to_read, open_url, store_options
 from arroyo_dagster.cli.compaction.group import compact
 from arroyo_dagster.cli.directory import TOKEN_VARIABLE, directory_of, directory_options
 from arroyo_dagster.cli.rendering import format_bytes, print_json, print_table
+from arroyo_dagster.cli.settings import settings_options
 from arroyo_dagster.state.codec.plans import plan_to_json
 from arroyo_dagster.state.model.compaction import Forecast, LeftOut
 from arroyo_dagster.state.model.layout import JobPaths
-from arroyo_dagster.state.model.rewrite import RewriteOutcome, RewritePlan
+from arroyo_dagster.state.model.rewrite import QuietSettings, RewriteOutcome, RewritePlan
 from arroyo_dagster.state.operations.catalog.jobs import find_job
 from arroyo_dagster.state.operations.compaction.rewrite import (
-    QUIET_SECONDS,
     RunRewrites,
     rewrite_here,
 )
@@ -38,15 +38,7 @@ def token_option(command: _F) -> _F:
 
 def arroyo_options(command: _F) -> _F:
     """Add the options for Arroyo jobs only: the sources of their status, and the quiet period."""
-    quiet = click.option(
-        "--quiet",
-        type=click.FloatRange(0),
-        default=QUIET_SECONDS,
-        show_default=True,
-        metavar="SECONDS",
-        help="For an Arroyo job: how long none of its objects may change before its metadata is "
-        "written. Arroyo's controller continues to clean up for a while after a stop.",
-    )
+    quiet = settings_options(QuietSettings)
     return quiet(directory_options(token_option(command)))
 
 

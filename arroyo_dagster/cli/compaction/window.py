@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
@@ -25,6 +24,7 @@ from arroyo_dagster.cli.compaction.rewrite import (
 )
 from arroyo_dagster.cli.directory import API_VARIABLE
 from arroyo_dagster.cli.rendering import clock, print_json
+from arroyo_dagster.cli.settings import setting_option, settings_options
 from arroyo_dagster.errors import FormatError, InputError
 from arroyo_dagster.orchestration.compaction.daily_window import DailyWindow, micros_of
 from arroyo_dagster.state.codec.plans import plan_to_json
@@ -32,11 +32,12 @@ from arroyo_dagster.state.model.compaction import CompactionPolicy, CompactionSe
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.maintenance_window import (
     WindowEnd,
-    WindowLimits,
     WindowOutcome,
     WindowRecord,
     WindowStep,
+    WindowSteps,
 )
+from arroyo_dagster.state.model.settings import settings_from
 from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
 from arroyo_dagster.state.operations.catalog.jobs import find_job
 from arroyo_dagster.state.operations.compaction.maintenance_window import (
@@ -47,20 +48,6 @@ from arroyo_dagster.state.operations.compaction.maintenance_window import (
 )
 from arroyo_dagster.state.storage.arroyo.api import ArroyoControl
 from arroyo_dagster.state.storage.store import ObjectStore
-
-_F = TypeVar("_F", bound=Callable[..., Any])
-_LIMITS = WindowLimits()
-
-
-def _limit(name: str, default: float, text: str) -> Callable[[_F], _F]:
-    return click.option(
-        f"--{name}-limit",
-        type=click.FloatRange(0),
-        default=default,
-        show_default=True,
-        metavar="SECONDS",
-        help=text,
-    )
 
 
 @compact.command()
@@ -86,28 +73,8 @@ def _limit(name: str, default: float, text: str) -> Callable[[_F], _F]:
     help="Arroyo's REST API, http://HOST:5115, used to stop and start the job. Default: "
     f"{API_VARIABLE}.",
 )
-@click.option(
-    "--policy",
-    type=click.Choice([policy.value for policy in CompactionPolicy]),
-    default=CompactionPolicy.FULL.value,
-    show_default=True,
-    help="Which files to rewrite.",
-)
-@_limit("stop", _LIMITS.stop, "How long the job may take to stop.")
-@_limit("rewrite", _LIMITS.rewrite, "How long the job may be down for the rewrite.")
-@_limit("start", _LIMITS.start, "How long the job may take to run again.")
-@_limit(
-    "quiet",
-    _LIMITS.quiet,
-    "For a job that was stopped before: how long its files must not have changed.",
-)
-@click.option(
-    "--level",
-    type=click.IntRange(0, 4),
-    default=2,
-    show_default=True,
-    help="How closely to verify the rewritten epoch before the start.",
-)
+@setting_option(CompactionSettings, "policy", alone=True, default=CompactionPolicy.FULL.value)
+@settings_options(WindowSteps)
 @click.option("--yes", is_flag=True, help="Execute the plan. Without it, print the plan only.")
 @click.option("--spark", is_flag=True, help="Write the new files on Spark.")
 @token_option
@@ -119,16 +86,12 @@ def window(
     now: bool,
     api: str,
     policy: str,
-    stop_limit: float,
-    rewrite_limit: float,
-    start_limit: float,
-    quiet_limit: float,
-    level: int,
     yes: bool,
     spark: bool,
     token: str | None,
     url: str | None,
     as_json: bool,
+    **given: Any,
 ) -> None:
     """Stop a running Arroyo job with a checkpoint, rewrite its state, start it again.
 
@@ -148,13 +111,12 @@ def window(
         if_interrupted("the job may be down; the same command starts it again")
     paths = find_job(store, job)
     control = ArroyoControl(api, token=token)
+    steps = settings_from(WindowSteps, given)
     options = WindowOptions(
         settings=CompactionSettings(policy=CompactionPolicy(policy)),
-        limits=WindowLimits(
-            stop=stop_limit, rewrite=rewrite_limit, start=start_limit, quiet=quiet_limit
-        ),
+        limits=steps.limits,
         closes_at_micros=None,
-        verify_level=level,
+        verify_level=steps.verify_level,
         run=runner(spark=spark and yes),
         on_step=_print_step if not as_json else lambda step: None,
     )

@@ -14,32 +14,35 @@ import click
 from arroyo_dagster.cli.common import open_to_read, open_url, store_options
 from arroyo_dagster.cli.directory import directory_of_environment, directory_options
 from arroyo_dagster.cli.gc.group import gc
-from arroyo_dagster.cli.gc.options import Duration, find_any_job
+from arroyo_dagster.cli.gc.options import find_any_job
 from arroyo_dagster.cli.gc.rendering import (
     outcome_json,
     print_outcome,
     print_progress,
 )
 from arroyo_dagster.cli.rendering import print_json
+from arroyo_dagster.cli.settings import setting_option, settings_options
 from arroyo_dagster.errors import InputError
 from arroyo_dagster.state.codec.gc import decode_gc_plan, gc_plan_to_json
 from arroyo_dagster.state.codec.records import encode_json
 from arroyo_dagster.state.model.garbage import (
     GRACE_MICROS,
+    DeletionSettings,
     GcPlan,
+    GraceSettings,
     PlanKind,
     Retention,
 )
 from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.model.settings import settings_from
 from arroyo_dagster.state.operations.gc.execute import (
     GcOptions,
     GcOutcome,
-    planning_progress,
     run_gc,
 )
 from arroyo_dagster.state.operations.gc.plan import GcRequest, plan_gc
-from arroyo_dagster.state.operations.gc.progress import heartbeat
 from arroyo_dagster.state.operations.gc.steps import Pace
+from arroyo_dagster.state.operations.progress import heartbeat
 from arroyo_dagster.state.planning.gc.dead_jobs import UNREADABLE
 from arroyo_dagster.state.storage.store import ObjectStore
 
@@ -50,19 +53,9 @@ def _plan_options(command: _F) -> _F:
     options = (
         click.argument("kind", type=click.Choice([kind.value for kind in PlanKind])),
         click.argument("job"),
-        click.option(
-            "--keep", type=click.IntRange(2), help="expire: keep this many newest epochs."
-        ),
-        click.option(
-            "--keep-for",
-            type=Duration(),
-            help="expire: keep epochs younger than this, for example 7d.",
-        ),
-        click.option(
-            "--older-than",
-            type=Duration(),
-            help="orphans, dead-job: keep objects younger than this; at least 1h. [default: 3d]",
-        ),
+        settings_options(Retention, only_for="expire"),
+        # Without a value, a stored plan has its own.
+        setting_option(GraceSettings, "grace_micros", only_for="orphans, dead-job", default=None),
         click.option(
             "--unreadable",
             is_flag=True,
@@ -83,8 +76,9 @@ def _asked(kind: str, given: Mapping[str, Any], plan: GcPlan | None = None) -> G
     Args:
         given: the options of `_plan_options`.
     """
-    chosen, keep, keep_for = PlanKind(kind), given["keep"], given["keep_for"]
-    if chosen is not PlanKind.EXPIRE and (keep is not None or keep_for is not None):
+    chosen = PlanKind(kind)
+    retains = given["keep_epochs"] is not None or given["keep_micros"] is not None
+    if chosen is not PlanKind.EXPIRE and retains:
         raise click.UsageError("--keep and --keep-for are options of `expire`")
     if plan is not None and plan.kind is not chosen:
         raise InputError(
@@ -94,13 +88,15 @@ def _asked(kind: str, given: Mapping[str, Any], plan: GcPlan | None = None) -> G
         )
     rule: Mapping[str, Any] = {} if plan is None else plan.rule
     retention = None
-    if chosen is PlanKind.EXPIRE:
-        if keep is None and keep_for is None:
-            keep, keep_for = rule.get("keep_epochs"), rule.get("keep_micros")
-        retention = Retention(keep_epochs=keep, keep_micros=keep_for)
+    if retains:
+        retention = settings_from(Retention, given)
+    elif chosen is PlanKind.EXPIRE:
+        retention = Retention(
+            keep_epochs=rule.get("keep_epochs"), keep_micros=rule.get("keep_micros")
+        )
     grace = rule.get("grace_micros", GRACE_MICROS)
-    if given["older_than"] is not None:
-        grace = given["older_than"]
+    if given["grace_micros"] is not None:
+        grace = settings_from(GraceSettings, given).grace_micros
     directory = directory_of_environment(given["api"], given["database"], given["assume"])
     return GcRequest(
         kind=chosen,
@@ -147,11 +143,7 @@ def plan_command(
     help="Execute this stored plan, with the retention it was made with. Refuses if the state "
     "has changed so that something in it may no longer be deleted.",
 )
-@click.option(
-    "--quarantine",
-    is_flag=True,
-    help="Move objects to quarantine instead of deleting them. `gc undelete` restores them.",
-)
+@settings_options(DeletionSettings)
 @click.option("--spark", is_flag=True, help="Delete on Spark's workers if there are many objects.")
 @click.option(
     "--rate",
@@ -187,7 +179,7 @@ def run_command(
         options = GcOptions(
             quarantine=quarantine,
             pace=Pace(batches_per_second=rate),
-            progress=print_progress(as_json=as_json),
+            on_progress=print_progress(as_json=as_json),
         )
         outcome = _executed(store, paths, request, options, plan, spark)
     else:
@@ -206,8 +198,8 @@ def _stored_plan(path: Path, paths: JobPaths) -> GcPlan:
 
 
 def _planned(store: ObjectStore, paths: JobPaths, request: GcRequest, as_json: bool) -> GcPlan:
-    with heartbeat(print_progress(as_json=as_json)) as progress:
-        return plan_gc(store, paths, request, progress=planning_progress(progress))
+    with heartbeat(print_progress(as_json=as_json)) as on_progress:
+        return plan_gc(store, paths, request, on_progress=on_progress)
 
 
 def _executed(

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import datetime as dt
+from typing import TYPE_CHECKING
+
 import click
 
 from arroyo_dagster.cli.common import EXIT_FINDINGS, open_to_read, store_options
 from arroyo_dagster.cli.directory import directory_of_environment, directory_options
 from arroyo_dagster.cli.gc.group import gc
-from arroyo_dagster.cli.gc.options import Duration, find_any_job
+from arroyo_dagster.cli.gc.options import find_any_job
 from arroyo_dagster.cli.gc.rendering import (
     check_json,
     entry_json,
@@ -16,23 +19,36 @@ from arroyo_dagster.cli.gc.rendering import (
     reasons_json,
 )
 from arroyo_dagster.cli.rendering import clock, format_bytes, print_json, print_table
+from arroyo_dagster.cli.settings import settings_options
 from arroyo_dagster.state.model.garbage import (
-    GRACE_MICROS,
+    GraceSettings,
     PlanKind,
 )
+from arroyo_dagster.state.model.settings import settings_from
+from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
 from arroyo_dagster.state.operations.catalog.jobs import list_jobs
 from arroyo_dagster.state.operations.gc.journal import read_journal
 from arroyo_dagster.state.operations.gc.journal_check import check_journal
 
+if TYPE_CHECKING:
+    from arroyo_dagster.state.operations.gc.plan import GcRequest
+
+
+def _orphans_request(grace: dt.timedelta, directory: JobDirectory) -> GcRequest:
+    from arroyo_dagster.state.operations.gc.plan import GcRequest
+
+    grace_micros = settings_from(GraceSettings, {"grace_micros": grace}).grace_micros
+    return GcRequest(kind=PlanKind.ORPHANS, grace_micros=grace_micros, directory=directory)
+
 
 @gc.command()
 @click.argument("path")
-@click.option("--older-than", type=Duration(), default=GRACE_MICROS, show_default="3d")
+@settings_options(GraceSettings)
 @directory_options
 @store_options
 def explain(
     path: str,
-    older_than: int,
+    grace_micros: dt.timedelta,
     url: str | None,
     as_json: bool,
     api: str | None,
@@ -53,13 +69,12 @@ def explain(
         explain_object,
         job_of_path,
     )
-    from arroyo_dagster.state.operations.gc.plan import GcRequest
 
     store = open_to_read(url)
     path = path.removeprefix(f"{store.url.rstrip('/')}/")
     paths = job_of_path(list_jobs(store), path)
     directory = directory_of_environment(api, database, assume)
-    asked = GcRequest(kind=PlanKind.ORPHANS, grace_micros=older_than, directory=directory)
+    asked = _orphans_request(grace_micros, directory)
     if path.endswith("/") or path.rstrip("/") == paths.root:
         reasons = explain_directory(store, paths, path, asked)
         if as_json:
@@ -94,13 +109,13 @@ def explain(
 @gc.command()
 @click.argument("path")
 @click.option("--job", help="The job that PATH is relative to.")
-@click.option("--older-than", type=Duration(), default=GRACE_MICROS, show_default="3d")
+@settings_options(GraceSettings)
 @directory_options
 @store_options
 def fate(
     path: str,
     job: str | None,
-    older_than: int,
+    grace_micros: dt.timedelta,
     url: str | None,
     as_json: bool,
     api: str | None,
@@ -128,7 +143,6 @@ def fate(
         job_of_object,
         path_of_object,
     )
-    from arroyo_dagster.state.operations.gc.plan import GcRequest
 
     store = open_to_read(url)
     known = None if job is None else find_any_job(store, job)
@@ -139,7 +153,7 @@ def fate(
         print_json(directory_fate_json(below)) if as_json else print_directory_fate(below)
         return
     directory = directory_of_environment(api, database, assume)
-    asked = GcRequest(kind=PlanKind.ORPHANS, grace_micros=older_than, directory=directory)
+    asked = _orphans_request(grace_micros, directory)
     found = fate_of_object(store, paths, path, asked)
     print_json(fate_json(found)) if as_json else print_fate(found)
 

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import datetime as dt
+
 import click
 
 from arroyo_dagster.cli.common import open_to_read, open_url, store_options
 from arroyo_dagster.cli.gc.group import gc
-from arroyo_dagster.cli.gc.options import Duration, find_any_job, wait_for_deletions
+from arroyo_dagster.cli.gc.options import find_any_job, wait_for_deletions
 from arroyo_dagster.cli.gc.rendering import (
     format_undelete,
     moved_json,
 )
 from arroyo_dagster.cli.rendering import clock, print_json, print_table
+from arroyo_dagster.cli.settings import Duration, format_duration
 from arroyo_dagster.state.model.garbage import (
     PURGE_MICROS,
 )
 from arroyo_dagster.state.operations.gc.quarantine import list_quarantines, purge
 from arroyo_dagster.state.operations.gc.undelete import UndeleteOptions, plan_undelete, run_undelete
+
+_PURGE = dt.timedelta(microseconds=PURGE_MICROS)
 
 
 @gc.command("undelete")
@@ -67,12 +72,20 @@ def undelete_command(
 
 @gc.command("purge")
 @click.argument("job")
-@click.option("--older-than", type=Duration(), default=PURGE_MICROS, show_default="7d")
+@click.option(
+    "--older-than",
+    type=Duration(),
+    default=_PURGE,
+    show_default=format_duration(_PURGE),
+    help="Delete quarantines older than this; at least an hour.",
+)
 @click.option(
     "--yes", is_flag=True, help="Delete the quarantines. Without it, print what would be deleted."
 )
 @store_options
-def purge_command(job: str, older_than: int, yes: bool, url: str | None, as_json: bool) -> None:
+def purge_command(
+    job: str, older_than: dt.timedelta, yes: bool, url: str | None, as_json: bool
+) -> None:
     """Permanently delete what has been in quarantine for long enough.
 
     \b
@@ -81,7 +94,9 @@ def purge_command(job: str, older_than: int, yes: bool, url: str | None, as_json
     """
     store = open_url(url) if yes else open_to_read(url)
     paths = find_any_job(store, job)
-    gone = purge(store, paths, older_than_micros=older_than, yes=yes)
+    gone = purge(
+        store, paths, older_than_micros=older_than // dt.timedelta(microseconds=1), yes=yes
+    )
     if as_json:
         print_json({"done": yes, "quarantines": [one.name for one in gone]})
         return

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from arroyo_dagster.cli.rendering import format_bytes, print_table
+from arroyo_dagster.cli.rendering import format_bytes, format_progress, print_table
 from arroyo_dagster.state.codec.gc import gc_plan_to_json
 from arroyo_dagster.state.model.garbage import GcPlan, JobPins, Moved, PlanKind, UndeletePlan
+from arroyo_dagster.state.model.progress import OnProgress, Progress
 
 if TYPE_CHECKING:
     from arroyo_dagster.state.operations.gc.execute import GcOutcome
     from arroyo_dagster.state.operations.gc.explain import Reasons
     from arroyo_dagster.state.operations.gc.journal import JournalEntry
     from arroyo_dagster.state.operations.gc.journal_check import JournalCheck
-    from arroyo_dagster.state.operations.gc.steps import GcProgress
 
 PROGRESS_SECONDS = 5.0
 
@@ -92,18 +92,16 @@ def format_undelete(plan: UndeletePlan, moved: Sequence[Moved], *, done: bool) -
     return "\n".join(lines)
 
 
-def print_progress(*, as_json: bool) -> Callable[[GcProgress], None]:
+def print_progress(*, as_json: bool) -> OnProgress:
     """Print the progress of a run to stderr every five seconds."""
     last = time.monotonic()
 
-    def show(state: GcProgress) -> None:
+    def show(progress: Progress) -> None:
         nonlocal last
         if as_json or time.monotonic() - last < PROGRESS_SECONDS:
             return
         last = time.monotonic()
-        left = "" if state.left_seconds is None else f", about {state.left_seconds:.0f} s left"
-        of = "" if state.total is None else f" of {state.total}"
-        click.echo(f"{state.step}: {state.done}{of}{left}", err=True)
+        click.echo(format_progress(progress), err=True)
 
     return show
 

@@ -1,7 +1,7 @@
 """Merge a job's files, as an asset: plan, verify, and compare with the forecast."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
@@ -20,39 +20,30 @@ from arroyo_dagster.orchestration.failures import as_failure, of_selected
 from arroyo_dagster.orchestration.partitions import job_of
 from arroyo_dagster.orchestration.resources import ArroyoStateStore
 from arroyo_dagster.orchestration.runners import MaintenanceRunner
-from arroyo_dagster.orchestration.settings import configured, settings_config
+from arroyo_dagster.orchestration.settings import configured, setting_field, settings_config
 from arroyo_dagster.orchestration.translator import COMPACTED_STATE, OPERATOR_METADATA, Naming
 from arroyo_dagster.state.model.compaction import (
+    AdoptionSettings,
     CompactionSettings,
     MergeOutcome,
 )
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.leases import EXPIRED_SECONDS
+from arroyo_dagster.state.model.rewrite import QuietSettings
 from arroyo_dagster.state.planning.verify.checks import effective, row_parity
 
 if TYPE_CHECKING:
-    from arroyo_dagster.state.operations.compaction.execute import Progress
     from arroyo_dagster.state.operations.compaction.publish import CompactionOutcome
 
 ROW_PARITY = "row_parity"
 EFFECTIVE = "effective"
-_LOG_SECONDS = 10.0
 
 
 class CompactionConfig(settings_config(CompactionSettings)):  # type: ignore[misc]
     """How to compact a job."""
 
-    wait_seconds: float = Field(
-        default=10.0,
-        ge=0,
-        description="How many seconds to wait for a running job to adopt the merged files.",
-    )
-    quiet_seconds: float = Field(
-        default=60.0,
-        ge=0,
-        description="For a stopped Arroyo job: how many seconds none of its objects may change "
-        "before its metadata is written.",
-    )
+    wait_seconds: float = setting_field(AdoptionSettings, "wait_seconds", default=10.0)
+    quiet_seconds: float = setting_field(QuietSettings, "quiet_seconds")
     dry_run: bool = Field(default=False, description="Plan only; change nothing.")
 
     def settings(self) -> CompactionSettings:
@@ -216,26 +207,12 @@ def compacted(
             wait_seconds=config.wait_seconds,
             sampled=True,
             on_merge=on_merge,
-            on_progress=_logged(context.log.info),
+            on_progress=shown.progress_logger(context.log.info),
             on_published=published.append,
         )
         outcome = runner.run_compaction(store.writable(), paths, config.settings(), options)
     context.log.info(_format_outcome(outcome, dry_run=config.dry_run))
     return outcome
-
-
-def _logged(log: Callable[[str], Any]) -> Callable[["Progress"], None]:
-    """Progress as log events: now and then, and at the end."""
-    last = [0.0]
-
-    def log_progress(progress: "Progress") -> None:
-        if progress.seconds - last[0] < _LOG_SECONDS and progress.share < 1:
-            return
-        last[0] = progress.seconds
-        left = "" if progress.seconds_left is None else f", {progress.seconds_left:.0f} s left"
-        log(f"{progress.share:.0%}: {progress.bytes_done} of {progress.bytes_total} bytes{left}")
-
-    return log_progress
 
 
 def version_of(outcome: "CompactionOutcome") -> str:

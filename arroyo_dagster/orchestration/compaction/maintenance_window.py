@@ -24,10 +24,11 @@ from arroyo_dagster.orchestration.failures import as_failure
 from arroyo_dagster.orchestration.resources import ArroyoStateStore
 from arroyo_dagster.orchestration.runners import MaintenanceRunner
 from arroyo_dagster.orchestration.schedules import schedule_status
+from arroyo_dagster.orchestration.settings import configured, setting_field
 from arroyo_dagster.orchestration.translator import COMPACTED_STATE, Naming
 from arroyo_dagster.state.model.compaction import CompactionPolicy, CompactionSettings
 from arroyo_dagster.state.model.layout import JobPaths
-from arroyo_dagster.state.model.maintenance_window import WindowLimits, WindowOutcome
+from arroyo_dagster.state.model.maintenance_window import WindowLimits, WindowOutcome, WindowSteps
 
 if TYPE_CHECKING:
     from arroyo_dagster.state.operations.compaction.maintenance_window import WindowOptions
@@ -36,7 +37,6 @@ OP = "arroyo_window"
 JOB = "arroyo_maintenance_window"
 _SENSOR_SECONDS = 60
 _AGAIN_SECONDS = 600
-_LIMITS = WindowLimits()
 
 
 class WindowConfig(dg.Config):
@@ -53,33 +53,14 @@ class WindowConfig(dg.Config):
     time_zone: str = Field(
         default="UTC", description="Time zone of `between`, for example `Europe/Berlin`."
     )
-    policy: str = Field(
-        default=CompactionPolicy.FULL.value,
-        description="Which files to rewrite: full, or bin-pack for small ones only.",
+    policy: str = setting_field(
+        CompactionSettings, "policy", alone=True, default=CompactionPolicy.FULL.value
     )
-    stop_seconds: float = Field(
-        default=_LIMITS.stop, gt=0, description="How many seconds a job may take to stop."
-    )
-    rewrite_seconds: float = Field(
-        default=_LIMITS.rewrite,
-        gt=0,
-        description="How many seconds a job may be down for the rewrite.",
-    )
-    start_seconds: float = Field(
-        default=_LIMITS.start, gt=0, description="How many seconds a job may take to run again."
-    )
-    quiet_seconds: float = Field(
-        default=_LIMITS.quiet,
-        ge=0,
-        description="For a job that was stopped before: how many seconds its files must not have "
-        "changed.",
-    )
-    verify_level: int = Field(
-        default=2,
-        ge=0,
-        le=4,
-        description="How closely to verify the result before the start, 0 to 4.",
-    )
+    stop_seconds: float = setting_field(WindowSteps, "stop")
+    rewrite_seconds: float = setting_field(WindowSteps, "rewrite")
+    start_seconds: float = setting_field(WindowSteps, "start")
+    quiet_seconds: float = setting_field(WindowSteps, "quiet")
+    verify_level: int = setting_field(WindowSteps, "verify_level")
     recover_only: bool = Field(
         default=False, description="Start jobs that an earlier window left stopped; stop nothing."
     )
@@ -87,27 +68,15 @@ class WindowConfig(dg.Config):
 
     def limits(self) -> WindowLimits:
         """Return the same limits for the state package."""
-        return WindowLimits(
-            stop=self.stop_seconds,
-            rewrite=self.rewrite_seconds,
-            start=self.start_seconds,
-            quiet=self.quiet_seconds,
-        )
+        return configured(WindowLimits, self)
 
     def settings(self) -> CompactionSettings:
         """Return the same settings for the state package.
 
         Raises:
-            InputError: there is no such policy.
+            dagster.Failure: there is no such policy.
         """
-        known = [policy.value for policy in CompactionPolicy]
-        if self.policy not in known:
-            raise InputError(
-                "there is no such policy",
-                policy=self.policy,
-                next_step=f"choose one of {', '.join(known)}",
-            )
-        return CompactionSettings(policy=CompactionPolicy(self.policy))
+        return configured(CompactionSettings, self)
 
 
 @dataclass(frozen=True, kw_only=True)

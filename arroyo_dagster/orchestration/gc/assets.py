@@ -18,8 +18,10 @@ from arroyo_dagster.orchestration.catalog.checks import FILES_EXIST, check_resul
 from arroyo_dagster.orchestration.failures import as_failure, failure_of, of_selected
 from arroyo_dagster.orchestration.gc import rendering as gc_shown
 from arroyo_dagster.orchestration.partitions import job_of
+from arroyo_dagster.orchestration.rendering import progress_logger
 from arroyo_dagster.orchestration.resources import ArroyoStateStore
 from arroyo_dagster.orchestration.runners import MaintenanceRunner
+from arroyo_dagster.orchestration.settings import configured, setting_field
 from arroyo_dagster.orchestration.translator import (
     COMPACTED_STATE,
     DEAD_JOBS,
@@ -28,7 +30,7 @@ from arroyo_dagster.orchestration.translator import (
     RETAINED_EPOCHS,
     Naming,
 )
-from arroyo_dagster.state.model.garbage import DAY_MICROS, PlanKind, Retention
+from arroyo_dagster.state.model.garbage import DeletionSettings, GraceSettings, PlanKind, Retention
 from arroyo_dagster.state.model.leases import EXPIRED_SECONDS
 from arroyo_dagster.state.planning.verify.findings import Verdict
 
@@ -46,11 +48,7 @@ class GcRunConfig(dg.Config):
     """Fields that all three kinds of gc share."""
 
     dry_run: bool = Field(default=True, description="Plan only. Set to false to delete.")
-    quarantine: bool = Field(
-        default=False,
-        description="Move objects to quarantine instead of deleting them; `gc "
-        "undelete` restores them.",
-    )
+    quarantine: bool = setting_field(DeletionSettings, "quarantine")
     needs_approval: bool = Field(
         default=False, description="Delete only the plan that `approved_plan` names."
     )
@@ -66,29 +64,26 @@ class GcRunConfig(dg.Config):
 class GcConfig(GcRunConfig):
     """Which epochs of a job to keep. With both fields, an epoch stays if either keeps it."""
 
-    keep_epochs: int | None = Field(default=10, ge=2, description="Keep this many newest epochs.")
-    keep_days: float | None = Field(
-        default=None, ge=0, description="Keep epochs younger than this."
-    )
+    keep_epochs: int | None = setting_field(Retention, "keep_epochs", default=10)
+    keep_days: float | None = setting_field(Retention, "keep_micros")
 
     def asked(self, paths: "JobPaths", store: ArroyoStateStore) -> "GcRequest":
         """Return the request of an expiry."""
-        days = self.keep_days
-        retention = Retention(
-            keep_epochs=self.keep_epochs,
-            keep_micros=None if days is None else int(days * DAY_MICROS),
-        )
-        return _asked(PlanKind.EXPIRE, store, retention=retention)
+        return _asked(PlanKind.EXPIRE, store, retention=configured(Retention, self))
 
 
 class OrphansConfig(GcRunConfig):
     """How long to keep unreferenced objects."""
 
-    older_than_days: float = Field(default=3.0, gt=0, description="Keep objects younger than this.")
+    older_than_days: float = setting_field(GraceSettings, "grace_micros")
 
     def asked(self, paths: "JobPaths", store: ArroyoStateStore) -> "GcRequest":
         """Return the request of a gc of orphans."""
-        return _asked(PlanKind.ORPHANS, store, grace_micros=int(self.older_than_days * DAY_MICROS))
+        return _asked(PlanKind.ORPHANS, store, grace_micros=self.grace_micros())
+
+    def grace_micros(self) -> int:
+        """Return the same time for the state package."""
+        return configured(GraceSettings, self).grace_micros
 
 
 class DeadJobsConfig(OrphansConfig):
@@ -99,12 +94,7 @@ class DeadJobsConfig(OrphansConfig):
     def asked(self, paths: "JobPaths", store: ArroyoStateStore) -> "GcRequest":
         """Return the request of a gc of a dead job."""
         assumed = {str(paths.root): "gone"} if self.gone else {}
-        return _asked(
-            PlanKind.DEAD_JOB,
-            store,
-            assumed,
-            grace_micros=int(self.older_than_days * DAY_MICROS),
-        )
+        return _asked(PlanKind.DEAD_JOB, store, assumed, grace_micros=self.grace_micros())
 
 
 def _asked(
@@ -218,6 +208,7 @@ def _collection_events(
             quarantine=config.quarantine,
             owner=f"dagster run {context.run.run_id}",
             lease_wait_seconds=EXPIRED_SECONDS,
+            on_progress=progress_logger(context.log.info),
         )
         run = partial(runner.run_gc, store.writable(), paths, asked, plan=plan)
         yield from _collected_events(plan, run, options, context, key)

@@ -7,7 +7,7 @@ crates/arroyo-state-protocol/src/{store,workflow}.rs.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar, runtime_checkable
@@ -21,15 +21,14 @@ from arroyo_dagster.errors import (
 )
 from arroyo_dagster.state.codec import metadata, records
 from arroyo_dagster.state.metadata.expiry import JobExpiry
-from arroyo_dagster.state.metadata.lease import Leased
+from arroyo_dagster.state.metadata.legacy_writer import write_legacy_checkpoint
 from arroyo_dagster.state.metadata.reader import BackendReader, as_checkpoint
+from arroyo_dagster.state.metadata.worker_generation import GenerationWriter, create_once
 from arroyo_dagster.state.model.checkpoints import (
     Checkpoint,
     CheckpointState,
     CommitNote,
     CommittedMarker,
-    CurrentGeneration,
-    GenerationManifest,
     LegacyCheckpoint,
     Manifest,
     OperatorCheckpoint,
@@ -40,20 +39,15 @@ from arroyo_dagster.state.model.garbage import ExpirePlan
 from arroyo_dagster.state.model.ids import (
     Epoch,
     OperatorId,
-    PipelineId,
     StatePath,
     WorkerGeneration,
 )
 from arroyo_dagster.state.model.layout import (
     JobPaths,
     Layout,
-    parse_epoch_record,
 )
 from arroyo_dagster.state.planning.restore import recovery
-from arroyo_dagster.state.planning.restore.checkpoint import incomplete
-from arroyo_dagster.state.planning.restore.copied_jobs import check_own
-from arroyo_dagster.state.storage.concurrency import concurrently
-from arroyo_dagster.state.storage.store import ObjectStore, check_size
+from arroyo_dagster.state.storage.store import ObjectStore
 
 _T = TypeVar("_T")
 
@@ -131,10 +125,20 @@ class ParquetBackend(BackendReader):
         clock: Clock = wall_clock,
     ) -> None:
         super().__init__(store, paths)
-        self.generation = generation
         self.clock = clock
-        self._own_manifest: GenerationManifest | None = None
+        self._own = GenerationWriter(self, generation, clock)
         self._written: Epoch | None = None
+
+    @property
+    def generation(self) -> WorkerGeneration | None:
+        """The worker generation that this backend writes as; None to read, and in the legacy
+        layout.
+        """
+        return self._own.number
+
+    @generation.setter
+    def generation(self, number: WorkerGeneration | None) -> None:
+        self._own.number = number
 
     def name(self) -> str:
         """Return `parquet`, as in Arroyo's metadata."""
@@ -160,12 +164,9 @@ class ParquetBackend(BackendReader):
         """
         if self.paths.layout is Layout.LEGACY:
             return self._start_legacy()
-        manifest = self._take_generation()
-        generation = manifest.worker_generation
-        self.generation = generation
-        self._own_manifest = manifest
+        generation = self._own.take()
         self.check_fence()
-        found = self._resolve(generation)
+        found = self._own.resolve()
         if isinstance(found, recovery.CannotStart):
             self.check_fence()
             raise ProtocolError(
@@ -177,8 +178,7 @@ class ParquetBackend(BackendReader):
         self.check_fence()
         if isinstance(found, recovery.StartEmpty):
             return Started(generation, None, False)
-        self._own_manifest = replace(manifest, base_ref=found.ref)
-        self._put_own_manifest()
+        self._own.continue_from(found.ref)
         state = CheckpointState.COMMITTING if found.replay_commit else CheckpointState.READY
         restored = as_checkpoint(found.manifest, found.ref, state)
         return Started(generation, restored, found.replay_commit)
@@ -193,46 +193,15 @@ class ParquetBackend(BackendReader):
             ConflictError: a newer generation was started meanwhile.
         """
         self._protocol_only()
-        manifest = self._take_generation()
-        self.generation = manifest.worker_generation
-        self._own_manifest = replace(manifest, base_ref=base_ref)
+        self._own.take(base_ref)
         self.check_fence()
 
     def _start_legacy(self) -> Started:
-        self._sole_writer().check()
+        self._own.sole_writer().check()
         epochs = self.every_epoch()
         restored = self._load_legacy(epochs[-1]) if epochs else None
         committing = restored is not None and restored.state is CheckpointState.COMMITTING
         return Started(None, restored, committing)
-
-    def _sole_writer(self) -> Leased:
-        store = self.store
-        if not isinstance(store, Leased) or store.lease.path.parent != self.paths.writers:
-            raise InputError(
-                "worker generations exist in the protocol layout only; in the legacy layout a "
-                "writer needs the lease on the job",
-                job=self.paths.job,
-                next_step="open the backend on `lease(store, paths, owner, "
-                "directory=paths.writers)`, or use the protocol layout",
-            )
-        return store
-
-    def _take_generation(self) -> GenerationManifest:
-        fence = self.objects.fact(self.paths.current_generation)
-        number = fence.worker_generation + 1 if isinstance(fence, CurrentGeneration) else 1
-        while True:
-            manifest = GenerationManifest(
-                pipeline=self._pipeline,
-                job=self.paths.job,
-                worker_generation=WorkerGeneration(number),
-                base_ref=None,
-                latest_ref=None,
-                updated_at_micros=self.clock(),
-            )
-            path = self.paths.generation_manifest(manifest.worker_generation)
-            if self.store.create(path, records.encode_generation_manifest(manifest)):
-                return manifest
-            number += 1
 
     def check_fence(self) -> None:
         """Check that this worker generation is still the newest, and raise the fence to it if it is
@@ -242,28 +211,7 @@ class ParquetBackend(BackendReader):
             ConflictError: a newer generation was started; in the legacy layout: the lease is lost.
                 Nothing was deleted.
         """
-        if self.paths.layout is Layout.LEGACY:
-            self._sole_writer().check()
-            return
-        generation = self._writer
-        verdict = self._asked(lambda facts: recovery.fence_verdict(self.paths, generation, facts))
-        if isinstance(verdict, recovery.Fenced):
-            raise ConflictError(
-                f"worker generation {generation} is fenced: generation {verdict.newer} was "
-                "started after it",
-                job=self.paths.job,
-                url=self.store.url,
-                next_step="let the newer run go on, and stop this one; nothing was lost or deleted",
-            )
-        if isinstance(verdict, recovery.RaiseFence):
-            fence = CurrentGeneration(
-                pipeline=self._pipeline,
-                job=self.paths.job,
-                worker_generation=generation,
-                generation_manifest_ref=self.paths.generation_manifest(generation),
-                updated_at_micros=self.clock(),
-            )
-            self.store.put(self.paths.current_generation, records.encode_current_generation(fence))
+        self._own.check_fence()
 
     @contextmanager
     def unless_fenced(self) -> Iterator[None]:
@@ -276,32 +224,6 @@ class ParquetBackend(BackendReader):
         except (NotFoundError, FormatError, ProtocolError):
             self.check_fence()
             raise
-
-    def _resolve(
-        self, generation: WorkerGeneration
-    ) -> recovery.Restore | recovery.StartEmpty | recovery.CannotStart:
-        now = self.clock()
-        facts: dict[StatePath, recovery.MetadataRecord | None] = {}
-        while True:
-            found = recovery.resolve_with(
-                self.objects.fact, self.paths, generation, facts, now_micros=now
-            )
-            if not isinstance(found, recovery.Claim):
-                return found
-            check_own(
-                self.paths,
-                f"the epoch to continue from, {found.record.epoch},",
-                [found.record.checkpoint_ref],
-                next_step="run the job under the name that its metadata contains; a copy keeps "
-                "that name below a URL of its own. Nothing was published",
-            )
-            # A newer run may have claimed this epoch long ago, and let it expire since.
-            self.check_fence()
-            self._create_once(found.record_path, records.encode_epoch_record(found.record))
-            del facts[found.record_path]
-
-    def _asked(self, question: Callable[[recovery.Facts], _T | recovery.Need]) -> _T:
-        return recovery.answer_with(question, self.objects.fact, {})
 
     # ---- writing ---------------------------------------------------------------------------------
 
@@ -344,40 +266,9 @@ class ParquetBackend(BackendReader):
             return self.publish(checkpoint).ref
         if self.paths.layout is not Layout.LEGACY:
             raise InputError("a legacy checkpoint for a job of the protocol layout")
-        self._check_complete(checkpoint)
-        path = self.paths.legacy_metadata(checkpoint.epoch)
-        if not self.store.create(path, metadata.encode_legacy_checkpoint(checkpoint)):
-            self._rewrite_min_epoch(path, checkpoint)
+        path = write_legacy_checkpoint(self, checkpoint)
         self._written = checkpoint.epoch
         return path
-
-    def _check_complete(self, checkpoint: LegacyCheckpoint) -> None:
-        names = checkpoint.operators
-        found = concurrently(
-            lambda name: self.load_operator_metadata(name, checkpoint.epoch), names
-        )
-        for name, operator in zip(names, found, strict=True):
-            problem = incomplete(checkpoint, name, operator)
-            if problem is not None:
-                raise ProtocolError(
-                    f"the epoch would not be restorable: {problem}",
-                    job=self.paths.job,
-                    epoch=checkpoint.epoch,
-                    operator=name,
-                    next_step="write the merged metadata of every operator first",
-                )
-
-    def _rewrite_min_epoch(self, path: StatePath, checkpoint: LegacyCheckpoint) -> None:
-        there = self.objects.read(path, metadata.decode_legacy_checkpoint)
-        if replace(there, min_epoch=checkpoint.min_epoch) != checkpoint:
-            raise ConflictError(
-                f"epoch {checkpoint.epoch} belongs to another checkpoint",
-                job=self.paths.job,
-                path=path,
-                next_step="start the job again: it continues from the existing epoch",
-            )
-        if there != checkpoint:
-            self.store.put(path, metadata.encode_legacy_checkpoint(checkpoint))
 
     def publish(self, manifest: Manifest) -> Published:
         """Publish an epoch: manifest, hint, epoch record, in this order.
@@ -391,10 +282,12 @@ class ParquetBackend(BackendReader):
         """
         self._protocol_only()
         ref = self.paths.manifest(manifest.worker_generation, manifest.epoch)
-        self._check_own_manifest(manifest)
+        self._own.check_manifest(manifest)
         self.check_fence()
-        self._create_once(ref, metadata.encode_manifest(manifest))
-        ready = self._asked(lambda facts: recovery.parent_ready(self.paths, manifest, facts))
+        create_once(self.store, ref, metadata.encode_manifest(manifest))
+        ready = self.objects.answer(
+            lambda facts: recovery.parent_ready(self.paths, manifest, facts)
+        )
         if not ready:
             self.check_fence()
             raise ProtocolError(
@@ -404,9 +297,7 @@ class ParquetBackend(BackendReader):
                 parent=manifest.parent_ref,
                 next_step="start the job again: it finishes the parent's commit first",
             )
-        assert self._own_manifest is not None
-        self._own_manifest = replace(self._own_manifest, latest_ref=ref)
-        self._put_own_manifest()
+        self._own.publish(ref)
         record = recovery.claim_of(ref, manifest, self.clock())
         path = self.paths.epoch_record(manifest.epoch)
         if not self.store.create(path, records.encode_epoch_record(record)):
@@ -431,15 +322,6 @@ class ParquetBackend(BackendReader):
         self._written = manifest.epoch
         return Published(ref, manifest)
 
-    def _check_own_manifest(self, manifest: Manifest) -> None:
-        expected = (self._pipeline, self.paths.job, self._writer)
-        if (manifest.pipeline, manifest.job, manifest.worker_generation) != expected:
-            raise InputError(
-                "the manifest is of another job or worker generation", job=manifest.job
-            )
-        if self._own_manifest is None:
-            raise InputError("publish needs a started worker generation", next_step="call start()")
-
     def mark_committed(self, checkpoint: Checkpoint) -> None:
         """Write the commit marker: both phases of the epoch's commit are done.
 
@@ -458,11 +340,11 @@ class ParquetBackend(BackendReader):
         assert checkpoint.worker_generation is not None
         ref = checkpoint.ref
         marker = CommittedMarker(
-            pipeline=self._pipeline,
+            pipeline=self._own.pipeline,
             job=checkpoint.job,
             epoch=checkpoint.epoch,
             checkpoint_worker_generation=checkpoint.worker_generation,
-            writer_worker_generation=self._writer,
+            writer_worker_generation=self._own.taken,
             checkpoint_ref=ref,
         )
         path = recovery.marker_path(ref)
@@ -480,29 +362,6 @@ class ParquetBackend(BackendReader):
         path = self.paths.compactions / name
         self.store.put(path, records.encode_compaction_record(record))
         return path
-
-    def _create_once(self, path: StatePath, data: bytes) -> None:
-        """Create an object; one with the same bytes counts as created (an answer got lost)."""
-        # Refuse an object that is too large before an epoch exists that cannot be read.
-        check_size(self.store.url, path, len(data))
-        if self.store.create(path, data):
-            return
-        if parse_epoch_record(path.name) is not None:
-            return  # a lost claim is not an error: the winner's record is read next
-        if self.store.read(path) != data:
-            raise ConflictError(
-                "another object exists at the path of this epoch's manifest",
-                path=path,
-                next_step="start the job again: the next worker generation has a directory of its "
-                "own; nothing was deleted",
-            )
-
-    def _put_own_manifest(self) -> None:
-        assert self._own_manifest is not None
-        self.store.put(
-            self.paths.generation_manifest(self._own_manifest.worker_generation),
-            records.encode_generation_manifest(self._own_manifest),
-        )
 
     # ---- cleaning up -----------------------------------------------------------------------------
 
@@ -526,19 +385,6 @@ class ParquetBackend(BackendReader):
     def expire_plan(self, min_epoch: Epoch) -> ExpirePlan:
         """Plan the deletion of the epochs below `min_epoch`. Errors as `cleanup_checkpoint`."""
         return JobExpiry(self, self.clock, self._written).plan(min_epoch)
-
-    # ---- plumbing --------------------------------------------------------------------------------
-
-    @property
-    def _pipeline(self) -> PipelineId:
-        assert self.paths.pipeline is not None
-        return self.paths.pipeline
-
-    @property
-    def _writer(self) -> WorkerGeneration:
-        if self.generation is None:
-            raise InputError("writing needs a worker generation", next_step="call start()")
-        return self.generation
 
 
 StateBackend = ParquetBackend

@@ -156,25 +156,11 @@ class Leased(Wrapper):
         return _named_token(self.inner, self.lease.directory) > self.lease.token
 
 
-@contextmanager
-def lease(
-    store: ObjectStore,
-    paths: JobPaths,
-    owner: str,
-    *,
-    directory: StatePath | None = None,
-    seconds: float = LEASE_SECONDS,
-    wait_seconds: float = 0.0,
-    take_over: bool = False,
-    clock: Clock = wall_clock,
-    ticks: Callable[[], int] | None = None,
-    sleep: Callable[[float], None] = time.sleep,
-) -> Iterator[Leased]:
-    """Hold the lease on a job, and release it at the end of the block, also if an interrupt ends it
-    at any moment after the request for the lease.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseOptions:
+    """Options of a lease.
 
-    Args:
-        owner: what the caller does, for people; the holder is this single acquisition.
+    Attributes:
         directory: of the leases; None = those of the job's maintenance.
         seconds: how long it stays held if this process dies; it is renewed while the process lives.
         wait_seconds: how long to wait for the present holder; see `EXPIRED_SECONDS`.
@@ -184,24 +170,46 @@ def lease(
         ticks: microseconds since an arbitrary start, by which the holder measures its own time.
             None = `own_clock`, or `clock` if that is not the wall clock.
         sleep: waits this many seconds.
+    """
+
+    directory: StatePath | None = None
+    seconds: float = LEASE_SECONDS
+    wait_seconds: float = 0.0
+    take_over: bool = False
+    clock: Clock = wall_clock
+    ticks: Callable[[], int] | None = None
+    sleep: Callable[[float], None] = time.sleep
+
+
+@contextmanager
+def lease(
+    store: ObjectStore, paths: JobPaths, owner: str, options: LeaseOptions | None = None
+) -> Iterator[Leased]:
+    """Hold the lease on a job, and release it at the end of the block, also if an interrupt ends it
+    at any moment after the request for the lease.
+
+    Args:
+        owner: what the caller does, for people; the holder is this single acquisition.
 
     Raises:
         ConflictError: another process holds the lease; names it, and until when.
     """
+    chosen = options or LeaseOptions()
+    clock = chosen.clock
     asked = _LeaseRequest(
         paths=paths,
-        directory=directory or paths.leases,
+        directory=chosen.directory or paths.leases,
         description=owner,
         nonce=uuid.uuid4().hex,
-        micros=int(seconds * 1e6),
-        take_over=take_over,
+        micros=int(chosen.seconds * 1e6),
+        take_over=chosen.take_over,
         clock=clock,
-        ticks=ticks or (own_clock if clock is wall_clock else clock),
+        ticks=chosen.ticks or (own_clock if clock is wall_clock else clock),
     )
     renewal = _Renewal(store, asked)
     _held_here.add(asked.nonce)
     try:
-        held, runs_out = _awaited(store, asked, wait_seconds, sleep)
+        held, runs_out = _awaited(store, asked, chosen.wait_seconds, chosen.sleep)
         yield renewal.begin(held, runs_out)
     finally:
         try:

@@ -142,6 +142,10 @@ class MetadataReader:
         recovery.check_versions(path, record)
         return record
 
+    def answer(self, question: Callable[[recovery.Facts], _T | recovery.Need]) -> _T:
+        """Answer a question of the recovery rules: read the records that it needs."""
+        return recovery.answer_with(question, self.fact, {})
+
 
 def missing_epoch(epoch: Epoch) -> str:
     """Return the error message for an epoch that does not exist."""

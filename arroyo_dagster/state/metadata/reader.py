@@ -6,9 +6,9 @@ crates/arroyo-state-protocol/src/store.rs.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TypeVar
 
 from arroyo_dagster.errors import (
     FormatError,
@@ -17,7 +17,9 @@ from arroyo_dagster.errors import (
     ProtocolError,
 )
 from arroyo_dagster.state.codec import metadata, records
-from arroyo_dagster.state.metadata.objects import MetadataReader, missing_epoch
+from arroyo_dagster.state.metadata.epoch_finder import EpochFinder
+from arroyo_dagster.state.metadata.objects import missing_epoch
+from arroyo_dagster.state.metadata.restorable import check_files
 from arroyo_dagster.state.model.checkpoints import (
     RECORD_VERSION,
     Checkpoint,
@@ -34,33 +36,18 @@ from arroyo_dagster.state.model.ids import (
     Epoch,
     OperatorId,
     StatePath,
-    TableName,
     WorkerGeneration,
 )
 from arroyo_dagster.state.model.layout import (
-    JobPaths,
     Layout,
-    parse_checkpoint_dir,
-    parse_epoch_record,
-    parse_manifest_path,
 )
-from arroyo_dagster.state.model.numbers import parse_number
-from arroyo_dagster.state.model.tables import ExpiringTimeKeyFiles
 from arroyo_dagster.state.planning.restore import recovery
 from arroyo_dagster.state.storage.concurrency import concurrently
-from arroyo_dagster.state.storage.store import ObjectStore
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 _T = TypeVar("_T")
 
 
-PROBE_COUNT = 8
-"""How many numbers after and before an epoch are probed if a listing has a gap."""
-
-
-class BackendReader:
+class BackendReader(EpochFinder):
     """Reads the metadata tree of one job.
 
     Args:
@@ -68,99 +55,7 @@ class BackendReader:
         paths: of the job; they determine the layout.
     """
 
-    def __init__(self, store: ObjectStore, paths: JobPaths) -> None:
-        self.store = store
-        self.paths = paths
-        self.objects = MetadataReader(store, paths)
-
     # ---- epochs ----------------------------------------------------------------------------------
-
-    def epochs(self) -> list[Epoch]:
-        """Return the epochs with a record (protocol) or checkpoint metadata (legacy), ascending."""
-        if self.paths.layout is Layout.PROTOCOL:
-            listed = self.store.list_dir(self.paths.epochs).objects
-            found = (parse_epoch_record(info.path.name) for info in listed)
-            return sorted(epoch for epoch in found if epoch is not None)
-        return self._existing(self.checkpoint_dirs())
-
-    def exists(self, epoch: Epoch) -> bool:
-        """Whether the epoch exists: read by its name, which does not depend on a listing."""
-        legacy = self.paths.layout is Layout.LEGACY
-        root = self.paths.legacy_metadata if legacy else self.paths.epoch_record
-        return self.store.head(root(epoch)) is not None
-
-    def every_epoch(self, named: Collection[Epoch] = ()) -> list[Epoch]:
-        """Return the epochs as `epochs`, and those that an incomplete listing misses: it probes a
-        few numbers after the newest epoch, and before each epoch without a predecessor.
-
-        Args:
-            named: epochs known from elsewhere; included if they exist.
-        """
-        found = {*self.epochs()}
-        found.update(self._existing([epoch for epoch in named if epoch not in found]))
-        asked: set[Epoch] = set()
-        while wanted := _beside(found) - asked:
-            found.update(self._existing(sorted(wanted)))
-            asked |= wanted
-        return sorted(found)
-
-    def _existing(self, epochs: Sequence[Epoch]) -> list[Epoch]:
-        there = concurrently(self.exists, epochs)
-        return [epoch for epoch, exists in zip(epochs, there, strict=True) if exists]
-
-    def checkpoint_dirs(self, generation: WorkerGeneration | None = None) -> list[Epoch]:
-        """Return the numbers of the checkpoint directories, ascending; one level is listed."""
-        below = self.store.list_dir(self.paths.checkpoints(generation)).prefixes
-        found = (parse_checkpoint_dir(path.name) for path in below)
-        return sorted(epoch for epoch in found if epoch is not None)
-
-    def unlisted_behind(self, newest: Epoch, listed: Collection[Epoch] = ()) -> list[Epoch]:
-        """Return existing epochs of the legacy layout that a listing misses, among the few numbers
-        after the newest one it shows: an incomplete listing ends too early.
-
-        Args:
-            newest: the newest listed epoch; 0 if none is listed.
-            listed: numbers that need not be probed.
-        """
-        behind = [Epoch(n) for n in range(newest + 1, newest + 1 + PROBE_COUNT) if n not in listed]
-        return self._existing(behind)
-
-    def newest_number(self) -> Epoch:
-        """Return the highest number of an epoch, or of a manifest that owns none; 0 if there is
-        none.
-
-        The objects need not decode. Objects of the newest run that a listing misses are found by
-        name.
-        """
-        newest = max(self.every_epoch(), default=Epoch(0))
-        if self.paths.layout is Layout.LEGACY:
-            return newest
-        below = self.store.list_dir(self.paths.generations).prefixes
-        parsed = (parse_number(path.name) for path in below)
-        numbers = [WorkerGeneration(n) for n in parsed if n is not None]
-        listed = concurrently(self.checkpoint_dirs, numbers)
-        refs = {
-            self.paths.manifest(generation, epoch)
-            for generation, epochs in zip(numbers, listed, strict=True)
-            for epoch in epochs
-            if epoch > newest
-        }
-        refs.update(self._hinted(max(numbers, default=WorkerGeneration(0))))
-        found = {ref: parse_manifest_path(ref) for ref in sorted(refs)}
-        managed = {r: one.epoch for r, one in found.items() if one and one.paths == self.paths}
-        there = zip(managed.values(), concurrently(self.store.head, list(managed)), strict=True)
-        return max((newest, *(epoch for epoch, info in there if info is not None)))
-
-    def _hinted(self, listed: WorkerGeneration) -> Iterator[StatePath]:
-        """Yield the manifests that the newest worker generations name as published last."""
-        for number in range(max(0, listed - PROBE_COUNT), listed + PROBE_COUNT):
-            path = self.paths.generation_manifest(WorkerGeneration(number))
-            try:
-                found = self.objects.optional(path, records.decode_generation_manifest)
-            except FormatError:
-                continue
-            if found is not None and found.latest_ref is not None:
-                yield found.latest_ref
 
     def load(self, epoch: Epoch | None = None) -> Checkpoint:
         """Read one epoch with all its operators; None = the newest visible epoch.
@@ -324,44 +219,8 @@ class BackendReader:
             FormatError: a listed file is missing or broken; names the first, and how many.
         """
         checkpoint = self.load_checkpoint_metadata(epoch)
-        listed = [
-            (operator, name, path)
-            for operator in checkpoint.operators
-            for name, files in operator.tables.items()
-            for path in dict.fromkeys(files.paths)
-        ]
-        problems = [p for p in concurrently(lambda at: self._file_error(*at), listed) if p]
-        if problems:
-            facts: dict[str, Any] = {"job": self.paths.job, "epoch": epoch} | problems[0].facts
-            raise FormatError(
-                f"epoch {epoch} cannot be restored: {len(problems)} of {len(listed)} data files "
-                f"are missing or broken; the first: {problems[0].message}",
-                next_step=restore_or_roll_back(self.paths, checkpoint, "file"),
-                **facts,
-            ) from problems[0]
+        check_files(self.store, self.paths, checkpoint)
         return checkpoint
-
-    def _file_error(
-        self, operator: OperatorCheckpoint, name: TableName, path: StatePath
-    ) -> NotFoundError | FormatError | None:
-        from arroyo_dagster.state.codec.parquet import read_facts
-
-        try:
-            with self.store.open_input(path) as file:
-                facts = read_facts(file, path)
-            problem = _misfit(operator, name, path, facts.schema)
-        except NotFoundError:
-            return NotFoundError("a data file is missing", operator=operator.operator, path=path)
-        except FormatError as error:
-            return error
-        if problem is None:
-            return None
-        return FormatError(
-            f"a data file does not belong to its table: {problem}",
-            operator=operator.operator,
-            table=name,
-            path=path,
-        )
 
     # ---- what waits, and what stays --------------------------------------------------------------
 
@@ -428,39 +287,6 @@ class BackendReader:
             raise InputError(
                 "worker generations exist in the protocol layout only", job=self.paths.job
             )
-
-
-def _beside(epochs: Collection[Epoch]) -> set[Epoch]:
-    """Return the missing numbers at which an unlisted epoch may exist."""
-    first = (epoch for epoch in epochs if epoch - 1 not in epochs)
-    found = {n for epoch in first for n in range(max(0, epoch - PROBE_COUNT), epoch)}
-    newest = max(epochs, default=0)
-    found.update(range(newest + 1, newest + 1 + PROBE_COUNT))
-    return {Epoch(number) for number in found if number not in epochs}
-
-
-def restore_or_roll_back(paths: JobPaths, checkpoint: Checkpoint, what: str) -> str:
-    """Return the next step for an epoch with a missing or broken object."""
-    if checkpoint.progress is None:
-        return f"restore another epoch, or restore the {what}"
-    command = f"arroyo-state rollback {paths.root}"
-    return f"restore the {what}, or go back to an older epoch: `{command}` lists them"
-
-
-def _misfit(
-    operator: OperatorCheckpoint, name: TableName, path: StatePath, found: pa.Schema
-) -> str | None:
-    """Return why a file cannot be read as rows of its table; None = it can."""
-    from arroyo_dagster.state.planning.verify.checks import reading_of
-    from arroyo_dagster.state.tables.forms import columns_of, stored_form, table_forms
-
-    config, files = operator.configs.get(name), operator.tables[name]
-    if config is None or config.kind is not files.kind:
-        return f"table {name} has no configuration of its kind"
-    entries = files.files if isinstance(files, ExpiringTimeKeyFiles) else ()
-    listed = next((entry for entry in entries if entry.path == path), None)
-    columns, stored = columns_of(found), stored_form(found)
-    return reading_of(config, table_forms(config), columns, stored, listed).problem
 
 
 def as_checkpoint(manifest: Manifest, ref: StatePath, state: CheckpointState) -> Checkpoint:

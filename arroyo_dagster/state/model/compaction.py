@@ -199,7 +199,7 @@ class CompactionSettings:
             config="window_seconds",
             scale=1_000_000,
             fractions=True,
-            minimum=0,
+            above=0,
             help="With window, the length of a window in seconds. Default: an eighth of the "
             "table's retention.",
         ),
@@ -242,6 +242,26 @@ class CompactionSettings:
                 raise InputError(f"{name} is at least {smallest}", **{name: value})
         if self.parallelism is not None:
             key_range_size(self.parallelism)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdoptionSettings:
+    """How long a compaction waits for the writer of a running job.
+
+    Attributes:
+        wait_seconds: until the writer has adopted the merged files; 0 = do not wait.
+    """
+
+    wait_seconds: Annotated[
+        float,
+        Setting(
+            option="wait",
+            fractions=True,
+            minimum=0,
+            metavar="SECONDS",
+            help="How many seconds to wait for a running job to adopt the merged files.",
+        ),
+    ] = 0.0
 
 
 # ---- the plan ------------------------------------------------------------------------------------

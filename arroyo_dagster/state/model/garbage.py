@@ -9,6 +9,7 @@ import enum
 import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Annotated
 
 from arroyo_dagster.errors import InputError
 from arroyo_dagster.state.model.checkpoints import CheckpointState
@@ -22,6 +23,7 @@ from arroyo_dagster.state.model.ids import (
 )
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.objects import NOTHING, Packed
+from arroyo_dagster.state.model.settings import Setting
 
 HOUR_MICROS = 3_600_000_000
 DAY_MICROS = 24 * HOUR_MICROS
@@ -363,8 +365,21 @@ class Retention:
         InputError: neither is given, or one is out of its range.
     """
 
-    keep_epochs: int | None = None
-    keep_micros: int | None = None
+    keep_epochs: Annotated[
+        int | None, Setting(option="keep", minimum=2, help="Keep this many newest epochs.")
+    ] = None
+    keep_micros: Annotated[
+        int | None,
+        Setting(
+            option="keep-for",
+            config="keep_days",
+            scale=DAY_MICROS,
+            fractions=True,
+            duration=True,
+            minimum=0,
+            help="Keep epochs younger than this {duration}.",
+        ),
+    ] = None
 
     def __post_init__(self) -> None:
         if self.keep_epochs is None and self.keep_micros is None:
@@ -383,6 +398,46 @@ class Retention:
                 keep_seconds=self.keep_micros // 1_000_000,
                 next_step="give a duration, for example 7 days",
             )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraceSettings:
+    """How long unreferenced objects stay.
+
+    Attributes:
+        grace_micros: objects that were written no longer ago than this stay, by the clock of the
+            store; at least an hour.
+    """
+
+    grace_micros: Annotated[
+        int,
+        Setting(
+            option="older-than",
+            config="older_than_days",
+            scale=DAY_MICROS,
+            fractions=True,
+            duration=True,
+            above=0,
+            help="Keep objects younger than this {duration}; at least an hour.",
+        ),
+    ] = GRACE_MICROS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeletionSettings:
+    """How the objects of a plan are deleted.
+
+    Attributes:
+        quarantine: move objects to the job's quarantine instead of deleting them; `undelete`
+            restores them.
+    """
+
+    quarantine: Annotated[
+        bool,
+        Setting(
+            help="Move objects to quarantine instead of deleting them. `gc undelete` restores them."
+        ),
+    ] = False
 
 
 def checked_grace(grace_micros: int) -> int:

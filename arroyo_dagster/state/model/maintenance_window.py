@@ -7,12 +7,15 @@ step fails.
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Annotated
 
 from arroyo_dagster.errors import ArroyoStateError, InputError
 from arroyo_dagster.state.model.ids import JobId, PipelineId
 from arroyo_dagster.state.model.job_facts import JobFacts
 from arroyo_dagster.state.model.rewrite import RewriteOutcome, RewritePlan
+from arroyo_dagster.state.model.settings import Setting
+from arroyo_dagster.state.model.verify import MAX_LEVEL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,10 +33,51 @@ class WindowLimits:
         InputError: a limit that is not positive; `quiet` may be 0.
     """
 
-    stop: float = 300.0
-    rewrite: float = 1800.0
-    start: float = 300.0
-    quiet: float = 60.0
+    stop: Annotated[
+        float,
+        Setting(
+            option="stop-limit",
+            config="stop_seconds",
+            fractions=True,
+            above=0,
+            metavar="SECONDS",
+            help="How many seconds the job may take to stop.",
+        ),
+    ] = 300.0
+    rewrite: Annotated[
+        float,
+        Setting(
+            option="rewrite-limit",
+            config="rewrite_seconds",
+            fractions=True,
+            above=0,
+            metavar="SECONDS",
+            help="How many seconds the job may be down for the rewrite.",
+        ),
+    ] = 1800.0
+    start: Annotated[
+        float,
+        Setting(
+            option="start-limit",
+            config="start_seconds",
+            fractions=True,
+            above=0,
+            metavar="SECONDS",
+            help="How many seconds the job may take to run again.",
+        ),
+    ] = 300.0
+    quiet: Annotated[
+        float,
+        Setting(
+            option="quiet-limit",
+            config="quiet_seconds",
+            fractions=True,
+            minimum=0,
+            metavar="SECONDS",
+            help="For a job that was stopped before: how many seconds its files must not have "
+            "changed.",
+        ),
+    ] = 60.0
 
     def __post_init__(self) -> None:
         if min(self.stop, self.rewrite, self.start) <= 0 or self.quiet < 0:
@@ -44,6 +88,27 @@ class WindowLimits:
                 start=self.start,
                 quiet=self.quiet,
             )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowSteps:
+    """How the steps of a window are carried out.
+
+    Attributes:
+        limits: how long each may take.
+        verify_level: how closely the rewritten epoch is verified before the job is started.
+    """
+
+    limits: WindowLimits = field(default_factory=WindowLimits)
+    verify_level: Annotated[
+        int,
+        Setting(
+            option="level",
+            minimum=0,
+            maximum=MAX_LEVEL,
+            help="How closely to verify the rewritten epoch before the start, 0 to 4.",
+        ),
+    ] = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

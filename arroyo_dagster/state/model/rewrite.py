@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Annotated
 
 from arroyo_dagster.state.model.compaction import Forecast, LeftOut, MergeOutcome
 from arroyo_dagster.state.model.ids import (
@@ -22,9 +23,33 @@ from arroyo_dagster.state.model.ids import (
 )
 from arroyo_dagster.state.model.job_facts import JobCondition
 from arroyo_dagster.state.model.keys import KeyRange
+from arroyo_dagster.state.model.settings import Setting
 from arroyo_dagster.state.model.tables import TimeFile
 
 NOTHING_READ = Forecast()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuietSettings:
+    """How long a stopped Arroyo job must not have changed before it is rewritten.
+
+    Attributes:
+        quiet_seconds: how long none of its objects may change before its metadata is written: the
+            controller's cleanup goes on for a while after a stop.
+    """
+
+    quiet_seconds: Annotated[
+        float,
+        Setting(
+            option="quiet",
+            fractions=True,
+            minimum=0,
+            metavar="SECONDS",
+            help="For a stopped Arroyo job: how many seconds none of its objects may change before "
+            "its metadata is written. Arroyo's controller continues to clean up for a while after "
+            "a stop.",
+        ),
+    ] = 60.0
 
 
 class RewriteRule(enum.Enum):

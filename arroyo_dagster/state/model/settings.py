@@ -1,12 +1,13 @@
 """Settings for users: help, unit, bounds and names, defined once beside each field.
 
-The command line derives its options from them and Dagster its config; see `cli/compaction/settings.py` and
+The command line derives its options from them and Dagster its config; see `cli/settings.py` and
 `orchestration/settings.py`.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import datetime as dt
 import enum
 import types
 import typing
@@ -24,11 +25,15 @@ class Setting:
     """How users specify the value of a field.
 
     Attributes:
-        help: what the setting does; `{field}` stands for the name of another field.
+        help: what the setting does; `{field}` stands for the name of another field, `{duration}`
+            for what a duration is.
         option, config: its name on the command line and in Dagster, if not the field's.
         scale: how many units of the field one unit of the setting is.
         fractions: whether the setting may have fractions of its unit.
-        minimum: the least value, included.
+        duration: whether the command line takes a duration such as 3d, of a field in microseconds.
+        minimum, maximum: the least and the greatest value, included.
+        above: a value that it must exceed.
+        metavar: what stands for the value in the help of the command line.
         off: the help of a flag on the command line that turns the field off.
     """
 
@@ -37,7 +42,11 @@ class Setting:
     config: str | None = None
     scale: int = 1
     fractions: bool = False
+    duration: bool = False
     minimum: int | None = None
+    maximum: int | None = None
+    above: int | None = None
+    metavar: str | None = None
     off: str | None = None
 
 
@@ -75,6 +84,8 @@ class SettingField:
         """
         if given is None:
             return None
+        if isinstance(given, dt.timedelta):
+            return given // dt.timedelta(microseconds=1)
         if issubclass(self.kind, enum.Enum):
             known = [str(one.value) for one in self.kind]
             if given not in known:
@@ -83,7 +94,10 @@ class SettingField:
                     next_step=f"choose one of {', '.join(known)}",
                 )
             return self.kind(given)
-        return given if self.setting.scale == 1 else max(1, int(given * self.setting.scale))
+        if self.setting.scale == 1:
+            return given
+        scaled = int(given * self.setting.scale)
+        return scaled if self.setting.above is None else max(self.setting.above + 1, scaled)
 
 
 def setting_fields(settings: type[Any]) -> Iterator[SettingField]:
@@ -96,6 +110,11 @@ def setting_fields(settings: type[Any]) -> Iterator[SettingField]:
         for one in getattr(hint, "__metadata__", ()):
             if isinstance(one, Setting):
                 yield SettingField(field.name, _kind(hint.__origin__), field.default, one)
+
+
+def find_setting(settings: type[Any], name: str) -> SettingField:
+    """Return the field of this name that people may set."""
+    return next(field for field in setting_fields(settings) if field.name == name)
 
 
 def settings_from(settings: type[_T], given: Mapping[str, Any]) -> _T:
@@ -123,5 +142,7 @@ def _kind(hint: Any) -> type[Any]:
 
 
 def _unscaled(field: SettingField) -> Any:
-    default = field.default
-    return None if default is None else default // field.setting.scale
+    default, scale = field.default, field.setting.scale
+    if default is None:
+        return None
+    return default / scale if field.setting.fractions else default // scale

@@ -14,7 +14,7 @@ from typing import ClassVar, Self
 
 from arroyo_dagster.errors import FormatError, NotFoundError, ProtocolError
 from arroyo_dagster.state.metadata.backend import Started, StateBackend
-from arroyo_dagster.state.metadata.lease import lease
+from arroyo_dagster.state.metadata.lease import LeaseOptions, lease
 from arroyo_dagster.state.model.checkpoints import (
     Checkpoint,
     CheckpointState,
@@ -318,7 +318,9 @@ def _take_lease(held: contextlib.ExitStack, backend: StateBackend) -> int:
         return 0
     owner = f"run {uuid.uuid4().hex[:16]}"
     # Without the caller's clock, because a lease depends on real time.
-    leased = held.enter_context(lease(backend.store, paths, owner, directory=paths.writers))
+    leased = held.enter_context(
+        lease(backend.store, paths, owner, LeaseOptions(directory=paths.writers))
+    )
     backend.store = leased
     return leased.lease.token
 

@@ -129,7 +129,7 @@ def test_every_object_is_explained(url: str, store: ObjectStore) -> None:
     assert (found["reason"], found["deletable"]) == ("referenced", False)
     assert "epoch 6" in found["referenced_by"]
     words = run(url, "gc", "explain", f"{store.url}/{listed}").stdout
-    assert "stays: an epoch that stays lists it" in words
+    assert "stays: an epoch that stays references it" in words
     assert "referenced by epoch 6" in words
     store.put(PATHS.root / "notes.txt", b"of a person")
     assert document(url, "gc", "explain", "words/main/notes.txt")["reason"] == "foreign"

@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 
 from arroyo_dagster import cli
 from arroyo_dagster.errors import ConflictError
-from arroyo_dagster.state.metadata.lease import lease
+from arroyo_dagster.state.metadata.lease import LeaseOptions, lease
 from arroyo_dagster.state.model.clock import wall_clock
 from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.storage import MemoryStore, configure
@@ -58,8 +58,8 @@ def test_leases_of_all_jobs_are_listed_and_nothing_is_written(url: str, store: M
         pass
     with (
         lease(store, ONE, "gc"),
-        lease(store, TWO, "run 1", directory=TWO.writers),
-        lease(store, TWO, "a window", directory=TWO.windows),
+        lease(store, TWO, "run 1", LeaseOptions(directory=TWO.writers)),
+        lease(store, TWO, "a window", LeaseOptions(directory=TWO.windows)),
     ):
         before = listing(store)
         found = document(url, "leases")
@@ -127,19 +127,19 @@ def test_what_is_free_is_not_broken(url: str, store: MemoryStore) -> None:
 
 
 def test_a_lease_that_does_not_decode_is_shown_and_broken(url: str, store: MemoryStore) -> None:
-    with lease(store, TWO, "run", directory=TWO.writers):
+    with lease(store, TWO, "run", LeaseOptions(directory=TWO.writers)):
         pass
     store.put(TWO.writers / "0000000001.json", b"{")
     listed = run(url, "leases")
     assert (listed.exit_code, "broken" in listed.stdout) == (1, True)
     assert run(url, "lease", "break", "j", "--kind", "writer", "--yes").exit_code == 0
-    with lease(store, TWO, "next", directory=TWO.writers) as found:
+    with lease(store, TWO, "next", LeaseOptions(directory=TWO.writers)) as found:
         assert found.lease.token == 3
 
 
 def test_a_holder_whose_clock_is_a_day_ahead_is_shown_by_the_store_s_time(
     url: str, store: MemoryStore
 ) -> None:
-    with lease(store, ONE, "gc", clock=lambda: wall_clock() + 86_400_000_000):
+    with lease(store, ONE, "gc", LeaseOptions(clock=lambda: wall_clock() + 86_400_000_000)):
         (found,) = document(url, "leases", "main")
     assert 0 < found["expires_in_seconds"] <= 61

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from arroyo_dagster import cli
-from arroyo_dagster.cli.compaction.commands import format_progress
+from arroyo_dagster.cli.rendering import format_progress
 from arroyo_dagster.state.metadata.backend import ParquetBackend
-from arroyo_dagster.state.operations.compaction.execute import Progress
+from arroyo_dagster.state.model.progress import Progress, ProgressUnit
 from arroyo_dagster.state.runtime.in_process import run_pipeline
 from arroyo_dagster.state.storage import configure
 from arroyo_dagster.state.storage.remote.open import open_store
@@ -124,11 +125,13 @@ def test_settings_out_of_range_are_a_wrong_command_line(
     assert run(url, "compact", "plan", "main", *wrong).exit_code == 2
 
 
-def test_progress_is_told_in_words() -> None:
-    progress = Progress(bytes_done=1 << 20, bytes_total=4 << 20, seconds=3.0)
-    assert format_progress(progress) == "25%, 1.0 MB of 4.2 MB, 9 s left"
-    begun = Progress(bytes_done=0, bytes_total=4 << 20, seconds=0.1)
-    assert "left" not in format_progress(begun)
+def test_progress_is_formatted_in_its_unit() -> None:
+    merge = Progress(
+        step="merge", done=1 << 20, total=4 << 20, unit=ProgressUnit.BYTES, seconds=3.0
+    )
+    assert format_progress(merge) == "merge: 25%, 1.0 MB of 4.2 MB, 9 s left"
+    assert format_progress(replace(merge, done=0)) == "merge: 0%, 0 B of 4.2 MB"
+    assert format_progress(Progress(step="listed objects", done=20_000)) == "listed objects: 20000"
 
 
 def test_expire_shows_what_would_go_and_deletes_nothing_until_yes(

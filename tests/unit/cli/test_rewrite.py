@@ -18,7 +18,7 @@ from arroyo_dagster.state.codec.maintenance_records import (
     decode_window_record,
     encode_window_record,
 )
-from arroyo_dagster.state.metadata.lease import lease
+from arroyo_dagster.state.metadata.lease import LeaseOptions, lease
 from arroyo_dagster.state.model.layout import Layout
 from arroyo_dagster.state.model.maintenance_window import WindowRecord
 from arroyo_dagster.state.operations.compaction import controlled_job
@@ -179,7 +179,7 @@ def test_a_job_that_is_down_is_told_and_started_by_the_next_call_at_any_time(
 def held_by_a_dead_process(job: ArroyoJob, seconds: float) -> None:
     """Leave the lease of the job's window as a process leaves it that was killed."""
     with lease(
-        job.store, job.paths, "killed", directory=job.paths.windows, seconds=seconds
+        job.store, job.paths, "killed", LeaseOptions(directory=job.paths.windows, seconds=seconds)
     ) as held:
         path = held.lease.path
         left = job.store.read(path)

@@ -20,7 +20,8 @@ from arroyo_dagster.errors import (
 )
 from arroyo_dagster.state.codec import metadata, records
 from arroyo_dagster.state.metadata.backend import ParquetBackend
-from arroyo_dagster.state.metadata.reader import as_checkpoint, restore_or_roll_back
+from arroyo_dagster.state.metadata.reader import as_checkpoint
+from arroyo_dagster.state.metadata.restorable import restore_or_roll_back
 from arroyo_dagster.state.model.checkpoints import (
     RECORD_VERSION,
     Checkpoint,

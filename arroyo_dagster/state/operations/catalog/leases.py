@@ -7,7 +7,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from arroyo_dagster.errors import FormatError
-from arroyo_dagster.state.metadata.lease import IN_FLIGHT_GRACE_SECONDS, lease, newest_lease
+from arroyo_dagster.state.metadata.lease import (
+    IN_FLIGHT_GRACE_SECONDS,
+    LeaseOptions,
+    lease,
+    newest_lease,
+)
 from arroyo_dagster.state.metadata.lease_records import store_time
 from arroyo_dagster.state.model.clock import Clock, wall_clock
 from arroyo_dagster.state.model.ids import StatePath
@@ -83,6 +88,6 @@ def break_lease(
     found = _newest(store, paths, kind)
     renewed = None if found is None or found.record is None else found.record.renewed_at_micros
     now = store_time(store, directory)
-    with lease(store, paths, owner, directory=directory, take_over=True, clock=clock):
+    with lease(store, paths, owner, LeaseOptions(directory=directory, take_over=True, clock=clock)):
         sleep(IN_FLIGHT_GRACE_SECONDS)
     return None if renewed is None or now is None else now - renewed

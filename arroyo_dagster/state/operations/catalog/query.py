@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import io
 import itertools
+import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import pyarrow as pa
@@ -227,16 +228,31 @@ class TableRows:
     commit_data: Mapping[int, Any] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadOptions:
+    """Which rows of a table are read, and how.
+
+    Attributes:
+        epoch: read at this epoch; None = the newest visible one.
+        limit: return at most this many rows; None = all.
+        history: also return the older row generations of generational tables.
+        catalogue: decodes entries whose types the job did not store; None = the tables registered
+            in this process, see `register_table`.
+    """
+
+    epoch: int | None = None
+    limit: int | None = None
+    history: bool = False
+    catalogue: Catalogue | None = None
+
+
 def read_rows(
     store: ObjectStore,
     paths: JobPaths,
     operator: str,
     table: str,
-    *,
-    epoch: int | None = None,
-    limit: int | None = None,
-    history: bool = False,
-    catalogue: Catalogue | None = None,
+    options: ReadOptions | None = None,
+    **named: Any,
 ) -> TableRows:
     """Read the rows that a restore at this epoch would load, over all subtasks.
 
@@ -247,26 +263,33 @@ def read_rows(
     keys and the returned values.
 
     Args:
-        limit: return at most this many rows; None = all.
-        history: also return the older row generations of generational tables.
-        catalogue: decodes entries whose types the job did not store; None = the tables registered
-            in this process, see `register_table`.
+        named: fields of `ReadOptions`, the earlier form; release 0.3 removes it.
 
     Raises:
         NotFoundError: no such epoch, operator or table; lists the existing ones.
         FormatError: a data file is missing or broken.
     """
-    checkpoint = load_epoch(store, paths, epoch)
+    chosen = options or ReadOptions()
+    if named:
+        names = ", ".join(named)
+        warnings.warn(
+            f"read_rows(..., ReadOptions(...)) replaces {names} of read_rows; release 0.3 removes "
+            "these keywords",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        chosen = replace(chosen, **named)
+    checkpoint = load_epoch(store, paths, chosen.epoch)
     found, config, files = find_table(checkpoint, operator, table)
     from arroyo_dagster.state.tables.restoring import restored_rows
 
-    catalogue = catalogue or default_catalogue()
+    catalogue, limit = chosen.catalogue or default_catalogue(), chosen.limit
     try:
         if isinstance(files, GlobalKeyedFiles):
             return _entries(store, catalogue, checkpoint.epoch, found, config.table, limit)
         managed = checkpoint.progress is not None
         held = restored_rows(
-            store, found, config.table, managed=managed, history=history, limit=limit
+            store, found, config.table, managed=managed, history=chosen.history, limit=limit
         )
     except NotFoundError as error:
         raise _missing(error, paths, checkpoint.epoch) from error

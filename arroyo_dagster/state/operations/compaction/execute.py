@@ -7,12 +7,12 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 
 from arroyo_dagster.errors import ProtocolError, StorageError
 from arroyo_dagster.state.model.compaction import MEBIBYTE, MergeOutcome
 from arroyo_dagster.state.model.ids import Epoch
 from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.model.progress import OnProgress, Progress, ProgressUnit
 from arroyo_dagster.state.planning.verify.checks import row_parity
 from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.tables.merge.rows import OnBytes
@@ -30,7 +30,6 @@ RunMerges = Callable[[ObjectStore, Sequence[MergeTask], OnBytes], Iterable[Merge
 
 _SIDE_BY_SIDE_BYTES = 16 * MEBIBYTE
 _ATTEMPTS = 3
-_LEAST_SHARE = 0.02
 _EVERY_SECONDS = 0.5
 
 
@@ -115,35 +114,6 @@ def check_same(paths: JobPaths, epoch: Epoch, outcome: MergeOutcome) -> None:
 # ---- progress ------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
-    """The progress of a compaction.
-
-    Attributes:
-        bytes_done, bytes_total: of the inputs of all merges.
-        seconds: since the first merge started.
-    """
-
-    bytes_done: int
-    bytes_total: int
-    seconds: float
-
-    @property
-    def share(self) -> float:
-        """The completed share, from 0 to 1."""
-        return self.bytes_done / self.bytes_total if self.bytes_total else 1.0
-
-    @property
-    def seconds_left(self) -> float | None:
-        """The estimated remaining time at the average speed so far; None below 2 percent."""
-        if self.share < _LEAST_SHARE:
-            return None
-        return self.seconds * (1 - self.share) / self.share
-
-
-OnProgress = Callable[[Progress], None]
-
-
 class Meter:
     """Counts the bytes that merges read, from any thread, and reports them at intervals.
 
@@ -154,13 +124,13 @@ class Meter:
     def __init__(
         self,
         total_bytes: int,
-        reported: OnProgress,
+        report: OnProgress,
         *,
         every_seconds: float = _EVERY_SECONDS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._total = total_bytes
-        self._told = reported
+        self._report = report
         self._every = every_seconds
         self._clock = clock
         self._begun = clock()
@@ -177,6 +147,10 @@ class Meter:
                 return
             self._last = now
             progress = Progress(
-                bytes_done=self._done, bytes_total=self._total, seconds=now - self._begun
+                step="merge",
+                done=self._done,
+                total=self._total,
+                unit=ProgressUnit.BYTES,
+                seconds=now - self._begun,
             )
-        self._told(progress)
+        self._report(progress)

@@ -9,13 +9,18 @@ from dataclasses import dataclass, replace
 from arroyo_dagster.errors import InputError, ProtocolError
 from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.metadata.interrupts import uninterrupted
-from arroyo_dagster.state.metadata.lease import lease
+from arroyo_dagster.state.metadata.lease import LeaseOptions, lease
 from arroyo_dagster.state.model.clock import Clock, wall_clock
-from arroyo_dagster.state.model.compaction import CompactionPlan, CompactionSettings, MergeOutcome
+from arroyo_dagster.state.model.compaction import (
+    AdoptionSettings,
+    CompactionPlan,
+    CompactionSettings,
+    MergeOutcome,
+)
 from arroyo_dagster.state.model.layout import JobPaths, Layout
+from arroyo_dagster.state.model.progress import OnProgress, no_progress
 from arroyo_dagster.state.operations.compaction.execute import (
     Meter,
-    OnProgress,
     RunMerges,
     check_same,
     merge_here,
@@ -38,13 +43,12 @@ _POLL_SECONDS = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CompactionOptions:
+class CompactionOptions(AdoptionSettings):
     """Options of a compaction.
 
     Attributes:
         owner: who runs it, for the lease.
         lease_wait_seconds: how long to wait for a process that holds the job's lease.
-        wait_seconds: how long to wait until the job's writer adopts the merged files.
         sampled: forecast the number of bytes afterwards, as `plan_compaction` does.
         clock: microseconds since 1970 in UTC, by this machine.
         run: executes the merges, in this process or on Spark.
@@ -55,12 +59,11 @@ class CompactionOptions:
 
     owner: str = "arroyo-state compact"
     lease_wait_seconds: float = 0.0
-    wait_seconds: float = 0.0
     sampled: bool = False
     clock: Clock = wall_clock
     run: RunMerges = merge_here
     on_merge: Callable[[MergeOutcome, int], None] = lambda outcome, left: None
-    on_progress: OnProgress = lambda progress: None
+    on_progress: OnProgress = no_progress
     on_published: Callable[[CompactionOutcome], None] = lambda outcome: None
 
 
@@ -123,8 +126,7 @@ class _Compaction:
             store,
             self.paths,
             chosen.owner,
-            wait_seconds=chosen.lease_wait_seconds,
-            clock=chosen.clock,
+            LeaseOptions(wait_seconds=chosen.lease_wait_seconds, clock=chosen.clock),
         ) as held:
             # The previous holder of the lease may have merged some of it.
             facts = compaction_facts(held, self.paths)

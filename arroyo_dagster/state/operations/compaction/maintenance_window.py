@@ -13,7 +13,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from arroyo_dagster.errors import (
     ArroyoStateError,
@@ -27,7 +27,7 @@ from arroyo_dagster.state.codec.maintenance_records import (
     decode_window_record,
     encode_window_record,
 )
-from arroyo_dagster.state.metadata.lease import Leased, lease, newest_lease
+from arroyo_dagster.state.metadata.lease import Leased, LeaseOptions, lease, newest_lease
 from arroyo_dagster.state.model.clock import Clock, wall_clock
 from arroyo_dagster.state.model.compaction import CompactionSettings
 from arroyo_dagster.state.model.ids import PipelineId
@@ -36,10 +36,10 @@ from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.leases import EXPIRED_SECONDS
 from arroyo_dagster.state.model.maintenance_window import (
     WindowEnd,
-    WindowLimits,
     WindowOutcome,
     WindowRecord,
     WindowStep,
+    WindowSteps,
 )
 from arroyo_dagster.state.model.rewrite import RewriteOutcome, RewritePlan
 from arroyo_dagster.state.operations.compaction.controlled_job import (
@@ -63,22 +63,19 @@ _GRACE_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WindowOptions:
+class WindowOptions(WindowSteps):
     """Options of a window.
 
     Attributes:
         settings: which files are rewritten, and how.
         closes_at_micros: the time by which the job must run again, by `clock`; None = no such time.
-        verify_level: the level at which the rewritten epoch is verified before the job is started.
         run: executes the parts of the rewrite.
         clock: microseconds since the Unix epoch.
         on_step: called with each step when it is done.
     """
 
     settings: CompactionSettings | None = None
-    limits: WindowLimits = field(default_factory=WindowLimits)
     closes_at_micros: int | None = None
-    verify_level: int = 2
     owner: str = "arroyo-state compact window"
     run: RunRewrites = rewrite_here
     clock: Clock = wall_clock
@@ -123,10 +120,12 @@ def run_window(
         store,
         paths,
         window.options.owner,
-        directory=paths.windows,
-        wait_seconds=window.lease_wait_seconds(),
-        clock=window.options.clock,
-        sleep=window.options.sleep,
+        LeaseOptions(
+            directory=paths.windows,
+            wait_seconds=window.lease_wait_seconds(),
+            clock=window.options.clock,
+            sleep=window.options.sleep,
+        ),
     ) as held:
         left = read_window_record(store, paths)
         if left is not None:
@@ -162,10 +161,12 @@ def recover_window(
         store,
         paths,
         window.options.owner,
-        directory=paths.windows,
-        wait_seconds=window.lease_wait_seconds(),
-        clock=window.options.clock,
-        sleep=window.options.sleep,
+        LeaseOptions(
+            directory=paths.windows,
+            wait_seconds=window.lease_wait_seconds(),
+            clock=window.options.clock,
+            sleep=window.options.sleep,
+        ),
     ) as held:
         left = read_window_record(store, paths)
         return None if left is None else window.recovered(held, left)

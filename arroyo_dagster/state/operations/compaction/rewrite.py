@@ -23,12 +23,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from arroyo_dagster.errors import ConflictError, ProtocolError
-from arroyo_dagster.state.metadata.lease import lease
+from arroyo_dagster.state.metadata.lease import LeaseOptions, lease
 from arroyo_dagster.state.model.checkpoints import Checkpoint
 from arroyo_dagster.state.model.clock import Clock, wall_clock
 from arroyo_dagster.state.model.compaction import CompactionSettings, LeftOut
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.rewrite import (
+    QuietSettings,
     RewriteOutcome,
     RewritePlan,
     RewriteShard,
@@ -61,7 +62,6 @@ from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.tables.merge.rewrite import RewriteTask, rewrite_shard
 
 RunRewrites = Callable[[ObjectStore, Sequence[RewriteTask]], Iterable[RewriteShard | LeftOut]]
-QUIET_SECONDS = 60.0
 _LONG_AGO = 10
 """A job that stopped this many quiet periods ago is quiet, if its objects do not change."""
 
@@ -143,14 +143,12 @@ plan_rewrite_of = plan_rewrite
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RewriteOptions:
+class RewriteOptions(QuietSettings):
     """Options of a rewrite.
 
     Attributes:
         owner: who runs it, for the lease.
         lease_wait_seconds: how long to wait for a process that holds the job's lease.
-        quiet_seconds: how long no object of the job may change before its metadata is written; the
-            controller's cleanup continues for a while after a stop.
         quiet_since: an earlier listing of the job. If nothing has changed since, the time since
             then counts, so that one wait serves all jobs that were listed together.
         verify_level: the level at which the epoch as it would be published is verified before.
@@ -165,7 +163,6 @@ class RewriteOptions:
 
     owner: str = "arroyo-state compact"
     lease_wait_seconds: float = 0.0
-    quiet_seconds: float = QUIET_SECONDS
     quiet_since: ListedJob | None = None
     verify_level: int = 1
     sampled: bool = False
@@ -216,9 +213,9 @@ def run_rewrite(
         store,
         paths,
         chosen.owner,
-        wait_seconds=chosen.lease_wait_seconds,
-        clock=chosen.clock,
-        sleep=chosen.sleep,
+        LeaseOptions(
+            wait_seconds=chosen.lease_wait_seconds, clock=chosen.clock, sleep=chosen.sleep
+        ),
     ) as held:
         # The previous holder of the lease may have rewritten some of it.
         snapshot = take_snapshot(held, paths, directory)

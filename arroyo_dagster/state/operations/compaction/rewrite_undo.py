@@ -16,7 +16,7 @@ from arroyo_dagster.errors import (
 from arroyo_dagster.state.codec.maintenance_records import (
     decode_rewrite_record,
 )
-from arroyo_dagster.state.metadata.lease import lease
+from arroyo_dagster.state.metadata.lease import LeaseOptions, lease
 from arroyo_dagster.state.model.clock import Clock, wall_clock
 from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.model.layout import JobPaths
@@ -130,9 +130,9 @@ def run_undo(
         store,
         paths,
         chosen.owner,
-        wait_seconds=chosen.lease_wait_seconds,
-        clock=chosen.clock,
-        sleep=chosen.sleep,
+        LeaseOptions(
+            wait_seconds=chosen.lease_wait_seconds, clock=chosen.clock, sleep=chosen.sleep
+        ),
     ) as held:
         snapshot, path, changed = _what_changed(held, paths, directory)
         fresh = _fresh(paths, UndoPlan(record=path, objects=tuple(changed)), plan)

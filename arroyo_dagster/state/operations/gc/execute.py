@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -15,20 +14,20 @@ from arroyo_dagster.state.codec.records import encode_json
 from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.metadata.expiry import delete_all, note_min_epoch
 from arroyo_dagster.state.metadata.interrupts import uninterrupted
-from arroyo_dagster.state.metadata.lease import Leased, lease
+from arroyo_dagster.state.metadata.lease import Leased, LeaseOptions, lease
 from arroyo_dagster.state.model.clock import Clock, wall_clock
-from arroyo_dagster.state.model.garbage import GcPlan, PlanKind
+from arroyo_dagster.state.model.garbage import DeletionSettings, GcPlan, PlanKind
 from arroyo_dagster.state.model.ids import Epoch
 from arroyo_dagster.state.model.layout import JobPaths, Layout
-from arroyo_dagster.state.operations.gc.journal import Journal
+from arroyo_dagster.state.model.progress import OnProgress, no_progress
+from arroyo_dagster.state.operations.gc.journal import Journal, RunHeader
 from arroyo_dagster.state.operations.gc.journal_archive import archive_runs
 from arroyo_dagster.state.operations.gc.journal_chain import finish_open_runs
 from arroyo_dagster.state.operations.gc.pins import forget_released
 from arroyo_dagster.state.operations.gc.plan import GcRequest, check_allowed, plan_gc
-from arroyo_dagster.state.operations.gc.progress import heartbeat, no_progress
 from arroyo_dagster.state.operations.gc.quarantine import QuarantineWriter
-from arroyo_dagster.state.operations.gc.root_reader import Progress
-from arroyo_dagster.state.operations.gc.steps import Delete, GcProgress, GcRun, Pace, delete_here
+from arroyo_dagster.state.operations.gc.steps import Delete, GcRun, Pace, delete_here
+from arroyo_dagster.state.operations.progress import heartbeat, timed
 from arroyo_dagster.state.planning.gc.dead_jobs import check_way
 from arroyo_dagster.state.planning.gc.recheck import (
     check_gone,
@@ -70,30 +69,27 @@ class GcOutcome:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GcOptions:
+class GcOptions(DeletionSettings):
     """How a plan is executed.
 
     Attributes:
-        quarantine: move objects to the job's quarantine instead of deleting them; `undelete` brings
-            them back.
         pace: the size and rate of deletes.
         owner: who runs it, for the lease and the journal.
         lease_wait_seconds: how long to wait for a process that holds the lease of the job.
         clock: microseconds since 1970 in UTC, by this machine.
-        progress: called after every few thousand objects, and at least every few seconds.
+        on_progress: called after every few thousand objects, and at least every few seconds.
         on_done: called with the outcome as soon as everything is deleted and read back, before an
             interrupt can come in between.
         make_plan: makes the fresh plan; `plan_gc` in this process, or on Spark.
         delete: deletes batches of data files; in this process, or on Spark.
     """
 
-    quarantine: bool = False
     pace: Pace = field(default_factory=Pace)
     owner: str = "arroyo-state gc"
     lease_wait_seconds: float = 0.0
     clock: Clock = wall_clock
-    progress: Callable[[GcProgress], None] = no_progress
-    on_done: Callable[[GcOutcome], None] = no_progress
+    on_progress: OnProgress = no_progress
+    on_done: Callable[[GcOutcome], None] = lambda outcome: None
     make_plan: Callable[..., GcPlan] = plan_gc
     delete: Delete = delete_here
 
@@ -118,8 +114,8 @@ def run_gc(
         StorageError: objects could not be deleted; what refers to them still exists.
     """
     chosen = options or GcOptions()
-    with heartbeat(chosen.progress) as progress:
-        return _run(store, paths, request, plan, replace(chosen, progress=progress))
+    with heartbeat(chosen.on_progress) as on_progress:
+        return _run(store, paths, request, plan, replace(chosen, on_progress=on_progress))
 
 
 def collect(
@@ -156,9 +152,7 @@ def _run(
         store,
         paths,
         owner,
-        wait_seconds=options.lease_wait_seconds,
-        clock=clock,
-        sleep=pace.sleep,
+        LeaseOptions(wait_seconds=options.lease_wait_seconds, clock=clock, sleep=pace.sleep),
     ) as held:
         now = _store_clock(held, paths, clock)
         journals = held.list_dir(paths.journal)
@@ -166,8 +160,9 @@ def _run(
         # Nothing depends on it: what cannot be archived now stays as it is.
         with contextlib.suppress(StorageError, FormatError):
             archive_runs(held, paths, journals)
-        progress = planning_progress(options.progress)
-        fresh = options.make_plan(held, paths, request, now_micros=now, progress=progress)
+        fresh = options.make_plan(
+            held, paths, request, now_micros=now, on_progress=options.on_progress
+        )
         chosen = fresh if plan is None else _checked(held, plan, fresh)
         check_way(chosen, quarantine=options.quarantine)
         if not chosen.objects:
@@ -179,11 +174,12 @@ def _run(
             else None
         )
         name = None if moving is None else moving.name
-        journal = Journal.of_plan(held, chosen, owner, now, name)
+        journal = Journal.begin(held, paths, RunHeader.of_plan(chosen, owner, now, name))
         if chosen.kind is PlanKind.DEAD_JOB:
             # Its epochs cannot be read any more once this has begun.
             held.create(paths.removal, encode_json(gc_plan_to_json(chosen)))
-        run = GcRun(held, chosen, request, journal, moving, options.delete, pace, options.progress)
+        on_progress = timed(options.on_progress)
+        run = GcRun(held, chosen, request, journal, moving, options.delete, pace, on_progress)
         run.carry_out()
         outcome = GcOutcome(
             plan=chosen,
@@ -205,17 +201,6 @@ def _run(
             _note_min_epoch(held, paths, chosen.keep_from, chosen)
         remove_empty_directories(held, paths.root)
     return outcome
-
-
-def planning_progress(progress: Callable[[GcProgress], None]) -> Progress:
-    """Report what is listed and read in the form of what is deleted."""
-    began = time.monotonic()
-
-    def report(step: str, done: int, total: int | None) -> None:
-        left = None if not total or not done else (time.monotonic() - began) / done * (total - done)
-        progress(GcProgress(step=step, done=done, total=total, left_seconds=left))
-
-    return report
 
 
 def _store_clock(held: Leased, paths: JobPaths, clock: Clock) -> int:

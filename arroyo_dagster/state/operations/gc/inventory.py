@@ -26,11 +26,10 @@ from arroyo_dagster.state.model.objects import (
     StoredObject,
     object_name,
 )
+from arroyo_dagster.state.model.progress import OnProgress, Progress, no_progress
 from arroyo_dagster.state.operations.gc.root_reader import (
     NO_EPOCH,
-    Progress,
     Reader,
-    no_root_progress,
 )
 from arroyo_dagster.state.operations.gc.roots import newest_root, read_roots_once, settled
 from arroyo_dagster.state.operations.gc.roots_protocol import attempt
@@ -91,12 +90,12 @@ class Inventory:
 
 
 def read_inventory(
-    store: ObjectStore, paths: JobPaths, progress: Progress = no_root_progress
+    store: ObjectStore, paths: JobPaths, on_progress: OnProgress = no_progress
 ) -> tuple[Inventory, Roots]:
     """List everything below a job, then read everything that refers to data files.
 
     Args:
-        progress: called at intervals with what was listed and read.
+        on_progress: called at intervals with what was listed and read.
 
     Raises:
         ProtocolError: the objects are inconsistent: an empty or incomplete listing, another job's
@@ -106,14 +105,14 @@ def read_inventory(
     newest = newest_root(store, paths)
     if newest is None:
         raise refuse(NO_EPOCH, paths)
-    found = list_job(store, paths, newest.epoch, progress)
+    found = list_job(store, paths, newest.epoch, on_progress)
     if not found.listed:
         raise refuse("the listing is empty, but an epoch exists", paths, path=newest.ref)
-    return found, read_listed(store, found, progress)
+    return found, read_listed(store, found, on_progress)
 
 
 def read_listed(
-    store: ObjectStore, found: Inventory, progress: Progress = no_root_progress
+    store: ObjectStore, found: Inventory, on_progress: OnProgress = no_progress
 ) -> Roots:
     """Read everything that refers to data files: the objects that lead to epochs, and those listed.
 
@@ -124,7 +123,7 @@ def read_listed(
     touched = _compactions(store, found.paths, found)
 
     def read() -> Roots | None:
-        roots = read_roots_once(store, found.paths, progress)
+        roots = read_roots_once(store, found.paths, on_progress)
         return None if roots is None else _with_attempts(store, roots, found)
 
     # An epoch that is published between the two reads looks inconsistent the first time.
@@ -139,7 +138,7 @@ def list_job(
     store: ObjectStore,
     paths: JobPaths,
     newest: Epoch,
-    progress: Progress = no_root_progress,
+    on_progress: OnProgress = no_progress,
     below: StatePath | None = None,
 ) -> Inventory:
     """List everything below a job, or below one directory of it.
@@ -171,7 +170,7 @@ def list_job(
             sorted_out.setdefault(where, []).append(Packed(shelf))
             shelf.clear()
         if count % 10_000 == 0:
-            progress("listed objects", count, None)
+            on_progress(Progress(step="listed objects", done=count))
 
     def shelf_of(name: str) -> Packed:
         return Packed.joined([*sorted_out.get(name, ()), Packed(waiting[name])])

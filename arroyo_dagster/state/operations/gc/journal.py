@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from arroyo_dagster.errors import FormatError, InputError, NotFoundError
@@ -93,75 +93,37 @@ class JournalRun:
     ended: bool
 
 
-class Journal:
-    """Writes the journal of one run.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunHeader:
+    """What is known of a run when it begins.
 
-    Args:
+    Attributes:
         kind: the kind of plan, `purge` or `undelete`.
         plan: the digest of the plan, or the name of the quarantine.
+        objects, size_bytes: what its plan takes.
+        quarantine: the name of the quarantine it moves objects to; None if it deletes them.
         more: further fields of the run's record.
     """
 
-    def __init__(
-        self,
-        store: ObjectStore,
-        paths: JobPaths,
-        *,
-        kind: str,
-        plan: str,
-        owner: str,
-        now_micros: int,
-        objects: int,
-        size_bytes: int,
-        quarantine: str | None = None,
-        more: Mapping[str, object] | None = None,
-    ) -> None:
-        self._store = store
-        self._paths = paths
-        self._begun = now_micros - time.monotonic_ns() // 1000
-        follows = run_to_follow(store, paths)
-        fields = {
-            "version": OWN_VERSION,
-            "owner": owner,
-            "begun_at_micros": now_micros,
-            "kind": kind,
-            "plan": plan,
-            "objects": objects,
-            "size_bytes": size_bytes,
-            "quarantine": quarantine,
-            **(more or {}),
-            **follows_to_json(follows),
-        }
-        data = encode_json(fields)
-        self.name = self._named(_time_after(follows, now_micros), plan[:12], data)
-        self._at = paths.journal / self.name
-        self._link = digest_of(data)
-        self._previous: dict[int, str] = {}
-        self._seals: dict[int, BatchSeal] = {}
-        put_head(store, paths, Head(run=self.name, digest=self._link, ended=False))
-
-    def _named(self, micros: int, plan: str, data: bytes) -> str:
-        """Create the directory of the run, under a unique name."""
-        while True:
-            name = f"{micros:0{TIME_DIGITS}}-{plan}"
-            path = self._paths.journal / name / PLAN
-            # False may be the answer to this request if it was sent twice.
-            if self._store.create(path, data) or self._store.read(path) == data:
-                return name
-            micros += 1
+    kind: str
+    plan: str
+    owner: str
+    begun_at_micros: int
+    objects: int
+    size_bytes: int
+    quarantine: str | None = None
+    more: Mapping[str, object] = field(default_factory=dict)
 
     @classmethod
     def of_plan(
-        cls, store: ObjectStore, plan: GcPlan, owner: str, now_micros: int, quarantine: str | None
-    ) -> Journal:
-        """Return the journal of a plan that is being executed."""
+        cls, plan: GcPlan, owner: str, now_micros: int, quarantine: str | None
+    ) -> RunHeader:
+        """Return the header of a run that executes a plan."""
         return cls(
-            store,
-            plan.paths,
             kind=plan.kind.value,
             plan=plan.digest,
             owner=owner,
-            now_micros=now_micros,
+            begun_at_micros=now_micros,
             objects=plan.objects,
             size_bytes=plan.size_bytes,
             quarantine=quarantine,
@@ -171,6 +133,53 @@ class Journal:
                 "roots": len(plan.proof.roots),
             },
         )
+
+    def to_json(self) -> dict[str, object]:
+        """Return the fields of the first object of the run."""
+        return {
+            "version": OWN_VERSION,
+            "owner": self.owner,
+            "begun_at_micros": self.begun_at_micros,
+            "kind": self.kind,
+            "plan": self.plan,
+            "objects": self.objects,
+            "size_bytes": self.size_bytes,
+            "quarantine": self.quarantine,
+            **self.more,
+        }
+
+
+class Journal:
+    """Writes the journal of one run, which `begin` has begun.
+
+    Args:
+        name: the name of the run.
+        link: the digest of its first object.
+        begun_at_micros: when it began.
+    """
+
+    def __init__(
+        self, store: ObjectStore, paths: JobPaths, name: str, link: str, begun_at_micros: int
+    ) -> None:
+        self.name = name
+        self._store = store
+        self._paths = paths
+        self._begun = begun_at_micros - time.monotonic_ns() // 1000
+        self._at = paths.journal / name
+        self._link = link
+        self._previous: dict[int, str] = {}
+        self._seals: dict[int, BatchSeal] = {}
+
+    @classmethod
+    def begin(cls, store: ObjectStore, paths: JobPaths, header: RunHeader) -> Journal:
+        """Write the first object of a run, and let the head of the chain name it."""
+        now_micros = header.begun_at_micros
+        follows = run_to_follow(store, paths)
+        data = encode_json({**header.to_json(), **follows_to_json(follows)})
+        name = _begun_name(store, paths, _time_after(follows, now_micros), header.plan[:12], data)
+        journal = cls(store, paths, name, digest_of(data), now_micros)
+        put_head(store, paths, Head(run=name, digest=journal._link, ended=False))
+        return journal
 
     def write(
         self, batches: Sequence[tuple[int, Sequence[StoredObject]]], outcomes: Mapping[Any, str]
@@ -207,6 +216,17 @@ class Journal:
         data = encode_json({"version": OWN_VERSION, **counts, **seals_to_json(seals, self._link)})
         self._store.put(self._at / END, data)
         put_head(self._store, self._paths, Head(run=self.name, digest=digest_of(data), ended=True))
+
+
+def _begun_name(store: ObjectStore, paths: JobPaths, micros: int, plan: str, data: bytes) -> str:
+    """Create the directory of a run, under a unique name."""
+    while True:
+        name = f"{micros:0{TIME_DIGITS}}-{plan}"
+        path = paths.journal / name / PLAN
+        # False may be the answer to this request if it was sent twice.
+        if store.create(path, data) or store.read(path) == data:
+            return name
+        micros += 1
 
 
 def _time_after(follows: Follows | None, now_micros: int) -> int:

@@ -12,7 +12,7 @@ from arroyo_dagster.errors import ConflictError, FormatError, NotFoundError, Pro
 from arroyo_dagster.state.codec.gc import encode_pins
 from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.metadata.expiry import delete_all
-from arroyo_dagster.state.metadata.lease import IN_FLIGHT_GRACE_SECONDS, lease
+from arroyo_dagster.state.metadata.lease import IN_FLIGHT_GRACE_SECONDS, LeaseOptions, lease
 from arroyo_dagster.state.model.clock import Clock, wall_clock
 from arroyo_dagster.state.model.garbage import JobPins, Pin
 from arroyo_dagster.state.model.ids import Epoch
@@ -146,7 +146,7 @@ def change_pins(
     clock: Clock = wall_clock,
 ) -> JobPins:
     """Change the pins under the job's lease, so that concurrent changes are not lost."""
-    with lease(store, paths, owner, clock=clock) as held:
+    with lease(store, paths, owner, LeaseOptions(clock=clock)) as held:
         return put_pins(held, paths, change)
 
 

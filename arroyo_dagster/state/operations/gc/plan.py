@@ -10,8 +10,8 @@ from arroyo_dagster.errors import FormatError, InputError, NotFoundError, Protoc
 from arroyo_dagster.state.codec.gc import decode_gc_plan
 from arroyo_dagster.state.model.clock import wall_clock
 from arroyo_dagster.state.model.garbage import (
-    GRACE_MICROS,
     GcPlan,
+    GraceSettings,
     PlanKind,
     Retention,
     Roots,
@@ -20,13 +20,20 @@ from arroyo_dagster.state.model.garbage import (
 from arroyo_dagster.state.model.ids import Epoch
 from arroyo_dagster.state.model.job_facts import JobAnswer, JobCondition
 from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.model.progress import OnProgress, no_progress
 from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
 from arroyo_dagster.state.operations.catalog.jobs import list_jobs
 from arroyo_dagster.state.operations.gc.inventory import Inventory, list_job, read_inventory
-from arroyo_dagster.state.operations.gc.root_reader import Progress, Reader, no_root_progress
+from arroyo_dagster.state.operations.gc.root_reader import Reader
 from arroyo_dagster.state.operations.gc.roots import newest_root, read_roots
 from arroyo_dagster.state.operations.gc.roots_times import with_store_times
-from arroyo_dagster.state.planning.gc.dead_jobs import files_below, plan_dead_job, what_is_left_of
+from arroyo_dagster.state.operations.progress import timed
+from arroyo_dagster.state.planning.gc.dead_jobs import (
+    DeadJob,
+    files_below,
+    plan_dead_job,
+    what_is_left_of,
+)
 from arroyo_dagster.state.planning.gc.expiry import plan_expiry
 from arroyo_dagster.state.planning.gc.orphans import judge, plan_orphans, standing_of
 from arroyo_dagster.state.planning.gc.reachability import check_aliases, refuse
@@ -37,12 +44,12 @@ from arroyo_dagster.state.storage.store import ObjectStore
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GcRequest:
+class GcRequest(GraceSettings):
     """What is asked of a collection: which plan, by which rule.
 
     Attributes:
         retention: of an expiry.
-        grace_micros: of the other two.
+        grace_micros: of the other two kinds.
         directory: who is asked what jobs are doing; nobody unless given.
         others: the other jobs below the URL, for a dead job; listed unless given.
         unreadable: of a dead job whose metadata nobody can read: take it by what a listing shows,
@@ -51,7 +58,6 @@ class GcRequest:
 
     kind: PlanKind
     retention: Retention | None = None
-    grace_micros: int = GRACE_MICROS
     directory: JobDirectory = field(default_factory=JobDirectory)
     others: Sequence[JobPaths] | None = None
     unreadable: bool = False
@@ -93,7 +99,7 @@ def plan_gc(
     request: GcRequest,
     *,
     now_micros: int | None = None,
-    progress: Progress = no_root_progress,
+    on_progress: OnProgress = no_progress,
     with_sizes: bool = True,
 ) -> GcPlan:
     """Make one plan of one job. Writes nothing: this is the dry run.
@@ -101,7 +107,7 @@ def plan_gc(
     Args:
         now_micros: the time, by the clock of the store if it is known; by this machine's unless
             given.
-        progress: called now and then with what was listed and read.
+        on_progress: called now and then with what was listed and read.
         with_sizes: list the job for sizes, times and etags. Without, an expiry reads metadata only,
             lists nothing (by age: the epoch records), and cannot be carried out.
 
@@ -112,11 +118,12 @@ def plan_gc(
         InputError, ConflictError, StorageError: as everywhere.
     """
     now = wall_clock() if now_micros is None else now_micros
+    on_progress = timed(on_progress)
     # A job that stops while it is looked at has published what the look has missed.
     before = None if request.kind is PlanKind.DEAD_JOB else request.answer(paths)
     if request.kind is PlanKind.EXPIRE and not with_sizes:
         assert request.retention is not None
-        roots = read_roots(store, paths, progress)
+        roots = read_roots(store, paths, on_progress)
         if request.retention.keep_micros is not None:
             roots = with_store_times(store, roots)
         answer = needed_answer(request, roots, before)
@@ -126,7 +133,7 @@ def plan_gc(
     if begun is not None:
         return _rest_of(store, request, begun, now)
     try:
-        inventory, roots = read_inventory(store, paths, progress)
+        inventory, roots = read_inventory(store, paths, on_progress)
     except (FormatError, ProtocolError, NotFoundError) as error:
         if not request.unreadable:
             raise
@@ -270,16 +277,15 @@ def _dead_job(
         if head is not None
         for path in files_below(paths, [head])
     ]
-    return plan_dead_job(
-        roots,
-        inventory.files,
-        inventory.metadata,
-        inventory.foreign,
-        why=why,
-        needed_by_others=needed,
-        now_micros=now,
-        grace_micros=asked.grace_micros,
+    dead = DeadJob(
+        roots=roots,
+        files=inventory.files,
+        metadata=inventory.metadata,
+        foreign=inventory.foreign,
         listed=inventory.listed,
+        why=why,
         answer=answer,
+        needed_by_others=needed,
         unreadable=unreadable,
     )
+    return plan_dead_job(dead, now_micros=now, grace_micros=asked.grace_micros)

@@ -18,7 +18,7 @@ from arroyo_dagster.state.codec.gc import (
 )
 from arroyo_dagster.state.codec.references import manifest_references, operator_references
 from arroyo_dagster.state.metadata.expiry import delete_all
-from arroyo_dagster.state.metadata.lease import IN_FLIGHT_GRACE_SECONDS, lease
+from arroyo_dagster.state.metadata.lease import IN_FLIGHT_GRACE_SECONDS, LeaseOptions, lease
 from arroyo_dagster.state.model.clock import Clock, wall_clock
 from arroyo_dagster.state.model.garbage import (
     GRACE_FLOOR_MICROS,
@@ -38,7 +38,7 @@ from arroyo_dagster.state.model.objects import (
     object_name,
 )
 from arroyo_dagster.state.operations.gc.copies import digest_stored, in_turn
-from arroyo_dagster.state.operations.gc.journal import Journal
+from arroyo_dagster.state.operations.gc.journal import Journal, RunHeader
 from arroyo_dagster.state.operations.gc.journal_chain import finish_open_runs
 from arroyo_dagster.state.operations.gc.pins import may_be_going, put_pins
 from arroyo_dagster.state.operations.gc.root_reader import Reader
@@ -248,7 +248,7 @@ def purge(
         )
     if not yes:
         return _old(store, paths, clock() - older_than_micros)
-    with lease(store, paths, owner, clock=clock) as held:
+    with lease(store, paths, owner, LeaseOptions(clock=clock)) as held:
         written = held.head(held.lease.path)
         now = check_store_clock(
             paths, None if written is None else written.modified_micros, clock()
@@ -278,16 +278,18 @@ def _purge_one(
             going.setdefault(copy.copy, StoredObject(copy.copy, copy.size_bytes))
     # Index parts, which sort behind the copies, come last: they name copies that a listing misses.
     objects = [going[path] for path in sorted(going)]
-    journal = Journal(
+    journal = Journal.begin(
         held,
         paths,
-        kind="purge",
-        plan=one.name,
-        owner=owner,
-        now_micros=now_micros,
-        objects=len(objects),
-        size_bytes=sum(stored.size_bytes or 0 for stored in objects),
-        quarantine=one.name,
+        RunHeader(
+            kind="purge",
+            plan=one.name,
+            owner=owner,
+            begun_at_micros=now_micros,
+            objects=len(objects),
+            size_bytes=sum(stored.size_bytes or 0 for stored in objects),
+            quarantine=one.name,
+        ),
     )
     for number, batch in enumerate(Packed(objects).batches(), start=1):
         journal.write([(number, batch)], {})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import TypeVar
 
 from arroyo_dagster.errors import ArroyoStateError
@@ -20,13 +20,6 @@ AT_ONCE = 64
 """How many epochs are read at a time."""
 
 NO_EPOCH = "the job has no epoch, so it is unknown which objects are needed"
-
-Progress = Callable[[str, int, int | None], None]
-"""Called with the step, the number of done items, and the total; None = unknown yet."""
-
-
-def no_root_progress(step: str, done: int, total: int | None) -> None:
-    """No-op progress callback."""
 
 
 class Reader(MetadataReader):

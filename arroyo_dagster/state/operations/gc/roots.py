@@ -13,7 +13,8 @@ from arroyo_dagster.state.codec import records
 from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.model.garbage import EpochRoot, Roots
 from arroyo_dagster.state.model.layout import JobPaths, Layout
-from arroyo_dagster.state.operations.gc.root_reader import Progress, Reader, no_root_progress
+from arroyo_dagster.state.model.progress import OnProgress, no_progress
+from arroyo_dagster.state.operations.gc.root_reader import Reader
 from arroyo_dagster.state.operations.gc.roots_legacy import (
     legacy_epoch,
     legacy_roots,
@@ -26,7 +27,7 @@ from arroyo_dagster.state.storage.store import ObjectStore
 _TRIES = 3
 
 
-def read_roots(store: ObjectStore, paths: JobPaths, progress: Progress = no_root_progress) -> Roots:
+def read_roots(store: ObjectStore, paths: JobPaths, on_progress: OnProgress = no_progress) -> Roots:
     """Read every object of a job that refers to data files, each once.
 
     In the protocol layout nothing is listed: the fence leads to the newest epoch, and that to its
@@ -38,15 +39,15 @@ def read_roots(store: ObjectStore, paths: JobPaths, progress: Progress = no_root
         FormatError: an object does not decode. NotFoundError: an object is missing.
         ConflictError: the job changes faster than it can be read.
     """
-    return settled(paths, lambda: read_roots_once(store, paths, progress))
+    return settled(paths, lambda: read_roots_once(store, paths, on_progress))
 
 
 def read_roots_once(
-    store: ObjectStore, paths: JobPaths, progress: Progress = no_root_progress
+    store: ObjectStore, paths: JobPaths, on_progress: OnProgress = no_progress
 ) -> Roots | None:
     """Read as `read_roots`, without checks; None if the job changed meanwhile."""
     read = legacy_roots if paths.layout is Layout.LEGACY else protocol_roots
-    return read(Reader(store, paths), progress)
+    return read(Reader(store, paths), on_progress)
 
 
 def settled(paths: JobPaths, look: Callable[[], Roots | None]) -> Roots:

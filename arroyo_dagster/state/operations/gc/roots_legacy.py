@@ -10,15 +10,15 @@ from arroyo_dagster.errors import ArroyoStateError, FormatError, ProtocolError
 from arroyo_dagster.state.codec import metadata
 from arroyo_dagster.state.codec.references import operator_references
 from arroyo_dagster.state.metadata.backend import ParquetBackend
-from arroyo_dagster.state.metadata.reader import PROBE_COUNT
+from arroyo_dagster.state.metadata.epoch_finder import PROBE_COUNT
 from arroyo_dagster.state.model.checkpoints import LegacyCheckpoint
 from arroyo_dagster.state.model.garbage import EpochRoot, Roots
 from arroyo_dagster.state.model.ids import Epoch, StatePath
 from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.model.progress import OnProgress, Progress, ProgressUnit
 from arroyo_dagster.state.operations.gc.root_reader import (
     AT_ONCE,
     NO_EPOCH,
-    Progress,
     Reader,
 )
 from arroyo_dagster.state.operations.gc.roots_rolled_back import known_roots
@@ -37,7 +37,7 @@ is as long as its epochs.
 """
 
 
-def legacy_roots(reader: Reader, progress: Progress) -> Roots | None:
+def legacy_roots(reader: Reader, on_progress: OnProgress) -> Roots | None:
     """Read the roots of a legacy-layout job; None if the job changed meanwhile: read again."""
     backend = ParquetBackend(reader.store, reader.paths)
     job_pins, aside = reader.pins_in_full()
@@ -58,7 +58,10 @@ def legacy_roots(reader: Reader, progress: Progress) -> Roots | None:
             for number, one in zip(numbers_now, some, strict=True)
             if isinstance(one, ArroyoStateError)
         )
-        progress("read epochs", min(len(wanted), at + AT_ONCE), len(wanted))
+        done = min(len(wanted), at + AT_ONCE)
+        on_progress(
+            Progress(step="read epochs", done=done, total=len(wanted), unit=ProgressUnit.EPOCHS)
+        )
     found = _with_rolled_back(reader, newest, found, damaged)
     if reader.store.head(reader.paths.legacy_metadata(newest)) is None:
         return None

@@ -16,10 +16,10 @@ from arroyo_dagster.state.model.checkpoints import (
 from arroyo_dagster.state.model.garbage import EpochRoot, References, Root, Roots
 from arroyo_dagster.state.model.ids import Epoch, StatePath, WorkerGeneration
 from arroyo_dagster.state.model.layout import CHECKPOINT_MANIFEST, GENERATION_MANIFEST
+from arroyo_dagster.state.model.progress import OnProgress, Progress, ProgressUnit
 from arroyo_dagster.state.operations.gc.root_reader import (
     AT_ONCE,
     NO_EPOCH,
-    Progress,
     Reader,
     T,
 )
@@ -30,7 +30,7 @@ from arroyo_dagster.state.planning.restore import recovery
 from arroyo_dagster.state.storage.concurrency import concurrently
 
 
-def protocol_roots(reader: Reader, progress: Progress) -> Roots | None:
+def protocol_roots(reader: Reader, on_progress: OnProgress) -> Roots | None:
     """Read the roots of a protocol-layout job; None if the job changed meanwhile: read again."""
     paths = reader.paths
     fence = reader.read(paths.current_generation, records.decode_current_generation)
@@ -43,7 +43,11 @@ def protocol_roots(reader: Reader, progress: Progress) -> Roots | None:
     for epoch in _below(reader, head):
         epochs.append(epoch)
         if len(epochs) % AT_ONCE == 0:
-            progress("read epochs", len(epochs), head.epoch)
+            on_progress(
+                Progress(
+                    step="read epochs", done=len(epochs), total=head.epoch, unit=ProgressUnit.EPOCHS
+                )
+            )
     if head.parent_ref is not None and len(epochs) == 1:
         # Gc never deletes the head's direct parent: another process did, or there is a newer epoch.
         again = newest_head(Reader(reader.store, paths), fence)

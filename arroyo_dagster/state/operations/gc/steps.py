@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from arroyo_dagster.errors import StorageError
 from arroyo_dagster.state.metadata.lease import Leased
@@ -18,6 +18,7 @@ from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.model.job_facts import JobFacts
 from arroyo_dagster.state.model.layout import Layout
 from arroyo_dagster.state.model.objects import BATCH, Packed, StoredObject
+from arroyo_dagster.state.model.progress import OnProgress, Progress
 from arroyo_dagster.state.operations.gc.journal import Journal
 from arroyo_dagster.state.operations.gc.journal_chain import GONE
 from arroyo_dagster.state.operations.gc.plan import GcRequest
@@ -53,22 +54,6 @@ class Pace:
     sleep: Callable[[float], None] = time.sleep
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GcProgress:
-    """The progress of a run.
-
-    Attributes:
-        step: the current step.
-        total: None while the total is unknown.
-        left_seconds: the remaining time at the average speed so far; None if unknown.
-    """
-
-    step: str
-    done: int
-    total: int | None
-    left_seconds: float | None
-
-
 def delete_here(store: ObjectStore, batches: Sequence[Sequence[StatePath]]) -> list[DeleteOutcome]:
     """Delete batches in this process, concurrently."""
     return concurrently(store.delete_many, batches)
@@ -85,12 +70,11 @@ class GcRun:
     quarantine: QuarantineWriter | None
     delete: Delete
     pace: Pace
-    progress: Callable[[GcProgress], None]
+    on_progress: OnProgress
     deleted: int = 0
     size_bytes: int = 0
     _number: int = 0
     _done: int = 0
-    _began: float = field(default_factory=time.monotonic)
     _last: float = 0.0
 
     def carry_out(self) -> None:
@@ -278,9 +262,7 @@ class GcRun:
         if now - self._last < 1.0 and self._done < total:
             return
         self._last = now
-        took = now - self._began
-        left = None if not self._done else took / self._done * (total - self._done)
-        self.progress(GcProgress(step=name, done=self._done, total=total, left_seconds=left))
+        self.on_progress(Progress(step=name, done=self._done, total=total))
 
 
 def _same(path: StatePath, etag: str | None) -> str:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from arroyo_dagster.errors import ConflictError, FormatError, NotFoundError
 from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.metadata.expiry import delete_all
-from arroyo_dagster.state.metadata.lease import IN_FLIGHT_GRACE_SECONDS, lease
+from arroyo_dagster.state.metadata.lease import IN_FLIGHT_GRACE_SECONDS, LeaseOptions, lease
 from arroyo_dagster.state.model.clock import Clock, wall_clock
 from arroyo_dagster.state.model.garbage import (
     JobPins,
@@ -25,7 +25,7 @@ from arroyo_dagster.state.model.ids import Epoch, StatePath
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.objects import ObjectKind, Packed, StoredObject, object_name
 from arroyo_dagster.state.operations.gc.copies import digest_stored, in_turn
-from arroyo_dagster.state.operations.gc.journal import Journal
+from arroyo_dagster.state.operations.gc.journal import Journal, RunHeader
 from arroyo_dagster.state.operations.gc.journal_chain import finish_open_runs
 from arroyo_dagster.state.operations.gc.pins import (
     may_be_going,
@@ -101,7 +101,7 @@ def run_undelete(
     chosen = options or UndeleteOptions()
     owner, clock = chosen.owner, chosen.clock
     _known(store, paths, name)
-    with lease(store, paths, owner, clock=clock) as held:
+    with lease(store, paths, owner, LeaseOptions(clock=clock)) as held:
         fresh = plan_undelete(held, paths, name)
         if plan is not None:
             _check_plan(paths, plan, fresh)
@@ -109,16 +109,18 @@ def run_undelete(
         there = concurrently(lambda one: _lies_there(held, one), moved)
         size = sum(one.size_bytes for one in moved)
         finish_open_runs(held, paths, held.list_dir(paths.journal).prefixes)
-        journal = Journal(
+        journal = Journal.begin(
             held,
             paths,
-            kind="undelete",
-            plan=name,
-            owner=owner,
-            now_micros=clock(),
-            objects=len(moved),
-            size_bytes=size,
-            quarantine=name,
+            RunHeader(
+                kind="undelete",
+                plan=name,
+                owner=owner,
+                begun_at_micros=clock(),
+                objects=len(moved),
+                size_bytes=size,
+                quarantine=name,
+            ),
         )
         missing = [one for one, is_there in zip(moved, there, strict=True) if not is_there]
         for group in _groups(paths, missing):

@@ -17,7 +17,7 @@ from arroyo_dagster.errors import (
 )
 from arroyo_dagster.state.codec import records
 from arroyo_dagster.state.metadata.backend import ParquetBackend
-from arroyo_dagster.state.metadata.lease import IN_FLIGHT_GRACE_SECONDS, lease
+from arroyo_dagster.state.metadata.lease import IN_FLIGHT_GRACE_SECONDS, LeaseOptions, lease
 from arroyo_dagster.state.model.checkpoints import (
     Checkpoint,
     CheckpointState,
@@ -256,10 +256,12 @@ def run_rollback(
     """
     paths = plan.paths
     with contextlib.ExitStack() as held:
-        leased: ObjectStore = held.enter_context(lease(store, paths, owner, clock=clock))
+        leased: ObjectStore = held.enter_context(
+            lease(store, paths, owner, LeaseOptions(clock=clock))
+        )
         if paths.layout is Layout.LEGACY:
             leased = held.enter_context(
-                lease(leased, paths, owner, directory=paths.writers, clock=clock)
+                lease(leased, paths, owner, LeaseOptions(directory=paths.writers, clock=clock))
             )
         check_same(plan, make_plan(_facts(leased, paths), plan.epoch))
         with _kept(leased, paths, plan.epoch, owner, clock, sleep):

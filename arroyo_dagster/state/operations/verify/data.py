@@ -12,11 +12,11 @@ from arroyo_dagster.state.model.checkpoints import Checkpoint, OperatorCheckpoin
 from arroyo_dagster.state.model.ids import OperatorId, StatePath, TableName
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.tables import GlobalKeyedFiles, TableConfig, TableFiles
+from arroyo_dagster.state.model.verify import MAX_LEVEL
 from arroyo_dagster.state.operations.catalog.jobs import stored_sizes
 from arroyo_dagster.state.operations.verify.keys import find_variant
 from arroyo_dagster.state.operations.verify.metadata import JobMetadata
 from arroyo_dagster.state.operations.verify.rows import (
-    MAX_LEVEL,
     CheckDepth,
     FileToRead,
     read_file_facts,

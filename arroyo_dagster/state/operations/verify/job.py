@@ -8,25 +8,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from arroyo_dagster.errors import InputError
 from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.model.ids import Epoch
-from arroyo_dagster.state.model.keys import key_range_size
 from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.model.verify import HISTORY, MAX_LEVEL, VerifySettings
 from arroyo_dagster.state.operations.catalog.footers import expired_meanwhile
 from arroyo_dagster.state.operations.catalog.query import chosen_epoch
 from arroyo_dagster.state.operations.verify.data import DataFindings, data_findings
 from arroyo_dagster.state.operations.verify.metadata import JobMetadata, read_job_metadata
-from arroyo_dagster.state.operations.verify.rows import MAX_LEVEL, CheckDepth
+from arroyo_dagster.state.operations.verify.rows import CheckDepth
 from arroyo_dagster.state.planning.verify.findings import Verdict
 from arroyo_dagster.state.planning.verify.restore import SubtaskRestore
 from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.tables.known.catalogue import Catalogue, default_catalogue
 
 __all__ = ["HISTORY", "MAX_LEVEL", "JobVerdict", "verify_job"]
-
-HISTORY = 32
-"""How many epochs before the verified one are checked by default."""
 
 _ATTEMPTS = 3
 
@@ -74,10 +70,7 @@ def verify_job(
 
     Args:
         epoch: None = the newest visible epoch.
-        level: 0 = every listed file exists; 1 = footers, columns, row counts; 2 = statistics match
-            the rows; 3 = every value decodes; 4 = a restore is simulated.
-        parallelism: of the restored job; None = each operator's own.
-        history: check this many visible epochs before it.
+        level, parallelism, history: see `VerifySettings`.
         catalogue: decodes entries whose types the job did not store; None = the tables registered
             in this process.
 
@@ -87,31 +80,21 @@ def verify_job(
         ConflictError: epochs expire faster than they can be read.
         StorageError: the store failed.
     """
-    _check(level, parallelism, history)
+    asked = VerifySettings(level=level, parallelism=parallelism, history=history)
     look = CheckDepth(
-        level=level, parallelism=parallelism, catalogue=catalogue or default_catalogue()
+        level=asked.level,
+        parallelism=asked.parallelism,
+        catalogue=catalogue or default_catalogue(),
     )
     for _ in range(_ATTEMPTS):
         epochs = ParquetBackend(store, paths).epochs()
         wanted = chosen_epoch(store, paths, epochs, epoch)
-        found = read_job_metadata(store, paths, epochs, wanted, history)
+        found = read_job_metadata(store, paths, epochs, wanted, asked.history)
         verdict = _judge(store, paths, found, look)
         # Objects that an expiry deletes meanwhile are not damage.
         if verdict.passed or set(epochs) <= set(ParquetBackend(store, paths).epochs()):
             return verdict
     raise expired_meanwhile(store, paths, "try again with a lower level, or keep more epochs")
-
-
-def _check(level: int, parallelism: int | None, history: int) -> None:
-    if not 0 <= level <= MAX_LEVEL or history < 0:
-        raise InputError(
-            f"level or history out of range: expected a level from 0 to {MAX_LEVEL}, a history "
-            "of 0 or more",
-            level=level,
-            history=history,
-        )
-    if parallelism is not None:
-        key_range_size(parallelism)
 
 
 def _judge(store: ObjectStore, paths: JobPaths, found: JobMetadata, look: CheckDepth) -> JobVerdict:

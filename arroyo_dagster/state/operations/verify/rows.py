@@ -38,7 +38,6 @@ from arroyo_dagster.state.tables.forms import columns_of, stored_form
 from arroyo_dagster.state.tables.known.catalogue import Catalogue
 from arroyo_dagster.state.tables.time_files import WHOLE_BYTES
 
-MAX_LEVEL = 4
 _MOST_ROWS = 8192
 _NANOS_PER_MICRO = 1000
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from arroyo_dagster.errors import InputError
 from arroyo_dagster.state.model.garbage import (
@@ -48,52 +48,61 @@ def check_way(plan: GcPlan, *, quarantine: bool) -> None:
         )
 
 
-def plan_dead_job(
-    roots: Roots,
-    files: Packed,
-    metadata: Packed,
-    foreign: Iterable[StoredObject],
-    *,
-    why: str,
-    needed_by_others: Iterable[tuple[JobPaths, StatePath]] = (),
-    now_micros: int,
-    grace_micros: int,
-    listed: int,
-    answer: JobAnswer | None = None,
-    unreadable: str | None = None,
-) -> GcPlan:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadJob:
+    """What is known of a job that will never run again.
+
+    Attributes:
+        roots: what refers to its files.
+        files, metadata, foreign: the objects below the job, as listed, in order of name.
+        listed: the number of objects that were listed below the job.
+        why: the evidence that the job is dead; see `safety_checks.why_dead`.
+        answer: what the directory of jobs says of the job; None if it was not asked.
+        needed_by_others: files below the job that other jobs list, each with the job that lists it.
+        unreadable: why its metadata cannot be read; then `roots` has no epochs, and the objects may
+            only be moved to quarantine. None if it can be read.
+    """
+
+    roots: Roots
+    files: Packed
+    metadata: Packed
+    foreign: Packed
+    listed: int
+    why: str
+    answer: JobAnswer | None = None
+    needed_by_others: Sequence[tuple[JobPaths, StatePath]] = ()
+    unreadable: str | None = None
+
+
+def plan_dead_job(dead: DeadJob, *, now_micros: int, grace_micros: int) -> GcPlan:
     """Plan to remove a dead job: data, then records, then metadata, the fence last.
 
     Args:
-        files, metadata, foreign: the objects below the job, as listed, in order of name.
-        why: the evidence that the job is dead; see `safety_checks.why_dead`.
-        needed_by_others: files below the job that other jobs list, each with the job that lists it.
         now_micros: the time, by the clock of the store.
         grace_micros: no object of the job may be younger than this.
-        unreadable: why its metadata cannot be read; then `roots` has no epochs, and the objects may
-            only be moved to quarantine. None if it can be read.
 
     Raises:
         InputError: a grace period below the floor, or negative.
         ProtocolError: an object or epoch is too young, an epoch is pinned, or another job needs a
             file of this job.
     """
+    roots, files, metadata = dead.roots, dead.files, dead.metadata
     checked_grace(grace_micros)
-    _check_unneeded(roots, needed_by_others)
+    _check_unneeded(roots, dead.needed_by_others)
     _check_quiet(roots, (*_newest(files), *_newest(metadata)), now_micros - grace_micros)
     referenced = _kept_for(roots.quarantined)
-    names = [one.path for one in foreign]
-    stays = Counter({"foreign": len(names), "ours": listed - len(files) - len(metadata)})
+    names = [one.path for one in dead.foreign]
+    stays = Counter({"foreign": len(names), "ours": dead.listed - len(files) - len(metadata)})
     stays["ours"] -= len(names)
     kept = [one for one in files if one.path in referenced]
     stays["quarantined"] = len(kept)
     known = [one for one in (*metadata, *files) if one.path not in referenced]
     kinds = {one.path: object_name(roots.paths, one.path).kind for one in known}
     rule = {
-        "why": why,
+        "why": dead.why,
         "grace_micros": grace_micros,
-        "ours": unreadable is not None or roots.managed,
-        **({} if unreadable is None else {UNREADABLE: unreadable}),
+        "ours": dead.unreadable is not None or roots.managed,
+        **({} if dead.unreadable is None else {UNREADABLE: dead.unreadable}),
     }
     return GcPlan(
         kind=PlanKind.DEAD_JOB,
@@ -101,7 +110,7 @@ def plan_dead_job(
         job=roots.paths.job,
         made_at_micros=now_micros,
         rule=rule,
-        proof=prove(roots, referenced, answer, listed),
+        proof=prove(roots, referenced, dead.answer, dead.listed),
         epochs=tuple(one.epoch for one in reversed(roots.epochs)),
         data=Packed(one for one in known if kinds[one.path] is ObjectKind.DATA),
         records=Packed(one for one in known if kinds[one.path] in _RECORDS),

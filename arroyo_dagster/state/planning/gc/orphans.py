@@ -41,22 +41,22 @@ FOREIGN_LISTED = 1000
 class Reason(enum.Enum):
     """Why an object stays or may be deleted."""
 
-    REFERENCED = "an epoch that stays lists it"
+    REFERENCED = "an epoch that stays references it"
     METADATA = "it describes epochs or generations that stay"
-    MAINTENANCE = "maintenance keeps it"
+    MAINTENANCE = "it belongs to maintenance (leases, journal, pins, quarantine)"
     ALIAS = "its name differs from a referenced one only by case, Unicode form or trailing dots"
-    FOREIGN = "nobody here gives such names"
-    NO_TIME = "the store does not say when it was written"
+    FOREIGN = "neither Arroyo nor this package creates such names"
+    NO_TIME = "the store reports no modification time"
     YOUNG = "it is younger than the grace period"
     UNCOMMITTED = "its epoch may still be committed"
-    IN_FLIGHT = "it was not written before the newest epoch began"
-    MAY_COME_AGAIN = "its name may be written again"
-    MERGED_LATELY = "the next epochs may list what was merged"
-    RESTORED_FROM = "the run went on from its epoch, and may read it late"
-    UNDECIDED = "nothing refers to it, and whether it may go is not known"
-    ORPHAN = "nothing refers to it"
+    IN_FLIGHT = "it may belong to an epoch in flight: it is not older than the newest epoch"
+    MAY_COME_AGAIN = "a later attempt may write the same name again"
+    MERGED_LATELY = "it was merged lately; the next epochs may still reference it"
+    RESTORED_FROM = "the current run was restored from its epoch and may still read it"
+    UNDECIDED = "nothing references it; whether it may be deleted is not known"
+    ORPHAN = "nothing references it"
     LOST = "another checkpoint owns its epoch"
-    OLD_GENERATION = "no start looks at so old a generation"
+    OLD_GENERATION = "its worker generation is too old to be restored"
 
     @property
     def goes(self) -> bool:

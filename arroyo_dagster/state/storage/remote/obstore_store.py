@@ -1,4 +1,4 @@
-"""Objects on S3, R2, GCS and Azure through obstore; the only module that imports it.
+"""Objects on S3, R2, GCS and Azure through obstore; only `obstore_*` modules import it.
 
 obstore is the Rust `object_store` that Arroyo itself uses. Its Python client takes names unchanged,
 so this module encodes and decodes them.
@@ -11,7 +11,7 @@ import functools
 import itertools
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, BinaryIO, TypeVar, cast
 
 import obstore
@@ -20,11 +20,8 @@ from obstore import exceptions, store
 from arroyo_dagster.errors import InputError, NotFoundError, StorageError
 from arroyo_dagster.redaction import redact_text, redacted_cause
 from arroyo_dagster.state.model.ids import StatePath
-from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.conditional_create import prove_once
 from arroyo_dagster.state.storage.failures import (
-    explained,
-    means_no_bucket,
     no_conditional_create,
     root_missing,
     translated,
@@ -37,12 +34,10 @@ from arroyo_dagster.state.storage.names import (
     stored_start,
 )
 from arroyo_dagster.state.storage.remote.fsspec_store import FsspecStore
+from arroyo_dagster.state.storage.remote.obstore_deletes import BulkDeletes
 from arroyo_dagster.state.storage.remote.obstore_listing import (
-    ListingChunk,
     chunk_of,
-    chunk_of_batch,
     described,
-    fetched_ahead,
 )
 from arroyo_dagster.state.storage.remote.obstore_options import (
     check_options,
@@ -50,6 +45,7 @@ from arroyo_dagster.state.storage.remote.obstore_options import (
     obstore_options,
     retry_options,
 )
+from arroyo_dagster.state.storage.remote.obstore_walk import UNLISTABLE, ListingWalk
 from arroyo_dagster.state.storage.remote.through_fsspec import open_through_fsspec
 from arroyo_dagster.state.storage.retries import ask_again
 from arroyo_dagster.state.storage.store import (
@@ -64,8 +60,6 @@ from arroyo_dagster.state.storage.urls import CheckpointUrl
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-# Each chunk costs a thread switch, which CPython does every 5 ms only: so a chunk is a few pages.
-_CHUNK = 5000
 _KEYS_PER_DELETE = 1000
 _PART_BYTES = 16 * 2**20
 _CREATE_TRIES = 5
@@ -73,7 +67,6 @@ _CREATE_PAUSE_SECONDS = 0.1
 _LARGEST = 2**62
 _MOST_COPIED_BYTES = 5 * 2**30
 """The largest object that one S3 request copies."""
-_UNLISTABLE = "there are names that obstore cannot list"
 _NO_SUCH_COPY = "obstore cannot copy this object on S3"
 _DEBUG = "\n\nDebug source"
 _SURELY_EXISTS = re.compile(r"status code: 412|PreconditionFailed|BlobAlreadyExists")
@@ -266,7 +259,7 @@ class ObstoreStore:
         Differs: if the URL has no key prefix, a foreign name that begins with `/` is listed without
         the `/`.
         """
-        return self._listed(stored_prefix(prefix), stored_start(start_after), prefix)
+        return self._walk().objects(stored_prefix(prefix), stored_start(start_after), prefix)
 
     @_or_through_fsspec
     def list_dir(self, prefix: str = "") -> Listing:
@@ -277,11 +270,11 @@ class ObstoreStore:
             try:
                 found = obstore.list_with_delimiter(self._remote(), full.rstrip("/") or None)
             except (exceptions.InvalidPathError, ValueError) as error:
-                return self._twin_since(f"{_UNLISTABLE}: {error}").list_dir(prefix)
+                return self._twin_since(f"{UNLISTABLE}: {error}").list_dir(prefix)
         # Some consoles mark a directory by an object with its name.
         inside = [one for one in found["objects"] if one["path"].startswith(full)]
         if not inside and not found["common_prefixes"]:
-            self._require_root()
+            self._walk().require_root()
         # obstore sorts directories without the slash, but `a.b/` is before `a/`.
         directories = sorted(f"{name[skip:]}/" for name in found["common_prefixes"])
         return Listing(
@@ -305,9 +298,15 @@ class ObstoreStore:
         """Delete objects, up to 1000 per request; see `ObjectStore.delete_many`."""
         keys = {path: self._key(path) for path in paths}
         failed: dict[StatePath, str] = {}
+        deletes = BulkDeletes(
+            remote=self._remote,
+            on_s3=self._parsed.backend in ("s3", "r2"),
+            head=self.head,
+            through_fsspec=lambda: self.through_fsspec,
+        )
         waiting = iter(keys)
         while batch := [*itertools.islice(waiting, _KEYS_PER_DELETE)]:
-            failed.update(self._delete_errors({path: keys[path] for path in batch}))
+            failed.update(deletes.errors({path: keys[path] for path in batch}))
         return DeleteOutcome(
             deleted=tuple(path for path in keys if path not in failed),
             failed={path: failed[path] for path in keys if path in failed},
@@ -339,66 +338,10 @@ class ObstoreStore:
             raise NotFoundError("there is no such object", url=self.url, path=path)
         return found.size_bytes
 
-    def _listed(self, below: str, after: str, prefix: str) -> Iterator[ObjectInfo]:
-        last, empty = after, True
-        try:
-            for batch in fetched_ahead(self._batches(below, after, _CHUNK)):
-                empty = False
-                chunk = chunk_of_batch(batch, len(self._base))
-                yield from self._described(chunk, below, after)
-                last = chunk.names[-1]
-        except (exceptions.InvalidPathError, ValueError) as error:
-            start = listed_path(last) if last else None
-            twin = self._twin_since(f"{_UNLISTABLE}: {error}")
-            yield from twin.list(prefix, start_after=start)
-            return
-        if empty:
-            self._require_root()
-
-    def _batches(self, below: str, after: str, size: int) -> Iterator[Any]:
-        try:
-            found = obstore.list(
-                self._remote(),
-                f"{self._base}{below}".rstrip("/") or None,
-                offset=f"{self._base}{after}" if after else None,
-                chunk_size=size,
-                return_arrow=True,
-            )
-            yield from found
-        except (exceptions.InvalidPathError, ValueError):
-            raise
-        except Exception as error:
-            with translated(self.url, below or None):
-                raise error
-
-    def _described(self, chunk: ListingChunk, below: str, after: str) -> Sequence[ObjectInfo]:
-        """Describe a chunk without markers and without names before those requested (Azure)."""
-        if after or chunk.names[0] <= below:
-            chunk = chunk.kept(lambda name: name.startswith(below) and name > after)
-        # obstore lists a directory's marker `a/` as an object `a`; only empty objects are markers.
-        empty = [name for name, size in zip(chunk.names, chunk.sizes, strict=True) if not size]
-        missing = concurrently(self._is_missing, empty)
-        markers = frozenset(name for name, gone in zip(empty, missing, strict=True) if gone)
-        return described(chunk, markers)
-
-    def _is_missing(self, name: str) -> bool:
-        with translated(self.url):
-            try:
-                obstore.head(self._remote(), self._base + name)
-            except FileNotFoundError:
-                return True
-            return False
-
-    def _require_root(self) -> None:
-        # Without a prefix, the empty listing has proved that the bucket exists.
-        if not self._base:
-            return
-        try:
-            known = next(self._batches("", "", 1), None)
-        except (exceptions.InvalidPathError, ValueError):
-            return
-        if known is None:
-            raise root_missing(self.url)
+    def _walk(self) -> ListingWalk:
+        return ListingWalk(
+            remote=self._remote, url=self.url, base=self._base, twin_since=self._twin_since
+        )
 
     def _twin_since(self, reason: str) -> FsspecStore:
         """Return the fsspec store, which is needed for the given reason."""
@@ -414,49 +357,6 @@ class ObstoreStore:
                 "support",
             ) from missing
         return twin
-
-    def _delete_errors(self, keys: Mapping[StatePath, str]) -> Mapping[StatePath, str]:
-        """Delete up to 1000 objects; return those that may still exist, with the reason."""
-        try:
-            obstore.delete(self._remote(), [*keys.values()])
-            if not self._stopped_early(keys):
-                return {}
-        except Exception as error:
-            return self._errors_after(error, keys)
-        return self.through_fsspec.delete_many(keys).failed
-
-    def _stopped_early(self, keys: Mapping[StatePath, str]) -> bool:
-        """Return whether the last of several objects still exists after a bulk delete on S3.
-
-        obstore counts keys that are missing in the server's answer as deleted. A server that stops
-        early omits the last ones.
-        """
-        in_bulk = self._parsed.backend in ("s3", "r2") and len(keys) > 1
-        return in_bulk and self.head([*keys][-1]) is not None
-
-    def _errors_after(
-        self, error: Exception, keys: Mapping[StatePath, str]
-    ) -> Mapping[StatePath, str]:
-        """Find the objects that a failed delete may have left: obstore reports only one failure."""
-        failure = understood(error)
-        if self._parsed.backend in ("s3", "r2"):
-            # A code without a status concerns one key; otherwise the whole request failed.
-            if failure.code is None or failure.status is not None:
-                return dict.fromkeys(keys, failure.reason)
-            return self.through_fsspec.delete_many(keys).failed
-        if means_no_bucket(error) or (failure.retryable and len(keys) > 1):
-            return dict.fromkeys(keys, failure.reason)
-        problems = concurrently(self._error_of_one, keys.values())
-        return {path: said for path, said in zip(keys, problems, strict=True) if said}
-
-    def _error_of_one(self, key: str) -> str | None:
-        try:
-            obstore.delete(self._remote(), key)
-        except FileNotFoundError:
-            return None
-        except Exception as error:
-            return explained(error)[0]
-        return None
 
 
 def _open_remote(url: CheckpointUrl, options: Mapping[str, Any]) -> Any:

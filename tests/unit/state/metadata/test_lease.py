@@ -17,6 +17,7 @@ import pytest
 from arroyo_dagster.errors import ConflictError, FormatError, StorageError
 from arroyo_dagster.state.metadata.lease import (
     Leased,
+    LeaseOptions,
     lease,
     newest_lease,
     newest_token,
@@ -45,14 +46,14 @@ class Clock:
 def test_one_holds_it_and_gives_it_back() -> None:
     clock = Clock()
     store = MemoryStore(clock=clock)
-    with lease(store, PATHS, "one", clock=clock) as held:
+    with lease(store, PATHS, "one", LeaseOptions(clock=clock)) as held:
         held.put(SOMETHING, b"1")
         with (
             pytest.raises(ConflictError, match="leased by"),
-            lease(store, PATHS, "two", clock=clock),
+            lease(store, PATHS, "two", LeaseOptions(clock=clock)),
         ):
             pass
-    with lease(store, PATHS, "two", clock=clock) as held:
+    with lease(store, PATHS, "two", LeaseOptions(clock=clock)) as held:
         assert held.lease.token == 2
         assert held.read(SOMETHING) == b"1"
 
@@ -60,10 +61,10 @@ def test_one_holds_it_and_gives_it_back() -> None:
 def test_a_dead_ones_lease_runs_out_and_it_changes_nothing_any_more() -> None:
     clock = Clock()
     store = MemoryStore(clock=clock)
-    dead = lease(store, PATHS, "dead", clock=clock)
+    dead = lease(store, PATHS, "dead", LeaseOptions(clock=clock))
     held = dead.__enter__()
     clock.seconds += 61
-    with lease(store, PATHS, "next", clock=clock) as new:
+    with lease(store, PATHS, "next", LeaseOptions(clock=clock)) as new:
         new.put(SOMETHING, b"new")
         for change in (
             lambda: held.put(SOMETHING, b"old"),
@@ -78,9 +79,9 @@ def test_a_dead_ones_lease_runs_out_and_it_changes_nothing_any_more() -> None:
 def test_overlapping_runs_of_one_owner_exclude_each_other() -> None:
     clock = Clock()
     store = MemoryStore(clock=clock)
-    with lease(store, PATHS, "run 7", clock=clock) as held:
+    with lease(store, PATHS, "run 7", LeaseOptions(clock=clock)) as held:
         with pytest.raises(ConflictError) as error:
-            lease(store, PATHS, "run 7", clock=clock).__enter__()
+            lease(store, PATHS, "run 7", LeaseOptions(clock=clock)).__enter__()
         who = f"{platform.node()}/{os.getpid()} (run 7)"
         assert error.value.message.startswith(f"the job is leased by {who} until 00:17:41Z")
         assert error.value.retryable
@@ -96,10 +97,10 @@ def test_refusal_says_what_the_holder_s_lease_is_for() -> None:
         (PATHS.windows, "it holds the job's maintenance window"),
     ):
         with (
-            lease(store, PATHS, "one", directory=directory, clock=clock),
+            lease(store, PATHS, "one", LeaseOptions(directory=directory, clock=clock)),
             pytest.raises(ConflictError, match=f"Z: {does}") as error,
         ):
-            lease(store, PATHS, "two", directory=directory, clock=clock).__enter__()
+            lease(store, PATHS, "two", LeaseOptions(directory=directory, clock=clock)).__enter__()
         assert error.value.facts["job"] == PATHS.root
 
 
@@ -108,7 +109,7 @@ def test_newest_lease_is_the_record_of_the_last_holder() -> None:
     store = MemoryStore(clock=clock)
     assert newest_lease(store, PATHS.leases) is None
     leased(store, clock, 2)
-    with lease(store, PATHS, "gc", seconds=300, clock=clock) as held:
+    with lease(store, PATHS, "gc", LeaseOptions(seconds=300, clock=clock)) as held:
         found = newest_lease(store, PATHS.leases)
         assert found is not None
         assert (found.path, found.token) == (PATHS.leases / "0000000003.json", 3)
@@ -141,7 +142,7 @@ def test_of_many_at_once_one_gets_it() -> None:
 
 def test_it_is_renewed_while_its_holder_lives() -> None:
     store = MemoryStore()
-    with lease(store, PATHS, "one", seconds=0.3) as held:
+    with lease(store, PATHS, "one", LeaseOptions(seconds=0.3)) as held:
         time.sleep(0.8)
         with pytest.raises(ConflictError), lease(store, PATHS, "two"):
             pass
@@ -152,15 +153,20 @@ def test_a_crash_at_any_change_leaves_a_lease_that_runs_out() -> None:
     for at in range(1, 7):
         clock = Clock()
         store = MemoryStore(clock=clock)
-        with lease(store, PATHS, "before", clock=clock):
+        with lease(store, PATHS, "before", LeaseOptions(clock=clock)):
             pass
         try:
-            with lease(FaultInjecting(store, fail_at=at, crash=True), PATHS, "one", clock=clock):
+            with lease(
+                FaultInjecting(store, fail_at=at, crash=True),
+                PATHS,
+                "one",
+                LeaseOptions(clock=clock),
+            ):
                 pass
         except Crash:
             pass
         clock.seconds += 61
-        with lease(store, PATHS, "next", clock=clock) as held:
+        with lease(store, PATHS, "next", LeaseOptions(clock=clock)) as held:
             held.put(SOMETHING, b"1")
 
 
@@ -171,8 +177,8 @@ def test_a_failure_while_it_is_taken_gives_it_back(at: int) -> None:
     leased(store, clock, 3)
     failing = FaultInjecting(store, fail_at=at, error=StorageError("down"))
     with pytest.raises(StorageError, match="down"):
-        lease(failing, PATHS, "one", clock=clock).__enter__()
-    with lease(store, PATHS, "next", clock=clock) as held:
+        lease(failing, PATHS, "one", LeaseOptions(clock=clock)).__enter__()
+    with lease(store, PATHS, "next", LeaseOptions(clock=clock)) as held:
         assert held.lease.token == 5
 
 
@@ -182,9 +188,9 @@ def test_a_create_that_failed_takes_nothing() -> None:
     leased(store, clock, 3)
     failing = FaultInjecting(store, fail_at=1, error=StorageError("down"))
     with pytest.raises(StorageError, match="down"):
-        lease(failing, PATHS, "one", clock=clock).__enter__()
+        lease(failing, PATHS, "one", LeaseOptions(clock=clock)).__enter__()
     assert newest_token(store, PATHS.leases) == 3
-    with lease(store, PATHS, "next", clock=clock) as held:
+    with lease(store, PATHS, "next", LeaseOptions(clock=clock)) as held:
         assert held.lease.token == 4
 
 
@@ -204,9 +210,9 @@ def test_a_create_whose_outcome_is_unknown_is_read_back() -> None:
     clock = Clock()
     store = MemoryStore(clock=clock)
     failing = FaultInjecting(store, fail_at=1, mode="after", error=StorageError("timed out"))
-    with lease(failing, PATHS, "one", clock=clock) as held:
+    with lease(failing, PATHS, "one", LeaseOptions(clock=clock)) as held:
         assert held.lease.token == 1
-    with lease(store, PATHS, "next", clock=clock) as held:
+    with lease(store, PATHS, "next", LeaseOptions(clock=clock)) as held:
         assert held.lease.token == 2
 
 
@@ -216,13 +222,13 @@ def test_what_a_process_could_not_give_back_it_takes_again_at_once(
     clock = Clock()
     store = MemoryStore(clock=clock)
     down = FaultInjecting(store, fail_at=4, error=StorageError("down"))
-    with lease(down, PATHS, "one", clock=clock):
+    with lease(down, PATHS, "one", LeaseOptions(clock=clock)):
         pass
     with monkeypatch.context() as other:
         other.setattr("arroyo_dagster.state.metadata.lease.process_here", lambda: "another process")
         with pytest.raises(ConflictError, match="leased by"):
-            lease(store, PATHS, "one", clock=clock).__enter__()
-    with lease(store, PATHS, "one", clock=clock) as held:
+            lease(store, PATHS, "one", LeaseOptions(clock=clock)).__enter__()
+    with lease(store, PATHS, "one", LeaseOptions(clock=clock)) as held:
         assert held.lease.token == 2
 
 
@@ -237,13 +243,13 @@ def test_an_older_number_that_is_removed_just_then_is_not_won() -> None:
     clock = Clock()
     store = Vanishing(clock=clock)
     leased(store, clock, 3)
-    dead = lease(store, PATHS, "one", clock=clock)
+    dead = lease(store, PATHS, "one", LeaseOptions(clock=clock))
     dead.__enter__()
     older = PATHS.leases / "0000000002.json"
     store.put(older, store.read(PATHS.leases / "0000000003.json"))
     cut = Hiding(store, lambda path: path.endswith(("0000000003.json", "0000000004.json")))
     with pytest.raises(ConflictError, match="the job is leased by"):
-        lease(cut, PATHS, "two", clock=clock).__enter__()
+        lease(cut, PATHS, "two", LeaseOptions(clock=clock)).__enter__()
 
 
 def test_old_leases_do_not_pile_up() -> None:
@@ -263,13 +269,16 @@ def test_deaths_while_leases_are_taken_never_free_an_old_number(at: int) -> None
     for _ in range(4):
         with pytest.raises(Crash):
             lease(
-                FaultInjecting(store, fail_at=at, crash=True), PATHS, "dies", clock=clock
+                FaultInjecting(store, fail_at=at, crash=True),
+                PATHS,
+                "dies",
+                LeaseOptions(clock=clock),
             ).__enter__()
         clock.seconds += 61
     taken = 7
     nothing = Hiding(store, lambda path: "/leases/" in path)
     try:
-        with lease(nothing, PATHS, "next", clock=clock) as held:
+        with lease(nothing, PATHS, "next", LeaseOptions(clock=clock)) as held:
             assert held.lease.token > taken
     except ConflictError:
         assert at == 2  # numbers are taken that `newest.json` does not tell: that is refused
@@ -277,7 +286,7 @@ def test_deaths_while_leases_are_taken_never_free_an_old_number(at: int) -> None
 
 def test_holder_stops_by_its_own_clock_a_little_before_the_lease_runs_out() -> None:
     store, clock = MemoryStore(), Clock()
-    with lease(store, PATHS, "one", clock=clock) as held:
+    with lease(store, PATHS, "one", LeaseOptions(clock=clock)) as held:
         began = clock.seconds
         clock.seconds = began + 60 * 5 / 6 - 0.001
         held.put(SOMETHING, b"1")
@@ -290,20 +299,20 @@ def test_holder_stops_by_its_own_clock_a_little_before_the_lease_runs_out() -> N
 def test_lease_is_free_at_the_moment_it_runs_out_and_not_before() -> None:
     clock = Clock()
     store = MemoryStore(clock=clock)
-    dead = lease(store, PATHS, "dead", clock=clock)
+    dead = lease(store, PATHS, "dead", LeaseOptions(clock=clock))
     dead.__enter__()
     clock.seconds += 60.9  # by the store's clock, whose seconds may be whole
     with pytest.raises(ConflictError):
-        lease(store, PATHS, "next", clock=clock).__enter__()
+        lease(store, PATHS, "next", LeaseOptions(clock=clock)).__enter__()
     clock.seconds += 0.2
-    with lease(store, PATHS, "next", clock=clock) as held:
+    with lease(store, PATHS, "next", LeaseOptions(clock=clock)) as held:
         assert held.lease.token == 2
 
 
 def test_what_is_made_sure_of_before_deleting_is_asked_before_each_delete_only() -> None:
     store, clock = MemoryStore(), Clock()
     asked: list[bytes] = []
-    with lease(store, PATHS, "one", clock=clock) as held:
+    with lease(store, PATHS, "one", LeaseOptions(clock=clock)) as held:
         held.delete_many([SOMETHING])  # nothing is to be asked yet
         held.before_deleting = lambda: asked.append(store.read(SOMETHING))
         held.put(SOMETHING, b"1")
@@ -318,10 +327,10 @@ def test_of_one_owner_twice_neither_takes_the_other_s_lease_for_its_own() -> Non
     store, clock = MemoryStore(), Clock()
     failing = FaultInjecting(store, fail_at=2, crash=True)
     with pytest.raises(Crash):
-        lease(failing, PATHS, "same", clock=clock).__enter__()
+        lease(failing, PATHS, "same", LeaseOptions(clock=clock)).__enter__()
     unlisted = Hiding(store, lambda path: "/leases/" in path)
     with pytest.raises(ConflictError) as error:
-        lease(unlisted, PATHS, "same", clock=clock).__enter__()
+        lease(unlisted, PATHS, "same", LeaseOptions(clock=clock)).__enter__()
     who = f"{platform.node()}/{os.getpid()} (same)"
     assert error.value.facts["owner"] == who
     assert error.value.message == f"the job is leased by {who}: it maintains the job"
@@ -331,7 +340,7 @@ def test_number_that_newest_tells_is_taken_although_its_object_is_gone() -> None
     store, clock = MemoryStore(), Clock()
     leased(store, clock, 3)
     store.delete_many([PATHS.leases / "0000000003.json"])
-    with lease(store, PATHS, "before", clock=clock) as held:
+    with lease(store, PATHS, "before", LeaseOptions(clock=clock)) as held:
         assert held.lease.token == 4
 
 
@@ -340,7 +349,7 @@ def test_number_that_newest_tells_is_taken_although_its_object_is_gone() -> None
 
 def leased(store: ObjectStore, clock: Clock, times: int) -> None:
     for _ in range(times):
-        with lease(store, PATHS, "before", clock=clock):
+        with lease(store, PATHS, "before", LeaseOptions(clock=clock)):
             pass
 
 
@@ -352,15 +361,15 @@ def test_a_listing_that_leaves_leases_out_makes_no_second_holder(hidden: set[str
     clock = Clock()
     store = MemoryStore(clock=clock)
     leased(store, clock, 5)
-    dead = lease(store, PATHS, "one", clock=clock)
+    dead = lease(store, PATHS, "one", LeaseOptions(clock=clock))
     holder = dead.__enter__()
     cut = Hiding(store, lambda path: path.rpartition("/")[2].removesuffix(".json") in hidden)
     for owner in ("two", "three"):
         with pytest.raises(ConflictError, match="the job is leased by"):
-            lease(cut, PATHS, owner, clock=clock).__enter__()
+            lease(cut, PATHS, owner, LeaseOptions(clock=clock)).__enter__()
         holder.put(SOMETHING, b"1")
     clock.seconds += 61
-    with lease(cut, PATHS, "two", clock=clock) as found:
+    with lease(cut, PATHS, "two", LeaseOptions(clock=clock)) as found:
         assert found.lease.token == 7
         found.put(SOMETHING, b"2")
     with pytest.raises(ConflictError, match="another process has taken it"):
@@ -375,7 +384,7 @@ def test_no_number_is_given_twice_whatever_a_listing_shows(hidden: set[str]) -> 
     cut = Hiding(store, lambda path: path.rpartition("/")[2].removesuffix(".json") in hidden)
     assert newest_token(cut, PATHS.leases) == 6
     for token in (7, 8, 9):
-        with lease(cut, PATHS, "two", clock=clock) as found:
+        with lease(cut, PATHS, "two", LeaseOptions(clock=clock)) as found:
             assert found.lease.token == token
 
 
@@ -394,11 +403,11 @@ def test_who_comes_and_goes_between_a_listing_and_its_use_is_noticed() -> None:
 
     store = Slow(clock=clock)
     leased(store, clock, 1)
-    stays = lease(store, PATHS, "stays", clock=clock)
+    stays = lease(store, PATHS, "stays", LeaseOptions(clock=clock))
     others: list[Leased] = []
     store.behind = lambda: (leased(store, clock, 4), others.append(stays.__enter__()))
     with pytest.raises(ConflictError, match="leased by"):
-        lease(store, PATHS, "slow", clock=clock).__enter__()
+        lease(store, PATHS, "slow", LeaseOptions(clock=clock)).__enter__()
     others[0].put(SOMETHING, b"1")
     assert others[0].lease.token == 6
 
@@ -415,14 +424,14 @@ def test_who_needs_too_long_to_take_a_lease_does_not_hold_it(seconds: int) -> No
 
     store = Stuck(clock=clock)
     with pytest.raises(ConflictError, match="could not be renewed"):
-        lease(store, PATHS, "slow", clock=clock).__enter__()
+        lease(store, PATHS, "slow", LeaseOptions(clock=clock)).__enter__()
     assert store.head(PATHS.leases / "newest.json") is None
 
 
 def test_a_lease_that_was_lost_long_ago_is_lost_in_other_processes_too() -> None:
     clock = Clock()
     store = MemoryStore(clock=clock)
-    dead = lease(store, PATHS, "dead", clock=clock)
+    dead = lease(store, PATHS, "dead", LeaseOptions(clock=clock))
     holder = dead.__enter__()
     elsewhere = Leased.__new__(Leased)
     elsewhere.__dict__.update(holder.__getstate__())
@@ -440,7 +449,7 @@ def test_leases_of_releases_that_did_not_name_the_newest_go_on() -> None:
     leased(store, clock, 3)
     store.delete_many([PATHS.leases / "newest.json"])
     assert newest_token(store, PATHS.leases) == 3
-    with lease(store, PATHS, "next", clock=clock) as held:
+    with lease(store, PATHS, "next", LeaseOptions(clock=clock)) as held:
         assert held.lease.token == 4
 
 
@@ -450,7 +459,7 @@ def test_a_number_that_cannot_be_read_is_refused(found: bytes) -> None:
     store = MemoryStore(clock=clock)
     store.put(PATHS.leases / "newest.json", found)
     with pytest.raises(FormatError) as error:
-        lease(store, PATHS, "one", clock=clock).__enter__()
+        lease(store, PATHS, "one", LeaseOptions(clock=clock)).__enter__()
     assert "leases/newest.json" in str(error.value)
 
 
@@ -470,7 +479,9 @@ def _buried() -> Iterator[None]:
 
 def died(*given: Any, **options: Any) -> Leased:
     """Take a lease and never give it back."""
-    _DEAD.append(lease(*given, **options))  # what is collected as garbage would give it back
+    _DEAD.append(
+        lease(*given, LeaseOptions(**options))
+    )  # what is collected as garbage would give it back
     held: Leased = _DEAD[-1].__enter__()
     return held
 
@@ -487,9 +498,9 @@ def test_no_clock_but_the_store_s_says_when_a_lease_expires(off: float, whose: s
         clock.seconds += seconds
         wrong.seconds += seconds
         with pytest.raises(ConflictError, match="leased by"):
-            lease(store, PATHS, "next", clock=second).__enter__()
+            lease(store, PATHS, "next", LeaseOptions(clock=second)).__enter__()
     clock.seconds += 0.1
-    with lease(store, PATHS, "next", clock=second) as held:
+    with lease(store, PATHS, "next", LeaseOptions(clock=second)) as held:
         assert held.lease.token == 2
 
 
@@ -525,10 +536,12 @@ def test_waiting_ends_when_the_lease_of_a_dead_process_expires() -> None:
         clock.seconds += seconds
 
     with pytest.raises(ConflictError):
-        lease(store, PATHS, "hasty", clock=clock, wait_seconds=20, sleep=sleep).__enter__()
+        lease(
+            store, PATHS, "hasty", LeaseOptions(clock=clock, wait_seconds=20, sleep=sleep)
+        ).__enter__()
     assert clock.seconds == began + 20
     with lease(
-        store, PATHS, "next", clock=clock, wait_seconds=EXPIRED_SECONDS, sleep=sleep
+        store, PATHS, "next", LeaseOptions(clock=clock, wait_seconds=EXPIRED_SECONDS, sleep=sleep)
     ) as held:
         assert 61 <= clock.seconds - began <= EXPIRED_SECONDS
         assert held.lease.token == 2
@@ -541,7 +554,9 @@ def test_waiting_takes_the_seconds_that_were_asked_for(wait: int, slept: list[fl
     died(store, PATHS, "dead", clock=clock)
     found: list[float] = []
     with pytest.raises(ConflictError):
-        lease(store, PATHS, "hasty", clock=clock, wait_seconds=wait, sleep=found.append).__enter__()
+        lease(
+            store, PATHS, "hasty", LeaseOptions(clock=clock, wait_seconds=wait, sleep=found.append)
+        ).__enter__()
     assert found == slept
 
 
@@ -551,9 +566,9 @@ def test_a_lease_of_another_length_is_held_against_others_so_long() -> None:
     died(store, PATHS, "long", seconds=300, clock=clock)
     clock.seconds += 300
     with pytest.raises(ConflictError, match="leased by"):
-        lease(store, PATHS, "next", clock=clock).__enter__()
+        lease(store, PATHS, "next", LeaseOptions(clock=clock)).__enter__()
     clock.seconds += 2
-    with lease(store, PATHS, "next", clock=clock) as held:
+    with lease(store, PATHS, "next", LeaseOptions(clock=clock)) as held:
         assert held.lease.token == 2
 
 
@@ -578,7 +593,7 @@ def test_a_store_s_clock_that_was_set_back_locks_nothing() -> None:
     clock.seconds -= DAY
     here = Clock()
     here.seconds += 61
-    with lease(store, PATHS, "next", clock=here) as held:
+    with lease(store, PATHS, "next", LeaseOptions(clock=here)) as held:
         assert held.lease.token == 2
 
 
@@ -596,9 +611,9 @@ def test_where_a_store_gives_no_times_those_of_the_records_count() -> None:
     died(store, PATHS, "dead", clock=clock)
     clock.seconds += 59
     with pytest.raises(ConflictError, match="leased by"):
-        lease(store, PATHS, "next", clock=clock).__enter__()
+        lease(store, PATHS, "next", LeaseOptions(clock=clock)).__enter__()
     clock.seconds += 2
-    with lease(store, PATHS, "next", clock=clock) as held:
+    with lease(store, PATHS, "next", LeaseOptions(clock=clock)) as held:
         assert held.lease.token == 2
 
 
@@ -614,9 +629,9 @@ def test_a_record_of_an_older_release_expires_after_the_usual_time() -> None:
     }
     store.put(PATHS.leases / "0000000001.json", json.dumps(old).encode())
     with pytest.raises(ConflictError, match=r"leased by arroyo-state gc until"):
-        lease(store, PATHS, "arroyo-state gc", clock=clock).__enter__()
+        lease(store, PATHS, "arroyo-state gc", LeaseOptions(clock=clock)).__enter__()
     clock.seconds += 61
-    with lease(store, PATHS, "arroyo-state gc", clock=clock) as held:
+    with lease(store, PATHS, "arroyo-state gc", LeaseOptions(clock=clock)) as held:
         assert held.lease.token == 2
 
 
@@ -624,7 +639,7 @@ def test_what_an_older_release_reads_is_still_written() -> None:
     """It compares `expires_at_micros` with its clock, and lets an owner take over from itself."""
     clock = Clock()
     store = MemoryStore(clock=clock)
-    with lease(store, PATHS, "arroyo-state gc", clock=clock) as held:
+    with lease(store, PATHS, "arroyo-state gc", LeaseOptions(clock=clock)) as held:
         found = json.loads(store.read(held.lease.path))
         assert found["expires_at_micros"] == int((clock.seconds + 60) * 1e6)
         assert found["owner"] != "arroyo-state gc"
@@ -637,11 +652,11 @@ def test_a_lease_taken_over_by_force_is_lost_to_its_holder_at_once() -> None:
     clock = Clock()
     store = MemoryStore(clock=clock)
     held = died(store, PATHS, "hangs", clock=clock)
-    with lease(store, PATHS, "breaker", clock=clock, take_over=True) as new:
+    with lease(store, PATHS, "breaker", LeaseOptions(clock=clock, take_over=True)) as new:
         assert new.lease.token == 2
         with pytest.raises(ConflictError, match="another process has taken it"):
             held.put(SOMETHING, b"old")
-    with lease(store, PATHS, "next", clock=clock) as found:
+    with lease(store, PATHS, "next", LeaseOptions(clock=clock)) as found:
         assert found.lease.token == 3
 
 
@@ -652,7 +667,7 @@ def test_a_holder_whose_clocks_stood_still_does_not_renew_what_others_had_since(
     store = MemoryStore(clock=clock)
     held = died(store, PATHS, "slept", clock=own, seconds=0.3)
     for _ in range(4):
-        with lease(store, PATHS, "other", clock=clock, take_over=True):
+        with lease(store, PATHS, "other", LeaseOptions(clock=clock, take_over=True)):
             pass
     assert store.head(held.lease.successor) is None
     _put_until_refused(held)
@@ -676,8 +691,7 @@ def test_a_renewal_notices_who_has_created_the_next_lease_and_not_yet_named_it()
             FaultInjecting(store, fail_at=2, crash=True),
             PATHS,
             "other",
-            clock=clock,
-            take_over=True,
+            LeaseOptions(clock=clock, take_over=True),
         ).__enter__()
     assert store.head(held.lease.successor) is not None
     assert newest_token(Hiding(store, lambda path: "/leases/" in path), PATHS.leases) == 1

@@ -2,37 +2,57 @@
 
 from __future__ import annotations
 
-from typing import Any
+import inspect
+from typing import Any, TypeVar
 
 import click
 import dagster as dg
 import pytest
 from click.testing import CliRunner
 
-from arroyo_dagster.cli.compaction.settings import settings_options
+from arroyo_dagster.cli.settings import Duration, format_duration, setting_option, settings_options
 from arroyo_dagster.errors import InputError
-from arroyo_dagster.orchestration.settings import configured, settings_config
+from arroyo_dagster.orchestration.compaction.assets import CompactionConfig
+from arroyo_dagster.orchestration.compaction.maintenance_window import WindowConfig
+from arroyo_dagster.orchestration.gc.assets import GcConfig, OrphansConfig
+from arroyo_dagster.orchestration.settings import configured, setting_field, settings_config
 from arroyo_dagster.state.model.compaction import (
     MEBIBYTE,
+    AdoptionSettings,
     Budget,
     CompactionPolicy,
     CompactionSettings,
     MergeOrder,
     SortOrder,
 )
+from arroyo_dagster.state.model.garbage import DeletionSettings, GraceSettings, Retention
+from arroyo_dagster.state.model.maintenance_window import WindowLimits, WindowSteps
+from arroyo_dagster.state.model.rewrite import QuietSettings
 from arroyo_dagster.state.model.settings import setting_fields, settings_from
+from arroyo_dagster.state.model.verify import VerifySettings
+from arroyo_dagster.state.operations.verify.job import verify_job
 
+T = TypeVar("T")
 FIELDS = {field.name: field for field in setting_fields(CompactionSettings)}
 Config = settings_config(CompactionSettings)
 
 
+def orphans(days: float) -> OrphansConfig:
+    return OrphansConfig(older_than_days=days)
+
+
 def by_options(*args: str) -> CompactionSettings:
-    found: list[CompactionSettings] = []
+    return given_to(CompactionSettings, *args)
+
+
+def given_to(settings: type[T], *args: str) -> T:
+    """The settings that options give, by themselves."""
+    found: list[T] = []
 
     @click.command()
-    @settings_options(CompactionSettings)
+    @settings_options(settings)
     def command(**given: Any) -> None:
-        found.append(settings_from(CompactionSettings, given))
+        found.append(settings_from(settings, given))
 
     result = CliRunner().invoke(command, args)
     assert result.exit_code == 0, result.output
@@ -78,7 +98,7 @@ def test_every_setting_has_one_option_one_field_and_help_that_names_them() -> No
     names = {name: field.option for name, field in FIELDS.items()}
     assert len(set(names.values())) == len({one.config for one in FIELDS.values()}) == len(FIELDS)
     assert "--level-files" in FIELDS["policy"].setting.help.format(**names)
-    described = {name: field.description for name, field in Config.model_fields.items()}
+    described = {name: str(field.description) for name, field in Config.model_fields.items()}
     assert "{" not in "".join(described.values())
     assert "merge level_files files" in described["policy"]
 
@@ -93,3 +113,113 @@ def test_what_cannot_be_is_refused_with_the_choices() -> None:
         Config(min_files=1)
     with pytest.raises(ValueError, match="greater than 0"):
         Config(window_seconds=0)
+
+
+# ---- the settings of other journeys --------------------------------------------------------------
+
+RETENTION = Retention(keep_epochs=3, keep_micros=129_600_000_000)
+STEPS = WindowSteps(
+    limits=WindowLimits(stop=1.5, rewrite=2.0, start=3.0, quiet=0.0), verify_level=4
+)
+EQUAL: list[tuple[Any, str, dg.Config]] = [
+    (RETENTION, "--keep 3 --keep-for 36h", GcConfig(keep_epochs=3, keep_days=1.5)),
+    (GraceSettings(grace_micros=7_200_000_000), "--older-than 2h", orphans(1 / 12)),
+    (GraceSettings(), "", orphans(3.0)),
+    (DeletionSettings(quarantine=True), "--quarantine", GcConfig(quarantine=True)),
+    (DeletionSettings(), "", GcConfig()),
+    (AdoptionSettings(wait_seconds=2.5), "--wait 2.5", CompactionConfig(wait_seconds=2.5)),
+    (QuietSettings(quiet_seconds=0.0), "--quiet 0", CompactionConfig(quiet_seconds=0.0)),
+    (QuietSettings(), "", CompactionConfig()),
+    (
+        STEPS,
+        "--stop-limit 1.5 --rewrite-limit 2 --start-limit 3 --quiet-limit 0 --level 4",
+        WindowConfig(
+            jobs=[],
+            stop_seconds=1.5,
+            rewrite_seconds=2.0,
+            start_seconds=3.0,
+            quiet_seconds=0.0,
+            verify_level=4,
+        ),
+    ),
+    (WindowSteps(), "", WindowConfig(jobs=[])),
+]
+
+
+@pytest.mark.parametrize(("wanted", "args", "config"), EQUAL)
+def test_options_and_config_of_each_journey_give_the_same_settings(
+    wanted: Any, args: str, config: dg.Config
+) -> None:
+    assert given_to(type(wanted), *args.split()) == wanted
+    assert configured(type(wanted), config) == wanted
+
+
+@pytest.mark.parametrize(("wanted", "_", "config"), EQUAL)
+def test_config_fields_have_the_text_and_bounds_of_the_settings(
+    wanted: Any, _: str, config: dg.Config
+) -> None:
+    for field in setting_fields(type(wanted)):
+        found, derived = (
+            type(config).model_fields[field.config],
+            setting_field(type(wanted), field.name),
+        )
+        assert found.description == derived.description
+        assert found.metadata == derived.metadata
+        assert "{" not in str(found.description)
+
+
+def test_settings_of_a_verification_are_bounded_and_have_the_defaults_of_the_function() -> None:
+    assert given_to(VerifySettings) == VerifySettings()
+    parameters = inspect.signature(verify_job).parameters
+    for field in setting_fields(VerifySettings):
+        assert parameters[field.name].default == field.default
+    wanted = VerifySettings(level=1, parallelism=4, history=0)
+    assert (
+        given_to(VerifySettings, *["--level", "1", "--parallelism", "4", "--history", "0"])
+        == wanted
+    )
+    for wrong in ({"level": 5}, {"history": -1}, {"parallelism": 0}):
+        with pytest.raises(InputError):
+            VerifySettings(**wrong)
+
+
+def test_a_config_that_gives_no_settings_fails_with_the_next_step() -> None:
+    with pytest.raises(dg.Failure, match=r"retention missing.*Next: give a number"):
+        configured(Retention, GcConfig(keep_epochs=None))
+    with pytest.raises(dg.Failure, match="there is no policy 'most'"):
+        WindowConfig(jobs=[], policy="most").settings()
+
+
+@pytest.mark.parametrize(
+    ("text", "micros"),
+    [("3d", 259_200_000_000), ("12 hours", 43_200_000_000), ("1.5h", 5_400_000_000)],
+)
+def test_a_duration_is_read_in_its_unit(text: str, micros: int) -> None:
+    assert given_to(GraceSettings, "--older-than", text).grace_micros == micros
+
+
+@pytest.mark.parametrize("text", ["3", "soon", "-1h", "9999999999w"])
+def test_what_is_no_duration_is_a_wrong_command_line(text: str) -> None:
+    command = settings_options(GraceSettings)(click.command()(lambda **given: None))
+    result = CliRunner().invoke(command, ["--older-than", text])
+    assert result.exit_code == 2, result.output
+
+
+@pytest.mark.parametrize("text", ["7d", "36h", "90m", "61s"])
+def test_a_duration_is_formatted_as_it_is_read(text: str) -> None:
+    assert format_duration(Duration().convert(text, None, None)) == text
+
+
+def test_the_help_of_one_option_alone_names_no_option_that_the_command_lacks() -> None:
+    command = setting_option(CompactionSettings, "policy", alone=True)(
+        click.command()(lambda **given: None)
+    )
+    text = " ".join(CliRunner().invoke(command, ["--help"]).output.split())
+    assert "merge 4 files of one level" in text
+    assert "--level-files" not in text
+
+
+def test_the_help_of_an_option_says_what_it_is_only_for() -> None:
+    command = settings_options(Retention, only_for="expire")(click.command()(lambda **given: None))
+    text = " ".join(CliRunner().invoke(command, ["--help"]).output.split())
+    assert "expire: keep epochs younger than this duration, for example 7d." in text

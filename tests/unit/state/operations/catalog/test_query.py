@@ -37,7 +37,12 @@ from arroyo_dagster.state.operations.catalog.jobs import (
     summarise_job,
     summarise_jobs,
 )
-from arroyo_dagster.state.operations.catalog.query import describe_epoch, load_epoch, read_rows
+from arroyo_dagster.state.operations.catalog.query import (
+    ReadOptions,
+    describe_epoch,
+    load_epoch,
+    read_rows,
+)
 from arroyo_dagster.state.operations.verify.job import verify_job
 from arroyo_dagster.state.runtime.connectors import TableSource
 from arroyo_dagster.state.runtime.in_process import run_pipeline
@@ -368,7 +373,9 @@ def test_rows_of_a_global_table_are_decoded_with_removals_applied(store: MemoryS
     for rows in range(1, 7):
         # The job forgets a word seen four times.
         counts = expected_counts(rows * 4)
-        found = read_rows(WriteProtected(store), paths_of(store), "count", "counts", epoch=rows)
+        found = read_rows(
+            WriteProtected(store), paths_of(store), "count", "counts", ReadOptions(epoch=rows)
+        )
         assert {row["key"]: row["value"] for row in found.rows} == counts
         assert found.count == len(counts)
     assert "b" in expected_counts(16)
@@ -400,7 +407,7 @@ def test_rows_of_an_expiring_table_are_those_a_restore_would_load(store: MemoryS
 def test_a_limit_shows_some_rows_and_counts_them_all(store: MemoryStore) -> None:
     for table in (("count", "counts"), ("keep", "rows")):
         whole = read_rows(store, paths_of(store), *table)
-        some = read_rows(store, paths_of(store), *table, limit=2)
+        some = read_rows(store, paths_of(store), *table, ReadOptions(limit=2))
         assert some.rows == whole.rows[:2]
         assert some.count == whole.count > 2
 
@@ -427,17 +434,30 @@ def test_without_stored_types_entries_are_shown_in_hex(store: MemoryStore) -> No
     assert "register_table" in found.problem
     known = KnownTable(owner="test", holds="rows read", table="offsets", key=str, value=str)
     named = read_rows(
-        WriteProtected(store), paths_of(store), "lines", "offsets", catalogue=Catalogue([known])
+        WriteProtected(store),
+        paths_of(store),
+        "lines",
+        "offsets",
+        ReadOptions(catalogue=Catalogue([known])),
     )
     assert named.rows == ({"key": "row", "value": "24"},)
     assert (named.known, named.problem) == (known, None)
+
+
+def test_rows_are_read_by_keywords_until_these_are_removed(store: MemoryStore) -> None:
+    given = (WriteProtected(store), paths_of(store), "count", "counts")
+    with pytest.deprecated_call(match="replaces epoch, limit of read_rows"):
+        found = read_rows(*given, epoch=1, limit=1)
+    assert found == read_rows(*given, ReadOptions(epoch=1, limit=1))
+    with pytest.raises(TypeError), pytest.deprecated_call():
+        read_rows(*given, most=1)
 
 
 @pytest.mark.parametrize("limit", [None, 1000])
 def test_a_value_that_is_not_of_its_stored_type_is_shown_as_bytes_and_named(
     store: MemoryStore, limit: int | None
 ) -> None:
-    whole = read_rows(store, paths_of(store), "count", "counts", limit=limit)
+    whole = read_rows(store, paths_of(store), "count", "counts", ReadOptions(limit=limit))
     operator = load_epoch(store, paths_of(store)).operator("count")
     assert operator is not None
     rows = pa.Table.from_pydict(
@@ -446,7 +466,9 @@ def test_a_value_that_is_not_of_its_stored_type_is_shown_as_bytes_and_named(
     path = StatePath(f"{operator.paths[-1]}-damaged")
     store.put(path, encode_rows(rows))
     list_pairs_of(store, "count", "counts", path)
-    found = read_rows(WriteProtected(store), paths_of(store), "count", "counts", limit=limit)
+    found = read_rows(
+        WriteProtected(store), paths_of(store), "count", "counts", ReadOptions(limit=limit)
+    )
     assert found.rows[:-1] == whole.rows
     assert found.rows[-1] == {"key_hex": "0121", "value_hex": "fd"}
     assert found.problem is not None
@@ -514,8 +536,8 @@ def test_a_store_that_fails_is_no_broken_file(store: MemoryStore, verb: str) -> 
 
     failing, paths = Failing(store), paths_of(store)
     calls: list[Callable[[], object]] = [
-        lambda: read_rows(failing, paths, "keep", "rows", limit=1),
-        lambda: read_rows(failing, paths, "count", "counts", limit=1),
+        lambda: read_rows(failing, paths, "keep", "rows", ReadOptions(limit=1)),
+        lambda: read_rows(failing, paths, "count", "counts", ReadOptions(limit=1)),
     ]
     if verb == "read":
         calls = [lambda: read_rows(failing, paths, "count", "counts")]

@@ -20,7 +20,7 @@ from arroyo_dagster.state.operations.catalog.verdicts import (
     verdict_path,
     write_verdict,
 )
-from arroyo_dagster.state.operations.gc.journal import Journal
+from arroyo_dagster.state.operations.gc.journal import Journal, RunHeader
 from arroyo_dagster.state.planning.verify.findings import Severity, Verdict, error, warning
 from arroyo_dagster.state.planning.verify.fleet import CheckedJob, every_job_checked
 from arroyo_dagster.state.storage.memory import MemoryStore
@@ -129,14 +129,11 @@ def test_a_removal_on_purpose_is_known_by_its_journal() -> None:
     store = MemoryStore()
 
     def journal(paths: JobPaths, kind: str) -> Journal:
-        return Journal(
+        return Journal.begin(
             *(store, paths),
-            kind=kind,
-            plan="0" * 64,
-            owner="test",
-            now_micros=7,
-            objects=1,
-            size_bytes=1,
+            RunHeader(
+                kind=kind, plan="0" * 64, owner="test", begun_at_micros=7, objects=1, size_bytes=1
+            ),
         )
 
     removed, begun, expired = protocol_job("removed"), protocol_job("begun"), protocol_job("expire")

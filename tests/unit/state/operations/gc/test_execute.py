@@ -11,9 +11,10 @@ import pytest
 from arroyo_dagster.errors import StorageError
 from arroyo_dagster.state.model.garbage import GcPlan
 from arroyo_dagster.state.model.ids import Epoch, StatePath, WorkerGeneration
+from arroyo_dagster.state.model.progress import Progress
 from arroyo_dagster.state.operations.gc.execute import GcOptions, run_gc
 from arroyo_dagster.state.operations.gc.journal import read_journal
-from arroyo_dagster.state.operations.gc.steps import GcProgress, Pace
+from arroyo_dagster.state.operations.gc.steps import Pace
 from arroyo_dagster.state.storage import MemoryStore
 from arroyo_dagster.state.storage.store import DeleteOutcome, ObjectInfo
 from arroyo_dagster.state.storage.wrappers import Counting, Slow, Wrapper
@@ -73,12 +74,12 @@ def run(store: Any, clock: Clock, plan: GcPlan | None = None, **options: Any) ->
 def test_objects_go_by_the_thousand_and_are_counted_by_a_listing() -> None:
     clock = Clock()
     store = Answering(job_with_orphans(2500, clock))
-    told: list[GcProgress] = []
-    outcome = run(store, clock, progress=told.append)
+    told: list[Progress] = []
+    outcome = run(store, clock, on_progress=told.append)
     assert (outcome.deleted, outcome.size_bytes) == (2500, 10_000)
     assert store.batches == [1000, 1000, 500]
     assert told[-1].done == told[-1].total == 2500
-    assert told[-1].left_seconds == 0
+    assert told[-1].seconds_left == 0
     whole(store, PATHS, 1, 2, 3)
 
 

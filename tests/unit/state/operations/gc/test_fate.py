@@ -19,7 +19,7 @@ from arroyo_dagster.state.operations.gc.fate import (
     job_of_object,
     path_of_object,
 )
-from arroyo_dagster.state.operations.gc.journal import Journal, read_journal
+from arroyo_dagster.state.operations.gc.journal import Journal, RunHeader, read_journal
 from arroyo_dagster.state.operations.gc.journal_archive import archive_runs
 from arroyo_dagster.state.operations.gc.quarantine import purge
 from arroyo_dagster.state.operations.gc.undelete import UndeleteOptions, run_undelete
@@ -120,15 +120,17 @@ def test_run_that_has_not_ended_is_in_progress_and_afterwards_gone() -> None:
 
 
 def begin(store: ObjectStore, paths: list[StatePath], number: int = 0) -> Journal:
-    run = Journal(
+    run = Journal.begin(
         store,
         PATHS,
-        kind="orphans",
-        plan=f"{number:032x}"[::-1],
-        owner="died",
-        now_micros=BEGAN + number,
-        objects=len(paths),
-        size_bytes=0,
+        RunHeader(
+            kind="orphans",
+            plan=f"{number:032x}"[::-1],
+            owner="died",
+            begun_at_micros=BEGAN + number,
+            objects=len(paths),
+            size_bytes=0,
+        ),
     )
     for at in range(0, len(paths), 1000):
         run.write([(at // 1000 + 1, [StoredObject(path, 7) for path in paths[at : at + 1000]])], {})

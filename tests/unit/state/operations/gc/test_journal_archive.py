@@ -21,6 +21,7 @@ from arroyo_dagster.state.operations.gc.execute import GcOptions, run_gc
 from arroyo_dagster.state.operations.gc.journal import (
     Journal,
     JournalEntry,
+    RunHeader,
     list_runs,
     read_journal,
 )
@@ -41,16 +42,18 @@ def with_runs(count: int = RUNS, clock: Clock | None = None) -> MemoryStore:
     store = MemoryStore(clock=clock or Clock())
     for number in range(count):
         batches = number % 4  # none at all, too
-        run = Journal(
+        run = Journal.begin(
             store,
             PATHS,
-            kind="expire",
-            plan=f"{number:032x}"[::-1],
-            owner=f"run {number}",
-            now_micros=BEGAN + number,
-            objects=2 * batches,
-            size_bytes=batches,
-            more={"rule": {"keep": number}},
+            RunHeader(
+                kind="expire",
+                plan=f"{number:032x}"[::-1],
+                owner=f"run {number}",
+                begun_at_micros=BEGAN + number,
+                objects=2 * batches,
+                size_bytes=batches,
+                more={"rule": {"keep": number}},
+            ),
         )
         for batch in range(1, batches + 1):
             names = [PATHS.root / f"{number}-{batch}-{one}" for one in ("a", "b")]
@@ -129,15 +132,17 @@ def test_stopped_anywhere_nothing_is_lost_and_the_next_finishes_it(mode: Any, cr
 def with_more(store: MemoryStore) -> None:
     """As many runs again: what was left of the first ones goes with them."""
     for number in range(RUNS, 2 * RUNS):
-        run = Journal(
+        run = Journal.begin(
             store,
             PATHS,
-            kind="purge",
-            plan=f"{number:032x}"[::-1],
-            owner="later",
-            now_micros=BEGAN + number,
-            objects=0,
-            size_bytes=0,
+            RunHeader(
+                kind="purge",
+                plan=f"{number:032x}"[::-1],
+                owner="later",
+                begun_at_micros=BEGAN + number,
+                objects=0,
+                size_bytes=0,
+            ),
         )
         run.end({})
 

@@ -15,7 +15,7 @@ from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.model.objects import StoredObject
 from arroyo_dagster.state.operations.gc import journal_archive
 from arroyo_dagster.state.operations.gc.execute import GcOptions, run_gc
-from arroyo_dagster.state.operations.gc.journal import Journal, list_runs, read_journal
+from arroyo_dagster.state.operations.gc.journal import Journal, RunHeader, list_runs, read_journal
 from arroyo_dagster.state.operations.gc.journal_archive import archive_runs
 from arroyo_dagster.state.operations.gc.journal_chain import finish_open_runs
 from arroyo_dagster.state.operations.gc.journal_check import JournalCheck, check_journal
@@ -32,15 +32,17 @@ STOPPED = {str(PATHS.root): "stopped"}
 
 
 def begin_run(store: ObjectStore, number: int, *, batches: int = 2) -> Journal:
-    run = Journal(
+    run = Journal.begin(
         store,
         PATHS,
-        kind="expire",
-        plan=f"{number:032x}"[::-1],
-        owner=f"run {number}",
-        now_micros=BEGAN + number,
-        objects=2 * batches,
-        size_bytes=batches,
+        RunHeader(
+            kind="expire",
+            plan=f"{number:032x}"[::-1],
+            owner=f"run {number}",
+            begun_at_micros=BEGAN + number,
+            objects=2 * batches,
+            size_bytes=batches,
+        ),
     )
     for batch in range(1, batches + 1):
         run.write([(batch, objects_of(number, batch))], {})

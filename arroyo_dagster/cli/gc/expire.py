@@ -6,7 +6,9 @@ import click
 
 from arroyo_dagster.cli.common import main, open_to_read, open_url, store_options
 from arroyo_dagster.cli.rendering import format_bytes, print_json
+from arroyo_dagster.cli.settings import setting_option
 from arroyo_dagster.state.codec.gc import gc_plan_to_json
+from arroyo_dagster.state.model.garbage import Retention
 from arroyo_dagster.state.operations.catalog.jobs import find_job
 from arroyo_dagster.state.operations.gc.execute import GcOutcome, run_gc
 from arroyo_dagster.state.operations.gc.expire import to_keep
@@ -15,10 +17,10 @@ from arroyo_dagster.state.operations.gc.plan import plan_gc
 
 @main.command()
 @click.argument("job")
-@click.option("--keep", type=click.IntRange(2), required=True, help="How many epochs to keep.")
+@setting_option(Retention, "keep_epochs", required=True)
 @click.option("--yes", is_flag=True, help="Delete. Without it, print the plan only.")
 @store_options
-def expire(job: str, keep: int, yes: bool, url: str | None, as_json: bool) -> None:
+def expire(job: str, keep_epochs: int, yes: bool, url: str | None, as_json: bool) -> None:
     """Delete the oldest epochs of a managed job, and the files that only they list.
 
     Dry run unless --yes is given.
@@ -29,7 +31,7 @@ def expire(job: str, keep: int, yes: bool, url: str | None, as_json: bool) -> No
     """
     store = open_url(url) if yes else open_to_read(url)
     paths = find_job(store, job)
-    request = to_keep(keep)
+    request = to_keep(keep_epochs)
     if yes:
         outcome = run_gc(store, paths, request)
     else:

@@ -1,4 +1,4 @@
-"""Progress reports that are repeated while no new one arrives."""
+"""Progress callbacks that add the time, and that repeat a report while long work is silent."""
 
 from __future__ import annotations
 
@@ -6,20 +6,23 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TypeVar
+from dataclasses import replace
 
-T = TypeVar("T")
+from arroyo_dagster.state.model.progress import OnProgress, Progress, no_progress
+
 SILENT_SECONDS = 3.0
 
 
-def no_progress(state: object) -> None:
-    """No-op progress callback."""
+def timed(report: OnProgress, clock: Callable[[], float] = time.monotonic) -> OnProgress:
+    """Return a callback that adds the seconds since this call to each report."""
+    if report is no_progress:
+        return report
+    began = clock()
+    return lambda progress: report(replace(progress, seconds=clock() - began))
 
 
 @contextmanager
-def heartbeat(
-    report: Callable[[T], None], seconds: float = SILENT_SECONDS
-) -> Iterator[Callable[[T], None]]:
+def heartbeat(report: OnProgress, seconds: float = SILENT_SECONDS) -> Iterator[OnProgress]:
     """Repeat the last report after `seconds` without one.
 
     Args:
@@ -28,16 +31,16 @@ def heartbeat(
     if report is no_progress:
         yield report
         return
-    last: list[T] = []
+    last: list[Progress] = []
     lock, ended = threading.Lock(), threading.Event()
     reported_at = time.monotonic()
 
-    def report_now(state: T) -> None:
+    def report_now(progress: Progress) -> None:
         nonlocal reported_at
         with lock:
-            last[:] = [state]
+            last[:] = [progress]
             reported_at = time.monotonic()
-            report(state)
+            report(progress)
 
     def repeat() -> None:
         while not ended.wait(seconds / 3):

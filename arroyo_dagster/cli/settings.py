@@ -1,0 +1,122 @@
+"""Options of the command line, derived from the settings of an operation."""
+
+from __future__ import annotations
+
+import datetime as dt
+import enum
+import re
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from arroyo_dagster.state.model.settings import SettingField, find_setting, setting_fields
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+_DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(s|m|h|d|w)[a-z]*\s*")
+_UNITS = {
+    "w": dt.timedelta(weeks=1),
+    "d": dt.timedelta(days=1),
+    "h": dt.timedelta(hours=1),
+    "m": dt.timedelta(minutes=1),
+    "s": dt.timedelta(seconds=1),
+}
+
+
+class Duration(click.ParamType):  # type: ignore[type-arg] # generic in some releases only
+    """A duration such as `3d`, `12 hours` or `90m`."""
+
+    name = "duration"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> dt.timedelta:
+        """Convert a text; a duration is returned unchanged."""
+        if isinstance(value, dt.timedelta):
+            return value
+        found = _DURATION.fullmatch(str(value).lower())
+        if found is None:
+            self.fail(f"{value!r} is not a duration; write it as 3d, 12h or 90m", param, ctx)
+        try:
+            return float(found[1]) * _UNITS[found[2]]
+        except OverflowError:
+            self.fail(f"{value!r} is longer than 2.7 million years", param, ctx)
+
+
+def format_duration(duration: dt.timedelta) -> str:
+    """Format a duration as `Duration` reads it, in its largest whole unit."""
+    unit = next(one for one, length in _UNITS.items() if one != "w" and not duration % length)
+    return f"{duration // _UNITS[unit]}{unit}"
+
+
+def settings_options(settings: type[Any], *, only_for: str | None = None) -> Callable[[_F], _F]:
+    """Add an option for each field of settings; a command gets values by the fields' names.
+
+    Args:
+        only_for: what the options are for, where a command has others; their help begins with it.
+    """
+    fields = list(setting_fields(settings))
+
+    def add(command: _F) -> _F:
+        for field in reversed(fields):
+            command = setting_option(settings, field.name, only_for=only_for)(command)
+        return command
+
+    return add
+
+
+def setting_option(
+    settings: type[Any],
+    name: str,
+    *,
+    only_for: str | None = None,
+    alone: bool = False,
+    **changes: Any,
+) -> Callable[[_F], _F]:
+    """Add the option for one field of settings.
+
+    Args:
+        only_for: as `settings_options` says.
+        alone: the command has no other option of these settings: the help names their defaults.
+        changes: arguments of `click.option` that differ from those that are derived.
+    """
+    field = find_setting(settings, name)
+    fields = setting_fields(settings)
+    names = {one.name: one.given_default if alone else one.option for one in fields}
+    derived = _flag(field) if field.kind is bool else _value(field)
+    help_text = field.setting.off or field.setting.help
+    text = help_text.format(**names, duration="duration, for example 7d")
+    derived["help"] = text if only_for is None else f"{only_for}: {text[0].lower()}{text[1:]}"
+    return click.option(field.option, field.name, **derived | changes)
+
+
+def _flag(field: SettingField) -> dict[str, Any]:
+    if field.setting.off is None:
+        return {"is_flag": True}
+    return {"flag_value": False, "default": True}
+
+
+def _value(field: SettingField) -> dict[str, Any]:
+    setting, default = field.setting, field.given_default
+    shown: bool | str = default is not None
+    if setting.duration and default is not None:
+        default = dt.timedelta(microseconds=field.default)
+        shown = format_duration(default)
+    return {
+        "type": _type(field),
+        "default": default,
+        "show_default": shown,
+        "metavar": setting.metavar,
+    }
+
+
+def _type(field: SettingField) -> Any:
+    setting = field.setting
+    least = setting.minimum if setting.above is None else setting.above
+    if setting.duration:
+        return Duration()
+    if issubclass(field.kind, enum.Enum):
+        return click.Choice([str(one.value) for one in field.kind])
+    if setting.fractions:
+        return click.FloatRange(least, setting.maximum, min_open=setting.above is not None)
+    return click.IntRange(least, setting.maximum, min_open=setting.above is not None)

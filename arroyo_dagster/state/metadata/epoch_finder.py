@@ -1,0 +1,133 @@
+"""Which epochs a job has: those that a listing shows, and those that it does not."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+
+from arroyo_dagster.errors import FormatError
+from arroyo_dagster.state.codec import records
+from arroyo_dagster.state.metadata.objects import MetadataReader
+from arroyo_dagster.state.model.ids import Epoch, StatePath, WorkerGeneration
+from arroyo_dagster.state.model.layout import (
+    JobPaths,
+    Layout,
+    parse_checkpoint_dir,
+    parse_epoch_record,
+    parse_manifest_path,
+)
+from arroyo_dagster.state.model.numbers import parse_number
+from arroyo_dagster.state.storage.concurrency import concurrently
+from arroyo_dagster.state.storage.store import ObjectStore
+
+PROBE_COUNT = 8
+"""How many numbers after and before an epoch are probed if a listing has a gap."""
+
+
+class EpochFinder:
+    """Finds the epochs of one job, in either layout.
+
+    Args:
+        store: where the job lies.
+        paths: which job; decides the layout.
+    """
+
+    def __init__(self, store: ObjectStore, paths: JobPaths) -> None:
+        self.store = store
+        self.paths = paths
+        self.objects = MetadataReader(store, paths)
+
+    def epochs(self) -> list[Epoch]:
+        """Return the epochs with a record (protocol) or checkpoint metadata (legacy), ascending."""
+        if self.paths.layout is Layout.PROTOCOL:
+            listed = self.store.list_dir(self.paths.epochs).objects
+            found = (parse_epoch_record(info.path.name) for info in listed)
+            return sorted(epoch for epoch in found if epoch is not None)
+        return self._existing(self.checkpoint_dirs())
+
+    def exists(self, epoch: Epoch) -> bool:
+        """Whether the epoch exists: read by its name, which does not depend on a listing."""
+        legacy = self.paths.layout is Layout.LEGACY
+        root = self.paths.legacy_metadata if legacy else self.paths.epoch_record
+        return self.store.head(root(epoch)) is not None
+
+    def every_epoch(self, named: Collection[Epoch] = ()) -> list[Epoch]:
+        """Return the epochs as `epochs`, and those that an incomplete listing misses: it probes a
+        few numbers after the newest epoch, and before each epoch without a predecessor.
+
+        Args:
+            named: epochs known from elsewhere; included if they exist.
+        """
+        found = {*self.epochs()}
+        found.update(self._existing([epoch for epoch in named if epoch not in found]))
+        asked: set[Epoch] = set()
+        while wanted := _beside(found) - asked:
+            found.update(self._existing(sorted(wanted)))
+            asked |= wanted
+        return sorted(found)
+
+    def _existing(self, epochs: Sequence[Epoch]) -> list[Epoch]:
+        there = concurrently(self.exists, epochs)
+        return [epoch for epoch, exists in zip(epochs, there, strict=True) if exists]
+
+    def checkpoint_dirs(self, generation: WorkerGeneration | None = None) -> list[Epoch]:
+        """Return the numbers of the checkpoint directories, ascending; one level is listed."""
+        below = self.store.list_dir(self.paths.checkpoints(generation)).prefixes
+        found = (parse_checkpoint_dir(path.name) for path in below)
+        return sorted(epoch for epoch in found if epoch is not None)
+
+    def unlisted_behind(self, newest: Epoch, listed: Collection[Epoch] = ()) -> list[Epoch]:
+        """Return existing epochs of the legacy layout that a listing misses, among the few numbers
+        after the newest one it shows: an incomplete listing ends too early.
+
+        Args:
+            newest: the newest listed epoch; 0 if none is listed.
+            listed: numbers that need not be probed.
+        """
+        behind = [Epoch(n) for n in range(newest + 1, newest + 1 + PROBE_COUNT) if n not in listed]
+        return self._existing(behind)
+
+    def newest_number(self) -> Epoch:
+        """Return the highest number of an epoch, or of a manifest that owns none; 0 if there is
+        none.
+
+        The objects need not decode. Objects of the newest run that a listing misses are found by
+        name.
+        """
+        newest = max(self.every_epoch(), default=Epoch(0))
+        if self.paths.layout is Layout.LEGACY:
+            return newest
+        below = self.store.list_dir(self.paths.generations).prefixes
+        parsed = (parse_number(path.name) for path in below)
+        numbers = [WorkerGeneration(n) for n in parsed if n is not None]
+        listed = concurrently(self.checkpoint_dirs, numbers)
+        refs = {
+            self.paths.manifest(generation, epoch)
+            for generation, epochs in zip(numbers, listed, strict=True)
+            for epoch in epochs
+            if epoch > newest
+        }
+        refs.update(self._hinted(max(numbers, default=WorkerGeneration(0))))
+        found = {ref: parse_manifest_path(ref) for ref in sorted(refs)}
+        managed = {r: one.epoch for r, one in found.items() if one and one.paths == self.paths}
+        there = zip(managed.values(), concurrently(self.store.head, list(managed)), strict=True)
+        return max((newest, *(epoch for epoch, info in there if info is not None)))
+
+    def _hinted(self, listed: WorkerGeneration) -> Iterator[StatePath]:
+        """Yield the manifests that the newest worker generations name as published last."""
+        for number in range(max(0, listed - PROBE_COUNT), listed + PROBE_COUNT):
+            path = self.paths.generation_manifest(WorkerGeneration(number))
+            try:
+                found = self.objects.optional(path, records.decode_generation_manifest)
+            except FormatError:
+                continue
+            if found is not None and found.latest_ref is not None:
+                yield found.latest_ref
+
+
+def _beside(epochs: Collection[Epoch]) -> set[Epoch]:
+    """Return the missing numbers at which an unlisted epoch may exist."""
+    first = (epoch for epoch in epochs if epoch - 1 not in epochs)
+    found = {n for epoch in first for n in range(max(0, epoch - PROBE_COUNT), epoch)}
+    newest = max(epochs, default=0)
+    found.update(range(newest + 1, newest + 1 + PROBE_COUNT))
+    return {Epoch(number) for number in found if number not in epochs}

@@ -1,0 +1,59 @@
+"""The object that makes an epoch of the legacy layout visible, written."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from arroyo_dagster.errors import ConflictError, ProtocolError
+from arroyo_dagster.state.codec import metadata
+from arroyo_dagster.state.metadata.reader import BackendReader
+from arroyo_dagster.state.model.checkpoints import LegacyCheckpoint
+from arroyo_dagster.state.model.ids import StatePath
+from arroyo_dagster.state.planning.restore.checkpoint import incomplete
+from arroyo_dagster.state.storage.concurrency import concurrently
+
+
+def write_legacy_checkpoint(reader: BackendReader, checkpoint: LegacyCheckpoint) -> StatePath:
+    """Make an epoch of the legacy layout visible, after the metadata of its operators.
+
+    An epoch that exists may be written again with another `min_epoch` only, as Arroyo does.
+
+    Raises:
+        ConflictError: another checkpoint owns the epoch.
+        ProtocolError: an operator's metadata is missing or of another epoch.
+    """
+    _check_complete(reader, checkpoint)
+    path = reader.paths.legacy_metadata(checkpoint.epoch)
+    if not reader.store.create(path, metadata.encode_legacy_checkpoint(checkpoint)):
+        _rewrite_min_epoch(reader, path, checkpoint)
+    return path
+
+
+def _check_complete(reader: BackendReader, checkpoint: LegacyCheckpoint) -> None:
+    names = checkpoint.operators
+    found = concurrently(lambda name: reader.load_operator_metadata(name, checkpoint.epoch), names)
+    for name, operator in zip(names, found, strict=True):
+        problem = incomplete(checkpoint, name, operator)
+        if problem is not None:
+            raise ProtocolError(
+                f"the epoch would not be restorable: {problem}",
+                job=reader.paths.job,
+                epoch=checkpoint.epoch,
+                operator=name,
+                next_step="write the merged metadata of every operator first",
+            )
+
+
+def _rewrite_min_epoch(
+    reader: BackendReader, path: StatePath, checkpoint: LegacyCheckpoint
+) -> None:
+    there = reader.objects.read(path, metadata.decode_legacy_checkpoint)
+    if replace(there, min_epoch=checkpoint.min_epoch) != checkpoint:
+        raise ConflictError(
+            f"epoch {checkpoint.epoch} belongs to another checkpoint",
+            job=reader.paths.job,
+            path=path,
+            next_step="start the job again: it continues from the existing epoch",
+        )
+    if there != checkpoint:
+        reader.store.put(path, metadata.encode_legacy_checkpoint(checkpoint))

@@ -1,0 +1,209 @@
+"""The worker generation that a process writes as: taken, fenced, kept in its manifest.
+
+Source: crates/arroyo-state-protocol/src/{store,workflow}.rs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from arroyo_dagster.errors import ConflictError, InputError
+from arroyo_dagster.state.codec import records
+from arroyo_dagster.state.metadata.lease import Leased
+from arroyo_dagster.state.metadata.reader import BackendReader
+from arroyo_dagster.state.model.checkpoints import CurrentGeneration, GenerationManifest, Manifest
+from arroyo_dagster.state.model.clock import Clock
+from arroyo_dagster.state.model.ids import PipelineId, StatePath, WorkerGeneration
+from arroyo_dagster.state.model.layout import Layout, parse_epoch_record
+from arroyo_dagster.state.planning.restore import recovery
+from arroyo_dagster.state.planning.restore.copied_jobs import check_own
+from arroyo_dagster.state.storage.store import ObjectStore, check_size
+
+
+class GenerationWriter:
+    """Writes as one worker generation of a job.
+
+    Args:
+        reader: reads the job's metadata; its store is the one that is written to.
+        number: the worker generation; None before one is taken, and in the legacy layout.
+        clock: microseconds since the Unix epoch.
+    """
+
+    def __init__(
+        self, reader: BackendReader, number: WorkerGeneration | None, clock: Clock
+    ) -> None:
+        self.number = number
+        self._reader = reader
+        self._clock = clock
+        self._manifest: GenerationManifest | None = None
+
+    @property
+    def pipeline(self) -> PipelineId:
+        """The pipeline of the job, which every job of the protocol layout has."""
+        assert self._reader.paths.pipeline is not None
+        return self._reader.paths.pipeline
+
+    @property
+    def taken(self) -> WorkerGeneration:
+        """The number.
+
+        Raises:
+            InputError: there is none yet.
+        """
+        if self.number is None:
+            raise InputError("writing needs a worker generation", next_step="call start()")
+        return self.number
+
+    def take(self, base_ref: StatePath | None = None) -> WorkerGeneration:
+        """Win the next number, by creating its manifest.
+
+        Args:
+            base_ref: the checkpoint that it continues from, for its next manifest.
+        """
+        reader = self._reader
+        fence = reader.objects.fact(reader.paths.current_generation)
+        number = fence.worker_generation + 1 if isinstance(fence, CurrentGeneration) else 1
+        while True:
+            manifest = GenerationManifest(
+                pipeline=self.pipeline,
+                job=reader.paths.job,
+                worker_generation=WorkerGeneration(number),
+                base_ref=None,
+                latest_ref=None,
+                updated_at_micros=self._clock(),
+            )
+            path = reader.paths.generation_manifest(manifest.worker_generation)
+            if reader.store.create(path, records.encode_generation_manifest(manifest)):
+                break
+            number += 1
+        self.number = manifest.worker_generation
+        self._manifest = replace(manifest, base_ref=base_ref)
+        return self.number
+
+    def continue_from(self, base_ref: StatePath) -> None:
+        """Let the manifest name the checkpoint that this generation continues from."""
+        self._put(replace(self._own_manifest, base_ref=base_ref))
+
+    def publish(self, latest_ref: StatePath) -> None:
+        """Let the manifest name the checkpoint that this generation published last."""
+        self._put(replace(self._own_manifest, latest_ref=latest_ref))
+
+    @property
+    def _own_manifest(self) -> GenerationManifest:
+        assert self._manifest is not None
+        return self._manifest
+
+    def _put(self, manifest: GenerationManifest) -> None:
+        self._manifest = manifest
+        path = self._reader.paths.generation_manifest(manifest.worker_generation)
+        self._reader.store.put(path, records.encode_generation_manifest(manifest))
+
+    def check_manifest(self, manifest: Manifest) -> None:
+        """Refuse the manifest of an epoch that this generation may not publish.
+
+        Raises:
+            InputError: it is of another job or generation, or none was taken.
+        """
+        expected = (self.pipeline, self._reader.paths.job, self.taken)
+        if (manifest.pipeline, manifest.job, manifest.worker_generation) != expected:
+            raise InputError(
+                "the manifest is of another job or worker generation", job=manifest.job
+            )
+        if self._manifest is None:
+            raise InputError("publish needs a started worker generation", next_step="call start()")
+
+    def check_fence(self) -> None:
+        """Check that this worker generation is still the newest, and raise the fence to it if it is
+        lower.
+
+        Raises:
+            ConflictError: a newer generation was started; in the legacy layout: the lease is lost.
+                Nothing was deleted.
+        """
+        reader = self._reader
+        if reader.paths.layout is Layout.LEGACY:
+            self.sole_writer().check()
+            return
+        generation = self.taken
+        verdict = reader.objects.answer(
+            lambda facts: recovery.fence_verdict(reader.paths, generation, facts)
+        )
+        if isinstance(verdict, recovery.Fenced):
+            raise ConflictError(
+                f"worker generation {generation} is fenced: generation {verdict.newer} was "
+                "started after it",
+                job=reader.paths.job,
+                url=reader.store.url,
+                next_step="let the newer run go on, and stop this one; nothing was lost or deleted",
+            )
+        if isinstance(verdict, recovery.RaiseFence):
+            fence = CurrentGeneration(
+                pipeline=self.pipeline,
+                job=reader.paths.job,
+                worker_generation=generation,
+                generation_manifest_ref=reader.paths.generation_manifest(generation),
+                updated_at_micros=self._clock(),
+            )
+            reader.store.put(
+                reader.paths.current_generation, records.encode_current_generation(fence)
+            )
+
+    def sole_writer(self) -> Leased:
+        """The store, which holds the lease of the job's only writer.
+
+        Raises:
+            InputError: no such lease is held.
+        """
+        store, paths = self._reader.store, self._reader.paths
+        if not isinstance(store, Leased) or store.lease.path.parent != paths.writers:
+            raise InputError(
+                "worker generations exist in the protocol layout only; in the legacy layout a "
+                "writer needs the lease on the job",
+                job=paths.job,
+                next_step="open the backend on `lease(store, paths, owner, "
+                "LeaseOptions(directory=paths.writers))`, or use the protocol layout",
+            )
+        return store
+
+    def resolve(self) -> recovery.Restore | recovery.StartEmpty | recovery.CannotStart:
+        """Choose what this generation continues from; claim that epoch if nobody has.
+
+        Raises:
+            ConflictError: a newer generation was started meanwhile.
+        """
+        reader, now = self._reader, self._clock()
+        facts: dict[StatePath, recovery.MetadataRecord | None] = {}
+        while True:
+            found = recovery.resolve_with(
+                reader.objects.fact, reader.paths, self.taken, facts, now_micros=now
+            )
+            if not isinstance(found, recovery.Claim):
+                return found
+            check_own(
+                reader.paths,
+                f"the epoch to continue from, {found.record.epoch},",
+                [found.record.checkpoint_ref],
+                next_step="run the job under the name that its metadata contains; a copy keeps "
+                "that name below a URL of its own. Nothing was published",
+            )
+            # A newer run may have claimed this epoch long ago, and let it expire since.
+            self.check_fence()
+            create_once(reader.store, found.record_path, records.encode_epoch_record(found.record))
+            del facts[found.record_path]
+
+
+def create_once(store: ObjectStore, path: StatePath, data: bytes) -> None:
+    """Create an object; one with the same bytes counts as created (an answer got lost)."""
+    # Refuse an object that is too large before an epoch exists that cannot be read.
+    check_size(store.url, path, len(data))
+    if store.create(path, data):
+        return
+    if parse_epoch_record(path.name) is not None:
+        return  # a lost claim is not an error: the winner's record is read next
+    if store.read(path) != data:
+        raise ConflictError(
+            "another object exists at the path of this epoch's manifest",
+            path=path,
+            next_step="start the job again: the next worker generation has a directory of its "
+            "own; nothing was deleted",
+        )

@@ -1,0 +1,59 @@
+"""Progress of long work: one value and one callback for every operation."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from dataclasses import dataclass
+
+LEAST_SHARE = 0.02
+"""Below this share the speed so far does not predict the remaining time."""
+
+
+class ProgressUnit(enum.StrEnum):
+    """What an operation counts."""
+
+    OBJECTS = "objects"
+    EPOCHS = "epochs"
+    BYTES = "bytes"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """How far an operation is.
+
+    Attributes:
+        step: what is being done, for example `listed objects`.
+        done: how much of it is done, in `unit`.
+        total: how much there is to do, in `unit`; None = not known yet.
+        seconds: since the operation began.
+    """
+
+    step: str
+    done: int
+    total: int | None = None
+    unit: ProgressUnit = ProgressUnit.OBJECTS
+    seconds: float = 0.0
+
+    @property
+    def share(self) -> float | None:
+        """How much of it is done, from 0 to 1; None while the total is not known."""
+        if self.total is None:
+            return None
+        return self.done / self.total if self.total else 1.0
+
+    @property
+    def seconds_left(self) -> float | None:
+        """How long the rest takes at the speed so far; None while that cannot be estimated."""
+        share = self.share
+        if share is None or share < LEAST_SHARE:
+            return None
+        return self.seconds * (1 - share) / share
+
+
+OnProgress = Callable[[Progress], None]
+"""Called now and then while an operation runs, perhaps by another thread."""
+
+
+def no_progress(progress: Progress) -> None:
+    """No-op progress callback."""
