@@ -1,6 +1,6 @@
 # The commands of this project. Each builds what it needs; `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help demo ui pictures test quick servers check lock audit soak bench mutants proto clean
+.PHONY: help demo ui pictures docs test quick servers check lock audit soak bench mutants proto clean
 
 VENV := .venv
 PYTHON ?= python3
@@ -34,6 +34,20 @@ ui: $(VENV)/ready ## open Dagster's UI on a job that goes on, compacted as you w
 pictures: $(VENV)/ready ## take the pictures of the docs again (needs Chromium; Debian: chromium)
 	@$(BIN)/python docs/pictures/take.py
 	@$(BIN)/python docs/pictures/fleet.py
+
+$(VENV)-docs/ready: requirements/docs.txt | $(VENV)/ready
+	@echo "Setting up $(VENV)-docs from requirements/docs.txt (once, some seconds)…"
+	@test -x $(VENV)-docs/bin/python || $(PYTHON) -m venv --without-pip $(VENV)-docs
+	@$(BIN)/uv pip sync --quiet --python $(VENV)-docs/bin/python --require-hashes requirements/docs.txt
+	@touch $@
+
+docs: $(VENV)-docs/ready ## build the documentation site in build/docs/site; a broken link or anchor fails
+	@$(VENV)-docs/bin/python docs/site/docstrings.py
+	@$(BIN)/python docs/site/stage.py build/docs
+	@$(VENV)-docs/bin/zensical build --strict --clean --config-file build/docs/zensical.toml
+	@! grep -rnE '<(script|link|img)[^>]* (src|href)="?(https?:)?//' build/docs/site --include='*.html' || \
+		{ echo "a page loads something from another host: see above"; exit 1; }
+	@echo "Open build/docs/site/index.html; for the search: $(PYTHON) -m http.server -d build/docs/site"
 
 test: $(VENV)/ready ## run all tests
 	@$(BIN)/python -m tests.quick_spark
@@ -70,16 +84,17 @@ mutants: $(VENV)/ready ## mutation tests of the safety modules (hours; MODULE=le
 UV := $(VENV)-lock/bin/uv
 # Universal: one file for every platform and Python. What is locked stays where it still fits.
 LOCK := $(UV) pip compile --quiet --universal --python-version 3.11 --no-strip-extras --no-annotate \
-	--generate-hashes --no-emit-index-url --custom-compile-command 'make lock' pyproject.toml
+	--generate-hashes --no-emit-index-url --custom-compile-command 'make lock'
 UPGRADE_OPTION = $(if $(UPGRADE),$(if $(filter all,$(UPGRADE)),--upgrade,--upgrade-package '$(UPGRADE)'))
 
 lock: ## update requirements/*.txt from pyproject.toml (needs a network; UPGRADE=all or UPGRADE=NAME for newer versions)
 	@test -x $(UV) || { $(PYTHON) -m venv $(VENV)-lock && \
 		$(VENV)-lock/bin/pip install --quiet --disable-pip-version-check '$(UV_VERSION)'; } || \
 		{ echo "uv cannot be installed into $(VENV)-lock: see above"; exit 1; }
-	@$(LOCK) $(UPGRADE_OPTION) --output-file requirements/runtime.txt >/dev/null
-	@$(LOCK) $(UPGRADE_OPTION) --group dev --constraint requirements/runtime.txt \
+	@$(LOCK) $(UPGRADE_OPTION) pyproject.toml --output-file requirements/runtime.txt >/dev/null
+	@$(LOCK) $(UPGRADE_OPTION) pyproject.toml --group dev --constraint requirements/runtime.txt \
 		--output-file requirements/dev.txt >/dev/null
+	@$(LOCK) $(UPGRADE_OPTION) --group docs --output-file requirements/docs.txt >/dev/null
 	@! grep -n '://' requirements/*.txt || { echo "a lock file names an address: see above"; exit 1; }
 	@git --no-pager diff --stat -- requirements 2>/dev/null || true
 
@@ -104,5 +119,5 @@ proto: ## regenerate the protobuf modules (needs a network once)
 		arroyo_dagster/state/codec/proto/state.proto
 
 clean: ## remove what the other commands made
-	@rm -rf $(VENV) $(VENV)-proto $(VENV)-mutants $(VENV)-audit $(VENV)-lock .mutants .demo .dagster .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@rm -rf $(VENV) $(VENV)-proto $(VENV)-mutants $(VENV)-audit $(VENV)-lock $(VENV)-docs build/docs .mutants .demo .dagster .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	@find . -name __pycache__ -prune -exec rm -rf {} +

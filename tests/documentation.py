@@ -9,7 +9,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 PROJECT = Path(__file__).parents[1]
-PAGES = ("README.md", *sorted(f"docs/{path.name}" for path in (PROJECT / "docs").glob("*.md")))
+_FOLDERS = (PROJECT / "docs", PROJECT / "docs" / "operate")
+PAGES = (
+    "README.md",
+    *sorted(
+        path.relative_to(PROJECT).as_posix() for folder in _FOLDERS for path in folder.glob("*.md")
+    ),
+)
 
 
 def blocks(page: str, language: str) -> list[str]:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 PROJECT = Path(__file__).parents[1]
-LOCKS = {name: PROJECT / "requirements" / f"{name}.txt" for name in ("runtime", "dev")}
+LOCKS = {name: PROJECT / "requirements" / f"{name}.txt" for name in ("runtime", "dev", "docs")}
 PIN = re.compile(r"(?P<name>[a-z0-9-]+)(\[[a-z0-9,-]+\])?==(?P<version>[^ ]+)( ; .+)? \\")
 HASH = re.compile(r"    --hash=sha256:[0-9a-f]{64}( \\)?")
 APACHE = "cfc7749b96f63bd31c3c42b5c471bf756814053e847c10f3eb003417bc523d30"
@@ -45,11 +45,12 @@ def test_every_dependency_is_locked() -> None:
     project = pyproject()
     runtime = wanted(project["project"]["dependencies"])
     assert runtime <= {name for name, _ in pins("runtime")}, "run `make lock`"
-    dev = wanted(project["dependency-groups"]["dev"])
-    assert dev <= {name for name, _ in pins("dev")}, "run `make lock`"
+    for group in ("dev", "docs"):
+        names = wanted(project["dependency-groups"][group])
+        assert names <= {name for name, _ in pins(group)}, "run `make lock`"
 
 
-def test_both_lock_files_agree() -> None:
+def test_runtime_and_dev_agree() -> None:
     assert pins("runtime") <= pins("dev"), "run `make lock`"
 
 

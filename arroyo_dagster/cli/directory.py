@@ -80,8 +80,8 @@ def directory_of(
     """Return the directory that the options of a command configure.
 
     Raises:
-        InputError: an option's value cannot be used. click.UsageError: an assumption is not
-        JOB=STATUS.
+        InputError: an option's value cannot be used.
+        click.UsageError: an assumption is not JOB=STATUS.
     """
     assumed: dict[str, object] = {}
     for text in assume:

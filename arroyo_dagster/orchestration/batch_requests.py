@@ -88,8 +88,7 @@ def chosen(
     Args:
         backlog: of each job.
         asked_seconds_ago: when a batch last served a job, where that is known; else a day counts,
-        so
-            that jobs whose backlog never shrinks do not block the others.
+            so that jobs whose backlog never shrinks do not block the others.
         min_backlog: jobs with a smaller backlog are left out.
         most_jobs: the maximum number of jobs.
     """

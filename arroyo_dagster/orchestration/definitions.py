@@ -114,21 +114,17 @@ def build_arroyo_definitions(
         maintenance: how the schedules compact and expire jobs.
         translator: names and describes the assets.
         deployment: name of this deployment if one Dagster instance has several; part of asset keys
-        and
-            of the name of the partitions.
+            and of the name of the partitions.
         compaction_sensor: add a sensor that requests compactions when there is enough to do,
-        instead
-            of by the clock; on or off with `sensor_running`.
+            instead of by the clock; on or off with `sensor_running`.
         sensor_running, schedules_running: start as running; off by default, so that installing
-        starts
-            nothing.
+            starts nothing.
         recent: the maximum age of the newest epoch of a job that is not at rest.
         dataflows: dataflow.yaml files of SDF dataflows whose states lie below the checkpoint URL:
-        their
-            states become assets.
+            their states become assets.
         sdf: how to read those states.
         directory: where the status of Arroyo jobs comes from; without it no Arroyo job is
-        rewritten.
+            rewritten.
         window: which running Arroyo jobs may be stopped to be rewritten, and when; none by default.
 
     Raises:

@@ -95,8 +95,7 @@ class ArroyoStateStore(NamedSecrets):
 
         Raises:
             InputError: Dagster's hosts have no common catalogue, or a variable that the options
-            name is
-                not set.
+                name is not set.
         """
         self._check_hosts()
         return self._opened("storage_options", self.checkpoint_url)
@@ -127,8 +126,7 @@ class ArroyoStateStore(NamedSecrets):
 
         Raises:
             InputError: it belongs to another checkpoint URL, would lie below this one, its place is
-            not
-                configured, or Dagster's hosts have no common catalogue.
+                not configured, or Dagster's hosts have no common catalogue.
         """
         from arroyo_dagster.state.operations.catalog.owner import claim_catalogue
 

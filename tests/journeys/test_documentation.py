@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import shlex
 import shutil
@@ -17,11 +18,13 @@ import pytest
 from click.testing import CliRunner, Result
 
 from arroyo_dagster.cli import main
+from arroyo_dagster.state.model.checkpoints import CheckpointState
 from arroyo_dagster.state.storage.remote.open import open_store
 from tests.documentation import PAGES, PROJECT, blocks, first_program
 from tests.jobs import run_word_job
 
 INDEX = "docs/README.md"
+GUIDE = "docs/operate/README.md"
 ELSEWHERE = {
     "docs/sdf.md": "tests/journeys/test_sdf_documented.py",
     "docs/spark.md": "tests/spark/test_documented.py",
@@ -29,7 +32,8 @@ ELSEWHERE = {
 """Pages whose commands need more than a job: the test that runs them."""
 OF_ARROYO = re.compile("--assume|--arroyo-api")
 """Commands on a job of Arroyo's, run by tests/unit/cli/test_rewrite.py."""
-OTHER_PROGRAMS = ("make ", "export ", ".venv/bin/dagster ")
+OTHER_PROGRAMS = ("make ", "export ", ".venv/bin/dagster ", "pip install ")
+"""Programs that no test runs: they set up a machine, or need a package index."""
 NAMES = {"JOB": "words/main", "OPERATOR": "count", "TABLE": "counts"}
 
 
@@ -134,6 +138,12 @@ def test_verify_says_that_the_job_can_be_restored(place: Path) -> None:
     assert json.loads(document)["parallelism"] == 8
 
 
+def test_the_page_explains_every_state_of_an_epoch() -> None:
+    text = (PROJECT / "docs" / "see.md").read_text().split("## States of an epoch")[1]
+    shown = re.findall(r"^\| ([a-z ]+) \|", text.split("\n## ")[0], re.MULTILINE)
+    assert sorted(shown) == sorted(state.value for state in CheckpointState)
+
+
 # ---- the reference of the command line -----------------------------------------------------------
 
 
@@ -228,10 +238,14 @@ def test_every_link_leads_somewhere(page: str) -> None:
             assert anchor in map(_slug, headings), f"{page}: {link}"
 
 
-def test_the_index_and_the_readme_lead_to_every_page() -> None:
-    for index in ("README.md", INDEX):
-        text = (PROJECT / index).read_text()
-        for page in PAGES:
-            if page not in ("README.md", INDEX):
-                name = page if index == "README.md" else page.removeprefix("docs/")
-                assert f"({name})" in text, f"{index} does not lead to {page}"
+@pytest.mark.parametrize("index", ["README.md", INDEX, GUIDE])
+def test_an_index_leads_to_every_page_below_it(index: str) -> None:
+    text = (PROJECT / index).read_text()
+    folder = f"{Path(index).parent.as_posix()}/" if index == GUIDE else "docs/"
+    below = [page for page in PAGES if page.startswith(folder)]
+    if index != GUIDE:
+        below = [page for page in below if "operate/" not in page or page == GUIDE]
+    for page in below:
+        if page != index:
+            name = os.path.relpath(page, Path(index).parent)
+            assert f"({name})" in text, f"{index} does not lead to {page}"

@@ -46,11 +46,9 @@ class SensorOptions:
     Attributes:
         interval_seconds: the minimum time between two ticks.
         epochs_per_job: the maximum number of newest epochs of a job that get an event each; the
-        first
-            of them carries the number of older ones.
+            first of them carries the number of older ones.
         events: the maximum number of events; remaining jobs are not read, and come first in the
-        next
-            tick.
+            next tick.
         budget_seconds: nothing is started after it; Dagster ends a tick at 60.
         files_per_job: for a job with more files, bytes and rows are left out.
     """

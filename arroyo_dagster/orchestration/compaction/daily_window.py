@@ -35,7 +35,7 @@ class DailyWindow:
 
         Raises:
             InputError: the text has another form, the window is empty, or there is no such time
-            zone.
+                zone.
         """
         import pendulum
 

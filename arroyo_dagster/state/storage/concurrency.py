@@ -21,7 +21,7 @@ def concurrently(call: Callable[[_A], _B], items: Iterable[_A]) -> list[_B]:
     """Return `[call(item) for item in items]`, with up to 16 concurrent calls.
 
     Raises:
-        The first error in the order of `items`.
+        Exception: the first error in the order of `items`.
     """
     listed = list(items)
     if len(listed) < 2:
@@ -60,7 +60,7 @@ def read_ahead(
             runs alone.
 
     Raises:
-        The error of `call`, when it is that item's turn.
+        Exception: the error of `call`, when it is that item's turn.
     """
     waiting: deque[tuple[Future[_B], int]] = deque()
     weight = 0
@@ -89,7 +89,7 @@ def in_background(items: Iterator[_A], most: int = 2) -> Generator[_A, None, Non
     """Yield `items`, which another thread produces, up to `most` of them in advance.
 
     Raises:
-        The error of the iterator `items`.
+        Exception: the error of the iterator `items`.
     """
     made: queue.Queue[_A | _Ended] = queue.Queue(most)
     stopped = threading.Event()

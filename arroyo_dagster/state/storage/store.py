@@ -273,7 +273,8 @@ def read_many(
     """Read many objects concurrently; the result is in the order of `paths`.
 
     Raises:
-        The first error in the order of `paths`; reads that have not started are skipped.
+        Exception: the first error in the order of `paths`; reads that have not started are
+            skipped.
     """
     wanted = list(dict.fromkeys(paths))
     if len(wanted) < 2 or concurrency < 2:

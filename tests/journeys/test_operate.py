@@ -1,0 +1,128 @@
+"""The operator's guide: settings load, and names, versions and stores are those of the code."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import dagster as dg
+import pytest
+import yaml
+
+from arroyo_dagster import ArroyoStateStore, MaintenanceWindow, build_arroyo_definitions
+from arroyo_dagster.state.storage.urls import parse_url
+from tests.contract.conftest import BACKENDS
+from tests.documentation import PROJECT, blocks
+
+DEPLOYMENT = "docs/operate/deployment.md"
+SCHEDULES = "docs/operate/schedules.md"
+VERSIONS = "docs/operate/versions.md"
+SIZING = "docs/operate/sizing.md"
+
+
+def _text(page: str) -> str:
+    return (PROJECT / page).read_text()
+
+
+def _repository() -> dg.RepositoryDefinition:
+    return build_arroyo_definitions(
+        ArroyoStateStore(checkpoint_url="s3://bucket/checkpoints", arroyo_api_url="http://arroyo"),
+        compaction_sensor=True,
+        window=MaintenanceWindow(jobs=["JOB"], between="02:00-04:00"),
+        dataflows=[PROJECT / "examples" / "sdf" / "words" / "dataflow.yaml"],
+    ).get_repository_def()
+
+
+# ---- dagster.yaml --------------------------------------------------------------------------------
+
+
+def test_dagster_takes_the_settings(tmp_path: Path) -> None:
+    (tmp_path / "dagster.yaml").write_text(blocks(DEPLOYMENT, "yaml")[0])
+    with dg.DagsterInstance.from_config(str(tmp_path)) as instance:
+        assert instance.run_monitoring_enabled
+        assert instance.run_retries_enabled
+        assert instance.run_retries_max_retries == 1
+        assert not instance.run_retries_retry_on_asset_or_op_failure
+        pools = instance.get_concurrency_config().pool_config
+        assert pools.pool_granularity is not None
+        assert pools.pool_granularity.value == "run"
+
+
+def test_the_pools_and_tags_of_the_page_are_those_of_the_code() -> None:
+    repository = _repository()
+    defs = [job for job in repository.get_all_jobs() if job.name.startswith("arroyo_")]
+    pools = {pool for job in defs for node in job.all_node_defs for pool in node.pools}
+    text = _text(DEPLOYMENT)
+    assert pools == {"arroyo_compaction", "arroyo_gc"}
+    assert all(f"`{pool}`" in text for pool in pools)
+    assert {"arroyo/job_id"} == set(re.findall(r"arroyo/[a-z_]+", text))
+    run = repository.get_job("arroyo_compaction_fleet").run_tags
+    assert run["dagster/max_runtime"] == "7200"
+    assert run["dagster/priority"] == "-1"
+
+
+def test_the_values_of_kubernetes_are_yaml() -> None:
+    values = yaml.safe_load(blocks(DEPLOYMENT, "yaml")[1])
+    assert values["runLauncher"]["type"] == "K8sRunLauncher"
+
+
+# ---- schedules and alerts ------------------------------------------------------------------------
+
+
+def test_every_schedule_and_sensor_has_its_place_in_the_order() -> None:
+    repository = _repository()
+    names = {one.name for one in (*repository.schedule_defs, *repository.sensor_defs)}
+    shown = re.findall(r"`(\w+(?:_schedule|_sensor|_recovery))`", _text(SCHEDULES))
+    assert set(shown) == names
+
+
+def test_the_alerts_load() -> None:
+    (code,) = blocks(SCHEDULES, "python")
+    found: dict[str, object] = {}
+    exec(code, found)
+    assert found["defs"].get_sensor_def("arroyo_alerts")  # type: ignore[attr-defined]
+
+
+def test_the_alerts_name_checks_that_exist() -> None:
+    graph = build_arroyo_definitions("s3://bucket/checkpoints").resolve_asset_graph()
+    checks = {key.name for key in graph.asset_check_keys}
+    named = set(
+        re.findall(r"`((?:every_job|row|referenced|read)_\w+|effective)`", _text(SCHEDULES))
+    )
+    assert len(named) >= 6
+    assert named <= checks
+
+
+# ---- versions and stores -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"), [("dagster", "1.12"), ("pyspark", "4.2"), ("pyarrow", "20")]
+)
+def test_the_versions_are_those_of_the_package(name: str, shown: str) -> None:
+    project = tomllib.loads(_text("pyproject.toml"))["project"]
+    (wanted,) = (one for one in project["dependencies"] if re.match(rf"{name}>=", one))
+    assert re.search(rf">={re.escape(shown)}(,|$)", wanted)
+    assert re.search(rf"(?i)^\| {name} \| {re.escape(shown)} and newer", _text(VERSIONS), re.M)
+    assert project["requires-python"] == ">=3.11"
+
+
+def test_the_tested_stores_are_those_of_the_contract_suite() -> None:
+    listed = _text(VERSIONS).split("run on: ")[1].split("\n\n")[0]
+    assert set(re.findall(r"`([a-z0-9-]+)`", listed)) - {"make servers"} == set(BACKENDS)
+    assert parse_url("s3://bucket/checkpoints").backend == "s3"
+
+
+# ---- sizing --------------------------------------------------------------------------------------
+
+ROW = re.compile(r"^\| (\d+) \| (\d+) s \| ([\d,]+) \| (\d+) \|$", re.MULTILINE)
+
+
+def test_the_costs_of_looking_add_up() -> None:
+    rows = ROW.findall(_text(SIZING))
+    assert len(rows) >= 5
+    for jobs, seconds, lists, dollars in rows:
+        a_day = (int(jobs) + 1) * 86_400 // int(seconds)
+        assert int(lists.replace(",", "")) == a_day
+        assert int(dollars) == round(a_day * 30 * 0.005 / 1000)

@@ -1,0 +1,197 @@
+"""The documentation site: every page has a place in the navigation, every link leads somewhere."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import re
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+PROJECT = Path(__file__).parents[1]
+SITE = PROJECT / "docs" / "site"
+STATE = PROJECT / "arroyo_dagster" / "state"
+
+
+def _module(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"docs_site_{name}", SITE / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    found = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = found  # dataclasses look their module up
+    spec.loader.exec_module(found)
+    return found
+
+
+stage = _module("stage")
+diagrams = _module("diagrams")
+PAGES = {page: place for page, place in stage.pages().items() if page.endswith(".md")}
+
+
+# ---- navigation ----------------------------------------------------------------------------------
+
+
+def _leaves(navigation: Any) -> Iterator[str]:
+    if isinstance(navigation, str):
+        yield navigation
+    elif isinstance(navigation, dict):
+        for below in navigation.values():
+            yield from _leaves(below)
+    else:
+        for below in navigation:
+            yield from _leaves(below)
+
+
+def _configuration() -> dict[str, Any]:
+    return tomllib.loads((SITE / "zensical.toml").read_text())["project"]
+
+
+def test_the_navigation_holds_every_page_once() -> None:
+    shown = list(_leaves(_configuration()["nav"]))
+    assert sorted(shown) == sorted([*PAGES.values(), *stage.GENERATED])
+
+
+def test_no_font_comes_from_another_host() -> None:
+    assert _configuration()["theme"]["font"] is False
+    assert not re.search(r"(src|url\()\W*https?:", (SITE / "site.css").read_text())
+
+
+# ---- links ---------------------------------------------------------------------------------------
+
+
+def _anchors(text: str) -> set[str]:
+    """The anchors of a page's headings, as code hosts and the site's tool make them."""
+    found: set[str] = set()
+    headings = re.findall(r"^#+ (.+)$", re.sub(r"```.*?```", "", text, flags=re.DOTALL), re.M)
+    for heading in headings:
+        plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading)
+        found.add(re.sub(r"[^\w\- ]", "", plain.lower()).strip().replace(" ", "-"))
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_link_of_a_page_leads_to_a_page_and_heading(page: str) -> None:
+    text = (PROJECT / page).read_text()
+    for link in stage.links(text):
+        name, _, anchor = link.partition("#")
+        target = (PROJECT / page).parent / name if name else PROJECT / page
+        assert target.is_file(), f"{page}: {link}"
+        if anchor:
+            assert anchor in _anchors(target.read_text()), f"{page}: {link}"
+    stage.fit_links(text, page, stage.pages())  # and everything is on the site
+
+
+def test_links_are_fitted_to_the_site() -> None:
+    text = "[a](../README.md#x) `[b](c.md)` ![p](pictures/soak.png) [u](https://example.com/)"
+    places = {"docs/gc.md": "gc.md", "README.md": "project/readme.md"}
+    fitted = stage.fit_links(text, "docs/gc.md", places)
+    assert fitted == text.replace("../README.md", "project/readme.md")
+
+
+def test_a_link_to_a_file_that_is_not_on_the_site_is_refused() -> None:
+    with pytest.raises(SystemExit, match=r"definitions\.py"):
+        stage.fit_links("[a](../definitions.py)", "docs/gc.md", {"docs/gc.md": "gc.md"})
+
+
+def test_a_list_that_interrupts_a_paragraph_is_separated() -> None:
+    text = (
+        "# T\n\nText:\n- a\n  more\n- b\n\n- c\n- d\n\n```sh\nls\n- x\n```\n\n**Bold.**\n1. one\n"
+    )
+    expected = text.replace("Text:\n", "Text:\n\n").replace("Bold.**\n", "Bold.**\n\n")
+    assert stage.separate_lists(text) == expected
+    assert stage.separate_lists(expected) == expected
+
+
+# ---- generated pages and pictures ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("place", stage.API_PAGES)
+def test_the_reference_of_python_names_what_exists(place: str) -> None:
+    names = stage.public_names(stage.API_PAGES[place])
+    assert len(names) >= 5
+    package = importlib.import_module(stage.TITLES[place][1])
+    for name, path in names.items():
+        module, _, origin = path.rpartition(".")
+        assert getattr(package, name) is getattr(importlib.import_module(module), origin)
+        assert f"\n::: {path}\n" in stage.api_page(place)
+
+
+def test_the_reference_of_python_has_the_fields_of_models() -> None:
+    page = stage.api_page("reference/python-dagster.md")
+    component = page.split("component.ArroyoStateComponent\n")[1].split("\n:::")[0]
+    assert "| `checkpoint_url` | required | The checkpoint URL, in any form" in component
+    assert "| `layout` | `'auto'` | Which jobs to show, by layout. |" in component
+
+
+def test_the_reference_of_the_command_line_has_the_help_of_every_command() -> None:
+    page = stage.cli_page()
+    for command in ("arroyo-state", "arroyo-state gc plan", "arroyo-state sdf show state"):
+        assert f"\n## {command}\n" in page
+        assert f"Usage: {command} " in page
+
+
+def test_the_diagrams_are_those_of_their_text() -> None:
+    drawn = diagrams.draw()
+    assert set(drawn) == set((PROJECT / "docs" / "pictures").glob("concept-*.svg"))
+    text = (PROJECT / "docs" / "concepts.md").read_text()
+    for path, content in drawn.items():
+        assert path.read_text() == content, "run `python docs/site/diagrams.py`"
+        assert f"(pictures/{path.name})" in text
+
+
+# ---- the runbook ---------------------------------------------------------------------------------
+
+CODE = re.compile(r"[a-z]+(-[a-z0-9]+)+")
+MAKERS = {"error", "warning", "note", "either", "Finding"}
+"""The functions that make a finding; its code is an argument of this form."""
+
+
+def _codes() -> set[str]:
+    found = set()
+    for path in STATE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") in MAKERS:
+                values = [*node.args, *(one.value for one in node.keywords)]
+                found |= {
+                    one.value
+                    for one in values
+                    if isinstance(one, ast.Constant)
+                    and isinstance(one.value, str)
+                    and CODE.fullmatch(one.value)
+                }
+    return found
+
+
+def _checks() -> set[str]:
+    from arroyo_dagster import build_arroyo_definitions
+
+    dataflow = PROJECT / "examples" / "sdf" / "words" / "dataflow.yaml"
+    defs = build_arroyo_definitions("memory://runbook", dataflows=[dataflow])
+    return {key.name for key in defs.resolve_asset_graph().asset_check_keys}
+
+
+def _entries() -> dict[str, str]:
+    text = (PROJECT / "docs" / "operate" / "runbook.md").read_text()
+    sections = re.split(r"^### ", text, flags=re.MULTILINE)[1:]
+    return {section.split("\n", 1)[0]: section.split("\n## ")[0] for section in sections}
+
+
+def test_the_runbook_has_an_entry_for_every_finding_and_check() -> None:
+    codes, checks = _codes(), _checks()
+    assert len(codes) > 50
+    assert "file-missing" in codes
+    assert "restorable" in checks
+    assert set(_entries()) == codes | checks
+
+
+@pytest.mark.parametrize("name", sorted(_entries()))
+def test_an_entry_of_the_runbook_says_what_to_do(name: str) -> None:
+    entry = _entries()[name]
+    assert re.search(r"^\*.+\.\* \S", entry, re.MULTILINE), "severity or asset, and meaning"
+    assert re.search(r"^\*\*Do:\*\* \S", entry, re.MULTILINE)
