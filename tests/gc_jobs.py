@@ -11,9 +11,8 @@ from unittest import mock
 
 import pytest
 
-from arroyo_dagster.state.codec import metadata, records
+from arroyo_dagster.state.codec import metadata, parquet, records
 from arroyo_dagster.state.codec.parquet import FooterFacts, read_facts
-from arroyo_dagster.state.metadata import reader
 from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.model.garbage import GRACE_MICROS, PlanKind, Retention
 from arroyo_dagster.state.model.ids import Epoch, StatePath
@@ -170,7 +169,7 @@ def restorable(store: ObjectStore, paths: JobPaths, *epochs: int) -> None:
 
 def whole(store: ObjectStore, paths: JobPaths, *epochs: int) -> None:
     """Prove that every file of these epochs is there and can be opened."""
-    with mock.patch.object(reader, "read_facts", lambda file, path: _facts(file.read(), path)):
+    with mock.patch.object(parquet, "read_facts", lambda file, path: _facts(file.read(), path)):
         for epoch in epochs:
             ParquetBackend(store, paths).prepare_checkpoint_load(Epoch(epoch))
 

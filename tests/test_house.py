@@ -230,7 +230,7 @@ def test_every_package_says_what_is_in_it(folder: Path) -> None:
 def test_only_few_modules_read_the_environment(path: Path) -> None:
     # The session writes PYSPARK_PYTHON, for the workers; clients' own credentials lie there.
     allowed = {
-        *("cli.gc", "cli.inspect", "orchestration.resources"),
+        *("cli.common", "cli.config", "cli.directory", "orchestration.resources"),
         *("spark.session", "state.storage.remote.credentials"),
         "redaction",  # the values to hide
         "orchestration.secrets",  # the values of variables that resources name

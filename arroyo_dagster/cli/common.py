@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
+import sys
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from arroyo_dagster import __version__
+from arroyo_dagster.cli.commands import MAIN
+from arroyo_dagster.cli.config import read_defaults
+from arroyo_dagster.cli.lazy import LazyGroup
 from arroyo_dagster.errors import ArroyoStateError
 from arroyo_dagster.redaction import (
     redact_text,
@@ -17,20 +22,30 @@ from arroyo_dagster.redaction import (
     register_url,
     without_secrets,
 )
-from arroyo_dagster.state.storage.remote.open import configure, get_storage_provider
-from arroyo_dagster.state.storage.store import ObjectStore
-from arroyo_dagster.state.storage.wrappers import WriteProtected
+
+if TYPE_CHECKING:
+    from arroyo_dagster.state.storage.store import ObjectStore
+
+EXIT_FINDINGS = 3
+"""At least one finding is an error. 1 means that the check could not be carried out."""
 
 URL_VARIABLES = ["ARROYO__CHECKPOINT_URL", "CHECKPOINT_URL"]
 
 
+EXIT_INTERRUPTED = 130
+"""As of a process that SIGINT has ended."""
+
+EXIT_CLOSED = 141
+"""As of a process that SIGPIPE has ended: the reader of the output closed it."""
+
 _JSON = "arroyo_dagster.json"
+_INTERRUPTED = "arroyo_dagster.interrupted"
 
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
-class _Commands(click.Group):
+class _Commands(LazyGroup):
     """Shows the errors of this package as one message on stderr, without a traceback.
 
     No message, nor the traceback of any other error, holds a secret.
@@ -42,6 +57,7 @@ class _Commands(click.Group):
             if "://" in given:
                 register_url(given)
         try:
+            ctx.obj = functools.partial(read_defaults, self)
             return super().invoke(ctx)
         except ArroyoStateError as error:
             print_error(error)
@@ -49,6 +65,13 @@ class _Commands(click.Group):
         except click.ClickException as error:
             error.message = redact_text(error.message)  # type: ignore[misc] # who else may say it
             raise
+        except KeyboardInterrupt:
+            print_interrupted(ctx)
+            ctx.exit(EXIT_INTERRUPTED)
+        except BrokenPipeError:
+            # Python flushes at exit: what is left goes nowhere, without a second error.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            ctx.exit(EXIT_CLOSED)
         except (click.exceptions.Exit, click.Abort):
             raise  # an exit code, no error: what it was raised beside is nobody's business
         except Exception as error:
@@ -56,6 +79,19 @@ class _Commands(click.Group):
             if shown is error:
                 raise
             raise shown  # noqa: B904 - what it stands for holds a secret
+
+
+def if_interrupted(state: str) -> None:
+    """Set what Ctrl-C prints from here on: what is left, and what continues it."""
+    context = click.get_current_context(silent=True)
+    if context is not None:
+        context.meta[_INTERRUPTED] = state
+
+
+def print_interrupted(ctx: click.Context) -> None:
+    """Print one sentence: what an interrupted command leaves behind."""
+    state = ctx.meta.get(_INTERRUPTED, "nothing was changed")
+    click.echo(f"\ninterrupted: {state}", err=True)
 
 
 def print_error(error: ArroyoStateError) -> None:
@@ -112,6 +148,9 @@ def store_options(command: _F) -> _F:
 
 
 def open_url(url: str | None) -> ObjectStore:
+    from arroyo_dagster.state.storage.remote.open import configure, get_storage_provider
+
+    if_interrupted("what was changed stays valid; call the same command again to complete it")
     if url is not None:
         if ":" not in url:
             url = os.path.abspath(url)  # what a shell calls a path may be relative
@@ -120,10 +159,14 @@ def open_url(url: str | None) -> ObjectStore:
 
 
 def open_to_read(url: str | None) -> ObjectStore:
-    return WriteProtected(open_url(url))
+    from arroyo_dagster.state.storage.wrappers import WriteProtected
+
+    store = open_url(url)
+    if_interrupted("nothing was changed")
+    return WriteProtected(store)
 
 
-@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=_Commands, lazy=MAIN, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="arroyo-state")
 def main() -> None:
     """Inspect, compact, verify and restore the state of streaming jobs.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -92,6 +93,13 @@ def directory_of(
         else:
             raise click.UsageError(f"--assume {text}: expected JOB=STATUS or @FILE.json")
     return open_directory(api=api or None, token=token or None, database=database, assumed=assumed)
+
+
+def directory_of_environment(
+    api: str | None, database: str | None, assume: Sequence[str]
+) -> JobDirectory:
+    """Return the directory of `directory_of`, with the API's token from the environment."""
+    return directory_of(api, database, assume, os.environ.get(TOKEN_VARIABLE))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,30 +1,45 @@
-"""`doctor`: check whether a store gives the guarantees that jobs and maintenance need."""
+"""`doctor`: check the store, this machine and the Dagster instance; one verdict a line."""
 
 from __future__ import annotations
 
+import importlib.util
+from collections.abc import Iterator
+
 import click
 
-from arroyo_dagster.cli.common import main, open_to_read, open_url, store_options
+from arroyo_dagster.cli.common import EXIT_FINDINGS, main, open_to_read, open_url, store_options
+from arroyo_dagster.cli.config import check_config, find_config
 from arroyo_dagster.cli.rendering import print_json
-from arroyo_dagster.cli.verify import EXIT_FINDINGS
+from arroyo_dagster.errors import InputError
 from arroyo_dagster.state.operations.verify.store import CheckStatus, StoreCheck, check_store
 
 
 @main.command()
 @click.option("--read-only", is_flag=True, help="Write nothing; skip the checks that need a write.")
+@click.option("--store-only", is_flag=True, help="Check the store, not this machine.")
 @store_options
-def doctor(read_only: bool, url: str | None, as_json: bool) -> None:
-    """Check whether the store at the checkpoint URL is safe for jobs and maintenance.
+def doctor(read_only: bool, store_only: bool, url: str | None, as_json: bool) -> None:
+    """Check whether this machine and the store are ready for jobs and maintenance.
 
-    Writes one object with a fresh name twice below _arroyo_dagster/ at the URL's root, and deletes
-    it. --read-only skips that.
+    Prints one verdict a line (ok, warning, error, not checked), and the next step below it:
+    conditional creation, what the credentials may do, the clocks, the layout, the configuration
+    file, Java, Spark and its fast start, and the Dagster instance of DAGSTER_HOME.
 
-    Exit codes: 0 no problem; 1 the check could not be carried out; 2 wrong command line; 3 a
-    problem was found.
+    Writes objects with fresh names below _arroyo_dagster/ at the URL's root, and deletes them.
+    --read-only skips that. Credentials that may only read are a warning.
+
+    Exit codes: 0 no error; 1 the check could not be carried out; 2 wrong command line; 3 an error
+    was found.
+
+    \b
+    Example:
+      arroyo-state doctor --url s3://bucket/arroyo --read-only
     """
     store = open_to_read(url) if read_only else open_url(url)
-    checks = check_store(store, read_only=read_only)
-    healthy = all(check.status is not CheckStatus.PROBLEM for check in checks)
+    checks = [*check_store(store, read_only=read_only)]
+    if not store_only:
+        checks += _machine()
+    healthy = all(check.status is not CheckStatus.ERROR for check in checks)
     if as_json:
         document = {"url": store.url, "healthy": healthy, "checks": [*map(_json, checks)]}
         print_json(document)
@@ -35,6 +50,33 @@ def doctor(read_only: bool, url: str | None, as_json: bool) -> None:
                 click.echo(f"  next: {check.next_step}")
     if not healthy:
         click.get_current_context().exit(EXIT_FINDINGS)
+
+
+def _machine() -> Iterator[StoreCheck]:
+    from arroyo_dagster.spark.readiness import check_spark
+
+    yield _configuration()
+    yield from check_spark()
+    if importlib.util.find_spec("dagster") is None:
+        detail = "dagster is not installed"
+        yield StoreCheck(name="dagster", status=CheckStatus.NOT_CHECKED, detail=detail)
+        return
+    from arroyo_dagster.orchestration.readiness import check_instance
+
+    yield check_instance()
+
+
+def _configuration() -> StoreCheck:
+    name, path = "configuration", find_config()
+    if path is None:
+        return StoreCheck(name=name, status=CheckStatus.OK, detail="no file: defaults apply")
+    try:
+        count = check_config(path, main)
+    except InputError as error:
+        return StoreCheck(
+            name=name, status=CheckStatus.ERROR, detail=str(error), next_step=error.next_step
+        )
+    return StoreCheck(name=name, status=CheckStatus.OK, detail=f"{path}: {count} keys")
 
 
 def _json(check: StoreCheck) -> dict[str, str | None]:

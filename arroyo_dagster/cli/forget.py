@@ -29,6 +29,10 @@ def forget_command(job: str, catalogue: str, url: str | None, as_json: bool) -> 
     Writes one object to the catalogue and deletes nothing; the job's history stays. With a
     checkpoint URL, it refuses if the job still exists. If the job comes back and vanishes again,
     the checks fail again.
+
+    \b
+    Example:
+      arroyo-state forget orders/main --catalogue s3://bucket/catalogue
     """
     # What a shell calls a path may be relative.
     store = open_store(catalogue if ":" in catalogue else os.path.abspath(catalogue))

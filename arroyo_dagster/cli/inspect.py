@@ -1,21 +1,17 @@
-"""`jobs`, `epochs`, `show`, `rows`: list and print state. They write nothing."""
+"""`jobs` and `epochs`: list and print state. They write nothing."""
 
 from __future__ import annotations
 
-import json
-import os
 from typing import Any
 
 import click
 
 from arroyo_dagster.cli.common import main, open_to_read, store_options
 from arroyo_dagster.cli.directory import (
-    TOKEN_VARIABLE,
     JobAnswers,
-    about,
     answer_json,
     ask,
-    directory_of,
+    directory_of_environment,
     directory_options,
     notes,
 )
@@ -29,23 +25,18 @@ from arroyo_dagster.cli.rendering import (
     report,
     seconds,
 )
-from arroyo_dagster.errors import ArroyoStateError, FormatError
-from arroyo_dagster.state.codec.hashing.routing import HashVariant
-from arroyo_dagster.state.codec.plain import iso_micros
+from arroyo_dagster.state.codec.iso_times import iso_micros
 from arroyo_dagster.state.model.checkpoints import Checkpoint
 from arroyo_dagster.state.model.job_facts import JobAnswer
-from arroyo_dagster.state.operations.catalog import query
-from arroyo_dagster.state.operations.catalog.hash_variant import HashEvidence, find_hash_variant
 from arroyo_dagster.state.operations.catalog.jobs import (
     EpochSummary,
     JobSummary,
     find_job,
     list_epochs,
     summarise_jobs,
-    version_error,
 )
+from arroyo_dagster.state.planning.compaction.availability import maintenance_of
 from arroyo_dagster.state.planning.restore.reads import job_watermark_micros
-from arroyo_dagster.state.storage import ObjectStore
 
 
 @main.command()
@@ -56,9 +47,16 @@ def jobs(
 ) -> None:
     """List the jobs below the checkpoint URL.
 
+    The column `maintenance` says when a job can be compacted: at any time, at rest (it is now), in
+    a window that stops and starts it, or not at all (only inspected); and why.
+
     With --arroyo-api, --arroyo-db or --assume, also print each job's pipeline name and status.
+
+    \b
+    Example:
+      arroyo-state jobs --url s3://bucket/arroyo --arroyo-api http://localhost:5115
     """
-    directory = directory_of(api, database, assume, os.environ.get(TOKEN_VARIABLE))
+    directory = directory_of_environment(api, database, assume)
     store = open_to_read(url)
     found = summarise_jobs(store)
     asked = ask(directory, [job.paths for job in found])
@@ -70,6 +68,7 @@ def jobs(
     else:
         columns = ["job", "pipeline", "layout", "epochs", "newest", "state", "watermark", "written"]
         columns[2:2] = ["name", "condition"] if asked.anybody else []
+        columns += ["maintenance", "why"]
         print_table(columns, [_job_cells(job, answer, asked) for job, answer in pairs])
         for note in notes(asked):
             click.echo(note)
@@ -78,6 +77,7 @@ def jobs(
 
 def _job_json(job: JobSummary, answer: JobAnswer, asked: JobAnswers) -> dict[str, Any]:
     newest = job.newest
+    possible = maintenance_of(newest, job.problem, answer)
     return {
         "job": job.paths.job,
         "pipeline": job.paths.pipeline,
@@ -88,6 +88,7 @@ def _job_json(job: JobSummary, answer: JobAnswer, asked: JobAnswers) -> dict[str
         "watermark": iso_micros(job.watermark_micros),
         "finished_at": None if newest is None else iso_micros(newest.finish_time_micros),
         "problem": None if job.problem is None else str(job.problem),
+        "maintenance": {"possible": possible.availability.value, "reason": possible.reason},
         **answer_json(answer, asked),
     }
 
@@ -95,6 +96,7 @@ def _job_json(job: JobSummary, answer: JobAnswer, asked: JobAnswers) -> dict[str
 def _job_cells(job: JobSummary, answer: JobAnswer, asked: JobAnswers) -> list[object]:
     newest = job.newest
     facts = answer.facts
+    possible = maintenance_of(newest, job.problem, answer)
     return [
         job.paths.job,
         job.paths.pipeline,
@@ -105,6 +107,8 @@ def _job_cells(job: JobSummary, answer: JobAnswer, asked: JobAnswers) -> list[ob
         format_state(None if newest is None else newest.state.value, job.problem),
         clock(job.watermark_micros),
         None if newest is None else age(newest.finish_time_micros),
+        possible.availability.value,
+        possible.reason,
     ]
 
 
@@ -118,7 +122,12 @@ def _job_cells(job: JobSummary, answer: JobAnswer, asked: JobAnswers) -> list[ob
 )
 @store_options
 def epochs(job: str, limit: int, url: str | None, as_json: bool) -> None:
-    """List the epochs of a job, oldest first, with the state of each."""
+    """List the epochs of a job, oldest first, with the state of each.
+
+    \b
+    Example:
+      arroyo-state epochs orders/main --url s3://bucket/arroyo --limit 10
+    """
     store = open_to_read(url)
     found = list_epochs(store, find_job(store, job), limit or None)
     if as_json:
@@ -171,167 +180,3 @@ def _epoch_cells(one: EpochSummary) -> list[object]:
 
 def _watermark(checkpoint: Checkpoint | None) -> str | None:
     return None if checkpoint is None else iso_micros(job_watermark_micros(checkpoint))
-
-
-@main.command()
-@click.argument("job")
-@click.argument("epoch", type=click.IntRange(0), required=False)
-@directory_options
-@store_options
-def show(
-    job: str,
-    epoch: int | None,
-    url: str | None,
-    as_json: bool,
-    api: str | None,
-    database: str | None,
-    assume: tuple[str, ...],
-) -> None:
-    """Print the operators, tables, files, rows and bytes of an epoch.
-
-    Without EPOCH, the newest visible one. Rows are counted as stored.
-
-    With --arroyo-api, --arroyo-db or --assume, also print the pipeline's name and the job's status.
-    """
-    directory = directory_of(api, database, assume, os.environ.get(TOKEN_VARIABLE))
-    store = open_to_read(url)
-    paths = find_job(store, job)
-    found = query.describe_epoch(store, paths, epoch)
-    hashed, damage = _hashing(store, found.checkpoint)
-    asked = ask(directory, [paths], checkpoints=True)
-    if as_json:
-        hashing = {"key_hash": hashed.variant.value if hashed.variant else None}
-        print_json(_description_json(found) | hashing | answer_json(asked.answers[0], asked))
-    else:
-        _print_description(found, hashed, asked)
-    report([*asked.errors, version_error(found.checkpoint), damage])
-
-
-def _hashing(
-    store: ObjectStore, checkpoint: Checkpoint
-) -> tuple[HashEvidence, ArroyoStateError | None]:
-    """Return the hash by which rows are routed; a damaged file is skipped."""
-    try:
-        return find_hash_variant(store, checkpoint), None
-    except FormatError as error:
-        return HashEvidence(possible=tuple(HashVariant)), error
-
-
-def _print_description(
-    found: query.EpochDescription, hashed: HashEvidence, asked: JobAnswers
-) -> None:
-    checkpoint = found.checkpoint
-    click.echo(
-        f"{checkpoint.job}  epoch {checkpoint.epoch}  {checkpoint.state.value}  "
-        f"finished {clock(checkpoint.finish_time_micros)}  in {seconds(checkpoint):.3f} s"
-    )
-    for line in [*about(asked), *notes(asked)]:
-        click.echo(line)
-    click.echo(f"routing keys: {hashed.summary}")
-    columns = ["operator", "subtasks", "watermark", "table", "kind", "files", "rows", "bytes", "of"]
-    print_table(columns, [row for one in found.operators for row in _operator_cells(one)])
-
-
-def _description_json(found: query.EpochDescription) -> dict[str, Any]:
-    checkpoint = found.checkpoint
-    return {
-        "job": checkpoint.job,
-        "pipeline": checkpoint.pipeline,
-        "epoch": checkpoint.epoch,
-        "state": checkpoint.state.value,
-        "generation": checkpoint.worker_generation,
-        "started_at": iso_micros(checkpoint.start_time_micros),
-        "finished_at": iso_micros(checkpoint.finish_time_micros),
-        "operators": [
-            {
-                "operator_id": operator.operator,
-                "parallelism": operator.parallelism,
-                "watermark": iso_micros(operator.watermark_micros),
-                "tables": [
-                    {
-                        "table": table.table,
-                        "kind": table.kind.name.lower(),
-                        "owner": table.owner,
-                        "files": table.files,
-                        "rows": table.rows,
-                        "bytes": table.size_bytes,
-                    }
-                    for table in operator.tables
-                ],
-            }
-            for operator in found.operators
-        ],
-    }
-
-
-def _operator_cells(operator: query.OperatorSummary) -> list[list[object]]:
-    head: list[object] = [
-        operator.operator,
-        operator.parallelism,
-        clock(operator.watermark_micros),
-    ]
-    return [
-        [
-            *(head if at == 0 else [None] * len(head)),
-            table.table,
-            table.kind.label,
-            table.files,
-            table.rows,
-            format_bytes(table.size_bytes),
-            table.owner,
-        ]
-        for at, table in enumerate(operator.tables)
-    ] or [[*head, *[None] * 6]]
-
-
-@main.command()
-@click.argument("job")
-@click.argument("operator")
-@click.argument("table")
-@click.option("--epoch", type=click.IntRange(0), help="Default: the newest visible epoch.")
-@click.option(
-    "--limit",
-    type=click.IntRange(0),
-    default=20,
-    show_default=True,
-    help="Print at most this many rows; 0 = all.",
-)
-@click.option(
-    "--history", is_flag=True, help="For generational tables, print every generation of a row."
-)
-@store_options
-def rows(
-    job: str,
-    operator: str,
-    table: str,
-    epoch: int | None,
-    limit: int,
-    history: bool,
-    url: str | None,
-    as_json: bool,
-) -> None:
-    """Print the decoded rows of a table, as a restore of the epoch would load them."""
-    store = open_to_read(url)
-    paths = find_job(store, job)
-    options = query.ReadOptions(epoch=epoch, limit=limit or None, history=history)
-    found = query.read_rows(store, paths, operator, table, options)
-    if as_json:
-        print_json(list(found.rows))
-        if found.problem:
-            click.echo(found.problem, err=True)
-        return
-    if found.known:
-        click.echo(f"{found.known.owner}: {found.known.holds}")
-    if found.rows:
-        columns = list(dict.fromkeys(name for row in found.rows for name in row))
-        print_table(columns, [[_cell(row.get(name, "")) for name in columns] for row in found.rows])
-    more = "" if len(found.rows) == found.count else "; --limit 0 prints all"
-    click.echo(f"{len(found.rows)} of {found.count} rows at epoch {found.epoch}{more}")
-    for subtask, left in found.commit_data.items():
-        click.echo(f"subtask {subtask} has pending data for the commit: {_cell(left)}")
-    if found.problem:
-        click.echo(found.problem)
-
-
-def _cell(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

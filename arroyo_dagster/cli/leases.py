@@ -25,6 +25,10 @@ def leases_command(job: str | None, url: str | None, as_json: bool) -> None:
 
     The age is this machine's time minus the store's time of the last renewal. A live holder renews
     every 20 seconds. A lease expires 61 seconds after its last renewal, by the store's clock alone.
+
+    \b
+    Example:
+      arroyo-state leases orders/main --url s3://bucket/arroyo
     """
     store = open_to_read(url)
     jobs = list_jobs(store) if job is None else [find_job(store, job)]
@@ -54,6 +58,10 @@ def break_command(job: str, kind: str, yes: bool, url: str | None, as_json: bool
     Not needed after a crash: a lease that is not renewed expires within 61 seconds. This command
     takes the next lease, so that the holder stops with a ConflictError at its next change, waits
     ten seconds for writes that the holder had already sent, and releases the lease.
+
+    \b
+    Example:
+      arroyo-state lease break orders/main --url s3://bucket/arroyo
     """
     store = open_url(url) if yes else open_to_read(url)
     paths = find_job(store, job)

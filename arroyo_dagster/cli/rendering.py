@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import click
 
 from arroyo_dagster.cli.common import print_error
 from arroyo_dagster.errors import ArroyoStateError
-from arroyo_dagster.state.codec.plain import iso_micros
-from arroyo_dagster.state.model.checkpoints import Checkpoint
+from arroyo_dagster.state.codec.iso_times import iso_micros
+from arroyo_dagster.state.model.clock import wall_clock
 from arroyo_dagster.state.model.progress import Progress, ProgressUnit
 
-_PIPED_WIDTH = 10_000
+if TYPE_CHECKING:
+    from arroyo_dagster.state.model.checkpoints import Checkpoint
 
 
 def print_json(document: object) -> None:
@@ -21,21 +23,11 @@ def print_json(document: object) -> None:
 
 
 def print_table(columns: Sequence[str], lines: Sequence[Sequence[object]]) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
+    """Print a table as wide as the terminal; one line per row where a program reads along."""
+    from arroyo_dagster.cli.tables import format_table, output_width
 
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = _PIPED_WIDTH  # nothing is cut where a program reads along
-    table = Table(box=box.SIMPLE_HEAD if console.is_terminal else None, pad_edge=False)
-    for at, name in enumerate(columns):
-        numbers = all(isinstance(line[at], int | None) for line in lines)
-        table.add_column(name, justify="right" if numbers else "left", overflow="fold")
-    for line in lines:
-        table.add_row(*(Text("-" if cell is None else str(cell)) for cell in line))
-    console.print(table)
+    for line in format_table(columns, lines, output_width()):
+        click.echo(line)
 
 
 def report(problems: Sequence[ArroyoStateError | None]) -> None:
@@ -58,13 +50,26 @@ def clock(micros: int | None) -> str | None:
     return None if text is None else text.replace("T", " ").replace(".000000", "")
 
 
-def age(micros: int) -> str:
-    import pendulum
+_UNITS = {
+    "year": 31_536_000,
+    "month": 2_592_000,
+    "week": 604_800,
+    "day": 86_400,
+    "hour": 3600,
+    "minute": 60,
+    "second": 1,
+}
 
-    try:
-        return pendulum.from_timestamp(micros / 1e6).diff_for_humans()
-    except (ValueError, OverflowError):
-        return str(clock(micros))
+
+def age(micros: int) -> str:
+    """Format how long ago a point in time was, in its largest unit: `2 hours ago`."""
+    seconds = (wall_clock() - micros) / 1e6
+    tense = "{} ago" if seconds >= 0 else "in {}"
+    for name, length in _UNITS.items():
+        count = int(abs(seconds) // length)
+        if count:
+            return tense.format(f"{count} {name}{'' if count == 1 else 's'}")
+    return "just now"
 
 
 def format_bytes(count: int | None) -> str | None:

@@ -37,6 +37,10 @@ def rollback(job: str, epoch: int | None, yes: bool, url: str | None, as_json: b
     The content of EPOCH becomes the newest epoch, and the sources go back to its offsets. Later
     epochs stay until they expire, but no run continues from them. Without EPOCH, list the epochs
     that can be chosen. Stop the job first: the rollback fences a run that is still alive.
+
+    \b
+    Example:
+      arroyo-state rollback orders/main 41 --url s3://bucket/arroyo
     """
     store = open_url(url) if yes else open_to_read(url)
     paths = find_job(store, job)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import click
 
-from arroyo_dagster.cli.common import main, open_url, store_options
+from arroyo_dagster.cli.common import if_interrupted, main, open_url, store_options
 from arroyo_dagster.cli.rendering import format_bytes, print_json, seconds
 from arroyo_dagster.cli.rollback import go_back
 from arroyo_dagster.errors import InputError
@@ -68,10 +68,15 @@ def run(
     MODULE:PIPELINE names a Pipeline, or a function without arguments that returns one;
     path/to/file.py:PIPELINE works too. Stop it with `arroyo-state stop JOB`, or kill it: the next
     run continues from its newest epoch.
+
+    \b
+    Example:
+      arroyo-state run pipelines.py:ORDERS --url s3://bucket/arroyo --epochs 10
     """
     if not spark and (master or spark_checkpoint):
         raise click.UsageError("--master and --spark-checkpoint need --spark")
     store = open_url(url)
+    if_interrupted("the next run continues from the newest epoch")
     found = load_pipeline(pipeline)
     if from_epoch is not None:
         found.check()
@@ -106,8 +111,9 @@ def run(
 def _progress(store: ObjectStore, pipeline: Pipeline, *, as_json: bool) -> Iterator[OnEpoch]:
     """Print a line per epoch, and on a terminal the current activity below it."""
     from rich.console import Console
+    from rich.text import Text
 
-    console = Console(stderr=as_json, highlight=False)
+    console = Console(stderr=as_json, highlight=False, markup=False)
     write = console.print if console.is_terminal else _line_printer(as_json)
 
     def on_epoch(checkpoint: Checkpoint) -> None:
@@ -115,7 +121,7 @@ def _progress(store: ObjectStore, pipeline: Pipeline, *, as_json: bool) -> Itera
 
     with contextlib.ExitStack() as stack:
         if console.is_terminal:
-            stack.enter_context(console.status(f"running {pipeline.paths.root}"))
+            stack.enter_context(console.status(Text(f"running {pipeline.paths.root}")))
         yield on_epoch
 
 
@@ -168,7 +174,12 @@ def _print_outcome(pipeline: Pipeline, outcome: RunOutcome, *, as_json: bool) ->
 @click.argument("job")
 @store_options
 def stop(job: str, url: str | None, as_json: bool) -> None:
-    """Ask a running managed job to stop with a checkpoint."""
+    """Ask a running managed job to stop with a checkpoint.
+
+    \b
+    Example:
+      arroyo-state stop orders/main --url s3://bucket/arroyo
+    """
     store = open_url(url)
     paths = find_job(store, job)
     newest = summarise_job(store, paths)

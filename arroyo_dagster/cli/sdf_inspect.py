@@ -11,7 +11,7 @@ import click
 from arroyo_dagster import __version__
 from arroyo_dagster.cli.common import open_to_read, print_error, store_options
 from arroyo_dagster.cli.rendering import print_json
-from arroyo_dagster.cli.sdf import sdf
+from arroyo_dagster.cli.sdf import sdf, show
 from arroyo_dagster.cli.sdf_files import load_dataflow, loading_options
 from arroyo_dagster.dataflow.views.namespaces import CliError, Namespace, Namespaces
 from arroyo_dagster.dataflow.views.rendering import borderless, frame_text, table_text, window_text
@@ -25,11 +25,6 @@ _COMMANDS = {
     "show tables": "list the tables",
     "anything else": "is SQL over the states, read-only",
 }
-
-
-@sdf.group()
-def show() -> None:
-    """List the states of a dataflow, or the functions and states of a package."""
 
 
 @show.command("state")
@@ -59,6 +54,10 @@ def print_state(
 
     A namespace is service/state/state, service/function/metrics, service/topic/topic.offset or
     service/name/watermark. All rows of a service are of one epoch, its newest ready one.
+
+    \b
+    Example:
+      arroyo-state sdf show state dataflow.yaml --url s3://bucket/arroyo
     """
     dataflow, _ = load_dataflow(file, legacy=legacy, extended=extended, prod=prod)
     spaces = Namespaces(open_to_read(url), dataflow)
@@ -132,6 +131,10 @@ def query_states(
     Tables are named like the states, with underscores. A windowed state shows the window that
     closed last. Without a QUERY, SQL mode starts: enter one query per line; `.help` lists the
     commands. Every query reads the newest ready epoch.
+
+    \b
+    Example:
+      arroyo-state sdf sql dataflow.yaml "select * from counts" --url s3://bucket/arroyo
     """
     dataflow, _ = load_dataflow(file, legacy=legacy, extended=extended, prod=prod)
     views = Views(open_to_read(url), dataflow)

@@ -140,8 +140,7 @@ def run(
     url: str | None,
     as_json: bool,
 ) -> None:
-    """Run the services of a dataflow, in this process or on Spark, each from its newest
-    checkpoint on.
+    """Run the services of a dataflow, in process or on Spark, each from its newest checkpoint.
 
     \b
     TOPIC=KIND:PATH is one of
@@ -158,6 +157,10 @@ def run(
     It ends when every source has ended, on --until-idle when nothing is new, after --epochs, and on
     Ctrl-C or SIGTERM with a last checkpoint. Kill it at any moment: the next run goes on exactly
     once.
+
+    \b
+    Example:
+      arroyo-state sdf run dataflow.yaml --source words=jsonl:words/ --until-idle
     """
     given = _flags(sources, sinks, functions, env)
     if bindings is not None:

@@ -10,12 +10,11 @@ from typing import Any
 
 import click
 
-from arroyo_dagster.cli.common import json_option
+from arroyo_dagster.cli.common import EXIT_FINDINGS, json_option
+from arroyo_dagster.cli.lazy import LazyGroup
 from arroyo_dagster.cli.rendering import print_json
-from arroyo_dagster.cli.sdf import sdf
+from arroyo_dagster.cli.sdf import sdf, show
 from arroyo_dagster.cli.sdf_files import allow_functions
-from arroyo_dagster.cli.sdf_inspect import show
-from arroyo_dagster.cli.verify import EXIT_FINDINGS
 from arroyo_dagster.dataflow.definition.definition import FunctionDef, Package
 from arroyo_dagster.dataflow.definition.loading import load_package
 from arroyo_dagster.dataflow.definition.scope import scope_of
@@ -28,7 +27,7 @@ from arroyo_dagster.errors import InputError
 PACKAGE_HERE = "sdf-package.yaml"
 
 
-class _FileOrCommand(click.Group):
+class _FileOrCommand(LazyGroup):
     """A group that treats an unknown subcommand as a package to test."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -64,6 +63,10 @@ def test_section(file: str, only: Sequence[str], functions: Sequence[str], as_js
     """Run the `tests` section of a package.
 
     Exit codes: 0 all passed; 1 the tests could not be run; 2 wrong command line; 3 some failed.
+
+    \b
+    Example:
+      arroyo-state sdf test sdf-package.yaml
     """
     package, packages = load_package(file)
     allow_functions(file)
@@ -143,6 +146,10 @@ def test_function(
     """Call a function of a package once, and print its results, one per line.
 
     The resulting states are printed to stderr.
+
+    \b
+    Example:
+      arroyo-state sdf test function count -f sdf-package.yaml -v '"hello"'
     """
     package, packages = load_package(file)
     allow_functions(file)
@@ -240,7 +247,12 @@ def _lines(
 @show.command("functions")
 @click.argument("file", type=click.Path(), default=PACKAGE_HERE)
 def print_functions(file: str) -> None:
-    """List the functions of a package, one per line."""
+    """List the functions of a package, one per line.
+
+    \b
+    Example:
+      arroyo-state sdf show functions sdf-package.yaml
+    """
     package, _ = load_package(file)
     for name in sorted(package.functions):
         click.echo(name)
@@ -249,7 +261,12 @@ def print_functions(file: str) -> None:
 @show.command("states")
 @click.argument("file", type=click.Path(), default=PACKAGE_HERE)
 def print_states(file: str) -> None:
-    """List the states of a package, one per line."""
+    """List the states of a package, one per line.
+
+    \b
+    Example:
+      arroyo-state sdf show states sdf-package.yaml
+    """
     package, _ = load_package(file)
     for name in sorted(package.states):
         click.echo(name)

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from arroyo_dagster.cli.common import main, open_to_read, store_options
+from arroyo_dagster.cli.common import EXIT_FINDINGS, main, open_to_read, store_options
 from arroyo_dagster.cli.rendering import format_bytes, print_json, print_table
 from arroyo_dagster.cli.settings import settings_options
 from arroyo_dagster.state.model.verify import VerifySettings
@@ -17,9 +17,6 @@ from arroyo_dagster.state.operations.verify.job import JobVerdict, verify_job
 from arroyo_dagster.state.planning.restore.rollback import rollback_command
 from arroyo_dagster.state.planning.verify.findings import Finding, Severity
 from arroyo_dagster.state.planning.verify.restore import SubtaskRestore
-
-EXIT_FINDINGS = 3
-"""At least one finding is an error. 1 means that the check could not be carried out."""
 
 _RESTORE_COLUMNS = ("operator", "table", "subtask", "files", "bytes", "rows", "requests")
 _LEVELS = (
@@ -51,6 +48,10 @@ def verify(
 
     Exit codes: 0 restorable; 1 the check could not be carried out; 2 wrong command line; 3 at least
     one finding is an error.
+
+    \b
+    Example:
+      arroyo-state verify orders/main 42 --url s3://bucket/arroyo --level 2
     """
     store = open_to_read(url)
     found = verify_job(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -102,6 +103,12 @@ def local_archive() -> Path:
         OSError: the JDK or Spark's jars cannot be read.
     """
     return fast_start.archive_path(_cache(), os.environ.get("JAVA_HOME"))
+
+
+def local_java() -> str:
+    """Return the command of the Java that a local session starts."""
+    home = os.environ.get("JAVA_HOME")
+    return f"{home}/bin/java" if home else shutil.which("java") or "java"
 
 
 def _cache() -> Path:

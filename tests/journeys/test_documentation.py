@@ -152,8 +152,10 @@ def _leaves(command: click.Command, name: str) -> Iterator[tuple[str, click.Comm
     if not isinstance(command, click.Group):
         yield name, command
         return
-    command.list_commands(click.Context(command))  # some groups load their commands only then
-    for word, below in command.commands.items():
+    context = click.Context(command)
+    for word in command.list_commands(context):
+        below = command.get_command(context, word)
+        assert below is not None
         # A hidden command is what its group does by default.
         yield from _leaves(below, name if below.hidden else f"{name} {word}")
 

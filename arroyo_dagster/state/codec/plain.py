@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from arroyo_dagster.state.codec.bincode.codec import pick_variant, struct_values
+from arroyo_dagster.state.codec.iso_times import UNIX_EPOCH, format_moment, format_span
 from arroyo_dagster.state.model.types import (
     UNIT,
     ArrayOf,
@@ -28,38 +29,7 @@ from arroyo_dagster.state.model.types import (
     Type,
 )
 
-_EPOCH = dt.datetime(1970, 1, 1)
 _NANOS = 10**9
-_PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": _NANOS}
-_DIGITS = {"s": 0, "ms": 3, "us": 6, "ns": 9}
-
-
-# ---- times ---------------------------------------------------------------------------------------
-
-
-def iso_micros(micros: int | None) -> str | None:
-    """Format a point in time in UTC, `2013-01-01T10:00:00.000000Z`; None stays None."""
-    return None if micros is None else _moment(micros, "us", "Z")
-
-
-def _moment(count: int, unit: str, zone: str) -> str:
-    """Format a point in time with all digits of its unit; outside years 1 to 9999 its count."""
-    seconds, part = divmod(count, _PER_SECOND[unit])
-    try:
-        moment = _EPOCH + dt.timedelta(seconds=seconds)
-    except OverflowError:
-        return f"{count}{unit} since 1970"
-    return f"{moment.isoformat()}{_fraction(part, unit)}{zone}"
-
-
-def _fraction(part: int, unit: str) -> str:
-    return f".{part:0{_DIGITS[unit]}}" if _DIGITS[unit] else ""
-
-
-def _span(count: int, unit: str) -> str:
-    """Format a duration in seconds, `-1.500s`."""
-    seconds, part = divmod(abs(count), _PER_SECOND[unit])
-    return f"{'-' if count < 0 else ''}{seconds}{_fraction(part, unit)}s"
 
 
 # ---- values of a described type ------------------------------------------------------------------
@@ -110,9 +80,13 @@ def _time(value: Any, described: TimeOf) -> str:
     if isinstance(value, dt.timedelta):
         value = value // dt.timedelta(microseconds=1) * 1000
     elif isinstance(value, dt.datetime):
-        since = value.astimezone(dt.UTC).replace(tzinfo=None) - _EPOCH
+        since = value.astimezone(dt.UTC).replace(tzinfo=None) - UNIX_EPOCH
         value = since // dt.timedelta(microseconds=1) * 1000
-    return _span(value, "ns") if described.name == "duration" else _moment(value, "ns", "Z")
+    return (
+        format_span(value, "ns")
+        if described.name == "duration"
+        else format_moment(value, "ns", "Z")
+    )
 
 
 def _map(value: Any, described: MapOf) -> Any:
@@ -205,10 +179,10 @@ def _temporal(scalar: pa.Scalar, kind: pa.DataType) -> Any:
         return {"months": months, "days": days, "nanoseconds": nanos}
     count = scalar.value
     if types.is_timestamp(kind):
-        return _moment(count, kind.unit, "Z" if kind.tz else "")
+        return format_moment(count, kind.unit, "Z" if kind.tz else "")
     if types.is_duration(kind):
-        return _span(count, kind.unit)
+        return format_span(count, kind.unit)
     if types.is_time(kind):
-        return _moment(count, kind.unit, "").partition("T")[2]
+        return format_moment(count, kind.unit, "").partition("T")[2]
     days = count // 86_400_000 if types.is_date64(kind) else count
-    return _moment(days * 86_400, "s", "").partition("T")[0]
+    return format_moment(days * 86_400, "s", "").partition("T")[0]

@@ -34,7 +34,7 @@ from arroyo_dagster.errors import (
     StorageError,
 )
 from arroyo_dagster.state.codec import records
-from arroyo_dagster.state.codec.plain import iso_micros
+from arroyo_dagster.state.codec.iso_times import iso_micros
 from arroyo_dagster.state.metadata.lease_records import (
     encode_record,
     owner_here,

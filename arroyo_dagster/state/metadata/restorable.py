@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import pyarrow as pa
+from typing import TYPE_CHECKING, Any
 
 from arroyo_dagster.errors import FormatError, NotFoundError
-from arroyo_dagster.state.codec.parquet import read_facts
 from arroyo_dagster.state.model.checkpoints import Checkpoint, OperatorCheckpoint
 from arroyo_dagster.state.model.ids import StatePath, TableName
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.tables import ExpiringTimeKeyFiles
-from arroyo_dagster.state.planning.verify.checks import reading_of
 from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.store import ObjectStore
-from arroyo_dagster.state.tables.forms import columns_of, stored_form, table_forms
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 def check_files(store: ObjectStore, paths: JobPaths, checkpoint: Checkpoint) -> None:
@@ -45,6 +43,8 @@ def file_error(
     store: ObjectStore, operator: OperatorCheckpoint, name: TableName, path: StatePath
 ) -> NotFoundError | FormatError | None:
     """Say why a file does not give rows of its table; None = it does."""
+    from arroyo_dagster.state.codec.parquet import read_facts
+
     try:
         with store.open_input(path) as file:
             facts = read_facts(file, path)
@@ -67,6 +67,9 @@ def _misfit(
     operator: OperatorCheckpoint, name: TableName, path: StatePath, found: pa.Schema
 ) -> str | None:
     """Return why a file cannot be read as rows of its table; None = it can."""
+    from arroyo_dagster.state.planning.verify.checks import reading_of
+    from arroyo_dagster.state.tables.forms import columns_of, stored_form, table_forms
+
     config, files = operator.configs.get(name), operator.tables[name]
     if config is None or config.kind is not files.kind:
         return f"table {name} has no configuration of its kind"

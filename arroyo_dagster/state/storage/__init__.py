@@ -1,44 +1,8 @@
-"""Bytes at a path, independent of their meaning: stores, their URLs and wrappers."""
+"""Bytes at a path, independent of their meaning: stores, their URLs and wrappers.
 
-from __future__ import annotations
+Its public names are those of the stub beside this file, each loaded when first asked for.
+"""
 
-from arroyo_dagster.state.storage.memory import MemoryStore
-from arroyo_dagster.state.storage.names import StoredName, decode_path, encode_path
-from arroyo_dagster.state.storage.remote.open import configure, get_storage_provider, open_store
-from arroyo_dagster.state.storage.store import (
-    DeleteOutcome,
-    Listing,
-    ObjectInfo,
-    ObjectStore,
-    read_many,
-)
-from arroyo_dagster.state.storage.urls import CheckpointUrl, parse_url
-from arroyo_dagster.state.storage.wrappers import (
-    Counting,
-    Crash,
-    FaultInjecting,
-    Slow,
-    WriteProtected,
-)
+import lazy_loader
 
-__all__ = [
-    "CheckpointUrl",
-    "Counting",
-    "Crash",
-    "DeleteOutcome",
-    "FaultInjecting",
-    "Listing",
-    "MemoryStore",
-    "ObjectInfo",
-    "ObjectStore",
-    "Slow",
-    "StoredName",
-    "WriteProtected",
-    "configure",
-    "decode_path",
-    "encode_path",
-    "get_storage_provider",
-    "open_store",
-    "parse_url",
-    "read_many",
-]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -23,6 +23,7 @@ from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.runtime.in_process import RunOutcome
 from arroyo_dagster.state.runtime.pipeline import Pipeline
 from arroyo_dagster.state.storage import Counting, MemoryStore, configure, open_store
+from arroyo_dagster.state.storage.remote import open as opening
 from arroyo_dagster.state.storage.wrappers import MUTATING
 from tests.jobs import run_word_job, word_job
 
@@ -84,6 +85,10 @@ def test_jobs_as_json() -> None:
         "state": "ready",
         "watermark": "2024-01-01T00:00:07.000000Z",
         "problem": None,
+        "maintenance": {
+            "possible": "any time",
+            "reason": "managed job: `compact run` works while it runs and at rest",
+        },
         "name": None,
         "condition": "unknown",
         "arroyo": None,
@@ -300,7 +305,7 @@ def test_reading_commands_write_nothing(
 ) -> None:
     before = list(words.list())
     counting = Counting(words)
-    monkeypatch.setattr(grammar, "get_storage_provider", lambda url: counting)
+    monkeypatch.setattr(opening, "get_storage_provider", lambda url: counting)
     for command in READS:
         assert run(*command).exit_code == 0
     assert counting.calls.total() > 0
@@ -338,6 +343,7 @@ print(sorted(m for m in ("dagster", "pyspark", "py4j", "polars") if m in sys.mod
 # ---- run and stop --------------------------------------------------------------------------------
 
 MODULE = """
+from arroyo_dagster.state.storage.remote import open as opening
 from tests.jobs import word_job
 from arroyo_dagster.state.storage import MemoryStore
 from arroyo_dagster.state.runtime.pipeline import Pipeline
@@ -387,6 +393,15 @@ def test_run_on_a_terminal_shows_the_same_lines(
     assert "epoch 1: " in plain
     assert "epoch 2: " in plain
     assert "wrote 2 epochs" in plain
+
+
+def test_names_in_brackets_are_whole_on_a_terminal(
+    module: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setattr("arroyo_dagster.cli.run._epoch_line", lambda *_: "Aggregate[sum] [/red]")
+    shown = run("run", f"{module}:PIPELINE", "--epochs", "1", url=f"memory://{module}-5").stdout
+    assert "Aggregate[sum] [/red]" in re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown)
 
 
 def test_run_as_json_is_one_document_and_the_epochs_go_to_stderr(module: str) -> None:

@@ -14,6 +14,15 @@ from click.testing import CliRunner, Result
 from arroyo_dagster import cli
 from arroyo_dagster.cli import inspect as looking
 from arroyo_dagster.cli.directory import API_VARIABLE, TOKEN_VARIABLE
+from arroyo_dagster.errors import FormatError
+from arroyo_dagster.state.model.ids import JobId
+from arroyo_dagster.state.model.job_facts import merge_answers
+from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.planning.compaction.availability import (
+    Availability,
+    JobMaintenance,
+    maintenance_of,
+)
 from arroyo_dagster.state.storage import configure
 from tests.compat.arroyo import DATA, unpack
 from tests.loopback import Loopback, Reply, replaying, serving
@@ -165,3 +174,33 @@ def test_the_old_option_is_an_alias_that_help_does_not_show(root: str) -> None:
         "--assume", first, "--assume", second
     )
     assert "--say" not in run(root, "jobs", "--help").stdout
+
+
+def test_jobs_say_when_each_can_be_maintained_and_why(root: str) -> None:
+    def possible(*options: str) -> tuple[str, str]:
+        jobs = json.loads(run(root, "jobs", *options, "--json").stdout)
+        found = next(one["maintenance"] for one in jobs if one["job"] == "job_d14OMmRXhf")
+        return found["possible"], found["reason"]
+
+    assume = "job_d14OMmRXhf={}".format
+    assert possible("--assume", assume("stopped")) == (
+        "at rest",
+        "Arroyo job, stopped: `compact run` rewrites it",
+    )
+    when, why = possible("--assume", assume("running"))
+    assert (when, "`compact window`" in why) == ("in a window", True)
+    when, why = possible()
+    assert when == "only inspected"
+    assert why.endswith("--assume job_d14OMmRXhf=stopped")
+    assert possible("--assume", assume("changing"))[0] == "only inspected"
+    shown = run(root, "jobs", "--assume", assume("stopped")).stdout
+    assert "at rest" in shown
+    assert "Arroyo job, stopped" in shown
+
+
+def test_a_broken_job_is_only_inspected() -> None:
+    answer = merge_answers(JobPaths(JobId("x")), [])
+    broken = maintenance_of(None, FormatError("a record does not decode"), answer)
+    assert broken == JobMaintenance(Availability.ONLY_INSPECTED, "a record does not decode")
+    empty = maintenance_of(None, None, answer)
+    assert empty == JobMaintenance(Availability.ONLY_INSPECTED, "it has no epoch yet")

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from arroyo_dagster import cli
-from arroyo_dagster.cli.gc_rendering import format_undelete
+from arroyo_dagster.cli.gc.rendering import format_undelete
 from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.model.garbage import UndeletePlan
 from arroyo_dagster.state.model.ids import Epoch

@@ -22,9 +22,6 @@ from arroyo_dagster.state.model.job_facts import (
     merge_answers,
 )
 from arroyo_dagster.state.model.layout import JobPaths
-from arroyo_dagster.state.storage.arroyo.api import ArroyoApi
-from arroyo_dagster.state.storage.arroyo.postgres import ArroyoPostgres, is_postgres
-from arroyo_dagster.state.storage.arroyo.sqlite import ArroyoDatabase
 
 
 class JobSource(Protocol):
@@ -107,14 +104,26 @@ def open_directory(
         InputError: an argument is invalid; no source was asked.
     """
     sources: list[JobSource] = []
+    # Each source is loaded only where it is used: an HTTP client and SQLite take time to load.
     if api is not None:
+        from arroyo_dagster.state.storage.arroyo.api import ArroyoApi
+
         sources.append(ArroyoApi(api, token=token, **limits))
     if database is not None:
-        postgres = is_postgres(database)
-        sources.append(ArroyoPostgres(database) if postgres else ArroyoDatabase(database))
+        sources.append(_open_database(database))
     if assumed:
         sources.append(AssumedJobs(assumed))
     return JobDirectory(sources)
+
+
+def _open_database(database: str) -> JobSource:
+    from arroyo_dagster.state.storage.arroyo.postgres import ArroyoPostgres, is_postgres
+
+    if is_postgres(database):
+        return ArroyoPostgres(database)
+    from arroyo_dagster.state.storage.arroyo.sqlite import ArroyoDatabase
+
+    return ArroyoDatabase(database)
 
 
 # ---- the user's assumptions ----------------------------------------------------------------------

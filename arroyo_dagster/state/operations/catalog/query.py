@@ -40,15 +40,12 @@ from arroyo_dagster.state.model.tables import (
 from arroyo_dagster.state.planning.restore.reads import find_table, ordered_operators
 from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.store import ObjectStore
-from arroyo_dagster.state.tables.global_keyed import GlobalKeyedTable
-from arroyo_dagster.state.tables.global_keys import Entries, first_entries
 from arroyo_dagster.state.tables.known.catalogue import (
     Catalogue,
     KnownTable,
     TableForm,
     default_catalogue,
 )
-from arroyo_dagster.state.tables.restoring import restored_rows
 
 _T = TypeVar("_T")
 
@@ -284,6 +281,8 @@ def read_rows(
         chosen = replace(chosen, **named)
     checkpoint = load_epoch(store, paths, chosen.epoch)
     found, config, files = find_table(checkpoint, operator, table)
+    from arroyo_dagster.state.tables.restoring import restored_rows
+
     catalogue, limit = chosen.catalogue or default_catalogue(), chosen.limit
     try:
         if isinstance(files, GlobalKeyedFiles):
@@ -332,6 +331,9 @@ def _entries(
     table: TableName,
     limit: int | None,
 ) -> TableRows:
+    from arroyo_dagster.state.tables.global_keyed import GlobalKeyedTable
+    from arroyo_dagster.state.tables.global_keys import Entries, first_entries
+
     config, files = operator.configs[table], operator.tables[table]
     assert isinstance(files, GlobalKeyedFiles)
     if limit is None:

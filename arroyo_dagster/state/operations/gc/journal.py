@@ -11,10 +11,9 @@ import itertools
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from arroyo_dagster.errors import FormatError, InputError, NotFoundError
-from arroyo_dagster.state.codec.journal import Line, archived_runs
 from arroyo_dagster.state.codec.journal_chain import (
     BatchSeal,
     Follows,
@@ -42,6 +41,9 @@ from arroyo_dagster.state.operations.gc.journal_chain import (
 )
 from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.store import ObjectStore
+
+if TYPE_CHECKING:
+    from arroyo_dagster.state.codec.journal import Line
 
 ARCHIVE = ".parquet"
 TIME_DIGITS = 17
@@ -255,6 +257,8 @@ def _found(store: ObjectStore, paths: JobPaths) -> list[_LocatedRun]:
     listed = store.list_dir(paths.journal)
     found: dict[str, _LocatedRun] = {}
     for path in archives_of(info.path for info in listed.objects):
+        from arroyo_dagster.state.codec.journal import archived_runs
+
         for one in archived_runs(store.read(path), path):
             run = run_from_plan(one.name, one.plan.encode(), path, ended=True)
             found.setdefault(one.name, _LocatedRun(run, path))
@@ -313,6 +317,8 @@ def read_journal(
                 yield from _entries(one.run, _lines(store, paths.journal / one.run.name))
             continue
         names = {one.run.name: one.run for one in runs}
+        from arroyo_dagster.state.codec.journal import archived_runs
+
         for archived in archived_runs(store.read(archive), archive):
             if archived.name in names:
                 yield from _entries(names[archived.name], archived.lines)

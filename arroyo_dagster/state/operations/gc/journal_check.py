@@ -10,10 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from arroyo_dagster.errors import FormatError, NotFoundError
-from arroyo_dagster.state.codec.journal import ArchivedRun, archived_runs
 from arroyo_dagster.state.codec.journal_chain import (
     BatchSeal,
     Follows,
@@ -43,6 +42,9 @@ from arroyo_dagster.state.operations.gc.journal_chain import (
 )
 from arroyo_dagster.state.storage.concurrency import ahead
 from arroyo_dagster.state.storage.store import Listing, ObjectStore
+
+if TYPE_CHECKING:
+    from arroyo_dagster.state.codec.journal import ArchivedRun
 
 TRIES = 3
 """How often a journal is read that changes while it is read."""
@@ -183,6 +185,8 @@ def _read(
     archived: set[str] = set()
     for path in archives:
         try:
+            from arroyo_dagster.state.codec.journal import archived_runs
+
             for one in archived_runs(store.read(path), path):
                 archived.add(one.name)
                 yield _archived(one, path)

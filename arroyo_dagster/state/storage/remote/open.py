@@ -11,9 +11,7 @@ from arroyo_dagster.errors import InputError
 from arroyo_dagster.state.storage.local_disk import LocalDiskStore
 from arroyo_dagster.state.storage.memory import MemoryStore
 from arroyo_dagster.state.storage.remote.credentials import client_of_environment
-from arroyo_dagster.state.storage.remote.obstore_store import ObstoreStore
 from arroyo_dagster.state.storage.remote.options import chosen_client
-from arroyo_dagster.state.storage.remote.through_fsspec import open_through_fsspec
 from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.storage.urls import CheckpointUrl, parse_url
 
@@ -49,8 +47,14 @@ def _opened(url: CheckpointUrl, options: dict[str, Any]) -> ObjectStore:
         return MemoryStore(url.bucket)
     if url.backend != "file":
         client = chosen_client(options, client_of_environment(), str(url))
-        open_it = ObstoreStore if client == "obstore" else open_through_fsspec
-        return open_it(url, options)
+        # A client is loaded for the stores that need it: local disk needs none of them.
+        if client == "obstore":
+            from arroyo_dagster.state.storage.remote.obstore_store import ObstoreStore
+
+            return ObstoreStore(url, options)
+        from arroyo_dagster.state.storage.remote.through_fsspec import open_through_fsspec
+
+        return open_through_fsspec(url, options)
     unknown = options.keys() - {"sync"}
     if unknown:
         raise InputError(

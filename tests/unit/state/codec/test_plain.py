@@ -12,7 +12,8 @@ import pyarrow as pa
 import pytest
 
 from arroyo_dagster.state.codec.bincode.codec import codec_for
-from arroyo_dagster.state.codec.plain import iso_micros, plain_rows, plain_scalar, plain_value
+from arroyo_dagster.state.codec.iso_times import iso_micros
+from arroyo_dagster.state.codec.plain import plain_rows, plain_scalar, plain_value
 from arroyo_dagster.state.model.types import (
     U32,
     UNIT,

@@ -7,16 +7,23 @@ from typing import Any
 
 import click
 
-from arroyo_dagster.cli.common import open_to_read, open_url, print_error, store_options
-from arroyo_dagster.cli.directory import API_VARIABLE
-from arroyo_dagster.cli.rendering import clock, print_json
-from arroyo_dagster.cli.rewrite import (
+from arroyo_dagster.cli.common import (
+    if_interrupted,
+    open_to_read,
+    open_url,
+    print_error,
+    store_options,
+)
+from arroyo_dagster.cli.compaction.group import compact
+from arroyo_dagster.cli.compaction.rewrite import (
     format_rewrite,
     print_plan,
     rewrite_json,
     runner,
     token_option,
 )
+from arroyo_dagster.cli.directory import API_VARIABLE
+from arroyo_dagster.cli.rendering import clock, print_json
 from arroyo_dagster.cli.settings import setting_option, settings_options
 from arroyo_dagster.errors import FormatError, InputError
 from arroyo_dagster.orchestration.compaction.daily_window import DailyWindow, micros_of
@@ -43,7 +50,7 @@ from arroyo_dagster.state.storage.arroyo.api import ArroyoControl
 from arroyo_dagster.state.storage.store import ObjectStore
 
 
-@click.command()
+@compact.command()
 @click.argument("job")
 @click.option(
     "--between",
@@ -91,11 +98,17 @@ def window(
     If a step fails, the job is started again, and the steps that were done are printed. If this
     process dies in between, the next call reports that the job is down and starts it, at any time
     of day.
+
+    \b
+    Example:
+      arroyo-state compact window job_x --url s3://bucket/arroyo --now --arroyo-api http://localhost:5115
     """
     if (between is None) == (not now):
         raise click.UsageError("give a time: --between HH:MM-HH:MM, or --now")
     daily = None if between is None else DailyWindow.parse(between, time_zone)
     store = open_url(url) if yes else open_to_read(url)
+    if yes:
+        if_interrupted("the job may be down; the same command starts it again")
     paths = find_job(store, job)
     control = ArroyoControl(api, token=token)
     steps = settings_from(WindowSteps, given)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -12,10 +12,12 @@ from arroyo_dagster.cli.rendering import format_bytes, format_progress, print_ta
 from arroyo_dagster.state.codec.gc import gc_plan_to_json
 from arroyo_dagster.state.model.garbage import GcPlan, JobPins, Moved, PlanKind, UndeletePlan
 from arroyo_dagster.state.model.progress import OnProgress, Progress
-from arroyo_dagster.state.operations.gc.execute import GcOutcome
-from arroyo_dagster.state.operations.gc.explain import Reasons
-from arroyo_dagster.state.operations.gc.journal import JournalEntry
-from arroyo_dagster.state.operations.gc.journal_check import JournalCheck
+
+if TYPE_CHECKING:
+    from arroyo_dagster.state.operations.gc.execute import GcOutcome
+    from arroyo_dagster.state.operations.gc.explain import Reasons
+    from arroyo_dagster.state.operations.gc.journal import JournalEntry
+    from arroyo_dagster.state.operations.gc.journal_check import JournalCheck
 
 PROGRESS_SECONDS = 5.0
 

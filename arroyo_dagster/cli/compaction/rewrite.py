@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import click
 
 from arroyo_dagster.cli.common import open_to_read, open_url, store_options
+from arroyo_dagster.cli.compaction.group import compact
 from arroyo_dagster.cli.directory import TOKEN_VARIABLE, directory_of, directory_options
 from arroyo_dagster.cli.rendering import format_bytes, print_json, print_table
 from arroyo_dagster.cli.settings import settings_options
@@ -169,7 +170,7 @@ def format_rewrite(outcome: RewriteOutcome, *, yes: bool, started: bool = False)
     )
 
 
-@click.command()
+@compact.command()
 @click.argument("job")
 @click.option(
     "--yes", is_flag=True, help="Restore the metadata. Without it, print the objects only."
@@ -190,6 +191,10 @@ def undo(
     """Restore a stopped Arroyo job's original metadata (undo an in-place compaction).
 
     Only possible until the job is started again.
+
+    \b
+    Example:
+      arroyo-state compact undo job_x --url s3://bucket/arroyo --assume job_x=stopped
     """
     store = open_url(url) if yes else open_to_read(url)
     paths = find_job(store, job)

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from arroyo_dagster.cli.gc_rendering import entry_json
+from arroyo_dagster.cli.gc.rendering import entry_json
 from arroyo_dagster.cli.rendering import clock, format_bytes, print_table
 from arroyo_dagster.state.model.garbage import PURGE_MICROS
 from arroyo_dagster.state.operations.gc.fate import DirectoryFate, Fate, FateEvent, FateState

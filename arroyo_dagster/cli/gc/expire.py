@@ -24,6 +24,10 @@ def expire(job: str, keep_epochs: int, yes: bool, url: str | None, as_json: bool
     """Delete the oldest epochs of a managed job, and the files that only they list.
 
     Dry run unless --yes is given.
+
+    \b
+    Example:
+      arroyo-state expire orders/main --keep 10 --url s3://bucket/arroyo
     """
     store = open_url(url) if yes else open_to_read(url)
     paths = find_job(store, job)

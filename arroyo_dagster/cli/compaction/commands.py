@@ -10,7 +10,15 @@ from typing import Any, TypeVar
 
 import click
 
-from arroyo_dagster.cli.common import main, open_to_read, open_url, store_options
+from arroyo_dagster.cli.common import open_to_read, open_url, store_options
+from arroyo_dagster.cli.compaction.group import compact
+from arroyo_dagster.cli.compaction.rewrite import (
+    arroyo_options,
+    print_left_out,
+    print_rewrite,
+    rewrite_json,
+    runner,
+)
 from arroyo_dagster.cli.directory import directory_of
 from arroyo_dagster.cli.rendering import (
     format_bytes,
@@ -19,16 +27,7 @@ from arroyo_dagster.cli.rendering import (
     print_table,
     report,
 )
-from arroyo_dagster.cli.rewrite import (
-    arroyo_options,
-    print_left_out,
-    print_rewrite,
-    rewrite_json,
-    runner,
-    undo,
-)
 from arroyo_dagster.cli.settings import settings_options
-from arroyo_dagster.cli.window import window
 from arroyo_dagster.errors import ArroyoStateError
 from arroyo_dagster.state.codec.plans import plan_to_json
 from arroyo_dagster.state.model.clock import wall_clock
@@ -72,15 +71,6 @@ def _settings(given: dict[str, Any]) -> CompactionSettings:
     return settings_from(CompactionSettings, given)
 
 
-@main.group()
-def compact() -> None:
-    """Merge small files. A restore loads the same rows. Dry run unless --yes is given."""
-
-
-compact.add_command(undo)
-compact.add_command(window)
-
-
 # ---- plan and forecast ---------------------------------------------------------------------------
 
 
@@ -89,7 +79,12 @@ compact.add_command(window)
 @arroyo_options
 @_settings_options
 def plan(job: str, url: str | None, as_json: bool, **given: Any) -> None:
-    """Print the planned merges, and the reason for everything that is skipped."""
+    """Print the planned merges, and the reason for everything that is skipped.
+
+    \b
+    Example:
+      arroyo-state compact plan orders/main --url s3://bucket/arroyo
+    """
     store = open_to_read(url)
     paths = find_job(store, job)
     if is_arroyo_job(store, paths):
@@ -120,7 +115,12 @@ def forecast(
     as_json: bool,
     **given: Any,
 ) -> None:
-    """Print what a restore reads now, and after a compaction. Without JOBS, for all jobs."""
+    """Print what a restore reads now, and after a compaction. Without JOBS, for all jobs.
+
+    \b
+    Example:
+      arroyo-state compact forecast --url s3://bucket/arroyo
+    """
     store, settings = open_to_read(url), _settings(given)
     paths = [find_job(store, job) for job in jobs] or list_jobs(store)
     plans: list[CompactionPlan | RewritePlan] = []
@@ -219,6 +219,10 @@ def run(
     Dry run unless --yes is given. An Arroyo job is rewritten in place; it must be stopped, which
     --arroyo-api, --arroyo-db or --assume JOB=stopped confirms. If one of several jobs fails, the
     others continue.
+
+    \b
+    Example:
+      arroyo-state compact run orders/main --url s3://bucket/arroyo --yes
     """
     store = open_url(url) if yes else open_to_read(url)
     settings = _settings(given)

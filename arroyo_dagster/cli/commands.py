@@ -1,0 +1,129 @@
+"""The commands of `arroyo-state`: the module and the first sentence of each.
+
+`--help` prints these sentences, so that it loads no command. A test compares them with the help of
+the commands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from arroyo_dagster.cli.lazy import LazyCommand
+
+MAIN: Mapping[str, LazyCommand] = {
+    "compact": LazyCommand("compaction.group", "Merge small files.", is_group=True),
+    "completion": LazyCommand(
+        "completion", "Print the script that completes commands and options in a shell."
+    ),
+    "doctor": LazyCommand(
+        "doctor", "Check whether this machine and the store are ready for jobs and maintenance."
+    ),
+    "epochs": LazyCommand(
+        "inspect", "List the epochs of a job, oldest first, with the state of each."
+    ),
+    "expire": LazyCommand(
+        "gc.expire", "Delete the oldest epochs of a managed job, and the files that only they list."
+    ),
+    "forget": LazyCommand(
+        "forget",
+        "Acknowledge that JOB is gone, so that Dagster's checks no longer fail because of it.",
+    ),
+    "gc": LazyCommand(
+        "gc.group", "Delete unreferenced state: expired epochs, orphans, dead jobs.", is_group=True
+    ),
+    "jobs": LazyCommand("inspect", "List the jobs below the checkpoint URL."),
+    "lease": LazyCommand("leases", "End the lease of a process that hangs.", is_group=True),
+    "leases": LazyCommand("leases", "List the newest lease of each kind on JOB, or on all jobs."),
+    "pin": LazyCommand(
+        "pins", "Keep an epoch until it is unpinned, and check that it is restorable."
+    ),
+    "pins": LazyCommand("pins", "List the pinned epochs."),
+    "rollback": LazyCommand("rollback", "Take a managed job back to an older epoch."),
+    "rows": LazyCommand(
+        "show", "Print the decoded rows of a table, as a restore of the epoch would load them."
+    ),
+    "run": LazyCommand("run", "Run a pipeline from its newest checkpoint."),
+    "sdf": LazyCommand(
+        "sdf",
+        "SDF keyed states: declared in YAML, written by one service, read by others.",
+        is_group=True,
+    ),
+    "show": LazyCommand("show", "Print the operators, tables, files, rows and bytes of an epoch."),
+    "stop": LazyCommand("run", "Ask a running managed job to stop with a checkpoint."),
+    "unpin": LazyCommand("pins", "Let an epoch expire with the others again."),
+    "verify": LazyCommand(
+        "verify", "Check whether a job can be restored from an epoch, and print why not."
+    ),
+}
+
+COMPACT: Mapping[str, LazyCommand] = {
+    "forecast": LazyCommand(
+        "compaction.commands", "Print what a restore reads now, and after a compaction."
+    ),
+    "plan": LazyCommand(
+        "compaction.commands",
+        "Print the planned merges, and the reason for everything that is skipped.",
+    ),
+    "run": LazyCommand(
+        "compaction.commands",
+        "Merge files, verify that a restore loads the same rows, and publish the result.",
+    ),
+    "undo": LazyCommand(
+        "compaction.rewrite",
+        "Restore a stopped Arroyo job's original metadata (undo an in-place compaction).",
+    ),
+    "window": LazyCommand(
+        "compaction.window",
+        "Stop a running Arroyo job with a checkpoint, rewrite its state, start it again.",
+    ),
+}
+
+GC: Mapping[str, LazyCommand] = {
+    "explain": LazyCommand("gc.inspect", "Explain why an object stays or may be deleted."),
+    "fate": LazyCommand(
+        "gc.inspect",
+        "Print what happened to an object: present, deleted, in quarantine, purged, or never seen.",
+    ),
+    "journal": LazyCommand(
+        "gc.inspect",
+        "List what was deleted or moved to quarantine: when, by whom, under which plan.",
+    ),
+    "plan": LazyCommand("gc.commands", "Print what would be deleted."),
+    "purge": LazyCommand(
+        "gc.quarantine", "Permanently delete what has been in quarantine for long enough."
+    ),
+    "run": LazyCommand(
+        "gc.commands",
+        "Delete what a plan names: data, then records, then metadata, verified and journalled.",
+    ),
+    "undelete": LazyCommand("gc.quarantine", "Restore objects from quarantine, byte for byte."),
+}
+
+SDF: Mapping[str, LazyCommand] = {
+    "check": LazyCommand(
+        "sdf_check",
+        "Check a dataflow.yaml or sdf-package.yaml; print each error with path, line and number.",
+    ),
+    "run": LazyCommand(
+        "sdf_run",
+        "Run the services of a dataflow, in process or on Spark, each from its newest checkpoint.",
+    ),
+    "schema": LazyCommand("sdf_check", "Print the JSON Schema of a kind of file, for editors."),
+    "show": LazyCommand(
+        "sdf",
+        "List the states of a dataflow, or the functions and states of a package.",
+        is_group=True,
+    ),
+    "sql": LazyCommand("sdf_inspect", "Query the arrow-row states of a dataflow."),
+    "test": LazyCommand(
+        "sdf_test",
+        "Test a package: `sdf test [FILE]` runs the `tests` section of its YAML.",
+        is_group=True,
+    ),
+}
+
+SDF_SHOW: Mapping[str, LazyCommand] = {
+    "functions": LazyCommand("sdf_test", "List the functions of a package, one per line."),
+    "state": LazyCommand("sdf_inspect", "List the namespaces of a dataflow, or the rows of one."),
+    "states": LazyCommand("sdf_test", "List the states of a package, one per line."),
+}

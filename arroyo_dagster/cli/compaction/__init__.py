@@ -1,0 +1,1 @@
+"""`arroyo-state compact`: merge small files, also of Arroyo jobs. No rules of compaction."""

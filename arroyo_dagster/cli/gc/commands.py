@@ -1,0 +1,218 @@
+"""`gc plan | run`: delete unreferenced state. Nothing is deleted without --yes.
+
+Until then, read-only credentials are enough.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from arroyo_dagster.cli.common import open_to_read, open_url, store_options
+from arroyo_dagster.cli.directory import directory_of_environment, directory_options
+from arroyo_dagster.cli.gc.group import gc
+from arroyo_dagster.cli.gc.options import find_any_job
+from arroyo_dagster.cli.gc.rendering import (
+    outcome_json,
+    print_outcome,
+    print_progress,
+)
+from arroyo_dagster.cli.rendering import print_json
+from arroyo_dagster.cli.settings import setting_option, settings_options
+from arroyo_dagster.errors import InputError
+from arroyo_dagster.state.codec.gc import decode_gc_plan, gc_plan_to_json
+from arroyo_dagster.state.codec.records import encode_json
+from arroyo_dagster.state.model.garbage import (
+    GRACE_MICROS,
+    DeletionSettings,
+    GcPlan,
+    GraceSettings,
+    PlanKind,
+    Retention,
+)
+from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.model.settings import settings_from
+from arroyo_dagster.state.operations.gc.execute import (
+    GcOptions,
+    GcOutcome,
+    run_gc,
+)
+from arroyo_dagster.state.operations.gc.plan import GcRequest, plan_gc
+from arroyo_dagster.state.operations.gc.steps import Pace
+from arroyo_dagster.state.operations.progress import heartbeat
+from arroyo_dagster.state.planning.gc.dead_jobs import UNREADABLE
+from arroyo_dagster.state.storage.store import ObjectStore
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def _plan_options(command: _F) -> _F:
+    options = (
+        click.argument("kind", type=click.Choice([kind.value for kind in PlanKind])),
+        click.argument("job"),
+        settings_options(Retention, only_for="expire"),
+        # Without a value, a stored plan has its own.
+        setting_option(GraceSettings, "grace_micros", only_for="orphans, dead-job", default=None),
+        click.option(
+            "--unreadable",
+            is_flag=True,
+            help="dead-job: continue even if the job's metadata cannot be read; requires "
+            "--quarantine.",
+        ),
+        directory_options,
+        store_options,
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def _asked(kind: str, given: Mapping[str, Any], plan: GcPlan | None = None) -> GcRequest:
+    """What the options ask for; what they leave out is as the stored plan was asked for.
+
+    Args:
+        given: the options of `_plan_options`.
+    """
+    chosen = PlanKind(kind)
+    retains = given["keep_epochs"] is not None or given["keep_micros"] is not None
+    if chosen is not PlanKind.EXPIRE and retains:
+        raise click.UsageError("--keep and --keep-for are options of `expire`")
+    if plan is not None and plan.kind is not chosen:
+        raise InputError(
+            f"the stored plan is a plan of kind {plan.kind.value}",
+            job=plan.paths.root,
+            next_step=f"to execute it: `gc run {plan.kind.value} {plan.paths.root} --plan FILE`",
+        )
+    rule: Mapping[str, Any] = {} if plan is None else plan.rule
+    retention = None
+    if retains:
+        retention = settings_from(Retention, given)
+    elif chosen is PlanKind.EXPIRE:
+        retention = Retention(
+            keep_epochs=rule.get("keep_epochs"), keep_micros=rule.get("keep_micros")
+        )
+    grace = rule.get("grace_micros", GRACE_MICROS)
+    if given["grace_micros"] is not None:
+        grace = settings_from(GraceSettings, given).grace_micros
+    directory = directory_of_environment(given["api"], given["database"], given["assume"])
+    return GcRequest(
+        kind=chosen,
+        retention=retention,
+        grace_micros=grace,
+        directory=directory,
+        unreadable=given["unreadable"] or UNREADABLE in rule,
+    )
+
+
+@gc.command("plan")
+@click.option(
+    "--out",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Save the plan for `gc run --plan`.",
+)
+@_plan_options
+def plan_command(
+    kind: str, job: str, out: Path | None, url: str | None, as_json: bool, **asked: Any
+) -> None:
+    """Print what would be deleted. KIND is expire, orphans or dead-job. Writes nothing to the
+    store.
+
+    \b
+    Example:
+      arroyo-state gc plan expire orders/main --keep 10 --url s3://bucket/arroyo
+    """
+    store = open_to_read(url)
+    plan = _planned(store, find_any_job(store, job), _asked(kind, asked), as_json)
+    if out is not None:
+        out.write_bytes(encode_json(gc_plan_to_json(plan)))
+    if as_json:
+        print_json(gc_plan_to_json(plan))
+    else:
+        print_outcome(GcOutcome.of_plan(plan), yes=False)
+
+
+@gc.command("run")
+@click.option("--yes", is_flag=True, help="Execute the plan. Without it, print the plan only.")
+@click.option(
+    "--plan",
+    "plan_file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Execute this stored plan, with the retention it was made with. Refuses if the state "
+    "has changed so that something in it may no longer be deleted.",
+)
+@settings_options(DeletionSettings)
+@click.option("--spark", is_flag=True, help="Delete on Spark's workers if there are many objects.")
+@click.option(
+    "--rate",
+    type=click.FloatRange(0, min_open=True),
+    help="Send at most this many requests per second.",
+)
+@_plan_options
+def run_command(
+    kind: str,
+    job: str,
+    yes: bool,
+    plan_file: Path | None,
+    quarantine: bool,
+    spark: bool,
+    rate: float | None,
+    url: str | None,
+    as_json: bool,
+    **asked: Any,
+) -> None:
+    """Delete what a plan names: data, then records, then metadata, verified and journalled.
+
+    Without --yes it prints the plan and deletes nothing.
+
+    \b
+    Example:
+      arroyo-state gc run orphans orders/main --older-than 3d --url s3://bucket/arroyo
+    """
+    store = open_url(url) if yes else open_to_read(url)
+    paths = find_any_job(store, job)
+    plan = None if plan_file is None else _stored_plan(plan_file, paths)
+    request = _asked(kind, asked, plan)
+    if yes:
+        options = GcOptions(
+            quarantine=quarantine,
+            pace=Pace(batches_per_second=rate),
+            on_progress=print_progress(as_json=as_json),
+        )
+        outcome = _executed(store, paths, request, options, plan, spark)
+    else:
+        outcome = GcOutcome.of_plan(plan or _planned(store, paths, request, as_json))
+    if as_json:
+        print_json(outcome_json(outcome))
+    else:
+        print_outcome(outcome, yes=yes)
+
+
+def _stored_plan(path: Path, paths: JobPaths) -> GcPlan:
+    plan = decode_gc_plan(path.read_bytes(), str(path))
+    if plan.paths != paths:
+        raise InputError("the stored plan is of another job", job=paths.root, found=plan.paths.root)
+    return plan
+
+
+def _planned(store: ObjectStore, paths: JobPaths, request: GcRequest, as_json: bool) -> GcPlan:
+    with heartbeat(print_progress(as_json=as_json)) as on_progress:
+        return plan_gc(store, paths, request, on_progress=on_progress)
+
+
+def _executed(
+    store: ObjectStore,
+    paths: JobPaths,
+    request: GcRequest,
+    options: GcOptions,
+    plan: GcPlan | None,
+    spark: bool,
+) -> GcOutcome:
+    if not spark:
+        return run_gc(store, paths, request, options, plan=plan)
+    from arroyo_dagster.spark.gc import run_gc_on_spark
+    from arroyo_dagster.spark.session import get_session
+
+    return run_gc_on_spark(lambda: get_session()[0], store, paths, request, options, plan=plan)

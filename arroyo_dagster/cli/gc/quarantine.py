@@ -1,0 +1,104 @@
+"""`gc undelete | purge`: restore objects from quarantine, or delete them permanently."""
+
+from __future__ import annotations
+
+import datetime as dt
+
+import click
+
+from arroyo_dagster.cli.common import open_to_read, open_url, store_options
+from arroyo_dagster.cli.gc.group import gc
+from arroyo_dagster.cli.gc.options import find_any_job, wait_for_deletions
+from arroyo_dagster.cli.gc.rendering import (
+    format_undelete,
+    moved_json,
+)
+from arroyo_dagster.cli.rendering import clock, print_json, print_table
+from arroyo_dagster.cli.settings import Duration, format_duration
+from arroyo_dagster.state.model.garbage import (
+    PURGE_MICROS,
+)
+from arroyo_dagster.state.operations.gc.quarantine import list_quarantines, purge
+from arroyo_dagster.state.operations.gc.undelete import UndeleteOptions, plan_undelete, run_undelete
+
+_PURGE = dt.timedelta(microseconds=PURGE_MICROS)
+
+
+@gc.command("undelete")
+@click.argument("job")
+@click.argument("quarantine", required=False)
+@click.option(
+    "--yes", is_flag=True, help="Restore the objects. Without it, print what would be restored."
+)
+@store_options
+def undelete_command(
+    job: str, quarantine: str | None, yes: bool, url: str | None, as_json: bool
+) -> None:
+    """Restore objects from quarantine, byte for byte. Without NAME, list the quarantines.
+
+    If a run was interrupted, several quarantines hold parts of the same epochs; they are restored
+    together.
+
+    Waits ten seconds if these epochs are outside the job's retention, because the job may be
+    deleting them now.
+
+    \b
+    Example:
+      arroyo-state gc undelete orders/main --url s3://bucket/arroyo
+    """
+    store = open_url(url) if yes else open_to_read(url)
+    paths = find_any_job(store, job)
+    if quarantine is None:
+        found = list_quarantines(store, paths)
+        lines = [
+            (one.name, clock(one.moved_at_micros), len(moved), sum(m.size_bytes for m in moved))
+            for one, moved in found
+        ]
+        columns = ("quarantine", "moved", "objects", "bytes")
+        if as_json:
+            print_json([dict(zip(columns, line, strict=True)) for line in lines])
+        else:
+            print_table(columns, lines)
+        return
+    plan = plan_undelete(store, paths, quarantine)
+    options = UndeleteOptions(sleep=wait_for_deletions)
+    moved = run_undelete(store, paths, quarantine, options) if yes else plan.objects
+    if as_json:
+        fields = {"quarantines": plan.quarantines, "incomplete_epochs": plan.incomplete}
+        print_json({"done": yes, "objects": [moved_json(one) for one in moved], **fields})
+        return
+    click.echo(f"{paths.root}: {format_undelete(plan, moved, done=yes)}")
+
+
+@gc.command("purge")
+@click.argument("job")
+@click.option(
+    "--older-than",
+    type=Duration(),
+    default=_PURGE,
+    show_default=format_duration(_PURGE),
+    help="Delete quarantines older than this; at least an hour.",
+)
+@click.option(
+    "--yes", is_flag=True, help="Delete the quarantines. Without it, print what would be deleted."
+)
+@store_options
+def purge_command(
+    job: str, older_than: dt.timedelta, yes: bool, url: str | None, as_json: bool
+) -> None:
+    """Permanently delete what has been in quarantine for long enough.
+
+    \b
+    Example:
+      arroyo-state gc purge orders/main --older-than 30d --url s3://bucket/arroyo
+    """
+    store = open_url(url) if yes else open_to_read(url)
+    paths = find_any_job(store, job)
+    gone = purge(
+        store, paths, older_than_micros=older_than // dt.timedelta(microseconds=1), yes=yes
+    )
+    if as_json:
+        print_json({"done": yes, "quarantines": [one.name for one in gone]})
+        return
+    went = "deleted" if yes else "would be deleted; nothing was deleted, add --yes to execute"
+    click.echo(f"{paths.root}: {len(gone)} quarantines {went}")

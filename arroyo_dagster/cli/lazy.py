@@ -1,0 +1,107 @@
+"""Groups of commands that load the module of a command when it is called."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import click
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
+
+class LazyCommand(NamedTuple):
+    """A command that is not loaded yet.
+
+    Attributes:
+        module: its module below `arroyo_dagster.cli`, which adds it to its group.
+        help: the first sentence of its help.
+        is_group: whether it is a group of commands.
+    """
+
+    module: str
+    help: str
+    is_group: bool = False
+
+
+class LazyGroup(click.Group):
+    """A group that lists its commands without loading them.
+
+    Most commands load pyarrow, some load Spark. `--help` and shell completion need neither.
+    """
+
+    def __init__(self, *args: Any, lazy: Mapping[str, LazyCommand] | None = None, **given: Any):
+        super().__init__(*args, **given)
+        self.lazy = dict(lazy or {})
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names of all commands, those that are not loaded included."""
+        return sorted({*self.commands, *self.lazy})
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Return a command, and load its module first if it is not loaded yet."""
+        if cmd_name not in self.commands and cmd_name in self.lazy:
+            importlib.import_module(f"arroyo_dagster.cli.{self.lazy[cmd_name].module}")
+        return self.commands.get(cmd_name)
+
+    def get_group(self, name: str) -> LazyGroup | None:
+        """Return a group in this group; None for a command, which is not loaded."""
+        known = self.lazy.get(name)
+        if known is not None and not known.is_group:
+            return None
+        found = self.get_command(click.Context(self), name)
+        return found if isinstance(found, LazyGroup) else None
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command of a command line, and set the defaults of its options.
+
+        `ctx.obj` of the outermost group returns them, by the words and the command.
+        """
+        name, command, rest = super().resolve_command(ctx, args)
+        helped = bool({"-h", "--help"} & set(rest))  # a wrong file hides no help
+        if name and command and not isinstance(command, click.Group) and not helped:
+            words = (*_words(ctx), name)
+            ctx.default_map = {name: ctx.obj(command, words)} if callable(ctx.obj) else None
+        return name, command, rest
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the list of commands."""
+        rows = self._listed(ctx)
+        if rows:
+            with formatter.section("Commands"):
+                formatter.write_dl(rows)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Complete the name of a command, or of an option of this group."""
+        from click.shell_completion import CompletionItem
+
+        names = [
+            CompletionItem(name, help=text)
+            for name, text in self._listed(ctx)
+            if name.startswith(incomplete)
+        ]
+        return [*names, *click.Command.shell_complete(self, ctx, incomplete)]
+
+    def _listed(self, ctx: click.Context) -> list[tuple[str, str]]:
+        found = []
+        for name in self.list_commands(ctx):
+            command = self.commands.get(name)
+            if name in self.lazy:
+                found.append((name, self.lazy[name].help))
+            elif command is not None and not command.hidden:
+                found.append((name, command.get_short_help_str(limit=200)))
+        return found
+
+
+def _words(ctx: click.Context) -> list[str]:
+    """Return the names of the groups of a context, without the program's."""
+    if ctx.parent is None:
+        return []
+    return [*_words(ctx.parent), str(ctx.info_name)]
+
+
+LazyGroup.group_class = LazyGroup

@@ -1,0 +1,84 @@
+"""`pin | unpin | pins`: keep epochs that would expire."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from arroyo_dagster.cli.common import main, open_to_read, open_url, store_options
+from arroyo_dagster.cli.gc.options import find_any_job, wait_for_deletions
+from arroyo_dagster.cli.gc.rendering import (
+    pins_json,
+)
+from arroyo_dagster.cli.rendering import clock, print_json, print_table
+from arroyo_dagster.state.model.ids import Epoch
+from arroyo_dagster.state.operations.gc.pins import pin_epoch, read_pins, unpin_epochs
+
+
+@main.command("pin")
+@click.argument("job")
+@click.argument("epoch", type=click.IntRange(0))
+@click.option("--reason", default="", help="A note for people.")
+@store_options
+def pin_command(job: str, epoch: int, reason: str, url: str | None, as_json: bool) -> None:
+    """Keep an epoch until it is unpinned, and check that it is restorable.
+
+    Waits ten seconds if the epoch is outside its job's retention, because the job may be deleting
+    it now.
+
+    \b
+    Example:
+      arroyo-state pin orders/main 42 --reason "before the upgrade" --url s3://bucket/arroyo
+    """
+    store = open_url(url)
+    found = pin_epoch(
+        store, find_any_job(store, job), Epoch(epoch), reason=reason, sleep=wait_for_deletions
+    )
+    _print_pins(pins_json(found), as_json)
+
+
+@main.command("unpin")
+@click.argument("job")
+@click.argument("epoch", type=click.IntRange(0))
+@store_options
+def unpin_command(job: str, epoch: int, url: str | None, as_json: bool) -> None:
+    """Let an epoch expire with the others again.
+
+    \b
+    Example:
+      arroyo-state unpin orders/main 42 --url s3://bucket/arroyo
+    """
+    store = open_url(url)
+    found = unpin_epochs(store, find_any_job(store, job), [Epoch(epoch)])
+    _print_pins(pins_json(found), as_json)
+
+
+@main.command("pins")
+@click.argument("job")
+@store_options
+def pins_command(job: str, url: str | None, as_json: bool) -> None:
+    """List the pinned epochs.
+
+    \b
+    Example:
+      arroyo-state pins orders/main --url s3://bucket/arroyo
+    """
+    store = open_to_read(url)
+    _print_pins(pins_json(read_pins(store, find_any_job(store, job))), as_json)
+
+
+def _print_pins(pins: list[dict[str, Any]], as_json: bool) -> None:
+    if as_json:
+        print_json(pins)
+        return
+    if not pins:
+        click.echo("no epoch is pinned")
+        return
+    print_table(
+        ("epoch", "pinned", "by", "reason"),
+        [
+            (pin["epoch"], clock(pin["pinned_at_micros"]), pin["owner"], pin["reason"])
+            for pin in pins
+        ],
+    )

@@ -1,0 +1,34 @@
+"""Points in time and durations as text. Imports neither pyarrow nor numpy."""
+
+from __future__ import annotations
+
+import datetime as dt
+
+UNIX_EPOCH = dt.datetime(1970, 1, 1)
+_PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
+_DIGITS = {"s": 0, "ms": 3, "us": 6, "ns": 9}
+
+
+def iso_micros(micros: int | None) -> str | None:
+    """Format a point in time in UTC, `2013-01-01T10:00:00.000000Z`; None stays None."""
+    return None if micros is None else format_moment(micros, "us", "Z")
+
+
+def format_moment(count: int, unit: str, zone: str) -> str:
+    """Format a point in time with all digits of its unit; outside years 1 to 9999 its count."""
+    seconds, part = divmod(count, _PER_SECOND[unit])
+    try:
+        moment = UNIX_EPOCH + dt.timedelta(seconds=seconds)
+    except OverflowError:
+        return f"{count}{unit} since 1970"
+    return f"{moment.isoformat()}{_fraction(part, unit)}{zone}"
+
+
+def _fraction(part: int, unit: str) -> str:
+    return f".{part:0{_DIGITS[unit]}}" if _DIGITS[unit] else ""
+
+
+def format_span(count: int, unit: str) -> str:
+    """Format a duration in seconds, `-1.500s`."""
+    seconds, part = divmod(abs(count), _PER_SECOND[unit])
+    return f"{'-' if count < 0 else ''}{seconds}{_fraction(part, unit)}s"

@@ -1,0 +1,73 @@
+"""Every command's help holds an example, which is a command line of that command."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from arroyo_dagster.cli import main
+from arroyo_dagster.cli.config import ALLOWED_EVERYWHERE
+
+EXAMPLE = re.compile(r"^  Examples?:\n((?:    arroyo-state .*\n?)+)", re.MULTILINE)
+
+
+def leaves(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    if not isinstance(command, click.Group):
+        yield path
+        return
+    context = click.Context(command)
+    for name in command.list_commands(context):
+        below = command.get_command(context, name)
+        assert below is not None
+        yield from leaves(below, (*path, name))
+
+
+def parsed(words: list[str]) -> click.Context:
+    """The context in which click would call the command of a command line."""
+    context = main.make_context("arroyo-state", list(words))
+    command: click.Command = main
+    while isinstance(command, click.Group):
+        args = [*getattr(context, "_protected_args", ()), *context.args]
+        name, below, rest = command.resolve_command(context, args)
+        assert below is not None
+        context, command = below.make_context(name, rest, parent=context), below
+    return context
+
+
+@pytest.mark.parametrize("path", list(leaves(main)), ids=" ".join)
+def test_the_example_of_a_command_parses(path: tuple[str, ...]) -> None:
+    text = CliRunner().invoke(main, [*path, "--help"]).stdout
+    found = EXAMPLE.search(text)
+    assert found, text
+    for line in found[1].splitlines():
+        program, *words = shlex.split(line)
+        assert program == "arroyo-state"
+        command = parsed(words).command_path.removeprefix("arroyo-state ")
+        assert command == " ".join(path)
+
+
+def test_a_wrong_example_would_be_found() -> None:
+    with pytest.raises(click.UsageError):
+        parsed(["jobs", "--nope"])
+
+
+def test_options_that_several_commands_have_are_the_same_everywhere() -> None:
+    helps: dict[str, set[str | None]] = {name: set() for name in ALLOWED_EVERYWHERE}
+    for path in leaves(main):
+        context = click.Context(main)
+        command: click.Command | None = main
+        for name in path:
+            assert isinstance(command, click.Group)
+            command = command.get_command(context, name)
+        assert command is not None
+        for option in command.params:
+            for spelling in option.opts:
+                if spelling.removeprefix("--") in helps and option.name != "api":
+                    assert isinstance(option, click.Option)
+                    helps[spelling.removeprefix("--")].add(option.help)
+    assert all(len(texts) <= 1 for texts in helps.values())

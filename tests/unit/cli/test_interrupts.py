@@ -1,0 +1,86 @@
+"""Ctrl-C ends a command with one sentence, and a closed pipe without any."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from unittest import mock
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from arroyo_dagster.cli import main
+from arroyo_dagster.cli.common import EXIT_CLOSED, EXIT_INTERRUPTED, if_interrupted
+from arroyo_dagster.state.storage import open_store
+from tests.jobs import run_word_job
+
+
+def leaves(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    if not isinstance(command, click.Group):
+        yield path
+        return
+    context = click.Context(command)
+    for name in command.list_commands(context):
+        below = command.get_command(context, name)
+        assert below is not None
+        yield from leaves(below, (*path, name))
+
+
+def found(path: tuple[str, ...]) -> click.Command:
+    command: click.Command | None = main
+    for name in path:
+        assert isinstance(command, click.Group)
+        command = command.get_command(click.Context(command), name)
+    assert command is not None
+    return command
+
+
+@pytest.mark.parametrize("path", list(leaves(main)), ids=" ".join)
+def test_every_command_leaves_one_sentence(path: tuple[str, ...]) -> None:
+    command = found(path)
+
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with (
+        mock.patch.object(command, "callback", interrupted),
+        mock.patch.object(command, "parse_args", return_value=[]),
+    ):
+        done = CliRunner().invoke(main, list(path))
+    assert (done.exit_code, done.stdout) == (EXIT_INTERRUPTED, "")
+    assert done.stderr == "\ninterrupted: nothing was changed\n"
+
+
+def test_a_command_that_writes_says_what_continues_it(tmp_path: Path) -> None:
+    target = "arroyo_dagster.state.operations.catalog.jobs.list_level"
+    with mock.patch(target, side_effect=KeyboardInterrupt):
+        done = CliRunner().invoke(main, ["stop", "main", "--url", str(tmp_path)])
+        read = CliRunner().invoke(main, ["epochs", "main", "--url", str(tmp_path)])
+    assert "call the same command again to complete it" in done.stderr
+    assert read.stderr == "\ninterrupted: nothing was changed\n"
+    assert done.exit_code == read.exit_code == EXIT_INTERRUPTED
+
+
+def test_a_command_may_say_more() -> None:
+    with click.Context(main) as context:
+        if_interrupted("the job may be down")
+        assert "the job may be down" in context.meta.values()
+
+
+def test_a_closed_pipe_is_silent(tmp_path: Path) -> None:
+    run_word_job(open_store(str(tmp_path)), rows=8, sinks=0)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "arroyo_dagster.cli", "jobs", "--url", str(tmp_path)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.close()
+    assert process.stderr.read() == ""
+    process.stderr.close()
+    assert process.wait(60) == EXIT_CLOSED

@@ -1,0 +1,114 @@
+"""What a command loads: `arroyo-state` answers fast because it imports only what it needs."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import click
+import pytest
+
+from arroyo_dagster.cli import main
+from arroyo_dagster.cli.lazy import LazyGroup
+from arroyo_dagster.state.storage import open_store
+from tests.jobs import run_word_job
+
+NEVER = {"dagster", "pyspark", "py4j", "pandas", "polars"}
+CLIENTS = {"obstore", "fsspec", "s3fs", "botocore", "tenacity", "aiohttp"}
+ASKING = {"http.client", "sqlite3", "psycopg", "ssl", "pendulum", "asyncio"}
+ARROW = {"pyarrow", "numpy"}
+PROTOBUF = {"google.protobuf"}
+
+
+def loaded(command: Sequence[str]) -> set[str]:
+    code = f"""
+import json, sys
+from arroyo_dagster.cli import main
+try:
+    main({list(command)!r})
+except SystemExit as ended:
+    assert not ended.code, ended.code
+finally:
+    sys.stdout.flush()
+    print("\\n" + json.dumps(sorted(sys.modules)))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
+    )
+    return set(json.loads(done.stdout.splitlines()[-1]))
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder: Path = tmp_path_factory.mktemp("root")
+    run_word_job(open_store(str(folder)), rows=8, sinks=0)
+    return str(folder)
+
+
+@pytest.mark.parametrize(
+    ("command", "banned"),
+    [
+        (["jobs"], NEVER | CLIENTS | ASKING | ARROW),
+        (["epochs", "main"], NEVER | CLIENTS | ASKING | ARROW),
+        (["pins", "main"], NEVER | CLIENTS | ASKING | ARROW),
+        (["gc", "journal", "main"], NEVER | CLIENTS | ASKING | ARROW),
+        # `pyarrow.parquet` loads ssl itself.
+        (["show", "main"], NEVER | CLIENTS | (ASKING - {"ssl"})),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_command_loads_only_what_it_needs(
+    root: str, command: Sequence[str], banned: set[str]
+) -> None:
+    found = loaded([*command, "--url", root])
+    assert "click" in found
+    assert not banned & found
+
+
+def test_help_loads_no_command() -> None:
+    found = loaded(["--help"])
+    assert not (NEVER | CLIENTS | ASKING | ARROW | PROTOBUF | {"rich"}) & found
+    assert not [name for name in found if name.startswith("arroyo_dagster.state.operations.")]
+
+
+def groups(group: LazyGroup, path: str = "") -> Iterator[tuple[str, LazyGroup]]:
+    yield path, group
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        if isinstance(command, LazyGroup):
+            yield from groups(command, f"{path} {name}".strip())
+
+
+def test_the_list_of_commands_says_what_the_commands_say() -> None:
+    assert isinstance(main, LazyGroup)
+    seen = 0
+    for path, group in groups(main):
+        context = click.Context(group)
+        for name in group.list_commands(context):
+            command = group.get_command(context, name)
+            assert command is not None, f"{path} {name}"
+            if name in group.lazy:
+                seen += 1
+                assert group.lazy[name].is_group == isinstance(command, click.Group)
+                assert group.lazy[name].help == command.get_short_help_str(limit=300)
+    assert seen > 30
+
+
+def test_a_command_that_does_not_exist_is_none() -> None:
+    assert isinstance(main, LazyGroup)
+    assert main.get_command(click.Context(main), "nope") is None
+
+
+def test_completion_of_names_loads_no_command() -> None:
+    code = """
+import sys, click
+from arroyo_dagster.cli import main
+print([one.value for one in main.shell_complete(click.Context(main), "jo")])
+print("arroyo_dagster.cli.inspect" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "['jobs']\nFalse\n"
