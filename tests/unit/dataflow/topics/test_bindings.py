@@ -125,7 +125,7 @@ def test_every_mistake_of_a_bindings_file_is_told_at_once(tmp_path: Path) -> Non
         (2, "sources.a"),
         (3, "sources.b"),
         (4, "sources.c"),
-        (5, "sources.d"),
+        (5, "sources.d.jsonl"),
         (6, "sinks"),
         (7, "functions.f"),
         (8, "environment"),
