@@ -1,4 +1,4 @@
-"""Enumerated faults, dealt out: each point once, to one layout or the other; all of them to both
+"""Enumerated faults, dealt out: every other point, to one layout or the other; all of them to both
 where there is time (`make soak`)."""
 
 from __future__ import annotations
@@ -33,10 +33,13 @@ class Share:
 
 
 def everywhere(layout: str) -> pytest.MarkDecorator:
-    """Half of the points for each layout, by the argument `share`; all for both as soak tests."""
+    """A quarter of the points for each layout, by the argument `share`, others for the other.
+
+    All points for both layouts are soak tests.
+    """
     cases = []
     for at, one in enumerate(Layout):
-        cases.append(pytest.param(one, Share(at, len(Layout)), id=one.value))
+        cases.append(pytest.param(one, Share(at, 2 * len(Layout)), id=one.value))
         everything = pytest.param(
             one, Share(0, 1), id=f"{one.value}-everything", marks=pytest.mark.soak
         )

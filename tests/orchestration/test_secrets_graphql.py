@@ -120,7 +120,12 @@ def echo() -> Iterator[int]:
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
 @pytest.mark.parametrize(
     ("way", "situation", "only"),
-    [("template", "works", PAGES), ("env", "works", PAGES), ("python", "echo", None)],
+    [
+        ("template", "works", PAGES),
+        ("env", "works", PAGES),
+        ("python", "echo", PAGES),
+        pytest.param("python", "echo", None, marks=pytest.mark.soak),  # every field: 35 s
+    ],
 )
 def test_graphql_and_the_database_hold_no_secret(
     way: str, situation: str, only: Any, echo: int, tmp_path: Path
