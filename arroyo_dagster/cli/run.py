@@ -8,19 +8,27 @@ from collections.abc import Callable, Iterator
 
 import click
 
-from arroyo_dagster.cli.common import if_interrupted, main, open_url, store_options
-from arroyo_dagster.cli.rendering import format_bytes, print_json, seconds
+from arroyo_dagster.cli.common import (
+    NO_EFFECT,
+    if_interrupted,
+    main,
+    open_url,
+    spark_option,
+    store_options,
+)
+from arroyo_dagster.cli.rendering import print_json, seconds
 from arroyo_dagster.cli.rollback import go_back
 from arroyo_dagster.errors import InputError
 from arroyo_dagster.state.model.checkpoints import Checkpoint
 from arroyo_dagster.state.model.clock import wall_clock
 from arroyo_dagster.state.model.layout import Layout
+from arroyo_dagster.state.model.units import format_bytes
 from arroyo_dagster.state.operations.catalog.jobs import find_job, newest_generation, summarise_job
 from arroyo_dagster.state.planning.restore.reads import is_at_rest
-from arroyo_dagster.state.runtime.in_process import OnEpoch, RunOutcome
 from arroyo_dagster.state.runtime.in_process import run_pipeline as run_in_process
 from arroyo_dagster.state.runtime.loading import load_pipeline
 from arroyo_dagster.state.runtime.pipeline import Pipeline
+from arroyo_dagster.state.runtime.pipeline_run import OnEpoch, RunOutcome
 from arroyo_dagster.state.runtime.stop_requests import request_stop
 from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.store import ObjectStore
@@ -39,16 +47,16 @@ from arroyo_dagster.state.storage.store import ObjectStore
     metavar="SECONDS",
     help="The minimum time between two epochs.",
 )
-@click.option("--adopt", is_flag=True, help="Continue from the offsets recorded with the state.")
+@click.option("--adopt", is_flag=True, hidden=True, help=NO_EFFECT)
 @click.option(
     "--from-epoch",
     type=click.IntRange(0),
     metavar="N",
     help="Go back to epoch N first, as `rollback` does, unless this was done before.",
 )
-@click.option("--spark", is_flag=True, help="Run on Spark instead of in this process.")
+@spark_option("Run on Spark instead of in this process.")
 @click.option("--master", help="With --spark: the Spark master. Default: local[*].")
-@click.option("--spark-checkpoint", help="With --spark: the directory of Spark's batch log.")
+@click.option("--spark-checkpoint", hidden=True, help=NO_EFFECT)
 @store_options
 def run(
     pipeline: str,
@@ -73,8 +81,10 @@ def run(
     Example:
       arroyo-state run pipelines.py:ORDERS --url s3://bucket/arroyo --epochs 10
     """
-    if not spark and (master or spark_checkpoint):
-        raise click.UsageError("--master and --spark-checkpoint need --spark")
+    if not spark and master:
+        raise click.UsageError("--master needs --spark")
+    if adopt or spark_checkpoint:
+        click.echo(f"--adopt and --spark-checkpoint: {NO_EFFECT}", err=True)
     store = open_url(url)
     if_interrupted("the next run continues from the newest epoch")
     found = load_pipeline(pipeline)
@@ -87,10 +97,8 @@ def run(
 
             options = on_spark.SparkOptions(
                 master=master,
-                checkpoint_location=spark_checkpoint,
                 max_epochs=epochs,
                 interval_seconds=interval,
-                adopt=adopt,
                 follow=follow,
             )
             outcome = on_spark.run_pipeline(found, store, options, on_epoch=on_epoch)
@@ -101,7 +109,6 @@ def run(
                 max_epochs=epochs,
                 follow=follow,
                 interval_seconds=interval,
-                adopt=adopt,
                 on_epoch=on_epoch,
             )
     _print_outcome(found, outcome, as_json=as_json)

@@ -1,7 +1,7 @@
-"""Run the services of a dataflow in this process, in rounds: one epoch of each, owners first.
+"""Run the services of a dataflow in rounds: one epoch of each, owners first.
 
 In each round, owners run before their readers, so that a reader sees the owners' epochs of the
-same round.
+same round. Epochs are processed in this process, or where `start` has them processed.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ from arroyo_dagster.state.model.ids import JobId
 from arroyo_dagster.state.runtime.coordinator import finished
 from arroyo_dagster.state.runtime.in_process import LocalRun
 from arroyo_dagster.state.runtime.pipeline import Pipeline
+from arroyo_dagster.state.runtime.pipeline_run import PipelineRun
 from arroyo_dagster.state.storage.store import ObjectStore
 
 OnPipelineEpoch = Callable[[Pipeline, Checkpoint], None]
+StartRun = Callable[[Pipeline, ObjectStore], PipelineRun]
 
 _STOP_POLL_SECONDS = 0.05
 """How often a pause checks whether the run should stop."""
@@ -67,6 +69,7 @@ def run_dataflow(
     options: DataflowOptions | None = None,
     *,
     between: Sequence[SegmentSource] = (),
+    start: StartRun = LocalRun.start,
 ) -> DataflowOutcome:
     """Run the services of a dataflow, each from its newest checkpoint.
 
@@ -78,6 +81,7 @@ def run_dataflow(
         store: the object store of the states.
         options: None = the defaults.
         between: the sources of topics that services of this dataflow write.
+        start: starts the next run of a service; default: in this process.
 
     Raises:
         ConflictError: a newer run of a service was started. Nothing is lost.
@@ -94,7 +98,7 @@ def run_dataflow(
         told = _notes_between(between, chosen.on_epoch)
         runs: list[_Running] = []
         for pipeline in pipelines:
-            run = LocalRun.start(pipeline, store)
+            run = start(pipeline, store)
             held.enter_context(contextlib.closing(run.job))
             runs.append(_Running(run, told))
         return _Rounds(runs, between, chosen).run()
@@ -132,7 +136,7 @@ class _Running:
 
     def __init__(
         self,
-        run: LocalRun,
+        run: PipelineRun,
         on_epoch: OnPipelineEpoch,
     ) -> None:
         self.pipeline = run.pipeline

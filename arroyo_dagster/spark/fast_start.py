@@ -16,6 +16,8 @@ import os
 import shutil
 from pathlib import Path
 
+from arroyo_dagster.optional_packages import explained_imports
+
 _LOG = logging.getLogger(__name__)
 
 SETTING = "spark.arroyo.fastStart"
@@ -92,9 +94,11 @@ def archive_path(cache: Path, java_home: str | None) -> Path:
     """Return the path of the archive of this JDK and this Spark.
 
     Raises:
+        InputError: pyspark is not installed.
         OSError: the JDK or Spark's jars cannot be read.
     """
-    from pyspark.find_spark_home import _find_spark_home
+    with explained_imports():
+        from pyspark.find_spark_home import _find_spark_home
 
     java = f"{java_home}/bin/java" if java_home else shutil.which("java") or "java"
     binary = Path(java).resolve(strict=True)

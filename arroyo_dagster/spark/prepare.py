@@ -5,12 +5,24 @@ python -m arroyo_dagster.spark.prepare
 
 from __future__ import annotations
 
+from arroyo_dagster.errors import ArroyoStateError
 from arroyo_dagster.spark.fast_start import is_complete
-from arroyo_dagster.spark.session import get_session, local_archive
+from arroyo_dagster.spark.java import JAVA_STEP
+from arroyo_dagster.spark.session import get_session, local_archive, local_java
 
 
 def main() -> None:
     """Run what every session of this package runs, and let the JVM write the archive."""
+    problem = local_java().problem
+    if problem is not None:
+        raise SystemExit(f"{problem}. Next: {JAVA_STEP}")
+    try:
+        _write_archive()
+    except ArroyoStateError as error:
+        raise SystemExit(str(error)) from error
+
+
+def _write_archive() -> None:
     archive = local_archive()
     if is_complete(archive):
         print(f"{archive} is there: local Spark sessions start fast")

@@ -1,4 +1,4 @@
-"""Read the log that a streaming query writes to its checkpoint location."""
+"""The identity of a streaming query, from the log at its checkpoint location."""
 
 from __future__ import annotations
 
@@ -12,15 +12,6 @@ if TYPE_CHECKING:
 def query_id(session: SparkSession, location: str) -> str:
     """Return the id of the query at a checkpoint location; it is the same after restarts."""
     return str(json.loads(_read_text(session, f"{location}/metadata"))["id"])
-
-
-def batch_offsets(session: SparkSession, location: str, batch: int) -> list[Any]:
-    """Return the end offset of each source in a batch; a source without an offset is omitted.
-
-    Spark writes them before it runs the batch.
-    """
-    lines = _read_text(session, f"{location}/offsets/{batch}").splitlines()
-    return [json.loads(line) for line in lines[2:] if line != "-"]
 
 
 def _read_text(session: SparkSession, path: str) -> str:

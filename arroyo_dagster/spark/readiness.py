@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import re
-import subprocess
 from importlib import metadata
 
+from arroyo_dagster.optional_packages import missing_package
 from arroyo_dagster.spark.fast_start import is_complete
+from arroyo_dagster.spark.java import JAVA_STEP
 from arroyo_dagster.spark.session import local_archive, local_java
 from arroyo_dagster.state.operations.verify.store import CheckStatus, StoreCheck
-
-OLDEST_JAVA = 17
-_NUMBER = re.compile(r'version "(?:1\.)?(\d+)')
 
 
 def check_spark() -> tuple[StoreCheck, ...]:
@@ -19,7 +16,8 @@ def check_spark() -> tuple[StoreCheck, ...]:
     try:
         version = metadata.version("pyspark")
     except metadata.PackageNotFoundError:
-        detail, step = "pyspark is not installed", "install it for --spark: pip install pyspark"
+        missing = missing_package("pyspark")
+        detail, step = "not installed", f"for --spark: {missing.next_step}"
         return (
             check_java(),
             StoreCheck(name="pyspark", status=CheckStatus.WARNING, detail=detail, next_step=step),
@@ -34,18 +32,16 @@ def check_spark() -> tuple[StoreCheck, ...]:
 def check_java() -> StoreCheck:
     """Check that the Java that Spark would start exists and is new enough."""
     java = local_java()
-    step = f"install Java {OLDEST_JAVA} or newer for --spark, or set JAVA_HOME"
-    try:
-        done = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=60)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        detail = f"{java} does not run ({error})"
-        return StoreCheck(name="java", status=CheckStatus.WARNING, detail=detail, next_step=step)
-    found = _NUMBER.search(done.stderr + done.stdout)
-    number = int(found[1]) if found else None
-    detail = f"{java} is of an unknown version" if number is None else f"{java}, Java {number}"
-    if number is not None and number >= OLDEST_JAVA:
+    if java.problem is None and java.number is not None:
+        detail = f"{java.command}, Java {java.number}"
         return StoreCheck(name="java", status=CheckStatus.OK, detail=detail)
-    return StoreCheck(name="java", status=CheckStatus.WARNING, detail=detail, next_step=step)
+    detail = java.problem or f"{java.command} is of an unknown version"
+    return StoreCheck(
+        name="java",
+        status=CheckStatus.WARNING,
+        detail=detail,
+        next_step=f"for --spark: {JAVA_STEP}",
+    )
 
 
 def _check_archive() -> StoreCheck:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from arroyo_dagster.errors import InputError, StorageError
+from arroyo_dagster.errors import StorageError
+from arroyo_dagster.optional_packages import explained_imports
 from arroyo_dagster.redaction import redact_text, redacted_cause, register_settings
 from arroyo_dagster.spark import fast_start
-from arroyo_dagster.state.storage.store import ObjectStore
+from arroyo_dagster.spark.java import JAVA_STEP, Java, find_java
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -55,12 +55,13 @@ def get_session(
         The session, and whether it was started here, so that the caller must stop it.
 
     Raises:
+        InputError: pyspark is not installed.
         StorageError: Spark did not start.
     """
-    from pyspark import SparkContext
-    from pyspark.errors import PySparkException
-    from pyspark.sql import SparkSession
-
+    with explained_imports():
+        from pyspark import SparkContext
+        from pyspark.errors import PySparkException
+        from pyspark.sql import SparkSession
     active = SparkSession.getActiveSession()
     if active is not None:
         return active, False
@@ -83,6 +84,8 @@ def get_session(
     builder = SparkSession.builder.appName("arroyo-dagster").master(master)
     for name, value in settings.items():
         builder = builder.config(name, value)
+    if SparkContext._gateway is None:
+        _check_java(master)
     try:
         return builder.getOrCreate(), True
     except (PySparkException, OSError) as error:
@@ -105,32 +108,26 @@ def local_archive() -> Path:
     return fast_start.archive_path(_cache(), os.environ.get("JAVA_HOME"))
 
 
-def local_java() -> str:
-    """Return the command of the Java that a local session starts."""
-    home = os.environ.get("JAVA_HOME")
-    return f"{home}/bin/java" if home else shutil.which("java") or "java"
+def local_java() -> Java:
+    """Return the Java that a session of this process starts."""
+    return find_java(os.environ.get("JAVA_HOME"))
+
+
+def _check_java(master: str) -> None:
+    """Refuse what could only fail, with several lines of Java and of Spark's scripts."""
+    if {"SPARK_REMOTE", "PYSPARK_GATEWAY_PORT"} & set(os.environ):
+        return  # this process starts no JVM
+    problem = local_java().problem
+    if problem is not None:
+        raise StorageError(
+            f"Spark did not start ({problem})",
+            master=master,
+            retryable=False,
+            next_step=JAVA_STEP,
+        )
 
 
 def _cache() -> Path:
     # expanduser, as Path.home() fails for a user without a home; nothing can be written there.
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return Path(home) / "arroyo_dagster"
-
-
-def default_location(store: ObjectStore, directory: str) -> str:
-    """Return the default location of the log of a query: in the store, beside the state.
-
-    Args:
-        store: the object store of the state.
-        directory: the directory in the store.
-
-    Raises:
-        InputError: the store is not on local disk.
-    """
-    if not store.url.startswith("file:"):
-        raise InputError(
-            "Spark writes a log of its own, and cannot write it below this URL",
-            url=store.url,
-            next_step="set --spark-checkpoint to a path that Spark can write to",
-        )
-    return f"{store.url}/{directory}/spark"

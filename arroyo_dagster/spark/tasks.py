@@ -67,7 +67,7 @@ def run_items(
 
     Raises:
         ArroyoStateError: an item failed; the error of the first one in the order of `items`.
-        StorageError: Spark lost tasks and gave up.
+        StorageError: tasks failed or were lost, and Spark gave up.
     """
     results: dict[int, R] = {}
     for attempt in range(1, ATTEMPTS + 1):
@@ -93,10 +93,7 @@ def _attempt(
     weights: Sequence[int],
     on_weight: Callable[[int], None],
 ) -> dict[int, _TaskResult[R] | ArroyoStateError]:
-    from py4j.protocol import Py4JError
-    from pyspark.errors import PySparkException
-
-    tasks = assigned({index: weights[index] for index in items}, _slots(session) * TASKS_PER_SLOT)
+    tasks = assigned({index: weights[index] for index in items}, slots(session) * TASKS_PER_SLOT)
     rows = [
         (task, index, pickle.dumps(items[index]))
         for task, indices in enumerate(tasks)
@@ -106,27 +103,24 @@ def _attempt(
     frame = session.createDataFrame(pa.table(columns, schema=_SCHEMA))
     spread = frame.repartitionById(len(tasks), "task")
     total = sum(weights[index] for index in items)
-    try:
-        with _watched(session, len(tasks), total, on_weight):
-            collected = _collected(session, spread.mapInArrow(_worker(function), _DDL))
-    except (PySparkException, Py4JError) as error:
-        raise StorageError(
-            f"Spark lost tasks and gave up ({_reason(error)})",
-            retryable=True,
-            next_step="check Spark's log, then run it again; files that were written are not "
-            "listed",
-        ) from redacted_cause(error)
+    with _watched(session, len(tasks), total, on_weight):
+        collected = fetch_rows(session, spread.mapInArrow(_worker(function), _DDL))
     return {row.item: pickle.loads(row.payload) for row in collected}
 
 
-def _collected(session: SparkSession, frame: DataFrame) -> list[Row]:
-    """Collect the rows of a frame. An interrupt during the wait cancels the jobs of the frame.
+def fetch_rows(session: SparkSession, frame: DataFrame) -> list[Row]:
+    """Fetch the rows of a frame. An interrupt during the wait cancels the jobs of the frame.
 
-    Another thread collects: an interrupt in the middle of a response of the JVM would leave the
+    Another thread fetches: an interrupt in the middle of a response of the JVM would leave the
     rest of the response to the next caller. A worker's pending writes to the store may still
     arrive, as after a crash.
+
+    Raises:
+        StorageError: tasks failed or were lost, and Spark gave up.
     """
+    from py4j.protocol import Py4JError
     from pyspark import InheritableThread
+    from pyspark.errors import PySparkException
 
     tag, context = f"arroyo-{uuid.uuid4().hex}", _context(session)
     rows: list[Row] = []
@@ -148,8 +142,15 @@ def _collected(session: SparkSession, frame: DataFrame) -> list[Row]:
             (session.interruptTag if context is None else context.cancelJobsWithTag)(tag)
         thread.join(_CANCEL_SECONDS)
         raise
-    if failed:
-        raise failed[0]
+    for error in failed:
+        if not isinstance(error, PySparkException | Py4JError):
+            raise error
+        raise StorageError(
+            f"tasks failed, and Spark gave up ({_reason(error)})",
+            retryable=True,
+            next_step="check Spark's log, then run it again; files that were written are not "
+            "listed",
+        ) from redacted_cause(error)
     return rows
 
 
@@ -207,7 +208,8 @@ def _context(session: SparkSession) -> SparkContext | None:
         return None
 
 
-def _slots(session: SparkSession) -> int:
+def slots(session: SparkSession) -> int:
+    """Return how many tasks run at a time."""
     context = _context(session)
     if context is not None:
         return max(1, context.defaultParallelism)

@@ -11,7 +11,7 @@ import pickle
 import sys
 import sysconfig
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -21,8 +21,15 @@ import pyarrow as pa
 from arroyo_dagster.errors import ArroyoStateError, InputError
 from arroyo_dagster.state.model.checkpoints import SubtaskCheckpoint
 from arroyo_dagster.state.model.ids import OperatorId
-from arroyo_dagster.state.runtime.exchange import ExchangeChunk, arrived, read_split, source_chunks
+from arroyo_dagster.state.runtime.exchange import (
+    WATERMARK,
+    ExchangeChunk,
+    arrived,
+    read_split,
+    source_chunks,
+)
 from arroyo_dagster.state.runtime.pipeline import Pipeline
+from arroyo_dagster.state.runtime.pipeline_run import SourceSplit
 from arroyo_dagster.state.runtime.task import EpochPlan, LevelTask
 from arroyo_dagster.state.storage.store import ObjectStore
 
@@ -156,16 +163,41 @@ def _batch(chunks: list[ExchangeChunk]) -> pa.RecordBatch:
     )
 
 
-def read_source(
-    packed: PackedPipeline, source: str, index: int, split: Any
-) -> Iterator[pa.RecordBatch]:
-    """Read one split of a source, and yield its rows as chunks for the subtasks."""
-    pipeline = packed.unpack()
-    node = next(node for name, node in pipeline.sources.items() if name == source)
-    try:
-        yield from chunk_batches(source_chunks(pipeline, node, read_split(node, split), index))
-    except ArroyoStateError as error:
-        yield _batch([_failure(error, index)])
+@dataclass(frozen=True, slots=True)
+class SplitReader:
+    """Reads splits of sources in a worker, as the function of `mapInArrow` over task numbers.
+
+    Attributes:
+        splits: the splits of each task, by its number.
+    """
+
+    packed: PackedPipeline
+    splits: Sequence[Sequence[SourceSplit]]
+
+    def function(self) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+        """Return a function for `mapInArrow`, which accepts plain functions only."""
+
+        def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            for batch in batches:
+                for task in batch.column(0).to_pylist():
+                    yield from chunk_batches(self._chunks(self.splits[task]))
+
+        return run
+
+    def _chunks(self, splits: Sequence[SourceSplit]) -> Iterator[ExchangeChunk]:
+        pipeline = self.packed.unpack()
+        for one in splits:
+            node = pipeline.sources[one.source]
+            try:
+                rows = read_split(node, one.split)
+                yield from source_chunks(pipeline, node, rows, one.index)
+            except ArroyoStateError as error:
+                yield _failure(error, one.index)
+        if not splits:
+            # An epoch without splits: every subtask writes its checkpoint all the same.
+            for level in range(1, pipeline.levels + 1):
+                for subtask in range(pipeline.parallelism):
+                    yield ExchangeChunk(level, subtask, WATERMARK, 0, b"")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,10 @@
-"""What an epoch on Spark costs beside a micro-batch that does nothing with the same rows."""
+"""What an epoch on Spark costs beside a micro-batch of structured streaming."""
 
 from __future__ import annotations
 
+import contextlib
 import time
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -12,10 +14,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from arroyo_dagster.spark.pipeline import SparkOptions, SparkRun
+from arroyo_dagster.spark.pipeline import SparkRun
 from arroyo_dagster.spark.session import get_session
-from arroyo_dagster.spark.stream import open_streams
-from arroyo_dagster.spark.worker import PackedPipeline
 from arroyo_dagster.state.model.tables import TableConfig
 from arroyo_dagster.state.runtime.connectors import ParquetReplay
 from arroyo_dagster.state.runtime.operators import Collector, Operator, OperatorContext
@@ -63,18 +63,25 @@ def _rows(path: Path, rows: int) -> None:
 
 
 @pytest.mark.parametrize("rows", [100_000, 1_000_000])
-@pytest.mark.parametrize("peer", ["same_source", "file_source"])
-def test_micro_batch_against_no_op(
-    tmp_path: Path, comparison: Comparison, rows: int, peer: str
+def test_epoch_against_a_micro_batch_that_does_nothing(
+    tmp_path: Path, comparison: Comparison, rows: int
 ) -> None:
     path = tmp_path / "rows.parquet"
     _rows(path, rows)
     session, _ = get_session("local[2]")
-    same = peer == "same_source"
-    stream = _same_source(session, path, rows) if same else _file_source(session, tmp_path, path)
-    theirs = _no_op_seconds(stream, tmp_path / "no-op")
-    ours = _our_seconds(session, tmp_path, path, rows)
-    comparison.report(ours, theirs, goal=1.5)
+    theirs = _batch_seconds(_file_source(session, tmp_path, path), tmp_path / "log", _write_nothing)
+    comparison.report(_our_seconds(session, tmp_path, path, rows), theirs, goal=1.5)
+
+
+def test_small_epoch_against_a_micro_batch_with_the_same_stages(
+    tmp_path: Path, comparison: Comparison
+) -> None:
+    path = tmp_path / "rows.parquet"
+    _rows(path, 100)
+    session, _ = get_session("local[2]")
+    stream = _file_source(session, tmp_path, path).selectExpr("0 as subtask", "key")
+    theirs = _batch_seconds(stream, tmp_path / "log", _two_python_stages)
+    comparison.report(_our_seconds(session, tmp_path, path, 100), theirs, goal=0.75)
 
 
 def _pipeline(path: Path, rows: int) -> Pipeline:
@@ -82,13 +89,6 @@ def _pipeline(path: Path, rows: int) -> Pipeline:
     source = ParquetReplay(str(path), rows_per_epoch=rows, splits=2)
     pipeline.source("source", source, timestamp="at").key_by("key").apply("totals", Totals())
     return pipeline
-
-
-def _same_source(session: Any, path: Path, rows: int) -> Any:
-    """What our runtime reads, read and thrown away."""
-    pipeline = _pipeline(path, rows)
-    starts = {name: node.source.initial_offset() for name, node in pipeline.sources.items()}
-    return open_streams(session, PackedPipeline.pack(pipeline), starts)
 
 
 def _file_source(session: Any, folder: Path, path: Path) -> Any:
@@ -102,14 +102,28 @@ def _file_source(session: Any, folder: Path, path: Path) -> Any:
     return session.readStream.schema(schema).option("maxFilesPerTrigger", 1).parquet(str(parts))
 
 
-def _no_op_seconds(stream: Any, location: Path) -> list[float]:
+def _write_nothing(frame: Any) -> None:
+    frame.write.format("noop").mode("append").save()
+
+
+def _two_python_stages(frame: Any) -> None:
+    """Read in Python, exchange, process in Python, collect: as an epoch of one level."""
+
+    def same(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        yield from batches
+
+    read = frame.mapInArrow(same, frame.schema)
+    read.repartitionById(2, "subtask").mapInArrow(same, frame.schema).collect()
+
+
+def _batch_seconds(stream: Any, location: Path, work: Callable[[Any], None]) -> list[float]:
     marks: list[float] = []
 
-    def nothing(frame: Any, batch_id: int) -> None:
-        frame.write.format("noop").mode("append").save()
+    def batch(frame: Any, batch_id: int) -> None:
+        work(frame)
         marks.append(time.perf_counter())
 
-    writer = stream.writeStream.foreachBatch(nothing)
+    writer = stream.writeStream.foreachBatch(batch)
     query = writer.option("checkpointLocation", str(location)).start()
     while len(marks) < EPOCHS and query.isActive:
         time.sleep(0.05)
@@ -119,13 +133,10 @@ def _no_op_seconds(stream: Any, location: Path) -> list[float]:
 
 def _our_seconds(session: Any, folder: Path, path: Path, rows: int) -> list[float]:
     marks: list[float] = []
-    run = SparkRun.start(
-        _pipeline(path, rows),
-        open_store(f"file://{folder}/state"),
-        SparkOptions(),
-        on_epoch=lambda checkpoint: marks.append(time.perf_counter()),
-    )
-    run.run(session)
+    store = open_store(f"file://{folder}/state")
+    run = SparkRun.start(_pipeline(path, rows), store, session)
+    with contextlib.closing(run.job):
+        run.run(on_epoch=lambda checkpoint: marks.append(time.perf_counter()))
     return _between(marks)
 
 

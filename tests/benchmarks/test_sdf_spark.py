@@ -21,6 +21,7 @@ from arroyo_dagster.dataflow.topics.wiring import wire
 from arroyo_dagster.dataflow.views.snapshots import STATES
 from arroyo_dagster.dataflow.views.view import Views
 from arroyo_dagster.spark.dataflow.pipelines import run_pipelines
+from arroyo_dagster.spark.pipeline import SparkOptions
 from arroyo_dagster.spark.session import get_session
 from arroyo_dagster.state.model.checkpoints import Checkpoint, OperatorCheckpoint
 from arroyo_dagster.state.model.ids import Epoch, TableName, WorkerGeneration
@@ -72,7 +73,7 @@ def test_the_builder_on_two_cores_of_spark_beside_the_one_in_process(
         for turn in range(3):
             pipelines, store = services(words, str(tmp_path / f"spark-{turn}"), 2)
             begun = time.perf_counter()
-            run_pipelines(pipelines, store, session=session)
+            run_pipelines(pipelines, store, SparkOptions(session=session))
             times[0].append(time.perf_counter() - begun)
             (pipeline,), plain = services(words, str(tmp_path / f"plain-{turn}"), 1)
             begun = time.perf_counter()

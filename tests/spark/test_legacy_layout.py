@@ -33,7 +33,7 @@ def test_a_job_in_the_legacy_layout_stops_and_goes_on_with_equal_tables(tmp_path
     first = run_pipeline(on_spark, stores[1], SparkOptions(max_epochs=2))
     assert first.newest is not None
     assert first.newest.worker_generation is None
-    held = JobRun.start(stores[1], on_spark, accept=lambda progress: None)
+    held = JobRun.start(stores[1], on_spark)
     with pytest.raises(ConflictError, match="the job is leased by"):
         run_pipeline(on_spark, stores[1])
     held.close()

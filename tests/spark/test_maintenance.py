@@ -223,7 +223,7 @@ def test_items_come_back_in_order_and_only_those_that_failed_are_tried_again(
     assert caught.value.facts == {"number": 13}
     with pytest.raises(ArroyoStateError, match="KeyError: 'fifty'"):
         run_items(session, run, [50], [1])
-    with pytest.raises(StorageError, match="Spark lost tasks"):
+    with pytest.raises(StorageError, match="Spark gave up"):
         run_items(session, run, [99], [1])
 
 

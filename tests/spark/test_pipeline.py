@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from arroyo_dagster.state.runtime.operators import Collector, Operator, Operator
 from arroyo_dagster.state.runtime.pipeline import Pipeline
 from arroyo_dagster.state.runtime.stop_requests import request_stop
 from arroyo_dagster.state.storage.remote.open import open_store
+from tests.compat.arroyo import DATA
 from tests.seeds import soak_seeds
 from tests.words import (
     Count,
@@ -72,42 +73,46 @@ def test_a_run_that_was_stopped_goes_on_with_the_next_row(tmp_path: Path) -> Non
     assert output_of(output) == output_of(plain_output)
 
 
-def test_a_recreated_checkpoint_directory_stops_the_run_until_adopt_is_said(
-    tmp_path: Path,
-) -> None:
-    rows = random_words(240, 4)
-    store, output = _paths(tmp_path, "adopted")
-    pipeline = words_pipeline(rows, f"file://{output}", rows_per_epoch=60)
-    before = run_pipeline(pipeline, store, SparkOptions(max_epochs=1)).newest
-    assert before is not None
-    assert before.progress is not None
-    shutil.rmtree(before.progress.checkpoint_location.removeprefix("file://"))
-    with pytest.raises(ConflictError, match="--adopt"):
-        run_pipeline(pipeline, store)
-    assert newest(store, pipeline).epoch == before.epoch
-    after = run_pipeline(pipeline, store, SparkOptions(adopt=True))
-    assert after.exhausted
-    assert after.newest is not None
-    assert after.newest.progress is not None
-    assert after.newest.progress.query_id != before.progress.query_id
-    assert len(output_of(output)) == 240
-
-
-def test_a_run_in_process_takes_over_from_spark_only_when_told_to(tmp_path: Path) -> None:
-    rows = random_words(180, 5)
+def test_runs_in_process_and_on_spark_take_turns(tmp_path: Path) -> None:
+    rows = random_words(240, 5)
     store, output = _paths(tmp_path, "both")
     pipeline = words_pipeline(rows, f"file://{output}", rows_per_epoch=60)
-    run_pipeline(pipeline, store, SparkOptions(max_epochs=1))
-    with pytest.raises(ConflictError, match="streaming query"):
-        run_in_process(pipeline, store)
-    assert run_in_process(pipeline, store, max_epochs=1, adopt=True).epochs == 1
-    with pytest.raises(ConflictError, match="--adopt"):
-        run_pipeline(pipeline, store)
-    assert run_pipeline(pipeline, store, SparkOptions(adopt=True)).exhausted
-    assert len(output_of(output)) == 180
+    with pytest.warns(DeprecationWarning, match="adopt has no effect"):
+        run_pipeline(pipeline, store, SparkOptions(max_epochs=1, adopt=True))
+    assert run_in_process(pipeline, store, max_epochs=1).epochs == 1
+    with pytest.warns(DeprecationWarning, match="checkpoint_location has no effect"):
+        options = SparkOptions(max_epochs=1, checkpoint_location=f"{tmp_path}/log")
+    assert run_pipeline(pipeline, store, options).epochs == 1
+    assert run_in_process(pipeline, store).exhausted
+    plain, plain_output = _paths(tmp_path, "plain")
+    run_in_process(words_pipeline(rows, f"file://{plain_output}", rows_per_epoch=60), plain)
+    assert tables_of(store, newest(store, pipeline)) == tables_of(plain, newest(plain, pipeline))
+    assert output_of(output) == output_of(plain_output)
+    assert not (tmp_path / "log").exists()
+    assert not [one.path for one in store.list() if "/spark" in one.path]
 
 
-def test_a_new_query_goes_on_from_the_offsets_of_a_rollback(tmp_path: Path) -> None:
+def test_what_a_streaming_query_wrote_goes_on_in_both_runtimes(tmp_path: Path) -> None:
+    rows = random_words(60, 1)
+    found = []
+    for name, run in (("local", run_in_process), ("spark", run_pipeline)):
+        folder = tmp_path / name
+        with tarfile.open(DATA / "spark-0.1.0.tar.gz") as file:
+            file.extractall(folder, filter="data")
+        store, output = open_store(f"file://{folder}/jobs"), folder / "output"
+        pipeline = words_pipeline(rows, f"file://{output}", rows_per_epoch=20, parallelism=2)
+        assert newest(store, pipeline).epoch == 2
+        outcome = run(pipeline, store)
+        assert (outcome.epochs, outcome.exhausted) == (1, True)
+        found.append((tables_of(store, newest(store, pipeline)), output_of(output)))
+    plain, plain_output = _paths(tmp_path, "plain")
+    pipeline = words_pipeline(rows, f"file://{plain_output}", rows_per_epoch=20)
+    run_in_process(pipeline, plain)
+    alone = tables_of(plain, newest(plain, pipeline)), output_of(plain_output)
+    assert found == [alone, alone]
+
+
+def test_a_run_goes_on_from_the_offsets_of_a_rollback(tmp_path: Path) -> None:
     rows = random_words(240, 7)
     store, output = _paths(tmp_path, "back")
     pipeline = words_pipeline(rows, f"file://{output}", rows_per_epoch=60)
@@ -116,9 +121,6 @@ def test_a_new_query_goes_on_from_the_offsets_of_a_rollback(tmp_path: Path) -> N
     assert before.progress is not None
     plan = plan_rollback(store, pipeline.paths, 1)
     run_rollback(store, plan, sleep=lambda _: None)
-    location = before.progress.checkpoint_location
-    with pytest.raises(ConflictError, match="does not continue from the recorded offsets"):
-        run_pipeline(pipeline, store, SparkOptions(checkpoint_location=location))
     after = run_pipeline(pipeline, store)
     assert (after.epochs, after.exhausted) == (3, True)
     plain, plain_output = _paths(tmp_path, "plain")
@@ -143,7 +145,6 @@ def test_asked_to_stop_while_idle_a_run_writes_a_last_epoch_without_rows(tmp_pat
     assert outcome.newest is not None
     assert outcome.newest.progress is not None
     assert (outcome.newest.epoch, outcome.newest.progress.final) == (3, True)
-    assert outcome.newest.progress.batch_id == 1
     assert store.head(pipeline.paths.stop_request) is None
     assert len(output_of(output)) == 120
 

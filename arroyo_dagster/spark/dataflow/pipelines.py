@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import threading
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from arroyo_dagster.dataflow.topics.segments import SegmentSource, note_ends
+from arroyo_dagster.dataflow.in_process import (
+    DataflowOptions,
+    DataflowOutcome,
+    OnPipelineEpoch,
+    run_dataflow,
+)
+from arroyo_dagster.dataflow.topics.segments import SegmentSource
 from arroyo_dagster.errors import NotFoundError
 from arroyo_dagster.spark.dataflow.topics import SparkTopics
 from arroyo_dagster.spark.pipeline import SparkOptions, SparkRun
 from arroyo_dagster.state.model.checkpoints import Checkpoint
 from arroyo_dagster.state.model.clock import wall_clock
 from arroyo_dagster.state.runtime.coordinator import finished
-from arroyo_dagster.state.runtime.in_process import RunOutcome
 from arroyo_dagster.state.runtime.pipeline import Pipeline
+from arroyo_dagster.state.runtime.pipeline_run import RunOutcome
 from arroyo_dagster.state.runtime.stop_requests import request_stop
 from arroyo_dagster.state.storage.store import ObjectStore
 
@@ -29,7 +34,6 @@ if TYPE_CHECKING:
 
 _ASK_AGAIN_SECONDS = 0.5
 _STOP_POLL_SECONDS = 0.2
-OnServiceEpoch = Callable[[Pipeline, Checkpoint], None]
 
 
 def run_pipelines(
@@ -40,53 +44,38 @@ def run_pipelines(
     topics: SparkTopics | None = None,
     between: Sequence[SegmentSource] = (),
     stop: Callable[[], bool] = lambda: False,
-    on_epoch: OnServiceEpoch | None = None,
-) -> dict[str, RunOutcome]:
+    on_epoch: OnPipelineEpoch | None = None,
+) -> DataflowOutcome:
     """Run pipelines in one application, from their newest checkpoints.
 
     Args:
         pipelines: the pipelines, owners of states before their readers.
         store: the object store of the states.
         options: with `follow`, all pipelines run concurrently until each has ended or is stopped;
-            else they run one after the other, in rounds, until none of them has new rows.
+            else they run in rounds, as in process, until none of them has new rows.
         topics: the topics that are bound to Spark's sources; they are staged during the run.
         between: the sources of topics that these pipelines write.
         stop: polled; True = every run writes a last checkpoint and ends.
         on_epoch: called with every epoch after it is published and committed, by one thread at a
             time.
 
-    Returns:
-        The outcome of each run, by the root of the job.
-
     Raises:
-        ArroyoStateError: a run failed, as in `run_pipeline`; the other runs were stopped with a
-            checkpoint.
+        ArroyoStateError: a run failed, as in `run_pipeline`; with `follow`, the other runs were
+            stopped with a checkpoint.
     """
     chosen = options or SparkOptions()
-    found, mine = chosen.get_session()
+    session, mine = chosen.get_session()
     try:
-        together = _Together(
-            _Environment(
-                session=found,
-                store=store,
-                options=chosen,
-                topics=topics,
-                between=between,
-                stop=stop,
-                on_epoch=on_epoch,
-            )
-        )
-        if chosen.follow:
-            return together.all_at_once(pipelines)
-        return together.in_turn(pipelines)
+        together = _Together(session, store, chosen, topics, between, stop, on_epoch)
+        return together.all_at_once(pipelines) if chosen.follow else together.in_rounds(pipelines)
     finally:
         if mine:
-            found.stop()
+            session.stop()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Environment:
-    """What the runs of one application share; attributes as in `run_pipelines`."""
+@dataclass
+class _Together:
+    """The runs of one application; attributes as in `run_pipelines`."""
 
     session: SparkSession
     store: ObjectStore
@@ -94,60 +83,51 @@ class _Environment:
     topics: SparkTopics | None
     between: Sequence[SegmentSource]
     stop: Callable[[], bool]
-    on_epoch: OnServiceEpoch | None
+    on_epoch: OnPipelineEpoch | None
 
-
-class _Together:
-    def __init__(self, shared: _Environment) -> None:
-        self._shared = shared
-        self._noting = threading.Lock()
+    def __post_init__(self) -> None:
+        self._noting = threading.RLock()
         self._application = uuid.uuid4().hex
 
-    def in_turn(self, pipelines: Sequence[Pipeline]) -> dict[str, RunOutcome]:
+    def in_rounds(self, pipelines: Sequence[Pipeline]) -> DataflowOutcome:
         """Run all pipelines in rounds, until a round has nothing new."""
-        if self._shared.topics is not None:
-            self._shared.topics.stage_all(self._shared.session)
-        outcomes: dict[str, RunOutcome] = {}
-        news = True
-        while news and not self._shared.stop():
-            news = False
-            for pipeline in pipelines:
-                root = pipeline.paths.root
-                before = outcomes.get(root)
-                if before is not None and (
-                    self._shared.options.max_epochs is not None
-                    or not has_new_rows(pipeline, before.newest)
-                ):
-                    continue
-                outcome = self._at_once([pipeline])[root]
-                news = news or outcome.epochs > 0
-                outcomes[root] = outcome.after(before) if before else outcome
-            ended = {one.job for one in pipelines if outcomes[one.paths.root].exhausted}
-            news = note_ends(self._shared.between, ended) or news
-        return outcomes
+        if self.topics is not None:
+            self.topics.stage_all(self.session)
+        options = DataflowOptions(
+            max_rounds=self.options.max_epochs,
+            until_idle=True,
+            interval_seconds=self.options.interval_seconds,
+            stop=self.stop,
+            on_epoch=self._note_epoch,
+        )
+        return run_dataflow(pipelines, self.store, options, between=self.between, start=self._start)
 
-    def all_at_once(self, pipelines: Sequence[Pipeline]) -> dict[str, RunOutcome]:
+    def all_at_once(self, pipelines: Sequence[Pipeline]) -> DataflowOutcome:
         """Run each pipeline in a thread and stage topics; if one fails, stop the others with a
         checkpoint.
         """
-        staging = (
-            [] if self._shared.topics is None else self._shared.topics.start(self._shared.session)
-        )
+        staging = [] if self.topics is None else self.topics.start(self.session)
         try:
-            return self._at_once(pipelines, staging)
+            done = self._in_threads(pipelines, staging)
         finally:
             for query in staging:
                 query.stop()
+        epochs = {one.paths.job: done[one.paths.root].epochs for one in pipelines}
+        return DataflowOutcome(
+            rounds=max(epochs.values(), default=0),
+            epochs=epochs,
+            ended=all(one.exhausted for one in done.values()),
+        )
 
-    def _at_once(
-        self, pipelines: Sequence[Pipeline], staging: Sequence[StreamingQuery] = ()
+    def _in_threads(
+        self, pipelines: Sequence[Pipeline], staging: Sequence[StreamingQuery]
     ) -> dict[str, RunOutcome]:
         with ThreadPoolExecutor(max(1, len(pipelines)), "arroyo-service") as pool:
             runs: dict[str, Future[RunOutcome]] = {
                 one.paths.root: pool.submit(self._run, one) for one in pipelines
             }
             going = set(runs.values())
-            while going and not self._shared.stop() and _is_staging(staging):
+            while going and not self.stop() and all(query.isActive for query in staging):
                 done, going = wait(going, timeout=_STOP_POLL_SECONDS, return_when=FIRST_EXCEPTION)
                 if any(run.exception() is not None for run in done):
                     break
@@ -164,46 +144,34 @@ class _Together:
             run = runs[pipeline.paths.root]
             while not run.done():
                 with contextlib.suppress(NotFoundError):
-                    request_stop(self._shared.store, pipeline.paths, wall_clock())
+                    request_stop(self.store, pipeline.paths, wall_clock())
                 wait([run], timeout=_ASK_AGAIN_SECONDS)
 
     def _run(self, pipeline: Pipeline) -> RunOutcome:
-        if (newest := finished(self._shared.store, pipeline)) is not None:
+        if (newest := finished(self.store, pipeline)) is not None:
             return RunOutcome(epochs=0, newest=newest, exhausted=True)
-        options = self._shared.options
-        if options.checkpoint_location is not None:
-            location = f"{options.checkpoint_location}/{pipeline.paths.root}"
-            options = replace(options, checkpoint_location=location)
-        run = SparkRun.start(
-            pipeline,
-            self._shared.store,
-            options,
-            on_epoch=lambda checkpoint: self._note_epoch(pipeline, checkpoint),
-            application=self._application,
-        )
+
+        def on_epoch(checkpoint: Checkpoint) -> None:
+            with self._noting:
+                for source in self.between:
+                    source.note(pipeline.job, checkpoint)
+                self._note_epoch(pipeline, checkpoint)
+
+        run = self._start(pipeline, self.store)
         with contextlib.closing(run.job):
-            return run.run(self._shared.session)
+            return run.run(
+                max_epochs=self.options.max_epochs,
+                follow=True,
+                interval_seconds=self.options.interval_seconds,
+                on_epoch=on_epoch,
+            )
+
+    def _start(self, pipeline: Pipeline, store: ObjectStore) -> SparkRun:
+        return SparkRun.start(pipeline, store, self.session, application=self._application)
 
     def _note_epoch(self, pipeline: Pipeline, checkpoint: Checkpoint) -> None:
         with self._noting:
-            for source in self._shared.between:
-                source.note(pipeline.job, checkpoint)
-            if self._shared.topics is not None:
-                self._shared.topics.note(pipeline, checkpoint)
-            if self._shared.on_epoch is not None:
-                self._shared.on_epoch(pipeline, checkpoint)
-
-
-def _is_staging(staging: Sequence[StreamingQuery]) -> bool:
-    return all(query.isActive for query in staging)
-
-
-def has_new_rows(pipeline: Pipeline, newest: Checkpoint | None) -> bool:
-    """Return whether a source has more rows than the newest epoch read; True without an epoch."""
-    if newest is None or newest.progress is None:
-        return True
-    taken = json.loads(newest.progress.offsets)
-    return any(
-        name not in taken or node.source.latest_offset(taken[name]) != taken[name]
-        for name, node in pipeline.sources.items()
-    )
+            if self.topics is not None:
+                self.topics.note(pipeline, checkpoint)
+            if self.on_epoch is not None:
+                self.on_epoch(pipeline, checkpoint)

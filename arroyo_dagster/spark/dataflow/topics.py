@@ -15,7 +15,6 @@ from arroyo_dagster.dataflow.topics.cells import Shape, typed_table
 from arroyo_dagster.errors import InputError, NotFoundError, ProtocolError, StorageError
 from arroyo_dagster.redaction import redact_text, redacted_cause
 from arroyo_dagster.spark.dataflow.states import for_spark
-from arroyo_dagster.spark.session import default_location
 from arroyo_dagster.spark.staging import SparkTopic, StagedSource, Staging
 from arroyo_dagster.state.codec.parquet import decode_file, encode_rows
 from arroyo_dagster.state.model.checkpoints import Checkpoint
@@ -81,7 +80,7 @@ class SparkTopics:
         schema = binding.options.get(SCHEMA)
         given = self.checkpoint_location
         location = (
-            default_location(self.store, directory) if given is None else f"{given}/{directory}"
+            _default_location(self.store, directory) if given is None else f"{given}/{directory}"
         )
         staging = Staging(binding.topic, self.store, directory, shape.from_row, location)
         source = StagedSource(binding.topic, self.store, directory)
@@ -141,6 +140,25 @@ class SparkTopics:
                 # The epoch is ready, so a failure here is harmless: a later call removes the rest.
                 with contextlib.suppress(StorageError):
                     bound.source.forget({"batch": min(known)})
+
+
+def _default_location(store: ObjectStore, directory: str) -> str:
+    """Return where Spark keeps the log of a source by default: in the store, beside the state.
+
+    Args:
+        store: the object store of the state.
+        directory: the directory in the store.
+
+    Raises:
+        InputError: the store is not on local disk.
+    """
+    if not store.url.startswith("file:"):
+        raise InputError(
+            "Spark writes a log of its own, and cannot write it below this URL",
+            url=store.url,
+            next_step="set --spark-checkpoint to a path that Spark can write to",
+        )
+    return f"{store.url}/{directory}/spark"
 
 
 class SparkSink(FolderSink):

@@ -26,7 +26,7 @@ from arroyo_dagster.state.model.checkpoints import (
     LegacyCheckpoint,
     Manifest,
     OperatorCheckpoint,
-    StreamProgress,
+    RunProgress,
     SubtaskCheckpoint,
     TableReport,
 )
@@ -51,6 +51,8 @@ from arroyo_dagster.state.model.tables import (
     TableKind,
     TimeFile,
 )
+
+_ROLLBACK = "rollback"
 
 
 def decode_manifest(data: bytes, path: str) -> Manifest:
@@ -163,18 +165,26 @@ def _legacy_checkpoint(message: pb.CheckpointMetadata) -> LegacyCheckpoint:
     )
 
 
-def _progress(message: pb.CheckpointManifest | pb.CheckpointMetadata) -> StreamProgress | None:
+def rolled_back_to(progress: pb.RunProgress) -> Epoch | None:
+    """Return the epoch that a rollback restored; None if no rollback published the epoch."""
+    return Epoch(progress.batch_id) if progress.query_id == _ROLLBACK else None
+
+
+def _progress(message: pb.CheckpointManifest | pb.CheckpointMetadata) -> RunProgress | None:
     if not message.HasField("progress"):
         return None
     progress = message.progress
-    return StreamProgress(
-        query_id=progress.query_id,
-        batch_id=progress.batch_id,
+    restored = rolled_back_to(progress)
+    # What releases before 0.3 recorded of a streaming query is kept, and not used.
+    query = pb.RunProgress(checkpoint_location=progress.checkpoint_location)
+    if restored is None:
+        query.query_id, query.batch_id = progress.query_id, progress.batch_id
+    return RunProgress(
         offsets=progress.offsets,
-        checkpoint_location=progress.checkpoint_location,
         final=progress.final,
         exhausted=progress.exhausted,
-        unknown=unknown_of(progress),
+        rolled_back_to=restored,
+        unknown=query.SerializeToString() + unknown_of(progress),
     )
 
 
@@ -329,17 +339,14 @@ def table_kind(name: str, number: int) -> TableKind:
 # ---- to messages ---------------------------------------------------------------------------------
 
 
-def _progress_message(progress: StreamProgress | None) -> pb.StreamProgress | None:
+def _progress_message(progress: RunProgress | None) -> pb.RunProgress | None:
     if progress is None:
         return None
-    message = pb.StreamProgress(
-        query_id=progress.query_id,
-        batch_id=progress.batch_id,
-        offsets=progress.offsets,
-        checkpoint_location=progress.checkpoint_location,
-        final=progress.final,
-        exhausted=progress.exhausted,
+    message = pb.RunProgress(
+        offsets=progress.offsets, final=progress.final, exhausted=progress.exhausted
     )
+    if progress.rolled_back_to is not None:
+        message.query_id, message.batch_id = _ROLLBACK, progress.rolled_back_to
     return with_unknown(message, progress.unknown)
 
 

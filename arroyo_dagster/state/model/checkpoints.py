@@ -28,35 +28,25 @@ from arroyo_dagster.state.model.tables import (
 )
 
 RECORD_VERSION = 1
-ROLLBACK = "rollback"
-"""The query id of an epoch that a rollback published. Its batch id is the epoch it restored."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StreamProgress:
-    """The micro-batch of a streaming query that an epoch of a managed job contains.
-
-    Arroyo ignores it.
+class RunProgress:
+    """How far the sources of a managed job are at an epoch. Arroyo ignores it.
 
     Attributes:
-        offsets: JSON text of the source's offsets after this epoch.
-        checkpoint_location: the directory of the streaming engine's own log; empty in process.
+        offsets: JSON text of the sources' offsets after this epoch.
         final: whether the epoch was written with `then_stop`.
-        exhausted: whether the source was bounded and had ended.
+        exhausted: whether the sources were bounded and had ended.
+        rolled_back_to: the epoch that a rollback restored; None for an epoch that no rollback
+            published.
     """
 
-    query_id: str
-    batch_id: int
     offsets: str
-    checkpoint_location: str = ""
     final: bool = False
     exhausted: bool = False
+    rolled_back_to: Epoch | None = None
     unknown: bytes = b""
-
-    @property
-    def rolled_back_to(self) -> Epoch | None:
-        """The epoch that a rollback restored; None for an epoch that no rollback published."""
-        return Epoch(self.batch_id) if self.query_id == ROLLBACK else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,7 +166,7 @@ class LegacyCheckpoint:
     start_time_micros: int
     finish_time_micros: int
     operators: tuple[OperatorId, ...]
-    progress: StreamProgress | None = None
+    progress: RunProgress | None = None
     unknown: bytes = b""
 
 
@@ -197,7 +187,7 @@ class Manifest:
     needs_commit: bool
     operators: tuple[OperatorCheckpoint, ...]
     parent_ref: StatePath | None = None
-    progress: StreamProgress | None = None
+    progress: RunProgress | None = None
     unknown: bytes = b""
 
 
@@ -224,7 +214,7 @@ class Checkpoint:
     operators: tuple[OperatorCheckpoint, ...]
     ref: StatePath
     parent_ref: StatePath | None = None
-    progress: StreamProgress | None = None
+    progress: RunProgress | None = None
     record_version: int = RECORD_VERSION
 
     @property
@@ -239,7 +229,7 @@ class Checkpoint:
 
     @property
     def rolled_back_to(self) -> Epoch | None:
-        """Same as `StreamProgress.rolled_back_to`."""
+        """Same as `RunProgress.rolled_back_to`."""
         return None if self.progress is None else self.progress.rolled_back_to
 
     def operator(self, operator: str) -> OperatorCheckpoint | None:

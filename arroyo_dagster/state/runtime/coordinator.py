@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import ClassVar, Self
 
@@ -19,15 +19,14 @@ from arroyo_dagster.state.model.checkpoints import (
     Checkpoint,
     CheckpointState,
     OperatorCheckpoint,
-    StreamProgress,
+    RunProgress,
     SubtaskCheckpoint,
 )
 from arroyo_dagster.state.model.clock import Clock, wall_clock
 from arroyo_dagster.state.model.ids import Epoch, OperatorId
 from arroyo_dagster.state.model.layout import Layout
-from arroyo_dagster.state.planning.gc.expiry import LEGACY_EPOCHS_BEFORE_NEWEST
-from arroyo_dagster.state.planning.restore.batch_identity import BatchVerdict, batch_verdict
 from arroyo_dagster.state.planning.restore.checkpoint import carry_operator, merge_operator
+from arroyo_dagster.state.planning.restore.partially_collected import LEGACY_EPOCHS_BEFORE_NEWEST
 from arroyo_dagster.state.runtime.merged_files import MergedFiles
 from arroyo_dagster.state.runtime.operators import Offset
 from arroyo_dagster.state.runtime.pipeline import Pipeline
@@ -88,15 +87,12 @@ class JobRun:
         pipeline: Pipeline,
         *,
         clock: Clock = wall_clock,
-        accept: Callable[[StreamProgress], None] = lambda progress: None,
     ) -> Self:
         """Start the next run of a job: take the next worker generation, or the lease of its writer.
 
         Args:
             store: contains the job's state.
             pipeline: the pipeline to run.
-            accept: called with the progress of the checkpoint to continue from; raises to refuse
-                it.
 
         Raises:
             InputError: the pipeline cannot run, its tables are not those of the checkpoint, or its
@@ -106,7 +102,7 @@ class JobRun:
         """
         pipeline.check()
         backend = StateBackend(store, pipeline.paths, clock=clock)
-        checks = cls.start_checks(store, pipeline, backend, accept)
+        checks = cls.start_checks(store, pipeline, backend)
         newest = checks.before_start()
         with contextlib.ExitStack() as held:
             token = _take_lease(held, backend)
@@ -191,11 +187,6 @@ class JobRun:
             kept = max(kept, LEGACY_EPOCHS_BEFORE_NEWEST + 1)
         return Epoch(max(before, self.next_epoch - kept + 1))
 
-    def verdict(self, query_id: str, batch_id: int, offsets: str, *, adopt: bool) -> BatchVerdict:
-        """Return whether a micro-batch is the next one or a repeat. Errors as `batch_verdict`."""
-        progress = self.base.progress if self.base else None
-        return batch_verdict(progress, query_id, batch_id, offsets, adopt=adopt)
-
     def plan(self, then_stop: bool) -> EpochPlan:
         """Return the facts that the subtasks of the next epoch need.
 
@@ -231,7 +222,7 @@ class JobRun:
         reports: Iterable[tuple[OperatorId, SubtaskCheckpoint]],
         offsets: Mapping[OperatorId, Offset],
         watermarks_micros: Mapping[OperatorId, int | None],
-        progress: StreamProgress,
+        progress: RunProgress,
     ) -> Checkpoint:
         """Merge, publish and commit one epoch: from now on it exists.
 

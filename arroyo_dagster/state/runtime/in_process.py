@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Self
 
-from arroyo_dagster.errors import ConflictError
-from arroyo_dagster.state.model.checkpoints import Checkpoint, StreamProgress, SubtaskCheckpoint
+from arroyo_dagster.state.model.checkpoints import SubtaskCheckpoint
 from arroyo_dagster.state.model.ids import OperatorId
-from arroyo_dagster.state.planning.restore.batch_identity import ADOPT
 from arroyo_dagster.state.runtime.coordinator import JobRun, finished
 from arroyo_dagster.state.runtime.exchange import (
     ExchangeChunk,
@@ -21,56 +17,16 @@ from arroyo_dagster.state.runtime.exchange import (
     read_split,
     source_chunks,
 )
-from arroyo_dagster.state.runtime.operators import Offset
 from arroyo_dagster.state.runtime.pipeline import Pipeline
+from arroyo_dagster.state.runtime.pipeline_run import (
+    EpochReports,
+    OnEpoch,
+    PipelineRun,
+    RunOutcome,
+    SourceSplit,
+)
 from arroyo_dagster.state.runtime.task import EpochPlan, LevelTask, merged_watermarks
 from arroyo_dagster.state.storage.store import ObjectStore
-
-IN_PROCESS = "in-process"
-"""The query id of epochs that no streaming query wrote."""
-
-OnEpoch = Callable[[Checkpoint], None]
-
-_IDLE_SECONDS = 0.2
-"""The wait before sources and stop requests are polled again."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunOutcome:
-    """The outcome of a run.
-
-    Attributes:
-        epochs: how many it wrote.
-        newest: the newest checkpoint of the job; None if there is none.
-        exhausted: whether every source had ended.
-        retention_failures: how often expired epochs could not be deleted.
-        overdue_epochs: how many expired epochs are left for the next run.
-    """
-
-    epochs: int
-    newest: Checkpoint | None
-    exhausted: bool
-    retention_failures: int = 0
-    overdue_epochs: int = 0
-
-    @classmethod
-    def of(cls, run: JobRun, epochs: int, exhausted: bool) -> RunOutcome:
-        """Return the outcome of a run that wrote this many epochs."""
-        return cls(
-            epochs=epochs,
-            newest=run.base,
-            exhausted=exhausted,
-            retention_failures=run.retention.failures,
-            overdue_epochs=run.retention.overdue_epochs,
-        )
-
-    def after(self, before: RunOutcome) -> RunOutcome:
-        """Combine this outcome with that of an earlier run."""
-        return replace(
-            self,
-            epochs=before.epochs + self.epochs,
-            retention_failures=before.retention_failures + self.retention_failures,
-        )
 
 
 def run_pipeline(
@@ -89,54 +45,42 @@ def run_pipeline(
         max_epochs: stop with a last checkpoint after this many epochs.
         follow: wait for new rows when the sources have none; otherwise stop then.
         interval_seconds: the minimum time between two epochs.
-        adopt: continue from a checkpoint that a streaming query wrote.
+        adopt: has no effect any more; release 0.3 removes it.
         on_epoch: called with every epoch once it is published and committed.
 
     Raises:
-        ConflictError: a newer run was started, or a streaming query wrote the state and `adopt` is
-            False. Nothing is lost.
+        ConflictError: a newer run was started. Nothing is lost.
         ArroyoStateError: see `JobRun`.
     """
+    if adopt:
+        warn_of_adopt()
     if (newest := finished(store, pipeline)) is not None:
         return RunOutcome(epochs=0, newest=newest, exhausted=True)
-    runner = LocalRun.start(pipeline, store, adopt=adopt)
+    runner = LocalRun.start(pipeline, store)
     with contextlib.closing(runner.job):
-        return _run(runner, max_epochs, follow, interval_seconds, on_epoch)
+        return runner.run(
+            max_epochs=max_epochs,
+            follow=follow,
+            interval_seconds=interval_seconds,
+            on_epoch=on_epoch,
+        )
 
 
-def _run(
-    runner: LocalRun,
-    max_epochs: int | None,
-    follow: bool,
-    interval_seconds: float,
-    on_epoch: OnEpoch | None,
-) -> RunOutcome:
-    count, due = 0, 0.0
-    while True:
-        while (left := due - time.monotonic()) > 0 and not runner.job.stop_requested():
-            time.sleep(min(left, _IDLE_SECONDS))
-        due = time.monotonic() + interval_seconds
-        last = max_epochs is not None and count + 1 >= max_epochs
-        stop = runner.job.stop_requested()
-        done = runner.step(then_stop=last or stop, even_if_idle=stop)
-        if done is not None:
-            count += 1
-            if on_epoch is not None:
-                on_epoch(done)
-        if runner.exhausted or stop or (last and done is not None) or (done is None and not follow):
-            runner.job.stop_done()
-            return RunOutcome.of(runner.job, count, runner.exhausted)
-        if done is None:
-            time.sleep(_IDLE_SECONDS)
+def warn_of_adopt() -> None:
+    """Tell callers that every run continues from the offsets in the state."""
+    warnings.warn(
+        "adopt has no effect: every run continues from the offsets recorded with the state; "
+        "release 0.3 removes it",
+        DeprecationWarning,
+        stacklevel=3,
+    )
 
 
-class LocalRun:
-    """One run in this process; `step` writes one epoch."""
+class LocalRun(PipelineRun):
+    """One run in this process. Created by `start`."""
 
-    def __init__(self, job: JobRun, offsets: dict[OperatorId, Offset]) -> None:
-        self.job = job
-        self.pipeline = job.pipeline
-        self._offsets = offsets
+    def __init__(self, job: JobRun) -> None:
+        super().__init__(job)
         self._tasks = [
             [
                 LevelTask(job.pipeline, level, index, job.store, as_it_is)
@@ -146,78 +90,16 @@ class LocalRun:
         ]
 
     @classmethod
-    def start(cls, pipeline: Pipeline, store: ObjectStore, *, adopt: bool = False) -> Self:
-        """Start the next run of a job; arguments and errors as of `run_pipeline`."""
-
-        def accept(progress: StreamProgress) -> None:
-            any_run = progress.rolled_back_to is not None
-            if progress.query_id != IN_PROCESS and not any_run and not adopt:
-                raise ConflictError(
-                    "the job's newest epoch was written by a streaming query",
-                    job=pipeline.job,
-                    recorded_query=progress.query_id,
-                    next_step=f"continue with `arroyo-state run --spark`; or {ADOPT}",
-                )
-
-        # Checked before the start: a refused run must not fence a running streaming query.
-        job = JobRun.start(store, pipeline, accept=accept)
+    def start(cls, pipeline: Pipeline, store: ObjectStore) -> Self:
+        """Start the next run of a job; errors as of `run_pipeline`."""
+        job = JobRun.start(store, pipeline)
         with job.closed_on_failure():
-            return cls(job, job.offsets())
+            return cls(job)
 
-    @property
-    def exhausted(self) -> bool:
-        """Whether every source has ended."""
-        return self._exhausted(self._offsets)
-
-    def _exhausted(self, offsets: Mapping[OperatorId, Offset]) -> bool:
-        return all(
-            node.source.exhausted(offsets[name]) for name, node in self.pipeline.sources.items()
-        )
-
-    def step(self, *, then_stop: bool = False, even_if_idle: bool = False) -> Checkpoint | None:
-        """Write the next epoch and return it; None if there is nothing new and nothing was written.
-
-        Args:
-            then_stop: the epoch is the last of this run.
-            even_if_idle: write an epoch without rows rather than none.
-        """
-        ends = {
-            name: node.source.latest_offset(self._offsets[name])
-            for name, node in self.pipeline.sources.items()
-        }
-        if ends == self._offsets and not even_if_idle:
-            return None
-        with self.job.backend.unless_fenced():
-            return self._write_epoch(ends, then_stop)
-
-    def _write_epoch(self, ends: dict[OperatorId, Offset], then_stop: bool) -> Checkpoint:
-        exhausted = self._exhausted(ends)
-        plan = self.job.plan(then_stop or exhausted)
-        reports, marks = self._process(plan, self._source_chunks(ends))
-        progress = StreamProgress(
-            query_id=IN_PROCESS,
-            batch_id=plan.epoch,
-            offsets=json.dumps(ends, sort_keys=True),
-            final=plan.then_stop,
-            exhausted=exhausted,
-        )
-        checkpoint = self.job.finish(plan, reports, ends, marks, progress)
-        self._offsets = ends
-        return checkpoint
-
-    def _source_chunks(self, ends: Mapping[OperatorId, Offset]) -> Iterator[ExchangeChunk]:
-        for name, node in self.pipeline.sources.items():
-            splits = node.source.partitions(self._offsets[name], ends[name])
-            for index, split in enumerate(splits):
-                yield from source_chunks(
-                    self.pipeline, node, read_split(node, split), index, as_it_is
-                )
-
-    def _process(
-        self, plan: EpochPlan, chunks: Iterator[ExchangeChunk]
-    ) -> tuple[list[tuple[OperatorId, SubtaskCheckpoint]], dict[OperatorId, int | None]]:
+    def process(self, plan: EpochPlan, splits: Sequence[SourceSplit]) -> EpochReports:
+        """Process the rows of one epoch, level by level."""
         waiting: dict[tuple[int, int], list[ExchangeChunk]] = {}
-        for chunk in chunks:
+        for chunk in self._chunks(splits):
             waiting.setdefault((chunk.level, chunk.subtask), []).append(chunk)
         reports: list[tuple[OperatorId, SubtaskCheckpoint]] = []
         marks: list[Mapping[OperatorId, int | None]] = []
@@ -227,4 +109,10 @@ class LocalRun:
                     waiting.setdefault((chunk.level, chunk.subtask), []).append(chunk)
                 reports.extend(task.reports.items())
                 marks.append(task.watermarks_micros)
-        return reports, merged_watermarks(marks)
+        return EpochReports(reports, merged_watermarks(marks))
+
+    def _chunks(self, splits: Sequence[SourceSplit]) -> Iterator[ExchangeChunk]:
+        for one in splits:
+            node = self.pipeline.sources[one.source]
+            rows = read_split(node, one.split)
+            yield from source_chunks(self.pipeline, node, rows, one.index, as_it_is)

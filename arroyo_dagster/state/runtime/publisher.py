@@ -14,7 +14,7 @@ from arroyo_dagster.state.model.checkpoints import (
     LegacyCheckpoint,
     Manifest,
     OperatorCheckpoint,
-    StreamProgress,
+    RunProgress,
 )
 from arroyo_dagster.state.planning.restore.recovery import legacy_state
 from arroyo_dagster.state.runtime.task import EpochPlan
@@ -31,7 +31,7 @@ class EpochPublisher:
         plan: EpochPlan,
         operators: Sequence[OperatorCheckpoint],
         base: Checkpoint | None,
-        progress: StreamProgress,
+        progress: RunProgress,
     ) -> Checkpoint:
         """Write the metadata of an epoch: from now on it exists.
 
@@ -49,7 +49,7 @@ class EpochPublisher:
         return as_checkpoint(manifest, published.ref, state)
 
     def _publish_legacy(
-        self, plan: EpochPlan, operators: Sequence[OperatorCheckpoint], progress: StreamProgress
+        self, plan: EpochPlan, operators: Sequence[OperatorCheckpoint], progress: RunProgress
     ) -> Checkpoint:
         """Write every operator's object, then the checkpoint's, which makes the epoch exist."""
         if self.backend.exists(plan.epoch):
@@ -78,7 +78,7 @@ class EpochPublisher:
         plan: EpochPlan,
         operators: Sequence[OperatorCheckpoint],
         base: Checkpoint | None,
-        progress: StreamProgress,
+        progress: RunProgress,
     ) -> Manifest:
         """Return the manifest of an epoch in the protocol layout; arguments as of `publish`."""
         paths = self.backend.paths

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from arroyo_dagster.errors import (
@@ -17,7 +16,6 @@ from arroyo_dagster.state.model.checkpoints import (
     Checkpoint,
     CheckpointState,
     OperatorCheckpoint,
-    StreamProgress,
 )
 from arroyo_dagster.state.model.ids import Epoch
 from arroyo_dagster.state.runtime.operators import registered
@@ -29,16 +27,11 @@ from arroyo_dagster.state.tables.registration import check_tables
 
 @dataclass(frozen=True)
 class StartChecks:
-    """The checks of one start; their errors are those of `JobRun.start`.
-
-    Attributes:
-        accept: called with the progress of the checkpoint to continue from; raises to refuse it.
-    """
+    """The checks of one start; their errors are those of `JobRun.start`."""
 
     store: ObjectStore
     pipeline: Pipeline
     backend: StateBackend
-    accept: Callable[[StreamProgress], None]
 
     def before_start(self) -> Epoch | None:
         """Check the newest epoch and return it; None = the job has none.
@@ -129,7 +122,6 @@ class StartChecks:
                 path=checkpoint.ref,
                 next_step="keep the object and report it; start this pipeline under another job",
             )
-        self.accept(checkpoint.progress)
         for operator in checkpoint.operators:
             self._check_commit(checkpoint, operator)
             node = self.pipeline.operators.get(operator.operator)

@@ -23,6 +23,7 @@ from arroyo_dagster.state.runtime.operators import Collector, Operator, Operator
 from arroyo_dagster.state.runtime.pipeline import Pipeline
 from arroyo_dagster.state.runtime.stop_requests import request_stop
 from arroyo_dagster.state.storage import Crash, FaultInjecting, MemoryStore
+from tests.shares import Share, dealt_out
 from tests.stories import outcome, run_story, write_story
 
 COUNT = 7
@@ -159,13 +160,13 @@ def test_another_run_takes_over_and_the_first_is_told(store: MemoryStore, tmp_pa
     assert (tmp_path / "out").read_bytes().splitlines() == LINES
 
 
-@pytest.mark.parametrize("mode", ["before", "after"])
+@pytest.mark.parametrize(("mode", "share"), dealt_out(["before", "after"], 12))
 def test_a_crash_anywhere_between_two_services_doubles_and_loses_nothing(
-    tmp_path: Path, mode: Any
+    tmp_path: Path, mode: Any, share: Share
 ) -> None:
     counted = FaultInjecting(MemoryStore(uuid.uuid4().hex))
     run(counted, tmp_path / "plain")
-    for at in range(1, counted.changes + 1, 5):
+    for at in share(range(1, counted.changes + 1)):
         store, out = MemoryStore(uuid.uuid4().hex), tmp_path / str(at)
         with pytest.raises(Crash):
             run(FaultInjecting(store, fail_at=at, mode=mode, crash=True), out)
@@ -179,7 +180,7 @@ def test_records_between_services_go_once_every_reader_has_taken_them(
     monkeypatch.setattr(segments, "EPOCHS_KEPT", 2)
     plain = MemoryStore(uuid.uuid4().hex)
     for name in ("trimmed", "plain"):
-        write_story(tmp_path / name, 60, seed=4)
+        write_story(tmp_path / name, 48, seed=4)
     run_story(store, tmp_path / "trimmed", rows_per_epoch=3)
     monkeypatch.setattr(segments, "EPOCHS_KEPT", 1000)
     run_story(plain, tmp_path / "plain", rows_per_epoch=3)

@@ -88,7 +88,7 @@ class CheckpointMetadata(google.protobuf.message.Message):
     @property
     def operator_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
     @property
-    def progress(self) -> global___StreamProgress: ...
+    def progress(self) -> global___RunProgress: ...
     def __init__(
         self,
         *,
@@ -98,7 +98,7 @@ class CheckpointMetadata(google.protobuf.message.Message):
         start_time: builtins.int = ...,
         finish_time: builtins.int = ...,
         operator_ids: collections.abc.Iterable[builtins.str] | None = ...,
-        progress: global___StreamProgress | None = ...,
+        progress: global___RunProgress | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["progress", b"progress"]) -> builtins.bool: ...
     def ClearField(self, field_name: typing.Literal["epoch", b"epoch", "finish_time", b"finish_time", "job_id", b"job_id", "min_epoch", b"min_epoch", "operator_ids", b"operator_ids", "progress", b"progress", "start_time", b"start_time"]) -> None: ...
@@ -134,7 +134,7 @@ class CheckpointManifest(google.protobuf.message.Message):
     @property
     def operators(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___OperatorCheckpointMetadata]: ...
     @property
-    def progress(self) -> global___StreamProgress: ...
+    def progress(self) -> global___RunProgress: ...
     def __init__(
         self,
         *,
@@ -148,7 +148,7 @@ class CheckpointManifest(google.protobuf.message.Message):
         needs_commit: builtins.bool = ...,
         operators: collections.abc.Iterable[global___OperatorCheckpointMetadata] | None = ...,
         parent_checkpoint_ref: builtins.str | None = ...,
-        progress: global___StreamProgress | None = ...,
+        progress: global___RunProgress | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_parent_checkpoint_ref", b"_parent_checkpoint_ref", "parent_checkpoint_ref", b"parent_checkpoint_ref", "progress", b"progress"]) -> builtins.bool: ...
     def ClearField(self, field_name: typing.Literal["_parent_checkpoint_ref", b"_parent_checkpoint_ref", "epoch", b"epoch", "finish_time", b"finish_time", "generation", b"generation", "job_id", b"job_id", "min_epoch", b"min_epoch", "needs_commit", b"needs_commit", "operators", b"operators", "parent_checkpoint_ref", b"parent_checkpoint_ref", "pipeline_id", b"pipeline_id", "progress", b"progress", "start_time", b"start_time"]) -> None: ...
@@ -157,8 +157,8 @@ class CheckpointManifest(google.protobuf.message.Message):
 global___CheckpointManifest = CheckpointManifest
 
 @typing.final
-class StreamProgress(google.protobuf.message.Message):
-    """Ours: which micro-batch of which streaming query an epoch holds."""
+class RunProgress(google.protobuf.message.Message):
+    """Ours: how far the sources of a managed job are at an epoch."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -169,15 +169,17 @@ class StreamProgress(google.protobuf.message.Message):
     FINAL_FIELD_NUMBER: builtins.int
     EXHAUSTED_FIELD_NUMBER: builtins.int
     query_id: builtins.str
+    """"rollback", or the streaming query of a release before 0.3"""
     batch_id: builtins.int
+    """the epoch that the rollback restored, or the query's batch"""
     offsets: builtins.str
-    """JSON: where the source stands behind this epoch"""
+    """JSON: the offset of each source after this epoch"""
     checkpoint_location: builtins.str
-    """where the streaming engine keeps its own log"""
+    """of the streaming query; not written any more"""
     final: builtins.bool
     """the epoch was written with then_stop"""
     exhausted: builtins.bool
-    """a bounded source had ended"""
+    """the sources were bounded and had ended"""
     def __init__(
         self,
         *,
@@ -190,7 +192,7 @@ class StreamProgress(google.protobuf.message.Message):
     ) -> None: ...
     def ClearField(self, field_name: typing.Literal["batch_id", b"batch_id", "checkpoint_location", b"checkpoint_location", "exhausted", b"exhausted", "final", b"final", "offsets", b"offsets", "query_id", b"query_id"]) -> None: ...
 
-global___StreamProgress = StreamProgress
+global___RunProgress = RunProgress
 
 @typing.final
 class OperatorCheckpointMetadata(google.protobuf.message.Message):

@@ -18,10 +18,9 @@ from arroyo_dagster.errors import (
     ProtocolError,
 )
 from arroyo_dagster.state.model.checkpoints import (
-    ROLLBACK,
     Checkpoint,
     CheckpointState,
-    StreamProgress,
+    RunProgress,
 )
 from arroyo_dagster.state.model.ids import Epoch, JobId, OperatorId, WorkerGeneration
 from arroyo_dagster.state.model.layout import JobPaths, Layout
@@ -159,18 +158,14 @@ def check_same(plan: RollbackPlan, fresh: RollbackPlan) -> None:
         )
 
 
-def progress_after(target: Checkpoint) -> StreamProgress:
-    """Return the progress of the epoch that a rollback publishes, with the offsets of `target`.
-
-    No streaming query wrote it, so that any query continues from its offsets, as with `--adopt`.
-    """
+def progress_after(target: Checkpoint) -> RunProgress:
+    """Return the progress of the epoch that a rollback publishes, with the offsets of `target`."""
     assert target.progress is not None
-    return StreamProgress(
-        query_id=ROLLBACK,
-        batch_id=target.epoch,
+    return RunProgress(
         offsets=target.progress.offsets,
         final=True,
         exhausted=target.progress.exhausted,
+        rolled_back_to=target.epoch,
     )
 
 

@@ -21,7 +21,7 @@ from arroyo_dagster.state.codec.metadata import (
     encode_operator,
 )
 from arroyo_dagster.state.codec.proto import state_pb2 as pb
-from arroyo_dagster.state.model.checkpoints import LegacyCheckpoint, Manifest, StreamProgress
+from arroyo_dagster.state.model.checkpoints import LegacyCheckpoint, Manifest, RunProgress
 from arroyo_dagster.state.model.ids import Epoch, JobId, OperatorId
 from tests.compat.arroyo import DATA
 from tests.strategies import MANIFESTS
@@ -66,7 +66,7 @@ def test_a_legacy_checkpoint_comes_back_as_it_was() -> None:
         start_time_micros=1,
         finish_time_micros=2,
         operators=(OperatorId("b"), OperatorId("a")),
-        progress=StreamProgress(query_id="q", batch_id=6, offsets="{}"),
+        progress=RunProgress(offsets="{}"),
     )
     assert decode_legacy_checkpoint(encode_legacy_checkpoint(checkpoint), "p") == checkpoint
 
@@ -199,7 +199,7 @@ def with_strangers() -> bytes:
         subtask=subtask,
     )
     operator.MergeFromString(stranger("operator"))
-    progress = pb.StreamProgress(query_id="q")
+    progress = pb.RunProgress(query_id="q")
     progress.MergeFromString(stranger("progress"))
     manifest = pb.CheckpointManifest(
         pipeline_id="p", job_id="j", epoch=1, operators=[operator], progress=progress
@@ -218,7 +218,7 @@ def test_fields_nobody_knows_survive_at_every_level() -> None:
 
 
 def test_fields_nobody_knows_survive_in_the_legacy_layout_too() -> None:
-    progress = pb.StreamProgress(query_id="q")
+    progress = pb.RunProgress(query_id="q")
     progress.MergeFromString(stranger("progress"))
     head = pb.CheckpointMetadata(job_id="j", epoch=3, operator_ids=["o"], progress=progress)
     head.MergeFromString(stranger("checkpoint"))

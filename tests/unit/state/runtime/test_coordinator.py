@@ -13,7 +13,6 @@ from google.protobuf.message import DecodeError
 
 from arroyo_dagster.errors import (
     ArroyoStateError,
-    ConflictError,
     FormatError,
     InputError,
     NotFoundError,
@@ -48,6 +47,7 @@ from tests.jobs import (
     word_job,
     words,
 )
+from tests.shares import Share, share_or_all
 
 ROWS: dict[str, Any] = {"rows": 12, "rows_per_epoch": 3}
 
@@ -243,16 +243,23 @@ def test_a_pipeline_without_an_operator_or_a_source_is_refused() -> None:
     refused(store, Pipeline("words"), InputError)
 
 
-def test_state_of_a_streaming_query_is_refused_before_that_query_is_fenced() -> None:
+def test_state_that_a_streaming_query_wrote_is_continued() -> None:
     store = begun(1)
     ref = manifest_path(store, 1)
+    message = pb.CheckpointManifest.FromString(store.read(ref))
+    message.progress.query_id, message.progress.batch_id = "8a4f", 7
+    message.progress.checkpoint_location = "file:///spark"
+    store.put(ref, message.SerializeToString(deterministic=True))
     manifest = decode_manifest(store.read(ref), ref)
+    assert encode_manifest(manifest) == store.read(ref)
     assert manifest.progress is not None
-    other = replace(manifest, progress=replace(manifest.progress, query_id="a query"))
-    store.put(ref, encode_manifest(other))
-    error = refused(store, word_job(store, **ROWS), ConflictError)
-    assert "--adopt" in str(error)
-    run_pipeline(word_job(store, **ROWS), store, adopt=True)
+    assert manifest.progress.rolled_back_to is None
+    with pytest.warns(DeprecationWarning, match="adopt has no effect"):
+        run_pipeline(word_job(store, **ROWS), store, adopt=True)
+    expected = MemoryStore()
+    run_word_job(expected, **ROWS)
+    found = state_of(store, word_job(store, **ROWS)), output_of(store)
+    assert found == (state_of(expected, word_job(expected, **ROWS)), output_of(expected))
 
 
 def test_rows_keyed_to_another_subtask_stop_the_epoch_and_nothing_is_published() -> None:
@@ -319,12 +326,15 @@ def test_state_of_an_operator_that_raised_half_way_is_not_used_again(in_process:
     assert state_of(store, made) == state_of(expected, made)
 
 
-def test_a_run_whose_publication_failed_does_not_go_on_and_the_next_doubles_nothing() -> None:
+@share_or_all(3)
+def test_a_run_whose_publication_failed_does_not_go_on_and_the_next_doubles_nothing(
+    share: Share,
+) -> None:
     store, expected = MemoryStore(), MemoryStore()
     run_word_job(expected, **ROWS)
     counted = FaultInjecting(copied(store))
     LocalRun.start(word_job(counted, **ROWS), counted).step()
-    for at in range(1, counted.changes + 1):
+    for at in share(range(1, counted.changes + 1)):
         store = MemoryStore()
         faulty = FaultInjecting(store, fail_at=at, mode="after")
         try:
@@ -344,13 +354,14 @@ def test_a_subtask_that_did_not_report_stops_the_epoch() -> None:
     store = MemoryStore()
     run = LocalRun.start(word_job(store, **ROWS), store)
     run.step()
-    process = run._process
+    process = run.process
 
     def lossy(*args: Any) -> Any:
-        reports, marks = process(*args)
-        return [r for r in reports if (r[0], r[1].subtask_index) != ("keep", 1)], marks
+        whole = process(*args)
+        left = [r for r in whole.subtasks if (r[0], r[1].subtask_index) != ("keep", 1)]
+        return replace(whole, subtasks=left)
 
-    run._process = lossy  # type: ignore[method-assign]
+    run.process = lossy  # type: ignore[method-assign]
     with pytest.raises(ProtocolError, match="1 of 2 subtasks"):
         run.step()
     assert ParquetBackend(store, run.pipeline.paths).epochs() == [1]

@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from arroyo_dagster.errors import ConflictError, FormatError, NotFoundError, StorageError
+from arroyo_dagster.errors import FormatError, NotFoundError, StorageError
 from arroyo_dagster.state.codec.metadata import decode_operator, encode_manifest
 from arroyo_dagster.state.codec.records import decode_epoch_record
 from arroyo_dagster.state.metadata.backend import StateBackend
@@ -22,7 +22,6 @@ from arroyo_dagster.state.model.checkpoints import (
     Checkpoint,
     CheckpointState,
     Manifest,
-    StreamProgress,
 )
 from arroyo_dagster.state.model.compaction import (
     CompactionPolicy,
@@ -36,13 +35,13 @@ from arroyo_dagster.state.model.objects import ObjectKind, object_name
 from arroyo_dagster.state.model.tables import GlobalKeyedFiles, TableConfig
 from arroyo_dagster.state.model.types import Field, Primitive, StructOf
 from arroyo_dagster.state.operations.compaction.job import run_compaction
-from arroyo_dagster.state.planning.restore.batch_identity import BatchVerdict
 from arroyo_dagster.state.planning.restore.recovery import marker_path
 from arroyo_dagster.state.runtime.connectors import TableSource
 from arroyo_dagster.state.runtime.coordinator import JobRun, finished
 from arroyo_dagster.state.runtime.in_process import LocalRun, run_pipeline
 from arroyo_dagster.state.runtime.operators import Collector, OperatorContext
 from arroyo_dagster.state.runtime.pipeline import Pipeline
+from arroyo_dagster.state.runtime.start_checks import StartChecks
 from arroyo_dagster.state.runtime.stop_requests import request_stop, requested_stop
 from arroyo_dagster.state.storage import DeleteOutcome, MemoryStore, ObjectStore
 from arroyo_dagster.state.storage.store import Listing
@@ -195,22 +194,6 @@ def test_sink_commits_the_data_of_each_epoch_once_it_is_published(
     JobRun.start(store, made).close()
     assert [number for number, _ in Noting.asked] == [1, 2, 3, 3]
     assert store.head(noted) is not None
-
-
-def test_batch_is_judged_by_the_progress_of_the_newest_epoch() -> None:
-    store = MemoryStore()
-    made = job(store)
-    with contextlib.closing(JobRun.start(store, made)) as run:
-        assert run.verdict("q", 0, "{}", adopt=False) is BatchVerdict.NEXT
-    run_on(store, made, 1)
-    newest = every(store, made)[-1].progress
-    assert newest is not None
-    with contextlib.closing(JobRun.start(store, made)) as run:
-        known = (newest.query_id, newest.batch_id, newest.offsets)
-        assert run.verdict(*known, adopt=False) is BatchVerdict.REPEAT
-        assert run.verdict("another", 0, "{}", adopt=True) is BatchVerdict.NEXT
-        with pytest.raises(ConflictError, match="another streaming query"):
-            run.verdict("another", 0, "{}", adopt=False)
 
 
 # ---- merged files --------------------------------------------------------------------------------
@@ -560,13 +543,16 @@ def test_epoch_that_a_live_run_publishes_while_another_starts_is_looked_at_too(
     store = MemoryStore()
     made = job(store)
     run_on(store, made, 2)
-    accepted: list[int] = []
+    checked: list[int] = []
+    check = StartChecks.check_restorable
 
-    def accept(progress: StreamProgress) -> None:
-        accepted.append(progress.batch_id)
+    def noting(self: StartChecks, epoch: Epoch) -> None:
+        checked.append(epoch)
+        check(self, epoch)
 
-    JobRun.start(store, made, accept=accept).close()
-    assert accepted == [2]
+    monkeypatch.setattr(StartChecks, "check_restorable", noting)
+    JobRun.start(store, made).close()
+    assert checked == [2]
     start = StateBackend.start
 
     def late(self: StateBackend) -> Any:
@@ -575,10 +561,10 @@ def test_epoch_that_a_live_run_publishes_while_another_starts_is_looked_at_too(
         return start(self)
 
     monkeypatch.setattr(StateBackend, "start", late)
-    with contextlib.closing(JobRun.start(store, made, accept=accept)) as run:
+    with contextlib.closing(JobRun.start(store, made)) as run:
         assert run.base is not None
         assert run.base.epoch == 3
-    assert accepted == [2, 2, 3]
+    assert checked == [2, 2, 2, 3]  # the other run checks epoch 2, too
 
 
 def test_lease_of_a_legacy_run_tells_it_from_other_runs() -> None:
