@@ -11,29 +11,31 @@ SCHEDULES ?= 100000
 help: ## list the commands
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1	/'
 
-$(VENV)/ready: requirements/dev.txt pyproject.toml
+# $(call set_up,LOCK): what fails is one line; Python is checked here, as the script needs it.
+define set_up
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
-		{ echo "Python 3.11 or newer is missing: install it, or say PYTHON=/path/to/python3.11"; exit 1; }
-	@java -version >/dev/null 2>&1 || \
-		{ echo "Java 17 or newer is missing: install it (Debian: apt-get install openjdk-17-jre-headless)"; exit 1; }
-	@java -version 2>&1 | grep -Eq 'version "(1[7-9]|[2-9][0-9])' || \
-		{ echo "Java is too old: Spark needs 17 or newer"; java -version; exit 1; }
-	@echo "Setting up $(VENV) from requirements/dev.txt (once, about a minute)…"
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@test -x $(BIN)/uv || $(BIN)/python -m pip install --quiet --disable-pip-version-check '$(UV_VERSION)'
-	@$(BIN)/uv pip install --quiet --python $(BIN)/python --require-hashes -r requirements/dev.txt
-	@$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --editable .
+		{ found=$$(command -v $(PYTHON) >/dev/null && $(PYTHON) -V 2>&1 | head -n 1 || echo missing); \
+		echo "Python 3.11 or newer is needed; $(PYTHON) is $$found. Next: install it, or call make with PYTHON=/path/to/python3.11"; exit 1; }
+	@$(PYTHON) requirements/set_up.py $(VENV) $(1) '$(UV_VERSION)'
+endef
+
+# What runs the project: no test tools.
+$(VENV)/runs: requirements/runtime.txt pyproject.toml
+	$(call set_up,runtime)
 	@touch $@
 
-demo: $(VENV)/ready ## run the main job on real data: killed, restarted, compacted, expired, proved (two minutes)
+$(VENV)/ready: requirements/dev.txt pyproject.toml
+	$(call set_up,dev)
+	@touch $(VENV)/runs $@
+
+demo: $(VENV)/runs ## run the main job on real data: killed, restarted, compacted, expired, proved (two minutes)
 	@$(BIN)/python examples/flights/demo.py
 
-ui: $(VENV)/ready ## open Dagster's UI on a job that goes on, compacted as you watch
+ui: $(VENV)/runs ## open Dagster's UI on a job that goes on, compacted as you watch
 	@$(BIN)/python examples/flights/ui.py
 
 pictures: $(VENV)/ready ## take the pictures of the docs again (needs Chromium; Debian: chromium)
-	@$(BIN)/python docs/pictures/take.py
-	@$(BIN)/python docs/pictures/fleet.py
+	@$(BIN)/python -m tests.browser.pictures
 
 $(VENV)-docs/ready: requirements/docs.txt | $(VENV)/ready
 	@echo "Setting up $(VENV)-docs from requirements/docs.txt (once, some seconds)…"
@@ -49,10 +51,15 @@ docs: $(VENV)-docs/ready ## build the documentation site in build/docs/site; a b
 		{ echo "a page loads something from another host: see above"; exit 1; }
 	@echo "Open build/docs/site/index.html; for the search: $(PYTHON) -m http.server -d build/docs/site"
 
+# Python keeps what it has compiled, whatever the environment says: the tests start hundreds of
+# processes. In a fresh clone one process compiles the tests, else each of the three does.
+test quick soak: export PYTHONDONTWRITEBYTECODE :=
+TESTS := -m "not soak" --ignore=tests/benchmarks
+
 test: $(VENV)/ready ## run all tests
-	@$(BIN)/python -m tests.quick_spark
-	@$(BIN)/python -m pytest -m "not soak" --ignore=tests/benchmarks \
-		--numprocesses=3 --dist=loadscope --no-loadscope-reorder
+	@{ test -d tests/__pycache__ || $(BIN)/python -m pytest $(TESTS) --collect-only >/dev/null; } & \
+		$(BIN)/python -m tests.quick_spark; done=$$?; wait; exit $$done
+	@$(BIN)/python -m pytest $(TESTS) --numprocesses=3 --dist=loadscope --no-loadscope-reorder
 
 quick: $(VENV)/ready ## run the unit and property tests (three minutes)
 	@$(BIN)/python -m pytest tests/unit tests/property \
@@ -94,6 +101,8 @@ lock: ## update requirements/*.txt from pyproject.toml (needs a network; UPGRADE
 	@$(LOCK) $(UPGRADE_OPTION) pyproject.toml --output-file requirements/runtime.txt >/dev/null
 	@$(LOCK) $(UPGRADE_OPTION) pyproject.toml --group dev --constraint requirements/runtime.txt \
 		--output-file requirements/dev.txt >/dev/null
+	@$(LOCK) $(UPGRADE_OPTION) --group core --constraint requirements/runtime.txt \
+		--output-file requirements/core.txt >/dev/null
 	@$(LOCK) $(UPGRADE_OPTION) --group docs --output-file requirements/docs.txt >/dev/null
 	@! grep -n '://' requirements/*.txt || { echo "a lock file names an address: see above"; exit 1; }
 	@git --no-pager diff --stat -- requirements 2>/dev/null || true

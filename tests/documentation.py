@@ -12,6 +12,7 @@ PROJECT = Path(__file__).parents[1]
 _FOLDERS = (PROJECT / "docs", PROJECT / "docs" / "operate")
 PAGES = (
     "README.md",
+    "DESCRIPTION.md",
     *sorted(
         path.relative_to(PROJECT).as_posix() for folder in _FOLDERS for path in folder.glob("*.md")
     ),

@@ -7,12 +7,16 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from markdown_it import MarkdownIt
+from markdown_it.token import Token
 
 PROJECT = Path(__file__).parents[1]
-LOCKS = {name: PROJECT / "requirements" / f"{name}.txt" for name in ("runtime", "dev", "docs")}
+NAMES = ("runtime", "core", "dev", "docs")
+LOCKS = {name: PROJECT / "requirements" / f"{name}.txt" for name in NAMES}
 PIN = re.compile(r"(?P<name>[a-z0-9-]+)(\[[a-z0-9,-]+\])?==(?P<version>[^ ]+)( ; .+)? \\")
 HASH = re.compile(r"    --hash=sha256:[0-9a-f]{64}( \\)?")
 APACHE = "cfc7749b96f63bd31c3c42b5c471bf756814053e847c10f3eb003417bc523d30"
@@ -45,13 +49,42 @@ def test_every_dependency_is_locked() -> None:
     project = pyproject()
     runtime = wanted(project["project"]["dependencies"])
     assert runtime <= {name for name, _ in pins("runtime")}, "run `make lock`"
-    for group in ("dev", "docs"):
+    for group in ("core", "dev", "docs"):
         names = wanted(project["dependency-groups"][group])
         assert names <= {name for name, _ in pins(group)}, "run `make lock`"
 
 
-def test_runtime_and_dev_agree() -> None:
-    assert pins("runtime") <= pins("dev"), "run `make lock`"
+def test_runtime_core_and_dev_agree() -> None:
+    assert pins("core") < pins("runtime") <= pins("dev"), "run `make lock`"
+
+
+def test_the_core_is_all_but_spark_and_dagster() -> None:
+    project = pyproject()
+    core, all_of_them = (
+        set(project["dependency-groups"]["core"]),
+        set(project["project"]["dependencies"]),
+    )
+    assert core <= all_of_them
+    assert wanted(list(all_of_them - core)) == {"dagster", "dagster-webserver", "pandas", "pyspark"}
+    assert not wanted(list(all_of_them - core)) & {name for name, _ in pins("core")}
+
+
+def test_the_description_shows_on_a_package_index() -> None:
+    # An index renders neither pictures in data URIs nor relative links, and no address is ours.
+    text = (PROJECT / "DESCRIPTION.md").read_text()
+    assert pyproject()["project"]["readme"] == "DESCRIPTION.md"
+    tokens = list(_tokens(MarkdownIt("commonmark").enable("table").parse(text)))
+    assert not [one for one in tokens if one.type in ("image", "html_block", "html_inline")]
+    links = [one.attrs["href"] for one in tokens if one.type == "link_open"]
+    assert all(str(one).startswith("https://") for one in links)
+    readme = (PROJECT / "README.md").read_text()
+    assert readme.startswith(text.partition("## Install")[0].rstrip())
+
+
+def _tokens(tokens: Sequence[Token]) -> Iterator[Token]:
+    for token in tokens:
+        yield token
+        yield from _tokens(token.children or ())
 
 
 def test_the_license_is_the_text_of_apache_2() -> None:

@@ -33,6 +33,8 @@ from upkeep import Upkeep
 from verify import FLIGHTS, JOB, Proof, explain, prove
 
 from arroyo_dagster.errors import ArroyoStateError, NotFoundError
+from arroyo_dagster.spark.java import JAVA_STEP
+from arroyo_dagster.spark.session import local_java
 from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.model.checkpoints import Checkpoint
 from arroyo_dagster.state.storage.remote.open import open_store
@@ -41,13 +43,14 @@ PROJECT = Path(__file__).resolve().parents[2]
 FOLDER = PROJECT / ".demo" / "flights"
 ARROYO_STATE = (str(Path(sys.executable).with_name("arroyo-state")),)
 PARALLELISM = 2
-SPARK_ROWS_PER_EPOCH = 12_288
-IN_PROCESS_ROWS_PER_EPOCH = 8192
+ROWS_PER_EPOCH = 12_288
 SECONDS_BETWEEN_EPOCHS = 1.5  # of run 2, so that it still goes on when its files are merged
 KEPT_EPOCHS = 2
 STALLED_SECONDS = 120
 STOPPED_SECONDS = 60
 LOG_LINES = 15
+STEPS = 7
+NEEDED_BYTES = 200_000_000
 
 
 class DemoError(Exception):
@@ -64,7 +67,7 @@ class Job:
         self.url = str(FOLDER / "checkpoints")
         self.output = str(FOLDER / "output")
         self.spark = spark
-        self.rows_per_epoch = SPARK_ROWS_PER_EPOCH if spark else IN_PROCESS_ROWS_PER_EPOCH
+        self.rows_per_epoch = ROWS_PER_EPOCH
         self.epochs = -(-rows // self.rows_per_epoch)
         self._backend = ParquetBackend(open_store(self.url), JOB)
 
@@ -202,6 +205,14 @@ class Show:
         self._phase = ""
         self._said_at = 0.0
         self._said_epoch = -1
+        self._step = 0
+        self._begun = time.monotonic()
+
+    def step(self, text: str) -> None:
+        """Begin the next step: what it shows, and how far the demo is."""
+        self._step += 1
+        seconds = time.monotonic() - self._begun
+        self.say(f"\n{self._step} of {STEPS}  {text} ({seconds:.0f} s so far)")
 
     @contextmanager
     def bar(self) -> Iterator[Show]:
@@ -280,7 +291,7 @@ class Story:
         self.accounts: list[Account] = []
         self._job = job
         self._show = show
-        self._upkeep = Upkeep(job.url, spark=job.spark)
+        self._upkeep = Upkeep(job.url, spark=job.spark, log=FOLDER / "maintenance.log")
         self._poll_seconds = 0.1 if job.spark else 0.02
 
     def play(self) -> None:
@@ -290,11 +301,15 @@ class Story:
             DemoError: a run did not do what it was to do.
         """
         killed_at = self._job.epochs * 2 // 5
+        self._show.step(f"A crash: run the job, and kill it with SIGKILL at epoch {killed_at}.")
         with self._run(1, f"run 1, to be killed at epoch {killed_at}") as run:
             self._until(run, killed_at)
             run.kill()
             self._account("killed (SIGKILL)")
-        self._show.say(f"Dagster's sensor looks: {self._upkeep.tick()}.")
+        self._show.say(f"  Dagster's sensor: {self._upkeep.tick()}.")
+        self._show.step(
+            "A restart: continue from the newest epoch, compact meanwhile, stop with a checkpoint."
+        )
         with self._run(2, "run 2, compacted meanwhile, then stopped with a checkpoint") as run:
             self._upkeep.start()
             self._until(run, self._job.epoch() + 1)
@@ -304,6 +319,7 @@ class Story:
             self._until_end(run, STOPPED_SECONDS)
             self._check_stopped()
             self._account("stopped (then_stop)")
+        self._show.step("A second restart: continue to the end of the flights.")
         with self._run(3, "run 3, to the end") as run:
             self._until_end(run, STALLED_SECONDS)
             self._check_exhausted()
@@ -317,14 +333,14 @@ class Story:
         self._upkeep.catalogue()
         done = self._upkeep.compact(policy="full")
         self._show.say(
-            f"Compacted at rest: {done['arroyo/files_before']} listed files became "
-            f"{done['arroyo/files_after']}, in epoch {done['arroyo/taken_over_at_epoch']}."
+            f"  compacted at rest: listed files {done['files']}, "
+            f"in epoch {done['arroyo/taken_over_at_epoch']}."
         )
         steps.append(self._kept("compacted"))
         gone = self._upkeep.expire(KEPT_EPOCHS)
         self._show.say(
-            f"Expired {gone['arroyo/removed_epochs']} epochs and "
-            f"{gone['arroyo/removed_files']} files that only they listed."
+            f"  expired epochs: {gone['epochs']}; with them went the data files that only they "
+            f"listed: {gone['data files']}."
         )
         steps.append(self._kept(f"expired to {KEPT_EPOCHS} epochs"))
         self._upkeep.tick()
@@ -334,13 +350,13 @@ class Story:
     def build_states(self, states: States) -> list[Shown]:
         """Let two dataflows build their states, and Dagster see them. Returns what it shows."""
         how = "on Spark" if self._job.spark else "in process"
-        self._show.say(
-            f"SDF states: words counted, and {states.month.num_rows:,} flights by carrier and hour "
-            f"({how}), beside the job."
+        self._show.step(
+            f"States declared in YAML (SDF): count words, and {states.month.num_rows:,} flights by "
+            f"carrier and hour {how}."
         )
         states.run()
         self._show.say(f"  {states.prove()}")
-        self._show.say(f"Dagster's sensor looks: {self._upkeep.tick()}.")
+        self._show.say(f"  Dagster's sensor: {self._upkeep.tick()}.")
         return self._upkeep.states()
 
     def _kept(self, name: str) -> Kept:
@@ -355,8 +371,8 @@ class Story:
         if "arroyo/taken_over_at_epoch" not in done:
             raise DemoError(f"the job did not take over what was merged.\n{run.last_words()}")
         self._show.say(
-            f"  compacted while it runs: {done['arroyo/files_before']} listed files became "
-            f"{done['arroyo/files_after']}; planned at epoch {done['arroyo/planned_at_epoch']}, "
+            f"  compacted while it runs: listed files {done['files']}; "
+            f"planned at epoch {done['arroyo/planned_at_epoch']}, "
             f"taken over by epoch {done['arroyo/taken_over_at_epoch']}, "
             f"{self._job.epoch() - before} epochs written meanwhile."
         )
@@ -369,8 +385,8 @@ class Story:
         between = SECONDS_BETWEEN_EPOCHS if number == 2 else 0.0
         with self._job.start(number, between) as run:
             self._show.say(
-                f"Run {number} starts{' Spark' if self._job.spark else ''} (pid {run.pid}), "
-                f"from epoch {self._before.epochs}."
+                f"  run {number} starts{' Spark' if self._job.spark else ''} (process {run.pid}), "
+                f"from epoch {self._before.epochs}"
             )
             yield run
 
@@ -537,6 +553,7 @@ def demo(console: Console, *, spark: bool) -> None:
         ArroyoStateError: the state could not be read.
     """
     started = time.monotonic()
+    _check_machine(spark=spark)
     shutil.rmtree(FOLDER, ignore_errors=True)
     FOLDER.mkdir(parents=True)
     flights = pq.read_table(FLIGHTS)
@@ -544,17 +561,18 @@ def demo(console: Console, *, spark: bool) -> None:
     show = Show(console, job.epochs)
     show.say(
         f"A year of New York flights, {flights.num_rows:,} rows, in about {job.epochs} epochs "
-        f"{'on Spark' if spark else 'in process'}, parallelism {PARALLELISM}; "
-        f"folder {_shown(FOLDER)}."
+        f"{'on Spark' if spark else 'in process'}, parallelism {PARALLELISM}; {STEPS} steps, "
+        f"about {'two minutes' if spark else 'half a minute'}; folder {_shown(FOLDER)}."
     )
     story = Story(job, show)
     with show.bar():
         story.play()
-        show.say("Proof: final tables and output against a group-by of the flights in pyarrow.")
+        show.step("Proof: tables and output equal a group-by of the flights in pyarrow.")
         proof = prove(job.url, job.output, flights)
         _say(show, proof)
+        show.step(f"Maintenance: compact the job at rest, expire all but {KEPT_EPOCHS} epochs.")
         steps = story.keep_small()
-        show.say("Proof again, of what a restore loads now.")
+        show.step("Proof again: what a restore loads now still equals the group-by.")
         again = prove(job.url, job.output, flights)
         _say(show, again)
         shown = story.build_states(States(job.url, FOLDER, flights, spark=spark))
@@ -565,6 +583,19 @@ def demo(console: Console, *, spark: bool) -> None:
     console.print("What to look at next:")
     for line in _next_steps(job):
         console.print(f"  {line}", highlight=False, markup=False, soft_wrap=True)
+
+
+def _check_machine(*, spark: bool) -> None:
+    """Raise DemoError if the job could only fail."""
+    problem = local_java().problem if spark else None
+    if problem is not None:
+        raise DemoError(f"{problem}. Next: {JAVA_STEP}")
+    free = shutil.disk_usage(PROJECT).free
+    if free < NEEDED_BYTES:
+        raise DemoError(
+            f"the disk of {PROJECT} is too full: {NEEDED_BYTES // 10**6} MB are needed, "
+            f"{free // 10**6} MB are free. Next: free some space"
+        )
 
 
 def main() -> int:

@@ -5,8 +5,10 @@ The same assets, checks and sensor as in the UI, on the same instance, run in th
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import dagster as dg
@@ -28,7 +30,7 @@ SPARK_MASTER = "local[2]"
 class Upkeep:
     """The assets of the flights job, on the instance below the project."""
 
-    def __init__(self, url: str, *, spark: bool) -> None:
+    def __init__(self, url: str, *, spark: bool, log: Path) -> None:
         os.environ["DAGSTER_HOME"] = str(dagster_home())
         self._store = ArroyoStateStore(checkpoint_url=url)
         self._definitions = build_arroyo_definitions(
@@ -43,11 +45,13 @@ class Upkeep:
         self._instance.wipe_assets([key for key in assets if self._instance.has_asset_key(key)])
         self._cursor: str | None = None
         self._spark = spark
+        self._log = log
 
     def start(self) -> None:
         """Start Spark in this process, for all that follows; each run would start its own."""
         if self._spark:
-            get_session(SPARK_MASTER)
+            with _stderr_to(self._log):
+                get_session(SPARK_MASTER)
 
     def tick(self) -> str:
         """Let the sensor look once, and record what it reports. Returns what it says."""
@@ -115,6 +119,19 @@ class Upkeep:
         for event in result.get_asset_materialization_events():
             shown |= {name: one.value for name, one in event.materialization.metadata.items()}
         return shown
+
+
+@contextlib.contextmanager
+def _stderr_to(log: Path) -> Iterator[None]:
+    """Send what the JVM that is started here prints to a file, for as long as it lives."""
+    before = os.dup(2)
+    with log.open("ab") as file:
+        os.dup2(file.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(before, 2)
+        os.close(before)
 
 
 def _reason(result: dg.ExecuteInProcessResult) -> str:

@@ -6,8 +6,10 @@ takes minutes: `make test` links those of this environment, `make soak` installs
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -19,9 +21,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.light import CASES, DRIVER
+
 PROJECT = Path(__file__).parents[2]
 PACKAGE = PROJECT / "arroyo_dagster"
-SOURCES = ("pyproject.toml", "README.md", "CHANGELOG.md", "LICENSE")
+SOURCES = ("pyproject.toml", "README.md", "DESCRIPTION.md", "CHANGELOG.md", "LICENSE")
 PIP = ("-m", "pip", "--disable-pip-version-check")
 BUILD_SDIST = "import setuptools.build_meta as it, sys; print(it.build_sdist(sys.argv[1]))"
 SMOKE = """
@@ -107,12 +111,27 @@ def test_the_wheel_holds_every_file_of_the_package_and_no_other(wheel: Path) -> 
     assert any(one.endswith(".dist-info/licenses/LICENSE") for one in names)
     assert "Author: arroyo_dagster contributors" in metadata
     assert "Project-URL" not in metadata
+    assert {f"Provides-Extra: {one}" for one in ("azure", "gcs", "postgres")} <= {
+        line for line in metadata.splitlines() if line.startswith("Provides-Extra")
+    }
+    assert "Description-Content-Type: text/markdown" in metadata
+    assert metadata.partition("\n\n")[2].strip() == (PROJECT / "DESCRIPTION.md").read_text().strip()
+    assert "arroyo_dagster/py.typed" in names
+
+
+def test_the_wheel_is_small(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        largest = max(one.file_size for one in archive.infolist())
+    assert wheel.stat().st_size < 2_000_000
+    assert largest < 200_000
 
 
 def test_the_source_distribution_holds_what_a_build_and_a_reader_need(sdist: Path) -> None:
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
-    assert _files() | {"pyproject.toml", "README.md", "PKG-INFO", "LICENSE"} <= names
+    expected = _files() | {*SOURCES, "PKG-INFO"} - {"CHANGELOG.md"}
+    assert expected <= names
+    assert not [one for one in names if one.startswith(("tests", "docs", "examples"))]
 
 
 def _install(python: Path, wheel: Path, folder: Path) -> None:
@@ -137,6 +156,87 @@ def linked(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     python = folder / "venv" / "bin" / "python"
     _install(python, wheel, folder)
     return python
+
+
+# ---- without Spark and Dagster -------------------------------------------------------------------
+
+CORE = PROJECT / "requirements" / "core.txt"
+
+
+def _core_files() -> set[str]:
+    """The files and folders of site-packages that the packages of `core.txt` consist of."""
+    found: set[str] = set()
+    for name, marker in re.findall(r"^([\w.-]+)==[^ ]+ (;?)", CORE.read_text(), re.MULTILINE):
+        try:
+            files = importlib.metadata.distribution(name).files
+        except importlib.metadata.PackageNotFoundError:
+            assert marker, f"{name} is in core.txt, and is not installed"
+            continue
+        found |= {path.parts[0] for path in files or ()}
+    return found - {"..", "__pycache__"}
+
+
+@pytest.fixture(scope="module")
+def light(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An environment with the wheel and the packages of `core.txt`: no Spark, no Dagster."""
+    folder = tmp_path_factory.mktemp("light")
+    venv.create(folder / "venv", with_pip=False)
+    (site,) = (folder / "venv").glob("lib/python*/site-packages")
+    core = _core_files()
+    for kind in ("purelib", "platlib"):
+        for path in Path(sysconfig.get_path(kind)).iterdir():
+            if path.name in core and not (site / path.name).exists():
+                (site / path.name).symlink_to(path)
+    python = folder / "venv" / "bin" / "python"
+    _install(python, wheel, folder)
+    return python
+
+
+def walk(python: Path, folder: Path) -> None:
+    """Run every command of `arroyo-state` where neither Spark nor Dagster is installed."""
+    example = (PROJECT / "examples" / "hello_state.py").read_text()
+    program, _, last = example.strip().rpartition("\n")
+    assert last.startswith("ad.run_pipeline(")
+    (folder / "hello.py").write_text(f"{program}\npipeline = rows.pipeline\n")
+    shutil.copytree(PROJECT / "examples" / "sdf", folder / "sdf")
+    (folder / "managed").mkdir()
+    with tarfile.open(PROJECT / "tests" / "compat" / "data" / "arroyo-leader.tar.gz") as archive:
+        archive.extractall(folder / "arroyo", filter="data")
+    given = json.dumps([[case.words, case.root and str(folder / case.root)] for case in CASES])
+    home = {"HOME": str(folder), "DAGSTER_HOME": str(folder)}
+    answer = json.loads(run(python, "-I", "-c", DRIVER, given, cwd=folder, **home).splitlines()[-1])
+    assert Path(answer["file"]).is_relative_to(python.parents[1])
+    assert answer["missing"] == ["dagster", "pydantic", "pyspark", "py4j", "pandas"]
+    assert "pip install 'dagster>=1.12,<2'" in answer["component"]
+    for case, found in zip(CASES, answer["answers"], strict=True):
+        assert "ModuleNotFoundError" not in found["text"] + found["error"], (case, found)
+        assert (found["code"], case.text in found["text"]) == (case.code, True), (case, found)
+    for found in answer["helps"]:
+        assert (found["code"], "Usage: " in found["text"]) == (0, True), found
+    run_words = [case.words.split() for case in CASES]
+    for command in answer["commands"]:
+        assert any(words[: len(command)] == command for words in run_words), command
+    script = str(python.with_name("arroyo-state"))
+    url = ("--url", str(folder / "managed"))
+    assert "hello" in run(script, "jobs", *url, cwd=folder)
+    assert "can be restored" in run(script, "verify", "main", *url, cwd=folder)
+    assert "nothing to delete" in run(script, "gc", "plan", "orphans", "main", *url, cwd=folder)
+
+
+def test_every_command_works_without_spark_and_dagster(light: Path, tmp_path: Path) -> None:
+    walk(light, tmp_path)
+
+
+@pytest.mark.soak
+def test_every_command_works_with_exactly_the_locked_core(wheel: Path, tmp_path: Path) -> None:
+    venv.create(tmp_path / "venv", with_pip=True)
+    python = tmp_path / "venv" / "bin" / "python"
+    run(python, *PIP, "install", "--quiet", "--require-hashes", "-r", str(CORE), cwd=tmp_path)
+    _install(python, wheel, tmp_path)
+    walk(python, tmp_path)
+
+
+# ---- with all of them ----------------------------------------------------------------------------
 
 
 def smoke(python: Path, folder: Path) -> None:

@@ -1,0 +1,34 @@
+"""An asset of your own, one partition per job, and an alert on each failed run."""
+
+import dagster as dg
+
+from arroyo_dagster import (
+    ArroyoStateStore,
+    MaintenanceFailure,
+    arroyo_assets,
+    build_failure_sensor,
+    find_job,
+    list_epochs,
+)
+
+HOURLY = dg.AutomationCondition.on_cron("@hourly")
+
+
+@arroyo_assets([dg.AssetSpec("state_report", automation_condition=HOURLY)])
+def state_report(
+    context: dg.AssetExecutionContext, arroyo_store: ArroyoStateStore
+) -> dg.MaterializeResult:
+    """Report how much state a job keeps."""
+    store = arroyo_store.reading()
+    epochs = list_epochs(store, find_job(store, context.partition_key))
+    return dg.MaterializeResult(
+        metadata={"epochs": len(epochs), "bytes": sum(one.new_size_bytes or 0 for one in epochs)}
+    )
+
+
+def notify(failure: MaintenanceFailure) -> None:
+    """Call your pager here."""
+    print(failure.title)
+
+
+failure_sensor = build_failure_sensor(notify)

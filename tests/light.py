@@ -1,0 +1,132 @@
+"""Every command of `arroyo-state`, as it is run where neither Spark nor Dagster is installed.
+
+`DRIVER` runs them in one process of that environment: a process for each would take a minute.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Case(NamedTuple):
+    """A command line, and what it answers.
+
+    Attributes:
+        words: the command line.
+        text: what its output contains.
+        code: its exit code.
+        root: the folder of its checkpoint URL, or an empty text for none.
+    """
+
+    words: str
+    text: str
+    code: int = 0
+    root: str = "managed"
+
+
+SPARK = "Spark needs the package pyspark, which is not installed. Next: install it: pip install"
+PACKAGE = "sdf/packages/text/sdf-package.yaml"
+WORDS = "sdf/words/dataflow.yaml"
+BOUND = "--bindings sdf/words/bindings.yaml"
+
+CASES = (
+    Case("run hello.py:pipeline --epochs 1", "wrote 1 epoch, the newest is 1"),
+    Case("run hello.py:pipeline", "the newest is 2"),
+    Case("run hello.py:pipeline --spark", SPARK, 1),
+    Case("stop main", "hello/main is at rest"),
+    Case("jobs", "hello     protocol"),
+    Case("jobs", "job_U5O5jKZxJg", root="arroyo"),
+    Case("epochs main", "ready"),
+    Case("show main", "counts"),
+    Case("show job_U5O5jKZxJg", "ready", root="arroyo"),
+    Case("rows main count counts", "2 of 2 rows at epoch 2"),
+    Case("verify main", "hello/main epoch 2 can be restored"),
+    Case("verify job_U5O5jKZxJg", "can be restored", root="arroyo"),
+    Case("health", "newest_epoch_readable"),
+    Case("audit", "restore_dry_run"),
+    Case("fleet abandoned", "0 B can be reclaimed in 0 abandoned prefixes"),
+    Case("fleet cost", "1 jobs, "),
+    Case("fleet meet --most-files 200", "meets it"),
+    Case("doctor", "pyspark: warning (not installed)"),
+    Case("leases", "no job has ever been leased"),
+    Case("lease break main --yes", "nothing to break"),
+    Case("pin main 1", "arroyo-state pin"),
+    Case("pins main", "arroyo-state pin"),
+    Case("unpin main 1", "no epoch is pinned"),
+    Case("rollback main 1", "goes back to epoch 1"),
+    Case("compact forecast", "hello/main"),
+    Case("compact plan main", "nothing to merge at epoch 2"),
+    Case("compact run main", "nothing to merge at epoch 2"),
+    Case("compact run main --yes", "nothing to merge at epoch 2"),
+    Case("compact run main --spark", SPARK, 1),
+    Case("compact run job_U5O5jKZxJg --assume job_U5O5jKZxJg=stopped", "--yes", root="arroyo"),
+    Case("compact undo main", "this is a managed job", 1),
+    Case("compact window main --now --arroyo-api http://127.0.0.1:9", "is a managed job", 1),
+    Case(
+        "compact window job_U5O5jKZxJg --between 02:00-03:00 --arroyo-api http://127.0.0.1:9",
+        "the job was not touched",
+        root="arroyo",
+    ),
+    Case("compact window main --now --arroyo-api http://127.0.0.1:9 --spark", SPARK, 1),
+    Case("expire main --keep 2", "nothing to expire, 2 epochs stay"),
+    Case("gc plan expire main --keep 2", "nothing to delete"),
+    Case("gc plan orphans main", "nothing to delete"),
+    Case("gc plan dead-job main --assume main=gone", "within the grace period", 1),
+    Case("gc run orphans main --yes", "hello/main"),
+    Case("gc run orphans main --spark", SPARK, 1),
+    Case("gc journal main", "outcome"),
+    Case("gc explain hello/main/", "stays"),
+    Case("gc fate hello/main/generations/9", "no run of gc has listed it"),
+    Case("gc purge main", "0 quarantines would be deleted"),
+    Case("gc undelete main", "quarantine"),
+    Case("forget nobody --catalogue catalogue", "nobody", 1),
+    Case("completion bash", "_arroyo_state_completion", root=""),
+    Case(f"sdf check {WORDS}", "no errors, 0 warnings", root=""),
+    Case("sdf schema dataflow", "json-schema.org", root=""),
+    Case(f"sdf show states {PACKAGE}", "word-count", root=""),
+    Case(f"sdf show functions {PACKAGE}", "sentence-words", root=""),
+    Case(f"sdf test section {PACKAGE}", "5 passed, 0 failed", root=""),
+    Case(f"sdf test function sentence-words -f {PACKAGE} -v rain", "rain", root=""),
+    Case(f"sdf test {PACKAGE}", "5 passed, 0 failed", root=""),
+    Case(f"sdf run {WORDS} {BOUND}", "look-up: epoch 1", root="words"),
+    Case(f"sdf run {WORDS} {BOUND} --spark", SPARK, 1, root="words"),
+    Case(f"sdf show state {WORDS}", "count-words/hits/state", root="words"),
+    Case(f"sdf sql {WORDS} 'select count(*) from word_stats'", "22", root="words"),
+)
+
+DRIVER = """
+import importlib.util, json, shlex, sys
+import click
+from click.testing import CliRunner
+import arroyo_dagster
+from arroyo_dagster.cli import main
+from arroyo_dagster.cli.lazy import LazyGroup
+
+missing = [name for name in ("dagster", "pydantic", "pyspark", "py4j", "pandas")
+           if importlib.util.find_spec(name) is None]
+
+def leaves(group, path=()):
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        if isinstance(command, LazyGroup) and command.list_commands(context):
+            yield from leaves(command, (*path, name))
+            if not command.invoke_without_command:
+                continue
+        yield (*path, name)
+
+def run(words, root):
+    env = {"ARROYO__CHECKPOINT_URL": root or None, "COLUMNS": "400"}
+    found = CliRunner().invoke(main, words, env=env)
+    return {"code": found.exit_code, "text": found.output, "error": repr(found.exception)}
+
+try:
+    arroyo_dagster.build_arroyo_definitions
+except arroyo_dagster.InputError as error:
+    component = str(error)
+commands = [list(one) for one in leaves(main)]
+answers = [run(shlex.split(words), root) for words, root in json.loads(sys.argv[1])]
+helps = [run([*words, "--help"], "") for words in [[], *commands]]
+print(json.dumps({"file": arroyo_dagster.__file__, "missing": missing, "component": component,
+                  "commands": commands, "answers": answers, "helps": helps}))
+"""

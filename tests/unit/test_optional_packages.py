@@ -1,0 +1,199 @@
+"""A package that is not installed: one error, which names it and the command that installs it."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+import arroyo_dagster
+from arroyo_dagster import orchestration
+from arroyo_dagster.cli import main
+from arroyo_dagster.errors import ArroyoStateError, InputError
+from arroyo_dagster.optional_packages import (
+    PACKAGES,
+    explain_import,
+    explained_imports,
+    missing_package,
+)
+from arroyo_dagster.spark.session import get_session
+from arroyo_dagster.state.model.ids import StatePath
+from arroyo_dagster.state.operations.catalog.job_directory import open_directory
+from arroyo_dagster.state.storage import open_store
+
+PROJECT = Path(__file__).parents[2]
+DECLARED = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]
+EXTRAS: dict[str, list[str]] = DECLARED["optional-dependencies"]
+
+
+def _postgres() -> object:
+    return open_directory(database="postgresql://arroyo@db/arroyo")
+
+
+def _gcs() -> object:
+    return open_store("gs://bucket/a", options={"client": "fsspec"}).read(StatePath("x"))
+
+
+def _azure() -> object:
+    url = "abfs://container@account.dfs.core.windows.net/a"
+    return open_store(url, options={"client": "fsspec"}).read(StatePath("x"))
+
+
+USES: dict[str, tuple[str, Callable[[], object]]] = {
+    "azure": ("adlfs", _azure),
+    "gcs": ("gcsfs", _gcs),
+    "postgres": ("psycopg", _postgres),
+}
+"""For each extra: the package that its code imports, and a call that needs it."""
+
+
+@pytest.mark.parametrize("extra", EXTRAS)
+def test_the_missing_import_of_an_extra_names_the_extra(
+    extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package, use = USES[extra]
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(InputError) as raised:
+        use()
+    assert package in raised.value.message
+    assert f"pip install 'arroyo-dagster[{extra}]'" in str(raised.value.next_step)
+    assert len(str(raised.value).splitlines()) == 1
+
+
+def test_every_extra_is_one_of_the_packages() -> None:
+    named = {one.install for one in PACKAGES.values() if "arroyo-dagster[" in one.install}
+    assert named == {f"'arroyo-dagster[{extra}]'" for extra in EXTRAS}
+
+
+def test_the_commands_install_the_declared_versions() -> None:
+    declared = set(DECLARED["dependencies"])
+    for package in PACKAGES.values():
+        if "arroyo-dagster[" not in package.install:
+            assert set(package.install.replace("'", "").split()) <= declared
+
+
+def test_spark_is_refused_by_name_where_pyspark_is_missing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "pyspark", None)
+    with pytest.raises(InputError, match="the package pyspark, which is not installed") as raised:
+        get_session()
+    assert "pip install 'pyspark>=4.2' 'pandas>=2.2,<3'" in str(raised.value.next_step)
+
+
+SPARK_COMMANDS = (
+    ("run", "nothing.py:here", "--spark"),
+    ("compact", "run", "job", "--spark", "--yes"),
+    ("compact", "window", "job", "--spark"),
+    ("gc", "run", "expire", "job", "--spark", "--yes"),
+    ("sdf", "run", "nothing.yaml", "--spark"),
+)
+
+
+def _run(*command: str) -> Result:
+    return CliRunner().invoke(main, list(command), catch_exceptions=False)
+
+
+@pytest.mark.parametrize("command", SPARK_COMMANDS, ids=" ".join)
+def test_a_command_is_refused_before_it_reads_anything(
+    command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pyspark", None)
+    found = _run(*command, "--url", "/nowhere/at/all")
+    assert (found.exit_code, found.stdout) == (1, "")
+    assert found.stderr == f"InputError: {missing_package('pyspark')}\n"
+    found = _run(*command, "--json", "--url", "/nowhere/at/all")
+    error = json.loads(found.stderr)["error"]
+    assert (error["type"], error["retryable"]) == ("InputError", False)
+
+
+def test_the_list_of_commands_with_spark_is_complete() -> None:
+    cli = PROJECT / "arroyo_dagster" / "cli"
+    count = sum(path.read_text().count("\n@spark_option(") for path in cli.rglob("*.py"))
+    assert count == len(SPARK_COMMANDS)
+
+
+def test_an_import_that_fails_later_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "psycopg", None)
+    found = _run("jobs", "--url", "/tmp", "--arroyo-db", "postgresql://arroyo@db/arroyo")
+    assert found.exit_code == 1
+    assert "arroyo-dagster[postgres]" in found.stderr
+
+
+WITHOUT_DAGSTER = """
+import sys
+sys.modules["dagster"] = sys.modules["pydantic"] = None
+import arroyo_dagster
+from arroyo_dagster import orchestration
+
+for name in orchestration.__all__:
+    try:
+        getattr(arroyo_dagster, name)
+    except arroyo_dagster.InputError as error:
+        assert "which is not installed" in error.message, error
+        assert "pip install 'dagster>=1.12,<2'" in error.next_step, error
+        print(name)
+"""
+
+
+def test_without_dagster_every_name_that_needs_it_says_so() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_DAGSTER], capture_output=True, text=True, check=True
+    )
+    named = set(done.stdout.split())
+    assert {"ArroyoStateComponent", "build_arroyo_definitions"} <= named
+    assert named <= set(orchestration.__all__) <= set(dir(arroyo_dagster))
+
+
+DIRECTLY = """
+import importlib, pkgutil, sys
+
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("dagster", "pydantic", "pyspark", "py4j", "pandas"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Missing())
+import arroyo_dagster.orchestration, arroyo_dagster.spark
+
+for package in (arroyo_dagster.orchestration, arroyo_dagster.spark):
+    for found in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
+        try:
+            importlib.import_module(found.name)
+        except arroyo_dagster.InputError as error:
+            print(found.name, str(error))
+"""
+
+
+def test_a_module_that_is_imported_directly_names_the_missing_package() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", DIRECTLY], capture_output=True, text=True, check=True
+    )
+    named = dict(line.split(" ", 1) for line in done.stdout.splitlines())
+    assert named["arroyo_dagster.orchestration.component"] == str(missing_package("dagster"))
+    assert len(named) > 30
+    assert not [name for name in named if ".spark." in name], "they import pyspark when it is used"
+
+
+def test_modules_that_are_found_keep_their_loader_and_source() -> None:
+    from arroyo_dagster.spark import java
+
+    assert isinstance(java.__loader__, SourceFileLoader)
+    assert "def " in inspect.getsource(java)
+
+
+def test_other_imports_that_fail_keep_their_error() -> None:
+    with pytest.raises(ModuleNotFoundError, match="nowhere"), explained_imports():
+        import nowhere  # type: ignore[import-not-found] # noqa: F401
+    with pytest.raises(ImportError, match="nothing"), explained_imports():
+        from pyspark import nothing  # type: ignore[attr-defined] # noqa: F401
+    assert explain_import(ModuleNotFoundError("x", name="pyspark.nothing")) is None
+    assert explain_import(ArroyoStateError("x")) is None
