@@ -42,6 +42,7 @@ from arroyo_dagster.dataflow.storage.engine_tables import (
     total,
 )
 from arroyo_dagster.dataflow.storage.state_tables import VALUE
+from arroyo_dagster.dataflow.views.masking import mask_frame, mask_of, private_columns
 from arroyo_dagster.dataflow.views.rendering import cell_text, watermark_text, window_text
 from arroyo_dagster.dataflow.views.snapshots import FLUSH, SnapshotReader
 from arroyo_dagster.dataflow.views.view import OwnerJob, service_paths
@@ -52,6 +53,7 @@ from arroyo_dagster.state.model.clock import Clock, wall_clock_ms
 from arroyo_dagster.state.model.ids import Epoch, TableName
 from arroyo_dagster.state.model.tables import GlobalKeyedFiles
 from arroyo_dagster.state.model.types import I64, U32
+from arroyo_dagster.state.planning.privacy import NOTHING_PRIVATE, PRIVATE, PrivateColumns
 from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.tables.global_keyed import GlobalKeyedTable
 
@@ -128,7 +130,7 @@ class Namespace:
 
     def _texts(self, row: StateRow) -> Iterator[str]:
         for (_, scalar), value in zip(self.columns, row.values, strict=True):
-            yield str(value) if scalar is None else cell_text(value, scalar)
+            yield str(value) if scalar is None or value == PRIVATE else cell_text(value, scalar)
 
 
 class Namespaces:
@@ -138,17 +140,24 @@ class Namespaces:
         store: the object store of the states.
         dataflow: the definition.
         clock: the clock that expires rows, in epoch milliseconds.
+        private: the columns of states that are masked.
 
     Raises:
         CheckpointError: the newest epoch of a service cannot be read (E51).
     """
 
     def __init__(
-        self, store: ObjectStore, dataflow: Dataflow, *, clock: Clock = wall_clock_ms
+        self,
+        store: ObjectStore,
+        dataflow: Dataflow,
+        *,
+        clock: Clock = wall_clock_ms,
+        private: PrivateColumns = NOTHING_PRIVATE,
     ) -> None:
         self._store = store
         self._dataflow = dataflow
         self._clock = clock
+        self._private = private
         self._heads = {
             service: OwnerJob(store, service_paths(dataflow, service)).newest()
             for service in sorted(dataflow.services)
@@ -240,6 +249,9 @@ class Namespaces:
         self, state: StateDef, head: Checkpoint | None, closed: Window, *, live: bool
     ) -> list[StateRow]:
         frame = SnapshotReader(self._store, state, live=live).at(head)
+        mask = mask_of(self._private, self._dataflow, state)
+        hidden = private_columns(frame, mask)
+        frame = mask_frame(frame, mask)
         is_row = state.value_kind is ValueKind.ROW
         names = [column.name for column in state.columns] if is_row else [VALUE]
         found = []
@@ -249,7 +261,8 @@ class Namespaces:
             window = closed
             if WINDOW_START in row:
                 window = Window(row[WINDOW_START], row[WINDOW_END])
-            found.append(StateRow(row[KEY], window, tuple(row[name] for name in names)))
+            values = (PRIVATE if name in hidden else row[name] for name in names)
+            found.append(StateRow(row[KEY], window, tuple(values)))
         return found
 
     def _expired(self, state: StateDef, updated_at: Any) -> bool:

@@ -28,6 +28,8 @@ _TOKEN = re.compile(
 )
 _READS = {"select", "with", "show", "explain", "from", "values", "(", "table", "describe"}
 _MAX_LISTED = 20
+_FILES = re.compile(r"(?:read|scan)_(?:csv|parquet|ipc|n?d?json|avro|delta|iceberg)", re.IGNORECASE)
+"""Functions of Polars that read files: state files, too, without what masks and hides rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +130,7 @@ class Tables:
             tokens = _without_updated_at(tokens)
         scope = self._narrowed(tokens)
         query = "".join(one.text for one in tokens)
+        _check_reads_no_file(query)
         try:
             answer: pl.DataFrame = scope._context(timed).execute(query, eager=True)
             return answer
@@ -188,6 +191,21 @@ def _check_reads(text: str, words: Sequence[_Token]) -> None:
                 sql=_short(text),
                 next_step="begin with `select`, `with`, `show tables` or `explain`",
             )
+
+
+def _check_reads_no_file(query: str) -> None:
+    """Reject functions that read files.
+
+    The text as a whole is searched, since Polars may divide it into tokens in another way.
+    """
+    found = _FILES.search(query)
+    if found is not None:
+        raise SqlError(
+            f"`{found.group()}` reads files; a query reads only the states in scope",
+            number="E46",
+            sql=_short(query),
+            next_step="`show tables` lists the states",
+        )
 
 
 def _heads(words: Sequence[_Token]) -> list[str]:

@@ -16,6 +16,7 @@ from arroyo_dagster.dataflow.views.view import StateView, Views
 from arroyo_dagster.state.model.checkpoints import Checkpoint
 from arroyo_dagster.state.model.ids import StatePath, WorkerGeneration
 from arroyo_dagster.state.model.tables import ExpiringTimeKeyFiles
+from arroyo_dagster.state.planning.privacy import PRIVATE
 from arroyo_dagster.state.planning.restore.reads import job_watermark_micros
 from arroyo_dagster.state.planning.verify.findings import Finding, Verdict, error, warning
 from arroyo_dagster.state.storage.concurrency import concurrently
@@ -124,8 +125,12 @@ def _rows(view: StateView) -> dict[str, Any]:
 
 
 def _plain(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return simple values and texts. Only masked values are null: others have a default."""
     simple = (bool, int, float, str)
-    return {name: value if isinstance(value, simple) else str(value) for name, value in row.items()}
+    return {
+        name: PRIVATE if value is None else value if isinstance(value, simple) else str(value)
+        for name, value in row.items()
+    }
 
 
 # ---- verdicts ------------------------------------------------------------------------------------

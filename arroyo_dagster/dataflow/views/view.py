@@ -25,6 +25,7 @@ from arroyo_dagster.dataflow.errors import CheckpointError
 from arroyo_dagster.dataflow.storage.columns import KEY, UPDATED_AT, WINDOW_END, WINDOW_START
 from arroyo_dagster.dataflow.storage.state_tables import VALUE
 from arroyo_dagster.dataflow.views.frames import Frame
+from arroyo_dagster.dataflow.views.masking import mask_frame, mask_of
 from arroyo_dagster.dataflow.views.snapshots import SnapshotReader
 from arroyo_dagster.dataflow.views.sql import StateTable, Tables
 from arroyo_dagster.errors import FormatError, InputError, NotFoundError
@@ -33,6 +34,7 @@ from arroyo_dagster.state.model.checkpoints import Checkpoint, CheckpointState
 from arroyo_dagster.state.model.clock import Clock, wall_clock_ms
 from arroyo_dagster.state.model.ids import Epoch, JobId
 from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.planning.privacy import NOTHING_PRIVATE, PrivateColumns
 from arroyo_dagster.state.storage.store import ObjectStore
 
 
@@ -233,6 +235,7 @@ class Views:
         dataflow: the definition.
         clock: the clock that expires rows, in epoch milliseconds.
         star_includes_updated_at: whether `select *` includes `_updated_at`, which SDF omits.
+        private: the columns that are masked in every view. User code needs views without.
 
     Raises:
         CheckpointError: see `refresh`.
@@ -245,11 +248,13 @@ class Views:
         *,
         clock: Clock = wall_clock_ms,
         star_includes_updated_at: bool = False,
+        private: PrivateColumns = NOTHING_PRIVATE,
     ) -> None:
         self._store = store
         self._dataflow = dataflow
         self._clock = clock
         self._star = star_includes_updated_at
+        self._private = private
         owned = [one for one in dataflow.states if one.form is StateForm.TYPED]
         self.states = {f"{one.owner}.{one.name}": one for one in owned}
         owners = sorted({one.owner for one in owned})
@@ -346,6 +351,7 @@ class Views:
             assert head is not None
             backend = ParquetBackend(self._store, service_paths(self._dataflow, state.owner))
             raise unreadable(error, backend, head.epoch) from error
+        frame = mask_frame(frame, mask_of(self._private, self._dataflow, state))
         return StateView(state, head.epoch if head else None, frame, self._clock, self._star)
 
 
