@@ -1,0 +1,308 @@
+"""Read what all prefixes below a checkpoint URL store: which are abandoned, and what they cost.
+
+Every object is listed once, within a budget of time. Writes nothing.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from arroyo_dagster.errors import ArroyoStateError, StorageError
+from arroyo_dagster.state.model.clock import wall_clock
+from arroyo_dagster.state.model.garbage import GRACE_MICROS, EpochRoot, PlanKind
+from arroyo_dagster.state.model.ids import StatePath
+from arroyo_dagster.state.model.job_facts import JobAnswer, JobCondition
+from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.model.objects import ObjectKind, StoredObject, object_name
+from arroyo_dagster.state.model.progress import OnProgress, Progress, no_progress
+from arroyo_dagster.state.operations.catalog.epochs import catalogued_epochs
+from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
+from arroyo_dagster.state.operations.catalog.jobs import list_levels
+from arroyo_dagster.state.operations.gc.plan import GcRequest, plan_gc
+from arroyo_dagster.state.operations.gc.roots import newest_root
+from arroyo_dagster.state.operations.progress import timed
+from arroyo_dagster.state.planning.costs import inspection_a_day
+from arroyo_dagster.state.planning.fleet.abandoned import (
+    PrefixVerdict,
+    Usage,
+    judge_job,
+    judge_prefix,
+    largest_first,
+)
+from arroyo_dagster.state.planning.fleet.tenants import (
+    JobCost,
+    TenantExpression,
+    with_inspection,
+)
+from arroyo_dagster.state.planning.fleet.usage import (
+    EpochWrites,
+    PrefixUsage,
+    catalogued_usage,
+    kind_of,
+    prefixes_without_job,
+    writes_a_day,
+)
+from arroyo_dagster.state.planning.restore.reads import jobs_in
+from arroyo_dagster.state.storage.concurrency import concurrently
+from arroyo_dagster.state.storage.store import ObjectStore
+
+BUDGET_SECONDS = 600.0
+_OBJECTS_BETWEEN_CLOCKS = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class TimeBudget:
+    """Ends work after a time.
+
+    Attributes:
+        ends: by the clock, in seconds.
+    """
+
+    ends: float
+    clock: Callable[[], float] = time.monotonic
+
+    @classmethod
+    def of(cls, seconds: float, clock: Callable[[], float] = time.monotonic) -> TimeBudget:
+        """Return a budget that begins now."""
+        return cls(clock() + seconds, clock)
+
+    def is_spent(self) -> bool:
+        """Return whether nothing more is to be begun."""
+        return self.clock() >= self.ends
+
+
+def prefix_usage(
+    store: ObjectStore, path: StatePath, job: JobPaths | None, budget: TimeBudget
+) -> PrefixUsage:
+    """List a prefix, until the budget is spent.
+
+    Raises:
+        StorageError: the store failed.
+    """
+    objects = size_bytes = foreign = maintenance = 0
+    last_write, complete = None, True
+    epochs: dict[int, EpochWrites] = {}
+    if budget.is_spent():
+        return PrefixUsage(path=path, job=job, complete=False)
+    for info in store.list(path):
+        objects += 1
+        if objects % _OBJECTS_BETWEEN_CLOCKS == 0 and budget.is_spent():
+            complete = False
+            break
+        size_bytes += info.size_bytes
+        last_write = max(last_write or 0, info.modified_micros or 0) or None
+        kind, epoch = kind_of(info.path, job) if info.addressable else (ObjectKind.FOREIGN, None)
+        foreign += kind is ObjectKind.FOREIGN
+        maintenance += kind is ObjectKind.MAINTENANCE
+        if epoch is not None:
+            writes = epochs.setdefault(epoch, EpochWrites())
+            writes.objects += 1
+            writes.last_micros = max(writes.last_micros, info.modified_micros or 0)
+    return PrefixUsage(
+        path=path,
+        job=job,
+        objects=objects,
+        size_bytes=size_bytes,
+        last_write_micros=last_write,
+        epochs=epochs,
+        foreign=foreign,
+        maintenance=maintenance,
+        complete=complete,
+    )
+
+
+# ---- abandoned prefixes --------------------------------------------------------------------------
+
+
+def find_abandoned(
+    store: ObjectStore,
+    directory: JobDirectory,
+    *,
+    budget_seconds: float = BUDGET_SECONDS,
+    clock: Callable[[], float] = time.monotonic,
+    on_progress: OnProgress = no_progress,
+) -> list[PrefixVerdict]:
+    """Judge every prefix below the URL, and find the objects of living jobs that no epoch lists.
+
+    The proofs are those of gc, which judges again before it deletes. What cannot be proved is not
+    judged, and the verdict says why. After the budget, nothing more is listed.
+
+    Raises:
+        NotFoundError: the root does not exist.
+        StorageError: the store failed.
+    """
+    budget = TimeBudget.of(budget_seconds, clock)
+    known = list_levels(store)
+    jobs = jobs_in(known)
+    answers = directory.look_up(jobs)
+    others = prefixes_without_job(known, jobs)
+    report = timed(on_progress)
+    found: list[PrefixVerdict] = []
+    for at, (paths, answer) in enumerate(zip(jobs, answers, strict=True)):
+        report(Progress(step="prefixes", done=at, total=len(jobs) + len(others)))
+        found += _judged(store, paths, answer, answers, directory, budget)
+    usages = concurrently(lambda path: prefix_usage(store, path, None, budget), others)
+    found += [
+        judge_prefix(usage, now_micros=wall_clock(), grace_micros=GRACE_MICROS) for usage in usages
+    ]
+    return largest_first(found)
+
+
+def _judged(
+    store: ObjectStore,
+    paths: JobPaths,
+    answer: JobAnswer,
+    answers: Sequence[JobAnswer],
+    directory: JobDirectory,
+    budget: TimeBudget,
+) -> list[PrefixVerdict]:
+    """Judge a job. One that may be gone is listed; what a living one does not need, gc plans."""
+    head, problem = _newest(store, paths)
+    managed = head is not None and head.managed
+    others = [one for one in answers if one.paths != paths]
+    judge = partial(judge_job, answer=answer, others=others, managed=managed, problem=problem)
+    verdict = judge(PrefixUsage(path=paths.root, job=paths))
+    lives = verdict.usage is Usage.IN_USE or (managed and verdict.usage is Usage.NOT_JUDGED)
+    if head is None or not lives:
+        return [judge(prefix_usage(store, paths.root, paths, budget))]
+    verdict = replace(
+        verdict,
+        size_bytes=None,
+        objects=None,
+        last_write_micros=head.finish_time_micros or None,
+        complete=not budget.is_spent(),
+    )
+    return [verdict, *(() if budget.is_spent() else _unneeded(store, paths, directory))]
+
+
+def _newest(
+    store: ObjectStore, paths: JobPaths
+) -> tuple[EpochRoot | None, ArroyoStateError | None]:
+    """Return the newest epoch of a job, and why it cannot be read."""
+    try:
+        return newest_root(store, paths), None
+    except StorageError:
+        raise
+    except ArroyoStateError as error:
+        return None, error
+
+
+def _unneeded(store: ObjectStore, paths: JobPaths, directory: JobDirectory) -> list[PrefixVerdict]:
+    """Return what gc would delete of a living job as orphans, by worker generation."""
+    request = GcRequest(kind=PlanKind.ORPHANS, directory=directory)
+    try:
+        plan = plan_gc(store, paths, request)
+    except StorageError:
+        raise
+    except ArroyoStateError as error:
+        why = f"its orphans: {error.message.removeprefix('gc refused: ')}"
+        usage = Usage.NOT_JUDGED
+        return [PrefixVerdict(path=paths.root, usage=usage, why=why, next_step=error.next_step)]
+    by_prefix: dict[StatePath, list[StoredObject]] = {}
+    for step in (plan.data, plan.records, plan.metadata):
+        for one in step:
+            generation = object_name(paths, one.path).worker_generation
+            at = paths.root if generation is None else paths.generation(generation)
+            by_prefix.setdefault(at, []).append(one)
+    return [_orphans(paths, at, its) for at, its in by_prefix.items()]
+
+
+def _orphans(paths: JobPaths, at: StatePath, objects: Sequence[StoredObject]) -> PrefixVerdict:
+    return PrefixVerdict(
+        path=at,
+        usage=Usage.ABANDONED,
+        why="objects that no epoch of the job lists",
+        size_bytes=sum(one.size_bytes or 0 for one in objects),
+        objects=len(objects),
+        last_write_micros=max((one.modified_micros or 0 for one in objects), default=0) or None,
+        next_step=f"arroyo-state gc plan orphans {paths.root}, with the same sources of status",
+    )
+
+
+# ---- costs ---------------------------------------------------------------------------------------
+
+
+def job_costs(
+    store: ObjectStore,
+    expression: TenantExpression,
+    directory: JobDirectory,
+    *,
+    inspection: bool = True,
+    budget_seconds: float = BUDGET_SECONDS,
+    clock: Callable[[], float] = time.monotonic,
+    on_progress: OnProgress = no_progress,
+) -> tuple[list[JobCost], list[ArroyoStateError]]:
+    """Return what every job below the URL stores and which requests it causes, and the errors of
+    sources.
+
+    Args:
+        inspection: add the requests of Dagster's sensor and schedules, with their defaults.
+
+    Raises:
+        NotFoundError: the root does not exist.
+        StorageError: the store failed.
+    """
+    budget = TimeBudget.of(budget_seconds, clock)
+    jobs = jobs_in(list_levels(store))
+    answers = directory.look_up(jobs)
+    report, listed = timed(on_progress), itertools.count(1)
+
+    def usage_of(paths: JobPaths) -> PrefixUsage:
+        usage = prefix_usage(store, paths.root, paths, budget)
+        report(Progress(step="jobs", done=next(listed), total=len(jobs)))
+        return usage
+
+    usages = concurrently(usage_of, jobs)
+    found = _costs(answers, usages, expression)
+    if inspection and found:
+        found = with_inspection(found, inspection_a_day(len(found)))
+    return found, _errors(answers)
+
+
+def catalogued_costs(
+    catalogue: ObjectStore, answers: Sequence[JobAnswer], expression: TenantExpression
+) -> list[JobCost]:
+    """Return the costs of jobs with their inspection, as `job_costs`, from the catalogue alone.
+
+    Only data files that a present epoch lists are counted.
+
+    Args:
+        answers: the status of the jobs.
+
+    Raises:
+        FormatError: an object of the catalogue does not decode.
+    """
+    jobs = [answer.paths for answer in answers]
+    rows = catalogued_epochs(catalogue, jobs)
+    usages = [catalogued_usage(paths, rows[paths.root]) for paths in jobs]
+    found = _costs(answers, usages, expression)
+    return with_inspection(found, inspection_a_day(len(found))) if found else []
+
+
+def _costs(
+    answers: Sequence[JobAnswer], usages: Sequence[PrefixUsage], expression: TenantExpression
+) -> list[JobCost]:
+    now = wall_clock()
+    return [
+        JobCost(
+            job=answer.paths.root,
+            tenant=expression.tenant(answer.paths, answer.facts.name),
+            size_bytes=usage.size_bytes,
+            objects=usage.objects,
+            writes_a_day=0.0 if _rests(answer) else writes_a_day(usage.epochs, now),
+            complete=usage.complete,
+        )
+        for answer, usage in zip(answers, usages, strict=True)
+    ]
+
+
+def _rests(answer: JobAnswer) -> bool:
+    return answer.facts.condition.at_rest or answer.facts.condition is JobCondition.GONE
+
+
+def _errors(answers: Iterable[JobAnswer]) -> list[ArroyoStateError]:
+    return list({str(one): one for answer in answers for one in answer.problems}.values())

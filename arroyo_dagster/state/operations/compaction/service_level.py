@@ -1,0 +1,71 @@
+"""Propose the cheapest compaction that meets a service level, for each job. Reads only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from arroyo_dagster.errors import ArroyoStateError, StorageError
+from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
+from arroyo_dagster.state.operations.compaction.plan import compaction_facts
+from arroyo_dagster.state.operations.compaction.rewrite import rewrite_planner
+from arroyo_dagster.state.operations.compaction.rewrite_preconditions import is_arroyo_job
+from arroyo_dagster.state.planning.fleet.service_level import (
+    DEFAULT_RATES,
+    Planner,
+    Proposal,
+    RestoreRates,
+    ServiceLevel,
+    propose,
+)
+from arroyo_dagster.state.storage.store import ObjectStore
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobProposal:
+    """The proposal for one job; None with the reason if it cannot be planned.
+
+    Attributes:
+        rates: those of the estimate, by the kind of the job.
+    """
+
+    paths: JobPaths
+    rates: RestoreRates
+    proposal: Proposal | None = None
+    problem: ArroyoStateError | None = None
+
+
+def propose_maintenance(
+    store: ObjectStore,
+    jobs: Sequence[JobPaths],
+    level: ServiceLevel,
+    directory: JobDirectory,
+    rates: RestoreRates = DEFAULT_RATES,
+) -> list[JobProposal]:
+    """Propose for each job the cheapest compaction that meets a service level.
+
+    A job that cannot be planned has a `problem` and does not stop the others. Sizes after a
+    compaction are upper bounds: those of the inputs.
+
+    Raises:
+        StorageError: the store failed.
+    """
+    found = []
+    for paths in jobs:
+        managed = not is_arroyo_job(store, paths)
+        its = rates.of_job(managed=managed)
+        try:
+            plan: Planner = (
+                compaction_facts(store, paths).plan
+                if managed
+                else rewrite_planner(store, paths, directory)
+            )
+            proposal = propose(plan, level, its)
+        except StorageError:
+            raise
+        except ArroyoStateError as problem:
+            found.append(JobProposal(paths=paths, rates=its, problem=problem))
+        else:
+            found.append(JobProposal(paths=paths, rates=its, proposal=proposal))
+    return found

@@ -1,0 +1,55 @@
+"""The requests that `planning.costs` counts are those that the schedules make."""
+
+from __future__ import annotations
+
+import datetime
+from typing import Any
+
+import dagster as dg
+import pytest
+
+from arroyo_dagster.state.planning.costs import PER_JOB, Requests
+from arroyo_dagster.state.storage import Counting
+from tests.fleets import Written, protocol_job
+
+JOBS = 4
+NOON = datetime.datetime(2026, 1, 1, 12, tzinfo=datetime.UTC)
+
+
+def _made(counting: Counting) -> Requests:
+    lists = counting.calls["list"] + counting.calls["list_dir"]
+    return Requests(lists, counting.calls.total() - lists)
+
+
+def _serve(deployed: Any, name: str) -> None:
+    """Evaluate a schedule, and execute the first run that it requests."""
+    schedule = deployed.defs.resolve_schedule_def(f"arroyo_{name}_schedule")
+    with (
+        dg.build_schedule_context(
+            instance=deployed.instance,
+            scheduled_execution_time=NOON,
+            repository_def=deployed.defs.get_repository_def(),
+            resources={"arroyo_store": deployed.resource},
+        ) as context,
+        dg.partition_loading_context(dynamic_partitions_store=deployed.instance),
+    ):
+        requests = schedule.evaluate_tick(context).run_requests or []
+    for one in requests[:1]:
+        deployed.run(schedule.job_name, run_config=one.run_config, tags=one.tags)
+
+
+@pytest.mark.parametrize("name", PER_JOB)
+def test_a_schedule_makes_the_requests_that_the_costs_say(deployed: Any, name: str) -> None:
+    jobs = [Written(deployed.store, protocol_job(f"p{at}")) for at in range(JOBS)]
+    for job in jobs:
+        job.epochs(3)
+    deployed.tick()
+    deployed.run("arroyo_refresh_fleet")
+    for job in jobs:
+        job.epochs(1)
+    counting = deployed.wrap(Counting)
+    _serve(deployed, name)
+    made, said = _made(counting), PER_JOB[name][1].times(JOBS)
+    # Besides those of each job, a run lists the root some times.
+    assert said.lists <= made.lists <= said.lists + 4
+    assert made.gets == said.gets

@@ -1,0 +1,274 @@
+"""`arroyo-state fleet`: abandoned prefixes, cost by tenant, service levels; nothing is written."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from arroyo_dagster import cli
+from arroyo_dagster.state.model.clock import wall_clock
+from arroyo_dagster.state.model.ids import Epoch, WorkerGeneration
+from arroyo_dagster.state.model.progress import Progress
+from arroyo_dagster.state.operations.catalog.fleet import find_abandoned, job_costs
+from arroyo_dagster.state.operations.catalog.job_directory import open_directory
+from arroyo_dagster.state.planning.costs import inspection_a_day
+from arroyo_dagster.state.planning.fleet.abandoned import Usage
+from arroyo_dagster.state.planning.fleet.tenants import TenantExpression
+from arroyo_dagster.state.storage import MemoryStore, configure
+from arroyo_dagster.state.storage.store import ObjectInfo, ObjectStore
+from arroyo_dagster.state.storage.wrappers import Wrapper, WriteProtected
+from tests.fleets import OPERATOR, TABLE, Written, legacy_job, protocol_job
+from tests.jobs import listing, run_word_job
+
+WEEK = 7 * 86_400 * 1_000_000
+SHOP, GONE, LEGACY = protocol_job("shop"), protocol_job("gone"), legacy_job("job_1")
+KNOWN = ("--assume", "shop/main=running", "--assume", "gone/main=gone")
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> Iterator[str]:
+    yield f"memory://cli-fleet-{tmp_path.name}"
+    configure(None)
+
+
+def last_week() -> int:
+    return wall_clock() - WEEK
+
+
+@pytest.fixture
+def store(url: str) -> ObjectStore:
+    """Arroyo jobs of both layouts, the remains of a job, and what is no job; a week old."""
+    store = MemoryStore(url.removeprefix("memory://"), clock=last_week)
+    for paths in (SHOP, GONE, LEGACY):
+        Written(store, paths, now=last_week).epochs(3)
+    store.put("shop/deleted/generations/1/generation-manifest.json", b"0123456789")
+    store.put("warehouse/orders/data.parquet", b"not ours")
+    store.put("removed/job/_arroyo_dagster/journal/run/part", b"kept")
+    return store
+
+
+def run(url: str, *args: str) -> Result:
+    return CliRunner().invoke(cli.main, ["fleet", *args, "--url", url], catch_exceptions=False)
+
+
+def verdicts(url: str, *args: str) -> dict[str, dict[str, Any]]:
+    result = run(url, "abandoned", *args, "--json")
+    assert result.exit_code == 0, result.stderr
+    return {one["prefix"]: one for one in json.loads(result.stdout)}
+
+
+def stored_bytes(store: ObjectStore, prefix: str) -> int:
+    return sum(info.size_bytes for info in store.list(prefix))
+
+
+# ---- abandoned -----------------------------------------------------------------------------------
+
+
+def test_without_a_source_of_status_no_job_is_abandoned(url: str, store: ObjectStore) -> None:
+    found = verdicts(url)
+    assert {name: one["verdict"] for name, one in found.items()} == {
+        "shop/main": "not judged",
+        "gone/main": "not judged",
+        "job_1": "not judged",
+        "shop/deleted": "abandoned",
+        "warehouse": "not judged",
+        "removed": "in use",
+    }
+    for job in ("shop/main", "gone/main", "job_1"):
+        assert found[job]["bytes"] == stored_bytes(store, job)
+        assert f"--assume {job}=gone" in found[job]["next_step"]
+    assert found["shop/deleted"]["bytes"] == 10
+
+
+def test_a_dead_job_is_abandoned_with_its_bytes_and_the_command(
+    url: str, store: ObjectStore
+) -> None:
+    before = listing(store)
+    found = verdicts(url, *KNOWN)
+    dead = found["gone/main"]
+    assert dead["verdict"] == "abandoned"
+    assert dead["bytes"] == stored_bytes(store, "gone/main")
+    assert dead["next_step"].startswith("arroyo-state gc plan dead-job gone/main")
+    assert found["shop/main"]["verdict"] == "in use"
+    text = run(url, "abandoned", *KNOWN).stdout
+    assert "abandoned prefixes; 2 not judged" in text.splitlines()[-1]
+    assert listing(store) == before
+    command = shlex.split(dead["next_step"].partition(",")[0])[1:]
+    plan = CliRunner().invoke(cli.main, [*command, *KNOWN, "--url", url, "--json"])
+    assert plan.exit_code == 0, plan.output
+
+
+def test_objects_that_no_epoch_lists_are_found_by_generation(url: str, store: ObjectStore) -> None:
+    off_chain = SHOP.data_file(OPERATOR, TABLE, 0, Epoch(1), WorkerGeneration(1), attempt="lost")
+    store.put(off_chain, b"0123456789" * 5)
+    found = verdicts(url, "--assume", "shop/main=stopped")
+    orphan = found["shop/main/generations/1"]
+    assert (orphan["verdict"], orphan["bytes"], orphan["objects"]) == ("abandoned", 50, 1)
+    assert orphan["next_step"].startswith("arroyo-state gc plan orphans shop/main")
+
+
+def test_an_unreadable_job_is_not_abandoned_unless_a_source_says_so(
+    url: str, store: ObjectStore
+) -> None:
+    store.put(GONE.current_generation, b"damaged")
+    found = verdicts(url)["gone/main"]
+    assert found["verdict"] == "not judged"
+    assert "does not mean that it is abandoned" in found["why"]
+    dead = verdicts(url, *KNOWN)["gone/main"]
+    assert dead["verdict"] == "abandoned"
+    assert "--unreadable" in dead["next_step"]
+    assert "--quarantine" in dead["next_step"]
+
+
+def test_remains_within_the_grace_period_may_belong_to_a_job_that_starts(url: str) -> None:
+    store = MemoryStore(url.removeprefix("memory://"))
+    store.put("shop/new/generations/1/generation-manifest.json", b"{}")
+    (found,) = find_abandoned(store, open_directory())
+    assert found.usage is Usage.NOT_JUDGED
+    assert "grace period" in found.why
+
+
+def test_what_the_budget_does_not_allow_is_named(url: str, store: ObjectStore) -> None:
+    found = verdicts(url, "--budget", "0s")
+    assert not any(one["complete"] for one in found.values())
+    assert not any(one["verdict"] == "abandoned" for one in found.values())
+    running = verdicts(url, "--budget", "0s", *KNOWN)["shop/main"]
+    assert (running["verdict"], running["complete"]) == ("in use", False)
+
+
+class Listed(Wrapper):
+    """A store that records which prefixes are listed at any depth."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        super().__init__(store)
+        self.prefixes: list[str] = []
+
+    def list(self, prefix: str = "", *, start_after: str | None = None) -> Iterator[ObjectInfo]:
+        self.prefixes.append(prefix)
+        return super().list(prefix, start_after=start_after)
+
+
+def test_each_object_is_listed_once_and_nothing_is_written(store: ObjectStore) -> None:
+    directory = open_directory(assumed={"shop/main": "running", "gone/main": "gone"})
+    recorded = Listed(WriteProtected(store))
+    reports: list[Progress] = []
+    find_abandoned(recorded, directory, on_progress=reports.append)
+    assert [one.done for one in reports] == [0, 1, 2]
+    listed = recorded.prefixes
+    assert len(listed) == len(set(listed))
+    assert not any(
+        one != other and str(other).startswith(f"{one}/") for one in listed for other in listed
+    )
+
+
+# ---- cost ----------------------------------------------------------------------------------------
+
+
+def test_costs_add_up_to_what_is_stored(url: str, store: ObjectStore) -> None:
+    result = run(url, "cost", "--tenant", "{job}", "--no-inspection", "--json")
+    tenants = {one["tenant"]: one for one in json.loads(result.stdout)}
+    assert set(tenants) == {"main", "job_1"}
+    jobs = [job for one in tenants.values() for job in one["jobs"]]
+    for job in jobs:
+        assert job["bytes"] == stored_bytes(store, job["job"])
+        assert job["complete"]
+        assert job["usd_per_month"] == pytest.approx(job["bytes"] / 1e9 * 0.023)  # none runs
+    dear = run(url, "cost", "--no-inspection", "--price", "gb_month=23000000", "--json")
+    assert sum(one["usd_per_month"] for one in json.loads(dear.stdout)) == pytest.approx(
+        sum(job["usd_per_month"] for job in jobs) * 1e9
+    )
+
+
+def test_inspection_is_part_of_the_cost(url: str, store: ObjectStore) -> None:
+    lines = run(url, "cost").stdout.splitlines()
+    assert lines[0].split()[:2] == ["tenant", "jobs"]
+    assert lines[-1].startswith("3 jobs, ")
+    with_it = json.loads(run(url, "cost", "--json").stdout)
+    total = sum(one["requests_usd_per_month"] for one in with_it)
+    assert total == pytest.approx(30 * inspection_a_day(3).usd)
+
+
+def test_a_running_job_writes_by_its_interval_unless_a_source_says_that_it_rests(url: str) -> None:
+    store = MemoryStore(url.removeprefix("memory://"), clock=(ticks := Ticks()))
+    written = Written(store, SHOP, now=ticks)
+    for _ in range(12):
+        written.write()
+        ticks.micros += 60_000_000
+    expression = TenantExpression("{pipeline}")
+    (job,), _ = job_costs(store, expression, open_directory(), inspection=False)
+    assert job.writes_a_day == pytest.approx(1440 * 3)  # a file, a manifest, a record
+    assumed = open_directory(assumed={"shop/main": "stopped"})
+    (stopped,), _ = job_costs(store, expression, assumed, inspection=False)
+    assert stopped.writes_a_day == 0
+
+
+@dataclass
+class Ticks:
+    """A clock that goes when it is told to."""
+
+    micros: int = field(default_factory=lambda: wall_clock() - 13 * 60_000_000)
+
+    def __call__(self) -> int:
+        return self.micros
+
+
+# ---- service levels ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def words(url: str) -> ObjectStore:
+    store = MemoryStore(url.removeprefix("memory://"))
+    run_word_job(store, rows=40, rows_per_epoch=2, sinks=0, keep_epochs=None)
+    return store
+
+
+def test_the_command_of_a_proposal_meets_the_level(url: str, words: ObjectStore) -> None:
+    before = listing(words)
+    result = run(url, "meet", "--most-files", "20", "--json")
+    assert result.exit_code == 3
+    (found,) = json.loads(result.stdout)
+    assert found["verdict"] == "meets it afterwards"
+    assert found["before"]["files"] > 20 >= found["after"]["files"]
+    assert found["before"]["restore_seconds"] > found["after"]["restore_seconds"]
+    assert listing(words) == before
+    command = shlex.split(found["command"])[1:]
+    done = CliRunner().invoke(cli.main, [*command, "--url", url, "--yes"])
+    assert done.exit_code == 0, done.output
+    again = run(url, "meet", "main", "--most-files", "20")
+    assert again.exit_code == 0
+    assert "meets it" in again.stdout
+
+
+def test_a_level_that_no_compaction_meets_is_said_to_be_missed(
+    url: str, words: ObjectStore
+) -> None:
+    result = run(url, "meet", "--most-files", "1", "--restore-below", "2s")
+    assert result.exit_code == 3
+    assert "cannot meet it" in result.stdout
+    assert "no compaction meets it; the best leaves: a restore takes about 5" in result.stdout
+    assert "expected below 2 s" in result.stdout
+
+
+def test_a_job_that_cannot_be_planned_does_not_stop_the_others(
+    url: str, words: ObjectStore
+) -> None:
+    Written(words, SHOP, files=False).epochs(3)
+    result = run(url, "meet", "--most-files", "500")
+    assert result.exit_code == 1
+    assert "words/main" in result.stdout
+    assert "data files are missing" in result.stderr
+
+
+def test_an_arroyo_job_of_unknown_status_has_a_forecast_and_why_not_now(
+    url: str, store: ObjectStore
+) -> None:
+    result = run(url, "meet", "shop/main", "--most-files", "1")
+    assert result.exit_code == 3
+    assert "no compaction meets it" in result.stdout
