@@ -11,9 +11,11 @@ from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.model.checkpoints import Checkpoint, OperatorCheckpoint
 from arroyo_dagster.state.model.ids import OperatorId, StatePath, TableName
 from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.model.progress import OnProgress, ProgressUnit, no_progress
 from arroyo_dagster.state.model.tables import GlobalKeyedFiles, TableConfig, TableFiles
 from arroyo_dagster.state.model.verify import MAX_LEVEL
 from arroyo_dagster.state.operations.catalog.jobs import stored_sizes
+from arroyo_dagster.state.operations.progress import counter
 from arroyo_dagster.state.operations.verify.keys import find_variant
 from arroyo_dagster.state.operations.verify.metadata import JobMetadata
 from arroyo_dagster.state.operations.verify.rows import (
@@ -57,12 +59,17 @@ class DataFindings:
 
 
 def data_findings(
-    store: ObjectStore, paths: JobPaths, found: JobMetadata, look: CheckDepth
+    store: ObjectStore,
+    paths: JobPaths,
+    found: JobMetadata,
+    look: CheckDepth,
+    on_progress: OnProgress = no_progress,
 ) -> DataFindings:
     """Check the files that the epoch lists, to the depth of `look`.
 
     Args:
         found: the metadata of the epoch; its checkpoint is readable.
+        on_progress: called after each file that was read.
 
     Raises:
         StorageError: the store failed.
@@ -71,7 +78,7 @@ def data_findings(
     assert checkpoint is not None
     plan = restore_plan(checkpoint, look.parallelism)
     tables = _tables_of(checkpoint, plan)
-    files = _read(store, tables.files, plan, look)
+    files = _read(store, tables.files, plan, look, on_progress)
     findings = [*tables.findings, *_of_files(paths, checkpoint, tables.files, files)]
     # Metadata of another job or epoch cannot be compared with its neighbours.
     if not any(one.code == "metadata-of-another" for one in found.findings):
@@ -142,7 +149,11 @@ def _listed_files(
 
 
 def _read(
-    store: ObjectStore, listed: Mapping[StatePath, ListedFile], plan: RestorePlan, look: CheckDepth
+    store: ObjectStore,
+    listed: Mapping[StatePath, ListedFile],
+    plan: RestorePlan,
+    look: CheckDepth,
+    on_progress: OnProgress,
 ) -> dict[StatePath, FileFacts]:
     if look.level == 0:
         sizes = stored_sizes(store, listed)
@@ -156,8 +167,15 @@ def _read(
         )
     reads = {(read.operator, read.table): read for read in plan.reads}
     wanted = [_to_read(file, reads) for file in listed.values()]
+    count = counter(on_progress, "verified files", len(wanted), ProgressUnit.FILES)
+
+    def read(file: FileToRead) -> FileFacts | None:
+        facts = read_file_facts(store, file, look)
+        count()
+        return facts
+
     with ThreadPoolExecutor(_READERS if look.level > 1 else _FOOTER_READERS, "verify") as pool:
-        found = pool.map(lambda file: read_file_facts(store, file, look), wanted)
+        found = pool.map(read, wanted)
         pairs = zip(listed, found, strict=True)
         return {path: facts for path, facts in pairs if facts is not None}
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.model.ids import Epoch
 from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.model.progress import OnProgress, no_progress
 from arroyo_dagster.state.model.verify import HISTORY, MAX_LEVEL, VerifySettings
 from arroyo_dagster.state.operations.catalog.footers import expired_meanwhile
 from arroyo_dagster.state.operations.catalog.query import chosen_epoch
@@ -62,6 +63,7 @@ def verify_job(
     parallelism: int | None = None,
     history: int = HISTORY,
     catalogue: Catalogue | None = None,
+    on_progress: OnProgress = no_progress,
 ) -> JobVerdict:
     """Determine whether a job can be restored from an epoch, and report every finding.
 
@@ -73,6 +75,7 @@ def verify_job(
         level, parallelism, history: see `VerifySettings`.
         catalogue: decodes entries whose types the job did not store; None = the tables registered
             in this process.
+        on_progress: called after each file that was read.
 
     Raises:
         InputError: the level, the history or the parallelism is out of range.
@@ -90,15 +93,23 @@ def verify_job(
         epochs = ParquetBackend(store, paths).epochs()
         wanted = chosen_epoch(store, paths, epochs, epoch)
         found = read_job_metadata(store, paths, epochs, wanted, asked.history)
-        verdict = _judge(store, paths, found, look)
+        verdict = _judge(store, paths, found, look, on_progress)
         # Objects that an expiry deletes meanwhile are not damage.
         if verdict.passed or set(epochs) <= set(ParquetBackend(store, paths).epochs()):
             return verdict
     raise expired_meanwhile(store, paths, "try again with a lower level, or keep more epochs")
 
 
-def _judge(store: ObjectStore, paths: JobPaths, found: JobMetadata, look: CheckDepth) -> JobVerdict:
-    data = DataFindings() if found.checkpoint is None else data_findings(store, paths, found, look)
+def _judge(
+    store: ObjectStore,
+    paths: JobPaths,
+    found: JobMetadata,
+    look: CheckDepth,
+    on_progress: OnProgress,
+) -> JobVerdict:
+    data = DataFindings()
+    if found.checkpoint is not None:
+        data = data_findings(store, paths, found, look, on_progress)
     return JobVerdict(
         paths=paths,
         epoch=found.epoch,

@@ -80,7 +80,6 @@ def _shared(
         directory=directory,
         keys=found.keys,
         differ=found.differ,
-        example=found.example.hex(),
         subtasks=tuple(subtasks[place] for place in found.groups),
     )
 

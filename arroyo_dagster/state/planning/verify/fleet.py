@@ -13,6 +13,9 @@ from dataclasses import dataclass
 from arroyo_dagster.state.model.job_facts import JobCondition
 from arroyo_dagster.state.planning.verify.findings import Finding, Severity, Verdict, error, warning
 
+NOT_JUDGED = "not judged"
+"""The label of a job whose facts do not suffice for a verdict."""
+
 _OFFENDERS_NAMED = 3
 _PARAGRAPH = "\n\n"
 _RESTING = {
@@ -136,7 +139,13 @@ class FleetVerdict:
         if self.trouble is not None:
             return str(self.trouble)
         if not self.offenders:
-            return f"{jobs}, all passed"
+            unknown = sum(line.label == NOT_JUDGED for line in self.lines)
+            passed = len(self.lines) - unknown
+            return (
+                f"{jobs}: {passed} passed, {unknown} not judged"
+                if unknown
+                else f"{jobs}, all passed"
+            )
         told = [
             f"{line.job}: {_beside(line.job, line.finding)}"
             for line in self.offenders[:_OFFENDERS_NAMED]
@@ -187,13 +196,18 @@ def _checked_line(job: str, checked: CheckedJob | None, refresh: str) -> JobLine
         step = f"run the job {refresh} for its partition {job}"
         finding = warning("never-checked", job, "was never checked", step)
         return JobLine(job=job, label="never checked", finding=finding)
-    findings = checked.verdict.errors or checked.verdict.findings
-    label = "passed" if not findings else "failed" if checked.verdict.errors else "warning"
+    return job_line(job, checked.verdict, epoch=checked.epoch, at_micros=checked.at_micros)
+
+
+def job_line(job: str, verdict: Verdict, *, epoch: int | None, at_micros: int | None) -> JobLine:
+    """Return the line of a job with a verdict: its first error, else its first finding."""
+    findings = verdict.errors or verdict.findings
+    label = "passed" if not findings else "failed" if verdict.errors else "warning"
     return JobLine(
         job=job,
         label=label,
-        epoch=checked.epoch,
-        at_micros=checked.at_micros,
+        epoch=epoch,
+        at_micros=at_micros,
         finding=findings[0] if findings else None,
     )
 
@@ -291,7 +305,7 @@ def _fleet(
     lines: Sequence[JobLine], gone: Sequence[GoneJob], root: Finding | None, forget: str
 ) -> FleetVerdict:
     every = [*lines, *(_gone_line(one, forget) for one in gone)]
-    return FleetVerdict(lines=tuple(sorted(every, key=_urgency)), trouble=root)
+    return FleetVerdict(lines=tuple(sorted(every, key=by_urgency)), trouble=root)
 
 
 def _gone_line(gone: GoneJob, forget: str) -> JobLine:
@@ -306,6 +320,7 @@ def _gone_line(gone: GoneJob, forget: str) -> JobLine:
     return JobLine(job=gone.job, label="vanished", epoch=gone.epoch, finding=finding)
 
 
-def _urgency(line: JobLine) -> tuple[int, str]:
+def by_urgency(line: JobLine) -> tuple[int, str]:
+    """Sort lines: errors first, then warnings, then by job."""
     order = {Severity.ERROR: 0, Severity.WARNING: 1, Severity.NOTE: 2}
     return (3 if line.finding is None else order[line.finding.severity]), line.job

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from arroyo_dagster.state.model.checkpoints import LegacyCheckpoint, OperatorCheckpoint
 from arroyo_dagster.state.model.ids import Epoch, OperatorId, StatePath
-from arroyo_dagster.state.planning.gc.expiry import LEGACY_EPOCHS_BEFORE_NEWEST
+from arroyo_dagster.state.planning.restore.partially_collected import LEGACY_EPOCHS_BEFORE_NEWEST
 from arroyo_dagster.state.planning.verify.findings import (
     KEEP_AND_REPORT,
     Finding,

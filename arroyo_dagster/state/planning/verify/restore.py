@@ -143,7 +143,6 @@ class SharedKeys:
         directory: the directory of the epoch's files.
         keys: the number of such keys.
         differ: the number of these keys that have different values.
-        example: one of the keys, in hex.
     """
 
     operator: OperatorId
@@ -151,7 +150,6 @@ class SharedKeys:
     directory: StatePath
     keys: int
     differ: int
-    example: str
     subtasks: tuple[int, ...]
 
 
@@ -170,8 +168,8 @@ def shared_key_findings(shared: Collection[SharedKeys], *, managed: bool) -> Ite
             continue
         evidence = (
             f"subtasks {', '.join(map(str, one.subtasks))} wrote {one.keys} keys of "
-            f"{one.operator}.{one.table} in the same epoch, {one.differ} of them with other values "
-            f"(such as {one.example}); {wins}"
+            f"{one.operator}.{one.table} in the same epoch, {one.differ} of them with other "
+            f"values; {wins}"
         )
         yield warning("key-written-twice", one.directory, evidence, step)
 

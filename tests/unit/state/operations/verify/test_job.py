@@ -12,6 +12,7 @@ import pytest
 from arroyo_dagster.errors import ConflictError, InputError, NotFoundError, StorageError
 from arroyo_dagster.state.model.ids import JobId, PipelineId, StatePath
 from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.model.progress import Progress
 from arroyo_dagster.state.model.tables import TableConfig
 from arroyo_dagster.state.operations.verify.job import verify_job
 from arroyo_dagster.state.storage import Counting, MemoryStore, WriteProtected
@@ -23,6 +24,7 @@ from tests.fleets import Written, legacy_job, protocol_job
 from tests.jobs import copied, run_word_job
 
 WORDS = JobPaths(JobId("main"), PipelineId("words"))
+FLIPS = pytest.mark.parametrize("flips", [30, pytest.param(100, marks=pytest.mark.soak)])
 
 
 class Meanwhile(WriteProtected):
@@ -63,6 +65,18 @@ def test_an_epoch_that_expires_while_it_is_looked_at_is_no_finding(paths: JobPat
         verify_job(Meanwhile(store, expiring(job, times=100)), paths, level=1)
     with pytest.raises(NotFoundError, match="no such epoch"):
         verify_job(Meanwhile(store, expiring(job, times=100)), paths, int(job.epoch), level=1)
+
+
+def test_each_file_that_was_read_is_reported() -> None:
+    store = MemoryStore()
+    job = Written(store, protocol_job("p"))
+    job.epochs(3)
+    reports: list[Progress] = []
+    verify_job(store, job.paths, level=1, on_progress=reports.append)
+    assert [(one.step, one.done, one.total) for one in reports] == [
+        ("verified files", done, 3) for done in (1, 2, 3)
+    ]
+    assert str(reports[0].unit) == "files"
 
 
 def test_a_store_that_fails_is_no_finding() -> None:
@@ -137,11 +151,12 @@ def written() -> MemoryStore:
     return store
 
 
-def test_whatever_is_flipped_there_is_a_verdict(written: MemoryStore) -> None:
+@FLIPS
+def test_whatever_is_flipped_there_is_a_verdict(written: MemoryStore, flips: int) -> None:
     """Never another error than that the epoch is not there; and nothing is written."""
     store, chance = copied(written), random.Random(7)
     objects = [info.path for info in store.list(WORDS.root)]
-    for _ in range(100):
+    for _ in range(flips):
         path = chance.choice(objects)
         data = bytearray(written.read(path))
         data[chance.randrange(len(data))] ^= chance.choice([0xFF, 1, 0x80])
@@ -151,11 +166,14 @@ def test_whatever_is_flipped_there_is_a_verdict(written: MemoryStore) -> None:
         store.put(path, written.read(path))
 
 
-def test_a_flip_in_a_data_file_of_ours_is_found_or_changes_nothing(written: MemoryStore) -> None:
+@FLIPS
+def test_a_flip_in_a_data_file_of_ours_is_found_or_changes_nothing(
+    written: MemoryStore, flips: int
+) -> None:
     """Pages carry checksums; what lies between them is the footer, or harmless."""
     store, chance = copied(written), random.Random(8)
     listed = [path for path in verify_paths(written) if written.read(path)]
-    for _ in range(80):
+    for _ in range(flips):
         path = chance.choice(listed)
         data = bytearray(written.read(path))
         data[chance.randrange(4, len(data))] ^= 0xFF

@@ -13,7 +13,7 @@ from arroyo_dagster.state.model.checkpoints import (
     EpochRecord,
     Manifest,
     OperatorCheckpoint,
-    StreamProgress,
+    RunProgress,
 )
 from arroyo_dagster.state.model.ids import (
     Epoch,
@@ -200,7 +200,7 @@ def checkpoint(epoch: int = 3, managed: bool = False, **files: Any) -> Checkpoin
         state=CheckpointState.READY,
         operators=(operator,),
         ref=StatePath(f"j/checkpoints/checkpoint-{epoch:07}/metadata"),
-        progress=StreamProgress(query_id="q", batch_id=epoch, offsets="{}") if managed else None,
+        progress=RunProgress(offsets="{}") if managed else None,
     )
 
 

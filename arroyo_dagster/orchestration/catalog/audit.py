@@ -1,0 +1,138 @@
+"""The asset `audit`: every job's newest epoch restored as a test, and its other epochs compared."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import dagster as dg
+
+from arroyo_dagster.errors import ArroyoStateError
+from arroyo_dagster.orchestration import rendering as shown
+from arroyo_dagster.orchestration.catalog.fleet_checks import fleet_check_result
+from arroyo_dagster.orchestration.failures import as_failure, fail
+from arroyo_dagster.orchestration.resources import ArroyoStateStore
+from arroyo_dagster.orchestration.translator import AUDIT, EPOCH_CATALOG, Naming
+from arroyo_dagster.state.model.clock import wall_clock
+from arroyo_dagster.state.model.units import format_micros
+from arroyo_dagster.state.model.verify import AuditSettings
+from arroyo_dagster.state.planning.verify.audit_checks import (
+    AUDIT_CHECKS,
+    AUDITED_RECENTLY,
+    AuditedJob,
+    audit_verdict,
+    recency_verdict,
+)
+from arroyo_dagster.state.planning.verify.fleet import FleetVerdict
+
+_CHECKS = {check.name: check for check in AUDIT_CHECKS}
+
+
+def build_audit(naming: Naming, settings: AuditSettings) -> dg.AssetsDefinition:
+    """Build the asset of the audits of all jobs with their checks, made by one step.
+
+    A run audits the jobs that wait longest, within its budget. The checks show the last audit of
+    every job.
+    """
+    asset = naming.key(AUDIT)
+
+    @dg.multi_asset(
+        name=naming.name("arroyo_audit_jobs"),
+        specs=[naming.spec(AUDIT, deps=[EPOCH_CATALOG], partitioned=False)],
+        check_specs=_specs(naming, settings),
+        can_subset=True,
+    )
+    @naming.bind
+    def arroyo_audit_jobs(  # type: ignore[no-untyped-def]
+        context: dg.AssetExecutionContext,
+        arroyo_store: ArroyoStateStore,
+    ):
+        from arroyo_dagster.state.operations.verify.audit import (
+            AuditOptions,
+            audit_jobs,
+            last_audits,
+        )
+
+        def log(one: AuditedJob) -> None:
+            errors = len(one.verdict.errors)
+            context.log.info(f"{one.job} epoch {one.epoch}: {errors} errors")
+
+        problem: ArroyoStateError | None = None
+        with as_failure():
+            jobs, catalogue = arroyo_store.jobs(), arroyo_store.catalogue()
+            names = [paths.root for paths in jobs]
+            if context.selected_asset_keys:
+                run = audit_jobs(
+                    arroyo_store.reading(),
+                    catalogue,
+                    jobs,
+                    settings,
+                    AuditOptions(
+                        earlier=arroyo_store.earlier(),
+                        on_job=log,
+                        on_progress=shown.progress_logger(context.log.info),
+                    ),
+                )
+                problem = next(iter(run.failed.values()), None)
+            audited = last_audits(catalogue, jobs)
+        if context.selected_asset_keys:
+            counts = {"audited": len(run.done), "left": len(run.left), "failed": len(run.failed)}
+            metadata = _metadata(counts, names, audited)
+            yield dg.MaterializeResult(asset_key=asset, metadata=metadata)
+        for key in sorted(context.selected_asset_check_keys, key=lambda one: one.name):
+            found = _verdict(key.name, names, audited, settings)
+            yield fleet_check_result(found, key.name, asset, when="audited at")
+        if problem is not None:
+            fail(problem)
+
+    return arroyo_audit_jobs
+
+
+def _verdict(
+    name: str, jobs: Sequence[str], audited: Mapping[str, AuditedJob], settings: AuditSettings
+) -> FleetVerdict:
+    if name == AUDITED_RECENTLY:
+        return recency_verdict(jobs, audited, wall_clock(), settings.recent_micros)
+    return audit_verdict(_CHECKS[name], jobs, audited)
+
+
+def _specs(naming: Naming, settings: AuditSettings) -> list[dg.AssetCheckSpec]:
+    specs = [
+        naming.check_spec(
+            check.name,
+            AUDIT,
+            check.expects + (f" Found from level {check.level} on." if check.level else ""),
+            metadata={"example": check.example},
+        )
+        for check in AUDIT_CHECKS
+    ]
+    recency = f"Each job was audited in the last {format_micros(settings.recent_micros)}."
+    return [*specs, naming.check_spec(AUDITED_RECENTLY, AUDIT, recency)]
+
+
+def _metadata(
+    counts: Mapping[str, int], jobs: Sequence[str], audited: Mapping[str, AuditedJob]
+) -> dict[str, Any]:
+    known = [audited[job] for job in jobs if job in audited]
+    oldest = min((one.at_micros for one in known), default=None)
+    worst = sorted(known, key=lambda one: (-len(one.verdict.errors), one.at_micros))
+    return shown.known(
+        {
+            "arroyo/jobs_with_errors": sum(not one.verdict.passed for one in known),
+            "arroyo/jobs_failed": counts["failed"] or None,
+            "arroyo/jobs_never_audited": len(jobs) - len(known),
+            "arroyo/oldest_audit": shown.timestamp(oldest),
+            "arroyo/jobs_audited": counts["audited"],
+            "arroyo/jobs_left": counts["left"],
+            "jobs": shown.table(map(_line, worst)),
+        }
+    )
+
+
+def _line(one: AuditedJob) -> dict[str, Any]:
+    return {
+        "job": one.job,
+        "errors": len(one.verdict.errors),
+        "findings": len(one.verdict.findings),
+        "objects": shown.number(one.verdict.inspected),
+        "level": one.level,
+        "audited at": shown.time_of_day(one.at_micros),
+    }

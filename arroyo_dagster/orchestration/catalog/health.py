@@ -1,0 +1,116 @@
+"""The asset `health`: how the state of all jobs develops, with one check for each health check."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import dagster as dg
+
+from arroyo_dagster.orchestration import rendering as shown
+from arroyo_dagster.orchestration.catalog.fleet_checks import fleet_check_result
+from arroyo_dagster.orchestration.directory import ArroyoDirectory
+from arroyo_dagster.orchestration.failures import as_failure
+from arroyo_dagster.orchestration.resources import ArroyoStateStore
+from arroyo_dagster.orchestration.translator import EPOCH_CATALOG, HEALTH, Naming
+from arroyo_dagster.state.model.health import HealthLimits
+from arroyo_dagster.state.model.settings import find_setting
+from arroyo_dagster.state.model.units import format_bytes
+from arroyo_dagster.state.planning.health_checks.checks import (
+    HEALTH_CHECKS,
+    HealthCheck,
+    JobHealth,
+    fleet_verdict,
+)
+
+
+def build_health(naming: Naming, limits: HealthLimits) -> dg.AssetsDefinition:
+    """Build the asset with the health checks of all jobs, made by one step.
+
+    It is not partitioned, so that Dagster plots its numbers over time. Each run brings the
+    catalogue of the jobs up to date first.
+    """
+    asset = naming.key(HEALTH)
+
+    @dg.multi_asset(
+        name=naming.name("arroyo_health_checks"),
+        specs=[naming.spec(HEALTH, deps=[EPOCH_CATALOG], partitioned=False)],
+        check_specs=[_spec(check, naming, limits) for check in HEALTH_CHECKS],
+        can_subset=True,
+    )
+    @naming.bind
+    def arroyo_health_checks(  # type: ignore[no-untyped-def]
+        context: dg.AssetExecutionContext,
+        arroyo_store: ArroyoStateStore,
+        arroyo_directory: ArroyoDirectory,
+    ):
+        from arroyo_dagster.state.operations.catalog.health import HealthOptions, check_health
+
+        with as_failure():
+            jobs = check_health(
+                arroyo_store.reading(),
+                arroyo_store.catalogue(),
+                arroyo_store.jobs(),
+                arroyo_directory.directory(arroyo_store),
+                limits,
+                HealthOptions(
+                    earlier=arroyo_store.earlier(),
+                    on_progress=shown.progress_logger(context.log.info),
+                ),
+            )
+        if context.selected_asset_keys:
+            yield dg.MaterializeResult(asset_key=asset, metadata=_metadata(jobs))
+        for key in sorted(context.selected_asset_check_keys, key=lambda one: one.name):
+            yield fleet_check_result(fleet_verdict(key.name, jobs), key.name, asset)
+
+    return arroyo_health_checks
+
+
+def _spec(check: HealthCheck, naming: Naming, limits: HealthLimits) -> dg.AssetCheckSpec:
+    obeyed = {
+        field.config: field.in_units(getattr(limits, field.name))
+        for field in (find_setting(HealthLimits, name) for name in check.limits)
+    }
+    listed = ", ".join(f"`{name}: {value:g}`" for name, value in obeyed.items())
+    return naming.check_spec(
+        check.name,
+        HEALTH,
+        check.expects + (f" Limits: {listed}." if listed else ""),
+        metadata={
+            **{f"arroyo/{name}": value for name, value in obeyed.items()},
+            "example": check.example,
+        },
+    )
+
+
+def _metadata(jobs: Sequence[JobHealth]) -> dict[str, Any]:
+    costs = [one.dollars_per_day for one in jobs if one.dollars_per_day is not None]
+    failed = [(one, list(_failed(one))) for one in jobs]
+    worst = sorted(failed, key=lambda job: (-len(job[1]), job[0].job))
+    stored_bytes = sum(one.stored_bytes for one in jobs)
+    return shown.known(
+        {
+            "arroyo/jobs_with_findings": sum(bool(checks) for _, checks in failed),
+            "arroyo/findings": sum(len(checks) for _, checks in failed),
+            "stored": format_bytes(stored_bytes),
+            "arroyo/dollars_per_day": round(sum(costs), 2) if costs else None,
+            "arroyo/jobs": len(jobs),
+            "jobs": shown.table(_line(job, checks) for job, checks in worst),
+            "arroyo/stored_bytes": stored_bytes,
+        }
+    )
+
+
+def _failed(job: JobHealth) -> Iterator[str]:
+    for name, verdict in job.verdicts.items():
+        if verdict is not None and verdict.findings:
+            yield name
+
+
+def _line(job: JobHealth, failed: Sequence[str]) -> dict[str, Any]:
+    cost = job.dollars_per_day
+    return {
+        "job": job.job,
+        "findings": ", ".join(failed) or "none",
+        "epoch": job.epoch,
+        "stored": format_bytes(job.stored_bytes),
+        "$ a day": None if cost is None else f"{cost:.2f}",
+    }

@@ -1,0 +1,164 @@
+"""Health checks of what a job's epochs cost: bytes read, written, stored and pinned.
+
+Each function returns its findings, or None if the facts do not suffice for a judgement.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from arroyo_dagster.state.model.health import HealthLimits
+from arroyo_dagster.state.model.ids import StatePath
+from arroyo_dagster.state.model.tables import TableKind
+from arroyo_dagster.state.model.units import format_bytes, format_micros
+from arroyo_dagster.state.planning.costs import DAYS_OF_A_MONTH, LIST_PRICES
+from arroyo_dagster.state.planning.fleet.usage import OBJECTS_BESIDE_DATA
+from arroyo_dagster.state.planning.health_checks.facts import Found, HealthFacts, usual
+from arroyo_dagster.state.planning.restore.reads import restore_plan
+from arroyo_dagster.state.planning.verify.findings import warning
+
+_DAY = 86_400_000_000
+
+
+def reads_once(facts: HealthFacts, limits: HealthLimits) -> Found:
+    """Find expiring tables whose bytes are read by many subtasks in a restore."""
+    if facts.checkpoint is None or not facts.files:
+        return None
+    sizes = facts.sizes
+    opened: dict[tuple[str, str], int] = {}
+    listed: dict[tuple[str, str], set[StatePath]] = {}
+    for read in restore_plan(facts.checkpoint, sizes=sizes).reads:
+        if read.kind is TableKind.EXPIRING_TIME_KEY:
+            at = (str(read.operator), str(read.table))
+            opened[at] = opened.get(at, 0) + read.size_bytes
+            listed.setdefault(at, set()).update(read.files)
+    found = []
+    for (operator, table), size in opened.items():
+        once = sum(sizes.get(path, 0) for path in listed[operator, table])
+        if once >= limits.small_table_bytes and size > limits.read_amplification * once:
+            evidence = (
+                f"a restore reads {format_bytes(size)} of table {operator}.{table}, which has "
+                f"{format_bytes(once)}: its files overlap the key ranges of many subtasks"
+            )
+            step = "compact the job: outputs do not cross the key ranges of its subtasks"
+            found.append(warning("read-amplification", facts.job, evidence, step))
+    return found
+
+
+def writes_changes_only(facts: HealthFacts, limits: HealthLimits) -> Found:
+    """Find a job that writes most of its state again with every epoch."""
+    shares = [
+        row.new_size_bytes / row.size_bytes
+        for row in facts.readable
+        if row.new_size_bytes is not None and row.size_bytes
+    ]
+    share, newest = usual(shares), facts.newest
+    if share is None or newest is None or newest.size_bytes is None:
+        return None
+    if newest.size_bytes < limits.small_table_bytes or 100 * share <= limits.write_percent:
+        return []
+    evidence = (
+        f"each epoch writes {share:.0%} of the state of {format_bytes(newest.size_bytes)} again"
+    )
+    step = "checkpoint less often, or keep less in global keyed tables: these are written in full"
+    return [warning("write-amplification", facts.job, evidence, step)]
+
+
+def stores_little_more(facts: HealthFacts, limits: HealthLimits) -> Found:
+    """Find a job that stores many times the bytes of its newest epoch."""
+    newest = facts.newest
+    if newest is None or not newest.size_bytes:
+        return None
+    if (
+        facts.stored_bytes < limits.small_table_bytes
+        or facts.stored_bytes <= limits.space_amplification * newest.size_bytes
+    ):
+        return []
+    kept = sum(row.present for row in facts.epochs)
+    evidence = (
+        f"its {kept} epochs list {format_bytes(facts.stored_bytes)}; the newest one "
+        f"{format_bytes(newest.size_bytes)}"
+    )
+    step = "keep fewer epochs: `arroyo-state gc plan expire` shows what would be freed"
+    return [warning("space-amplification", facts.job, evidence, step)]
+
+
+def epochs_expire(facts: HealthFacts, limits: HealthLimits) -> Found:
+    """Find a job whose old epochs are never expired."""
+    if not facts.age.epochs:
+        return None
+    unpinned = facts.age.epochs - len(facts.pins.pinned)
+    if unpinned <= limits.epochs:
+        return []
+    evidence = f"has {unpinned} unpinned epochs; expected at most {limits.epochs}"
+    step = "turn on the schedule of gc with `delete: true`, or run `arroyo-state gc run expire`"
+    return [warning("gc-behind", facts.job, evidence, step)]
+
+
+def pins_small(facts: HealthFacts, limits: HealthLimits) -> Found:
+    """Find pins that are old, or keep much that no other epoch needs."""
+    found = []
+    if facts.pinned_bytes > limits.pinned_bytes:
+        evidence = f"{format_bytes(facts.pinned_bytes)} are listed by pinned epochs only"
+        step = "unpin what is no longer needed: `arroyo-state pins` lists them"
+        found.append(warning("pins-large", facts.job, evidence, step))
+    for pin in facts.pins.pins:
+        age = facts.now_micros - pin.pinned_at_micros
+        if not pin.released and age > limits.pin_micros:
+            evidence = f"epoch {pin.epoch} was pinned {format_micros(age)} ago by {pin.owner}" + (
+                f": {pin.reason}" if pin.reason else ""
+            )
+            step = f"unpin it if it is no longer needed: `arroyo-state unpin JOB {pin.epoch}`"
+            found.append(warning("pin-old", facts.job, evidence, step))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class DailyCost:
+    """The estimated cost of a job per day, in dollars."""
+
+    storage: float
+    requests: float
+
+    @property
+    def dollars(self) -> float:
+        """The sum."""
+        return self.storage + self.requests
+
+
+def cost_per_day(facts: HealthFacts) -> DailyCost | None:
+    """Estimate what a job's stored bytes and written objects cost per day; None if unknown.
+
+    Its reads and its listings by maintenance are not included.
+    """
+    interval = facts.interval_micros
+    new_files = usual(
+        [
+            row.new_files
+            for row in facts.readable
+            if row.finished_micros is not None and row.new_files is not None
+        ]
+    )
+    if facts.newest is None or interval is None or new_files is None:
+        return None
+    a_day = _DAY / max(1.0, interval) if facts.running else 0.0
+    writes = a_day * (new_files + OBJECTS_BESIDE_DATA)
+    return DailyCost(
+        storage=LIST_PRICES.storage_usd(facts.stored_bytes) / DAYS_OF_A_MONTH,
+        requests=LIST_PRICES.requests_usd(puts=writes),
+    )
+
+
+def cost_low(facts: HealthFacts, limits: HealthLimits) -> Found:
+    """Find a job whose objects and writes cost more per day than expected."""
+    cost = cost_per_day(facts)
+    if cost is None:
+        return None
+    if cost.dollars * 100 <= limits.cost_cents:
+        return []
+    evidence = (
+        f"costs about {cost.dollars:.2f} $ a day at the prices of S3: {cost.storage:.2f} $ for "
+        f"{format_bytes(facts.stored_bytes)}, {cost.requests:.2f} $ for writes"
+    )
+    step = "keep fewer epochs, or checkpoint less often"
+    return [warning("cost-high", facts.job, evidence, step)]

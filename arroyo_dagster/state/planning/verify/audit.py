@@ -1,0 +1,235 @@
+"""What an audit finds beside a verification: older epochs, changed files, leftovers, hot keys.
+
+Pure functions from a listing of a job and its catalogued epochs to findings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from arroyo_dagster.state.model.catalog import EpochRow, FileRow
+from arroyo_dagster.state.model.ids import Epoch, StatePath
+from arroyo_dagster.state.model.layout import (
+    JobPaths,
+    Layout,
+    is_data_file,
+    parse_manifest_path,
+)
+from arroyo_dagster.state.model.units import format_bytes, format_micros
+from arroyo_dagster.state.model.verify import AuditSettings
+from arroyo_dagster.state.planning.verify.findings import (
+    Finding,
+    either,
+    note,
+    warning,
+)
+
+_MINUTE = 60_000_000
+_HOUR = 60 * _MINUTE
+_FENCE_MARGIN = 10 * _MINUTE
+_HOT = 4
+_COPIED_FILES = 10
+
+
+@dataclass(frozen=True, slots=True)
+class ListedObject:
+    """An object of a listing. `etag` and `modified_micros` are None if the store has none."""
+
+    size_bytes: int
+    modified_micros: int | None
+    etag: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditFacts:
+    """What the catalogue and one listing show of a job. The catalogue was read first.
+
+    Attributes:
+        epochs: the catalogued epochs that are present, ascending.
+        files: that they list.
+        complete: whether every present epoch is catalogued.
+        listing: every object of the job.
+        before: the data files at the last audit; empty at the first.
+        pinned: the pinned epochs.
+        now_micros: the time of the audit.
+    """
+
+    paths: JobPaths
+    epochs: Sequence[EpochRow]
+    files: Sequence[FileRow]
+    complete: bool
+    listing: Mapping[StatePath, ListedObject]
+    before: Mapping[StatePath, ListedObject] = field(default_factory=dict)
+    pinned: frozenset[Epoch] = frozenset()
+    now_micros: int
+
+    @property
+    def job(self) -> str:
+        """The root of the job's paths."""
+        return self.paths.root
+
+
+def audit_findings(facts: AuditFacts, settings: AuditSettings) -> Iterator[Finding]:
+    """Yield what the facts show."""
+    yield from _incomplete(facts)
+    yield from _changed(facts)
+    yield from _off_chain(facts, settings)
+    yield from _orphans(facts, settings)
+
+
+def _incomplete(facts: AuditFacts) -> Iterator[Finding]:
+    """Find epochs before the newest with missing or changed files. `verify` judges the newest."""
+    by_epoch: dict[int, list[FileRow]] = {}
+    for file in facts.files:
+        by_epoch.setdefault(file.epoch, []).append(file)
+    newest = max((row.epoch for row in facts.epochs), default=0)
+    kept = max((row.min_epoch or 0 for row in facts.epochs), default=0)
+    for row in facts.epochs:
+        root = _root_of(facts.paths, Epoch(row.epoch))
+        # Arroyo's cleanup deletes the files of epochs below its minimum before their metadata.
+        if row.epoch in (newest, *range(kept)) or root not in facts.listing:
+            continue
+        gone = [one.path for one in by_epoch.get(row.epoch, ()) if one.path not in facts.listing]
+        if row.problem is None and not gone:
+            continue
+        evidence = row.problem or f"lists {len(gone)} files that do not exist, first {gone[0]}"
+        step = "`arroyo-state gc fate` says what became of them; do not go back to this epoch"
+        pinned = row.epoch in facts.pinned
+        evidence = f"epoch {row.epoch} {evidence}" + ("; it is pinned" if pinned else "")
+        yield either(pinned, "older-epoch-incomplete", root, evidence, step)
+
+
+def _root_of(paths: JobPaths, epoch: Epoch) -> StatePath:
+    """Return the object that makes an epoch exist."""
+    legacy = paths.layout is Layout.LEGACY
+    return paths.legacy_metadata(epoch) if legacy else paths.epoch_record(epoch)
+
+
+def _changed(facts: AuditFacts) -> Iterator[Finding]:
+    """Find data files that were overwritten since the last audit although an epoch listed them."""
+    recorded: dict[str, int] = {}
+    times = {row.epoch: row.recorded_micros for row in facts.epochs}
+    for row in facts.files:
+        at = times.get(row.epoch)
+        if at is not None:
+            recorded[row.path] = min(at, recorded.get(row.path, at))
+    found: list[tuple[StatePath, str]] = []
+    same_size = compared = 0
+    for path, before in facts.before.items():
+        now = facts.listing.get(path)
+        if now is None or path not in recorded:
+            continue
+        compared += 1
+        later = now.modified_micros is None or now.modified_micros > recorded[path] + _MINUTE
+        if now == before or not later:
+            continue
+        same_size += now.size_bytes == before.size_bytes
+        found.append((path, _difference(before, now)))
+    step = "restore the file from a backup or an older version; no process may change it"
+    if found and same_size == len(found) and 2 * same_size > compared >= _COPIED_FILES:
+        evidence = (
+            f"{same_size} of {compared} files were written again with the same size: the job's "
+            "directory was copied or restored"
+        )
+        yield note("directory-copied", facts.job, evidence, "nothing to do if you copied it")
+        return
+    for path, what in found:
+        resized = facts.before[path].size_bytes != facts.listing[path].size_bytes
+        yield either(resized, "file-changed", path, f"{what} after an epoch listed it", step)
+
+
+def _difference(before: ListedObject, now: ListedObject) -> str:
+    if before.size_bytes != now.size_bytes:
+        return f"it had {before.size_bytes} bytes and has {now.size_bytes}"
+    return "it was written again"
+
+
+def _off_chain(facts: AuditFacts, settings: AuditSettings) -> Iterator[Finding]:
+    """Find generations that write although a later one runs, and attempts that no epoch names."""
+    manifests = {
+        path: (address, listed)
+        for path, listed in facts.listing.items()
+        if (address := parse_manifest_path(path)) is not None
+    }
+    if not manifests:
+        return
+    current = max(address.worker_generation for address, _ in manifests.values())
+    fence = facts.listing.get(facts.paths.current_generation)
+    fenced = [
+        path
+        for path, (address, listed) in manifests.items()
+        if fence is not None
+        and fence.modified_micros is not None
+        and address.worker_generation < current
+        and (listed.modified_micros or 0) > fence.modified_micros + _FENCE_MARGIN
+    ]
+    if fenced:
+        evidence = (
+            f"{len(fenced)} checkpoints were written by a generation that a later one had "
+            f"replaced, {format_micros(_FENCE_MARGIN)} ago or more"
+        )
+        step = "find the process of the older generation and stop it: its checkpoints are lost work"
+        yield warning("fenced-generation-writes", fenced[0], evidence, step)
+    refs = {row.ref for row in facts.epochs}
+    abandoned = [path for path in manifests if path not in refs]
+    if facts.complete and len(abandoned) > settings.abandoned_attempts:
+        evidence = (
+            f"{len(abandoned)} checkpoints belong to no epoch; expected at most "
+            f"{settings.abandoned_attempts}"
+        )
+        step = "collect them: `arroyo-state gc run orphans`; many show a job that restarts often"
+        yield warning("attempts-abandoned", facts.job, evidence, step)
+
+
+def _orphans(facts: AuditFacts, settings: AuditSettings) -> Iterator[Finding]:
+    """Estimate the size of files that no epoch lists."""
+    if not facts.complete:
+        return
+    listed = {row.path for row in facts.files}
+    left = [
+        one.size_bytes
+        for path, one in facts.listing.items()
+        if is_data_file(path)
+        and path not in listed
+        and (one.modified_micros or 0) < facts.now_micros - 24 * _HOUR
+    ]
+    if sum(left) > settings.orphan_bytes:
+        evidence = (
+            f"{format_bytes(sum(left))} in {len(left)} files are older than a day and in the list "
+            "of no epoch"
+        )
+        step = "see what may be deleted: `arroyo-state gc plan orphans`"
+        yield warning("orphans-large", facts.job, evidence, step)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyCounts:
+    """How the rows of a table are distributed over its routing keys.
+
+    Attributes:
+        keys: how many there are, at least.
+        most: the rows of the most frequent key.
+    """
+
+    rows: int
+    keys: int
+    most: int
+
+
+def hot_key_finding(
+    job: str, table: str, counts: KeyCounts, settings: AuditSettings
+) -> Finding | None:
+    """Return the finding about the most frequent routing key of a table, if it is hot.
+
+    Args:
+        table: operator and table.
+    """
+    rows, most = counts.rows, counts.most
+    if rows < settings.hot_key_rows or not counts.keys:
+        return None
+    if most * 100 < settings.hot_key_percent * rows or most < _HOT * rows / counts.keys:
+        return None
+    evidence = f"one key has {most * 100 // rows}% of the {rows} rows of table {table}"
+    step = "choose a key with more values, or add a salt to this one: one subtask does its work"
+    return warning("hot-key", job, evidence, step)

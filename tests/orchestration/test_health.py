@@ -1,0 +1,136 @@
+"""The asset `health`: what a run reports of every job, and where its links lead."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+
+from arroyo_dagster.orchestration.definitions import build_arroyo_definitions
+from arroyo_dagster.orchestration.translator import DagsterArroyoTranslator
+from arroyo_dagster.state.model.health import HealthLimits
+from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.planning.health_checks.checks import HEALTH_CHECKS
+from tests.fleets import SECOND, Written, protocol_job
+from tests.jobs import listing
+
+WORDS = Path("examples/sdf/words/dataflow.yaml")
+NAMES = {check.name for check in HEALTH_CHECKS}
+
+
+def job_of(deployed: Any, name: str, epochs: int = 14) -> JobPaths:
+    paths = protocol_job(name)
+    Written(deployed.store, paths, start=1_700_000_000 * SECOND).epochs(epochs)
+    return paths
+
+
+def checks_of(result: Any) -> dict[str, Any]:
+    return {one.check_name: one for one in result.get_asset_check_evaluations()}
+
+
+def metadata_of(result: Any) -> dict[str, Any]:
+    (event,) = result.asset_materializations_for_node("arroyo_health_checks")
+    return dict(event.metadata)
+
+
+def test_every_check_is_evaluated_and_a_sick_job_does_not_hide(deployed: Any) -> None:
+    job_of(deployed, "good")
+    sick = job_of(deployed, "sick")
+    (record,) = (
+        p for p in listing(deployed.store) if p.endswith("sick/main/epochs/epoch-0000007.record")
+    )
+    deployed.store.delete_many([record])
+    before = listing(deployed.store)
+    result = deployed.run("arroyo_health")
+    found = checks_of(result)
+    assert result.success
+    assert found.keys() == NAMES
+    gap = found["no_epoch_missing"]
+    assert not gap.passed
+    assert gap.severity is dg.AssetCheckSeverity.WARN
+    assert gap.description.startswith(f"1 of 2 jobs: {sick.root}: missing between epochs")
+    assert next(dict(row.data)["job"] for row in gap.metadata["jobs"].records) == sick.root
+    assert found["durations_usual"].passed
+    shown = metadata_of(result)
+    assert shown["arroyo/jobs"].value == 2
+    assert shown["arroyo/jobs_with_findings"].value >= 1
+    assert dict(shown["jobs"].records[0].data)["job"] == sick.root
+    assert listing(deployed.store) == before
+
+
+def test_the_catalogue_is_brought_up_to_date_first(deployed: Any) -> None:
+    job_of(deployed, "good", epochs=3)
+    deployed.catalogue.put("x", b"")
+    assert deployed.run("arroyo_health").success
+    assert any("epoch_catalog" in path for path in listing(deployed.catalogue))
+
+
+def test_pins_that_do_not_decode_are_a_finding_and_hide_no_other_job(deployed: Any) -> None:
+    broken, _ = job_of(deployed, "broken"), job_of(deployed, "good")
+    deployed.store.put(broken.job_pins, b"junk")
+    found = checks_of(deployed.run("arroyo_health"))
+    assert not found["newest_epoch_readable"].passed
+    assert f"1 of 2 jobs: {broken.root}: " in found["newest_epoch_readable"].description
+    assert "health-unknown" in found["newest_epoch_readable"].description
+    assert found["no_epoch_missing"].passed
+
+
+def test_limits_decide_and_are_shown(deployed: Any) -> None:
+    job_of(deployed, "good")
+    assert checks_of(deployed.run("arroyo_health"))["epochs_expire"].passed
+    deployed.build(health=HealthLimits(epochs=13))
+    assert not checks_of(deployed.run("arroyo_health"))["epochs_expire"].passed
+    spec = spec_of(deployed.defs, "epochs_expire")
+    assert spec.description.endswith("Limits: `epochs: 13`.")
+    assert spec.metadata["arroyo/epochs"] == 13
+
+
+def test_one_check_can_be_run_alone(deployed: Any) -> None:
+    job_of(deployed, "good")
+    key = dg.AssetCheckKey(dg.AssetKey(["arroyo", "health"]), "epochs_expire")
+    job = deployed.defs.resolve_implicit_global_asset_job_def()
+    alone = job.get_subset(asset_selection=set(), asset_check_selection={key})
+    result = alone.execute_in_process(instance=deployed.instance)
+    assert checks_of(result).keys() == {"epochs_expire"}
+    assert not result.asset_materializations_for_node("arroyo_health_checks")
+
+
+# ---- what is shown of a check --------------------------------------------------------------------
+
+
+def spec_of(defs: dg.Definitions, name: str) -> Any:
+    graph = defs.resolve_asset_graph()
+    (key,) = (key for key in graph.asset_check_keys if key.name == name)
+    return graph.get_check_spec(key)
+
+
+class Served(DagsterArroyoTranslator):
+    def docs_url(self) -> str:
+        return "https://docs.example.com/"
+
+
+def test_every_check_leads_to_its_entry_of_the_runbook(tmp_path: Path) -> None:
+    runbook = Path("docs/operate/runbook.md").read_text()
+    for defs in (
+        build_arroyo_definitions(str(tmp_path), dataflows=[WORDS]),
+        build_arroyo_definitions(str(tmp_path), dataflows=[WORDS], translator=Served()),
+    ):
+        graph = defs.resolve_asset_graph()
+        for key in graph.asset_check_keys:
+            assert f"\n### {key.name}\n" in runbook
+            shown = graph.get_check_spec(key).metadata["runbook"]
+            assert shown in (
+                f"docs/operate/runbook.md, {key.name}",
+                dg.MetadataValue.url(f"https://docs.example.com/operate/runbook/#{key.name}"),
+            )
+
+
+@pytest.mark.parametrize("name", sorted(NAMES))
+def test_every_check_has_an_example_and_its_limits_in_the_units_of_users(
+    name: str, tmp_path: Path
+) -> None:
+    spec = spec_of(build_arroyo_definitions(str(tmp_path)), name)
+    assert spec.metadata["example"]
+    assert not any("micros" in one for one in spec.metadata)

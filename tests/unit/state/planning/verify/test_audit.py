@@ -1,0 +1,165 @@
+"""Audits: each finding appears under its condition, and not on a whole job."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from arroyo_dagster.state.model.catalog import EpochRow, FileRow
+from arroyo_dagster.state.model.ids import Epoch, JobId, PipelineId, StatePath, WorkerGeneration
+from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.model.verify import AuditSettings
+from arroyo_dagster.state.planning.verify.audit import (
+    AuditFacts,
+    KeyCounts,
+    ListedObject,
+    audit_findings,
+    hot_key_finding,
+)
+
+PATHS = JobPaths(JobId("main"), PipelineId("orders"))
+MINUTE = 60_000_000
+DAY = 24 * 60 * MINUTE
+NOW = 20_000 * DAY
+FILES = 12
+SETTINGS = AuditSettings(orphan_bytes=1000, abandoned_attempts=2)
+
+
+def data_file(epoch: int, name: str) -> StatePath:
+    directory = PATHS.checkpoint(Epoch(epoch), WorkerGeneration(1))
+    return StatePath(f"{directory}/operator-sum/table-t-{name}")
+
+
+def manifest(epoch: int, generation: int = 1) -> StatePath:
+    return PATHS.manifest(WorkerGeneration(generation), Epoch(epoch))
+
+
+def epoch_row(epoch: int) -> EpochRow:
+    return EpochRow(
+        job="main", epoch=epoch, state="ready", ref=manifest(epoch), recorded_micros=NOW - 2 * DAY
+    )
+
+
+def file_row(epoch: int, path: StatePath) -> FileRow:
+    return FileRow(
+        job="main",
+        epoch=epoch,
+        operator="sum",
+        parallelism=1,
+        table="t",
+        table_kind="expiring time-key",
+        place=0,
+        path=path,
+    )
+
+
+def whole() -> AuditFacts:
+    """A job with two epochs, which list the same files."""
+    old = ListedObject(100, NOW - 3 * DAY, "a")
+    paths = [data_file(0, f"{at:03}") for at in range(FILES)]
+    listing = dict.fromkeys(paths, old)
+    for epoch in (1, 2):
+        listing |= {PATHS.epoch_record(Epoch(epoch)): old, manifest(epoch): old}
+    listing[PATHS.current_generation] = old
+    return AuditFacts(
+        paths=PATHS,
+        epochs=[epoch_row(1), epoch_row(2)],
+        files=[file_row(epoch, path) for epoch in (1, 2) for path in paths],
+        complete=True,
+        listing=listing,
+        before=dict.fromkeys(paths, old),
+        now_micros=NOW,
+    )
+
+
+def listed(facts: AuditFacts, **changes: Any) -> AuditFacts:
+    return replace(facts, listing={**facts.listing, **changes})
+
+
+def found(facts: AuditFacts) -> list[tuple[str, str]]:
+    return [(one.code, one.severity.value) for one in audit_findings(facts, SETTINGS)]
+
+
+FIRST = data_file(0, "000")
+AGAIN = ListedObject(100, NOW - DAY, "b")
+LARGER = ListedObject(101, NOW - DAY, "b")
+
+
+def test_a_whole_job_has_no_finding() -> None:
+    assert found(whole()) == []
+
+
+def test_a_lost_file_is_reported_for_the_older_epoch_only() -> None:
+    facts = whole()
+    lost = replace(facts, listing={k: v for k, v in facts.listing.items() if k != FIRST})
+    assert found(lost) == [("older-epoch-incomplete", "warning")]
+    assert found(replace(lost, pinned=frozenset({Epoch(1)}))) == [
+        ("older-epoch-incomplete", "error")
+    ]
+
+
+def test_an_epoch_that_expired_meanwhile_is_no_finding() -> None:
+    facts, record = whole(), PATHS.epoch_record(Epoch(1))
+    gone = {k: v for k, v in facts.listing.items() if k not in (FIRST, record)}
+    assert found(replace(facts, listing=gone)) == []
+
+
+@pytest.mark.parametrize(("now", "severity"), [(AGAIN, "warning"), (LARGER, "error")])
+def test_a_file_that_was_written_again_is_reported(now: ListedObject, severity: str) -> None:
+    assert found(listed(whole(), **{FIRST: now})) == [("file-changed", severity)]
+
+
+def test_the_first_audit_compares_nothing() -> None:
+    assert found(replace(listed(whole(), **{FIRST: LARGER}), before={})) == []
+
+
+def test_a_file_that_was_written_before_an_epoch_listed_it_is_no_finding() -> None:
+    early = ListedObject(101, NOW - 2 * DAY - MINUTE, "b")
+    assert found(listed(whole(), **{FIRST: early})) == []
+
+
+def test_a_copied_directory_is_one_note() -> None:
+    facts = whole()
+    copied = dict.fromkeys(facts.before, AGAIN)
+    assert found(listed(facts, **copied)) == [("directory-copied", "note")]
+
+
+def test_a_replaced_generation_that_writes_is_reported() -> None:
+    late = ListedObject(10, NOW - DAY, None)
+    facts = listed(whole(), **{manifest(3): late, manifest(3, 2): late})
+    assert found(facts) == [("fenced-generation-writes", "warning")]
+
+
+def test_many_attempts_of_no_epoch_are_reported() -> None:
+    old = ListedObject(10, NOW - 3 * DAY, None)
+    some = {manifest(epoch): old for epoch in (5, 6)}
+    assert found(listed(whole(), **some)) == []
+    assert found(listed(whole(), **some, **{manifest(7): old})) == [
+        ("attempts-abandoned", "warning")
+    ]
+
+
+def test_old_files_of_no_epoch_are_reported() -> None:
+    large = data_file(0, "999")
+    facts = listed(whole(), **{large: ListedObject(1001, NOW - 2 * DAY, None)})
+    assert found(facts) == [("orphans-large", "warning")]
+    assert found(replace(facts, complete=False)) == []
+    assert found(listed(whole(), **{large: ListedObject(1001, NOW - MINUTE, None)})) == []
+
+
+def test_a_key_is_hot_by_its_share_and_beside_the_others() -> None:
+    def code(rows: int, counts: list[int]) -> str | None:
+        finding = hot_key_finding(
+            "orders",
+            "sum.t",
+            KeyCounts(rows=rows, keys=len(counts), most=max(counts, default=0)),
+            AuditSettings(),
+        )
+        return None if finding is None else finding.code
+
+    assert code(200_000, [120_000, *[8_000] * 10]) == "hot-key"
+    assert code(200_000, [50_000] * 4) is None, "each key has the same share"
+    assert code(200_000, [30_000, *[1_000] * 170]) is None, "15 percent"
+    assert code(50_000, [49_000, *[10] * 100]) is None, "a small table"
