@@ -7,7 +7,7 @@
 | `ARROYO_LAYOUT` | `auto`, `legacy` or `protocol` |
 | `ARROYO_DEPLOYMENT` | tells several deployments of one Dagster instance apart |
 | `ARROYO_RUNNING` | `1`: sensor and schedules are on from the start |
-| `ARROYO_SENSOR_SECONDS` | between two ticks of the sensor, 30 by default |
+| `ARROYO_SENSOR_SECONDS` | between two polls of the sensor; by default by the number of jobs |
 | `ARROYO_REFRESH_CRON` | when new epochs are catalogued |
 | `ARROYO_FLEET_CRON` | when the fleet is looked at, and the states of dataflows |
 | `ARROYO_COMPACTION_CRON`, `ARROYO_GC_CRON` | when jobs are compacted, old epochs expired |
@@ -39,6 +39,7 @@ from arroyo_dagster.orchestration.runners import InProcessRunner
 def _build(given: Mapping[str, str]) -> dg.Definitions:
     other = "CHECKPOINT_URL" in given and "ARROYO__CHECKPOINT_URL" not in given
     running = given.get("ARROYO_RUNNING") == "1"
+    seconds = given.get("ARROYO_SENSOR_SECONDS")
     return build_arroyo_definitions(
         ArroyoStateStore(
             checkpoint_url=dg.EnvVar("CHECKPOINT_URL" if other else "ARROYO__CHECKPOINT_URL"),
@@ -49,7 +50,7 @@ def _build(given: Mapping[str, str]) -> dg.Definitions:
         runner=InProcessRunner() if given.get("ARROYO_ENGINE") == "in-process" else None,
         maintenance=_maintenance(given),
         deployment=given.get("ARROYO_DEPLOYMENT"),
-        sensor=SensorOptions(interval_seconds=int(given.get("ARROYO_SENSOR_SECONDS", "30"))),
+        sensor=SensorOptions(interval_seconds=int(seconds) if seconds else None),
         sensor_running=running,
         schedules=_schedules(given),
         schedules_running=running,

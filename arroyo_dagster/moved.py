@@ -112,7 +112,7 @@ _MOVED = {
     "state.planning.restore": (
         "state.planning.checkpoint state.planning.collected=partially_collected "
         "state.planning.evolution=schema_evolution state.planning.lineage "
-        "state.planning.progress=batch_identity state.planning.query=reads state.planning.recovery "
+        "state.planning.query=reads state.planning.recovery "
         "state.planning.rollback state.planning.widening=type_widening"
     ),
     "state.planning.verify": (

@@ -11,6 +11,10 @@ from collections.abc import Mapping
 from arroyo_dagster.cli.lazy import LazyCommand
 
 MAIN: Mapping[str, LazyCommand] = {
+    "audit": LazyCommand(
+        "health",
+        "Verify each job's newest epoch in full, and compare its older epochs with the store.",
+    ),
     "compact": LazyCommand("compaction.group", "Merge small files.", is_group=True),
     "completion": LazyCommand(
         "completion", "Print the script that completes commands and options in a shell."
@@ -24,6 +28,11 @@ MAIN: Mapping[str, LazyCommand] = {
     "expire": LazyCommand(
         "gc.expire", "Delete the oldest epochs of a managed job, and the files that only they list."
     ),
+    "fleet": LazyCommand(
+        "fleet.group",
+        "Inspect all jobs at once: abandoned prefixes, cost by tenant, service levels.",
+        is_group=True,
+    ),
     "forget": LazyCommand(
         "forget",
         "Acknowledge that JOB is gone, so that Dagster's checks no longer fail because of it.",
@@ -31,6 +40,7 @@ MAIN: Mapping[str, LazyCommand] = {
     "gc": LazyCommand(
         "gc.group", "Delete unreferenced state: expired epochs, orphans, dead jobs.", is_group=True
     ),
+    "health": LazyCommand("health", "Find jobs that are late, growing, fragmented or expensive."),
     "jobs": LazyCommand("inspect", "List the jobs below the checkpoint URL."),
     "lease": LazyCommand("leases", "End the lease of a process that hangs.", is_group=True),
     "leases": LazyCommand("leases", "List the newest lease of each kind on JOB, or on all jobs."),
@@ -44,7 +54,7 @@ MAIN: Mapping[str, LazyCommand] = {
     ),
     "run": LazyCommand("run", "Run a pipeline from its newest checkpoint."),
     "sdf": LazyCommand(
-        "sdf",
+        "sdf.group",
         "SDF keyed states: declared in YAML, written by one service, read by others.",
         is_group=True,
     ),
@@ -78,6 +88,16 @@ COMPACT: Mapping[str, LazyCommand] = {
     ),
 }
 
+FLEET: Mapping[str, LazyCommand] = {
+    "abandoned": LazyCommand(
+        "fleet.storage", "List prefixes that no job uses, with the bytes that can be reclaimed."
+    ),
+    "cost": LazyCommand(
+        "fleet.storage", "Print bytes, objects, requests and USD per month, by tenant."
+    ),
+    "meet": LazyCommand("fleet.meet", "Plan the cheapest compaction that meets a service level."),
+}
+
 GC: Mapping[str, LazyCommand] = {
     "explain": LazyCommand("gc.inspect", "Explain why an object stays or may be deleted."),
     "fate": LazyCommand(
@@ -101,29 +121,29 @@ GC: Mapping[str, LazyCommand] = {
 
 SDF: Mapping[str, LazyCommand] = {
     "check": LazyCommand(
-        "sdf_check",
+        "sdf.check",
         "Check a dataflow.yaml or sdf-package.yaml; print each error with path, line and number.",
     ),
     "run": LazyCommand(
-        "sdf_run",
+        "sdf.run",
         "Run the services of a dataflow, in process or on Spark, each from its newest checkpoint.",
     ),
-    "schema": LazyCommand("sdf_check", "Print the JSON Schema of a kind of file, for editors."),
+    "schema": LazyCommand("sdf.check", "Print the JSON Schema of a kind of file, for editors."),
     "show": LazyCommand(
-        "sdf",
+        "sdf.group",
         "List the states of a dataflow, or the functions and states of a package.",
         is_group=True,
     ),
-    "sql": LazyCommand("sdf_inspect", "Query the arrow-row states of a dataflow."),
+    "sql": LazyCommand("sdf.inspect", "Query the arrow-row states of a dataflow."),
     "test": LazyCommand(
-        "sdf_test",
+        "sdf.test",
         "Test a package: `sdf test [FILE]` runs the `tests` section of its YAML.",
         is_group=True,
     ),
 }
 
 SDF_SHOW: Mapping[str, LazyCommand] = {
-    "functions": LazyCommand("sdf_test", "List the functions of a package, one per line."),
-    "state": LazyCommand("sdf_inspect", "List the namespaces of a dataflow, or the rows of one."),
-    "states": LazyCommand("sdf_test", "List the states of a package, one per line."),
+    "functions": LazyCommand("sdf.test", "List the functions of a package, one per line."),
+    "state": LazyCommand("sdf.inspect", "List the namespaces of a dataflow, or the rows of one."),
+    "states": LazyCommand("sdf.test", "List the states of a package, one per line."),
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import json
 import os
 import sys
@@ -16,6 +17,7 @@ from arroyo_dagster.cli.commands import MAIN
 from arroyo_dagster.cli.config import read_defaults
 from arroyo_dagster.cli.lazy import LazyGroup
 from arroyo_dagster.errors import ArroyoStateError
+from arroyo_dagster.optional_packages import explain_import, missing_package
 from arroyo_dagster.redaction import (
     redact_text,
     redacted_cause,
@@ -24,12 +26,16 @@ from arroyo_dagster.redaction import (
 )
 
 if TYPE_CHECKING:
+    from arroyo_dagster.state.planning.privacy import PrivateColumns
     from arroyo_dagster.state.storage.store import ObjectStore
+
+NO_EFFECT = "no effect any more: each run continues from the offsets in the state; gone in 0.3"
 
 EXIT_FINDINGS = 3
 """At least one finding is an error. 1 means that the check could not be carried out."""
 
 URL_VARIABLES = ["ARROYO__CHECKPOINT_URL", "CHECKPOINT_URL"]
+PRIVATE_VARIABLE = "ARROYO_PRIVATE_COLUMNS"
 
 
 EXIT_INTERRUPTED = 130
@@ -75,6 +81,10 @@ class _Commands(LazyGroup):
         except (click.exceptions.Exit, click.Abort):
             raise  # an exit code, no error: what it was raised beside is nobody's business
         except Exception as error:
+            missing = explain_import(error)
+            if missing is not None:
+                print_error(missing)
+                ctx.exit(1)
             shown = redacted_cause(error)
             if shown is error:
                 raise
@@ -147,6 +157,44 @@ def store_options(command: _F) -> _F:
     return url_option(json_option(command))
 
 
+def spark_option(text: str) -> Callable[[_F], _F]:
+    """Add `--spark`, which is refused before anything is read if Spark is not installed."""
+    return click.option("--spark", is_flag=True, callback=_check_spark, help=text)
+
+
+def _check_spark(ctx: click.Context, _: click.Parameter, value: bool) -> bool:
+    if value and not ctx.resilient_parsing and importlib.util.find_spec("pyspark") is None:
+        raise missing_package("pyspark")
+    return value
+
+
+def private_option(command: _F) -> _F:
+    """Add `--private`, for every subcommand that prints values of the state.
+
+    What the environment and the configuration file name stays private: an option only adds to it.
+    """
+    option = click.option(
+        "--private",
+        multiple=True,
+        metavar="COLUMN",
+        callback=_private_columns,
+        help="Mask this column, for example email, orders.email or orders.*. May be repeated. Adds "
+        f"to the columns in {PRIVATE_VARIABLE} (separated by commas) and in the configuration "
+        "file.",
+    )
+    return option(command)
+
+
+def _private_columns(
+    ctx: click.Context, option: click.Parameter, value: tuple[str, ...]
+) -> PrivateColumns:
+    from arroyo_dagster.state.planning.privacy import PrivateColumns
+
+    named = os.environ.get(PRIVATE_VARIABLE, "").split(",")
+    configured = ctx.lookup_default(str(option.name)) or ()
+    return PrivateColumns.of([*filter(str.strip, named), *configured, *value])
+
+
 def open_url(url: str | None) -> ObjectStore:
     from arroyo_dagster.state.storage.remote.open import configure, get_storage_provider
 
@@ -156,6 +204,13 @@ def open_url(url: str | None) -> ObjectStore:
             url = os.path.abspath(url)  # what a shell calls a path may be relative
         configure(url)
     return get_storage_provider(url)
+
+
+def open_catalogue(url: str) -> ObjectStore:
+    """Open a catalogue; what a shell calls a path may be relative."""
+    from arroyo_dagster.state.storage.remote.open import open_store
+
+    return open_store(url if ":" in url else os.path.abspath(url))
 
 
 def open_to_read(url: str | None) -> ObjectStore:

@@ -11,6 +11,7 @@ from arroyo_dagster.cli.common import EXIT_FINDINGS, main, open_to_read, open_ur
 from arroyo_dagster.cli.config import check_config, find_config
 from arroyo_dagster.cli.rendering import print_json
 from arroyo_dagster.errors import InputError
+from arroyo_dagster.optional_packages import missing_package
 from arroyo_dagster.state.operations.verify.store import CheckStatus, StoreCheck, check_store
 
 
@@ -22,8 +23,10 @@ def doctor(read_only: bool, store_only: bool, url: str | None, as_json: bool) ->
     """Check whether this machine and the store are ready for jobs and maintenance.
 
     Prints one verdict a line (ok, warning, error, not checked), and the next step below it:
-    conditional creation, what the credentials may do, the clocks, the layout, the configuration
-    file, Java, Spark and its fast start, and the Dagster instance of DAGSTER_HOME.
+    conditional creation, what the credentials may do, the clocks, the layout, what it costs to
+    inspect the jobs from Dagster, the configuration file, Java, Spark and its fast start. Of the
+    Dagster instance of DAGSTER_HOME: what is on, whether its daemons run, and what its checkpoint
+    sensor costs.
 
     Writes objects with fresh names below _arroyo_dagster/ at the URL's root, and deletes them.
     --read-only skips that. Credentials that may only read are a warning.
@@ -58,12 +61,13 @@ def _machine() -> Iterator[StoreCheck]:
     yield _configuration()
     yield from check_spark()
     if importlib.util.find_spec("dagster") is None:
-        detail = "dagster is not installed"
-        yield StoreCheck(name="dagster", status=CheckStatus.NOT_CHECKED, detail=detail)
+        step = missing_package("dagster").next_step
+        status = CheckStatus.NOT_CHECKED
+        yield StoreCheck(name="dagster", status=status, detail="not installed", next_step=step)
         return
     from arroyo_dagster.orchestration.readiness import check_instance
 
-    yield check_instance()
+    yield from check_instance()
 
 
 def _configuration() -> StoreCheck:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
-
 import click
 
-from arroyo_dagster.cli.common import main, open_to_read, store_options
+from arroyo_dagster.cli.common import main, open_catalogue, open_to_read, store_options
 from arroyo_dagster.cli.rendering import print_json
 from arroyo_dagster.state.metadata.lease_records import owner_here
 from arroyo_dagster.state.model.clock import wall_clock
 from arroyo_dagster.state.operations.catalog.known_jobs import check_gone, find_known_job, forget
-from arroyo_dagster.state.storage.remote.open import open_store
 
 
 @main.command("forget")
@@ -34,8 +31,7 @@ def forget_command(job: str, catalogue: str, url: str | None, as_json: bool) -> 
     Example:
       arroyo-state forget orders/main --catalogue s3://bucket/catalogue
     """
-    # What a shell calls a path may be relative.
-    store = open_store(catalogue if ":" in catalogue else os.path.abspath(catalogue))
+    store = open_catalogue(catalogue)
     paths = find_known_job(store, job)
     if url is not None:
         check_gone(open_to_read(url), paths)

@@ -18,7 +18,6 @@ from arroyo_dagster.cli.directory import (
 from arroyo_dagster.cli.rendering import (
     age,
     clock,
-    format_bytes,
     format_state,
     print_json,
     print_table,
@@ -28,6 +27,7 @@ from arroyo_dagster.cli.rendering import (
 from arroyo_dagster.state.codec.iso_times import iso_micros
 from arroyo_dagster.state.model.checkpoints import Checkpoint
 from arroyo_dagster.state.model.job_facts import JobAnswer
+from arroyo_dagster.state.model.units import format_bytes
 from arroyo_dagster.state.operations.catalog.jobs import (
     EpochSummary,
     JobSummary,

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import click
@@ -12,10 +15,12 @@ from arroyo_dagster.cli.common import print_error
 from arroyo_dagster.errors import ArroyoStateError
 from arroyo_dagster.state.codec.iso_times import iso_micros
 from arroyo_dagster.state.model.clock import wall_clock
-from arroyo_dagster.state.model.progress import Progress, ProgressUnit
+from arroyo_dagster.state.model.progress import OnProgress, Progress, ProgressUnit, no_progress
+from arroyo_dagster.state.model.units import format_bytes
 
 if TYPE_CHECKING:
     from arroyo_dagster.state.model.checkpoints import Checkpoint
+    from arroyo_dagster.state.planning.verify.findings import Finding
 
 
 def print_json(document: object) -> None:
@@ -72,17 +77,6 @@ def age(micros: int) -> str:
     return "just now"
 
 
-def format_bytes(count: int | None) -> str | None:
-    if count is None:
-        return None
-    size, unit = float(count), "B"
-    for unit in ("B", "kB", "MB", "GB", "TB"):
-        if size < 1000 or unit == "TB":
-            break
-        size /= 1000
-    return f"{count} B" if unit == "B" else f"{size:.1f} {unit}"
-
-
 def format_progress(progress: Progress) -> str:
     """Format how far an operation is, for people."""
     format_count = format_bytes if progress.unit is ProgressUnit.BYTES else str
@@ -90,6 +84,47 @@ def format_progress(progress: Progress) -> str:
     of = "" if progress.total is None else f" of {format_count(progress.total)}"
     left = "" if progress.seconds_left is None else f", {progress.seconds_left:.0f} s left"
     return f"{progress.step}: {share}{format_count(progress.done)}{of}{left}"
+
+
+@contextmanager
+def show_progress(*, as_json: bool) -> Iterator[OnProgress]:
+    """Yield a callback that prints progress to stderr: a line that changes on a terminal, elsewhere
+    a line every five seconds.
+
+    Work of less than a second prints nothing. The last report is repeated while work is silent.
+    """
+    from arroyo_dagster.state.operations.progress import heartbeat
+
+    if as_json:
+        yield no_progress
+        return
+    terminal = sys.stderr.isatty()
+    every_seconds = 1.0 if terminal else 5.0
+    shown_at, shown = time.monotonic(), False
+
+    def show(progress: Progress) -> None:
+        nonlocal shown_at, shown
+        if time.monotonic() - shown_at >= every_seconds:
+            shown_at, shown = time.monotonic(), True
+            text = format_progress(progress)
+            click.echo(f"\r\x1b[K{text}" if terminal else text, nl=not terminal, err=True)
+
+    with heartbeat(show) as on_progress:
+        try:
+            yield on_progress
+        finally:
+            if terminal and shown:
+                click.echo("\r\x1b[K", nl=False, err=True)
+
+
+def finding_json(one: Finding) -> dict[str, str]:
+    return {
+        "severity": one.severity.value,
+        "code": one.code,
+        "object": one.object,
+        "evidence": one.evidence,
+        "next_step": one.next_step,
+    }
 
 
 def seconds(checkpoint: Checkpoint) -> float:

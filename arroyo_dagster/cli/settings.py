@@ -49,6 +49,33 @@ def format_duration(duration: dt.timedelta) -> str:
     return f"{duration // _UNITS[unit]}{unit}"
 
 
+class NamedSetting(click.ParamType):  # type: ignore[type-arg] # generic in some releases only
+    """One field of settings, as NAME=VALUE; for settings with too many fields for options."""
+
+    name = "name=value"
+
+    def __init__(self, settings: type[Any]) -> None:
+        self._fields = {field.config: field for field in setting_fields(settings)}
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, Any]:
+        """Return the name of the field and its value in the unit of the setting."""
+        if isinstance(value, tuple):
+            return value
+        name, _, given = str(value).partition("=")
+        field = self._fields.get(name.strip().replace("-", "_"))
+        if field is None:
+            known = "; ".join(
+                f"{one.config}={one.given_default:g}" for one in self._fields.values()
+            )
+            self.fail(f"there is no {name!r}. The names and their defaults: {known}")
+        try:
+            return field.name, _type(field).convert(given.strip(), param, ctx)
+        except click.BadParameter as error:
+            self.fail(f"{field.config}: {error.message} {field.setting.help}", param, ctx)
+
+
 def settings_options(settings: type[Any], *, only_for: str | None = None) -> Callable[[_F], _F]:
     """Add an option for each field of settings; a command gets values by the fields' names.
 

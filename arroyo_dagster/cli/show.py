@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from arroyo_dagster.cli.common import main, open_to_read, store_options
+from arroyo_dagster.cli.common import main, open_to_read, private_option, store_options
 from arroyo_dagster.cli.directory import (
     JobAnswers,
     about,
@@ -19,22 +19,23 @@ from arroyo_dagster.cli.directory import (
 )
 from arroyo_dagster.cli.rendering import (
     clock,
-    format_bytes,
     print_json,
     print_table,
     report,
     seconds,
 )
 from arroyo_dagster.errors import ArroyoStateError, FormatError
-from arroyo_dagster.state.codec.hashing.routing import HashVariant
+from arroyo_dagster.state.codec.hashing.ahash import HashVariant
 from arroyo_dagster.state.codec.iso_times import iso_micros
 from arroyo_dagster.state.model.checkpoints import Checkpoint
+from arroyo_dagster.state.model.units import format_bytes
 from arroyo_dagster.state.operations.catalog import query
 from arroyo_dagster.state.operations.catalog.hash_variant import HashEvidence, find_hash_variant
 from arroyo_dagster.state.operations.catalog.jobs import (
     find_job,
     version_error,
 )
+from arroyo_dagster.state.planning.privacy import PrivateColumns
 from arroyo_dagster.state.storage import ObjectStore
 
 
@@ -168,6 +169,7 @@ def _operator_cells(operator: query.OperatorSummary) -> list[list[object]]:
 @click.option(
     "--history", is_flag=True, help="For generational tables, print every generation of a row."
 )
+@private_option
 @store_options
 def rows(
     job: str,
@@ -176,10 +178,13 @@ def rows(
     epoch: int | None,
     limit: int,
     history: bool,
+    private: PrivateColumns,
     url: str | None,
     as_json: bool,
 ) -> None:
     """Print the decoded rows of a table, as a restore of the epoch would load them.
+
+    Private columns are masked: see --private.
 
     \b
     Example:
@@ -187,8 +192,10 @@ def rows(
     """
     store = open_to_read(url)
     paths = find_job(store, job)
-    options = query.ReadOptions(epoch=epoch, limit=limit or None, history=history)
+    options = query.ReadOptions(epoch=epoch, limit=limit or None, history=history, private=private)
     found = query.read_rows(store, paths, operator, table, options)
+    if private and found.rows:
+        click.echo(f"private columns of this table: {', '.join(found.masked) or 'none'}", err=True)
     if as_json:
         print_json(list(found.rows))
         if found.problem:

@@ -8,14 +8,15 @@ from typing import Any
 import click
 
 from arroyo_dagster.cli.common import EXIT_FINDINGS, main, open_to_read, store_options
-from arroyo_dagster.cli.rendering import format_bytes, print_json, print_table
+from arroyo_dagster.cli.rendering import finding_json, print_json, print_table, show_progress
 from arroyo_dagster.cli.settings import settings_options
+from arroyo_dagster.state.model.units import format_bytes
 from arroyo_dagster.state.model.verify import VerifySettings
 from arroyo_dagster.state.operations.catalog.jobs import find_job
 from arroyo_dagster.state.operations.restore.rollback import way_back
 from arroyo_dagster.state.operations.verify.job import JobVerdict, verify_job
 from arroyo_dagster.state.planning.restore.rollback import rollback_command
-from arroyo_dagster.state.planning.verify.findings import Finding, Severity
+from arroyo_dagster.state.planning.verify.findings import Severity
 from arroyo_dagster.state.planning.verify.restore import SubtaskRestore
 
 _RESTORE_COLUMNS = ("operator", "table", "subtask", "files", "bytes", "rows", "requests")
@@ -54,14 +55,16 @@ def verify(
       arroyo-state verify orders/main 42 --url s3://bucket/arroyo --level 2
     """
     store = open_to_read(url)
-    found = verify_job(
-        store,
-        find_job(store, job),
-        epoch,
-        level=level,
-        parallelism=parallelism,
-        history=history,
-    )
+    with show_progress(as_json=as_json) as on_progress:
+        found = verify_job(
+            store,
+            find_job(store, job),
+            epoch,
+            level=level,
+            parallelism=parallelism,
+            history=history,
+            on_progress=on_progress,
+        )
     back = None if found.passed else way_back(store, found.paths, found.epoch)
     if as_json:
         print_json(_verdict_json(found) | {"rollback_to": back})
@@ -90,18 +93,8 @@ def _verdict_json(found: JobVerdict) -> dict[str, Any]:
         "passed": found.passed,
         "looked_at": found.verdict.inspected,
         "epochs": list(found.epochs),
-        "findings": [_finding_json(one) for one in found.verdict.findings],
+        "findings": [finding_json(one) for one in found.verdict.findings],
         "restore": [_restore_json(one) for one in found.restore],
-    }
-
-
-def _finding_json(one: Finding) -> dict[str, str]:
-    return {
-        "severity": one.severity.value,
-        "code": one.code,
-        "object": one.object,
-        "evidence": one.evidence,
-        "next_step": one.next_step,
     }
 
 

@@ -5,4 +5,7 @@ Public names are loaded lazily, so that importing one does not load all.
 
 import lazy_loader
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+from arroyo_dagster.optional_packages import explained
+
+_load, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+__getattr__ = explained(_load)

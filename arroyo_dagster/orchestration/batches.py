@@ -189,7 +189,7 @@ def _serve(
             for event in kind.events(job, config.settings, tools):
                 yield _of_job(event, key)
         except (dg.Failure, dg.RetryRequested, ArroyoStateError) as error:
-            done.failed[key] = _reason(error)
+            done.failed[key] = _reason(error).removeprefix(f"{key}: ")
             context.log.error(f"{key}: {done.failed[key]}")
         done.seconds[key] = time.monotonic() - started
 

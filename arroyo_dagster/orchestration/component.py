@@ -24,6 +24,7 @@ from arroyo_dagster.orchestration.yaml.fields import (
     ScheduleTimes,
     Sensor,
     Spark,
+    Tenants,
     WindowSettings,
 )
 from arroyo_dagster.orchestration.yaml.model import (
@@ -126,6 +127,17 @@ class ArroyoStateComponent(dg.Component, YamlModel):
         "files, relative to this file.",
         examples=[["dataflow.yaml"]],
     )
+    private_columns: list[str] = Field(
+        default_factory=list,
+        description="Columns whose values are masked wherever values are shown, as column, "
+        "table.column, table.* or job.operator.table.column.field.",
+        examples=[["email", "orders.*"]],
+    )
+    tenants: Tenants | None = Field(
+        default=None,
+        description="Show the cost by tenant in the fleet's overview. Default: without tenants.",
+        examples=[{"expression": "{pipeline}"}],
+    )
     owners: list[Owner] = Field(
         default_factory=list,
         description="Owners of all assets: team:NAME, or e-mail addresses.",
@@ -144,6 +156,12 @@ class ArroyoStateComponent(dg.Component, YamlModel):
         description="Changes to key, group, description, tags… of the assets; {{ table }} is the "
         "asset's name.",
         examples=[{"group_name": "streaming"}],
+    )
+    docs_url: HttpUrl | None = Field(
+        default=None,
+        description="Where your copy of the documentation site is served, for links to the "
+        "runbook.",
+        examples=["https://docs.example.com/arroyo-dagster"],
     )
     _source: str | None = PrivateAttr(None)
 
@@ -211,7 +229,7 @@ class ArroyoStateComponent(dg.Component, YamlModel):
             spark=session,
             runner=self.spark.runner(session, self.maintenance.engine),
             maintenance=self.maintenance.options(),
-            translator=_Translated(self.owners, self.tags, self.translation),
+            translator=_Translated(self.owners, self.tags, self.translation, self.docs_url),
             deployment=self.deployment,
             sensor=self.sensor.options(),
             sensor_running=self.sensor_running,
@@ -219,8 +237,12 @@ class ArroyoStateComponent(dg.Component, YamlModel):
             schedules=self.schedules.options(),
             schedules_running=self.schedules.running,
             recent=self.checks.recent_minutes * MINUTE,
+            health=self.checks.health.settings(),
+            audit=self.checks.audit.settings(),
             dataflows=[context.path / one for one in self.dataflows],
             sdf=self.checks.sdf(),
+            private_columns=self.private_columns,
+            tenants=None if self.tenants is None else self.tenants.options(),
             directory=ArroyoDirectory(assume=self.assume),
             window=None if self.window is None else self.window.options(),
         )
@@ -245,11 +267,19 @@ class _Translated(DagsterArroyoTranslator):
     """The default names with owners and tags, changed as the YAML says under `translation`."""
 
     def __init__(
-        self, owners: list[str], tags: dict[str, str], translation: TranslationFn[str] | None
+        self,
+        owners: list[str],
+        tags: dict[str, str],
+        translation: TranslationFn[str] | None,
+        docs_url: str | None,
     ) -> None:
         self._owners = owners
         self._tags = tags
         self._translation = translation
+        self._docs_url = docs_url
+
+    def docs_url(self) -> str | None:
+        return self._docs_url
 
     def get_asset_spec(self, props: ArroyoTableProps) -> dg.AssetSpec:
         spec = super().get_asset_spec(props)

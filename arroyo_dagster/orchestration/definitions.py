@@ -17,9 +17,12 @@ from arroyo_dagster.orchestration.catalog.assets import (
     build_fleet,
     checkpoint_spec,
 )
+from arroyo_dagster.orchestration.catalog.audit import build_audit
 from arroyo_dagster.orchestration.catalog.checks import RECENT
 from arroyo_dagster.orchestration.catalog.forget import build_forget_job
+from arroyo_dagster.orchestration.catalog.health import build_health
 from arroyo_dagster.orchestration.catalog.sensor import SensorOptions, build_checkpoint_sensor
+from arroyo_dagster.orchestration.catalog.tenants import TenantOptions
 from arroyo_dagster.orchestration.compaction.assets import build_compacted_state
 from arroyo_dagster.orchestration.compaction.maintenance_window import (
     MaintenanceWindow,
@@ -50,8 +53,10 @@ from arroyo_dagster.orchestration.partitions import build_sync_job, jobs_partiti
 from arroyo_dagster.orchestration.resources import ArroyoStateStore, SparkSessionResource
 from arroyo_dagster.orchestration.runners import MaintenanceRunner, SparkRunner
 from arroyo_dagster.orchestration.schedules import (
+    AUDIT_CRON,
     BACKGROUND_TAGS,
     FLEET_CRON,
+    HEALTH_CRON,
     REFRESH_CRON,
     SYNC_CRON,
     build_clock_schedule,
@@ -61,6 +66,9 @@ from arroyo_dagster.orchestration.translator import (
     Naming,
 )
 from arroyo_dagster.state.model.garbage import PlanKind
+from arroyo_dagster.state.model.health import HealthLimits
+from arroyo_dagster.state.model.verify import AuditSettings
+from arroyo_dagster.state.planning.privacy import PrivateColumns
 
 STORE = "arroyo_store"
 SPARK = "arroyo_spark"
@@ -83,6 +91,8 @@ class ScheduleOptions:
     """When to run what no event triggers, as cron; times of day in `timezone`."""
 
     fleet: str = FLEET_CRON
+    health: str = HEALTH_CRON
+    audit: str = AUDIT_CRON
     states: str = FLEET_CRON
     sync: str = SYNC_CRON
     refresh: str = REFRESH_CRON
@@ -107,8 +117,12 @@ def build_arroyo_definitions(
     schedules: ScheduleOptions | None = None,
     schedules_running: bool = False,
     recent: timedelta = RECENT,
+    health: HealthLimits | None = None,
+    audit: AuditSettings | None = None,
     dataflows: Sequence[str | Path | Dataflow | SdfGraph] = (),
     sdf: SdfOptions | None = None,
+    private_columns: Sequence[str] = (),
+    tenants: TenantOptions | None = None,
     directory: ArroyoDirectory | None = None,
     window: MaintenanceWindow | None = None,
 ) -> dg.Definitions:
@@ -131,22 +145,31 @@ def build_arroyo_definitions(
         sensor_running, schedules_running: start as running; off by default, so that installing
             starts nothing.
         recent: the maximum age of the newest epoch of a job that is not at rest.
+        health: when a health check reports a job.
+        audit: how closely jobs are audited, and how long.
         dataflows: dataflow.yaml files of SDF dataflows whose states lie below the checkpoint URL:
             their states become assets.
         sdf: how to read those states.
+        private_columns: the columns whose values are masked wherever values are shown, for example
+            `email`, `orders.email` or `orders.*`; see `PrivateColumns`.
+        tenants: who pays for which jobs, and the store's prices: the fleet's overview then shows
+            the cost by tenant.
         directory: where the status of Arroyo jobs comes from; without it no Arroyo job is
             rewritten.
         window: which running Arroyo jobs may be stopped to be rewritten, and when; none by default.
 
     Raises:
         InvalidDefinition: a dataflow.yaml has errors.
+        InputError: a private column has an empty part.
     """
     naming = Naming(
         translator or DagsterArroyoTranslator(), jobs_partitions(deployment), deployment
     )
     resource = _store_of(store, deployment)
     clock = schedules or ScheduleOptions()
-    catalogue, fleet = build_catalogue(naming), build_fleet(naming, recent=recent)
+    catalogue, fleet = build_catalogue(naming), build_fleet(naming, recent=recent, tenants=tenants)
+    healths = build_health(naming, health or HealthLimits())
+    audits = build_audit(naming, audit or AuditSettings())
     refresh_job = _in_process(
         naming.name("arroyo_refresh"),
         dg.AssetSelection.assets(catalogue),
@@ -156,6 +179,16 @@ def build_arroyo_definitions(
         naming.name("arroyo_fleet"),
         dg.AssetSelection.assets(fleet),
         "Summarize all jobs, and evaluate the checks over them.",
+    )
+    health_job = _in_process(
+        naming.name("arroyo_health"),
+        dg.AssetSelection.assets(healths),
+        "Find jobs that are late, growing, fragmented or expensive.",
+    )
+    audit_job = _in_process(
+        naming.name("arroyo_audit"),
+        dg.AssetSelection.assets(audits),
+        "Verify the jobs that wait longest for it, and compare their older epochs with the store.",
     )
     sync_job = build_sync_job(naming)
     compacted, journal = build_compacted_state(naming), build_gc_journal(naming)
@@ -168,6 +201,10 @@ def build_arroyo_definitions(
     session = spark or SparkSessionResource()
     graphs = [_graph_of(one, deployment) for one in dataflows]
     sdf_jobs = [build_sdf_job(graph) for graph in graphs]
+    if private_columns:
+        sdf = sdf or SdfOptions()
+        named = [*sdf.private.patterns, *private_columns]
+        sdf = replace(sdf, private=PrivateColumns.of(named))
     told = StatesReport(graphs, sdf) if graphs else None
     windowed = (
         dg.Definitions()
@@ -198,7 +235,16 @@ def build_arroyo_definitions(
         ),
     )
     batch_jobs = {name: build_batch_job(one.kind, naming) for name, one in batches.items()}
-    sensors = [build_checkpoint_sensor(naming, options=sensor, states=told, running=sensor_running)]
+    sdf_assets = [asset for graph in graphs for asset in build_sdf_assets(graph, naming, sdf)]
+    sensors = [
+        build_checkpoint_sensor(
+            naming,
+            options=sensor,
+            states=told,
+            state_keys=[key for graph in graphs for key in graph.reported_keys()],
+            running=sensor_running,
+        )
+    ]
     if compaction_sensor:
         sensors.append(
             build_compaction_sensor(
@@ -207,18 +253,20 @@ def build_arroyo_definitions(
         )
     shared = dg.Definitions(
         assets=[
-            *(checkpoint_spec(naming), catalogue, fleet, compacted),
-            *(expiry_assets, orphans, dead_jobs, journal),
-            *(asset for graph in graphs for asset in build_sdf_assets(graph, naming, sdf)),
+            *(checkpoint_spec(naming), catalogue, fleet, healths, audits),
+            *(compacted, expiry_assets, orphans, dead_jobs, journal),
+            *sdf_assets,
         ],
         jobs=[
-            *(refresh_job, fleet_job, sync_job, compaction_job, gc_job),
+            *(refresh_job, fleet_job, health_job, audit_job, sync_job, compaction_job, gc_job),
             build_forget_job(naming, recent=recent),
             *(orphans_job, dead_jobs_job, *batch_jobs.values(), *sdf_jobs),
         ],
         sensors=sensors,
         schedules=[
             timed(naming.name("arroyo_fleet_schedule"), fleet_job, clock.fleet),
+            timed(naming.name("arroyo_health_schedule"), health_job, clock.health),
+            timed(naming.name("arroyo_audit_schedule"), audit_job, clock.audit),
             timed(naming.name("arroyo_sync_schedule"), sync_job, clock.sync),
             *(timed(f"{job.name}_schedule", job, clock.states) for job in sdf_jobs),
             *(

@@ -4,14 +4,16 @@ Only errors that may heal by themselves are retried. No step has a `RetryPolicy`
 interrupt of "Terminate" and of `max_runtime` as a failure, and repeat the work.
 """
 
+import functools
 import random
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import dagster as dg
 
 from arroyo_dagster.errors import ArroyoStateError
+from arroyo_dagster.orchestration.translator import at_source_of
 from arroyo_dagster.redaction import redact_causes, without_secrets
 
 MAX_RETRIES = 2
@@ -74,10 +76,87 @@ def failure_of(error: ArroyoStateError, metadata: Mapping[str, Any] | None = Non
     error.next_step = error.next_step and name_dagster_fields(error.next_step)
     facts = {f"arroyo/{name}": without_secrets(str(value)) for name, value in error.facts.items()}
     return dg.Failure(
-        description=without_secrets(str(error)),
+        description=without_secrets(_describe(error)),
         metadata={"arroyo/error": type(error).__name__, **facts, **(metadata or {})},
         allow_retries=False,
     )
+
+
+def _describe(error: ArroyoStateError) -> str:
+    """Describe an error, the job and the object first: Dagster's pages show the beginning."""
+    facts: dict[str, Any] = dict(error.facts)
+    names = [_named_job(error, facts), _named_object(error, facts)]
+    rest = ArroyoStateError(error.message, next_step=error.next_step, **facts)
+    return ": ".join([*filter(None, names), str(rest)])
+
+
+def _named_job(error: ArroyoStateError, facts: dict[str, object]) -> str | None:
+    """The job to name, taken out of the facts; None if the message names it."""
+    job = facts.get("job") or _partition()
+    if job is None or str(job) in error.message:
+        return None
+    facts.pop("job", None)
+    return str(job)
+
+
+def _named_object(error: ArroyoStateError, facts: dict[str, object]) -> str | None:
+    """The path, or else the table, to name; taken out of the facts."""
+    names = ["path"] if "path" in facts else ["operator", "table"]
+    found = ".".join(str(facts[name]) for name in names if name in facts)
+    if not found or found in error.message:
+        return None
+    for name in names:
+        facts.pop(name, None)
+    return found
+
+
+def _step() -> dg.AssetExecutionContext | dg.OpExecutionContext | None:
+    """The context of the running step; None outside of steps."""
+    try:
+        return dg.OpExecutionContext.get()
+    except dg.DagsterInvariantViolationError:
+        return None
+
+
+def _partition() -> str | None:
+    context = _step()
+    return context.partition_key if context is not None and context.has_partition_key else None
+
+
+def name_failed_checks(step: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
+    """Return a step that fails if one of its blocking checks failed.
+
+    It would fail anyway, but Dagster's message names neither the job nor the object.
+
+    Args:
+        step: takes the context first.
+    """
+
+    @functools.wraps(step)
+    def checked(context: dg.AssetExecutionContext, *given: Any, **named: Any) -> Iterator[Any]:
+        failed: list[dg.AssetCheckResult] = []
+        for event in step(context, *given, **named):
+            if isinstance(event, dg.AssetCheckResult) and _stops(context, event):
+                failed.append(event)
+            yield event
+        if failed:
+            names = ", ".join(str(one.check_name) for one in failed)
+            plural = "" if len(failed) == 1 else "s"
+            what = f"check{plural} {names} failed: {failed[0].description}"
+            job = [context.partition_key] if context.has_partition_key else []
+            raise dg.Failure(": ".join([*job, what]), allow_retries=False)
+
+    return at_source_of(step, checked)
+
+
+def _stops(context: dg.AssetExecutionContext, result: dg.AssetCheckResult) -> bool:
+    """Whether a check failed that is blocking."""
+    if result.passed or result.severity is not dg.AssetCheckSeverity.ERROR:
+        return False
+    assert result.asset_key is not None
+    assert result.check_name is not None
+    key = dg.AssetCheckKey(result.asset_key, result.check_name)
+    return bool(context.assets_def.get_spec_for_check_key(key).blocking)
 
 
 def name_dagster_fields(text: str) -> str:
@@ -91,9 +170,8 @@ def _retry_of(error: ArroyoStateError) -> dg.RetryRequested | None:
     """The request to try the step again; None for what does not heal, and outside of steps."""
     if not error.retryable:
         return None
-    try:
-        context = dg.OpExecutionContext.get()
-    except dg.DagsterInvariantViolationError:
+    context = _step()
+    if context is None:
         return None  # sensors and schedules are evaluated again anyway
     seconds = RETRY_SECONDS * 2**context.retry_number * random.uniform(0.9, 1.1)
     return dg.RetryRequested(max_retries=MAX_RETRIES, seconds_to_wait=seconds)

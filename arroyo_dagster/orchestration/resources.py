@@ -1,15 +1,18 @@
 """Resources for the stores and the Spark session. They open nothing before it is needed."""
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 import dagster as dg
 from pydantic import Field, PrivateAttr
 
 from arroyo_dagster.errors import InputError
+from arroyo_dagster.optional_packages import explained_imports
 from arroyo_dagster.orchestration.catalog.location import (
     CATALOGUE_DIRECTORY,
     announce_catalogue,
@@ -179,6 +182,25 @@ class ArroyoStateStore(NamedSecrets):
         found = list_jobs(self.reading())
         return [paths for paths in found if layout is None or paths.layout is layout]
 
+    def arroyo_page(self, paths: JobPaths, *, managed: bool | None = None) -> Any:
+        """Return a link to the pipeline of a job in Arroyo's UI; None if the job is managed or the
+        REST API, which serves the UI, is not configured.
+
+        Args:
+            managed: None = find out from the store.
+        """
+        if self.arroyo_api_url is None or paths.pipeline is None or managed:
+            return None
+        if managed is None:
+            from arroyo_dagster.state.operations.compaction.rewrite_preconditions import (
+                is_arroyo_job,
+            )
+
+            if not is_arroyo_job(self.reading(), paths):
+                return None
+        base = re.sub(r"(/api(/v1)?)?/*$", "", self.arroyo_api_url)
+        return dg.MetadataValue.url(f"{base}/pipelines/{quote(paths.pipeline, safe='')}")
+
     def _opened(self, field: str, url: str) -> "ObjectStore":
         from arroyo_dagster.state.storage.remote.open import open_store
 
@@ -279,6 +301,7 @@ class SparkSessionResource(NamedSecrets):
         """Return the session; a step that never calls this does not start one.
 
         Raises:
+            InputError: pyspark is not installed; the message names the command that installs it.
             StorageError: Spark could not be started; the message names what it needs.
         """
         if self._session is None:
@@ -288,12 +311,12 @@ class SparkSessionResource(NamedSecrets):
         return session
 
     def _started(self) -> "tuple[SparkSession, bool]":
-        from pyspark.sql import SparkSession
-
         from arroyo_dagster.spark.session import get_session
 
         if self.remote_url is None:
             return get_session(self.master, self.conf)
+        with explained_imports():
+            from pyspark.sql import SparkSession
         before = SparkSession.getActiveSession()
         builder = SparkSession.builder.remote(self.remote_url)
         for name, value in self.conf.items():

@@ -11,6 +11,8 @@ from arroyo_dagster.orchestration.resources import ArroyoStateStore
 from arroyo_dagster.orchestration.translator import Naming
 
 FLEET_CRON = "*/15 * * * *"
+HEALTH_CRON = "37 * * * *"
+AUDIT_CRON = "23 1 * * *"
 SYNC_CRON = "7 * * * *"
 REFRESH_CRON = "*/30 * * * *"
 MOST_RUNS = 50

@@ -10,12 +10,15 @@ from typing import Any
 import dagster as dg
 
 from arroyo_dagster.errors import InputError
+from arroyo_dagster.orchestration.rendering import with_commands
 from arroyo_dagster.state.model.ids import checked_name
 
 CHECKPOINT = "checkpoint"
 EPOCH_CATALOG = "epoch_catalog"
 OPERATOR_METADATA = "operator_metadata"
 FLEET = "fleet"
+HEALTH = "health"
+AUDIT = "audit"
 COMPACTED_STATE = "compacted_state"
 RETAINED_EPOCHS = "retained_epochs"
 ORPHANS = "orphans"
@@ -32,9 +35,9 @@ class ArroyoTableProps:
     """What is known about an asset when it is named.
 
     Attributes:
-        table: `checkpoint`, `epoch_catalog`, `operator_metadata`, `fleet`, `compacted_state`,
-            `retained_epochs`, `orphans`, `dead_jobs`, each of these three with `_plan` too, or
-            `gc_journal`.
+        table: `checkpoint`, `epoch_catalog`, `operator_metadata`, `fleet`, `health`, `audit`,
+            `compacted_state`, `retained_epochs`, `orphans`, `dead_jobs`, each of these three with
+            `_plan` too, or `gc_journal`.
         deployment: the name of the deployment, if one instance has several.
     """
 
@@ -44,7 +47,14 @@ class ArroyoTableProps:
 
 @dataclass(frozen=True)
 class _AssetText:
-    description: str
+    """What is shown of an asset.
+
+    Attributes:
+        commands: of `arroyo-state`, that show or do the same; JOB is a partition.
+    """
+
+    text: str
+    commands: tuple[str, ...] = ()
     group: str = STATE_GROUP
     kinds: tuple[str, ...] = ("arroyo",)
 
@@ -52,61 +62,86 @@ class _AssetText:
 _TABLES = {
     CHECKPOINT: _AssetText(
         "The newest ready epoch of each job, as the job wrote it. The sensor reports it; Dagster "
-        "produces nothing here."
+        "produces nothing here.",
+        ("show JOB",),
     ),
     EPOCH_CATALOG: _AssetText(
         "Every epoch of a job: times, files, bytes, rows, watermark. A row stays when the epoch "
         "expires.",
+        ("epochs JOB",),
         kinds=("arroyo", "parquet"),
     ),
     OPERATOR_METADATA: _AssetText(
         "Every data file that a table of an operator lists, at every present epoch.",
+        ("show JOB EPOCH", "rows JOB OPERATOR TABLE"),
         kinds=("arroyo", "parquet"),
     ),
-    FLEET: _AssetText("A summary of all jobs, over time."),
+    FLEET: _AssetText("A summary of all jobs, over time.", ("jobs",)),
+    HEALTH: _AssetText(
+        "How the state of all jobs develops: late, growing, fragmented or expensive jobs.",
+        ("health", "health JOB"),
+    ),
+    AUDIT: _AssetText(
+        "Tests of whether each job can be restored: its newest epoch is verified in full, and its "
+        "older epochs are compared with the store.",
+        ("verify JOB --level 3",),
+    ),
     COMPACTED_STATE: _AssetText(
         "A job's state in fewer, larger files. A restore loads the same rows.",
+        ("compact forecast JOB", "compact plan JOB", "compact run JOB"),
         MAINTENANCE_GROUP,
         ("arroyo", "spark", "parquet"),
     ),
     f"{RETAINED_EPOCHS}_plan": _AssetText(
         "What an expiry of old epochs would delete, and the proof that nothing that stays needs "
         "it.",
+        ("gc plan expire JOB --keep 10",),
         MAINTENANCE_GROUP,
     ),
     RETAINED_EPOCHS: _AssetText(
         "The kept epochs of a job. Older epochs are deleted with the files that only they list.",
+        ("gc run expire JOB --keep 10",),
         MAINTENANCE_GROUP,
         ("arroyo", "spark"),
     ),
     f"{ORPHANS}_plan": _AssetText(
-        "Unreferenced objects of a job, and why each other object stays.", MAINTENANCE_GROUP
+        "Unreferenced objects of a job, and why each other object stays.",
+        ("gc plan orphans JOB", "gc explain PATH"),
+        MAINTENANCE_GROUP,
     ),
     ORPHANS: _AssetText(
         "Unreferenced objects of a job, deleted once they are old enough.",
+        ("gc run orphans JOB",),
         MAINTENANCE_GROUP,
         ("arroyo", "spark"),
     ),
     f"{DEAD_JOBS}_plan": _AssetText(
         "What would be deleted with a job whose pipeline is gone, and the source that confirms it.",
+        ("gc plan dead-job JOB --arroyo-api URL_OF_ARROYO",),
         MAINTENANCE_GROUP,
     ),
     DEAD_JOBS: _AssetText(
         "Jobs that will never run again, deleted completely.",
+        ("gc run dead-job JOB --arroyo-api URL_OF_ARROYO",),
         MAINTENANCE_GROUP,
         ("arroyo", "spark"),
     ),
     GC_JOURNAL: _AssetText(
         "What was deleted or moved to quarantine, when, by whom and under which plan.",
+        ("gc journal JOB", "gc fate PATH"),
         MAINTENANCE_GROUP,
     ),
 }
+
+TABLES = tuple(_TABLES)
+"""The names of all assets, as in `ArroyoTableProps.table`."""
 
 
 class DagsterArroyoTranslator:
     """Names and describes the assets; override `get_asset_spec` to change any of it.
 
-    Dependencies and partitions are added to what it returns.
+    What it returns may have an `automation_condition`, which Dagster evaluates. Dependencies and
+    partitions are added to it.
     """
 
     def get_asset_spec(self, props: ArroyoTableProps) -> dg.AssetSpec:
@@ -121,10 +156,17 @@ class DagsterArroyoTranslator:
             ["arroyo", *deployment, props.table],
             group_name=shown.group,
             kinds=set(shown.kinds),
-            description=shown.description,
+            description=with_commands(shown.text, shown.commands),
             metadata={"arroyo/table": props.table},
             freshness_policy=policy if props.table == CHECKPOINT else None,
         )
+
+    def docs_url(self) -> str | None:
+        """Return where a copy of the documentation site is served, for links to it; None = nowhere.
+
+        `make docs` builds the site.
+        """
+        return None
 
 
 def deployment_identifier(deployment: str) -> str:
@@ -134,6 +176,24 @@ def deployment_identifier(deployment: str) -> str:
         InputError: it is not a name for a deployment.
     """
     return checked_name(deployment, "deployment").replace("-", "_").replace(".", "_")
+
+
+def runbook_metadata(entry: str, docs_url: str | None) -> dict[str, Any]:
+    """Return metadata that leads to an entry of the runbook: a link, or the page."""
+    if docs_url is None:
+        return {"runbook": f"docs/operate/runbook.md, {entry}"}
+    return {"runbook": dg.MetadataValue.url(f"{docs_url.rstrip('/')}/operate/runbook/#{entry}")}
+
+
+def at_source_of(function: Callable[..., Any], wrapper: Any) -> Callable[..., Any]:
+    """Return a wrapper of a function, to which Dagster's code references lead as to the function.
+
+    They take the line from what is wrapped, but the file from the wrapper.
+    """
+    file = inspect.unwrap(function).__code__.co_filename
+    wrapper.__code__ = wrapper.__code__.replace(co_filename=file)
+    found: Callable[..., Any] = wrapper
+    return found
 
 
 @dataclass(frozen=True)
@@ -174,6 +234,19 @@ class Naming:
         first, _, rest = base.partition("_")
         return f"{first}_{deployment_identifier(self.deployment)}_{rest}"
 
+    def check_spec(self, name: str, table: str, description: str, **more: Any) -> dg.AssetCheckSpec:
+        """Return the spec of a check of one of the assets, with its entry of the runbook.
+
+        Args:
+            more: further arguments of `dg.AssetCheckSpec`.
+        """
+        more["metadata"] = {**more.get("metadata", {}), **self.runbook(name)}
+        return dg.AssetCheckSpec(name, asset=self.key(table), description=description, **more)
+
+    def runbook(self, entry: str) -> dict[str, Any]:
+        """Return metadata that leads to an entry of the runbook: a link, or the page."""
+        return runbook_metadata(entry, self.translator.docs_url())
+
     def bind(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return a function whose parameters `arroyo_*` are this deployment's resources.
 
@@ -205,7 +278,7 @@ class Naming:
             one.replace(name=renamed.get(one.name, one.name))
             for one in signature.parameters.values()
         ]
-        found: Any = bound
+        found: Any = at_source_of(function, bound)
         found.__signature__ = signature.replace(parameters=parameters)
         found.__annotations__ = {
             renamed.get(name, name): hint for name, hint in function.__annotations__.items()

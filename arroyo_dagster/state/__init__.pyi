@@ -24,6 +24,7 @@ from .model.compaction import CompactionPolicy as CompactionPolicy
 from .model.compaction import CompactionSettings as CompactionSettings
 from .model.garbage import PlanKind as PlanKind
 from .model.garbage import Retention as Retention
+from .model.health import HealthLimits as HealthLimits
 from .model.ids import Epoch as Epoch
 from .model.ids import JobId as JobId
 from .model.ids import OperatorId as OperatorId
@@ -45,6 +46,7 @@ from .model.rollback import RollbackOutcome as RollbackOutcome
 from .model.rollback import RollbackPlan as RollbackPlan
 from .model.tables import TableConfig as TableConfig
 from .model.tables import TableKind as TableKind
+from .model.verify import AuditSettings as AuditSettings
 from .operations.catalog.hash_variant import HashEvidence as HashEvidence
 from .operations.catalog.hash_variant import find_hash_variant as find_hash_variant
 from .operations.catalog.jobs import find_job as find_job
@@ -85,10 +87,10 @@ from .operations.restore.rollback import plan_rollback as plan_rollback
 from .operations.restore.rollback import run_rollback as run_rollback
 from .operations.verify.job import JobVerdict as JobVerdict
 from .operations.verify.job import verify_job as verify_job
+from .planning.privacy import PrivateColumns as PrivateColumns
 from .runtime.connectors import ParquetReplay as ParquetReplay
 from .runtime.connectors import ParquetSink as ParquetSink
 from .runtime.connectors import TableSource as TableSource
-from .runtime.in_process import RunOutcome as RunOutcome
 from .runtime.in_process import run_pipeline as run_pipeline
 from .runtime.operators import Collector as Collector
 from .runtime.operators import Operator as Operator
@@ -97,6 +99,7 @@ from .runtime.operators import Sink as Sink
 from .runtime.operators import Source as Source
 from .runtime.pipeline import Pipeline as Pipeline
 from .runtime.pipeline import Stream as Stream
+from .runtime.pipeline_run import RunOutcome as RunOutcome
 from .runtime.stop_requests import request_stop as request_stop
 from .storage import MemoryStore as MemoryStore
 from .storage import ObjectStore as ObjectStore

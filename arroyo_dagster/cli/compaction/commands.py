@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import click
 
-from arroyo_dagster.cli.common import open_to_read, open_url, store_options
+from arroyo_dagster.cli.common import open_to_read, open_url, spark_option, store_options
 from arroyo_dagster.cli.compaction.group import compact
 from arroyo_dagster.cli.compaction.rewrite import (
     arroyo_options,
@@ -21,7 +21,6 @@ from arroyo_dagster.cli.compaction.rewrite import (
 )
 from arroyo_dagster.cli.directory import directory_of
 from arroyo_dagster.cli.rendering import (
-    format_bytes,
     format_progress,
     print_json,
     print_table,
@@ -41,6 +40,7 @@ from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.progress import OnProgress, no_progress
 from arroyo_dagster.state.model.rewrite import RewriteOutcome, RewritePlan
 from arroyo_dagster.state.model.settings import settings_from
+from arroyo_dagster.state.model.units import format_bytes
 from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
 from arroyo_dagster.state.operations.catalog.jobs import find_job, list_jobs
 from arroyo_dagster.state.operations.compaction.job import CompactionOptions, run_compaction
@@ -201,7 +201,7 @@ def _print_merges(found: CompactionPlan) -> None:
 @compact.command()
 @click.argument("jobs", nargs=-1, required=True)
 @click.option("--yes", is_flag=True, help="Execute the plan. Without it, print the plan only.")
-@click.option("--spark", is_flag=True, help="Merge on Spark if the plan is large enough.")
+@spark_option("Merge on Spark if the plan is large enough.")
 @settings_options(AdoptionSettings)
 @arroyo_options
 @_settings_options

@@ -11,12 +11,13 @@ import click
 from arroyo_dagster.cli.common import open_to_read, open_url, store_options
 from arroyo_dagster.cli.compaction.group import compact
 from arroyo_dagster.cli.directory import TOKEN_VARIABLE, directory_of, directory_options
-from arroyo_dagster.cli.rendering import format_bytes, print_json, print_table
+from arroyo_dagster.cli.rendering import print_json, print_table
 from arroyo_dagster.cli.settings import settings_options
 from arroyo_dagster.state.codec.plans import plan_to_json
 from arroyo_dagster.state.model.compaction import Forecast, LeftOut
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.rewrite import QuietSettings, RewriteOutcome, RewritePlan
+from arroyo_dagster.state.model.units import format_bytes
 from arroyo_dagster.state.operations.catalog.jobs import find_job
 from arroyo_dagster.state.operations.compaction.rewrite import (
     RunRewrites,

@@ -12,6 +12,7 @@ from arroyo_dagster.cli.common import (
     open_to_read,
     open_url,
     print_error,
+    spark_option,
     store_options,
 )
 from arroyo_dagster.cli.compaction.group import compact
@@ -76,7 +77,7 @@ from arroyo_dagster.state.storage.store import ObjectStore
 @setting_option(CompactionSettings, "policy", alone=True, default=CompactionPolicy.FULL.value)
 @settings_options(WindowSteps)
 @click.option("--yes", is_flag=True, help="Execute the plan. Without it, print the plan only.")
-@click.option("--spark", is_flag=True, help="Write the new files on Spark.")
+@spark_option("Write the new files on Spark.")
 @token_option
 @store_options
 def window(

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import click
 
-from arroyo_dagster.cli.common import open_to_read, open_url, store_options
+from arroyo_dagster.cli.common import open_to_read, open_url, spark_option, store_options
 from arroyo_dagster.cli.directory import directory_of_environment, directory_options
 from arroyo_dagster.cli.gc.group import gc
 from arroyo_dagster.cli.gc.options import find_any_job
@@ -144,7 +144,7 @@ def plan_command(
     "has changed so that something in it may no longer be deleted.",
 )
 @settings_options(DeletionSettings)
-@click.option("--spark", is_flag=True, help="Delete on Spark's workers if there are many objects.")
+@spark_option("Delete on Spark's workers if there are many objects.")
 @click.option(
     "--rate",
     type=click.FloatRange(0, min_open=True),

@@ -5,10 +5,11 @@ from __future__ import annotations
 import click
 
 from arroyo_dagster.cli.common import main, open_to_read, open_url, store_options
-from arroyo_dagster.cli.rendering import format_bytes, print_json
+from arroyo_dagster.cli.rendering import print_json
 from arroyo_dagster.cli.settings import setting_option
 from arroyo_dagster.state.codec.gc import gc_plan_to_json
 from arroyo_dagster.state.model.garbage import Retention
+from arroyo_dagster.state.model.units import format_bytes
 from arroyo_dagster.state.operations.catalog.jobs import find_job
 from arroyo_dagster.state.operations.gc.execute import GcOutcome, run_gc
 from arroyo_dagster.state.operations.gc.expire import to_keep

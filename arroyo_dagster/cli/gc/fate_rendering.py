@@ -7,9 +7,10 @@ from typing import Any
 
 import click
 
-from arroyo_dagster.cli.gc.rendering import entry_json
-from arroyo_dagster.cli.rendering import clock, format_bytes, print_table
+from arroyo_dagster.cli.gc.rendering import entry_json, explained_lines
+from arroyo_dagster.cli.rendering import clock, print_table
 from arroyo_dagster.state.model.garbage import PURGE_MICROS
+from arroyo_dagster.state.model.units import format_bytes
 from arroyo_dagster.state.operations.gc.fate import DirectoryFate, Fate, FateEvent, FateState
 
 _KINDS = {"expire": "as expired", "orphans": "as an orphan", "dead-job": "with the complete job"}
@@ -55,10 +56,7 @@ def print_fate(found: Fate) -> None:
 
 def _details(found: Fate) -> Iterator[str]:
     if found.explained is not None:
-        verdict = "may be deleted" if found.explained.reason.goes else "stays"
-        yield f"{verdict}: {found.explained.undecided or found.explained.reason.value}"
-        if found.explained.by:
-            yield f"referenced by {', '.join(found.explained.by)}"
+        yield from explained_lines(found.explained)
     elif found.unexplained is not None:
         yield f"whether it may be deleted is not known: {found.unexplained}"
     if found.quarantine is not None and found.copy is not None:

@@ -14,17 +14,19 @@ from arroyo_dagster.cli.gc.options import find_any_job
 from arroyo_dagster.cli.gc.rendering import (
     check_json,
     entry_json,
+    explained_lines,
     print_check,
     print_reasons,
     reasons_json,
 )
-from arroyo_dagster.cli.rendering import clock, format_bytes, print_json, print_table
+from arroyo_dagster.cli.rendering import clock, print_json, print_table
 from arroyo_dagster.cli.settings import settings_options
 from arroyo_dagster.state.model.garbage import (
     GraceSettings,
     PlanKind,
 )
 from arroyo_dagster.state.model.settings import settings_from
+from arroyo_dagster.state.model.units import format_bytes
 from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
 from arroyo_dagster.state.operations.catalog.jobs import list_jobs
 from arroyo_dagster.state.operations.gc.journal import read_journal
@@ -100,10 +102,8 @@ def explain(
         f"{found.path}: {found.kind.value}, {format_bytes(found.size_bytes)}, written "
         f"{clock(found.modified_micros) or 'at an unknown time'}"
     )
-    verdict = "may be deleted" if found.reason.goes else "stays"
-    click.echo(f"{verdict}: {found.undecided or found.reason.value}")
-    if found.by:
-        click.echo(f"referenced by {', '.join(found.by)}")
+    for line in explained_lines(found):
+        click.echo(line)
 
 
 @gc.command()

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from arroyo_dagster.cli.rendering import format_bytes, format_progress, print_table
+from arroyo_dagster.cli.rendering import format_progress, print_table
 from arroyo_dagster.state.codec.gc import gc_plan_to_json
 from arroyo_dagster.state.model.garbage import GcPlan, JobPins, Moved, PlanKind, UndeletePlan
 from arroyo_dagster.state.model.progress import OnProgress, Progress
+from arroyo_dagster.state.model.units import format_bytes
 
 if TYPE_CHECKING:
     from arroyo_dagster.state.operations.gc.execute import GcOutcome
-    from arroyo_dagster.state.operations.gc.explain import Reasons
+    from arroyo_dagster.state.operations.gc.explain import Explained, Reasons
     from arroyo_dagster.state.operations.gc.journal import JournalEntry
     from arroyo_dagster.state.operations.gc.journal_check import JournalCheck
+    from arroyo_dagster.state.planning.gc.orphans import Reason
 
 PROGRESS_SECONDS = 5.0
 
@@ -125,12 +127,23 @@ def print_reasons(reasons: Reasons) -> None:
     print_table(
         ("", "objects", "bytes", "why"),
         [
-            ("may be deleted" if reason.goes else "stays", count, format_bytes(size), reason.value)
+            (_verdict(reason), count, format_bytes(size), reason.value)
             for reason, (count, size) in reasons.counts.items()
         ],
     )
     if reasons.undecided:
         click.echo(f"not decided: {reasons.undecided}")
+
+
+def explained_lines(found: Explained) -> Iterator[str]:
+    """Yield whether an object stays or may be deleted, why, and what refers to it."""
+    yield f"{_verdict(found.reason)}: {found.undecided or found.reason.value}"
+    if found.by:
+        yield f"referenced by {', '.join(found.by)}"
+
+
+def _verdict(reason: Reason) -> str:
+    return "may be deleted" if reason.goes else "stays"
 
 
 def entry_json(entry: JournalEntry) -> dict[str, Any]:

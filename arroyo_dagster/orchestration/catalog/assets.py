@@ -19,8 +19,9 @@ from arroyo_dagster.orchestration.catalog.checks import (
     not_checked,
 )
 from arroyo_dagster.orchestration.catalog.fleet_checks import Fleet, fleet_check_specs
+from arroyo_dagster.orchestration.catalog.tenants import TenantOptions, tenant_lines
 from arroyo_dagster.orchestration.directory import ArroyoDirectory
-from arroyo_dagster.orchestration.failures import as_failure, fail
+from arroyo_dagster.orchestration.failures import as_failure, fail, name_failed_checks
 from arroyo_dagster.orchestration.launchpad import LaunchpadConfig
 from arroyo_dagster.orchestration.partitions import job_of
 from arroyo_dagster.orchestration.resources import ArroyoStateStore
@@ -34,11 +35,13 @@ from arroyo_dagster.orchestration.translator import (
 from arroyo_dagster.state.model.clock import wall_clock
 from arroyo_dagster.state.model.job_facts import JobCondition
 from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.model.units import format_bytes
 from arroyo_dagster.state.planning.verify.findings import Verdict, merged
 from arroyo_dagster.state.planning.verify.fleet import GoneJob
 
 if TYPE_CHECKING:
-    from arroyo_dagster.state.operations.catalog.epochs import EpochRow, FileRow, Refreshed
+    from arroyo_dagster.state.model.catalog import EpochRow, FileRow
+    from arroyo_dagster.state.operations.catalog.epochs import Refreshed
     from arroyo_dagster.state.planning.verify.fleet import JobAge
 
 EPOCHS_LISTED = 25
@@ -67,16 +70,16 @@ def build_catalogue(naming: Naming) -> dg.AssetsDefinition:
     epoch.
     """
     keys = {naming.key(name): name for name in (EPOCH_CATALOG, OPERATOR_METADATA)}
-    operator_metadata = naming.key(OPERATOR_METADATA)
 
     @dg.multi_asset(
         name=naming.name("arroyo_catalog"),
         specs=[naming.spec(name, deps=[CHECKPOINT]) for name in keys.values()],
         can_subset=True,
         backfill_policy=dg.BackfillPolicy.multi_run(JOBS_PER_RUN),
-        check_specs=epoch_check_specs(operator_metadata),
+        check_specs=epoch_check_specs(naming, OPERATOR_METADATA),
     )
     @naming.bind
+    @name_failed_checks
     def arroyo_catalog(  # type: ignore[no-untyped-def]
         context: dg.AssetExecutionContext,
         config: CatalogConfig,
@@ -132,13 +135,17 @@ class _Refresh:
 
     def catalogue(self, jobs: Sequence[JobPaths], max_epochs: int) -> None:
         """Catalogue every job. A missing job fails."""
-        from arroyo_dagster.state.operations.catalog.epochs import refresh
+        from arroyo_dagster.state.operations.catalog.epochs import RefreshOptions, refresh
 
         store, catalogue = self._store.reading(), self._store.catalogue()
-        options: Any = {"max_new_epochs": max_epochs, "earlier": self._store.earlier()}
+        options = RefreshOptions(
+            max_new_epochs=max_epochs,
+            earlier=self._store.earlier(),
+            on_progress=shown.progress_logger(self._context.log.info),
+        )
         for paths in jobs:
             try:
-                found = refresh(store, catalogue, paths, **options)
+                found = refresh(store, catalogue, paths, options)
                 self._check_there(found)
             except ArroyoStateError as error:
                 self._fail(paths, error)
@@ -181,19 +188,18 @@ class _Refresh:
 
     def raise_failures(self, jobs: int) -> None:
         """Raise the first failure, if there is one."""
-        failed = list(self.failed.values())
-        if failed:
-            raise failed[0] if jobs == 1 else _some_failed(failed, jobs)
+        if self.failed:
+            first = next(iter(self.failed.values()))
+            raise first if jobs == 1 else _some_failed(self.failed, jobs)
 
 
-def _some_failed(failed: Sequence[ArroyoStateError], jobs: int) -> ArroyoStateError:
-    first = failed[0]
+def _some_failed(failed: Mapping[JobPaths, ArroyoStateError], jobs: int) -> ArroyoStateError:
+    paths, first = next(iter(failed.items()))
     return ArroyoStateError(
-        f"{len(failed)} of {jobs} jobs were not catalogued, the others were; first error: "
-        f"{first.message}",
+        f"{first.message}; {len(failed)} of {jobs} jobs were not catalogued, the others were",
         next_step=first.next_step,
-        retryable=any(error.retryable for error in failed),
-        **first.facts,
+        retryable=any(error.retryable for error in failed.values()),
+        **{**first.facts, "job": paths.root},
     )
 
 
@@ -205,9 +211,14 @@ def _catalogued(
     done: "Sequence[Refreshed]",
 ) -> "dg.MaterializeResult[Any]":
     shown_of = {EPOCH_CATALOG: _epochs_metadata, OPERATOR_METADATA: _operators_metadata}[table]
+
+    def metadata_of(one: "Refreshed") -> dict[str, Any]:
+        page = arroyo_store.arroyo_page(one.history.paths)
+        return {**shown_of(one), **({} if page is None else {"Arroyo": page})}
+
     for one in done if len(done) > 1 else []:
         context.add_asset_metadata(
-            metadata=shown_of(one), asset_key=key, partition_key=one.history.paths.root
+            metadata=metadata_of(one), asset_key=key, partition_key=one.history.paths.root
         )
     whole = {
         "dagster/table_name": f"arroyo.{table}",
@@ -219,7 +230,7 @@ def _catalogued(
     newest = done[0].history.newest
     return dg.MaterializeResult(
         asset_key=key,
-        metadata={**whole, **shown_of(done[0])},
+        metadata={**metadata_of(done[0]), **whole},
         data_version=None
         if newest is None
         else dg.DataVersion(f"g{newest.worker_generation or 0}:e{newest.epoch}"),
@@ -242,33 +253,51 @@ def _epochs_metadata(one: "Refreshed") -> dict[str, Any]:
         {}
         if newest is None
         else {
-            "arroyo/newest_epoch": newest.epoch,
-            "arroyo/bytes": newest.size_bytes,
-            "arroyo/files": newest.files,
-            "arroyo/rows": newest.rows,
-            "arroyo/finished_at": shown.timestamp(newest.finished_micros),
-            "arroyo/watermark": shown.timestamp(newest.watermark_micros),
+            "newest epoch": _format_epoch(newest),
+            "size": shown.content(newest.size_bytes, newest.files, newest.rows),
+            "finished at": shown.timestamp(newest.finished_micros),
+            "watermark": shown.timestamp(newest.watermark_micros),
         }
     )
     return shown.known(
         {
-            "dagster/partition_row_count": len(history.epochs),
-            "arroyo/epochs": len(history.present),
-            "arroyo/added_epochs": one.added,
-            "arroyo/expired_epochs": one.expired,
-            "arroyo/left_epochs": one.left or None,
-            "arroyo/unreadable_epochs": sum(row.problem is not None for row in history.present),
             **latest,
-            "bytes by epoch": shown.sparkline([row.size_bytes for row in recent]),
+            "epochs": _format_epochs(one),
+            "size by epoch": shown.sparkline([row.size_bytes for row in recent], _format_size),
             "files by epoch": shown.sparkline([row.files for row in recent]),
-            "seconds by epoch": shown.sparkline(
-                [shown.seconds(row.duration_micros) for row in recent]
+            "duration by epoch": shown.sparkline(
+                [row.duration_micros for row in recent], lambda micros: str(shown.duration(micros))
             ),
             "newest epochs": shown.table(
                 map(_epoch_line, history.epochs[: -EPOCHS_LISTED - 1 : -1])
             ),
+            "dagster/partition_row_count": len(history.epochs),
         }
     )
+
+
+def _format_epoch(row: "EpochRow") -> str:
+    generation = row.worker_generation
+    return (
+        str(row.epoch) if generation is None else f"{row.epoch}, of worker generation {generation}"
+    )
+
+
+def _format_epochs(one: "Refreshed") -> str:
+    present = one.history.present
+    counts = {
+        "kept": len(present),
+        "new in the catalogue": one.added,
+        "expired since the last refresh": one.expired,
+        "left for the next run": one.left,
+        "unreadable": sum(row.problem is not None for row in present),
+    }
+    told = [f"{count:,} {what}" for what, count in counts.items() if count or what == "kept"]
+    return ", ".join(told)
+
+
+def _format_size(count: float) -> str:
+    return format_bytes(int(count))
 
 
 def _epoch_line(row: "EpochRow") -> Mapping[str, Any]:
@@ -276,12 +305,12 @@ def _epoch_line(row: "EpochRow") -> Mapping[str, Any]:
         "epoch": row.epoch,
         "generation": row.worker_generation,
         "state": row.state if row.present else f"{row.state}, expired",
-        "seconds": shown.seconds(row.duration_micros),
-        "files": row.files,
-        "new files": row.new_files,
-        "bytes": row.size_bytes,
-        "new bytes": row.new_size_bytes,
-        "rows": row.rows,
+        "duration": shown.duration(row.duration_micros),
+        "files": shown.number(row.files),
+        "new files": shown.number(row.new_files),
+        "size": format_bytes(row.size_bytes),
+        "new": format_bytes(row.new_size_bytes),
+        "rows": shown.number(row.rows),
     }
 
 
@@ -289,17 +318,23 @@ def _operators_metadata(one: "Refreshed") -> dict[str, Any]:
     history = one.history
     newest = history.newest
     files = () if newest is None else history.files_of(newest.epoch)
+    size_bytes, rows = (
+        sum(row.size_bytes or 0 for row in files),
+        sum(row.rows or 0 for row in files),
+    )
+    tables = len({(row.operator, row.table) for row in files})
+    unreadable = sum(row.problem is not None for row in files)
     return shown.known(
         {
-            "dagster/partition_row_count": len(history.files),
-            "arroyo/newest_epoch": None if newest is None else newest.epoch,
-            "arroyo/operators": None if newest is None else newest.operators,
-            "arroyo/tables": len({(row.operator, row.table) for row in files}),
-            "arroyo/files": len(files),
-            "arroyo/bytes": sum(row.size_bytes or 0 for row in files),
-            "arroyo/rows": sum(row.rows or 0 for row in files),
-            "arroyo/problems": sum(row.problem is not None for row in files),
+            "newest epoch": None if newest is None else _format_epoch(newest),
+            "size": shown.content(size_bytes, len(files), rows),
+            "tables": None
+            if newest is None
+            else f"{shown.counted(tables, 'table')} with files, of "
+            f"{shown.counted(newest.operators or 0, 'operator')}",
+            "unreadable files": shown.number(unreadable) if unreadable else None,
             "tables of the newest epoch": shown.table(_table_lines(files)),
+            "dagster/partition_row_count": len(history.files),
         }
     )
 
@@ -313,11 +348,11 @@ def _table_lines(files: "Sequence[FileRow]") -> Iterator[Mapping[str, Any]]:
             "operator": operator,
             "table": table,
             "kind": rows[0].table_kind,
-            "files": len(rows),
-            "bytes": sum(row.size_bytes or 0 for row in rows),
-            "rows": sum(row.rows or 0 for row in rows),
-            "largest file": max(row.size_bytes or 0 for row in rows),
-            "compacted": sum(bool(row.compaction_generation) for row in rows),
+            "files": shown.number(len(rows)),
+            "size": format_bytes(sum(row.size_bytes or 0 for row in rows)),
+            "rows": shown.number(sum(row.rows or 0 for row in rows)),
+            "largest file": format_bytes(max(row.size_bytes or 0 for row in rows)),
+            "compacted": shown.number(sum(bool(row.compaction_generation) for row in rows)),
             "columns": rows[-1].columns,
         }
 
@@ -325,11 +360,17 @@ def _table_lines(files: "Sequence[FileRow]") -> Iterator[Mapping[str, Any]]:
 # ---- the fleet -----------------------------------------------------------------------------------
 
 
-def build_fleet(naming: Naming, *, recent: timedelta = RECENT) -> dg.AssetsDefinition:
+def build_fleet(
+    naming: Naming, *, recent: timedelta = RECENT, tenants: TenantOptions | None = None
+) -> dg.AssetsDefinition:
     """Build the overview of all jobs and the checks over them, made by one step.
 
     It is not partitioned, so that Dagster plots its numbers over time. The checks are evaluated
     even if the overview fails.
+
+    Args:
+        recent: the maximum age of the newest epoch of a job that is not at rest.
+        tenants: who pays for what; None = the overview names no tenants.
     """
 
     @dg.multi_asset(
@@ -353,12 +394,16 @@ def build_fleet(naming: Naming, *, recent: timedelta = RECENT) -> dg.AssetsDefin
         if context.selected_asset_keys:
             try:
                 lines = _fleet_lines(fleet, arroyo_store, facts.gone)
+                metadata = _fleet_metadata(lines)
+                if tenants is not None:
+                    costs = tenant_lines(arroyo_store, arroyo_directory, facts.present, tenants)
+                    metadata["tenants"] = shown.table(costs)
             except ArroyoStateError as error:
                 problem = error
             else:
                 # Before the checks: what a refresh reports meanwhile is of this one, too.
                 key = naming.key(FLEET)
-                yield dg.MaterializeResult(asset_key=key, metadata=_fleet_metadata(lines))
+                yield dg.MaterializeResult(asset_key=key, metadata=metadata)
         yield from results
         if problem is not None:
             fail(problem)
@@ -389,22 +434,33 @@ def _fleet_metadata(lines: "Sequence[Mapping[str, Any]]") -> dict[str, Any]:
     worst = sorted(lines, key=_urgency)
     return shown.known(
         {
-            "arroyo/jobs": len(there),
-            "arroyo/jobs_at_rest": sum(line["rests"] for line in there),
-            "arroyo/jobs_unreadable": sum(line["state"] == "unreadable" for line in there),
             "arroyo/jobs_broken": sum(line["state"] == "broken" for line in there),
             "arroyo/jobs_vanished": len(lines) - len(there),
-            "arroyo/files": sum(line["files"] or 0 for line in there),
-            "arroyo/bytes": sum(sizes) if sizes else None,
-            "arroyo/max_files": max((line["files"] or 0 for line in there), default=0),
+            "arroyo/jobs_unreadable": sum(line["state"] == "unreadable" for line in there),
             "arroyo/max_seconds_since_epoch": max(
                 (line["seconds since"] for line in moving), default=None
             ),
-            "jobs": shown.table(
-                {name: value for name, value in line.items() if name != "rests"} for line in worst
-            ),
+            "size": format_bytes(sum(sizes)) if sizes else None,
+            "jobs": shown.table(map(_render_line, worst)),
+            "arroyo/jobs": len(there),
+            "arroyo/jobs_at_rest": sum(line["rests"] for line in there),
+            "arroyo/files": sum(line["files"] or 0 for line in there),
+            "arroyo/max_files": max((line["files"] or 0 for line in there), default=0),
+            "arroyo/bytes": sum(sizes) if sizes else None,
         }
     )
+
+
+def _render_line(line: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "job": line["job"],
+        "state": line["state"],
+        "epoch": line["epoch"],
+        "seconds since": shown.number(line["seconds since"]),
+        "files": shown.number(line["files"]),
+        "size": format_bytes(line["bytes"]),
+        "epochs kept": shown.number(line["epochs kept"]),
+    }
 
 
 def _urgency(line: Mapping[str, Any]) -> tuple[int, bool, float, str]:
@@ -421,11 +477,12 @@ def _job_line(
         state = "failed"
     if age.problem:
         state = "unreadable"
+    since = age.age_micros(now_micros)
     return {
         "job": age.job,
         "state": "broken" if broken and not age.problem else state,
         "epoch": age.epoch,
-        "seconds since": shown.seconds(age.age_micros(now_micros)),
+        "seconds since": None if since is None else round(since / 1e6, 1),
         "files": age.files,
         "bytes": None if newest is None else newest.size_bytes,
         "epochs kept": age.epochs,

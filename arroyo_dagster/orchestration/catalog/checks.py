@@ -8,6 +8,7 @@ import dagster as dg
 
 from arroyo_dagster.errors import ArroyoStateError
 from arroyo_dagster.orchestration.rendering import known, table
+from arroyo_dagster.orchestration.translator import Naming
 from arroyo_dagster.state.model.clock import wall_clock
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.planning.verify.findings import Finding, Verdict, error
@@ -35,10 +36,10 @@ _DESCRIPTIONS = {
 }
 
 
-def epoch_check_specs(asset: dg.AssetKey) -> list[dg.AssetCheckSpec]:
+def epoch_check_specs(naming: Naming, table: str) -> list[dg.AssetCheckSpec]:
     """Return the two blocking checks of the newest epoch, on one asset."""
     return [
-        dg.AssetCheckSpec(name, asset=asset, blocking=True, description=description)
+        naming.check_spec(name, table, description, blocking=True)
         for name, description in _DESCRIPTIONS.items()
     ]
 

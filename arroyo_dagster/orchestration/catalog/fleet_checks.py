@@ -4,7 +4,7 @@ The fleet job evaluates them, and every refresh evaluates them again at its end,
 one healthy job never hides a problem of another.
 """
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -256,9 +256,21 @@ def _root(paths: JobPaths) -> str:
 # ---- as Dagster shows it -------------------------------------------------------------------------
 
 
-def _as_result(found: FleetVerdict, name: str, asset: dg.AssetKey) -> dg.AssetCheckResult:
+def fleet_check_result(
+    found: FleetVerdict,
+    name: str,
+    asset: dg.AssetKey,
+    *,
+    when: str = "checked at",
+    metadata: Mapping[str, Any] | None = None,
+) -> dg.AssetCheckResult:
+    """Return the result of one check over all jobs; it passes without a finding.
+
+    Args:
+        when: what the times of the jobs are.
+        metadata: additional metadata.
+    """
     verdict = found.verdict
-    when = "epoch finished at" if name == EVERY_JOB_RECENT else "checked at"
     return check_result(
         verdict,
         name,
@@ -267,11 +279,22 @@ def _as_result(found: FleetVerdict, name: str, asset: dg.AssetKey) -> dg.AssetCh
         description=str(found),
         metadata={
             "arroyo/jobs_passed": len(found.lines) - len(found.offenders),
-            "arroyo/jobs_vanished": sum(line.label == "vanished" for line in found.lines),
+            **(metadata or {}),
             "arroyo/found": None,  # what is said of the offenders
             "offenders": _offenders(found),
             "jobs": table(_line(one, when) for one in found.lines),
         },
+    )
+
+
+def _as_result(found: FleetVerdict, name: str, asset: dg.AssetKey) -> dg.AssetCheckResult:
+    vanished = sum(line.label == "vanished" for line in found.lines)
+    return fleet_check_result(
+        found,
+        name,
+        asset,
+        when="epoch finished at" if name == EVERY_JOB_RECENT else "checked at",
+        metadata={"arroyo/jobs_vanished": vanished},
     )
 
 
@@ -302,21 +325,13 @@ def fleet_check_specs(naming: Naming, recent: timedelta = RECENT) -> list[dg.Ass
     `fleet`: Dagster shows a check as not evaluated once its asset is newer, as `checkpoint` is
     after every tick of the sensor.
     """
-    asset = naming.key(FLEET)
-    specs = [
-        dg.AssetCheckSpec(
-            name,
-            asset=asset,
-            description=f"No job vanished, and the last verdict of {kind} on each job is a pass.",
+    verdicts = [
+        naming.check_spec(
+            name, FLEET, f"No job vanished, and the last verdict of {kind} on each job is a pass."
         )
         for name, kind in EVERY_JOB_CHECKS.items()
     ]
-    specs.append(
-        dg.AssetCheckSpec(
-            EVERY_JOB_RECENT,
-            asset=asset,
-            description="No job vanished, and every job that is not at rest wrote an epoch in "
-            f"the last {recent}.",
-        )
+    recency = (
+        f"No job vanished, and every job that is not at rest wrote an epoch in the last {recent}."
     )
-    return specs
+    return [*verdicts, naming.check_spec(EVERY_JOB_RECENT, FLEET, recency)]

@@ -15,28 +15,40 @@ import dagster as dg
 from arroyo_dagster.errors import ArroyoStateError, InputError, NotFoundError
 from arroyo_dagster.orchestration.dataflow.assets import StatesReport
 from arroyo_dagster.orchestration.partitions import job_of, key_error, usable_keys
-from arroyo_dagster.orchestration.rendering import DATA_VERSION, known, seconds, timestamp
+from arroyo_dagster.orchestration.rendering import (
+    DATA_VERSION,
+    content,
+    counted,
+    duration,
+    known,
+    timestamp,
+)
 from arroyo_dagster.orchestration.resources import ArroyoStateStore
 from arroyo_dagster.orchestration.translator import CHECKPOINT, Naming
 from arroyo_dagster.state.model.checkpoints import Checkpoint
 from arroyo_dagster.state.model.clock import wall_clock
 from arroyo_dagster.state.model.ids import Epoch, WorkerGeneration
 from arroyo_dagster.state.model.layout import JobPaths, Layout
+from arroyo_dagster.state.planning.costs import (
+    TICK_SECONDS,
+    Requests,
+    poll_interval_seconds,
+    sweep,
+)
 from arroyo_dagster.state.planning.restore.reads import job_watermark_micros
 from arroyo_dagster.state.planning.verify.checks import Figures, figures
 
 if TYPE_CHECKING:
-    from arroyo_dagster.state.operations.catalog.changes import (
-        FleetChanges,
-        FleetCursor,
-        JobChanges,
-    )
+    from arroyo_dagster.state.operations.catalog.changes import FleetChanges, FleetCursor
     from arroyo_dagster.state.operations.catalog.footers import Footers
-    from arroyo_dagster.state.storage.store import ObjectStore
+    from arroyo_dagster.state.operations.catalog.job_changes import JobChanges
 
 CURSOR_VERSION = 1
 FINISHED = "arroyo/finished_at"
 _NAMED = 10
+_JITTER_SECONDS = 5
+_RECORDS = 1000
+_Identity = tuple[str | None, object]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,16 +56,17 @@ class SensorOptions:
     """How much one tick does.
 
     Attributes:
-        interval_seconds: the minimum time between two ticks.
+        interval_seconds: the minimum time between two polls; None = 30 to 300 seconds, by the
+            number of jobs.
         epochs_per_job: the maximum number of newest epochs of a job that get an event each; the
             first of them carries the number of older ones.
         events: the maximum number of events; remaining jobs are not read, and come first in the
-            next tick.
+            next tick, which is not delayed.
         budget_seconds: nothing is started after it; Dagster ends a tick at 60.
         files_per_job: for a job with more files, bytes and rows are left out.
     """
 
-    interval_seconds: int = 30
+    interval_seconds: int | None = None
     epochs_per_job: int = 10
     events: int = 200
     budget_seconds: float = 20.0
@@ -65,6 +78,7 @@ def build_checkpoint_sensor(
     *,
     options: SensorOptions | None = None,
     states: StatesReport | None = None,
+    state_keys: Sequence[dg.AssetKey] = (),
     running: bool = False,
 ) -> dg.SensorDefinition:
     """Build the sensor of a deployment. It is stopped unless `running`, since installing starts
@@ -72,13 +86,16 @@ def build_checkpoint_sensor(
 
     Args:
         states: reports the dataflows whose services are among the jobs.
+        state_keys: the assets that `states` reports. The lineage in Dagster shows the sensor on
+            these, and on the checkpoint.
     """
     chosen = options or SensorOptions()
     footers: list[Footers] = []  # lives as long as the code server: no footer is read twice
 
     @dg.sensor(
         name=naming.name("arroyo_checkpoint_sensor"),
-        minimum_interval_seconds=chosen.interval_seconds,
+        asset_selection=dg.AssetSelection.assets(naming.key(CHECKPOINT), *state_keys),
+        minimum_interval_seconds=chosen.interval_seconds or TICK_SECONDS,
         default_status=sensor_status(running),
         description="Report newly ready epochs of every job below the checkpoint URL.",
     )
@@ -115,15 +132,28 @@ class _Tick:
     events: list[dg.AssetMaterialization] = field(default_factory=list)
     reported: list[dg.AssetMaterialization] = field(default_factory=list)
     advanced: list[str] = field(default_factory=list)
-    left: list[JobPaths] = field(default_factory=list)
     refused: dict[str, str] = field(default_factory=dict)
+    recorded: dict[str, set[_Identity]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.deadline = time.monotonic() + self.options.budget_seconds
-        self.store: ObjectStore = self.resource.reading()
+        from arroyo_dagster.state.storage.wrappers import Counting
+
+        self.store = Counting(self.resource.reading())
 
     def result(self, layout: Layout | None) -> dg.SensorResult:
         cursor = self._cursor()
+        jobs = len(cursor.positions) + len(cursor.unread)
+        self.interval_seconds = self.options.interval_seconds or poll_interval_seconds(jobs)
+        wait_seconds = self._wait_seconds(cursor)
+        if wait_seconds > 0:
+            return dg.SensorResult(
+                skip_reason=dg.SkipReason(
+                    f"{counted(jobs, 'job')}: polled every {self.interval_seconds} s, next in "
+                    f"{wait_seconds} s; no request"
+                )
+            )
+        polled_at = wall_clock() // 1_000_000
         try:
             changes = self._changes(cursor, layout)
         except NotFoundError as error:
@@ -133,37 +163,42 @@ class _Tick:
             return dg.SensorResult(
                 skip_reason=dg.SkipReason(f"the checkpoint URL holds no jobs yet: {error}")
             )
+        self._fetch_recorded(changes)
         for job in changes.jobs:
             self._report(job)
         self._report_states()
         self._warn(cursor, changes)
         self._remember(cursor, changes.vanished)
+        told = self._format_tick(changes)
+        if self.events or self.reported or changes.vanished:  # a quiet tick has no log to store
+            self.context.log.info(told)
         return dg.SensorResult(
             asset_events=[*self.events, *self.reported],
-            cursor=self._next_cursor(cursor, changes),
+            cursor=encode_cursor(changes.cursor, polled_at, self.interval_seconds),
             dynamic_partitions_requests=self._requests(changes),
-            skip_reason=dg.SkipReason(self._format_tick(changes)),
+            skip_reason=dg.SkipReason(told),
         )
 
     def _changes(self, cursor: "FleetCursor", layout: Layout | None) -> "FleetChanges":
         from arroyo_dagster.state.operations.catalog.changes import (
             FleetCursor,
             NothingLeft,
+            PollOptions,
             poll_fleet,
         )
 
-        options: Any = {
-            "deadline": self.deadline,
-            "newest": min(self.options.epochs_per_job, self.options.events),
-            "most": self.options.events,
-            "layout": layout,
-        }
+        options = PollOptions(
+            newest=min(self.options.epochs_per_job, self.options.events),
+            most=self.options.events,
+            layout=layout,
+            sweep=sweep(self.interval_seconds),
+        )
         try:
-            return poll_fleet(self.store, cursor, **options)
+            return poll_fleet(self.store, cursor, options, deadline=self.deadline)
         except NothingLeft:
             if not self._all_acknowledged(cursor):
                 raise
-            return poll_fleet(self.store, FleetCursor(), **options)
+            return poll_fleet(self.store, FleetCursor(), options, deadline=self.deadline)
 
     def _all_acknowledged(self, cursor: "FleetCursor") -> bool:
         """Whether all jobs that were known may be gone; their last epochs are kept."""
@@ -182,6 +217,17 @@ class _Tick:
             self.context.log.warning(str(error))
             return decode_cursor(None)
 
+    def _wait_seconds(self, cursor: "FleetCursor") -> int:
+        """Return the time until the next poll; 0 if jobs were left, or if Dagster waits itself."""
+        polled_at = decode_poll(self.context.cursor)[0]
+        by_dagster = self.options.interval_seconds or TICK_SECONDS
+        if self.interval_seconds <= by_dagster or polled_at is None or cursor.start_from:
+            return 0
+        passed = wall_clock() // 1_000_000 - polled_at
+        # Dagster's ticks jitter. A clock that went back delays nothing.
+        wait = self.interval_seconds - passed
+        return wait if passed >= 0 and wait > _JITTER_SECONDS else 0
+
     # ---- events ----------------------------------------------------------------------------------
 
     def _report(self, job: "JobChanges") -> None:
@@ -192,14 +238,8 @@ class _Tick:
             return
         if not job.checkpoints:
             return
-        if len(self.events) >= self.options.events:
-            self.left.append(job.paths)
-            return
         reported = self._reported_already(key)
         fresh = [one for one in job.checkpoints if _identity(one) not in reported]
-        if len(self.events) + len(fresh) > self.options.events:
-            self.left.append(job.paths)
-            return
         if fresh:
             self.advanced.append(key)
             self.events.extend(self._events(job, fresh))
@@ -214,18 +254,38 @@ class _Tick:
         except ArroyoStateError as error:
             self.context.log.warning(f"states are not reported: {error}")
 
-    def _reported_already(self, key: str) -> set[tuple[str | None, object]]:
+    def _reported_already(self, key: str) -> set[_Identity]:
         """The epochs of a job that the instance has: a tick cut short is repeated."""
+        if key in self.recorded:
+            return self.recorded[key]
+        return self._stored_events([key], self.options.epochs_per_job)[0][key]
+
+    def _fetch_recorded(self, changes: "FleetChanges") -> None:
+        """Fetch the events of all new jobs by one query: a first import has hundreds of them."""
+        new = [job.paths.root for job in changes.jobs if job.appeared and job.checkpoints]
+        keys = [key for key in new if key_error(key) is None]
+        if not keys:
+            return
+        limit = min(_RECORDS, self.options.epochs_per_job * len(keys))
+        events, more = self._stored_events(keys, limit)
+        if not more:  # otherwise older events of some are missing, and each has a query
+            self.recorded = events
+
+    def _stored_events(
+        self, keys: Sequence[str], limit: int
+    ) -> tuple[dict[str, set[_Identity]], bool]:
+        """Return the newest events by job, and whether there may be more."""
         found = self.context.instance.fetch_materializations(
-            dg.AssetRecordsFilter(self.naming.key(CHECKPOINT), asset_partitions=[key]),
-            limit=self.options.epochs_per_job,
+            dg.AssetRecordsFilter(self.naming.key(CHECKPOINT), asset_partitions=list(keys)),
+            limit=limit,
         )
-        events = [record.asset_materialization for record in found.records]
-        return {
-            ((event.tags or {}).get(DATA_VERSION), event.metadata.get(FINISHED))
-            for event in events
-            if event is not None
-        }
+        events: dict[str, set[_Identity]] = {key: set() for key in keys}
+        for record in found.records:
+            event = record.asset_materialization
+            if event is not None and event.partition is not None:
+                identity = ((event.tags or {}).get(DATA_VERSION), event.metadata.get(FINISHED))
+                events[event.partition].add(identity)
+        return events, found.has_more
 
     def _events(
         self, job: "JobChanges", fresh: Sequence[Checkpoint]
@@ -238,7 +298,11 @@ class _Tick:
         for at, checkpoint in enumerate(fresh):
             before = earlier[checkpoint.ref]
             paths = None if before is None else set(before.paths)
-            metadata = checkpoint_metadata(job.paths, checkpoint, figures(checkpoint, paths, facts))
+            metadata = checkpoint_metadata(checkpoint, figures(checkpoint, paths, facts))
+            managed = checkpoint.progress is not None
+            page = self.resource.arroyo_page(job.paths, managed=managed)
+            if page is not None:
+                metadata["Arroyo"] = page
             if at == 0 and job.passed_over:
                 metadata["arroyo/older_epochs"] = job.passed_over
             yield dg.AssetMaterialization(
@@ -260,17 +324,6 @@ class _Tick:
             return {}
 
     # ---- the rest --------------------------------------------------------------------------------
-
-    def _next_cursor(self, before: "FleetCursor", changes: "FleetChanges") -> str:
-        from arroyo_dagster.state.operations.catalog.changes import FleetCursor
-
-        positions = dict(changes.cursor.positions)
-        for paths in self.left:  # as if they had not been looked at
-            positions.pop(paths, None)
-            if paths in before.positions:
-                positions[paths] = before.positions[paths]
-        start = self.left[0].root if self.left else changes.cursor.start_from
-        return encode_cursor(FleetCursor(positions=positions, start_from=start))
 
     def _requests(self, changes: "FleetChanges") -> list[dg.AddDynamicPartitionsRequest]:
         have = self._keys()
@@ -305,28 +358,30 @@ class _Tick:
                 f"{self.naming.name('arroyo_forget_job')}"
             )
 
+    def _requests_made(self) -> Requests:
+        calls = self.store.calls
+        lists = calls["list"] + calls["list_dir"]
+        return Requests(lists, calls.total() - lists)
+
     def _format_tick(self, changes: "FleetChanges") -> str:
         appeared = [job.paths.root for job in changes.jobs if job.appeared]
         unreadable = {
             job.paths.root: job.problems[0].message for job in changes.jobs if job.problems
         }
-        left = len(self.left) + changes.left
+        left = changes.left
         said = [
-            f"{_count(len(self.events), 'new epoch')} of {len(self.advanced)} of "
-            f"{_count(changes.known, 'job')}",
-            f"{_count(len(self.reported), 'event')} of dataflows" if self.reported else "",
+            f"{counted(len(self.events), 'new epoch')} of {len(self.advanced)} of "
+            f"{counted(changes.known, 'job')}",
+            f"{counted(len(self.reported), 'event')} of dataflows" if self.reported else "",
             _list("appeared", appeared),
-            f"{_count(left, 'job')} left for the next tick" if left else "",
+            f"{counted(left, 'job')} left for the next tick" if left else "",
             _list("vanished", [paths.root for paths in changes.vanished]),
             _list("unreadable", [f"{name} ({why})" for name, why in unreadable.items()]),
             _list("not listed", [problem.message for problem in changes.problems]),
             _list("no partition", [f"{name!r} ({why})" for name, why in self.refused.items()]),
+            f"requests: {self._requests_made()}",
         ]
         return "; ".join(part for part in said if part)
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def _list(what: str, names: Sequence[str]) -> str:
@@ -347,25 +402,19 @@ def _identity(checkpoint: Checkpoint) -> tuple[str, object]:
     return data_version(checkpoint), timestamp(checkpoint.finish_time_micros)
 
 
-def checkpoint_metadata(paths: JobPaths, checkpoint: Checkpoint, found: Figures) -> dict[str, Any]:
+def checkpoint_metadata(checkpoint: Checkpoint, found: Figures) -> dict[str, Any]:
     """Return what is shown of one epoch; unknown values are left out."""
+    taken = checkpoint.finish_time_micros - checkpoint.start_time_micros
     return known(
         {
-            "arroyo/job": paths.job,
-            "arroyo/pipeline": paths.pipeline,
-            "arroyo/generation": checkpoint.worker_generation,
             "arroyo/epoch": checkpoint.epoch,
-            "arroyo/operators": len(checkpoint.operators),
-            "arroyo/files": found.files,
-            "arroyo/new_files": found.new_files,
-            "arroyo/bytes": found.size_bytes,
-            "arroyo/new_bytes": found.new_size_bytes,
-            "arroyo/rows": found.rows,
-            "arroyo/checkpoint_seconds": seconds(
-                checkpoint.finish_time_micros - checkpoint.start_time_micros
-            ),
+            "size": content(found.size_bytes, found.files, found.rows),
+            "new": content(found.new_size_bytes, found.new_files, None),
             FINISHED: timestamp(checkpoint.finish_time_micros),
             "arroyo/watermark": timestamp(job_watermark_micros(checkpoint)),
+            "duration": duration(taken),
+            "arroyo/operators": len(checkpoint.operators),
+            "arroyo/generation": checkpoint.worker_generation,
             "arroyo/path": dg.MetadataValue.path(str(checkpoint.ref)),
         }
     )
@@ -374,17 +423,29 @@ def checkpoint_metadata(paths: JobPaths, checkpoint: Checkpoint, found: Figures)
 # ---- the cursor ----------------------------------------------------------------------------------
 
 
-def encode_cursor(cursor: "FleetCursor") -> str:
-    """Encode the cursor as short JSON, because every tick's row holds a copy."""
+def encode_cursor(
+    cursor: "FleetCursor", polled_at: int | None = None, interval_seconds: int | None = None
+) -> str:
+    """Encode the cursor as short JSON, because every tick's row holds a copy.
+
+    Args:
+        polled_at: when the poll began, in seconds since 1970.
+        interval_seconds: the time between two polls.
+    """
     positions = {
         paths.root: [one.epoch]
         if one.worker_generation is None
         else [one.epoch, one.worker_generation]
         for paths, one in cursor.positions.items()
     }
-    document: dict[str, Any] = {"v": CURSOR_VERSION, "s": positions}
-    if cursor.start_from is not None:
-        document["n"] = cursor.start_from
+    others = {
+        "n": cursor.start_from,
+        "u": sorted(paths.root for paths in cursor.unread) or None,
+        "r": cursor.listed_to,
+        "t": polled_at,
+        "i": interval_seconds,
+    }
+    document = {"v": CURSOR_VERSION, "s": positions, **known(others)}
     return json.dumps(document, separators=(",", ":"), sort_keys=True)
 
 
@@ -394,7 +455,8 @@ def decode_cursor(text: str | None) -> "FleetCursor":
     Raises:
         InputError: this package did not write it, or a later release did; the tick starts over.
     """
-    from arroyo_dagster.state.operations.catalog.changes import FleetCursor, JobPosition
+    from arroyo_dagster.state.operations.catalog.changes import FleetCursor
+    from arroyo_dagster.state.operations.catalog.job_changes import JobPosition
 
     if not text:
         return FleetCursor()
@@ -406,14 +468,28 @@ def decode_cursor(text: str | None) -> "FleetCursor":
             job_of(root): JobPosition(_generation(root, *numbers[1:]), Epoch(int(numbers[0])))
             for root, numbers in document["s"].items()
         }
-        start = document.get("n")
-        return FleetCursor(positions=positions, start_from=None if start is None else str(start))
+        start, listed_to = document.get("n"), document.get("r")
+        return FleetCursor(
+            positions=positions,
+            unread=frozenset(map(job_of, document.get("u", ()))),
+            start_from=None if start is None else str(start),
+            listed_to=None if listed_to is None else str(listed_to),
+        )
     except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
         raise InputError(
             f"the sensor's cursor cannot be read ({error!r}): the sensor starts over, with the "
             "newest epoch of each job",
             next_step="nothing to do; `dagster sensor cursor` shows and sets it",
         ) from error
+
+
+def decode_poll(text: str | None) -> tuple[int | None, int | None]:
+    """Return when the last poll began, in seconds since 1970, and its interval; None = unknown."""
+    try:
+        document = json.loads(text or "{}")
+        return document.get("t"), document.get("i")
+    except (ValueError, AttributeError):  # the tick says that it starts over
+        return None, None
 
 
 def _generation(root: str, *numbers: int) -> WorkerGeneration | None:

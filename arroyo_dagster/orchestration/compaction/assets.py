@@ -1,7 +1,7 @@
 """Merge a job's files, as an asset: plan, verify, and compare with the forecast."""
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
@@ -10,13 +10,14 @@ from pydantic import Field
 from arroyo_dagster.errors import ArroyoStateError
 from arroyo_dagster.orchestration import rendering as shown
 from arroyo_dagster.orchestration.catalog.checks import RESTORABLE, check_result, kept_verdict
+from arroyo_dagster.orchestration.compaction.rendering import compaction_metadata
 from arroyo_dagster.orchestration.compaction.rewrite import (
     RewriteStep,
     is_arroyo_job,
     rewritten_events,
 )
 from arroyo_dagster.orchestration.directory import ArroyoDirectory
-from arroyo_dagster.orchestration.failures import as_failure, of_selected
+from arroyo_dagster.orchestration.failures import as_failure, name_failed_checks, of_selected
 from arroyo_dagster.orchestration.partitions import job_of
 from arroyo_dagster.orchestration.resources import ArroyoStateStore
 from arroyo_dagster.orchestration.runners import MaintenanceRunner
@@ -67,28 +68,29 @@ def build_compacted_state(naming: Naming) -> dg.AssetsDefinition:
             )
         ],
         check_specs=[
-            dg.AssetCheckSpec(
+            naming.check_spec(
                 ROW_PARITY,
-                asset=key,
+                COMPACTED_STATE,
+                "The merged files yield exactly the rows of the files they replace.",
                 blocking=True,
-                description="The merged files yield exactly the rows of the files they replace.",
             ),
-            dg.AssetCheckSpec(
+            naming.check_spec(
                 RESTORABLE,
-                asset=key,
+                COMPACTED_STATE,
+                "The newest epoch can be restored after the compaction.",
                 blocking=True,
-                description="The newest epoch can be restored after the compaction.",
             ),
-            dg.AssetCheckSpec(
+            naming.check_spec(
                 EFFECTIVE,
-                asset=key,
-                description="A restore reads as few files as forecast, and fewer than before.",
+                COMPACTED_STATE,
+                "A restore reads as few files as forecast, and fewer than before.",
             ),
         ],
         pool=naming.name("arroyo_compaction"),
         can_subset=True,  # so that a check of what was not done may be left out
     )
     @naming.bind
+    @name_failed_checks
     def arroyo_compacted_state(  # type: ignore[no-untyped-def]
         context: dg.AssetExecutionContext,
         config: CompactionConfig,
@@ -239,69 +241,3 @@ def _format_outcome(outcome: "CompactionOutcome", *, dry_run: bool) -> str:
     if outcome.published == "record" and outcome.epoch is None:
         return "merged; the job adopts the files at its next checkpoint"
     return f"merged; epoch {outcome.epoch} lists {outcome.files_after} files"
-
-
-def compaction_metadata(outcome: "CompactionOutcome", seconds: float) -> dict[str, Any]:
-    """Return the metadata of a compaction: forecast and outcome, as numbers that Dagster plots."""
-    plan = outcome.plan
-    return shown.known(
-        {
-            "arroyo/planned_at_epoch": plan.epoch,
-            "arroyo/taken_over_at_epoch": outcome.epoch,
-            "arroyo/published_as": outcome.published,
-            "arroyo/merges": len(outcome.merges),
-            "arroyo/files_before": plan.files_before,
-            "arroyo/files_after": outcome.files_after,
-            "arroyo/files_forecast": plan.files_after,
-            "arroyo/bytes_before": plan.size_bytes_before,
-            "arroyo/bytes_after": outcome.size_bytes_after,
-            "arroyo/bytes_forecast": plan.after.size_bytes,
-            "arroyo/bytes_forecast_error": shown.relative_error(
-                plan.after.size_bytes, outcome.size_bytes_after
-            ),
-            "arroyo/opens_before": max(plan.before.opens, default=0),
-            "arroyo/opens_forecast": max(plan.after.opens, default=0),
-            "arroyo/opens_after": outcome.after and max(outcome.after.opens, default=0),
-            "forecast and outcome": shown.table(_compared(outcome)),
-            "arroyo/rows_in": sum(merge.rows_in for merge in outcome.merges),
-            "arroyo/rows_out": sum(merge.rows_out for merge in outcome.merges),
-            "arroyo/seconds": round(seconds, 3),
-            "dropped rows": shown.table(_dropped(outcome)),
-            "merges": shown.table(map(_merge_line, outcome.merges)),
-            "left out": shown.table(
-                {"operator": one.operator, "table": one.table, "why": one.reason}
-                for one in plan.left_out
-            ),
-        }
-    )
-
-
-def _compared(outcome: "CompactionOutcome") -> Iterator[Mapping[str, Any]]:
-    columns = {"before": outcome.plan.before, "forecast": outcome.plan.after}
-    if outcome.after is not None:
-        columns["outcome"] = outcome.after
-    yield {"what": "files", **{name: one.files for name, one in columns.items()}}
-    yield {"what": "bytes", **{name: one.size_bytes for name, one in columns.items()}}
-    opens = {name: max(one.opens, default=0) for name, one in columns.items()}
-    yield {"what": "files opened by a subtask", **opens}
-
-
-def _dropped(outcome: "CompactionOutcome") -> Iterator[Mapping[str, Any]]:
-    total: dict[str, int] = {}
-    for merge in outcome.merges:
-        for reason, count in merge.dropped.items():
-            total[reason] = total.get(reason, 0) + count
-    return ({"why": reason, "rows": count} for reason, count in sorted(total.items()))
-
-
-def _merge_line(merge: MergeOutcome) -> Mapping[str, Any]:
-    return {
-        "operator": merge.merged.operator,
-        "table": merge.merged.table,
-        "files in": len(merge.merged.input_paths),
-        "files out": len(merge.merged.output_paths),
-        "bytes in": merge.size_bytes_in,
-        "bytes out": merge.size_bytes_out,
-        "rows in": merge.rows_in,
-        "rows out": merge.rows_out,
-    }

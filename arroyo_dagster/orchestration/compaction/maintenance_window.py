@@ -14,9 +14,9 @@ from arroyo_dagster.errors import ArroyoStateError, InputError
 from arroyo_dagster.orchestration import rendering as shown
 from arroyo_dagster.orchestration.catalog.sensor import sensor_status
 from arroyo_dagster.orchestration.compaction.daily_window import DailyWindow, micros_of
+from arroyo_dagster.orchestration.compaction.rendering import rewrite_metadata
 from arroyo_dagster.orchestration.compaction.rewrite import (
     format_rewrite,
-    rewrite_metadata,
     version_of,
 )
 from arroyo_dagster.orchestration.directory import ArroyoDirectory
@@ -252,7 +252,7 @@ def _observe(
     context.log.info(f"{paths.root}: {format_rewrite(found)}")
     metadata = rewrite_metadata(found, seconds)
     metadata["arroyo/window"] = outcome.end.value
-    metadata["arroyo/downtime_seconds"] = round(outcome.downtime_seconds, 1)
+    metadata["downtime"] = shown.duration(outcome.downtime_seconds * 1e6)
     context.log_event(
         dg.AssetMaterialization(
             asset_key=naming.key(COMPACTED_STATE),

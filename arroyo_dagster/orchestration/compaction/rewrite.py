@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 
 from arroyo_dagster.errors import ArroyoStateError
-from arroyo_dagster.orchestration import rendering as shown
 from arroyo_dagster.orchestration.catalog.checks import check_result
+from arroyo_dagster.orchestration.compaction.rendering import plan_metadata, rewrite_metadata
 from arroyo_dagster.orchestration.directory import ArroyoDirectory
 from arroyo_dagster.orchestration.failures import failure_of
 from arroyo_dagster.orchestration.resources import ArroyoStateStore
@@ -18,7 +18,7 @@ from arroyo_dagster.state.model.compaction import CompactionSettings, LeftOut
 from arroyo_dagster.state.model.job_facts import JobCondition
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.leases import EXPIRED_SECONDS
-from arroyo_dagster.state.model.rewrite import RewriteOutcome, RewritePlan, RewriteShard
+from arroyo_dagster.state.model.rewrite import RewriteOutcome, RewriteShard
 from arroyo_dagster.state.planning.verify.checks import effective, row_parity
 
 if TYPE_CHECKING:
@@ -83,9 +83,11 @@ def rewritten_events(
             context.log.warning(f"{found.operator}.{found.table} is skipped: {found.reason}")
 
     begun = time.monotonic()
+    page = step.store.arroyo_page(paths, managed=False)
+    links = {} if page is None else {"Arroyo": page}
 
     def materialized(outcome: RewriteOutcome) -> "dg.MaterializeResult[Any]":
-        metadata = rewrite_metadata(outcome, time.monotonic() - begun)
+        metadata = {**rewrite_metadata(outcome, time.monotonic() - begun), **links}
         version = dg.DataVersion(version_of(outcome))
         return dg.MaterializeResult(asset_key=key, metadata=metadata, data_version=version)
 
@@ -116,7 +118,7 @@ def rewritten_events(
         raise
     context.log.info(format_rewrite(outcome, dry_run=step.dry_run))
     if outcome.plan.tables and outcome.plan.why_not is not None and not step.dry_run:
-        raise _not_now(paths, asked, outcome)
+        raise _not_now(paths, asked, outcome, links)
     if outcome.published:
         yield materialized(outcome)
     if outcome.parts:
@@ -126,11 +128,13 @@ def rewritten_events(
         warn, kept = dg.AssetCheckSeverity.WARN, not verdict.findings
         yield check_result(verdict, checks[1], key, severity=warn, passed=kept)
     else:  # nothing was made: what would be is seen on the asset all the same
-        metadata = plan_metadata(outcome.plan)
+        metadata = {**plan_metadata(outcome.plan), **links}
         yield dg.AssetObservation(key, partition=str(paths.root), metadata=metadata)
 
 
-def _not_now(paths: JobPaths, asked: "JobDirectory", outcome: RewriteOutcome) -> dg.Failure:
+def _not_now(
+    paths: JobPaths, asked: "JobDirectory", outcome: RewriteOutcome, links: Mapping[str, Any]
+) -> dg.Failure:
     """Why nothing was done of what there was to do, and what would let it be done.
 
     Raises:
@@ -164,7 +168,7 @@ def _not_now(paths: JobPaths, asked: "JobDirectory", outcome: RewriteOutcome) ->
         condition=plan.condition.value,
         next_step=step,
     )
-    return failure_of(error, plan_metadata(plan))
+    return failure_of(error, {**plan_metadata(plan), **links})
 
 
 def version_of(outcome: RewriteOutcome) -> str:
@@ -192,76 +196,3 @@ def format_rewrite(outcome: RewriteOutcome, *, dry_run: bool = False) -> str:
     if plan.why_not is not None:
         return f"forecast only, {plan.why_not}: {forecast}"
     return f"dry run: {forecast}" if dry_run else f"nothing could be rewritten: {forecast}"
-
-
-def plan_metadata(plan: RewritePlan) -> dict[str, Any]:
-    """Return what would be done, and why the rest is skipped, for the UI."""
-    return shown.known(
-        {
-            "arroyo/epoch": plan.epoch,
-            "arroyo/condition": plan.condition.value,
-            "arroyo/why_not": plan.why_not,
-            "arroyo/files_before": plan.before.files,
-            "arroyo/files_forecast": plan.after.files,
-            "arroyo/bytes_before": plan.before.size_bytes,
-            "arroyo/bytes_forecast": plan.after.size_bytes,
-            "arroyo/opens_before": sum(plan.before.opens),
-            "arroyo/opens_forecast": sum(plan.after.opens),
-            "arroyo/rows_arroyo_would_lose": sum(one.lost_rows for one in plan.repairs) or None,
-            "tables": shown.table(
-                {
-                    "operator": one.operator,
-                    "table": one.table,
-                    "files": len(one.inputs),
-                    "at most": len(one.parts),
-                    "keeps": one.rule.value,
-                    "repairs up to": one.lost_rows,
-                }
-                for one in plan.tables
-            ),
-            "left out": shown.table(_left_out(plan.left_out)),
-        }
-    )
-
-
-def rewrite_metadata(outcome: RewriteOutcome, seconds: float) -> dict[str, Any]:
-    """Return what was done, for the UI."""
-    plan, after = outcome.plan, outcome.after
-    return shown.known(
-        {
-            "arroyo/epoch": plan.epoch,
-            "arroyo/published_as": "in place",
-            "arroyo/run_id": plan.run_id,
-            "arroyo/files_before": plan.before.files,
-            "arroyo/files_after": after.files,
-            "arroyo/files_forecast": plan.after.files,
-            "arroyo/bytes_before": plan.before.size_bytes,
-            "arroyo/bytes_after": after.size_bytes,
-            "arroyo/bytes_forecast": plan.after.size_bytes,
-            "arroyo/bytes_forecast_error": shown.relative_error(
-                plan.after.size_bytes, after.size_bytes
-            ),
-            "arroyo/opens_before": sum(plan.before.opens),
-            "arroyo/opens_after": sum(after.opens),
-            "arroyo/rows_in": sum(part.rows_in for part in outcome.parts),
-            "arroyo/rows_out": sum(part.rows_out for part in outcome.parts),
-            "arroyo/rows_repaired": outcome.repaired,
-            "arroyo/unlisted_files": len(outcome.unlisted),
-            "arroyo/undo_record": outcome.record,
-            "arroyo/seconds": round(seconds, 3),
-            "dropped rows": shown.table(_dropped(outcome)),
-            "left out": shown.table(_left_out(outcome.left_out)),
-        }
-    )
-
-
-def _dropped(outcome: RewriteOutcome) -> list[Mapping[str, Any]]:
-    total: dict[str, int] = {}
-    for part in outcome.parts:
-        for reason, count in part.dropped.items():
-            total[reason] = total.get(reason, 0) + count
-    return [{"why": reason, "rows": count} for reason, count in sorted(total.items())]
-
-
-def _left_out(left_out: tuple[LeftOut, ...]) -> list[Mapping[str, Any]]:
-    return [{"operator": one.operator, "table": one.table, "why": one.reason} for one in left_out]

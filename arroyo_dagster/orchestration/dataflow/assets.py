@@ -21,9 +21,11 @@ from arroyo_dagster.orchestration.dataflow.graph import DagsterSdfTranslator, Sd
 from arroyo_dagster.orchestration.failures import as_failure
 from arroyo_dagster.orchestration.resources import ArroyoStateStore
 from arroyo_dagster.orchestration.schedules import BACKGROUND_TAGS
-from arroyo_dagster.orchestration.translator import Naming
+from arroyo_dagster.orchestration.translator import Naming, runbook_metadata
 from arroyo_dagster.state.model.clock import wall_clock
 from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.model.units import format_bytes
+from arroyo_dagster.state.planning.privacy import NOTHING_PRIVATE, PrivateColumns
 from arroyo_dagster.state.planning.restore.reads import job_watermark_micros
 from arroyo_dagster.state.planning.verify.checks import Verdict, every_job_recent
 
@@ -51,10 +53,12 @@ class SdfOptions:
     Attributes:
         stale_after: the maximum age of the newest epoch of an owner that is not at rest.
         read_bytes: rows are not counted, and no sample is shown, for a state with larger files.
+        private: the columns that are masked in the sample.
     """
 
     stale_after: timedelta = STALE_AFTER
     read_bytes: int = 64 << 20
+    private: PrivateColumns = NOTHING_PRIVATE
 
 
 def load_graph(
@@ -68,8 +72,10 @@ def load_graph(
     """
     from arroyo_dagster.dataflow.definition.loading import load_dataflow
 
-    dataflow = file if isinstance(file, Dataflow) else load_dataflow(file)[0]
-    return SdfGraph(dataflow, translator or DagsterSdfTranslator())
+    chosen = translator or DagsterSdfTranslator()
+    if isinstance(file, Dataflow):
+        return SdfGraph(file, chosen)
+    return SdfGraph(load_dataflow(file)[0], chosen, file=Path(file))
 
 
 def sdf_dataflow_assets(
@@ -97,19 +103,24 @@ def sdf_dataflow_assets(
 
 
 def _states_of(
-    graph: SdfGraph, name: str | None = None
+    graph: SdfGraph, name: str | None = None, docs_url: str | None = None
 ) -> Callable[[Callable[..., Any]], dg.AssetsDefinition]:
     return dg.multi_asset(
         name=name or f"{graph.op_name}_states",
         specs=[spec.replace_attributes(skippable=True) for spec in graph.state_specs()],
-        check_specs=_check_specs(graph),
+        check_specs=_check_specs(graph, docs_url),
         can_subset=True,
     )
 
 
-def _check_specs(graph: SdfGraph) -> list[dg.AssetCheckSpec]:
+def _check_specs(graph: SdfGraph, docs_url: str | None) -> list[dg.AssetCheckSpec]:
     return [
-        dg.AssetCheckSpec(name, asset=graph.key_of(state), description=description)
+        dg.AssetCheckSpec(
+            name,
+            asset=graph.key_of(state),
+            description=description,
+            metadata=runbook_metadata(name, docs_url),
+        )
         for state in graph.owned
         for name, description in _CHECKS.items()
     ]
@@ -120,7 +131,7 @@ def build_sdf_assets(
 ) -> list[dg.AssetsDefinition | dg.AssetSpec]:
     """Build the assets of a dataflow: states, topics and services."""
 
-    @_states_of(graph)
+    @_states_of(graph, docs_url=naming.translator.docs_url())
     @naming.bind
     def states(  # type: ignore[no-untyped-def]
         context: dg.AssetExecutionContext, arroyo_store: ArroyoStateStore
@@ -175,7 +186,7 @@ class StatesView:
         self.graph = graph
         self._store = store
         self._options = options
-        self.views = Views(store, graph.dataflow)
+        self.views = Views(store, graph.dataflow, private=options.private)
         self._summaries: dict[str, StateSummary] = {}
 
     def summary(self, state: StateDef) -> "StateSummary":
@@ -248,16 +259,17 @@ def summary_metadata(summary: "StateSummary") -> dict[str, Any]:
     return shown.known(
         {
             "dagster/row_count": summary.rows,
+            "size": format_bytes(summary.size_bytes),
             "sdf/epoch": summary.epoch,
-            "sdf/files": summary.files,
-            "sdf/bytes": summary.size_bytes,
-            "sdf/expired_rows_kept": summary.expired_rows if ttl is not None else None,
             "sdf/finished_at": shown.timestamp(summary.finished_micros),
             "sdf/watermark": shown.timestamp(summary.watermark_micros),
             "sdf/oldest_update": shown.timestamp(
                 None if summary.oldest_ms is None else summary.oldest_ms * 1000
             ),
+            "sdf/expired_rows_kept": summary.expired_rows if ttl is not None else None,
             "first rows": shown.table(summary.sample),
+            "sdf/files": summary.files,
+            "sdf/bytes": summary.size_bytes,
         }
     )
 

@@ -1,8 +1,11 @@
 """A dataflow as a graph of assets: topics, services, states, and their dependencies."""
 
 import re
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 import dagster as dg
 
@@ -15,8 +18,9 @@ from arroyo_dagster.dataflow.definition.definition import (
     StateRef,
     ValueKind,
 )
-from arroyo_dagster.orchestration.rendering import column_schema
+from arroyo_dagster.orchestration.rendering import column_schema, with_commands
 
+_CODE = "dagster/code_references"
 TOPIC, SERVICE, STATE = "topic", "service", "state"
 
 
@@ -71,7 +75,11 @@ def _description(props: SdfProps) -> str:
     what = "a value" if state.value_kind is ValueKind.SCALAR else "a row"
     kept = "never expires" if state.ttl_ms is None else f"expires after {state.ttl_ms / 1000:g} s"
     window = "" if state.window is None else "; shows the window that closed last"
-    return f"Keyed state: {what} per key{window}. It {kept}. SQL name: `{state.table}`."
+    commands = [f"sdf show state dataflow.yaml {state.owner}/{state.name}/state"]
+    if state.value_kind is not ValueKind.SCALAR:
+        commands.append(f'sdf sql dataflow.yaml "select * from {state.table}"')
+    text = f"Keyed state: {what} per key{window}. It {kept}. SQL name: `{state.table}`."
+    return with_commands(text, commands)
 
 
 def _metadata(props: SdfProps) -> dict[str, object]:
@@ -100,12 +108,14 @@ class SdfGraph:
     Attributes:
         dataflow: the definition.
         translator: names the assets.
+        file: the dataflow.yaml, to which assets refer as their code; None = unknown.
         deployment: the name of the deployment, if one instance has several.
     """
 
     dataflow: Dataflow
     translator: DagsterSdfTranslator = field(default_factory=DagsterSdfTranslator)
     deployment: str | None = None
+    file: Path | None = None
 
     @property
     def name(self) -> str:
@@ -154,6 +164,11 @@ class SdfGraph:
         """Return the assets of all states."""
         return [self.state_spec(state) for state in self.owned]
 
+    def reported_keys(self) -> list[dg.AssetKey]:
+        """Return the keys of the assets that the sensor reports: services and owned states."""
+        services = [self.service_key(name) for name in self.dataflow.services]
+        return [*services, *(self.key_of(state) for state in self.owned)]
+
     def outer_specs(self) -> list[dg.AssetSpec]:
         """Return the assets outside of Dagster: topics and services.
 
@@ -196,7 +211,20 @@ class SdfGraph:
 
     def _spec(self, props: SdfProps, deps: list[dg.AssetKey]) -> dg.AssetSpec:
         spec = self.translator.get_asset_spec(props)
-        return spec.replace_attributes(deps=[*spec.deps, *deps])
+        metadata = {**self._code(props.state), **spec.metadata}
+        return spec.replace_attributes(deps=[*spec.deps, *deps], metadata=metadata)
+
+    def _code(self, state: StateDef | None) -> dict[str, Any]:
+        """The line of the file that defines a state; the file for what is no state."""
+        if self.file is None or (state is not None and state.package is not None):
+            return {}
+        line = None if state is None else state.line
+        with warnings.catch_warnings():  # users of the graph have not chosen a beta feature
+            warnings.simplefilter("ignore", dg.BetaWarning)
+            code = dg.LocalFileCodeReference(
+                file_path=str(self.file.absolute()), line_number=line, label=self.file.name
+            )
+            return {_CODE: dg.CodeReferencesMetadataValue(code_references=[code])}
 
 
 def _topics(endpoints: tuple[Endpoint, ...]) -> list[str]:

@@ -15,7 +15,12 @@ from pydantic import Field
 
 from arroyo_dagster.errors import ArroyoStateError, FormatError, NotFoundError, ProtocolError
 from arroyo_dagster.orchestration.catalog.checks import FILES_EXIST, check_result, kept_verdict
-from arroyo_dagster.orchestration.failures import as_failure, failure_of, of_selected
+from arroyo_dagster.orchestration.failures import (
+    as_failure,
+    failure_of,
+    name_failed_checks,
+    of_selected,
+)
 from arroyo_dagster.orchestration.gc import rendering as gc_shown
 from arroyo_dagster.orchestration.launchpad import LaunchpadConfig
 from arroyo_dagster.orchestration.partitions import job_of
@@ -134,28 +139,27 @@ def build_collection(naming: Naming, kind: PlanKind) -> dg.AssetsDefinition:
         name=naming.name(f"arroyo_{found.table}"),
         specs=specs,
         check_specs=[
-            dg.AssetCheckSpec(
+            naming.check_spec(
                 PROVED,
-                asset=plan_key,
+                plan_table,
+                "Every root was read, and nothing that stays refers to what would be deleted.",
                 blocking=True,
-                description="Every root was read, and nothing that stays refers to what would be "
-                "deleted.",
             ),
-            dg.AssetCheckSpec(
+            naming.check_spec(
                 READ_BACK,
-                asset=key,
+                found.table,
+                "The store reports that every deleted object is gone.",
                 blocking=True,
-                description="The store reports that every deleted object is gone.",
             ),
             *(
                 ()
                 if kind is PlanKind.DEAD_JOB
                 else (
-                    dg.AssetCheckSpec(
+                    naming.check_spec(
                         FILES_EXIST,
-                        asset=key,
+                        found.table,
+                        "Every file that the newest epoch lists still exists.",
                         blocking=True,
-                        description="Every file that the newest epoch lists still exists.",
                     ),
                 )
             ),
@@ -164,6 +168,7 @@ def build_collection(naming: Naming, kind: PlanKind) -> dg.AssetsDefinition:
         can_subset=True,  # so that a check of what was not done may be left out
     )
     @naming.bind
+    @name_failed_checks
     def arroyo_collection(  # type: ignore[no-untyped-def]
         context: dg.AssetExecutionContext,
         config: config_class,  # type: ignore[valid-type]

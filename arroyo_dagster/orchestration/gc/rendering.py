@@ -7,55 +7,69 @@ from typing import TYPE_CHECKING, Any
 from arroyo_dagster.orchestration import rendering as shown
 from arroyo_dagster.state.model.garbage import GcPlan, PlanKind
 from arroyo_dagster.state.model.objects import StoredObject
+from arroyo_dagster.state.model.units import format_bytes
 
 if TYPE_CHECKING:
     from arroyo_dagster.state.operations.gc.execute import GcOutcome
     from arroyo_dagster.state.operations.gc.journal import JournalEntry, JournalRun
 
+_OBJECTS_LISTED = 20
+"""How many objects a page lists; `arroyo-state gc plan` and `gc journal` list all."""
+
 
 def format_plan(plan: GcPlan) -> str:
     """Format the plan as one line for the log of a run."""
-    epochs = f"{len(plan.epochs)} epochs, " if plan.kind is PlanKind.EXPIRE else ""
-    return (
-        f"{epochs}{plan.objects} objects, {plan.size_bytes} bytes would be deleted; plan "
-        f"{plan.digest}"
-    )
+    epochs = f"{shown.counted(len(plan.epochs), 'epoch')}, " if plan.kind is PlanKind.EXPIRE else ""
+    objects = _format_objects(plan.objects, plan.size_bytes)
+    return f"{epochs}{objects} would be deleted; plan {plan.digest}"
 
 
 def format_outcome(outcome: "GcOutcome") -> str:
     """Format the outcome as one line for the log of a run."""
     aside = f", moved to {outcome.quarantine}" if outcome.quarantine else ""
-    return f"{outcome.deleted} objects, {outcome.size_bytes} bytes deleted{aside}"
+    return f"{_format_objects(outcome.deleted, outcome.size_bytes)} deleted{aside}"
+
+
+def _format_objects(count: int, size_bytes: int) -> str:
+    return f"{shown.counted(count, 'object')}, {shown.size(size_bytes)}"
 
 
 def plan_metadata(plan: GcPlan) -> dict[str, Any]:
-    """Return what a plan would delete; Dagster plots the numbers over time."""
+    """Return what a plan would delete, and why the rest stays."""
+    rule = {name: value for name, value in plan.rule.items() if value is not None}
     return shown.known(
         {
+            "would be deleted": _format_objects(plan.objects, plan.size_bytes),
+            "epochs": _format_epochs(plan),
             "arroyo/plan": plan.digest,
-            "arroyo/reclaimable_bytes": plan.size_bytes,
-            "arroyo/reclaimable_objects": plan.objects,
-            "arroyo/epochs": len(plan.epochs),
-            "arroyo/keep_from": plan.keep_from,
-            "arroyo/rule": {name: value for name, value in plan.rule.items() if value is not None},
-            "what goes first": shown.table(_objects(plan.data)),
+            "rule": ", ".join(f"{name}: {value}" for name, value in rule.items()) or None,
             "why the rest stays": shown.table(_stays(plan)),
+            "what goes first": shown.table(_objects(plan.data)),
             "foreign": shown.table({"object": str(path)} for path in plan.foreign),
             **proof_metadata(plan),
         }
     )
 
 
+def _format_epochs(plan: GcPlan) -> str | None:
+    """Format which epochs go and which stay; None if no epoch goes."""
+    if not plan.epochs:
+        return None
+    from_epoch = "" if plan.keep_from is None else f", from epoch {plan.keep_from} on"
+    kept = plan.proof.epochs - len(plan.epochs)
+    return f"{len(plan.epochs):,} removed, {kept:,} kept{from_epoch}"
+
+
 def _objects(objects: Iterable[StoredObject]) -> Iterable[Mapping[str, Any]]:
     return (
-        {"object": str(one.path), "bytes": one.size_bytes, "etag": one.etag}
-        for one in islice(objects, shown.TABLE_ROWS)
+        {"object": str(one.path), "size": format_bytes(one.size_bytes)}
+        for one in islice(objects, _OBJECTS_LISTED)
     )
 
 
 def _stays(plan: GcPlan) -> Iterable[Mapping[str, Any]]:
     return (
-        {"because": reason, "objects": count, "bytes": size}
+        {"because": reason, "objects": f"{count:,}", "size": format_bytes(size)}
         for reason, (count, size) in plan.stays.items()
     )
 
@@ -63,15 +77,19 @@ def _stays(plan: GcPlan) -> Iterable[Mapping[str, Any]]:
 def proof_metadata(plan: GcPlan) -> dict[str, Any]:
     """Return the proof that nothing that stays needs what would be deleted."""
     proof = plan.proof
+    read = {
+        "root": len(proof.roots),
+        "epoch": proof.epochs,
+        "referenced file": proof.referenced,
+        "listed object": proof.listed or 0,
+    }
+    counts = (shown.counted(count, noun) for noun, count in read.items())
     return shown.known(
         {
-            "arroyo/roots_read": len(proof.roots),
-            "arroyo/epochs_read": proof.epochs,
-            "arroyo/files_referenced": proof.referenced,
+            "proof": f"read {', '.join(counts)}",
             "arroyo/digest_of_referenced": proof.digest,
             "arroyo/head": proof.head,
             "arroyo/condition": proof.condition,
-            "arroyo/objects_listed": proof.listed,
         }
     )
 
@@ -81,18 +99,18 @@ def outcome_metadata(outcome: "GcOutcome") -> dict[str, Any]:
     plan = outcome.plan
     return shown.known(
         {
+            "deleted": _format_objects(outcome.deleted, outcome.size_bytes),
+            "epochs": _format_epochs(plan),
+            "data files": _format_files(plan),
             "arroyo/plan": plan.digest,
-            "arroyo/reclaimed_bytes": outcome.size_bytes,
-            "arroyo/reclaimed_objects": outcome.deleted,
             "arroyo/journal": outcome.run,
             "arroyo/quarantine": outcome.quarantine,
-            "arroyo/kept_epochs": plan.proof.epochs - len(plan.epochs),
-            "arroyo/oldest_epoch": plan.keep_from,
-            "arroyo/removed_epochs": len(plan.epochs),
-            "arroyo/removed_files": len(plan.data),
-            "arroyo/removed_bytes": plan.data.size_bytes,
         }
     )
+
+
+def _format_files(plan: GcPlan) -> str:
+    return f"{shown.counted(len(plan.data), 'file')}, {shown.size(plan.data.size_bytes)}"
 
 
 def journal_metadata(
@@ -101,12 +119,14 @@ def journal_metadata(
     """Return what was ever deleted from a job, run by run, and what the newest run did."""
     return shown.known(
         {
-            "arroyo/runs": len(runs),
-            "arroyo/reclaimed_bytes_ever": sum(run.size_bytes for run in runs),
+            "deleted so far": f"{shown.size(sum(run.size_bytes for run in runs))} in "
+            f"{shown.counted(len(runs), 'run')}",
             "arroyo/newest_run": runs[-1].name,
+            "size by run": shown.sparkline(
+                [float(run.size_bytes) for run in runs], lambda size: format_bytes(int(size))
+            ),
             "runs": shown.table(map(_run, reversed(runs))),
-            "newest run": shown.table(map(_entry, entries)),
-            "bytes, run by run": shown.sparkline([float(run.size_bytes) for run in runs]),
+            "newest run": shown.table(map(_entry, islice(entries, _OBJECTS_LISTED))),
         }
     )
 
@@ -116,8 +136,8 @@ def _run(run: "JournalRun") -> Mapping[str, Any]:
         "run": run.name,
         "who": run.owner,
         "what": run.kind,
-        "objects": run.objects,
-        "bytes": run.size_bytes,
+        "objects": f"{run.objects:,}",
+        "size": format_bytes(run.size_bytes),
         "plan": run.plan,
         "quarantine": run.quarantine,
         "ended": run.ended,
@@ -127,7 +147,6 @@ def _run(run: "JournalRun") -> Mapping[str, Any]:
 def _entry(entry: "JournalEntry") -> Mapping[str, Any]:
     return {
         "object": str(entry.path),
-        "bytes": entry.size_bytes,
-        "etag": entry.etag,
+        "size": format_bytes(entry.size_bytes),
         "outcome": entry.outcome,
     }

@@ -2,12 +2,13 @@
 
 from copy import copy
 from datetime import timedelta
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Field, create_model
 
 from arroyo_dagster.orchestration.catalog.checks import RECENT
 from arroyo_dagster.orchestration.catalog.sensor import SensorOptions
+from arroyo_dagster.orchestration.catalog.tenants import TenantOptions
 from arroyo_dagster.orchestration.compaction.assets import CompactionConfig
 from arroyo_dagster.orchestration.compaction.maintenance_window import (
     MaintenanceWindow,
@@ -25,9 +26,13 @@ from arroyo_dagster.orchestration.maintenance import MaintenanceOptions
 from arroyo_dagster.orchestration.resources import SparkSessionResource
 from arroyo_dagster.orchestration.runners import InProcessRunner, MaintenanceRunner, SparkRunner
 from arroyo_dagster.orchestration.secrets import as_variable
-from arroyo_dagster.orchestration.settings import setting_field
+from arroyo_dagster.orchestration.settings import setting_field, settings_config
 from arroyo_dagster.orchestration.yaml.model import YamlModel
 from arroyo_dagster.orchestration.yaml.texts import Cron, Options, Secret, TimeZone, Window
+from arroyo_dagster.state.model.health import HealthLimits
+from arroyo_dagster.state.model.settings import setting_fields, settings_from
+from arroyo_dagster.state.model.verify import AuditSettings
+from arroyo_dagster.state.planning.costs import Prices
 
 MINUTE = timedelta(minutes=1)
 
@@ -54,6 +59,8 @@ class ScheduleTimes(YamlModel):
     """When to run what no event triggers."""
 
     fleet: Cron = Field(default=ScheduleOptions.fleet, description="Cron of the fleet overview.")
+    health: Cron = Field(default=ScheduleOptions.health, description="Cron of the health checks.")
+    audit: Cron = Field(default=ScheduleOptions.audit, description="Cron of the audits.")
     states: Cron = Field(
         default=ScheduleOptions.states, description="Cron of the checks of dataflows' states."
     )
@@ -197,10 +204,11 @@ class Spark(YamlModel):
 class Sensor(YamlModel):
     """How much one tick of the sensor does."""
 
-    interval_seconds: int = Field(
+    interval_seconds: int | None = Field(
         default=SensorOptions.interval_seconds,
         ge=1,
-        description="The minimum number of seconds between two ticks.",
+        description="The minimum number of seconds between two polls. Default: 30 to 300, by the "
+        "number of jobs.",
     )
     epochs_per_job: int = Field(
         default=SensorOptions.epochs_per_job,
@@ -261,6 +269,53 @@ class WindowSettings(YamlModel):
         )
 
 
+_T = TypeVar("_T")
+
+
+def _settings_of(section: YamlModel, settings: type[_T]) -> _T:
+    """Return the settings that a section with their names in Dagster holds."""
+    fields = {field.config: field.name for field in setting_fields(settings)}
+    return settings_from(settings, {fields[name]: one for name, one in dict(section).items()})
+
+
+class HealthSection(_section(settings_config(HealthLimits))):  # type: ignore[misc]
+    """When a health check reports a job."""
+
+    def settings(self) -> HealthLimits:
+        """Return the same limits for `build_arroyo_definitions`."""
+        return _settings_of(self, HealthLimits)
+
+
+class AuditSection(_section(settings_config(AuditSettings))):  # type: ignore[misc]
+    """How closely jobs are audited, and how long."""
+
+    def settings(self) -> AuditSettings:
+        """Return the same settings for `build_arroyo_definitions`."""
+        return _settings_of(self, AuditSettings)
+
+
+class PricesSection(_section(settings_config(Prices))):  # type: ignore[misc]
+    """What the store charges."""
+
+
+class Tenants(YamlModel):
+    """Who pays for which jobs, and what the store charges."""
+
+    expression: str = Field(
+        description="What a tenant is: a format of {pipeline}, {job} and {name} (the pipeline's "
+        "name in Arroyo), or a regular expression with a group (?P<tenant>…), searched in "
+        "pipeline/job and in the name.",
+        examples=["{pipeline}", "^(?P<tenant>[^-/]+)"],
+    )
+    prices: PricesSection = Field(
+        default_factory=PricesSection, description="What the store charges, in USD."
+    )
+
+    def options(self) -> TenantOptions:
+        """Return the same options for `build_arroyo_definitions`."""
+        return TenantOptions(expression=self.expression, prices=_settings_of(self.prices, Prices))
+
+
 class Checks(YamlModel):
     """Thresholds of the checks."""
 
@@ -268,6 +323,12 @@ class Checks(YamlModel):
         default=RECENT / MINUTE,
         gt=0,
         description="The maximum age of the newest epoch of a job that is not at rest.",
+    )
+    health: HealthSection = Field(
+        default_factory=HealthSection, description="When a health check reports a job."
+    )
+    audit: AuditSection = Field(
+        default_factory=AuditSection, description="How closely jobs are audited, and how long."
     )
     state_stale_minutes: float = Field(
         default=SdfOptions.stale_after / MINUTE,

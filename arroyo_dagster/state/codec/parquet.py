@@ -13,7 +13,6 @@ from typing import BinaryIO
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from arroyo_dagster.errors import ArroyoStateError, FormatError, StorageError
@@ -225,6 +224,8 @@ def encode_pairs(
         schema: `GLOBAL_KEY_VALUE_SCHEMA` or `REMOVAL_SCHEMA`.
         version: the state version of the table's values.
     """
+    import pyarrow.compute as pc  # slow to import, and not needed to read
+
     first, second = (pa.array(list(column), pa.binary()) for column in (keys, seconds))
     order = pc.sort_indices(first)
     return encode_pair_columns(first.take(order), second.take(order), schema, version=version)
@@ -249,6 +250,8 @@ def encode_pair_columns(
 
 
 def _repeats(values: pa.Array | pa.ChunkedArray) -> bool:
+    import pyarrow.compute as pc
+
     return bool(pc.count_distinct(values).as_py() < _REPEATING * len(values))
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from arroyo_dagster.state.codec.bincode.codec import pick_variant, struct_values
+from arroyo_dagster.state.codec.bincode.shapes import pick_variant, struct_values
 from arroyo_dagster.state.codec.iso_times import UNIX_EPOCH, format_moment, format_span
 from arroyo_dagster.state.model.types import (
     UNIT,

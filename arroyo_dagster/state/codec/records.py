@@ -21,22 +21,13 @@ from arroyo_dagster.state.model.checkpoints import (
     EpochRecord,
     GenerationManifest,
 )
-from arroyo_dagster.state.model.compaction import (
-    CompactionRecord,
-    Merged,
-    MergedPairs,
-    MergedRows,
-)
 from arroyo_dagster.state.model.ids import (
     Epoch,
     JobId,
-    OperatorId,
     PipelineId,
-    TableName,
     WorkerGeneration,
 )
 from arroyo_dagster.state.model.json_fields import Fields
-from arroyo_dagster.state.model.tables import TimeFile
 from arroyo_dagster.state.model.types import Type, from_json, to_json
 
 OWN_VERSION = 1
@@ -46,7 +37,7 @@ OWN_VERSION = 1
 def encode_current_generation(record: CurrentGeneration) -> bytes:
     return _with_unknown(
         {
-            "version": _writable(record.version),
+            "version": writable_version(record.version),
             "pipeline_id": record.pipeline,
             "job_id": record.job,
             "generation": record.worker_generation,
@@ -58,7 +49,7 @@ def encode_current_generation(record: CurrentGeneration) -> bytes:
 
 
 def decode_current_generation(data: bytes, path: str) -> CurrentGeneration:
-    fields = _fields(data, path)
+    fields = decode_fields(data, path)
     return CurrentGeneration(
         version=fields.number("version"),
         pipeline=PipelineId(fields.text("pipeline_id")),
@@ -73,7 +64,7 @@ def decode_current_generation(data: bytes, path: str) -> CurrentGeneration:
 def encode_generation_manifest(record: GenerationManifest) -> bytes:
     return _with_unknown(
         {
-            "version": _writable(record.version),
+            "version": writable_version(record.version),
             "pipeline_id": record.pipeline,
             "job_id": record.job,
             "generation": record.worker_generation,
@@ -86,7 +77,7 @@ def encode_generation_manifest(record: GenerationManifest) -> bytes:
 
 
 def decode_generation_manifest(data: bytes, path: str) -> GenerationManifest:
-    fields = _fields(data, path)
+    fields = decode_fields(data, path)
     return GenerationManifest(
         version=fields.number("version"),
         pipeline=PipelineId(fields.text("pipeline_id")),
@@ -102,7 +93,7 @@ def decode_generation_manifest(data: bytes, path: str) -> GenerationManifest:
 def encode_epoch_record(record: EpochRecord) -> bytes:
     return _with_unknown(
         {
-            "version": _writable(record.version),
+            "version": writable_version(record.version),
             "pipeline_id": record.pipeline,
             "job_id": record.job,
             "epoch": record.epoch,
@@ -116,7 +107,7 @@ def encode_epoch_record(record: EpochRecord) -> bytes:
 
 
 def decode_epoch_record(data: bytes, path: str) -> EpochRecord:
-    fields = _fields(data, path)
+    fields = decode_fields(data, path)
     return EpochRecord(
         version=fields.number("version"),
         pipeline=PipelineId(fields.text("pipeline_id")),
@@ -133,7 +124,7 @@ def decode_epoch_record(data: bytes, path: str) -> EpochRecord:
 def encode_committed_marker(record: CommittedMarker) -> bytes:
     return _with_unknown(
         {
-            "version": _writable(record.version),
+            "version": writable_version(record.version),
             "pipeline_id": record.pipeline,
             "job_id": record.job,
             "epoch": record.epoch,
@@ -146,7 +137,7 @@ def encode_committed_marker(record: CommittedMarker) -> bytes:
 
 
 def decode_committed_marker(data: bytes, path: str) -> CommittedMarker:
-    fields = _fields(data, path)
+    fields = decode_fields(data, path)
     return CommittedMarker(
         version=fields.number("version"),
         pipeline=PipelineId(fields.text("pipeline_id")),
@@ -165,7 +156,7 @@ def decode_committed_marker(data: bytes, path: str) -> CommittedMarker:
 def encode_commit_note(note: CommitNote) -> bytes:
     return encode_json(
         {
-            "version": _writable(note.version),
+            "version": writable_version(note.version),
             "job_id": note.job,
             "epoch": note.epoch,
             "finish_time_micros": note.finish_time_micros,
@@ -174,91 +165,12 @@ def encode_commit_note(note: CommitNote) -> bytes:
 
 
 def decode_commit_note(data: bytes, path: str) -> CommitNote:
-    fields = _fields(data, path)
+    fields = decode_fields(data, path)
     return CommitNote(
         version=fields.number("version"),
         job=JobId(fields.text("job_id")),
         epoch=Epoch(fields.number("epoch")),
         finish_time_micros=fields.number("finish_time_micros"),
-    )
-
-
-# ---- compaction records (of this package) --------------------------------------------------------
-
-
-def encode_compaction_record(record: CompactionRecord) -> bytes:
-    return encode_json(
-        {
-            "version": _writable(record.version),
-            "pipeline_id": record.pipeline,
-            "job_id": record.job,
-            "epoch": record.epoch,
-            "token": record.token,
-            "created_at_micros": record.created_at_micros,
-            "merged": [_merged_to_json(merged) for merged in record.merged],
-        }
-    )
-
-
-def decode_compaction_record(data: bytes, path: str) -> CompactionRecord:
-    fields = _fields(data, path)
-    return CompactionRecord(
-        version=fields.number("version"),
-        pipeline=PipelineId(fields.text("pipeline_id")),
-        job=JobId(fields.text("job_id")),
-        epoch=Epoch(fields.number("epoch")),
-        token=fields.number("token"),
-        created_at_micros=fields.number("created_at_micros"),
-        merged=tuple(_merged_from_json(one) for one in fields.objects("merged")),
-    )
-
-
-def _merged_to_json(merged: Merged) -> dict[str, Any]:
-    head = {"operator": merged.operator, "table": merged.table}
-    if isinstance(merged, MergedPairs):
-        return {**head, "inputs": list(merged.inputs), "outputs": list(merged.outputs)}
-    rows = {"inputs": merged.inputs, "outputs": merged.outputs}
-    return {**head, "rows": {name: [_to_json(f) for f in files] for name, files in rows.items()}}
-
-
-def _to_json(file: TimeFile) -> dict[str, Any]:
-    return {
-        "epoch": file.epoch,
-        "path": file.path,
-        "min_routing_key": file.min_routing_key,
-        "max_routing_key": file.max_routing_key,
-        "max_timestamp_micros": file.max_timestamp_micros,
-        "compaction_generation": file.compaction_generation,
-    }
-
-
-def _merged_from_json(fields: Fields) -> Merged:
-    operator = OperatorId(fields.text("operator"))
-    table = TableName(fields.text("table"))
-    rows = fields.optional_object("rows")
-    if rows is None:
-        return MergedPairs(
-            operator=operator,
-            table=table,
-            inputs=fields.refs("inputs"),
-            outputs=fields.refs("outputs"),
-        )
-    return MergedRows(
-        operator=operator,
-        table=table,
-        inputs=tuple(_time_file(one) for one in rows.objects("inputs")),
-        outputs=tuple(_time_file(one) for one in rows.objects("outputs")),
-    )
-
-
-def _time_file(fields: Fields) -> TimeFile:
-    return TimeFile(
-        epoch=Epoch(fields.number("epoch")),
-        path=fields.ref("path"),
-        min_routing_key=fields.number("min_routing_key"),
-        max_routing_key=fields.number("max_routing_key"),
-        max_timestamp_micros=fields.number("max_timestamp_micros"),
-        compaction_generation=fields.number("compaction_generation"),
     )
 
 
@@ -321,7 +233,7 @@ def known_fields(data: bytes, path: str) -> Fields:
     Raises:
         FormatError: the bytes are no JSON object, or of a version that this release does not know.
     """
-    fields = _fields(data, path)
+    fields = decode_fields(data, path)
     version = fields.value("version")
     if version != OWN_VERSION:
         raise FormatError(
@@ -332,7 +244,8 @@ def known_fields(data: bytes, path: str) -> Fields:
     return fields
 
 
-def _fields(data: bytes, path: str) -> Fields:
+def decode_fields(data: bytes, path: str) -> Fields:
+    """Return the fields of a JSON object, of any version. Errors as `decode_json`."""
     return Fields(decode_json(data, path), path=path)
 
 
@@ -350,7 +263,8 @@ def _with_unknown(fields: Mapping[str, object], unknown: bytes) -> bytes:
     return known[:-1] + b"," + unknown[1:] if unknown else known
 
 
-def _writable(version: int) -> int:
+def writable_version(version: int) -> int:
+    """Return the version of a record; raise an InputError if this release cannot write it."""
     if version != RECORD_VERSION:
         raise InputError(
             f"records of version {version} can be read but not written, only {RECORD_VERSION}",

@@ -10,10 +10,9 @@ import functools
 from collections.abc import Iterable
 
 from arroyo_dagster.errors import FormatError
-from arroyo_dagster.state.codec.metadata import table_kind
+from arroyo_dagster.state.codec.metadata import rolled_back_to, table_kind
 from arroyo_dagster.state.codec.proto import state_pb2 as pb
 from arroyo_dagster.state.codec.wire import decoded, parse_message
-from arroyo_dagster.state.model.checkpoints import ROLLBACK
 from arroyo_dagster.state.model.garbage import References
 from arroyo_dagster.state.model.ids import (
     Epoch,
@@ -53,13 +52,9 @@ def _of_manifest(message: pb.CheckpointManifest) -> References:
         else None,
         operators=tuple(_named(operator) for operator in message.operators),
         managed=message.HasField("progress"),
-        rolled_back_to=_rolled_back_to(message.progress),
+        rolled_back_to=rolled_back_to(message.progress),
         files=_checked(message.operators),
     )
-
-
-def _rolled_back_to(progress: pb.StreamProgress) -> Epoch | None:
-    return Epoch(progress.batch_id) if progress.query_id == ROLLBACK else None
 
 
 def _of_operator(message: pb.OperatorCheckpointMetadata) -> References:

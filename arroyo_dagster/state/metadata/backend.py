@@ -19,7 +19,7 @@ from arroyo_dagster.errors import (
     NotFoundError,
     ProtocolError,
 )
-from arroyo_dagster.state.codec import metadata, records
+from arroyo_dagster.state.codec import compaction_records, metadata, records
 from arroyo_dagster.state.metadata.expiry import JobExpiry
 from arroyo_dagster.state.metadata.legacy_writer import write_legacy_checkpoint
 from arroyo_dagster.state.metadata.reader import BackendReader, as_checkpoint
@@ -360,7 +360,7 @@ class ParquetBackend(BackendReader):
         self._protocol_only()
         name = f"{record.epoch:07}-{uuid.uuid4().hex[:16]}.json"
         path = self.paths.compactions / name
-        self.store.put(path, records.encode_compaction_record(record))
+        self.store.put(path, compaction_records.encode_compaction_record(record))
         return path
 
     # ---- cleaning up -----------------------------------------------------------------------------

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from arroyo_dagster.errors import ArroyoStateError, NotFoundError, StorageError
-from arroyo_dagster.state.codec import gc as codec
 from arroyo_dagster.state.codec import metadata, records
 from arroyo_dagster.state.model.checkpoints import EpochRecord
-from arroyo_dagster.state.model.garbage import JobPins, Quarantined
 from arroyo_dagster.state.model.ids import Epoch, StatePath
 from arroyo_dagster.state.model.layout import (
     CHECKPOINT_MANIFEST,
@@ -22,6 +20,9 @@ from arroyo_dagster.state.model.layout import (
 from arroyo_dagster.state.planning.restore import recovery
 from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.store import ObjectStore
+
+if TYPE_CHECKING:
+    from arroyo_dagster.state.model.garbage import JobPins, Quarantined
 
 _T = TypeVar("_T")
 
@@ -102,7 +103,10 @@ class MetadataReader:
         Raises:
             FormatError: the pins do not decode; then nothing may be deleted.
         """
-        return self.optional(self.paths.job_pins, codec.decode_pins) or JobPins()
+        from arroyo_dagster.state.codec.gc import decode_pins
+        from arroyo_dagster.state.model.garbage import JobPins
+
+        return self.optional(self.paths.job_pins, decode_pins) or JobPins()
 
     def pins_in_full(self) -> tuple[JobPins, tuple[Quarantined, ...]]:
         """Read the pins, and what each quarantine's epochs need. Errors as `job_pins`, `read`."""
@@ -116,8 +120,10 @@ class MetadataReader:
                     raise  # else another process has purged a quarantine meanwhile
 
     def _quarantined(self, name: str) -> Quarantined:
+        from arroyo_dagster.state.codec.gc import decode_quarantined
+
         path = self.paths.quarantine_index(name)
-        return self.read(path, functools.partial(codec.decode_quarantined, name=name))
+        return self.read(path, functools.partial(decode_quarantined, name=name))
 
     def epoch_record(self, epoch: Epoch) -> EpochRecord:
         """Read which checkpoint owns an epoch.

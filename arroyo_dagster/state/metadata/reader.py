@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from arroyo_dagster.errors import (
     FormatError,
@@ -30,8 +30,6 @@ from arroyo_dagster.state.model.checkpoints import (
     Manifest,
     OperatorCheckpoint,
 )
-from arroyo_dagster.state.model.compaction import CompactionRecord
-from arroyo_dagster.state.model.garbage import JobPins
 from arroyo_dagster.state.model.ids import (
     Epoch,
     OperatorId,
@@ -43,6 +41,10 @@ from arroyo_dagster.state.model.layout import (
 )
 from arroyo_dagster.state.planning.restore import recovery
 from arroyo_dagster.state.storage.concurrency import concurrently
+
+if TYPE_CHECKING:
+    from arroyo_dagster.state.model.compaction import CompactionRecord
+    from arroyo_dagster.state.model.garbage import JobPins
 
 _T = TypeVar("_T")
 
@@ -235,8 +237,10 @@ class BackendReader(EpochFinder):
         return dict(zip(listed, concurrently(self._compaction_record, listed), strict=True))
 
     def _compaction_record(self, path: StatePath) -> CompactionRecord | None:
+        from arroyo_dagster.state.codec.compaction_records import decode_compaction_record
+
         try:
-            record = self.objects.optional(path, records.decode_compaction_record)
+            record = self.objects.optional(path, decode_compaction_record)
         except FormatError:
             return None
         if record is None or (record.pipeline, record.job) != (self.paths.pipeline, self.paths.job):

@@ -379,11 +379,13 @@ class Forecast:
     Attributes:
         files, size_bytes: each file counted once.
         opens: for each subtask the number of files it opens, over all operators.
+        read_bytes: for each subtask the total size of these files.
     """
 
     files: int = 0
     size_bytes: int = 0
     opens: tuple[int, ...] = ()
+    read_bytes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -376,6 +376,13 @@ def parse_manifest_path(path: str) -> ManifestAddress | None:
     )
 
 
+def is_data_file(path: str) -> bool:
+    """Whether an object is a data file of a checkpoint, by its path."""
+    *directories, name = path.split("/")
+    within = any(parse_checkpoint_dir(one) is not None for one in directories)
+    return within and name.startswith("table-")
+
+
 def parse_data_file(path: str, table: str) -> int | None:
     """Return the subtask in the name of a data file that it wrote; None for any other file."""
     name = path.rpartition("/")[2]

@@ -14,6 +14,8 @@ class ProgressUnit(enum.StrEnum):
     """What an operation counts."""
 
     OBJECTS = "objects"
+    FILES = "files"
+    JOBS = "jobs"
     EPOCHS = "epochs"
     BYTES = "bytes"
 

@@ -72,9 +72,16 @@ class SettingField:
     @property
     def given_default(self) -> Any:
         """The default in the unit of the setting, enums by value."""
-        if isinstance(self.default, enum.Enum):
-            return self.default.value
-        return self.default if self.setting.scale == 1 else _unscaled(self)
+        return self.in_units(self.default)
+
+    def in_units(self, value: Any) -> Any:
+        """Convert a value of the field into the unit of the setting, an enum into its value."""
+        if isinstance(value, enum.Enum):
+            return value.value
+        scale = self.setting.scale
+        if value is None or scale == 1:
+            return value
+        return value / scale if self.setting.fractions else value // scale
 
     def value(self, given: Any) -> Any:
         """Convert a user's value into the field's value.
@@ -139,10 +146,3 @@ def _kind(hint: Any) -> type[Any]:
     if isinstance(hint, types.UnionType):
         (hint,) = (one for one in hint.__args__ if one is not type(None))
     return typing.cast(type[Any], hint)
-
-
-def _unscaled(field: SettingField) -> Any:
-    default, scale = field.default, field.setting.scale
-    if default is None:
-        return None
-    return default / scale if field.setting.fractions else default // scale

@@ -1,4 +1,4 @@
-"""Settings of a verification."""
+"""Settings of a verification, and of an audit of many jobs."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from arroyo_dagster.state.model.keys import MAX_PARALLELISM, key_range_size
 from arroyo_dagster.state.model.settings import Setting
 
 MAX_LEVEL = 4
+_MINUTE = 60_000_000
 HISTORY = 32
 """How many epochs before the verified one are checked by default."""
 
@@ -65,3 +66,58 @@ class VerifySettings:
             )
         if self.parallelism is not None:
             key_range_size(self.parallelism)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditSettings:
+    """How closely jobs are audited, how long, and what counts as a finding."""
+
+    level: Annotated[
+        int, Setting(minimum=0, maximum=MAX_LEVEL, help="The level of `verify` for each job.")
+    ] = MAX_LEVEL
+    budget_micros: Annotated[
+        int,
+        Setting(
+            config="budget_minutes",
+            scale=_MINUTE,
+            fractions=True,
+            above=0,
+            help="Begin no further job after this many minutes. The next audit begins with the "
+            "jobs that wait longest.",
+        ),
+    ] = 60 * _MINUTE
+    recent_micros: Annotated[
+        int,
+        Setting(
+            config="recent_days",
+            scale=24 * 60 * _MINUTE,
+            fractions=True,
+            above=0,
+            help="Each job is to be audited at least once in this many days.",
+        ),
+    ] = 7 * 24 * 60 * _MINUTE
+    orphan_bytes: Annotated[
+        int,
+        Setting(
+            config="orphan_mb",
+            scale=1 << 20,
+            minimum=0,
+            help="The maximum size of a job's files that no epoch lists, in MiB.",
+        ),
+    ] = 1 << 30
+    abandoned_attempts: Annotated[
+        int,
+        Setting(minimum=1, help="The maximum number of a job's checkpoints that no epoch names."),
+    ] = 100
+    hot_key_percent: Annotated[
+        int,
+        Setting(
+            minimum=1,
+            maximum=100,
+            help="A key is hot if it has this percentage of a table's rows, and four times as many "
+            "as the mean.",
+        ),
+    ] = 20
+    hot_key_rows: Annotated[int, Setting(minimum=1, help="Smaller tables have no hot keys.")] = (
+        100_000
+    )

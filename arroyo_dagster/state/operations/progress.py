@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from arroyo_dagster.state.model.progress import OnProgress, Progress, no_progress
+from arroyo_dagster.state.model.progress import OnProgress, Progress, ProgressUnit, no_progress
 
 SILENT_SECONDS = 3.0
 
@@ -19,6 +19,26 @@ def timed(report: OnProgress, clock: Callable[[], float] = time.monotonic) -> On
         return report
     began = clock()
     return lambda progress: report(replace(progress, seconds=clock() - began))
+
+
+def counter(
+    report: OnProgress, step: str, total: int, unit: ProgressUnit = ProgressUnit.OBJECTS
+) -> Callable[[], None]:
+    """Return a function that any thread calls after each of `total` parts.
+
+    Each call is reported, with the seconds since this one.
+    """
+    if report is no_progress:
+        return lambda: None
+    report_timed, done, lock = timed(report), 0, threading.Lock()
+
+    def count() -> None:
+        nonlocal done
+        with lock:
+            done += 1
+            report_timed(Progress(step=step, done=done, total=total, unit=unit))
+
+    return count
 
 
 @contextmanager

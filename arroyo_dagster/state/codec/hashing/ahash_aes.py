@@ -9,6 +9,7 @@ Source: ahash 0.8.7, `AHasher` of `aes_hash.rs`; `operations.rs`.
 from __future__ import annotations
 
 from functools import lru_cache
+from itertools import accumulate
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -175,13 +176,13 @@ def _mixing(substituted: npt.NDArray[np.int64], factors: tuple[int, ...]) -> _Ta
 
 
 def _substitution() -> npt.NDArray[np.int64]:
+    powers = list(accumulate(range(254), lambda power, _: _times(power, 3), initial=1))
     found = [0x63]
     for byte in range(1, 256):
-        inverse = next(other for other in range(1, 256) if _times(byte, other) == 1)
-        turns = (inverse << turn | inverse >> (8 - turn) for turn in range(1, 5))
+        inverse = powers[-powers.index(byte) % 255]  # 3 generates all bytes but 0
         value = inverse
-        for turned in turns:
-            value ^= turned & 0xFF
+        for turn in range(1, 5):
+            value ^= (inverse << turn | inverse >> (8 - turn)) & 0xFF
         found.append(value ^ 0x63)
     return np.array(found)
 

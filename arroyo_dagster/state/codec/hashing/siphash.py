@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from arroyo_dagster.errors import InputError
-from arroyo_dagster.state.codec.bincode.codec import pick_variant, struct_values
+from arroyo_dagster.state.codec.bincode.shapes import pick_variant, struct_values
 from arroyo_dagster.state.model.types import (
     ArrayOf,
     EnumOf,

@@ -1,33 +1,32 @@
 """Changes over all jobs below a checkpoint URL. This module writes nothing.
 
-A poll costs one listing of the root, at most one more listing per known job, and the reads of what
-is new. It lists the directories of pipelines, so new jobs are found at once. Three small requests
-determine whether a known job may have a newer epoch. Data files are never listed, and no metadata
-is read twice. Jobs that the deadline or the maximum number of epochs leaves out are not read; the
-next poll begins with them.
+A poll costs one listing of the root, two small requests per known job, and the reads of what is
+new. A new pipeline, or a new job of the legacy layout, is found at once. The directories of known
+ones are listed in turn, some with each poll: that finds a new job of a known pipeline. Data files
+are never listed, and no metadata is read twice. Jobs that the deadline or the maximum number of
+epochs leaves out are not read; the next poll begins with them.
+
+Only reads of its own objects show that a known job is gone: a listing may lag behind.
 """
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass, field, replace
 
-from arroyo_dagster.errors import ArroyoStateError, NotFoundError, StorageError
-from arroyo_dagster.state.codec import records
-from arroyo_dagster.state.metadata.backend import ParquetBackend
-from arroyo_dagster.state.model.checkpoints import Checkpoint, CheckpointState
-from arroyo_dagster.state.model.ids import Epoch, WorkerGeneration
-from arroyo_dagster.state.model.layout import (
-    CURRENT_GENERATION,
-    JobPaths,
-    Layout,
-    parse_checkpoint_dir,
-    parse_epoch_record,
-    parse_manifest_path,
+from arroyo_dagster.errors import ArroyoStateError, StorageError
+from arroyo_dagster.state.model.layout import CURRENT_GENERATION, JobPaths, Layout
+from arroyo_dagster.state.operations.catalog.job_changes import (
+    NEWEST_EPOCHS,
+    Gone,
+    JobChanges,
+    JobPosition,
+    poll_job,
 )
-from arroyo_dagster.state.operations.catalog.jobs import list_level, newest_generation
+from arroyo_dagster.state.operations.catalog.jobs import list_level
 from arroyo_dagster.state.planning.restore.reads import (
     Level,
     check_root,
@@ -37,12 +36,6 @@ from arroyo_dagster.state.planning.restore.reads import (
 from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.store import ObjectStore
 
-NEWEST_EPOCHS = 10
-_NO_EPOCH = Epoch(0)
-# Names of records have seven digits or more: they sort by number only among names of equal length.
-_FAR_AHEAD = 1_000_000
-_STEPS = 16
-
 
 class NothingLeft(StorageError):
     """The root contains none of the known jobs."""
@@ -51,53 +44,22 @@ class NothingLeft(StorageError):
 # ---- values --------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class JobPosition:
-    """The position up to which a job's epochs were polled.
-
-    Attributes:
-        worker_generation: the newest that was started; None in the legacy layout.
-        epoch: the newest epoch that was reported or found unreadable; 0 = none yet.
-    """
-
-    worker_generation: WorkerGeneration | None
-    epoch: Epoch
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetCursor:
     """The state to keep between two polls.
 
     Attributes:
         positions: by job.
+        unread: jobs that were found, but not read yet.
         start_from: the root of the job to begin with; None = the first one.
+        listed_to: the directory of the root after which the next ones are listed in turn; None =
+            begin with the first one.
     """
 
     positions: Mapping[JobPaths, JobPosition] = field(default_factory=dict)
+    unread: frozenset[JobPaths] = frozenset()
     start_from: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobChanges:
-    """The changes of one job.
-
-    Attributes:
-        positions: the position reached now; None if the job could not be read and had no position.
-        checkpoints: newly ready epochs, oldest first.
-        before: the epoch before those read now; None if it is gone or unreadable, if `checkpoints`
-            is empty, or if the job is new.
-        passed_over: how many older new epochs are not reported one by one.
-        problems: why the job, or an epoch of it, cannot be read.
-        appeared: whether the job is new.
-    """
-
-    paths: JobPaths
-    positions: JobPosition | None
-    checkpoints: tuple[Checkpoint, ...] = ()
-    before: Checkpoint | None = None
-    passed_over: int = 0
-    problems: tuple[ArroyoStateError, ...] = ()
-    appeared: bool = False
+    listed_to: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,17 +84,32 @@ class FleetChanges:
     cursor: FleetCursor
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PollOptions:
+    """How much one poll does.
+
+    Attributes:
+        newest: read at most this many new epochs of a job.
+        most: read at most this many new epochs, but at least those of one job. None = all.
+        layout: poll only jobs of this layout; None = of both.
+        sweep: list each known directory once in so many polls.
+    """
+
+    newest: int = NEWEST_EPOCHS
+    most: int | None = None
+    layout: Layout | None = None
+    sweep: int = 1
+
+
 # ---- the poll ------------------------------------------------------------------------------------
 
 
 def poll_fleet(
     store: ObjectStore,
     cursor: FleetCursor,
+    options: PollOptions | None = None,
     *,
     deadline: float | None = None,
-    newest: int = NEWEST_EPOCHS,
-    most: int | None = None,
-    layout: Layout | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> FleetChanges:
     """Return the changes since `cursor`.
@@ -143,10 +120,6 @@ def poll_fleet(
 
     Args:
         deadline: in seconds by `clock`; nothing is started after it. None = no deadline.
-        newest: read at most this many new epochs of a job.
-        most: start no further job once this many new epochs were found; jobs in progress (up to 16)
-            still count. None = all jobs.
-        layout: poll only jobs of this layout.
 
     Raises:
         NotFoundError: the root does not exist.
@@ -155,22 +128,37 @@ def poll_fleet(
             and the cursor stays valid.
         StorageError: the root cannot be listed.
     """
-    known = {
-        paths: positions for paths, positions in cursor.positions.items() if _wanted(paths, layout)
-    }
-    late = _Limits(deadline, clock, most)
-    found = _find_jobs(store, known, late)
+    chosen = options or PollOptions()
+    layout, sweep = chosen.layout, chosen.sweep
+    known = {paths: one for paths, one in cursor.positions.items() if _wanted(paths, layout)}
+    unread = {paths for paths in cursor.unread if _wanted(paths, layout)}
+    late = _Limits(deadline, clock, chosen.most)
+    # A first import of several polls has just listed every directory.
+    importing = bool(unread) and sweep > 1
+    names = () if importing else {_first(paths) for paths in (*known, *unread)}
+    turn = _turn(names, cursor.listed_to, sweep)
+    found = _find_jobs(store, {*known, *unread}, turn, late)
+    _refuse_an_empty_root(store, known, found)
     jobs = sorted((paths for paths in found.jobs if _wanted(paths, layout)), key=_root)
-    _refuse_an_empty_root(store, known, jobs, found)
     order = _from(jobs, cursor.start_from)
 
-    def answer(paths: JobPaths) -> JobChanges | _Gone | None:
+    def answer(paths: JobPaths) -> JobChanges | Gone | None:
         if late.passed or late.full:
             return None
-        return late.counted(_poll_job(store, paths, known.get(paths), found.levels, newest))
+        level = found.levels.get(str(paths.checkpoints()))
+        return poll_job(
+            store, paths, known.get(paths), level=level, newest=chosen.newest, reserve=late.reserve
+        )
 
-    answers = concurrently(answer, order)
-    return _changes(known, found, list(zip(order, answers, strict=True)))
+    answers = dict(zip(order, concurrently(answer, order), strict=True))
+    if known and all(isinstance(one, Gone) for one in answers.values()):
+        raise _nothing_left(store, known)
+    changes = _changes(known, found, answers)
+    if importing:
+        listed_to = cursor.listed_to
+    else:
+        listed_to = _listed_to(turn, found.late) if sweep > 1 else None
+    return replace(changes, cursor=replace(changes.cursor, listed_to=listed_to))
 
 
 def _wanted(paths: JobPaths, layout: Layout | None) -> bool:
@@ -198,15 +186,20 @@ class _Limits:
 
     @property
     def full(self) -> bool:
-        """Whether as many new epochs were found as requested."""
+        """Whether as many new epochs are read as requested."""
         return self._most is not None and self._epochs >= self._most
 
-    def counted(self, answer: JobChanges | _Gone) -> JobChanges | _Gone:
-        """Return the answer after counting its new epochs."""
-        if isinstance(answer, JobChanges):
-            with self._lock:
-                self._epochs += len(answer.checkpoints)
-        return answer
+    def reserve(self, epochs: int) -> bool:
+        """Whether a job may read so many new epochs; then they count.
+
+        The first job always may, so that each poll makes progress.
+        """
+        with self._lock:
+            fits = self._most is None or self._epochs + epochs <= self._most
+            if fits or not self._epochs:
+                self._epochs += epochs
+                return True
+            return False
 
 
 def _from(jobs: Sequence[JobPaths], start: str | None) -> list[JobPaths]:
@@ -217,23 +210,26 @@ def _from(jobs: Sequence[JobPaths], start: str | None) -> list[JobPaths]:
 def _changes(
     known: Mapping[JobPaths, JobPosition],
     found: _ListedJobs,
-    answers: Sequence[tuple[JobPaths, JobChanges | _Gone | None]],
+    answers: Mapping[JobPaths, JobChanges | Gone | None],
 ) -> FleetChanges:
-    reported = [answer for _, answer in answers if isinstance(answer, JobChanges)]
-    left = [paths for paths, answer in answers if answer is None]
-    gone = [paths for paths, answer in answers if isinstance(answer, _Gone)]
-    vanished = sorted({*gone, *(known.keys() - found.jobs)} & known.keys(), key=_root)
-    positions = {paths: one for paths, one in known.items() if paths not in vanished}
+    reported = [answer for answer in answers.values() if isinstance(answer, JobChanges)]
+    left = [paths for paths, answer in answers.items() if answer is None]
+    gone = {paths for paths, answer in answers.items() if isinstance(answer, Gone)}
+    positions = {paths: one for paths, one in known.items() if paths not in gone}
     positions |= {
         changes.paths: changes.positions for changes in reported if changes.positions is not None
     }
     return FleetChanges(
         jobs=tuple(one for one in reported if one.checkpoints or one.problems or one.appeared),
-        vanished=tuple(vanished),
+        vanished=tuple(sorted(gone & known.keys(), key=_root)),
         left=len(left),
         known=len(positions.keys() | set(left)),
         problems=tuple(found.problems),
-        cursor=FleetCursor(positions=positions, start_from=left[0].root if left else None),
+        cursor=FleetCursor(
+            positions=positions,
+            unread=frozenset(left) - positions.keys(),
+            start_from=left[0].root if left else None,
+        ),
     )
 
 
@@ -242,38 +238,80 @@ def _changes(
 
 @dataclass(frozen=True, slots=True)
 class _ListedJobs:
-    """The jobs that exist or may exist; the levels listed; the errors of failed listings."""
+    """Which jobs to poll.
+
+    Attributes:
+        jobs: those that were listed, and all that were known before.
+        listed: whether a listing shows any job, or could not be made.
+        levels: the levels listed.
+        late: directories that the deadline left out.
+        problems: the errors of failed listings.
+    """
 
     jobs: set[JobPaths]
+    listed: bool
     levels: Mapping[str, Level]
+    late: set[str]
     problems: list[ArroyoStateError]
 
 
 def _find_jobs(
-    store: ObjectStore, known: Mapping[JobPaths, JobPosition], late: _Limits
+    store: ObjectStore, known: set[JobPaths], turn: Sequence[str], late: _Limits
 ) -> _ListedJobs:
     levels: dict[str, Level] = {"": list_level(store, "")}
-    # The result that a listing of a known job's directory would have, assumed instead of listed.
-    assumed = {str(paths.root): _assumed(paths) for paths in known}
-    pipelines = {str(paths.pipeline) for paths in known}
-    assumed = {path: level for path, level in assumed.items() if path not in pipelines}
-    unknown: set[str] = set()
-    problems: list[ArroyoStateError] = []
+    assumed = _assumed(known, set(turn))
+    unknown: dict[str, ArroyoStateError | None] = {}
     while wanted := directories_to_list({**assumed, **dict.fromkeys(unknown, Level()), **levels}):
         for path, answer in zip(wanted, _list_all(store, wanted, late), strict=True):
             if isinstance(answer, Level):
                 levels[path] = answer
             else:
-                unknown.add(path)
-                problems.extend([answer] if answer is not None else [])
-    jobs = set(jobs_in(levels)) | {paths for paths in known if _may_be(paths, levels, unknown)}
-    return _ListedJobs(jobs, levels, problems)
+                unknown[path] = answer
+    problems = [error for error in unknown.values() if error is not None]
+    left = {path for path, error in unknown.items() if error is None}
+    new = jobs_in(levels)
+    listed = bool(new or unknown) or any(_may_be(paths, levels) for paths in known)
+    return _ListedJobs(known.union(new), listed, levels, left, problems)
 
 
-def _assumed(paths: JobPaths) -> Level:
-    if paths.layout is Layout.LEGACY:
-        return Level(directories=frozenset({"checkpoints"}))
-    return Level(objects=frozenset({CURRENT_GENERATION}))
+def _assumed(known: Iterable[JobPaths], turn: Container[str]) -> dict[str, Level]:
+    """Return the levels of known jobs that are not listed, as a listing would show them."""
+    names: dict[str, set[str]] = {}
+    assumed: dict[str, Level] = {}
+    for paths in known:
+        legacy = paths.layout is Layout.LEGACY
+        if not legacy:
+            assumed[str(paths.root)] = Level(objects=frozenset({CURRENT_GENERATION}))
+        elif _first(paths) not in turn:
+            assumed[str(paths.checkpoints())] = Level()
+        names.setdefault(_first(paths), set()).add("checkpoints" if legacy else paths.job)
+    pipelines = {str(paths.pipeline) for paths in known}
+    for first, below in names.items():
+        # In its turn a pipeline is listed, and of a job of the legacy layout its `checkpoints`.
+        if first not in turn or first not in pipelines:
+            assumed[first] = Level(directories=frozenset(below))
+    return assumed
+
+
+def _first(paths: JobPaths) -> str:
+    """Return the name of the directory below the root that a job lies in."""
+    return str(paths.pipeline or paths.job)
+
+
+def _turn(names: Iterable[str], listed_to: str | None, sweep: int) -> list[str]:
+    """Return the directories whose turn it is to be listed, in order."""
+    ordered = sorted(names, key=lambda name: (listed_to is not None and name <= listed_to, name))
+    return ordered[: -(-len(ordered) // sweep)]
+
+
+def _listed_to(turn: Sequence[str], late: Iterable[str]) -> str | None:
+    """Return the last directory of a turn before those that the deadline left out.
+
+    One that could not be listed waits for its next turn: otherwise it would stop all others.
+    """
+    left = {path.partition("/")[0] for path in late}
+    done = list(itertools.takewhile(lambda name: name not in left, turn))
+    return done[-1] if done else None
 
 
 def _list_all(
@@ -290,261 +328,32 @@ def _list_all(
     return concurrently(one, paths)
 
 
-def _may_be(paths: JobPaths, levels: Mapping[str, Level], unknown: set[str]) -> bool:
-    """Whether a known job still exists, or could not be listed."""
+def _may_be(paths: JobPaths, levels: Mapping[str, Level]) -> bool:
+    """Whether the listings that were made show a known job, or show nothing about it."""
+    if _first(paths) not in levels[""].directories:
+        return False
     if paths.layout is Layout.LEGACY:
-        return str(paths.checkpoints()) in unknown
-    pipeline = str(paths.pipeline)
-    return pipeline in unknown or paths.job in levels.get(pipeline, Level()).directories
+        checkpoints = str(paths.checkpoints())
+        return checkpoints not in levels or paths in jobs_in({checkpoints: levels[checkpoints]})
+    pipeline = levels.get(str(paths.pipeline))
+    return pipeline is None or paths.job in pipeline.directories
 
 
 def _refuse_an_empty_root(
-    store: ObjectStore,
-    known: Mapping[JobPaths, JobPosition],
-    jobs: Sequence[JobPaths],
-    found: _ListedJobs,
+    store: ObjectStore, known: Mapping[JobPaths, JobPosition], found: _ListedJobs
 ) -> None:
-    if jobs or found.problems:
+    if found.listed:
         return
     if known:
-        raise NothingLeft(
-            f"all {len(known)} known jobs are missing from the listing, which indicates a "
-            "failure of the store or a wrong URL",
-            url=store.url,
-            next_step="check the URL and the store; if the jobs are really gone, acknowledge "
-            "each of them with the job arroyo_forget_job",
-        )
+        raise _nothing_left(store, known)
     check_root(found.levels, jobs_in(found.levels), store.url)
 
 
-# ---- one job -------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class _Gone:
-    """The job has no objects left."""
-
-
-def _poll_job(
-    store: ObjectStore,
-    paths: JobPaths,
-    positions: JobPosition | None,
-    levels: Mapping[str, Level],
-    newest: int,
-) -> JobChanges | _Gone:
-    try:
-        if paths.layout is Layout.LEGACY:
-            new = _new_legacy(store, paths, positions, levels)
-        else:
-            new = _new_protocol(store, paths, positions)
-        if isinstance(new, _Gone):
-            return new
-        return _new_epochs(store, paths, new, newest)
-    except ArroyoStateError as error:
-        # The position stays unchanged, so the next poll reads the job again.
-        return JobChanges(paths=paths, positions=positions, problems=(error,))
-
-
-@dataclass(frozen=True, slots=True)
-class _New:
-    """The numbers of epochs to read, ascending, and the job's position before.
-
-    Attributes:
-        first: whether the job is new: only its newest epoch is reported.
-    """
-
-    epochs: tuple[Epoch, ...]
-    positions: JobPosition
-    first: bool = False
-
-
-def _new_legacy(
-    store: ObjectStore, paths: JobPaths, positions: JobPosition | None, levels: Mapping[str, Level]
-) -> _New | _Gone:
-    level = levels.get(str(paths.checkpoints()))
-    if level is None:  # its listing failed and was reported
-        return _New((), positions or JobPosition(None, _NO_EPOCH))
-    found = map(parse_checkpoint_dir, level.directories)
-    numbers = sorted(number for number in found if number is not None)
-    if not numbers:
-        return _Gone()
-    if positions is not None and numbers[-1] < positions.epoch:
-        positions = None  # a new job uses this name
-    first = positions is None
-    positions = positions or JobPosition(None, _NO_EPOCH)
-    return _New(tuple(number for number in numbers if number > positions.epoch), positions, first)
-
-
-def _new_protocol(
-    store: ObjectStore, paths: JobPaths, positions: JobPosition | None
-) -> _New | _Gone:
-    if positions is not None and positions.worker_generation is not None:
-        start = positions.worker_generation
-        generation = _newest_started(store, paths, start)
-        started = generation > start
-        found = _epochs_after(
-            store, paths, JobPosition(generation, positions.epoch), started=started
-        )
-        if found is not None:
-            return _New(found, JobPosition(generation, positions.epoch))
-    fence = newest_generation(store, paths)
-    if fence is None:
-        return _Gone()
-    generation = _newest_started(store, paths, fence)
-    return _New(
-        _listed_after(store, paths, _NO_EPOCH), JobPosition(generation, _NO_EPOCH), first=True
+def _nothing_left(store: ObjectStore, known: Sized) -> NothingLeft:
+    return NothingLeft(
+        f"all {len(known)} known jobs are missing from the store, which indicates a failure of "
+        "the store or a wrong URL",
+        url=store.url,
+        next_step="check the URL and the store; if the jobs are really gone, acknowledge "
+        "each of them with the job arroyo_forget_job",
     )
-
-
-def _newest_started(
-    store: ObjectStore, paths: JobPaths, generation: WorkerGeneration
-) -> WorkerGeneration:
-    # Numbers are assigned without gaps, each by creating its manifest; the fence may lag behind.
-    while store.head(paths.generation_manifest(WorkerGeneration(generation + 1))) is not None:
-        generation = WorkerGeneration(generation + 1)
-    return generation
-
-
-def _epochs_after(
-    store: ObjectStore, paths: JobPaths, positions: JobPosition, *, started: bool
-) -> tuple[Epoch, ...] | None:
-    """Return the epochs after the known one; None if a new job uses this name.
-
-    The records of the next numbers show them. If these have expired already, the reference in the
-    newest worker generation's manifest shows them: it is written before every record. Epochs are
-    listed only if that reference is newer than the known epoch.
-    """
-    next_ones = _consecutive_after(store, paths, positions.epoch)
-    if next_ones and len(next_ones) < _STEPS:
-        return next_ones
-    assert positions.worker_generation is not None
-    path = paths.generation_manifest(positions.worker_generation)
-    try:
-        manifest = records.decode_generation_manifest(store.read(path), path)
-    except NotFoundError:
-        return None
-    hint = parse_manifest_path(manifest.latest_ref or manifest.base_ref or "")
-    if hint is None:
-        return _listed_after(store, paths, positions.epoch) if started or next_ones else ()
-    if hint.epoch < positions.epoch and store.head(paths.epoch_record(positions.epoch)) is None:
-        return None
-    # The reference is written before its record, so the epoch before it counts as well.
-    near = [Epoch(hint.epoch - back) for back in (0, 1) if hint.epoch - back > positions.epoch]
-    if any(store.head(paths.epoch_record(epoch)) is not None for epoch in near):
-        return _listed_after(store, paths, positions.epoch)
-    return next_ones
-
-
-def _consecutive_after(store: ObjectStore, paths: JobPaths, epoch: Epoch) -> tuple[Epoch, ...]:
-    """Return the numbers right after `epoch` that have a record, up to a gap; without a listing."""
-    found: list[Epoch] = []
-    while len(found) < _STEPS:
-        following = Epoch(epoch + len(found) + 1)
-        if store.head(paths.epoch_record(following)) is None:
-            break
-        found.append(following)
-    return tuple(found)
-
-
-def _listed_after(store: ObjectStore, paths: JobPaths, epoch: Epoch) -> tuple[Epoch, ...]:
-    """Return the epochs after `epoch` that have a record, with one listing that starts there."""
-    same_length = len(f"{epoch:07}") == len(f"{epoch + _FAR_AHEAD:07}")
-    after = paths.epoch_record(epoch) if epoch and same_length else None
-    listed = store.list(paths.epochs, start_after=after)
-    found = (parse_epoch_record(info.path.name) for info in listed)
-    return tuple(sorted(number for number in found if number is not None and number > epoch))
-
-
-# ---- its epochs ----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class _Vanished:
-    """The epoch expired between listing and reading, or does not exist yet."""
-
-
-def _new_epochs(store: ObjectStore, paths: JobPaths, new: _New, newest: int) -> JobChanges:
-    if new.first:
-        return _first_epoch(store, paths, new)
-    read = new.epochs[-newest:]
-    answers = concurrently(lambda epoch: _read_epoch(store, paths, epoch), read)
-    checkpoints: list[Checkpoint] = []
-    problems: list[ArroyoStateError] = []
-    passed_over = len(new.epochs) - len(read)
-    reached = new.epochs[passed_over - 1] if passed_over else new.positions.epoch
-    later = [answer for answer in answers if isinstance(answer, Checkpoint)]
-    for epoch, answer in zip(read, answers, strict=True):
-        if isinstance(answer, Checkpoint) and answer.state is not CheckpointState.READY:
-            if any(_went_behind(one, epoch) for one in later):
-                continue  # its commit is never finished
-            break  # committing: no later epoch can be ready; the next poll reads it again
-        if isinstance(answer, _Vanished):
-            continue
-        reached = epoch
-        if isinstance(answer, Checkpoint):
-            checkpoints.append(answer)
-        else:
-            problems.append(answer)
-    before = new.epochs[passed_over - 1] if passed_over else new.positions.epoch
-    return JobChanges(
-        paths=paths,
-        positions=replace(new.positions, epoch=reached),
-        checkpoints=tuple(checkpoints),
-        before=_before(store, paths, before) if checkpoints else None,
-        passed_over=passed_over if checkpoints else 0,
-        problems=tuple(problems),
-    )
-
-
-def _went_behind(checkpoint: Checkpoint, epoch: Epoch) -> bool:
-    """Whether a rollback published `checkpoint` and abandoned `epoch`."""
-    restored = checkpoint.rolled_back_to
-    return restored is not None and restored < epoch < checkpoint.epoch
-
-
-def _first_epoch(store: ObjectStore, paths: JobPaths, new: _New) -> JobChanges:
-    """Report only the newest ready epoch, and newer ones that are unreadable."""
-    unreadable: dict[Epoch, ArroyoStateError] = {}
-    reported: Checkpoint | None = None
-    for number in reversed(new.epochs):
-        answer = _read_epoch(store, paths, number)
-        if isinstance(answer, Checkpoint) and answer.state is CheckpointState.READY:
-            reported = answer
-            break
-        if isinstance(answer, ArroyoStateError):
-            unreadable[number] = answer
-        if len(unreadable) == NEWEST_EPOCHS:
-            break
-    ready = None if reported is None else reported.epoch
-    reached = max(filter(None, [ready, *unreadable]), default=_NO_EPOCH)
-    return JobChanges(
-        paths=paths,
-        positions=replace(new.positions, epoch=reached),
-        checkpoints=() if reported is None else (reported,),
-        problems=tuple(unreadable.values()),
-        appeared=True,
-    )
-
-
-def _before(store: ObjectStore, paths: JobPaths, epoch: Epoch) -> Checkpoint | None:
-    if epoch <= _NO_EPOCH:
-        return None
-    answer = _read_epoch(store, paths, epoch)
-    return answer if isinstance(answer, Checkpoint) else None
-
-
-def _read_epoch(
-    store: ObjectStore, paths: JobPaths, epoch: Epoch
-) -> Checkpoint | ArroyoStateError | _Vanished:
-    root = (
-        paths.legacy_metadata(epoch) if paths.layout is Layout.LEGACY else paths.epoch_record(epoch)
-    )
-    # A directory of the legacy layout does not make an epoch: its metadata is written last.
-    if paths.layout is Layout.LEGACY and store.head(root) is None:
-        return _Vanished()
-    try:
-        return ParquetBackend(store, paths).load_checkpoint_metadata(epoch)
-    except StorageError:
-        raise
-    except ArroyoStateError as error:
-        return _Vanished() if store.head(root) is None else error

@@ -17,11 +17,14 @@ import pyarrow as pa
 from arroyo_dagster.errors import ArroyoStateError, FormatError, NotFoundError, StorageError
 from arroyo_dagster.state.codec.parquet import decode_file, encode_rows
 from arroyo_dagster.state.metadata.backend import ParquetBackend
+from arroyo_dagster.state.model.catalog import EpochRow, FileRow
 from arroyo_dagster.state.model.checkpoints import Checkpoint, CheckpointState, OperatorCheckpoint
 from arroyo_dagster.state.model.ids import Epoch, StatePath
 from arroyo_dagster.state.model.layout import JobPaths, Layout, parse_epoch_record
+from arroyo_dagster.state.model.progress import OnProgress, ProgressUnit, no_progress
 from arroyo_dagster.state.model.tables import ExpiringTimeKeyFiles, TableFiles
-from arroyo_dagster.state.operations.catalog.footers import Footers
+from arroyo_dagster.state.operations.catalog.footers import read_stored_file
+from arroyo_dagster.state.operations.progress import counter
 from arroyo_dagster.state.planning.restore.lineage import rolled_back
 from arroyo_dagster.state.planning.restore.reads import job_watermark_micros, ordered_operators
 from arroyo_dagster.state.planning.verify.checks import StoredFile, figures
@@ -35,84 +38,10 @@ MAX_EXPIRED_EPOCHS = 100_000
 UNREADABLE = "unreadable"
 
 _INT64_MAX = 2**63 - 1
-_Row = TypeVar("_Row", "EpochRow", "FileRow")
+_Row = TypeVar("_Row", EpochRow, FileRow)
 
 
 # ---- rows ----------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EpochRow:
-    """One epoch of one job.
-
-    Attributes:
-        pipeline, worker_generation: None in the legacy layout.
-        state: `ready`, `committing`, `rolled back`, or `unreadable`, then with the reason in
-            `problem`.
-        new_files, new_size_bytes: listed by this epoch and not by the one before it; None where
-            that one is unknown.
-        rows: as stored, in all files; None if a file is missing or broken.
-        present: False once the epoch expired.
-        recorded_micros: when the object that makes the epoch exist was written, by the store's
-            clock.
-        rolled_back_to: the epoch whose content it holds, if a rollback published it.
-    """
-
-    job: str
-    pipeline: str | None = None
-    worker_generation: int | None = None
-    epoch: int
-    state: str
-    started_micros: int | None = None
-    finished_micros: int | None = None
-    duration_micros: int | None = None
-    watermark_micros: int | None = None
-    operators: int | None = None
-    files: int | None = None
-    new_files: int | None = None
-    size_bytes: int | None = None
-    new_size_bytes: int | None = None
-    rows: int | None = None
-    min_epoch: int | None = None
-    final: bool | None = None
-    ref: str | None = None
-    problem: str | None = None
-    present: bool = True
-    recorded_micros: int | None = None
-    rolled_back_to: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FileRow:
-    """One data file in the list of one table of one operator at one epoch.
-
-    Attributes:
-        table_kind: `global keyed` or `expiring time-key`.
-        place: position in replay order, from 0.
-        written_epoch: the epoch that wrote the file; for expiring tables only.
-        columns: name and type of each column, in order.
-        problem: why its footer cannot be read; rows and columns are then None.
-    """
-
-    job: str
-    pipeline: str | None = None
-    worker_generation: int | None = None
-    epoch: int
-    operator: str
-    parallelism: int
-    table: str
-    table_kind: str
-    place: int
-    path: str
-    rows: int | None = None
-    size_bytes: int | None = None
-    written_epoch: int | None = None
-    min_routing_key: int | None = None
-    max_routing_key: int | None = None
-    max_timestamp_micros: int | None = None
-    compaction_generation: int | None = None
-    columns: str | None = None
-    problem: str | None = None
 
 
 DESCRIPTIONS = {
@@ -209,6 +138,25 @@ class EarlierCatalogue:
     alone: bool
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RefreshOptions:
+    """How a refresh of one job's catalogue is carried out.
+
+    Attributes:
+        max_new_epochs: read at most this many epochs, the newest.
+        max_expired_epochs: keep at most this many rows of expired epochs, the newest.
+        earlier: a catalogue from which the rows of a job that is not catalogued yet may be copied.
+        newest: the newest epoch, if it was just read; it is not read again.
+        on_progress: called after each epoch and each footer that was read.
+    """
+
+    max_new_epochs: int = MAX_NEW_EPOCHS
+    max_expired_epochs: int = MAX_EXPIRED_EPOCHS
+    earlier: EarlierCatalogue | None = None
+    newest: Checkpoint | None = None
+    on_progress: OnProgress = no_progress
+
+
 # ---- the store of the catalogue ------------------------------------------------------------------
 
 
@@ -231,13 +179,21 @@ def read_history(catalogue: ObjectStore, paths: JobPaths) -> JobHistory:
 def newest_rows(catalogue: ObjectStore, jobs: Iterable[JobPaths]) -> dict[str, EpochRow]:
     """Return each catalogued job's newest readable epoch that is present, by the job's root."""
     listed = list(jobs)
+    epochs = catalogued_epochs(catalogue, listed)
+    found = {
+        paths.root: JobHistory(paths=paths, epochs=epochs[paths.root]).newest for paths in listed
+    }
+    return {str(root): row for root, row in found.items() if row is not None}
 
-    def newest(paths: JobPaths) -> EpochRow | None:
-        epochs = _read_rows(catalogue, catalogue_path(EPOCH_CATALOG, paths), EpochRow)
-        return JobHistory(paths=paths, epochs=epochs).newest
 
-    found = zip(listed, concurrently(newest, listed), strict=True)
-    return {str(paths.root): row for paths, row in found if row is not None}
+def catalogued_epochs(
+    catalogue: ObjectStore, jobs: Sequence[JobPaths]
+) -> dict[StatePath, tuple[EpochRow, ...]]:
+    """Return the catalogued epochs of each job, ascending, by the job's root."""
+    found = concurrently(
+        lambda paths: _read_rows(catalogue, catalogue_path(EPOCH_CATALOG, paths), EpochRow), jobs
+    )
+    return {paths.root: rows for paths, rows in zip(jobs, found, strict=True)}
 
 
 def not_catalogued(
@@ -291,10 +247,7 @@ def refresh(
     store: ObjectStore,
     catalogue: ObjectStore,
     paths: JobPaths,
-    *,
-    max_new_epochs: int = MAX_NEW_EPOCHS,
-    max_expired_epochs: int = MAX_EXPIRED_EPOCHS,
-    earlier: EarlierCatalogue | None = None,
+    options: RefreshOptions | None = None,
 ) -> Refreshed:
     """Catalogue the epochs of a job that are not catalogued yet, and mark expired epochs.
 
@@ -303,26 +256,34 @@ def refresh(
 
     Args:
         store: of the job; never written to.
-        max_new_epochs: read at most this many epochs, the newest.
-        max_expired_epochs: keep at most this many rows of expired epochs, the newest.
-        earlier: a catalogue from which the rows of a job that is not catalogued yet may be copied.
 
     Raises:
         StorageError: a store failed; the catalogue is unchanged, or true for every epoch it names.
     """
+    chosen = options or RefreshOptions()
     old = stored = read_history(catalogue, paths)
     listed = _recorded(store, paths)
-    if not stored.epochs and earlier is not None:
-        old = _taken_over(earlier, paths, listed)
+    if not stored.epochs and chosen.earlier is not None:
+        old = _taken_over(chosen.earlier, paths, listed)
     if _began_anew(old, listed):
         old = replace(old, epochs=tuple(replace(r, present=False) for r in old.epochs), files=())
     wanted = _to_read(old, listed)
-    chosen = wanted[max(0, len(wanted) - max_new_epochs) :]
-    answers = concurrently(lambda epoch: _load(store, paths, epoch), chosen)
+    epochs = wanted[max(0, len(wanted) - chosen.max_new_epochs) :]
+    count = counter(chosen.on_progress, "read epochs", len(epochs), ProgressUnit.EPOCHS)
+
+    def load(epoch: Epoch) -> Checkpoint | ArroyoStateError | None:
+        newest = chosen.newest
+        answer = newest if newest and newest.epoch == epoch else _load(store, paths, epoch)
+        count()
+        return answer
+
+    answers = concurrently(load, epochs)
     loaded = {
-        epoch: answer for epoch, answer in zip(chosen, answers, strict=True) if answer is not None
+        epoch: answer for epoch, answer in zip(epochs, answers, strict=True) if answer is not None
     }
-    history = _merged(store, old, listed, loaded, max_expired_epochs)
+    checkpoints = [one for one in loaded.values() if isinstance(one, Checkpoint)]
+    known = _known_footers(store, old, checkpoints, chosen.on_progress)
+    history = _merged(old, listed, loaded, known, chosen.max_expired_epochs)
     if history != stored:
         _write(catalogue, history)
     catalogued = {row.epoch for row in old.present}
@@ -330,7 +291,7 @@ def refresh(
         history=history,
         added=len(loaded.keys() - catalogued),
         expired=len(catalogued - listed.keys()),
-        left=len(wanted) - len(chosen),
+        left=len(wanted) - len(epochs),
         problems=tuple(one for one in loaded.values() if isinstance(one, ArroyoStateError)),
     )
 
@@ -405,17 +366,16 @@ def _load(
 
 
 def _merged(
-    store: ObjectStore,
     old: JobHistory,
     listed: Mapping[Epoch, int | None],
     loaded: Mapping[Epoch, Checkpoint | ArroyoStateError],
+    known: _Known,
     max_expired: int,
 ) -> JobHistory:
-    checkpoints = [one for one in loaded.values() if isinstance(one, Checkpoint)]
-    known = _known_footers(store, old, checkpoints)
     files = [row for row in old.files if row.epoch in listed and row.epoch not in loaded]
-    for checkpoint in checkpoints:
-        files.extend(_file_rows(old.paths, checkpoint, known))
+    for checkpoint in loaded.values():
+        if isinstance(checkpoint, Checkpoint):
+            files.extend(_file_rows(old.paths, checkpoint, known))
     paths_of: dict[int, set[str]] = {row.epoch: set() for row in old.present}
     for row in files:
         paths_of.setdefault(row.epoch, set()).add(row.path)
@@ -494,7 +454,10 @@ class _Known:
 
 
 def _known_footers(
-    store: ObjectStore, old: JobHistory, checkpoints: Iterable[Checkpoint]
+    store: ObjectStore,
+    old: JobHistory,
+    checkpoints: Iterable[Checkpoint],
+    on_progress: OnProgress,
 ) -> _Known:
     """Return facts about every file of the checkpoints, from the old catalogue where possible."""
     files = {
@@ -504,7 +467,15 @@ def _known_footers(
     }
     columns = {StatePath(row.path): row.columns for row in old.files}
     wanted = {path for one in checkpoints for path in one.paths} - files.keys()
-    read = Footers().read(store, sorted(wanted))
+    count = counter(on_progress, "read footers", len(wanted), ProgressUnit.FILES)
+
+    def read_file(path: StatePath) -> StoredFile | None:
+        found = read_stored_file(store, path)
+        count()
+        return found
+
+    answers = zip(paths := sorted(wanted), concurrently(read_file, paths), strict=True)
+    read = {path: found for path, found in answers if found is not None}
     texts = {path: ", ".join(map(str, one.columns)) for path, one in read.items()}
     return _Known(files | read, columns | texts)
 

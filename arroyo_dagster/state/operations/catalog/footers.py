@@ -9,7 +9,7 @@ import io
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -260,11 +260,17 @@ def job_ages(
     Raises:
         StorageError: the store failed.
     """
-    wanted = list(jobs)
-    ages = concurrently(lambda paths: _job_age(store, summarise_job(store, paths)), wanted)
+    return ages_of(store, concurrently(lambda paths: summarise_job(store, paths), jobs), directory)
+
+
+def ages_of(
+    store: ObjectStore, jobs: Sequence[JobSummary], directory: JobDirectory | None = None
+) -> list[JobAge]:
+    """Return the age and condition of summarised jobs; as `job_ages`."""
+    ages = concurrently(lambda job: _job_age(store, job), jobs)
     if directory is None or not directory.sources:
         return ages
-    answers = directory.look_up(wanted)
+    answers = directory.look_up([job.paths for job in jobs])
     return [_as_answered(age, answer) for age, answer in zip(ages, answers, strict=True)]
 
 

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from arroyo_dagster.errors import FormatError, InputError
-from arroyo_dagster.state.codec.hashing.routing import HashVariant, matching_variants
+from arroyo_dagster.state.codec.hashing.ahash import HashVariant
 from arroyo_dagster.state.codec.parquet import decoding, open_pages
-from arroyo_dagster.state.codec.schema import file_schema
 from arroyo_dagster.state.model.checkpoints import Checkpoint
 from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.model.tables import (
@@ -76,6 +75,8 @@ def find_hash_variant(store: ObjectStore, checkpoint: Checkpoint) -> HashEvidenc
         rows = _first_rows(store, path, config)
         if rows is None:
             continue
+        from arroyo_dagster.state.codec.hashing.routing import matching_variants
+
         keys = [rows.column(index) for index in config.schema.hashed_indices]
         try:
             possible = matching_variants(keys, rows.column(len(rows.schema) - 2), evidence.possible)
@@ -107,6 +108,8 @@ def _first_rows(
     store: ObjectStore, path: StatePath, config: ExpiringTimeKeyConfig
 ) -> pa.RecordBatch | None:
     """Return the first rows of a file; None if it has none."""
+    from arroyo_dagster.state.codec.schema import file_schema
+
     expected = file_schema(config)
     with store.open_input(path) as file, decoding(path):
         parquet = open_pages(file)

@@ -19,8 +19,7 @@ from arroyo_dagster.errors import (
     StorageError,
 )
 from arroyo_dagster.state.codec import metadata, records
-from arroyo_dagster.state.metadata.backend import ParquetBackend
-from arroyo_dagster.state.metadata.reader import as_checkpoint
+from arroyo_dagster.state.metadata.reader import BackendReader, as_checkpoint
 from arroyo_dagster.state.metadata.restorable import restore_or_roll_back
 from arroyo_dagster.state.model.checkpoints import (
     RECORD_VERSION,
@@ -74,13 +73,23 @@ def list_jobs(store: ObjectStore) -> list[JobPaths]:
         NotFoundError: the root does not exist.
         InputError: the root is not empty, but contains no job.
     """
+    known = list_levels(store)
+    jobs = jobs_in(known)
+    check_root(known, jobs, store.url)
+    return jobs
+
+
+def list_levels(store: ObjectStore) -> dict[str, Level]:
+    """List the root and the two levels below it, by path; data files are in none of them.
+
+    Raises:
+        NotFoundError: the root does not exist.
+    """
     known: dict[str, Level] = {}
     while wanted := directories_to_list(known):
         levels = concurrently(lambda path: list_level(store, path), wanted)
         known.update(zip(wanted, levels, strict=True))
-    jobs = jobs_in(known)
-    check_root(known, jobs, store.url)
-    return jobs
+    return known
 
 
 def list_level(store: ObjectStore, path: str) -> Level:
@@ -155,7 +164,7 @@ def summarise_jobs(store: ObjectStore) -> list[JobSummary]:
 
 def summarise_job(store: ObjectStore, paths: JobPaths) -> JobSummary:
     """Summarise one job by its newest epoch; a broken epoch is a `problem`, not an error."""
-    epochs = ParquetBackend(store, paths).epochs()
+    epochs = BackendReader(store, paths).epochs()
     if not epochs:
         return JobSummary(paths=paths, epochs=0)
     loaded = _loaded(store, paths, epochs[-1])
@@ -235,7 +244,7 @@ def list_epochs(
     Args:
         limit: return only this many of the newest visible epochs; None = all.
     """
-    epochs = ParquetBackend(store, paths).epochs()
+    epochs = BackendReader(store, paths).epochs()
     shown = epochs if limit is None else epochs[max(0, len(epochs) - limit) :]
     # One more than returned, to determine the new files of the oldest returned epoch.
     wanted = epochs[max(0, len(epochs) - len(shown) - 1) :]
@@ -285,7 +294,7 @@ class _Loaded:
 
 def _loaded(store: ObjectStore, paths: JobPaths, epoch: Epoch) -> _Loaded:
     try:
-        checkpoint, lost = ParquetBackend(store, paths).load_remains(epoch)
+        checkpoint, lost = BackendReader(store, paths).load_remains(epoch)
     except StorageError:
         raise
     except ArroyoStateError as error:
@@ -307,7 +316,7 @@ def _without_record(
     if paths.layout is Layout.LEGACY or not loaded or loaded[0].checkpoint is None:
         return []
     try:
-        chain = list(ParquetBackend(store, paths).load_chain(loaded[0].checkpoint))
+        chain = list(BackendReader(store, paths).load_chain(loaded[0].checkpoint))
     except StorageError:
         raise
     except ArroyoStateError as error:
@@ -351,13 +360,13 @@ def _unfinished(store: ObjectStore, paths: JobPaths, owners: Sequence[_Loaded]) 
     if paths.layout is Layout.LEGACY:
         # An older directory without metadata holds only files that newer epochs list.
         newest = max((one.epoch for one in owners), default=Epoch(0))
-        epochs = ParquetBackend(store, paths).checkpoint_dirs()
+        epochs = BackendReader(store, paths).checkpoint_dirs()
         return [_Loaded(epoch, CheckpointState.INVISIBLE) for epoch in epochs if epoch > newest]
     below = store.list_dir(paths.generations).prefixes
     parsed = (parse_number(path.name) for path in below)
     generations = [WorkerGeneration(number) for number in parsed if number is not None]
     dirs = concurrently(
-        lambda number: ParquetBackend(store, paths).checkpoint_dirs(number), generations
+        lambda number: BackendReader(store, paths).checkpoint_dirs(number), generations
     )
     attempts = [
         Attempt(epoch, generation)

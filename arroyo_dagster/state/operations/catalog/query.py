@@ -20,7 +20,7 @@ from arroyo_dagster.errors import (
 )
 from arroyo_dagster.state.codec.parquet import read_facts
 from arroyo_dagster.state.codec.plain import plain_rows, plain_value
-from arroyo_dagster.state.metadata.backend import ParquetBackend
+from arroyo_dagster.state.metadata.reader import BackendReader
 from arroyo_dagster.state.model.checkpoints import Checkpoint, OperatorCheckpoint
 from arroyo_dagster.state.model.ids import (
     Epoch,
@@ -32,10 +32,18 @@ from arroyo_dagster.state.model.layout import (
     JobPaths,
 )
 from arroyo_dagster.state.model.tables import (
+    ExpiringTimeKeyConfig,
     GlobalKeyedFiles,
     TableConfig,
     TableFiles,
     TableKind,
+)
+from arroyo_dagster.state.model.types import Primitive
+from arroyo_dagster.state.planning.privacy import (
+    NOTHING_PRIVATE,
+    UNKNOWN_BYTES,
+    PrivateColumns,
+    TableMask,
 )
 from arroyo_dagster.state.planning.restore.reads import find_table, ordered_operators
 from arroyo_dagster.state.storage.concurrency import concurrently
@@ -95,7 +103,7 @@ def load_epoch(store: ObjectStore, paths: JobPaths, epoch: int | None = None) ->
         NotFoundError: no such epoch, or none at all; lists the existing epochs.
         FormatError: an object of the epoch is missing or does not decode.
     """
-    backend = ParquetBackend(store, paths)
+    backend = BackendReader(store, paths)
     wanted = chosen_epoch(store, paths, backend.epochs(), epoch)
     try:
         return backend.load_checkpoint_metadata(wanted)
@@ -218,6 +226,7 @@ class TableRows:
             restore fewer rows than these, and what to do about it; None = no such problem.
         commit_data: by subtask, its data for the second phase of the commit; bytes in hex where the
             type is unknown, None where the subtask left no data.
+        masked: the private columns and fields among those of the rows.
     """
 
     epoch: Epoch
@@ -226,6 +235,7 @@ class TableRows:
     known: KnownTable | None = None
     problem: str | None = None
     commit_data: Mapping[int, Any] = field(default_factory=dict)
+    masked: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -238,12 +248,15 @@ class ReadOptions:
         history: also return the older row generations of generational tables.
         catalogue: decodes entries whose types the job did not store; None = the tables registered
             in this process, see `register_table`.
+        private: the columns whose values are masked. If there are any, bytes of unknown type are
+            masked, too, and problems name no value.
     """
 
     epoch: int | None = None
     limit: int | None = None
     history: bool = False
     catalogue: Catalogue | None = None
+    private: PrivateColumns = NOTHING_PRIVATE
 
 
 def read_rows(
@@ -284,30 +297,45 @@ def read_rows(
     from arroyo_dagster.state.tables.restoring import restored_rows
 
     catalogue, limit = chosen.catalogue or default_catalogue(), chosen.limit
+    mask = chosen.private.table(paths, found.operator, config.table)
     try:
         if isinstance(files, GlobalKeyedFiles):
-            return _entries(store, catalogue, checkpoint.epoch, found, config.table, limit)
+            entries = _EntryReader(store, catalogue, found, config.table, limit, mask)
+            return replace(entries.read(checkpoint.epoch), masked=mask.masked)
         managed = checkpoint.progress is not None
         held = restored_rows(
             store, found, config.table, managed=managed, history=chosen.history, limit=limit
         )
     except NotFoundError as error:
         raise _missing(error, paths, checkpoint.epoch) from error
+    keys = _key_names(config, held.rows)
+    rows = tuple(mask.row(row, keys) for row in plain_rows(held.rows))
     return TableRows(
         epoch=checkpoint.epoch,
-        rows=tuple(plain_rows(held.rows)),
+        rows=rows,
         count=held.count,
         known=catalogue.describe(found.operator, config),
-        problem=_damaged_rows(held.rows) or (None if held.upstream is None else _LESS_UPSTREAM),
+        problem=_damaged_rows(held.rows, mask)
+        or (None if held.upstream is None else _LESS_UPSTREAM),
+        masked=mask.masked,
     )
 
 
-def _damaged_rows(rows: pa.Table) -> str | None:
+def _key_names(config: TableConfig, rows: pa.Table) -> set[str]:
+    assert isinstance(config.config, ExpiringTimeKeyConfig)
+    schema = config.config.schema
+    indices = {*(schema.key_indices or ()), *schema.hashed_indices}
+    names = rows.schema.names
+    return {names[index] for index in indices if index < len(names)}
+
+
+def _damaged_rows(rows: pa.Table, mask: TableMask) -> str | None:
     try:
         rows.validate(full=True)
     except pa.ArrowInvalid as error:
+        why = "" if mask else f" ({error})"
         return (
-            f"a value does not match its column's type ({error}); invalid texts are printed in "
+            f"a value does not match its column's type{why}; invalid texts are printed in "
             "hex. Keep the files and report it; `arroyo-state verify` lists them"
         )
     return None
@@ -322,51 +350,74 @@ _LESS_UPSTREAM = (
 # How many entries are read to distinguish the forms that releases of Arroyo gave a table.
 _REPORT_ROWS = 1000
 
-
-def _entries(
-    store: ObjectStore,
-    catalogue: Catalogue,
-    epoch: Epoch,
-    operator: OperatorCheckpoint,
-    table: TableName,
-    limit: int | None,
-) -> TableRows:
-    from arroyo_dagster.state.tables.global_keyed import GlobalKeyedTable
-    from arroyo_dagster.state.tables.global_keys import Entries, first_entries
-
-    config, files = operator.configs[table], operator.tables[table]
-    assert isinstance(files, GlobalKeyedFiles)
-    if limit is None:
-        entries = GlobalKeyedTable(config, store).load_with_version(files.files)
-        held = Entries(len(entries), entries)
-    else:
-        held = first_entries(store, files.files, max(limit, _REPORT_ROWS))
-    form = catalogue.form_of(operator.operator, config, held.first)
-    shown = list(itertools.islice(held.first.items(), limit))
-    damaged: list[str] = []
-    rows = [_entry(form, key, value, damaged) for key, (_, value) in shown]
-    return TableRows(
-        epoch=epoch,
-        rows=tuple(rows),
-        count=held.count,
-        known=form.known,
-        problem=_damage(damaged, len(shown)) or (form.problem if held.count else None),
-        commit_data={
-            subtask: _commit_data(catalogue, operator, config, data)
-            for subtask, data in sorted(files.commit_data_by_subtask.items())
-        },
-    )
+_BYTES = Primitive("bytes")
 
 
-def _entry(form: TableForm, key: bytes, value: bytes, damaged: list[str]) -> dict[str, Any]:
-    """Return an entry as plain values; if it does not decode, as bytes, and note it in
-    `damaged`.
-    """
-    try:
-        return form.plain(key, value)
-    except FormatError as error:
-        damaged.append(f"key {key.hex()}: {error}")
-        return TableForm().plain(key, value)
+@dataclass(frozen=True, slots=True)
+class _EntryReader:
+    """Reads the entries of a global keyed table for people."""
+
+    store: ObjectStore
+    catalogue: Catalogue
+    operator: OperatorCheckpoint
+    table: TableName
+    limit: int | None
+    mask: TableMask
+
+    def read(self, epoch: Epoch) -> TableRows:
+        """Read the entries at an epoch."""
+        from arroyo_dagster.state.tables.global_keyed import GlobalKeyedTable
+        from arroyo_dagster.state.tables.global_keys import Entries, first_entries
+
+        config, files = self.operator.configs[self.table], self.operator.tables[self.table]
+        assert isinstance(files, GlobalKeyedFiles)
+        if self.limit is None:
+            entries = GlobalKeyedTable(config, self.store).load_with_version(files.files)
+            held = Entries(len(entries), entries)
+        else:
+            held = first_entries(self.store, files.files, max(self.limit, _REPORT_ROWS))
+        form = self.catalogue.form_of(self.operator.operator, config, held.first)
+        shown = list(itertools.islice(held.first.items(), self.limit))
+        damaged: list[str] = []
+        rows = [self._entry(form, key, value, damaged) for key, (_, value) in shown]
+        return TableRows(
+            epoch=epoch,
+            rows=tuple(rows),
+            count=held.count,
+            known=form.known,
+            problem=_damage(damaged, len(shown)) or (form.problem if held.count else None),
+            commit_data={
+                subtask: self._commit_data(config, data)
+                for subtask, data in sorted(files.commit_data_by_subtask.items())
+            },
+        )
+
+    def _entry(
+        self, form: TableForm, key: bytes, value: bytes, damaged: list[str]
+    ) -> dict[str, Any]:
+        """Return an entry as plain values; if it does not decode, as bytes, and note it in
+        `damaged`.
+        """
+        try:
+            entry, types = form.plain(key, value), (form.key_type, form.value_type)
+        except FormatError as error:
+            damaged.append(error.message if self.mask else f"key {key.hex()}: {error}")
+            entry, types = TableForm().plain(key, value), (None, None)
+        if not self.mask:
+            return entry
+        masked = self.mask.row(entry, keys=["key"])
+        return {
+            name: UNKNOWN_BYTES if kind in (None, _BYTES) else masked[name]
+            for name, kind in zip(entry, types, strict=True)
+        }
+
+    def _commit_data(self, config: TableConfig, data: bytes) -> Any:
+        if not data:
+            return None
+        decoded = self.catalogue.decode_commit_data(self.operator.operator, config, data)
+        if decoded is None:
+            return UNKNOWN_BYTES if self.mask else data.hex()
+        return self.mask.plain(plain_value(*decoded), ("commit_data",))
 
 
 def _damage(damaged: Sequence[str], shown: int) -> str | None:
@@ -377,12 +428,3 @@ def _damage(damaged: Sequence[str], shown: int) -> str | None:
         f"printed as bytes, such as {damaged[0]}. Keep the files and report it; `arroyo-state "
         "verify` lists them"
     )
-
-
-def _commit_data(
-    catalogue: Catalogue, operator: OperatorCheckpoint, config: TableConfig, data: bytes
-) -> Any:
-    if not data:
-        return None
-    decoded = catalogue.decode_commit_data(operator.operator, config, data)
-    return data.hex() if decoded is None else plain_value(*decoded)

@@ -30,6 +30,7 @@ class StoredVerdict:
         kind: the name of the check.
         at_micros: when the job was checked, in microseconds since 1970 in UTC.
         epoch: the epoch that was checked; None if the job had none.
+        level: of a verification; None for other checks.
     """
 
     paths: JobPaths
@@ -37,6 +38,7 @@ class StoredVerdict:
     at_micros: int
     epoch: Epoch | None
     verdict: Verdict
+    level: int | None = None
 
 
 def verdict_path(kind: str, paths: JobPaths) -> StatePath:
@@ -52,6 +54,7 @@ def write_verdict(catalogue: ObjectStore, found: StoredVerdict) -> None:
         "job": found.paths.root,
         "at_micros": found.at_micros,
         "epoch": found.epoch,
+        **({} if found.level is None else {"level": found.level}),
         "looked_at": found.verdict.inspected,
         "findings": [
             {
@@ -95,6 +98,7 @@ def _decoded(data: bytes, path: StatePath, kind: str, paths: JobPaths) -> Stored
             kind=kind,
             at_micros=fields.number("at_micros"),
             epoch=None if epoch is None else Epoch(epoch),
+            level=fields.optional_number("level"),
             verdict=Verdict(
                 findings=tuple(
                     Finding(

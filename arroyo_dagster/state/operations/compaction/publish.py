@@ -23,7 +23,6 @@ from arroyo_dagster.state.model.ids import Epoch, StatePath
 from arroyo_dagster.state.operations.compaction.plan import CompactionFacts
 from arroyo_dagster.state.planning.compaction.apply import apply_merges
 from arroyo_dagster.state.planning.compaction.plan import forecast
-from arroyo_dagster.state.planning.restore.batch_identity import carried_progress
 from arroyo_dagster.state.planning.restore.checkpoint import carry_operator
 
 
@@ -138,8 +137,7 @@ def publish_epoch(
     epoch = Epoch(base.epoch + 1)
     now = backend.clock()
     assert base.pipeline is not None
-    progress = carried_progress(base)
-    assert progress is not None
+    assert base.progress is not None
     assert backend.generation is not None
     manifest = Manifest(
         pipeline=base.pipeline,
@@ -152,7 +150,7 @@ def publish_epoch(
         needs_commit=False,  # the parent's commit is already finished
         operators=tuple(carry_operator(operator, epoch) for operator in applied.operators),
         parent_ref=base.ref,
-        progress=progress,
+        progress=replace(base.progress, rolled_back_to=None),
     )
     backend.publish(manifest)
     backend.store.delete_many([path for path, _ in facts.pending])

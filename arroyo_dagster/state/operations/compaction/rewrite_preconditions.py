@@ -339,11 +339,11 @@ class Unchanged:
     sizes: Mapping[StatePath, int] = field(default_factory=dict)
     cancelled: Callable[[], bool] = lambda: False
 
-    def check(self, store: ObjectStore, *, published: bool = False) -> None:
-        """Check that the job is at rest and was not started since the snapshot.
+    def why_changed(self, store: ObjectStore) -> str | None:
+        """Return why the job does not count as unchanged and at rest; None if it does.
 
         Raises:
-            ConflictError: it was started, or no source reports its status any more.
+            StorageError: the store failed.
         """
         before = self.snapshot
         answer = self.directory.look_up([self.paths], checkpoints=True)[0]
@@ -352,23 +352,26 @@ class Unchanged:
             reason = f"it is now run {answer.facts.run_id}, not {before.answer.facts.run_id}"
         if reason is None and guards_of(store, self.paths, before.checkpoint) != before.guards:
             reason = "its metadata shows that it was started"
-        if reason is None:
-            return
-        done = "after its metadata was rewritten" if published else "while it was rewritten"
-        step = (
-            "let it run, and verify its next epoch: old and new lists hold the same rows, and no "
-            "file was deleted"
-            if published
-            else (
-                "run it again once the job is at rest; everything published so far can be restored"
-            )
-        )
-        raise ConflictError(
-            f"the job changed {done}: {reason}",
+        return reason
+
+    def check(self, store: ObjectStore) -> None:
+        """Check that the job is at rest and was not started since the snapshot.
+
+        Raises:
+            ConflictError: it was started, or no source reports its status any more.
+        """
+        reason = self.why_changed(store)
+        if reason is not None:
+            raise self.changed(reason)
+
+    def changed(self, reason: str) -> ConflictError:
+        """Return the error of a rewrite that ends because the job changed."""
+        return ConflictError(
+            f"the job changed while it was rewritten: {reason}",
             job=self.paths.root,
-            epoch=before.checkpoint.epoch,
-            retryable=not published,
-            next_step=step,
+            epoch=self.snapshot.checkpoint.epoch,
+            retryable=True,
+            next_step="run it again once the job is at rest; no file was deleted",
         )
 
 

@@ -6,10 +6,7 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from arroyo_dagster.errors import (
-    ConflictError,
-    ProtocolError,
-)
+from arroyo_dagster.errors import ArroyoStateError, ConflictError, FormatError, ProtocolError
 from arroyo_dagster.state.codec import metadata
 from arroyo_dagster.state.codec.maintenance_records import (
     encode_rewrite_record,
@@ -42,6 +39,7 @@ from arroyo_dagster.state.operations.compaction.rewrite_preconditions import (
 from arroyo_dagster.state.operations.gc.pins import forget_rewrites, keep_rewrite
 from arroyo_dagster.state.planning.compaction.plan import forecast
 from arroyo_dagster.state.planning.compaction.rewrite import TableKey, rewritten
+from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.storage.wrappers import Overlaid
 
@@ -94,16 +92,69 @@ def publish(
     keep_rewrite(held, work.paths, path.name)
     done = replace(_with_result(found, work, after), published=True, record=path)
     with uninterrupted():
-        for at, data in objects.items():
-            check_not_cancelled(work.paths, work.cancelled)
-            work.check(held)
-            overwrite(held, work.paths, at, work.snapshot.objects[at], data)
+        _overwrite_all(held, work, objects)
         publication.on_published(done)
-    work.check(held, published=True)
     # The records that undo rewrites of earlier epochs are no longer applicable.
     mine = f"{plan.epoch:07}-"
     forget_rewrites(held, work.paths, lambda name: not name.startswith(mine))
     return done
+
+
+def _overwrite_all(held: Leased, work: Unchanged, objects: Mapping[StatePath, bytes]) -> None:
+    """Overwrite metadata, and put it back if the job was started meanwhile.
+
+    A run that loaded the old lists keeps their files in its next epochs. Arroyo's cleanup compares
+    the epochs before the rewritten one with the lists that are stored there: with the new ones
+    stored, it would delete those files. The old lists are safe for every run, because no file was
+    deleted.
+    """
+    try:
+        for at, data in objects.items():
+            check_not_cancelled(work.paths, work.cancelled)
+            work.check(held)
+            overwrite(held, work.paths, at, work.snapshot.objects[at], data)
+        work.check(held)
+    except ArroyoStateError as error:
+        try:
+            reason = work.why_changed(held)
+        except ArroyoStateError:
+            raise error from None
+        if reason is None:
+            raise
+        raise _put_back(held, work, objects, reason) from error
+
+
+def _put_back(
+    held: Leased, work: Unchanged, objects: Mapping[StatePath, bytes], reason: str
+) -> ConflictError:
+    """Store the original metadata again, and return the error to end with."""
+    before = work.snapshot.objects
+    try:
+        _check_files_left(held, work)
+        for at in reversed(list(objects)):
+            if held.read(at) == objects[at]:
+                overwrite(held, work.paths, at, objects[at], before[at])
+    except ArroyoStateError as error:
+        return ConflictError(
+            f"the job changed while it was rewritten: {reason}; its metadata could not be put "
+            f"back: {error.message}",
+            job=work.paths.root,
+            path=error.facts.get("path"),
+            next_step="verify the job's newest epoch until epoch "
+            f"{work.snapshot.checkpoint.epoch} has expired: Arroyo's cleanup may delete files that "
+            "a run with the old lists still uses; keep a copy of the job until then",
+        )
+    return work.changed(reason)
+
+
+def _check_files_left(held: Leased, work: Unchanged) -> None:
+    """Check that every file of the original lists exists."""
+    paths = work.snapshot.checkpoint.paths
+    gone = [
+        path for path, info in zip(paths, concurrently(held.head, paths), strict=True) if not info
+    ]
+    if gone:
+        raise FormatError(f"{len(gone)} files of its original lists are missing", path=gone[0])
 
 
 def _new_files(

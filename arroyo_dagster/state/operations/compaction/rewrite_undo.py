@@ -142,7 +142,15 @@ def run_undo(
         for at, (found, before) in changed.items():
             work.check(held)
             overwrite(held, paths, at, found, before)
-        work.check(held, published=True)
+        reason = work.why_changed(held)
+        if reason is not None:  # the record stays: gc keeps the files that the run may have loaded
+            raise ConflictError(
+                f"the job changed after its metadata was put back: {reason}",
+                job=paths.root,
+                epoch=snapshot.checkpoint.epoch,
+                next_step="let it run, and verify its next epoch: whichever lists it loaded, they "
+                "hold the same rows, and no file was deleted",
+            )
         forget_rewrites(held, paths, lambda name: name == path.name)
         return UndoOutcome(record=path, objects=fresh.objects, done=True)
 

@@ -12,7 +12,7 @@ from itertools import groupby
 from operator import attrgetter
 
 from arroyo_dagster.errors import FormatError
-from arroyo_dagster.state.codec import records
+from arroyo_dagster.state.codec.compaction_records import decode_compaction_record
 from arroyo_dagster.state.codec.maintenance_records import decode_rewrite_record
 from arroyo_dagster.state.codec.references import manifest_references, operator_references
 from arroyo_dagster.state.model.checkpoints import CheckpointState
@@ -295,7 +295,7 @@ def _compactions(store: ObjectStore, paths: JobPaths, found: Inventory) -> dict[
     """Return the files of compactions that the job has not adopted. Refuse undecodable records."""
     listed = [one.path for one in found.maintenance if one.path.parent == paths.compactions]
     reader = Reader(store, paths)
-    read = concurrently(lambda p: reader.optional(p, records.decode_compaction_record), listed)
+    read = concurrently(lambda p: reader.optional(p, decode_compaction_record), listed)
     touched: dict[StatePath, Packed] = {}
     for path, record in zip(listed, read, strict=True):
         if record is None:

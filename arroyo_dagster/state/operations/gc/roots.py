@@ -10,7 +10,6 @@ from collections.abc import Callable
 
 from arroyo_dagster.errors import ConflictError, ProtocolError
 from arroyo_dagster.state.codec import records
-from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.model.garbage import EpochRoot, Roots
 from arroyo_dagster.state.model.layout import JobPaths, Layout
 from arroyo_dagster.state.model.progress import OnProgress, no_progress
@@ -87,8 +86,7 @@ def newest_root(store: ObjectStore, paths: JobPaths) -> EpochRoot | None:
     """
     reader = Reader(store, paths)
     if paths.layout is Layout.LEGACY:
-        numbers = sorted(ParquetBackend(store, paths).checkpoint_dirs(), reverse=True)
-        newest = newest_legacy(reader, numbers)
+        _, newest = newest_legacy(reader)
         return None if newest is None else legacy_epoch(reader, newest)
     fence = reader.read(paths.current_generation, records.decode_current_generation)
     head = newest_head(reader, fence)

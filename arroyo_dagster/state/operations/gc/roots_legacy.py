@@ -39,10 +39,8 @@ is as long as its epochs.
 
 def legacy_roots(reader: Reader, on_progress: OnProgress) -> Roots | None:
     """Read the roots of a legacy-layout job; None if the job changed meanwhile: read again."""
-    backend = ParquetBackend(reader.store, reader.paths)
     job_pins, aside = reader.pins_in_full()
-    numbers = sorted(backend.checkpoint_dirs(), reverse=True)
-    newest = newest_legacy(reader, numbers)
+    numbers, newest = newest_legacy(reader)
     if newest is None:
         raise refuse(NO_EPOCH, reader.paths)
     wanted = [n for n in numbers if n <= newest]
@@ -108,16 +106,28 @@ def _with_rolled_back(
     return sorted(marked, key=lambda one: -one.epoch)
 
 
-def newest_legacy(reader: Reader, numbers: Sequence[Epoch]) -> Epoch | None:
-    """Return the newest listed epoch; refuse a listing that probes prove incomplete."""
+def newest_legacy(reader: Reader) -> tuple[list[Epoch], Epoch | None]:
+    """Return the listed numbers, newest first, and the newest epoch; refuse a listing that probes
+    prove incomplete.
+
+    If a second listing shows what the probes found, then the job has published since the first
+    one, or the first one ended too early: these epochs count in either case.
+    """
     paths, store = reader.paths, reader.store
     backend = ParquetBackend(store, paths)
-    heads = (number for number in numbers if store.head(paths.legacy_metadata(number)) is not None)
-    listed = next(heads, None)
-    unseen = backend.unlisted_behind(listed or Epoch(0), numbers)
-    fresh = {*backend.checkpoint_dirs()} if unseen else set()
-    _refuse_hidden(paths, [number for number in unseen if number not in fresh])
-    return listed
+
+    def newest_of(numbers: Sequence[Epoch]) -> Epoch | None:
+        return next((n for n in numbers if store.head(paths.legacy_metadata(n)) is not None), None)
+
+    numbers = sorted(backend.checkpoint_dirs(), reverse=True)
+    newest = newest_of(numbers)
+    unseen = backend.unlisted_behind(newest or Epoch(0), numbers)
+    if unseen:
+        fresh = {*backend.checkpoint_dirs()}
+        _refuse_hidden(paths, [number for number in unseen if number not in fresh])
+        numbers = sorted(fresh.union(numbers), reverse=True)
+        newest = newest_of(numbers)
+    return numbers, newest
 
 
 def _refuse_hidden(paths: JobPaths, hidden: Sequence[Epoch]) -> None:

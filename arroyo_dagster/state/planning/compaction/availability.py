@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from arroyo_dagster.errors import ArroyoStateError
 from arroyo_dagster.state.model.checkpoints import Checkpoint
 from arroyo_dagster.state.model.job_facts import JobAnswer, JobCondition
-from arroyo_dagster.state.planning.compaction.rewrite import RUNS, why_not_now
 
 
 class Availability(enum.Enum):
@@ -46,6 +45,8 @@ def maintenance_of(
         return JobMaintenance(
             Availability.ANY_TIME, "managed job: `compact run` works while it runs and at rest"
         )
+    from arroyo_dagster.state.planning.compaction.rewrite import RUNS, why_not_now
+
     reason = why_not_now(answer, newest)
     if reason is None:
         status = answer.facts.condition.value

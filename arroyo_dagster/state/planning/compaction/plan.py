@@ -136,12 +136,15 @@ def forecast(
     plan = restore_plan(checkpoint, parallelism, sizes=sizes)
     listed = list(dict.fromkeys(path for one in checkpoint.operators for path in one.paths))
     opens = [0] * max((read.subtask + 1 for read in plan.reads), default=0)
+    read_bytes = [0] * len(opens)
     for read in plan.reads:
         opens[read.subtask] += len(read.files)
+        read_bytes[read.subtask] += read.size_bytes
     return Forecast(
         files=len(listed),
         size_bytes=sum(sizes.get(path, 0) for path in listed),
         opens=tuple(opens),
+        read_bytes=tuple(read_bytes),
     )
 
 

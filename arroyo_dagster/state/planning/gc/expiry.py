@@ -32,13 +32,7 @@ from arroyo_dagster.state.planning.gc.reachability import (
     refuse,
 )
 from arroyo_dagster.state.planning.gc.safety_checks import at_rest, check_clock, newest_restorable
-
-LEGACY_EPOCHS_BEFORE_NEWEST = 10
-"""When Arroyo resumes a job of the legacy layout, its cleanup uses the operators of an epoch up to
-this many before the newest one. If they are missing, the job never checkpoints again.
-
-Source: crates/arroyo-state/src/parquet.rs, `cleanup_operator` (arroyo-state.md 9.6).
-"""
+from arroyo_dagster.state.planning.restore.partially_collected import LEGACY_EPOCHS_BEFORE_NEWEST
 
 
 def plan_expiry(

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from arroyo_dagster.state.model.checkpoints import Checkpoint
 from arroyo_dagster.state.model.ids import Epoch, StatePath
 from arroyo_dagster.state.model.tables import ExpiringTimeKeyFiles
-from arroyo_dagster.state.planning.gc.expiry import LEGACY_EPOCHS_BEFORE_NEWEST
 
 ARROYO_KEEPS_LEGACY = 4
 """Number of epochs before the newest that no Arroyo release's cleanup deletes: 4 up to v0.15, 10
@@ -24,6 +23,13 @@ since.
 """
 
 ARROYO_KEEPS_PROTOCOL = 10
+
+LEGACY_EPOCHS_BEFORE_NEWEST = 10
+"""When Arroyo resumes a job of the legacy layout, its cleanup uses the operators of an epoch up to
+this many before the newest one. If they are missing, the job never checkpoints again.
+
+Source: crates/arroyo-state/src/parquet.rs, `cleanup_operator` (arroyo-state.md 9.6).
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from arroyo_dagster.errors import ArroyoStateError, FormatError, InputError, StorageError
+from arroyo_dagster.optional_packages import missing_package
 from arroyo_dagster.redaction import redact_text, redact_url, redacted_cause, register_url
 from arroyo_dagster.state.model.ids import JobId
 from arroyo_dagster.state.model.job_facts import JobFacts, SourceAnswer
@@ -61,11 +62,7 @@ class ArroyoPostgres:
         try:
             import psycopg  # noqa: F401 - only checks that it is installed
         except ImportError as error:
-            raise InputError(
-                "postgresql:// needs the package psycopg, which is not installed",
-                url=self.source,
-                next_step="install it: pip install 'arroyo-dagster[postgres]'",
-            ) from error
+            raise missing_package("psycopg", url=self.source) from error
 
     def look_up(self, jobs: Sequence[JobPaths], *, checkpoints: bool = False) -> list[SourceAnswer]:
         """Return the database's answer about each of `jobs`, in their order, including previews.

@@ -10,6 +10,7 @@ from typing import Any, BinaryIO
 import fsspec
 
 from arroyo_dagster.errors import InputError, NotFoundError, StorageError
+from arroyo_dagster.optional_packages import explain_import
 from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.model.sizes import size_limit
 from arroyo_dagster.state.storage.concurrency import concurrently
@@ -108,11 +109,10 @@ class FsspecStore:
             options = {"use_listings_cache": False, **self._words(self._options)}
             filesystem = fsspec.filesystem(self._protocol, **options)
         except ImportError as error:
-            raise InputError(
+            raise explain_import(error, url=self.url) or InputError(
                 f"a package is missing for {self._protocol} URLs: {error}",
                 url=self.url,
-                next_step="install it (`arroyo-dagster[gcs]`, `arroyo-dagster[azure]`), or let "
-                "obstore open the URL",
+                next_step="install it, or let obstore open the URL",
             ) from error
         self._opened = (os.getpid(), filesystem)
         return filesystem

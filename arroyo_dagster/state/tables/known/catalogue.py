@@ -34,19 +34,16 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any
-
-import pyarrow as pa
+from typing import TYPE_CHECKING, Any
 
 from arroyo_dagster.errors import FormatError, InputError
-from arroyo_dagster.state.codec.bincode.codec import Codec, codec_for
-from arroyo_dagster.state.codec.plain import plain_value
 from arroyo_dagster.state.model.tables import TableConfig
 from arroyo_dagster.state.model.types import Type
-from arroyo_dagster.state.tables.known.operators import OPERATORS
-from arroyo_dagster.state.tables.known.sinks import SINKS
-from arroyo_dagster.state.tables.known.sources import SOURCES
+from arroyo_dagster.state.tables.known.built_in import BUILT_IN
 from arroyo_dagster.state.tables.known.tables import KnownTable
+
+if TYPE_CHECKING:
+    from arroyo_dagster.state.codec.bincode.codec import Codec
 
 __all__ = [
     "BUILT_IN",
@@ -60,9 +57,6 @@ __all__ = [
 
 ENTRY_POINTS = "arroyo_dagster.tables"
 """The group of entry points by which installed packages name tables."""
-
-BUILT_IN: tuple[KnownTable, ...] = (*SOURCES, *OPERATORS, *SINKS)
-"""The tables of Arroyo's own operators and connectors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +82,7 @@ class TableForm:
         """
         if self.key_type is None or self.value_type is None:
             return None
-        return codec_for(self.key_type).decode(key), codec_for(self.value_type).decode(value)
+        return _codec_of(self.key_type).decode(key), _codec_of(self.value_type).decode(value)
 
     def plain(self, key: bytes, value: bytes) -> dict[str, Any]:
         """Decode one entry for people: `{key, value}` as JSON, else `{key_hex, value_hex}`.
@@ -99,6 +93,8 @@ class TableForm:
         decoded = self.decode(key, value)
         if decoded is None or self.key_type is None or self.value_type is None:
             return {"key_hex": key.hex(), "value_hex": value.hex()}
+        from arroyo_dagster.state.codec.plain import plain_value
+
         return {
             "key": plain_value(decoded[0], self.key_type),
             "value": plain_value(decoded[1], self.value_type),
@@ -161,14 +157,22 @@ class Catalogue:
         Returns:
             The value and its type; None if there is no data, or its type is unknown.
         """
-        kinds = [known.commit for known in self.find(operator, config) if known.commit is not None]
-        for codec in map(codec_for, kinds if data else ()):
+        found = self.find(operator, config)
+        kinds = [known.commit_type for known in found if known.commit is not None]
+        for codec in map(_codec_of, kinds if data else ()):
             try:
                 return codec.decode(data), codec.type
             except FormatError:
                 # Releases differ: the next form may match.
                 continue
         return None
+
+
+def _codec_of(kind: Any) -> Codec[Any]:
+    # The command `show` names the owners of tables, and decodes nothing.
+    from arroyo_dagster.state.codec.bincode.codec import codec_for
+
+    return codec_for(kind)
 
 
 def _first_fit(
@@ -179,8 +183,8 @@ def _first_fit(
         if not known.has_entries and entries:
             continue
         try:
-            _decode_all(codec_for(known.key), entries)
-            _decode_all(codec_for(known.value), [value for _, value in entries.values()])
+            _decode_all(_codec_of(known.key_type), entries)
+            _decode_all(_codec_of(known.value_type), [value for _, value in entries.values()])
         except FormatError as error:
             refused = refused or error
             continue
@@ -191,6 +195,8 @@ def _first_fit(
 def _decode_all(codec: Codec[Any], values: Collection[bytes]) -> None:
     """Raise a FormatError if one of the values does not decode."""
     if codec.column_type is not None:
+        import pyarrow as pa
+
         try:
             codec.decode_column(pa.array(list(values), pa.binary()))
         except InputError:

@@ -1,5 +1,7 @@
 """State of Arroyo's sinks: files being written, and files to be committed.
 
+Loaded when such state is decoded.
+
 Fields have Arroyo's names and order, because the order is the format.
 
 Source: crates/arroyo-connectors/src/, the file named in the comment beside each table.
@@ -13,7 +15,6 @@ from typing import Annotated
 from arroyo_dagster.state.model.types import (
     I32,
     I64,
-    U32,
     U64,
     EnumOf,
     Field,
@@ -26,10 +27,11 @@ from arroyo_dagster.state.model.types import (
     describe,
     enum_of,
 )
-from arroyo_dagster.state.tables.known.tables import KnownTable
 
 __all__ = [
-    "SINKS",
+    "OLD_FILE_SYSTEM_DATA_RECOVERY",
+    "OLD_FILE_TO_FINISH",
+    "OLD_LOCAL_FILE_DATA_RECOVERY",
     "ColumnBounds",
     "Empty",
     "FileCheckpointData",
@@ -38,6 +40,8 @@ __all__ = [
     "FileToCommit",
     "FileToFinish",
     "FilesCheckpointV2",
+    "FilesToCommit",
+    "FilesToFinish",
     "FinishedPart",
     "IcebergColumn",
     "IcebergFileMetadata",
@@ -319,128 +323,8 @@ def _before_iceberg(described: Type) -> Type:
 
 
 _ICEBERG = describe(IcebergFileMetadata)
-_OLD = "v0.14 and older"
-_RECOVERY = "what each subtask was writing"
-_PENDING = "files to be committed with this checkpoint, by their name"
-
-SINKS = (
-    # kafka/sink/mod.rs
-    KnownTable(
-        owner="Kafka sink, exactly once",
-        holds="the number of the next transaction, by subtask; never read back",
-        table="i",
-        description="index for transactional ids",
-        key=U32,
-        value=USize,
-    ),
-    # filesystem/sink/v2/
-    KnownTable(
-        owner="filesystem, Delta or Iceberg sink, version 2",
-        holds=_RECOVERY,
-        table="r",
-        description="recovery data",
-        state_version=1,
-        key=USize,
-        value=FilesCheckpointV2,
-    ),
-    KnownTable(
-        owner="filesystem, Delta or Iceberg sink, version 2",
-        holds="nothing; files to be committed are in the commit data",
-        table="p",
-        description="pre-commit data",
-        state_version=1,
-        key=str,
-        value=FileToCommit,
-        commit=list[FileToCommit],
-    ),
-    # filesystem/sink/local.rs
-    KnownTable(
-        owner="filesystem sink on local disk",
-        holds=_RECOVERY,
-        table="r",
-        description="recovery data",
-        state_version=0,
-        key=USize,
-        value=LocalFileDataRecovery,
-    ),
-    KnownTable(
-        owner="filesystem sink on local disk",
-        holds=_PENDING,
-        table="p",
-        description="pre-commit data",
-        state_version=0,
-        key=str,
-        value=FilePreCommit,
-    ),
-    # filesystem/sink/mod.rs, two_phase_committer.rs
-    KnownTable(
-        owner="filesystem, Delta or Iceberg sink, version 1",
-        holds=_RECOVERY,
-        table="r",
-        description="recovery data",
-        state_version=0,
-        key=USize,
-        value=FileSystemDataRecovery,
-    ),
-    KnownTable(
-        owner="filesystem, Delta or Iceberg sink, version 1",
-        holds=_PENDING,
-        table="p",
-        description="pre-commit data",
-        state_version=0,
-        key=str,
-        value=FileToFinish,
-        commit=dict[str, FileToFinish],
-    ),
-    KnownTable(
-        owner="filesystem sink on local disk",
-        holds=_RECOVERY,
-        table="r",
-        description="recovery data",
-        state_version=0,
-        key=USize,
-        value=_before_iceberg(describe(LocalFileDataRecovery)),
-        releases=_OLD,
-    ),
-    KnownTable(
-        owner="filesystem or Delta sink, version 1",
-        holds=_RECOVERY,
-        table="r",
-        description="recovery data",
-        state_version=0,
-        key=USize,
-        value=_before_iceberg(describe(FileSystemDataRecovery)),
-        releases=_OLD,
-    ),
-    KnownTable(
-        owner="filesystem or Delta sink, version 1",
-        holds=_PENDING,
-        table="p",
-        description="pre-commit data",
-        state_version=0,
-        key=str,
-        value=_before_iceberg(describe(FileToFinish)),
-        releases=_OLD,
-    ),
-    # single_file/sink.rs
-    KnownTable(
-        owner="single-file sink",
-        holds="the length of the file; subtasks write one key, any of them wins",
-        table="f",
-        description="file_sink",
-        key=str,
-        value=U64,
-    ),
-    # webhook/operator.rs
-    KnownTable(owner="webhook sink", holds="nothing", table="s", description="webhook sink state"),
-    # preview/operator.rs
-    KnownTable(
-        owner="preview sink",
-        holds="rows shown, by subtask",
-        table="s",
-        description="Number of rows of output produced by this preview sink",
-        key=U32,
-        value=USize,
-    ),
-)
-"""The tables of sinks; if several have one name and description, the likelier ones come first."""
+FilesToCommit = list[FileToCommit]
+FilesToFinish = dict[str, FileToFinish]
+OLD_LOCAL_FILE_DATA_RECOVERY = _before_iceberg(describe(LocalFileDataRecovery))
+OLD_FILE_SYSTEM_DATA_RECOVERY = _before_iceberg(describe(FileSystemDataRecovery))
+OLD_FILE_TO_FINISH = _before_iceberg(describe(FileToFinish))

@@ -1,4 +1,4 @@
-"""State of Arroyo's sources: how far each has read.
+"""State of Arroyo's sources: how far each has read. Loaded when such state is decoded.
 
 Fields have Arroyo's names and order, because the order is the format.
 
@@ -21,12 +21,11 @@ from arroyo_dagster.state.model.types import (
     USize,
     enum_of,
 )
-from arroyo_dagster.state.tables.known.tables import KnownTable
 
 __all__ = [
-    "SOURCES",
     "Earliest",
     "FileReadState",
+    "FileSourceEntry",
     "Finished",
     "FluvioState",
     "GeneratorConfig",
@@ -220,116 +219,5 @@ class FluvioState:
     offset: I64
 
 
-SOURCES = (
-    # kafka/source/mod.rs
-    KnownTable(
-        owner="Kafka source",
-        holds="the next offset by partition; only of partitions read from since the last start",
-        table="k",
-        description="kafka offsets",
-        key=I32,
-        value=KafkaState,
-    ),
-    # kinesis/source.rs
-    KnownTable(
-        owner="Kinesis source",
-        holds="how far each shard is read",
-        table="k",
-        description="kinesis source state",
-        key=str,
-        value=ShardState,
-    ),
-    # filesystem/source.rs
-    KnownTable(
-        owner="filesystem source",
-        holds="how far each file is read; several subtasks may write one file, any of them wins",
-        table="a",
-        description="fs",
-        key=str,
-        value=tuple[str, FileReadState],
-    ),
-    # single_file/source.rs
-    KnownTable(
-        owner="single-file source",
-        holds="lines read, by file",
-        table="f",
-        description="file_source",
-        key=str,
-        value=USize,
-    ),
-    # impulse/operator.rs
-    KnownTable(
-        owner="impulse source",
-        holds="events made, by subtask",
-        table="i",
-        description="impulse source state",
-        key=U32,
-        value=ImpulseSourceState,
-    ),
-    # nexmark/operator.rs
-    KnownTable(
-        owner="Nexmark source",
-        holds="events made, by subtask; restored only at the same parallelism",
-        table="s",
-        description="nexmark source state",
-        key=USize,
-        value=NexmarkSourceState,
-    ),
-    # sse/operator.rs
-    KnownTable(
-        owner="SSE source",
-        holds="the last event's id; subtasks write one key, any of them wins",
-        table="e",
-        description="sse source state",
-        key=tuple[()],
-        value=SSESourceState,
-    ),
-    # polling_http/operator.rs
-    KnownTable(
-        owner="polling HTTP source",
-        holds="the last answer; subtasks write one key, any of them wins",
-        table="s",
-        description="polling http source state",
-        key=tuple[()],
-        value=PollingHttpSourceState,
-    ),
-    # websocket/operator.rs
-    KnownTable(
-        owner="WebSocket source",
-        holds="one entry without content",
-        table="e",
-        description="websocket source state",
-        key=tuple[()],
-        value=WebsocketSourceState,
-    ),
-    # mqtt/source/mod.rs
-    KnownTable(owner="MQTT source", holds="nothing", table="m", description="mqtt source state"),
-    # nats/source/mod.rs
-    KnownTable(
-        owner="NATS source",
-        holds="the last message read, by operator; subtasks write one key, any of them wins",
-        table="n",
-        description="NATS source state",
-        key=str,
-        value=NatsState,
-    ),
-    # rabbitmq/source.rs
-    KnownTable(
-        owner="RabbitMQ stream source",
-        holds="the last offset read, by stream",
-        table="s",
-        description="rabbitmq stream source state",
-        key=str,
-        value=RabbitmqStreamState,
-    ),
-    # fluvio/source.rs
-    KnownTable(
-        owner="Fluvio source",
-        holds="the next offset by partition",
-        table="f",
-        description="fluvio source state",
-        key=U32,
-        value=FluvioState,
-    ),
-)
-"""The tables of sources, one entry each."""
+FileSourceEntry = tuple[str, FileReadState]
+"""The name of a file, and how far it is read."""

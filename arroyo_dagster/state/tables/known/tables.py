@@ -4,12 +4,25 @@ from __future__ import annotations
 
 import fnmatch
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 from arroyo_dagster.state.model.tables import TableConfig, TableKind
 from arroyo_dagster.state.model.types import Type, describe
 
-__all__ = ["KnownTable"]
+__all__ = ["KnownTable", "LaterType"]
+
+
+@dataclass(frozen=True, slots=True)
+class LaterType:
+    """A type in a module of this package that is loaded when the type is needed."""
+
+    module: str
+    name: str
+
+    def load(self) -> Any:
+        """Return the type."""
+        return getattr(import_module(f"{__package__}.{self.module}"), self.name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,8 +36,8 @@ class KnownTable:
         description: the exact description that the owner gives it; None = any.
         operator: a pattern of operator ids, such as `source_orders_*`; None = any.
         state_version: the version of its values; None = any.
-        key, value: Python types, or descriptions of types, as bincode; None for both = the owner
-            writes no entries, or the table holds rows, which need no types.
+        key, value: Python types, descriptions of types, or a `LaterType`, as bincode; None for both
+            = the owner writes no entries, or the table holds rows, which need no types.
         commit: the type of a subtask's data for the second phase of a commit; None = no such data.
         releases: the releases of Arroyo that write this form, if not all.
     """
@@ -44,17 +57,23 @@ class KnownTable:
     def __post_init__(self) -> None:
         # Types that cannot be described are refused here, not when the table is first read.
         for part in (self.key, self.value, self.commit):
-            describe(part)
+            if not isinstance(part, LaterType):
+                describe(part)
 
     @property
     def key_type(self) -> Type:
         """The encoding of keys."""
-        return describe(self.key)
+        return _described(self.key)
 
     @property
     def value_type(self) -> Type:
         """The encoding of values."""
-        return describe(self.value)
+        return _described(self.value)
+
+    @property
+    def commit_type(self) -> Type:
+        """The encoding of a subtask's data for the second phase of a commit."""
+        return _described(self.commit)
 
     @property
     def has_entries(self) -> bool:
@@ -73,3 +92,7 @@ class KnownTable:
     def has_version(self, version: int) -> bool:
         """Whether values of a state version have this form."""
         return self.state_version in (None, version)
+
+
+def _described(part: Any) -> Type:
+    return describe(part.load() if isinstance(part, LaterType) else part)

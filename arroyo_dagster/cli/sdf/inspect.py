@@ -9,14 +9,20 @@ from typing import Any
 import click
 
 from arroyo_dagster import __version__
-from arroyo_dagster.cli.common import open_to_read, print_error, store_options
+from arroyo_dagster.cli.common import (
+    open_to_read,
+    print_error,
+    private_option,
+    store_options,
+)
 from arroyo_dagster.cli.rendering import print_json
-from arroyo_dagster.cli.sdf import sdf, show
-from arroyo_dagster.cli.sdf_files import load_dataflow, loading_options
+from arroyo_dagster.cli.sdf.files import load_dataflow, loading_options
+from arroyo_dagster.cli.sdf.group import sdf, show
 from arroyo_dagster.dataflow.views.namespaces import CliError, Namespace, Namespaces
 from arroyo_dagster.dataflow.views.rendering import borderless, frame_text, table_text, window_text
 from arroyo_dagster.dataflow.views.view import Views
 from arroyo_dagster.errors import ArroyoStateError
+from arroyo_dagster.state.planning.privacy import PrivateColumns
 
 _COMMANDS = {
     ".help": "list the commands",
@@ -38,6 +44,7 @@ _COMMANDS = {
     help="Print only namespaces that match; with a NAMESPACE, only keys that match.",
 )
 @loading_options
+@private_option
 @store_options
 def print_state(
     file: str,
@@ -47,6 +54,7 @@ def print_state(
     legacy: bool,
     extended: bool,
     prod: bool,
+    private: PrivateColumns,
     url: str | None,
     as_json: bool,
 ) -> None:
@@ -60,7 +68,7 @@ def print_state(
       arroyo-state sdf show state dataflow.yaml --url s3://bucket/arroyo
     """
     dataflow, _ = load_dataflow(file, legacy=legacy, extended=extended, prod=prod)
-    spaces = Namespaces(open_to_read(url), dataflow)
+    spaces = Namespaces(open_to_read(url), dataflow, private=private)
     if namespace is None:
         if key is not None:
             raise click.UsageError("--key needs a NAMESPACE")
@@ -116,6 +124,7 @@ def _plain(value: Any) -> Any:
 @click.argument("file", type=click.Path())
 @click.argument("query", required=False)
 @loading_options
+@private_option
 @store_options
 def query_states(
     file: str,
@@ -123,6 +132,7 @@ def query_states(
     legacy: bool,
     extended: bool,
     prod: bool,
+    private: PrivateColumns,
     url: str | None,
     as_json: bool,
 ) -> None:
@@ -137,7 +147,7 @@ def query_states(
       arroyo-state sdf sql dataflow.yaml "select * from counts" --url s3://bucket/arroyo
     """
     dataflow, _ = load_dataflow(file, legacy=legacy, extended=extended, prod=prod)
-    views = Views(open_to_read(url), dataflow)
+    views = Views(open_to_read(url), dataflow, private=private)
     if query is not None:
         _print_answer(views, query, as_json)
         return

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from arroyo_dagster.cli.common import open_url, store_options
+from arroyo_dagster.cli.common import NO_EFFECT, open_url, spark_option, store_options
 from arroyo_dagster.cli.rendering import print_json
-from arroyo_dagster.cli.sdf import sdf
-from arroyo_dagster.cli.sdf_files import allow_functions, load_dataflow, loading_options
+from arroyo_dagster.cli.sdf.files import allow_functions, load_dataflow, loading_options
+from arroyo_dagster.cli.sdf.group import sdf
 from arroyo_dagster.dataflow.definition.definition import Dataflow
 from arroyo_dagster.dataflow.in_process import (
     DataflowOptions,
@@ -101,17 +101,16 @@ _ENDLESS_INTERVAL = 1.0
     show_default=True,
     help="Number of subtasks of each operator. It may change between runs.",
 )
-@click.option("--spark", is_flag=True, help="Run on Spark instead of in this process.")
+@spark_option("Run on Spark instead of in this process.")
 @click.option("--master", help="With --spark: the Spark master. Default: local[*].")
 @click.option(
     "--conf", "conf", multiple=True, metavar="NAME=VALUE", help="With --spark: a setting of Spark."
 )
-@click.option("--spark-checkpoint", help="With --spark: the directory of Spark's batch logs.")
 @click.option(
-    "--adopt",
-    is_flag=True,
-    help="With --spark: continue from the offsets recorded with the states.",
+    "--spark-checkpoint",
+    help="With --spark: the directory in which Spark logs the offsets of its own sources.",
 )
+@click.option("--adopt", is_flag=True, hidden=True, help=NO_EFFECT)
 @loading_options
 @store_options
 def run(
@@ -169,7 +168,9 @@ def run(
     allow_functions(file)
     store = open_url(url)
     stdin = io.FileIO(0, closefd=False) if _is_piped(given) else None
-    outside = _spark_topics(store, spark, spark_checkpoint, (master, conf, adopt))
+    if adopt:
+        click.echo(f"--adopt: {NO_EFFECT}", err=True)
+    outside = _spark_topics(store, spark, spark_checkpoint, (master, conf))
     wired = wire(dataflow, given, store, packages=packages, stdin=stdin, outside=outside)
     for topic in wired.unbound:
         click.echo(
@@ -202,9 +203,7 @@ def run(
                 options={
                     "master": master,
                     "conf": dict(_variable(one) for one in conf),
-                    "checkpoint_location": spark_checkpoint,
                     "interval_seconds": pace,
-                    "adopt": adopt,
                     "max_epochs": epochs,
                 },
             )
@@ -229,7 +228,7 @@ def _spark_topics(
 ) -> SparkTopics | None:
     if not spark:
         if location or any(others):
-            raise click.UsageError("--master, --conf, --spark-checkpoint and --adopt need --spark")
+            raise click.UsageError("--master, --conf and --spark-checkpoint need --spark")
         return None
     from arroyo_dagster.spark.dataflow.topics import SparkTopics
 
@@ -249,7 +248,7 @@ def _run_on_spark(
     from arroyo_dagster.spark.dataflow.pipelines import run_pipelines
     from arroyo_dagster.spark.pipeline import SparkOptions
 
-    done = run_pipelines(
+    return run_pipelines(
         pipelines,
         store,
         SparkOptions(follow=follow, **options),
@@ -257,12 +256,6 @@ def _run_on_spark(
         between=wired.between,
         stop=stop,
         on_epoch=_epoch_printer(),
-    )
-    epochs = {one.paths.job: done[one.paths.root].epochs for one in pipelines}
-    return DataflowOutcome(
-        rounds=max(epochs.values(), default=0),
-        epochs=epochs,
-        ended=all(one.exhausted for one in done.values()),
     )
 
 

@@ -13,8 +13,8 @@ import click
 from arroyo_dagster.cli.common import EXIT_FINDINGS, json_option
 from arroyo_dagster.cli.lazy import LazyGroup
 from arroyo_dagster.cli.rendering import print_json
-from arroyo_dagster.cli.sdf import sdf, show
-from arroyo_dagster.cli.sdf_files import allow_functions
+from arroyo_dagster.cli.sdf.files import allow_functions
+from arroyo_dagster.cli.sdf.group import sdf, show
 from arroyo_dagster.dataflow.definition.definition import FunctionDef, Package
 from arroyo_dagster.dataflow.definition.loading import load_package
 from arroyo_dagster.dataflow.definition.scope import scope_of
