@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from typing import Any
 
@@ -56,14 +57,20 @@ def one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 ONE_PROCESS = ("spark", "contract")
 """Folders whose tests share a server or a session, which must not be started twice."""
-SECOND_SESSION = ("test_pipeline.py", "test_legacy_layout.py", "test_staging.py")
-"""Of the folder `spark`: what another process takes, with a session of its own."""
 LONGEST_FIRST = ("spark", "journeys", "contract", "orchestration")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     run_seed()  # before workers are started, which must collect the same tests
     quick_spark.begin()
+    gc.disable()  # until all tests are known: what is imported meanwhile stays
+
+
+def pytest_collection_finish() -> None:
+    """Let collections of garbage leave out what collecting tests has made."""
+    gc.freeze()
+    gc.set_threshold(10_000, 20, 20)
+    gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -85,8 +92,6 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
         def _split_scope(self, nodeid: str) -> str:
             file = nodeid.split("::")[0]
             folder = file.split("/")[1]
-            if file.endswith(SECOND_SESSION):
-                return f"{folder} 2"
             server = next((name for name in SERVERS if f"[{name}" in nodeid), None)
             if server is not None:
                 return f"{folder} {server}"

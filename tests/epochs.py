@@ -16,7 +16,7 @@ from arroyo_dagster.state.model.checkpoints import (
     GenerationManifest,
     Manifest,
     OperatorCheckpoint,
-    StreamProgress,
+    RunProgress,
 )
 from arroyo_dagster.state.model.ids import (
     Epoch,
@@ -164,7 +164,7 @@ class MadeUpJob:
             needs_commit=False,
             operators=(),
             parent_ref=parent,
-            progress=StreamProgress(query_id="q", batch_id=epoch, offsets="{}"),
+            progress=RunProgress(offsets="{}"),
         )
 
         def directory(found: re.Match[bytes]) -> bytes:

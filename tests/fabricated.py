@@ -11,7 +11,7 @@ from arroyo_dagster.state.codec.hashing.routing import key_hashes
 from arroyo_dagster.state.codec.operations import INSERT
 from arroyo_dagster.state.codec.parquet import GLOBAL_KEY_VALUE_SCHEMA, encode_pairs
 from arroyo_dagster.state.metadata.backend import ParquetBackend
-from arroyo_dagster.state.model.checkpoints import Manifest, OperatorCheckpoint, StreamProgress
+from arroyo_dagster.state.model.checkpoints import Manifest, OperatorCheckpoint, RunProgress
 from arroyo_dagster.state.model.compaction import MergedRows, RowsMerge
 from arroyo_dagster.state.model.ids import (
     Epoch,
@@ -119,7 +119,7 @@ def publish(
             needs_commit=False,
             operators=(operator,),
             parent_ref=None,
-            progress=StreamProgress(query_id="made", batch_id=epoch, offsets="{}", final=final),
+            progress=RunProgress(offsets="{}", final=final),
         )
     )
     return paths

@@ -11,7 +11,7 @@ from unittest import mock
 
 import pytest
 
-from arroyo_dagster.state.codec import metadata, parquet, records
+from arroyo_dagster.state.codec import compaction_records, metadata, parquet
 from arroyo_dagster.state.codec.parquet import FooterFacts, read_facts
 from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.model.garbage import GRACE_MICROS, PlanKind, Retention
@@ -144,7 +144,7 @@ def _listed(store: ObjectStore, path: StatePath) -> Iterable[StatePath]:
     name = path.name
     if "/_arroyo_dagster/" in path:
         if "/compactions/" in path:
-            record = records.decode_compaction_record(store.read(path), path)
+            record = compaction_records.decode_compaction_record(store.read(path), path)
             return [p for one in record.merged for p in (*one.input_paths, *one.output_paths)]
         return []
     if name == "checkpoint-manifest.pb":

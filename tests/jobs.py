@@ -7,6 +7,7 @@ restart would find, and nothing a run keeps in memory.
 from __future__ import annotations
 
 import datetime as dt
+import functools
 import itertools
 import time
 from collections import Counter
@@ -28,7 +29,7 @@ from arroyo_dagster.state.model.tables import (
 )
 from arroyo_dagster.state.planning.restore.checkpoint import cutoff_micros
 from arroyo_dagster.state.runtime.connectors import ParquetSink, TableSource
-from arroyo_dagster.state.runtime.in_process import run_pipeline
+from arroyo_dagster.state.runtime.in_process import LocalRun, run_pipeline
 from arroyo_dagster.state.runtime.operators import Collector, Operator, OperatorContext
 from arroyo_dagster.state.runtime.pipeline import Pipeline
 from arroyo_dagster.state.storage import MemoryStore, ObjectStore
@@ -186,6 +187,31 @@ def run_word_job(store: ObjectStore, **options: Any) -> None:
     """Run it to its end."""
     max_epochs = options.pop("max_epochs", None)
     run_pipeline(word_job(store, **options), store, max_epochs=max_epochs)
+
+
+def written_by_word_job(*, killed: bool = False, **options: Any) -> MemoryStore:
+    """A store of its own that the job was run on; a job of the same options was run once.
+
+    Args:
+        killed: the run was killed right behind its last epoch; it did not stop with one.
+        options: of `word_job`, `max_epochs`, and `layout`.
+    """
+    return copied(_written_by_word_job(killed, tuple(sorted(options.items()))))
+
+
+@functools.cache
+def _written_by_word_job(killed: bool, given: tuple[tuple[str, Any], ...]) -> MemoryStore:
+    store, options = MemoryStore(), dict(given)
+    max_epochs, layout = options.pop("max_epochs", None), options.pop("layout", None)
+    job = word_job(store, **options)
+    job.layout = layout or job.layout
+    if not killed:
+        run_pipeline(job, store, max_epochs=max_epochs)
+        return store
+    run = LocalRun.start(job, store)
+    for _ in range(max_epochs):
+        run.step()
+    return store
 
 
 # ---- what a restart would find -------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """Run the pipeline of `words.py` in a process of its own, to be killed by a test.
 
-python -m tests.run_words FOLDER SEED in-process|few-epochs|spark [URL]
+python -m tests.run_words FOLDER SEED in-process|fewer-epochs|few-epochs|spark [URL]
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from arroyo_dagster.state.storage.remote.open import open_store
 from tests.words import random_words, words_pipeline
 
 ROWS = 1200
-ROWS_PER_EPOCH = {"in-process": 12, "few-epochs": 60, "spark": 60}
+ROWS_PER_EPOCH = {"in-process": 12, "fewer-epochs": 30, "few-epochs": 60, "spark": 60}
 
 
 def pipeline_in(folder: str, seed: int, where: str) -> Pipeline:

@@ -1,14 +1,16 @@
-"""Enumerated faults, dealt out: every other point, to one layout or the other; all of them to both
-where there is time (`make soak`)."""
+"""Enumerated faults and cases, dealt out: a part of them to CI, all of them where there is time
+(`make soak`)."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
+from _pytest.mark import ParameterSet
+from hypothesis import settings
 
 from arroyo_dagster.state.model.layout import Layout
 
@@ -33,18 +35,68 @@ class Share:
 
 
 def everywhere(layout: str) -> pytest.MarkDecorator:
-    """A quarter of the points for each layout, by the argument `share`, others for the other.
+    """A sixth of the points for each layout, by the argument `share`, others for the other.
 
     All points for both layouts are soak tests.
     """
     cases = []
     for at, one in enumerate(Layout):
-        cases.append(pytest.param(one, Share(at, 2 * len(Layout)), id=one.value))
+        cases.append(pytest.param(one, Share(at, 3 * len(Layout)), id=one.value))
         everything = pytest.param(
             one, Share(0, 1), id=f"{one.value}-everything", marks=pytest.mark.soak
         )
         cases.append(everything)
     return pytest.mark.parametrize((layout, "share"), cases)
+
+
+def dealt_out(cases: Iterable[Any], of: int) -> list[ParameterSet]:
+    """Each case with a share of `of`, the next one for the next case: all points are soak tests.
+
+    Args:
+        cases: the values of a parameter; tuples for those of several.
+    """
+    found = []
+    for at, one in enumerate(cases):
+        values = one if isinstance(one, tuple) else (one,)
+        name = "-".join(str(value) for value in values)
+        found.append(pytest.param(*values, Share(at % of, of), id=name))
+        found.append(
+            pytest.param(*values, Share(0, 1), id=f"{name}-everything", marks=pytest.mark.soak)
+        )
+    return found
+
+
+def some_of(cases: Iterable[Any], one_in: int, first: int = 0) -> list[ParameterSet]:
+    """Every `one_in`-th case for CI, from the `first` on; the others are soak tests.
+
+    Args:
+        cases: the values of a parameter; tuples for those of several.
+    """
+    return [_case(one, in_ci=at % one_in == first % one_in) for at, one in enumerate(cases)]
+
+
+def all_but(cases: Iterable[Any], soak: Sequence[Any]) -> list[ParameterSet]:
+    """The cases, some of which are soak tests."""
+    return [_case(one, in_ci=one not in soak) for one in cases]
+
+
+def _case(values: Any, *, in_ci: bool) -> ParameterSet:
+    marks = () if in_ci else (pytest.mark.soak,)
+    return pytest.param(*(values if isinstance(values, tuple) else (values,)), marks=marks)
+
+
+def share_or_all(of: int) -> pytest.MarkDecorator:
+    """One of so many points, by the argument `share`: all of them are soak tests."""
+    cases = [
+        pytest.param(Share(0, of), id=f"one-in-{of}"),
+        pytest.param(Share(0, 1), id="everything", marks=pytest.mark.soak),
+    ]
+    return pytest.mark.parametrize("share", cases)
+
+
+def fewer_examples(one_in: int) -> settings:
+    """One of so many examples of what Hypothesis looks at: what is dear, in any profile."""
+    return settings(max_examples=max(3, settings().max_examples // one_in))
 
 
 EITHER_OR_BOTH = pytest.mark.parametrize(

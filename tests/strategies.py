@@ -9,7 +9,7 @@ from arroyo_dagster.state.model.checkpoints import (
     GlobalKeyedReport,
     Manifest,
     OperatorCheckpoint,
-    StreamProgress,
+    RunProgress,
     SubtaskCheckpoint,
 )
 from arroyo_dagster.state.model.ids import (
@@ -140,12 +140,10 @@ MANIFESTS = st.builds(
     parent_ref=st.none() | PATHS,
     progress=st.none()
     | st.builds(
-        StreamProgress,
-        query_id=st.text(),
-        batch_id=U64,
+        RunProgress,
         offsets=st.text(),
-        checkpoint_location=st.text(),
         final=st.booleans(),
         exhausted=st.booleans(),
+        rolled_back_to=st.none() | U64.map(Epoch),
     ),
 )

@@ -25,6 +25,7 @@ from arroyo_dagster.state.operations.catalog.jobs import find_job, list_epochs, 
 from arroyo_dagster.state.planning.restore.recovery import Restore, resolve
 from arroyo_dagster.state.storage import Counting, ObjectStore, WriteProtected, open_store
 from tests.compat.arroyo import ARCHIVES, description, unpack
+from tests.shares import Share, share_or_all
 
 Described = Mapping[str, Any]
 
@@ -224,10 +225,11 @@ def times_of(tables: Sequence[pa.Table]) -> list[int]:
     return [min(found), max(found)]
 
 
-def test_every_epoch_of_every_job_can_be_restored(root: Root) -> None:
+@share_or_all(4)
+def test_every_epoch_of_every_job_can_be_restored(root: Root, share: Share) -> None:
     for paths, job in root.jobs():
         backend = ParquetBackend(root.store, paths)
-        for epoch in job["epochs"]:
+        for epoch in share(job["epochs"]):
             assert backend.prepare_checkpoint_load(epoch["epoch"]).epoch == epoch["epoch"]
 
 

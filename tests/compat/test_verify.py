@@ -7,9 +7,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
+from _pytest.mark import ParameterSet
 from click.testing import CliRunner
 
 from arroyo_dagster.cli import main
@@ -29,6 +31,7 @@ from arroyo_dagster.state.operations.catalog.query import (
 from arroyo_dagster.state.operations.verify.job import verify_job
 from arroyo_dagster.state.runtime.in_process import run_pipeline
 from arroyo_dagster.state.storage import MemoryStore, ObjectStore, WriteProtected, open_store
+from tests import shares
 from tests.compat.arroyo import ARCHIVES, unpack
 from tests.damages import (
     ANY,
@@ -45,6 +48,7 @@ from tests.damages import (
     warnings,
 )
 from tests.jobs import copied, run_word_job, word_job
+from tests.shares import Share, all_but, share_or_all
 
 JOBS = {
     "legacy joins": ("legacy", JobPaths(JobId("job_d14OMmRXhf"))),
@@ -114,7 +118,7 @@ def found_in(
 
 
 @pytest.mark.parametrize("archive", ARCHIVES)
-@pytest.mark.parametrize("parallelism", [None, 1, 2, 3])
+@pytest.mark.parametrize("parallelism", all_but([None, 1, 2, 3], [1, 2]))
 def test_what_arroyo_wrote_passes_at_any_parallelism(
     archive: str, parallelism: int | None, urls: dict[str, str]
 ) -> None:
@@ -129,11 +133,14 @@ def test_what_arroyo_wrote_passes_at_any_parallelism(
             assert {one.subtask for one in found.restore} == set(range(parallelism))
 
 
+@share_or_all(4)
 @pytest.mark.parametrize("archive", ARCHIVES)
-def test_every_epoch_that_arroyo_kept_passes(archive: str, urls: dict[str, str]) -> None:
+def test_every_epoch_that_arroyo_kept_passes(
+    archive: str, share: Share, urls: dict[str, str]
+) -> None:
     store = WriteProtected(open_store(urls[archive]))
     for paths in list_jobs(store):
-        for epoch in verify_job(store, paths, level=0).epochs:
+        for epoch in share(verify_job(store, paths, level=0).epochs):
             findings = verify_job(store, paths, epoch, level=1, history=1).verdict.findings
             assert {one.code for one in findings} <= FINDINGS_OF_THE_OLDEST
 
@@ -192,9 +199,24 @@ DAMAGES: list[tuple[str, Callable[[Scene], Expected]]] = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("name", "damage"), DAMAGES, ids=[f"{name}-{damage.__name__}" for name, damage in DAMAGES]
-)
+def dealt_out() -> list[ParameterSet]:
+    """Each damage to the first job that it is done to, or to the next for every other damage: to
+    all jobs in the soak.
+    """
+    jobs_of: dict[Any, list[str]] = {}
+    for name, damage in DAMAGES:
+        jobs_of.setdefault(damage, []).append(name)
+    chosen = {
+        (names[at % len(names)], damage) for at, (damage, names) in enumerate(jobs_of.items())
+    }
+    marks = {one: () if one in chosen else pytest.mark.soak for one in DAMAGES}
+    return [
+        pytest.param(name, damage, id=f"{name}-{damage.__name__}", marks=marks[name, damage])
+        for name, damage in DAMAGES
+    ]
+
+
+@pytest.mark.parametrize(("name", "damage"), dealt_out())
 def test_a_damage_gives_its_finding_and_nothing_else(
     name: str,
     damage: Callable[[Scene], Expected],
@@ -215,12 +237,12 @@ def test_a_damage_gives_its_finding_and_nothing_else(
     assert usual - found <= {one for one in usual if one[1] in FINDINGS_OF_THE_WHOLE}
 
 
-@pytest.mark.parametrize("name", ["flights", "ours"])
+@pytest.mark.parametrize(("name", "share"), shares.dealt_out(["flights", "ours"], 2))
 def test_looking_at_what_is_damaged_ends_in_an_answer_or_a_named_error(
-    name: str, jobs: dict[str, MemoryStore]
+    name: str, share: Share, jobs: dict[str, MemoryStore]
 ) -> None:
     answered = 0
-    for number, damage in enumerate(ANY):
+    for number, damage in share(enumerate(ANY)):
         scene = scene_of(jobs, name)
         whole = scene.newest
         damage(scene)
@@ -229,7 +251,7 @@ def test_looking_at_what_is_damaged_ends_in_an_answer_or_a_named_error(
             partial(describe_epoch, store, paths),
             partial(lambda at: find_hash_variant(at[0], load_epoch(*at)), (store, paths)),
         ]
-        options = ReadOptions(limit=(3, None)[number % 2])
+        options = ReadOptions(limit=(3, None)[number // 2 % 2])
         calls += [
             partial(read_rows, store, paths, operator.operator, table, options)
             for operator in whole.operators
@@ -238,7 +260,7 @@ def test_looking_at_what_is_damaged_ends_in_an_answer_or_a_named_error(
         errors_met = [error for call in calls if (error := named_error(call)) is not None]
         assert all(one.facts for one in errors_met), damage.__name__
         answered += len(calls) - len(errors_met)
-    assert answered > 4 * len(ANY)
+    assert answered > 4 * len(ANY) // share.of
 
 
 def named_error(call: Callable[[], object]) -> ArroyoStateError | None:

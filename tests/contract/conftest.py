@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import secrets
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -49,7 +50,26 @@ LIMITS = {
 }
 """What a server cannot do, and our clients cannot mend; by test, or by test and parameters."""
 
+ALWAYS = ("memory", "local")
+"""All cases of a test run on these; see `pytest_collection_modifyitems`."""
+
 _NUMBERS = itertools.count()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Deal the cases of a test out to the servers: of each, all run the first, and every eighth
+    one, each server others. All cases on all servers are soak tests.
+    """
+    seen: Counter[tuple[str, str]] = Counter()
+    for item in items:
+        backend = getattr(item, "callspec", None) and item.callspec.params.get("new_store")
+        if backend is None or backend in ALWAYS:
+            continue
+        test = (item.nodeid.partition("[")[0], backend)
+        case, server = seen[test], BACKENDS.index(backend)
+        seen[test] += 1
+        if case and case % 8 != server % 8:
+            item.add_marker(pytest.mark.soak)
 
 
 def open_s3(url: str, client: str = "obstore", **more: Any) -> ObjectStore:

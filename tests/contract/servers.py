@@ -87,6 +87,20 @@ class GoogleDialect:
         return answers[0].startswith("200")
 
 
+class OneCreateAtATime:
+    """Moto's S3, which looks and writes in two steps, as a server of which one creator wins."""
+
+    def __init__(self, app: App) -> None:
+        self.app = app
+        self._creating = threading.Lock()
+
+    def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Any:
+        if "HTTP_IF_NONE_MATCH" not in environ:
+            return self.app(environ, start_response)
+        with self._creating:
+            return [*self.app(environ, start_response)]
+
+
 class IgnoresConditions:
     """Moto's S3 as a server that ignores the condition of a conditional create."""
 
@@ -162,7 +176,7 @@ class FailingDeletes:
 @contextlib.contextmanager
 def moto_server(dialect: Callable[[App], App] = lambda app: app) -> Iterator[str]:
     """Give `host:port` of a server of S3; all of one process hold the same buckets."""
-    app = dialect(DomainDispatcherApplication(create_backend_app))
+    app = dialect(OneCreateAtATime(DomainDispatcherApplication(create_backend_app)))
     server = make_server("127.0.0.1", 0, app, threaded=True)
     server.RequestHandlerClass.log_request = lambda *_: None  # type: ignore[method-assign]
     thread = threading.Thread(target=server.serve_forever, daemon=True)

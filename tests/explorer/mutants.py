@@ -149,6 +149,11 @@ MUTANTS: dict[str, Callable[[], Any]] = {
         inventory, "_rewrites", lambda store, roots, found: {}
     ),
     "a rewrite goes on whatever the job does": _regardless,
+    "new lists stay although the job was started": _instead(
+        rewriting_publish,
+        "_put_back",
+        lambda held, work, objects, reason: work.changed(reason),
+    ),
     "what epochs in quarantine need is ignored": _instead(
         roots_read.Reader, "pins_in_full", _without_quarantine
     ),

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from arroyo_dagster.state.codec import records
+from arroyo_dagster.state.codec import compaction_records
 from arroyo_dagster.state.codec.proto import state_pb2 as pb
 from tests.explorer.world import DAY, HOUR, Object, Objects, Process, Violation
 
@@ -73,7 +73,7 @@ def legacy_operators(data: bytes) -> tuple[str, ...]:
 
 @functools.lru_cache(maxsize=1000)
 def _outputs(data: bytes) -> tuple[str, ...]:
-    record = records.decode_compaction_record(data, "a compaction record")
+    record = compaction_records.decode_compaction_record(data, "a compaction record")
     return tuple(path for one in record.merged for path in one.output_paths)
 
 
@@ -333,6 +333,16 @@ class Watch:
             number = None if facts is None else manifest_facts(facts[0])[0]
         return found
 
+    def _chain(self) -> set[str]:
+        """The manifests that exist, from the newest epoch's along the references to parents."""
+        found: set[str] = set()
+        needs = self.epochs[max(self.epochs)] if self.epochs else frozenset[str]()
+        ref = next((one for one in needs if one.endswith(MANIFEST)), None)
+        while ref is not None and ref in self.objects and ref not in found:
+            found.add(ref)
+            ref = manifest_facts(self.objects[ref][0])[1]
+        return found
+
     def _newest_there(self, numbers: list[int]) -> list[int]:
         """The epochs that count: where Arroyo has cleaned up also those it has taken files of."""
         if self.protocol or self.ours:
@@ -489,6 +499,9 @@ class Watch:
         older = int(found[2]) - 1 if found else manifest_facts(self.objects[parent][0])[0]
         if older in pinned:
             return
+        record = f"{self.root}/epochs/epoch-{older:07}.record"
+        if self.protocol and record not in self.objects and parent not in self._chain():
+            return  # rolled back, so only its record led to it, and its writer has deleted that
         needs = [self.epochs.get(pin, frozenset()) for pin in pinned]
         if self.protocol and self.epochs:
             needs.append(self.epochs[max(self.epochs)])  # its parent may be much older

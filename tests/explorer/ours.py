@@ -30,7 +30,7 @@ from arroyo_dagster.state.model.checkpoints import (
     ExpiringTimeKeyReport,
     GlobalKeyedReport,
     OperatorCheckpoint,
-    StreamProgress,
+    RunProgress,
     SubtaskCheckpoint,
 )
 from arroyo_dagster.state.model.compaction import (
@@ -326,7 +326,7 @@ def _write_epoch(hands: Hands, run: OpaqueRun, job: Job, chance: random.Random) 
             configs=report.configs,
         )
         run.backend.write_operator_checkpoint_metadata(mine, 0)
-    progress = StreamProgress(query_id="explorer", batch_id=plan.epoch, offsets="{}")
+    progress = RunProgress(offsets="{}")
     run.finish(plan, reports, {}, {}, progress)
 
 

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 from unittest import mock
 
+from arroyo_dagster.state.codec import compaction_records, metadata, records, references
 from arroyo_dagster.state.codec import gc as collecting
-from arroyo_dagster.state.codec import metadata, records, references
 from arroyo_dagster.state.model import garbage as model
 from arroyo_dagster.state.model import ids, objects
 from arroyo_dagster.state.model.ids import StatePath
@@ -41,7 +41,7 @@ DECODERS = (
     (records, "decode_generation_manifest"),
     (records, "decode_epoch_record"),
     (records, "decode_committed_marker"),
-    (records, "decode_compaction_record"),
+    (compaction_records, "decode_compaction_record"),
     (records, "decode_commit_note"),
     (collecting, "decode_pins"),
 )

@@ -18,6 +18,7 @@ from tests.explorer.setting import Setting
 from tests.explorer.world import DAY, SECOND, Process, Violation, World
 
 LAYOUTS = {"protocol": PROTOCOL, "legacy": LEGACY}
+AROUND_ITS_PUTS = 40
 MOST_CALLS = 400
 
 
@@ -144,6 +145,27 @@ def test_a_run_that_would_be_rewritten_between_any_two_of_its_calls_loses_nothin
     assert places() > 100
     with MUTANTS["a rewrite goes on whatever the job does"](), pytest.raises(Violation):
         places()
+
+
+def test_a_run_that_begins_between_any_two_calls_of_a_rewrite_keeps_its_files() -> None:
+    """Until its cleaning up has passed the epoch that was rewritten."""
+    begun = abandoned("legacy", "arroyo", 10, retention=16)
+    alone = again(begun, 0)
+    rewriting = alone.rewriting()
+    alone.world.run([rewriting])
+    assert rewriting.result == "rewritten"
+
+    def some_runs() -> None:
+        for at in range(rewriting.calls - AROUND_ITS_PUTS, rewriting.calls):
+            setting = again(begun, at)
+            first, run = setting.rewriting(), setting.writer(2, stop=True, fresh=False)
+            setting.world.run([first, run], pause=at)
+            setting.world.run([setting.writer(10, stop=False, fresh=False)])
+            check_end(setting.world, setting.watch)
+
+    some_runs()
+    with MUTANTS["new lists stay although the job was started"](), pytest.raises(Violation):
+        some_runs()
 
 
 def test_what_arroyo_takes_after_it_ignored_the_state_is_not_blamed_on_a_rewrite() -> None:

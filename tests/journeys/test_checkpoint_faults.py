@@ -14,6 +14,7 @@ import pytest
 from arroyo_dagster.errors import StorageError
 from arroyo_dagster.state.storage import Crash, FaultInjecting, MemoryStore
 from tests.jobs import copied, output_of, run_word_job, state_of, word_job
+from tests.shares import Share, dealt_out, share_or_all
 
 pytestmark = pytest.mark.usefixtures("one_at_a_time")
 
@@ -67,30 +68,29 @@ def disturb(
 
 
 @pytest.mark.parametrize(
-    ("mode", "crash"),
-    [("before", False), ("after", False), ("after", True), ("partial", True)],
-    ids=["failure", "unknown-outcome", "crash", "crash-half-way"],
+    ("mode", "crash", "share"),
+    dealt_out([("before", False), ("after", False), ("after", True), ("partial", True)], 4),
 )
 def test_a_fault_at_any_change_of_a_checkpoint_loses_and_doubles_nothing(
-    mode: Mode, crash: bool
+    mode: Mode, crash: bool, share: Share
 ) -> None:
     begun, expected = run_until(3), undisturbed(JOB)
     changes = changes_of(begun, JOB)
     assert changes > 25
-    for at in range(1, changes + 1):
+    for at in share(range(1, changes + 1)):
         store = copied(begun)
         assert disturb(store, at, mode, crash=crash), at
         run_word_job(store, **JOB)
         assert end_of(store) == expected, f"fault at change {at} of {changes}"
 
 
-@pytest.mark.parametrize("dead_starts", [0, 2])
+@pytest.mark.parametrize(("dead_starts", "share"), dealt_out([0, 2], 4))
 def test_a_crash_at_any_change_of_a_whole_first_run_loses_and_doubles_nothing(
-    dead_starts: int,
+    dead_starts: int, share: Share
 ) -> None:
     expected = undisturbed(TINY)
     changes = changes_of(MemoryStore(), TINY, None)
-    for at in range(1, changes + 1):
+    for at in share(range(1, changes + 1)):
         store = MemoryStore()
         assert disturb(store, at, options=TINY, max_epochs=None), at
         for _ in range(dead_starts):
@@ -99,14 +99,18 @@ def test_a_crash_at_any_change_of_a_whole_first_run_loses_and_doubles_nothing(
         assert end_of(store, TINY) == expected, f"crash at change {at} of {changes}"
 
 
-def test_a_crash_while_recovering_from_any_crash_loses_and_doubles_nothing() -> None:
+@share_or_all(3)
+def test_a_crash_while_recovering_from_any_crash_loses_and_doubles_nothing(
+    share: Share,
+) -> None:
     begun, expected = run_until(1, TINY), undisturbed(TINY)
     # Before its manifest is written an attempt leaves what the next never sees: one will do.
     changes = changes_of(begun, TINY)
     for at in range(changes - 8, changes + 1):
         crashed = copied(begun)
         assert disturb(crashed, at, options=TINY)
-        for again in range(2, START_CHANGES + 1):
+        begin = 2 + at % share.of  # from crash to crash another share
+        for again in share(range(begin, START_CHANGES + 1)):
             store = copied(crashed)
             disturb(store, again, options=TINY)
             run_word_job(store, **TINY)

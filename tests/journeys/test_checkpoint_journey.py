@@ -128,7 +128,7 @@ def test_epochs_without_rows_keep_everything() -> None:
 
 
 def test_bytes_written_an_epoch_follow_the_change_and_not_the_size() -> None:
-    keys, changed = 1_000_000, 10_000
+    keys, changed = 400_000, 4_000
     store = Counting(MemoryStore())
     name = TableName("g")
     paths = JobPaths(JobId("j"), PipelineId("p"))

@@ -33,8 +33,16 @@ from arroyo_dagster.state.storage.wrappers import Counting, WriteProtected
 from arroyo_dagster.state.tables.merge.rows import OnBytes
 from arroyo_dagster.state.tables.merge.task import MergeTask
 from tests.compat.arroyo import unpack
-from tests.jobs import copied, listing, output_of, run_word_job, state_of, word_job
-from tests.shares import EITHER_OR_BOTH, either_or_both
+from tests.jobs import (
+    copied,
+    listing,
+    output_of,
+    run_word_job,
+    state_of,
+    word_job,
+    written_by_word_job,
+)
+from tests.shares import EITHER_OR_BOTH, Share, dealt_out, either_or_both
 
 pytestmark = pytest.mark.usefixtures("one_at_a_time")
 
@@ -53,18 +61,12 @@ PATHS = word_job(MemoryStore(), **JOB).paths
 
 def begun(epochs: int, job: dict[str, Any] = JOB) -> MemoryStore:
     """A job that was stopped: every run of so many epochs ends with a last checkpoint."""
-    store = MemoryStore()
-    run_word_job(store, **job, max_epochs=epochs)
-    return store
+    return written_by_word_job(**job, max_epochs=epochs)
 
 
 def killed(epochs: int, job: dict[str, Any] = JOB) -> MemoryStore:
     """A job that just died."""
-    store = MemoryStore()
-    run = LocalRun.start(word_job(store, **job), store)
-    for _ in range(epochs):
-        run.step()
-    return store
+    return written_by_word_job(**job, max_epochs=epochs, killed=True)
 
 
 def content(store: ObjectStore) -> dict[str, Any]:
@@ -204,21 +206,30 @@ def test_a_record_that_cannot_be_believed_changes_nothing(damage: str) -> None:
 
 @pytest.mark.usefixtures("restarts_at_once")
 @EITHER_OR_BOTH
-@pytest.mark.parametrize("at_rest", [True, False])
 @pytest.mark.parametrize(
-    ("mode", "crash"),
-    [("before", False), ("after", False), ("after", True), ("partial", True)],
-    ids=["failure", "unknown-outcome", "crash", "crash-half-way"],
+    ("at_rest", "mode", "crash", "share"),
+    dealt_out(
+        [
+            (at_rest, *fault)
+            for at_rest in (True, False)
+            for fault in (("before", False), ("after", False), ("after", True), ("partial", True))
+        ],
+        4,
+    ),
 )
 def test_a_fault_at_any_change_of_a_compaction_loses_and_doubles_nothing(
-    at_rest: bool, mode: Literal["before", "after", "partial"], crash: bool, both: bool
+    at_rest: bool,
+    mode: Literal["before", "after", "partial"],
+    crash: bool,
+    share: Share,
+    both: bool,
 ) -> None:
     start, expected = (begun if at_rest else killed)(4, SHORT), ended(SHORT)
     state = content(start)
     counted = FaultInjecting(copied(start))
     run_compaction(counted, PATHS, FULL)
     assert counted.changes > 6
-    for at in range(1, counted.changes + 1):
+    for at in share(range(1, counted.changes + 1)):
         store = copied(start)
         faulty = FaultInjecting(store, fail_at=at, mode=mode, crash=crash)
         with contextlib.suppress(Crash, StorageError):

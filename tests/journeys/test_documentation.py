@@ -13,13 +13,13 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import click
 import pytest
 from click.testing import CliRunner, Result
 
 from arroyo_dagster.cli import main
 from arroyo_dagster.state.model.checkpoints import CheckpointState
 from arroyo_dagster.state.storage.remote.open import open_store
+from tests.commands import leaf_commands
 from tests.documentation import PAGES, PROJECT, blocks, first_program
 from tests.jobs import run_word_job
 
@@ -148,19 +148,10 @@ def test_the_page_explains_every_state_of_an_epoch() -> None:
 # ---- the reference of the command line -----------------------------------------------------------
 
 
-def _leaves(command: click.Command, name: str) -> Iterator[tuple[str, click.Command]]:
-    if not isinstance(command, click.Group):
-        yield name, command
-        return
-    context = click.Context(command)
-    for word in command.list_commands(context):
-        below = command.get_command(context, word)
-        assert below is not None
-        # A hidden command is what its group does by default.
-        yield from _leaves(below, name if below.hidden else f"{name} {word}")
-
-
-LEAVES = dict(_leaves(main, "arroyo-state"))
+LEAVES = {
+    " ".join(words): command
+    for words, command in leaf_commands(main, ("arroyo-state",), hidden_words=False)
+}
 
 
 def test_the_reference_lists_every_command() -> None:
@@ -177,6 +168,7 @@ def test_every_option_that_a_page_names_exists(page: str) -> None:
     known |= {"--help", "--version"}
     known |= {"--checkpoint-url", "--deployment", "--catalogue-url"}  # of `dg scaffold`
     known |= {"--arroyo-api-url", "--format"}
+    known |= {"--no-deps", "--require-hashes"}  # of pip
     known |= {"--clocks", "--minutes", "--kills"}  # of modules below tests/
     text = (PROJECT / page).read_text()
     assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", text)) <= known
@@ -202,11 +194,25 @@ def test_the_component_loads(tmp_path: Path) -> None:
             assert defs.resolve_job_def("arroyo_compaction")
 
 
-@pytest.mark.parametrize("code", blocks("docs/dagster.md", "python"), ids=["defs", "window"])
+@pytest.mark.parametrize(
+    "code",
+    blocks("docs/dagster.md", "python"),
+    ids=["defs", "window", "own assets", "conditions", "selection"],
+)
 def test_the_definitions_load(code: str) -> None:
+    import dagster as dg
+
+    from arroyo_dagster import build_arroyo_definitions
+
     found: dict[str, object] = {}
-    exec(code, found)
-    assert found["defs"].resolve_all_asset_keys()  # type: ignore[attr-defined]
+    # Without the import of this module that turns annotations into texts.
+    exec(compile(code, "docs/dagster.md", "exec", dont_inherit=True), found)
+    defs = found["defs"]
+    assert isinstance(defs, dg.Definitions)
+    if not any(name in code for name in ("build_arroyo_definitions(", "window=")):
+        defs = dg.Definitions.merge(build_arroyo_definitions("memory://documented"), defs)
+    dg.Definitions.validate_loadable(defs)
+    assert defs.resolve_all_asset_keys()
 
 
 def test_the_assets_and_checks_of_the_page_exist() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -37,6 +38,8 @@ def test_the_demo_ends_with_equal_tables_fewer_files_and_what_to_do_next() -> No
     assert "Equal to plain counts: 39 words of 22 keys" in done.stdout
     assert "examples.flights / hourly" in done.stdout
     assert "make ui" in done.stdout
+    steps = re.findall(r"^(\d+) of (\d+)  [A-Z].+ \(\d+ s so far\)$", done.stdout, re.MULTILINE)
+    assert steps == [(str(number), "7") for number in range(1, 8)]
 
 
 def _asked(url: str, query: str) -> Any:

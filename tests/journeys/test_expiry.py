@@ -22,8 +22,16 @@ from arroyo_dagster.state.storage import Crash, FaultInjecting, MemoryStore
 from arroyo_dagster.state.storage.remote.open import open_store
 from arroyo_dagster.state.storage.wrappers import Counting, WriteProtected
 from tests.compat.arroyo import unpack
-from tests.jobs import copied, listing, output_of, run_word_job, state_of, word_job
-from tests.shares import EITHER_OR_BOTH, either_or_both
+from tests.jobs import (
+    copied,
+    listing,
+    output_of,
+    run_word_job,
+    state_of,
+    word_job,
+    written_by_word_job,
+)
+from tests.shares import EITHER_OR_BOTH, Share, dealt_out, either_or_both
 
 pytestmark = pytest.mark.usefixtures("one_at_a_time")
 
@@ -41,9 +49,7 @@ FULL = CompactionSettings(policy=CompactionPolicy.FULL)
 
 
 def begun(epochs: int, job: dict[str, Any] = JOB) -> MemoryStore:
-    store = MemoryStore()
-    run_word_job(store, **job, max_epochs=epochs)
-    return store
+    return written_by_word_job(**job, max_epochs=epochs)
 
 
 def end_of(store: MemoryStore, job: dict[str, Any] = JOB) -> tuple[Any, Any]:
@@ -113,19 +119,18 @@ def test_what_waits_to_be_taken_over_stays() -> None:
 
 @EITHER_OR_BOTH
 @pytest.mark.parametrize(
-    ("mode", "crash"),
-    [("before", False), ("after", False), ("after", True), ("partial", True)],
-    ids=["failure", "unknown-outcome", "crash", "crash-half-way"],
+    ("mode", "crash", "share"),
+    dealt_out([("before", False), ("after", False), ("after", True), ("partial", True)], 3),
 )
 def test_a_fault_at_any_change_of_an_expiry_leaves_what_is_kept_whole(
-    mode: Literal["before", "after", "partial"], crash: bool, both: bool
+    mode: Literal["before", "after", "partial"], crash: bool, share: Share, both: bool
 ) -> None:
     start, expected = begun(6, SHORT), ended(SHORT)
     counted = FaultInjecting(copied(start))
     run_gc(counted, PATHS, to_keep(2))
     clean = {path for path in listing(counted) if OURS not in path}
     assert counted.changes > 6
-    for at in range(1, counted.changes + 1):
+    for at in share(range(1, counted.changes + 1)):
         store = copied(start)
         faulty = FaultInjecting(store, fail_at=at, mode=mode, crash=crash)
         with contextlib.suppress(Crash, StorageError):

@@ -40,6 +40,7 @@ from tests.gc_jobs import (
     whole,
 )
 from tests.jobs import copied, output_of, run_word_job, state_of, word_job
+from tests.shares import Share, dealt_out
 
 pytestmark = pytest.mark.usefixtures("one_at_a_time")
 
@@ -52,9 +53,9 @@ def run_of(store: MemoryStore, **changes: Any) -> LocalRun:
     return LocalRun.start(word_job(store, **{**JOB, **SMALL, **changes}), store)
 
 
-@pytest.mark.parametrize("asked", ["expire", "orphans"])
+@pytest.mark.parametrize(("asked", "share"), dealt_out(["expire", "orphans"], 7))
 def test_a_writer_may_publish_between_any_two_calls_of_a_collector(
-    asked: str, monkeypatch: pytest.MonkeyPatch
+    asked: str, share: Share, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = clock_of_all(monkeypatch)
     start = begun(5, clock, **SMALL)
@@ -70,7 +71,7 @@ def test_a_writer_may_publish_between_any_two_calls_of_a_collector(
     counted = Interrupted(copied(start, clock=clock, keep_times=True))
     collected(counted)
     assert counted.calls > 40
-    for at in range(1, counted.calls + 1, 3):
+    for at in share(range(1, counted.calls + 1)):
         store = copied(start, clock=clock, keep_times=True)
         running = run_of(store)
         running.step()

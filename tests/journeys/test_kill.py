@@ -9,8 +9,8 @@ import pytest
 from tests.kills import CLOCKS, kill_and_finish
 
 
-def test_a_run_killed_five_times_goes_on_exactly_once(tmp_path: Path) -> None:
-    kill_and_finish(tmp_path, "in-process", kills=5, within_seconds=0.06)
+def test_a_run_killed_three_times_goes_on_exactly_once(tmp_path: Path) -> None:
+    kill_and_finish(tmp_path, "fewer-epochs", kills=3, within_seconds=0.06)
 
 
 def test_a_run_killed_on_an_s3_server_goes_on_exactly_once(tmp_path: Path) -> None:

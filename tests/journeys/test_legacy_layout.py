@@ -42,6 +42,7 @@ from arroyo_dagster.state.storage.store import ObjectInfo
 from arroyo_dagster.state.storage.wrappers import Wrapper
 from tests.gc_jobs import hiding
 from tests.jobs import copied, listing, output_of, state_of, word_job
+from tests.shares import Share, dealt_out
 
 PATHS = JobPaths(JobId("words"))
 JOB: dict[str, Any] = {"rows": 10, "rows_per_epoch": 2, "merge_files_after": 2}
@@ -194,26 +195,22 @@ def test_an_epoch_without_all_its_operators_is_not_made_visible() -> None:
 
 
 @pytest.mark.usefixtures("restarts_at_once")
-@pytest.mark.parametrize("mode", ["before", "after"])
-def test_a_crash_at_any_change_loses_and_doubles_nothing(mode: Any) -> None:
+@pytest.mark.parametrize(("mode", "share"), dealt_out(["before", "after"], 3))
+def test_a_crash_at_any_change_loses_and_doubles_nothing(mode: Any, share: Share) -> None:
     begun = MemoryStore()
     run(begun, 1, **TINY)
     whole = copied(begun)
     run(whole, **TINY)
     expected = end_of(whole, legacy_job(whole, **TINY))
-    at = 0
-    while True:
-        at += 1
+    counted = FaultInjecting(copied(begun))
+    run(counted, 1, **TINY)
+    assert counted.changes > 19
+    for at in share(range(1, counted.changes + 1)):
         store = copied(begun)
-        faulty = FaultInjecting(store, fail_at=at, mode=mode, crash=True)
-        try:
-            run(faulty, 1, **TINY)
-        except Crash:
-            run(store, **TINY)
-            assert end_of(store, legacy_job(store, **TINY)) == expected, at
-            continue
-        break
-    assert at > 20
+        with pytest.raises(Crash):
+            run(FaultInjecting(store, fail_at=at, mode=mode, crash=True), 1, **TINY)
+        run(store, **TINY)
+        assert end_of(store, legacy_job(store, **TINY)) == expected, at
 
 
 @pytest.mark.usefixtures("restarts_at_once")

@@ -38,7 +38,7 @@ from arroyo_dagster.state.storage.wrappers import WriteProtected
 from arroyo_dagster.state.tables.merge.rewrite import RewriteTask
 from tests.arroyo_jobs import EVENTS, SECOND, ArroyoJob, content, table_rows, window_config
 from tests.arroyo_server import DyingControl, Faults, ModelArroyo, arroyo
-from tests.shares import Share, everywhere
+from tests.shares import Share, everywhere, share_or_all
 
 FULL = CompactionSettings(policy=CompactionPolicy.FULL)
 WINDOW = window_config(EVENTS, ["k"], retention=600)
@@ -416,10 +416,11 @@ def test_a_request_that_fails_anywhere_leaves_a_job_that_runs_from_the_same_rows
     assert WindowEnd.REWRITTEN in ends
 
 
-def test_an_api_that_stays_away_is_told_and_the_next_look_starts_the_job() -> None:
+@share_or_all(8)
+def test_an_api_that_stays_away_is_told_and_the_next_look_starts_the_job(share: Share) -> None:
     counted = Faults()
     window(running(Layout.PROTOCOL), counted)
-    for at in range(5, counted.asked + 1, 4):
+    for at in share(range(5, counted.asked + 1)):
         model = running(Layout.PROTOCOL)
         before = content(model.job.store, model.job.paths)
         outcome = window(model, Faults(at=at, until=10**9))

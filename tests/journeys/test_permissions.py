@@ -99,7 +99,7 @@ def server() -> Iterator[tuple[str, Requested]]:
     with servers.moto_server(dialect) as host:
         servers.make_moto_bucket(BUCKET)
         store = open_store(f"s3::http://{host}/{BUCKET}/{ROOT}", options=KEYS)
-        run_word_job(store, rows=24, rows_per_epoch=2, keep_epochs=None)
+        run_word_job(store, rows=24, rows_per_epoch=2, keep_epochs=None, parallelism=1)
         yield host, made[0]
 
 

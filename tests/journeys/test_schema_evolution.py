@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from arroyo_dagster.errors import InputError
@@ -305,7 +305,6 @@ _PHASES = st.lists(
 )
 
 
-@settings(max_examples=40)
 @given(phases=_PHASES)
 def test_any_history_of_schemas_deletes_rescales_and_merges_keeps_the_rows(
     phases: list[tuple[set[str], list[list[Command]], int, bool]],

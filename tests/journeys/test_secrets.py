@@ -26,9 +26,11 @@ from arroyo_dagster import cli, redaction
 from arroyo_dagster.state.storage import MemoryStore, configure
 from arroyo_dagster.state.storage.remote import fsspec_options, obstore_options
 from arroyo_dagster.state.storage.remote.options import Patience
+from tests.commands import leaves
 from tests.compat.arroyo import DATA, unpack
 from tests.jobs import run_word_job
 from tests.secrets import CANARY, PIECE, assert_no_canary
+from tests.shares import Share, dealt_out
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "sdf"
 DATAFLOW = str(EXAMPLES / "words" / "dataflow.yaml")
@@ -45,17 +47,6 @@ QUICK = Patience(
 )
 
 
-def _leaves(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    if isinstance(command, click.Group):
-        context = click.Context(command)
-        for name in command.list_commands(context):
-            found = command.get_command(context, name)
-            assert found is not None
-            yield from _leaves(found, (*path, name))
-    else:
-        yield path
-
-
 def _command(path: Sequence[str]) -> click.Command:
     found: click.Command = cli.main
     for name in path:
@@ -70,7 +61,7 @@ OF_PACKAGES = {
     *(("sdf", "test", "section"), ("sdf", "test", "function")),
     *(("sdf", "show", "functions"), ("sdf", "show", "states")),
 }
-COMMANDS = sorted(_leaves(cli.main))
+COMMANDS = sorted(leaves(cli.main))
 VALUES = {
     "job": "main",
     "jobs": "main",
@@ -304,9 +295,10 @@ def works() -> None:
     run_word_job(MemoryStore("secrets"), rows=8, sinks=0, keep_epochs=None)
 
 
-@pytest.mark.parametrize("situation", SITUATIONS)
+@pytest.mark.parametrize(("situation", "share"), dealt_out(SITUATIONS, 3))
 def test_no_command_repeats_a_secret(
     situation: str,
+    share: Share,
     echo: int,
     legacy: str,
     caplog: pytest.LogCaptureFixture,
@@ -319,7 +311,7 @@ def test_no_command_repeats_a_secret(
         monkeypatch.setenv(name, value)
     caplog.set_level(logging.INFO)
     assert PIECE in f"{given}"
-    for number, path in enumerate(COMMANDS, start=[*SITUATIONS].index(situation)):
+    for number, path in share(enumerate(COMMANDS, start=[*SITUATIONS].index(situation))):
         # Half of them as JSON, the other half in the next situation.
         words = _words(path, given, as_json=number % 2 == 0)
         answer = CliRunner().invoke(cli.main, words)

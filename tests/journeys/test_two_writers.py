@@ -16,6 +16,7 @@ from arroyo_dagster.errors import ConflictError
 from arroyo_dagster.state.storage import MemoryStore, ObjectStore
 from arroyo_dagster.state.storage.wrappers import Wrapper
 from tests.jobs import copied, output_of, run_word_job, state_of, word_job
+from tests.shares import Share, dealt_out, share_or_all
 
 T = TypeVar("T")
 
@@ -115,25 +116,26 @@ def calls_of(begun: MemoryStore) -> int:
     return writer.calls
 
 
-@pytest.mark.parametrize("from_nothing", [True, False])
+@pytest.mark.parametrize(("from_nothing", "share"), dealt_out([True, False], 3))
 def test_a_writer_held_up_before_any_call_finds_that_another_has_taken_over(
-    begun: MemoryStore, expected: Any, from_nothing: bool
+    begun: MemoryStore, expected: Any, from_nothing: bool, share: Share
 ) -> None:
     start = MemoryStore() if from_nothing else begun
-    for held_at in range(0, calls_of(start), 2 if from_nothing else 1):
+    for held_at in share(range(calls_of(start))):
         store, writers = interleaved(start, held_at, ALL)
         assert writers[1].error is None, f"the newer run stopped, held at {held_at}"
         check(store, writers, expected, held_at)
 
 
+@share_or_all(2)
 def test_two_starters_and_publishers_in_any_order_leave_one_going_on(
-    begun: MemoryStore, expected: Any
+    begun: MemoryStore, expected: Any, share: Share
 ) -> None:
     calls = calls_of(begun)
     went_on: set[tuple[bool, bool]] = set()
     told_to_try_again = 0
     for first in range(1, calls, 5):
-        for second in range(first % 7, calls, 7):
+        for second in share(range(first % 7, calls, 7)):
             store, writers = interleaved(begun, first, second)
             went_on.add((writers[0].error is None, writers[1].error is None))
             error = writers[1].error

@@ -28,10 +28,12 @@ from arroyo_dagster.state.storage.wrappers import Wrapper
 from tests.fleets import Written, legacy_job, protocol_job
 from tests.gc_jobs import JOB, PATHS, Clock, begun, dead, expiry, restorable, whole, without_ours
 from tests.jobs import copied, run_word_job
+from tests.shares import Share, dealt_out, share_or_all
 
 pytestmark = pytest.mark.usefixtures("one_at_a_time")
 
 SMALL: dict[str, Any] = {"sinks": 0, "parallelism": 1}
+EVERYWHERE = Share(0, 1)
 KINDS: dict[str, JobPaths] = {
     "ours": PATHS,
     "protocol": protocol_job("p"),
@@ -66,11 +68,12 @@ def stopped_anywhere(
     clock: Clock,
     *,
     go_on: bool = True,
+    share: Share = EVERYWHERE,
 ) -> Iterator[MemoryStore]:
     """A store for each place where a first run may be stopped; a second one may have finished."""
     counted = FaultInjecting(copied(start, clock=clock, keep_times=True))
     quarantine_objects(counted, paths, make(), clock)
-    for at in range(1, counted.changes + 1):
+    for at in share(range(1, counted.changes + 1)):
         store = copied(start, clock=clock, keep_times=True)
         faulty = FaultInjecting(store, fail_at=at, mode="partial", crash=True)
         with contextlib.suppress(Crash):
@@ -88,9 +91,9 @@ def _small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_small_batches")
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "share"), dealt_out(KINDS, 4))
 def test_a_removal_that_two_runs_finished_comes_back_whole_by_either_of_their_names(
-    kind: str,
+    kind: str, share: Share
 ) -> None:
     clock = Clock()
     paths = KINDS[kind]
@@ -98,7 +101,8 @@ def test_a_removal_that_two_runs_finished_comes_back_whole_by_either_of_their_na
     before = its_own(start, paths)
     clock.days(4)
     several = 0
-    for store in stopped_anywhere(start, paths, lambda: dead(**{str(paths.root): "gone"}), clock):
+    gone = {str(paths.root): "gone"}
+    for store in stopped_anywhere(start, paths, lambda: dead(**gone), clock, share=share):
         assert its_own(store, paths) == {}
         names = read_pins(store, paths).quarantines
         several += len(names) > 1
@@ -113,19 +117,19 @@ def test_a_removal_that_two_runs_finished_comes_back_whole_by_either_of_their_na
                 whole(other, paths, 1, 2, 3)
             else:
                 assert found == {}, name
-    assert several > 5
+    assert several > 5 // share.of
 
 
 @pytest.mark.usefixtures("_small_batches")
-@pytest.mark.parametrize("kind", KINDS)
-def test_epochs_that_two_runs_expired_between_them_come_back(kind: str) -> None:
+@pytest.mark.parametrize(("kind", "share"), dealt_out(KINDS, 4))
+def test_epochs_that_two_runs_expired_between_them_come_back(kind: str, share: Share) -> None:
     clock = Clock()
     paths = KINDS[kind]
     start = a_job(kind, clock, 5 if kind == "ours" else 16)
     before = its_own(start, paths)
     said = {} if kind == "ours" else {str(paths.root): "stopped"}
     several = 0
-    for store in stopped_anywhere(start, paths, lambda: expiry(2, **said), clock):
+    for store in stopped_anywhere(start, paths, lambda: expiry(2, **said), clock, share=share):
         names = read_pins(store, paths).quarantines
         several += len(names) > 1
         for name in names:
@@ -134,14 +138,18 @@ def test_epochs_that_two_runs_expired_between_them_come_back(kind: str) -> None:
                 continue
             run_undelete(other, paths, name, UndeleteOptions(clock=clock, sleep=clock.seconds))
             assert its_own(other, paths) == before, name
-    assert several > 5
+    assert several > 5 // share.of
 
 
-def test_a_job_goes_on_from_its_newest_epoch_after_either_quarantine_came_back() -> None:
+@share_or_all(4)
+def test_a_job_goes_on_from_its_newest_epoch_after_either_quarantine_came_back(
+    share: Share,
+) -> None:
     clock = Clock()
     start = begun(4, clock, **SMALL)
     clock.days(4)
-    for store in stopped_anywhere(start, PATHS, lambda: dead(**{str(PATHS.root): "gone"}), clock):
+    gone = {str(PATHS.root): "gone"}
+    for store in stopped_anywhere(start, PATHS, lambda: dead(**gone), clock, share=share):
         name = read_pins(store, PATHS).quarantines[-1]
         run_undelete(store, PATHS, name, UndeleteOptions(clock=clock, sleep=clock.seconds))
         run_word_job(store, **{**JOB, **SMALL}, max_epochs=1)
@@ -167,7 +175,8 @@ def test_quarantines_of_runs_that_ended_come_back_one_by_one() -> None:
     assert plan_undelete(store, PATHS, third).quarantines == (third,)
 
 
-def test_an_older_quarantine_only_fills_in_what_lies_nowhere() -> None:
+@share_or_all(3)
+def test_an_older_quarantine_only_fills_in_what_lies_nowhere(share: Share) -> None:
     clock = Clock()
     start = begun(4, clock, **SMALL)
     clock.days(4)
@@ -177,7 +186,7 @@ def test_an_older_quarantine_only_fills_in_what_lies_nowhere() -> None:
     unpin_epochs(start, PATHS, [Epoch(n) for n in (1, 2, 3, 4)], clock=clock)
     run_word_job(start, **{**JOB, **SMALL}, max_epochs=3)
     filled = 0
-    for at in range(1, 99):
+    for at in share(range(1, 99)):
         store = copied(start, clock=clock, keep_times=True)
         dying = FaultInjecting(store, fail_at=at, mode="partial", crash=True)
         with contextlib.suppress(Crash):
@@ -192,15 +201,17 @@ def test_an_older_quarantine_only_fills_in_what_lies_nowhere() -> None:
             filled += everything in plan.quarantines
         if not dying.crashed:
             break
-    assert filled > 1
+    assert filled > 1 // share.of
 
 
-def test_epochs_that_cannot_come_back_are_named_before_anything_does() -> None:
+@share_or_all(3)
+def test_epochs_that_cannot_come_back_are_named_before_anything_does(share: Share) -> None:
     clock = Clock()
     start = begun(4, clock, **SMALL)
     clock.days(4)
     told = 0
-    for store in stopped_anywhere(start, PATHS, lambda: dead(**{str(PATHS.root): "gone"}), clock):
+    gone = {str(PATHS.root): "gone"}
+    for store in stopped_anywhere(start, PATHS, lambda: dead(**gone), clock, share=share):
         names = read_pins(store, PATHS).quarantines
         if len(names) < 2:
             continue
@@ -221,7 +232,7 @@ def test_epochs_that_cannot_come_back_are_named_before_anything_does() -> None:
         assert there == heads
         whole(store, PATHS, *there)
         told += bool(plan.incomplete)
-    assert told > 3
+    assert told > 3 // share.of
 
 
 def _moved_at(name: str) -> int:

@@ -14,6 +14,7 @@ from arroyo_dagster.orchestration.definitions import build_arroyo_definitions
 from arroyo_dagster.orchestration.resources import ArroyoStateStore
 from arroyo_dagster.state.storage import MemoryStore
 from arroyo_dagster.state.storage.store import ObjectStore
+from tests.orchestration.quick_storage import kept_engines
 
 _NUMBERS = itertools.count()
 _WRAPPED: dict[str, ObjectStore] = {}
@@ -95,6 +96,12 @@ def told(result: Any) -> dict[str, list[str]]:
     for event in result.asset_events:
         found.setdefault(event.partition, []).append(event.tags["dagster/data_version"])
     return found
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _quick_storage() -> Iterator[None]:
+    with kept_engines():
+        yield
 
 
 @pytest.fixture(scope="session")

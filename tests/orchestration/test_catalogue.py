@@ -20,7 +20,12 @@ from arroyo_dagster.orchestration.catalog import location as places
 from arroyo_dagster.orchestration.definitions import build_arroyo_definitions
 from arroyo_dagster.orchestration.resources import ArroyoStateStore
 from arroyo_dagster.state.model.layout import JobPaths
-from arroyo_dagster.state.operations.catalog.epochs import EPOCH_CATALOG, read_history, refresh
+from arroyo_dagster.state.operations.catalog.epochs import (
+    EPOCH_CATALOG,
+    RefreshOptions,
+    read_history,
+    refresh,
+)
 from arroyo_dagster.state.operations.catalog.owner import OWNER, checkpoint_place
 from arroyo_dagster.state.storage import open_store
 from tests.fleets import Written, protocol_job
@@ -47,7 +52,7 @@ def _written(folder: Path, epochs: int, *jobs: JobPaths) -> str:
 
 def _refreshed(store: ArroyoStateStore, paths: JobPaths = ONE) -> list[int]:
     """Refresh a job as the asset does; the epochs its catalogue knows, expired ones too."""
-    refresh(store.reading(), store.catalogue(), paths, earlier=store.earlier())
+    refresh(store.reading(), store.catalogue(), paths, RefreshOptions(earlier=store.earlier()))
     return [row.epoch for row in read_history(store.catalogue(), paths).epochs]
 
 
@@ -230,9 +235,10 @@ def _run(store: ArroyoStateStore, instance: dg.DagsterInstance, job: str = "arro
 
 
 def _tick(store: ArroyoStateStore, instance: dg.DagsterInstance) -> None:
-    sensor = build_arroyo_definitions(store).resolve_sensor_def("arroyo_checkpoint_sensor")
+    defs = build_arroyo_definitions(store)
+    sensor = defs.resolve_sensor_def("arroyo_checkpoint_sensor")
     with dg.build_sensor_context(
-        instance_ref=instance.get_ref(), resources={"arroyo_store": store}
+        instance_ref=instance.get_ref(), definitions=defs, resources={"arroyo_store": store}
     ) as context:
         sensor.evaluate_tick(context)
 
@@ -286,7 +292,9 @@ def test_with_another_run_launcher_a_catalogue_url_is_required(way: str, tmp_pat
             with pytest.raises(Exception, match="") as refused:
                 (_tick if way == "sensor" else _schedule)(store, instance)
             line = next(text for text in _causes(refused.value) if "catalogue_url" in text)
-    assert line.startswith("catalogue_url is required: with RunsElsewhere")
+    # The run of one job names it first, as every failure of a partition does.
+    named = f"{KEY}: " if way == "run" else ""
+    assert line.startswith(f"{named}catalogue_url is required: with RunsElsewhere")
     assert "\n" not in line
     assert sorted(Path(url).rglob("*")) == before
     assert not list(tmp_path.rglob(str(OWNER)))
@@ -305,7 +313,7 @@ def test_a_run_on_a_host_without_the_catalogue_of_the_code_server_fails(
             # The pod has the path, and another disk behind it.
             monkeypatch.setenv("CATALOGUE", str(tmp_path / f"disk-of-the-pod-{tick.__name__}"))
             line = _run(store, instance)
-            assert line.startswith("this run does not see the catalogue that the code server")
+            assert line.startswith(f"{KEY}: this run does not see the catalogue that the code server")
             assert "disk-of-the-server" in line
             assert "disk-of-the-pod" in line
             assert "\n" not in line

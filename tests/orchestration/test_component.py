@@ -240,6 +240,8 @@ def test_every_argument_of_the_python_api_has_a_field() -> None:
         "translator": "translation",
         "schedules_running": "schedules",
         "recent": "checks",
+        "health": "checks",
+        "audit": "checks",
         "sdf": "checks",
         "directory": "assume",
     }

@@ -165,11 +165,11 @@ def test_an_asset_that_does_not_exist_is_refused() -> None:
 # ---- failures ------------------------------------------------------------------------------------
 
 
-def test_an_error_becomes_a_failure_that_begins_with_what_it_says() -> None:
+def test_an_error_becomes_a_failure_that_begins_with_its_job() -> None:
     error = ConflictError("somebody else won", job="words/main", next_step="look again")
     with pytest.raises(dg.Failure) as caught, as_failure():
         raise error
-    assert caught.value.description == "somebody else won [job=words/main]. Next: look again"
+    assert caught.value.description == "words/main: somebody else won. Next: look again"
     assert caught.value.allow_retries is False
     assert caught.value.metadata["arroyo/job"].value == "words/main"
     assert caught.value.__cause__ is error

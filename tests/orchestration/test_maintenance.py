@@ -1,7 +1,6 @@
 """Compaction and expiry as assets: what is shown, what stops a run, what a second run does."""
 
 import datetime as dt
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -51,10 +50,9 @@ def store(url: str) -> ObjectStore:
 
 
 @pytest.fixture
-def instance() -> Iterator[dg.DagsterInstance]:
-    with dg.instance_for_test() as found:
-        found.add_dynamic_partitions("arroyo_jobs", [KEY])
-        yield found
+def instance(instance: dg.DagsterInstance) -> dg.DagsterInstance:
+    instance.add_dynamic_partitions("arroyo_jobs", [KEY])
+    return instance
 
 
 def resource(url: str, tmp_path: Path) -> ArroyoStateStore:
@@ -96,8 +94,9 @@ def test_a_job_at_rest_is_compacted_and_a_second_run_materialises_nothing(
     shown = {name: one.value for name, one in event.materialization.metadata.items()}
     assert event.partition == KEY
     assert shown["arroyo/taken_over_at_epoch"] == 9
-    files = [shown[f"arroyo/files_{when}"] for when in ("after", "forecast", "before")]
-    assert files[0] == files[1] < files[2]
+    before_files, after_files = map(int, shown["files"].split(" → "))
+    assert before_files > after_files
+    assert shown["forecast"].startswith(f"{after_files} files, ")
     assert "merges" in shown
     before.pop("")
     after = state_of(store, word_job(store, **JOB))
@@ -303,11 +302,12 @@ def test_a_compaction_shows_its_forecast_beside_the_outcome_and_its_progress(
     result = run(definitions(url, tmp_path), "arroyo_compaction", instance, FULL)
     (event,) = result.get_asset_materialization_events()
     shown = {name: one.value for name, one in event.materialization.metadata.items()}
-    compared: Any = event.materialization.metadata["forecast and outcome"]
-    assert shown["arroyo/opens_after"] <= shown["arroyo/opens_forecast"]
-    assert shown["arroyo/opens_forecast"] < shown["arroyo/opens_before"]
-    lines = {record.data["what"]: record.data for record in compared.records}
-    assert lines["files"]["outcome"] == shown["arroyo/files_after"]
+    opened, after = map(int, shown["files opened by a subtask"].split(" → "))
+    assert after < opened
+    assert shown["forecast"].endswith(
+        f", {after} opened by a subtask; the outcome differs by +0.0% in size"
+    )
+    assert list(shown)[:5] == ["files", "size", "rows", "files opened by a subtask", "forecast"]
     logs = [entry.user_message for entry in instance.all_logs(result.run_id)]
     assert any(line.startswith("merge: 100%, ") for line in logs)
 

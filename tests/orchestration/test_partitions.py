@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import datetime as dt
 from typing import Any
+from urllib.parse import unquote
+from xml.etree import ElementTree
 
 import dagster as dg
 import pytest
@@ -16,7 +18,15 @@ from arroyo_dagster.orchestration.partitions import (
     key_error,
     plan_sync,
 )
-from arroyo_dagster.orchestration.rendering import progress_logger, sparkline, table, timestamp
+from arroyo_dagster.orchestration.rendering import (
+    content,
+    duration,
+    progress_logger,
+    size,
+    sparkline,
+    table,
+    timestamp,
+)
 from arroyo_dagster.orchestration.schedules import DueOptions, build_due_schedule
 from arroyo_dagster.orchestration.translator import DagsterArroyoTranslator, Naming
 from arroyo_dagster.state.model.ids import JobId, PipelineId
@@ -137,10 +147,34 @@ def test_progress_is_logged_every_ten_seconds_and_once_at_the_end() -> None:
     assert lines == ["data: 50%, 2 of 4 objects, 10 s left", "data: 100%, 4 of 4 objects, 0 s left"]
 
 
-def test_a_curve_needs_two_points() -> None:
+def test_a_curve_needs_two_points_and_shows_its_scale_and_last_value() -> None:
     assert sparkline([1.0]) is None
     assert sparkline([None, 1.0, None]) is None
-    assert sparkline([3.0, 3.0, None, 5.0]).value.startswith("![3 to 5](data:image/svg+xml;base64,")
+    found = sparkline([3.0, 9_000.0, None, 5.0], "{:,.0f} B".format).value
+    text, _, data = found.partition("](data:image/svg+xml,")
+    assert text == "![5 B at last, 3 B to 9,000 B"
+    svg = ElementTree.fromstring(unquote(data.removesuffix(")")))
+    labels = [one.text for one in svg.iter() if one.tag.endswith("text")]
+    assert labels == ["9,000 B", "3 B", "5 B"]
+    assert svg[2].attrib["d"] == "M72,50l130,-40,130,40"
+
+
+def test_a_curve_is_short_enough_to_be_seen_without_a_click() -> None:
+    values = [1e12 + 7e11 * ((at * 37) % 120) for at in range(120)]
+    found = sparkline(values, lambda count: f"{count / 1e12:.1f} TB").value
+    assert len(found) < 1000  # more is hidden behind "Show Markdown"
+    assert "84.3 TB" in found
+    assert not {" ", "(", ")"} & set(found.split("](")[1][:-1])
+
+
+def test_figures_have_units_and_separators() -> None:
+    sizes = [size(count) for count in (0, 1, 999, 1000, 1_234_567_890)]
+    assert sizes[:4] == ["0 bytes", "1 byte", "999 bytes", "1.0 kB (1,000 bytes)"]
+    assert sizes[4] == "1.2 GB (1,234,567,890 bytes)"
+    times = [duration(one) for one in (None, 0, 500, 90_000, 5.4e9)]
+    assert times == [None, "0 ms", "500 µs", "90 ms", "1.5 h"]
+    assert content(1000, 1, 2345) == "1.0 kB (1,000 bytes) in 1 file, 2,345 rows"
+    assert content(None, None, None) is None
 
 
 def test_times_that_no_calendar_has_are_text() -> None:

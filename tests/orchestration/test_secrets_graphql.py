@@ -122,7 +122,7 @@ def echo() -> Iterator[int]:
     ("way", "situation", "only"),
     [
         ("template", "works", PAGES),
-        ("env", "works", PAGES),
+        pytest.param("env", "works", PAGES, marks=pytest.mark.soak),
         ("python", "echo", PAGES),
         pytest.param("python", "echo", None, marks=pytest.mark.soak),  # every field: 35 s
     ],

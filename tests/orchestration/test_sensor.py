@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import json
+import re
+from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import dagster as dg
 import pytest
 from dagster._core.definitions.instigation_logger import InstigationLogger
 
 from arroyo_dagster.errors import InputError, StorageError
-from arroyo_dagster.orchestration.catalog.sensor import SensorOptions, decode_cursor, encode_cursor
+from arroyo_dagster.orchestration.catalog.sensor import (
+    SensorOptions,
+    decode_cursor,
+    decode_poll,
+    encode_cursor,
+)
 from arroyo_dagster.state.model.ids import Epoch, StatePath, WorkerGeneration
 from arroyo_dagster.state.model.layout import JobPaths
-from arroyo_dagster.state.operations.catalog.changes import FleetCursor, JobPosition
+from arroyo_dagster.state.operations.catalog.changes import FleetCursor
+from arroyo_dagster.state.operations.catalog.job_changes import JobPosition
+from arroyo_dagster.state.planning.costs import Requests, poll_interval_seconds, quiet_poll
 from arroyo_dagster.state.storage import Counting
-from arroyo_dagster.state.storage.wrappers import Slow
+from arroyo_dagster.state.storage.wrappers import Slow, Wrapper
 from tests.fleets import START, Written, legacy_job, protocol_job
 from tests.jobs import listing, run_word_job
 
@@ -49,16 +58,16 @@ def test_each_new_epoch_is_an_event_and_the_first_tick_tells_the_newest(
 def test_an_event_says_what_the_epoch_holds(deployed: Any) -> None:
     run_word_job(deployed.store, sinks=0)
     (first,) = deployed.evaluate().asset_events
-    assert "arroyo/new_files" not in first.metadata  # the epoch before it is not read
+    assert "new" not in first.metadata  # the epoch before it is not read
     deployed.tick()
     run_word_job(deployed.store, sinks=0, rows=48)
     (*_, event) = deployed.evaluate().asset_events
     found = {name: value.value for name, value in event.metadata.items()}
     assert found["arroyo/epoch"] == 12
-    assert (found["arroyo/job"], found["arroyo/pipeline"]) == ("main", "words")
     assert found["arroyo/operators"] == 4
-    for name in ("files", "new_files", "bytes", "new_bytes", "rows", "checkpoint_seconds"):
-        assert found[f"arroyo/{name}"] > 0, name
+    assert re.fullmatch(r"[\d.]+ kB \([\d,]+ bytes\) in \d+ files, \d+ rows", found["size"])
+    assert re.fullmatch(r"[\d.]+ kB \([\d,]+ bytes\) in \d+ files", found["new"])
+    assert re.fullmatch(r"\d+ (µs|ms|s)", found["duration"])
     assert found["arroyo/path"].endswith("checkpoint-0000012/checkpoint-manifest.pb")
     kinds = {type(event.metadata[f"arroyo/{name}"]) for name in ("finished_at", "watermark")}
     assert kinds == {dg.TimestampMetadataValue}
@@ -90,14 +99,13 @@ def test_of_many_new_epochs_the_first_told_stands_for_the_older(deployed: Any) -
 def test_bytes_and_rows_of_a_job_with_too_many_files_are_left_out(deployed: Any) -> None:
     Written(deployed.store, ONE, keep=9).epochs(9)
     (event,) = deployed.evaluate(SensorOptions(files_per_job=8)).asset_events
-    assert event.metadata["arroyo/files"].value == 9
-    assert not {"arroyo/bytes", "arroyo/rows"} & event.metadata.keys()
+    assert event.metadata["size"].value == "9 files"
 
 
 def test_a_missing_file_leaves_out_what_is_not_known(deployed: Any) -> None:
     Written(deployed.store, ONE, files=False).epochs(1)
     (event,) = deployed.evaluate().asset_events
-    assert not {"arroyo/bytes", "arroyo/rows"} & event.metadata.keys()
+    assert event.metadata["size"].value == "1 file"
 
 
 def test_no_footer_is_read_again_in_a_later_tick(deployed: Any) -> None:
@@ -175,7 +183,9 @@ def test_a_vanished_job_leaves_the_cursor_and_keeps_its_key(deployed: Any) -> No
     second.vanish()
     result = deployed.evaluate()
     deployed.keep(result)
-    assert result.skip_message == "0 new epochs of 0 of 1 job; vanished: old"
+    assert result.skip_message == (
+        "0 new epochs of 0 of 1 job; vanished: old; requests: 2 LIST, 5 GET"
+    )
     assert json.loads(result.cursor)["s"].keys() == {ONE.root}
     assert deployed.keys == [OLD.root, ONE.root]
 
@@ -257,8 +267,10 @@ def test_jobs_beyond_the_events_of_a_tick_come_first_in_the_next(deployed: Any) 
     for job in jobs:
         job.epochs(1)
     options = SensorOptions(events=4)
-    assert len(deployed.tick(options)) == 4
-    assert deployed.tick() == versions(protocol_job("p4"), 1)
+    first = deployed.tick(options)
+    assert len(first) == 4
+    (left,) = {job.paths.root for job in jobs} - first.keys()
+    assert deployed.tick() == {left: ["g1:e1"]}
     for job in jobs:
         job.epochs(3)
     seen: list[str] = []
@@ -276,23 +288,68 @@ def test_a_tick_without_time_says_how_many_are_left(deployed: Any) -> None:
     deployed.tick()
     deployed.wrap(lambda store: Slow(store, 0.02))
     result = deployed.evaluate(SensorOptions(budget_seconds=0.001))
-    assert result.skip_message == "0 new epochs of 0 of 1 job; 1 job left for the next tick"
+    assert result.skip_message == (
+        "0 new epochs of 0 of 1 job; 1 job left for the next tick; requests: 1 LIST, 0 GET"
+    )
 
 
-def test_an_idle_tick_over_100_jobs_of_100_epochs_lists_each_at_most_once(deployed: Any) -> None:
+def test_the_requests_of_a_quiet_tick_are_those_that_the_costs_say(deployed: Any) -> None:
     for at in range(100):
         job = Written(deployed.store, protocol_job(f"p{at:03}"), files=False)
-        job.skip(98)
+        job.skip(8)
         job.epochs(2)
-    counting = deployed.wrap(Counting)
     assert len(deployed.tick()) == 100
-    cursor = deployed.cursor
-    counting.calls.clear()
+    before = deployed.cursor
     result = deployed.evaluate()
     assert result.asset_events == []
-    assert result.cursor == cursor
-    assert result.skip_message == "0 new epochs of 0 of 100 jobs"
-    assert counting.calls["list"] + counting.calls["list_dir"] <= 101
+    assert decode_cursor(result.cursor).positions == decode_cursor(before).positions
+    expected = quiet_poll(100, poll_interval_seconds(100))
+    assert expected == Requests(5, 200)
+    assert result.skip_message == f"0 new epochs of 0 of 100 jobs; requests: {expected}"
+
+
+def test_many_jobs_are_polled_less_often_by_default(
+    deployed: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [1_700_000_000_000_000]
+    monkeypatch.setattr("arroyo_dagster.orchestration.catalog.sensor.wall_clock", lambda: now[0])
+    jobs = [Written(deployed.store, protocol_job(f"p{at:03}"), files=False) for at in range(120)]
+    for job in jobs:
+        job.epochs(1)
+    assert len(deployed.tick(SensorOptions(events=100))) == 100
+    assert len(deployed.tick()) == 20  # those that were left do not wait
+    counting = deployed.wrap(Counting)
+    jobs[0].epochs(1)
+    for seconds, answer in [
+        (30, "120 jobs: polled every 60 s, next in 30 s; no request"),
+        (28, "1 new epoch of 1 of 120 jobs"),
+        (-3600, "0 new epochs of 0 of 120 jobs"),  # the clock went back
+    ]:
+        now[0] += seconds * 1_000_000
+        counting.calls.clear()
+        result = deployed.evaluate()
+        deployed.keep(result)
+        assert result.skip_message.startswith(answer)
+        assert bool(counting.calls) == ("no request" not in answer)
+    result = deployed.evaluate(SensorOptions(interval_seconds=30))
+    assert result.skip_message.startswith("0 new epochs of 0 of 120 jobs")
+
+
+def test_of_jobs_that_are_left_nothing_is_read(deployed: Any) -> None:
+    class Read(Wrapper):
+        paths: ClassVar[Counter[str]] = Counter()
+
+        def read(self, path: StatePath) -> bytes:
+            self.paths[path] += 1
+            return super().read(path)
+
+    for at in range(60):
+        Written(deployed.store, protocol_job(f"p{at:02}"), files=False).epochs(1)
+    wrapped = deployed.wrap(Read)
+    options = SensorOptions(events=20)
+    assert [len(deployed.tick(options)) for _ in range(4)] == [20, 20, 20, 0]
+    read = {path: times for path, times in wrapped.paths.items() if "checkpoint-0000001" in path}
+    assert (len(read), set(read.values())) == (60, {1})
 
 
 # ---- the cursor ----------------------------------------------------------------------------------
@@ -304,11 +361,19 @@ def test_a_cursor_is_short_and_reads_back() -> None:
             ONE: JobPosition(WorkerGeneration(3), Epoch(70)),
             OLD: JobPosition(None, Epoch(8)),
         },
+        unread=frozenset({protocol_job("new")}),
         start_from="words/main",
+        listed_to="old",
     )
-    text = encode_cursor(cursor)
-    assert text == '{"n":"words/main","s":{"old":[8],"words/main":[70,3]},"v":1}'
+    text = encode_cursor(cursor, 1_700_000_000, 120)
+    assert text == (
+        '{"i":120,"n":"words/main","r":"old","s":{"old":[8],"words/main":[70,3]},'
+        '"t":1700000000,"u":["new/main"],"v":1}'
+    )
     assert decode_cursor(text) == cursor
+    assert decode_poll(text) == (1_700_000_000, 120)
+    earlier = encode_cursor(FleetCursor())  # as the release before wrote it
+    assert (earlier, decode_poll(earlier)) == ('{"s":{},"v":1}', (None, None))
     assert decode_cursor(None) == FleetCursor()
 
 

@@ -20,6 +20,7 @@ from arroyo_dagster.state.storage.remote.open import open_store
 from arroyo_dagster.state.storage.store import ObjectStore
 from tests.jobs import run_word_job, state_of, word_job
 from tests.orchestration.terminating import Phase, Terminator, definitions, events_of
+from tests.shares import some_of
 
 JOB: dict[str, Any] = {
     "rows": 24,
@@ -115,7 +116,7 @@ def state(store: ObjectStore) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("phase", COMPACTION_PHASES)
+@pytest.mark.parametrize("phase", some_of(COMPACTION_PHASES, 4, first=3))
 def test_a_terminated_compaction_ends_and_the_next_run_does_the_work(
     phase: str, terminator: Terminator, root: Path
 ) -> None:
@@ -134,7 +135,7 @@ def test_a_terminated_compaction_ends_and_the_next_run_does_the_work(
     assert state(store) == before
 
 
-@pytest.mark.parametrize("phase", GC_PHASES)
+@pytest.mark.parametrize("phase", some_of(GC_PHASES, 4))
 def test_a_terminated_collection_ends_and_the_next_run_does_the_rest(
     phase: str, terminator: Terminator, root: Path
 ) -> None:

@@ -46,6 +46,7 @@ from arroyo_dagster.state.tables.expiring_time_key import (
 from arroyo_dagster.state.tables.generational import RowLayout, newest
 from arroyo_dagster.state.tables.global_keyed import GlobalKeyedTable, global_table_config
 from tests.fabricated import PATHS, pair_files, publish, stored_rows, time_files
+from tests.shares import fewer_examples
 
 WATERMARK = 1_000_000
 RETENTION = 400_000
@@ -223,7 +224,7 @@ def _listed(store: ObjectStore) -> tuple[TimeFile, ...]:
     return files.files
 
 
-@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@settings(fewer_examples(2), suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(tables(), ways())
 def test_a_restore_loads_the_same_at_any_parallelism_and_any_later_watermark(
     made: tuple[TableConfig, list[tuple[pa.Table, pa.Array]], int], way: CompactionSettings

@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from arroyo_dagster.errors import ArroyoStateError, FormatError
-from arroyo_dagster.state.codec import bounded, metadata, records
+from arroyo_dagster.state.codec import bounded, compaction_records, metadata, records
 from arroyo_dagster.state.codec.control import (
     CheckpointCompleted,
     CommitRequest,
@@ -63,7 +63,7 @@ JSON: dict[str, Decode] = {
     "epoch record": named(records.decode_epoch_record),
     "marker": named(records.decode_committed_marker),
     "commit note": named(records.decode_commit_note),
-    "compaction record": named(records.decode_compaction_record),
+    "compaction record": named(compaction_records.decode_compaction_record),
     "gc plan": named(decode_gc_plan),
     "pins": named(decode_pins),
     "type": lambda data: records.decode_type(data.decode(errors="replace")),

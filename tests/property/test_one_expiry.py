@@ -33,6 +33,7 @@ from arroyo_dagster.state.runtime.in_process import run_pipeline
 from arroyo_dagster.state.runtime.pipeline import Pipeline
 from arroyo_dagster.state.storage import MemoryStore, ObjectStore
 from tests.jobs import copied, word_job
+from tests.shares import fewer_examples
 
 NEWEST = 15
 
@@ -136,6 +137,7 @@ def _cases() -> st.SearchStrategy[Case]:
     ).flatmap(damaged)
 
 
+@fewer_examples(2)
 @given(case=_cases())
 @example(case=Case(Layout.PROTOCOL, 2))
 @example(case=Case(Layout.LEGACY, 2))

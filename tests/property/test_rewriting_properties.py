@@ -39,6 +39,7 @@ from tests.arroyo_jobs import (
     window_config,
     without_keys,
 )
+from tests.shares import fewer_examples
 
 CUTOFF = 20 * SECOND  # a watermark of 30 s, a retention of 10 s
 NANOS = CUTOFF * 1000
@@ -190,7 +191,7 @@ def plain(column: pa.ChunkedArray) -> list[Any]:
 # ---- the property --------------------------------------------------------------------------------
 
 
-@settings(max_examples=8, deadline=None, phases=[Phase.explicit, Phase.generate])
+@settings(fewer_examples(4), deadline=None, phases=[Phase.explicit, Phase.generate])
 @given(
     job=jobs(),
     policy=st.sampled_from(list(CompactionPolicy)),

@@ -38,6 +38,7 @@ from arroyo_dagster.state.storage import Crash, FaultInjecting, MemoryStore, Obj
 from arroyo_dagster.state.tables.expiring_time_key import timestamp_table_config
 from arroyo_dagster.state.tables.global_keyed import global_table_config
 from tests.jobs import SinkInto, output_of, state_of
+from tests.shares import fewer_examples
 
 COMMANDS = pa.schema(
     [
@@ -251,7 +252,7 @@ class Job(RuleBasedStateMachine):
         run, ends = self.run, {"script": {"row": len(self.commands)}}
         run._tasks, self.others = self.others, run._tasks
         try:
-            run._process(run.job.plan(False), run._source_chunks(ends))
+            run.process(run.job.plan(False), run.splits(ends))
         except Crash:
             self.run = None
             return
@@ -362,4 +363,4 @@ class Job(RuleBasedStateMachine):
 
 
 TestJob = Job.TestCase
-TestJob.settings = settings(settings.default, stateful_step_count=10)
+TestJob.settings = settings(fewer_examples(2), stateful_step_count=10)

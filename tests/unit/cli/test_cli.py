@@ -20,8 +20,8 @@ from arroyo_dagster.errors import InputError
 from arroyo_dagster.spark.pipeline import SparkOptions
 from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.model.ids import StatePath
-from arroyo_dagster.state.runtime.in_process import RunOutcome
 from arroyo_dagster.state.runtime.pipeline import Pipeline
+from arroyo_dagster.state.runtime.pipeline_run import RunOutcome
 from arroyo_dagster.state.storage import Counting, MemoryStore, configure, open_store
 from arroyo_dagster.state.storage.remote import open as opening
 from arroyo_dagster.state.storage.wrappers import MUTATING
@@ -347,6 +347,7 @@ from arroyo_dagster.state.storage.remote import open as opening
 from tests.jobs import word_job
 from arroyo_dagster.state.storage import MemoryStore
 from arroyo_dagster.state.runtime.pipeline import Pipeline
+from arroyo_dagster.state.runtime.pipeline_run import RunOutcome
 
 PIPELINE = word_job(MemoryStore(), rows=12, sinks=0)
 NUMBER = 3
@@ -469,17 +470,16 @@ def test_spark_options_reach_the_runtime_on_spark(
     options = ("--spark", "--master", "local[2]", "--spark-checkpoint", "/c", "--follow", "--adopt")
     result = run("run", f"{module}:PIPELINE", *options, "--epochs", "4", "--interval", "1.5")
     assert result.exit_code == 0
+    assert "no effect any more" in result.stderr
     assert seen.pop("on_epoch")
     assert seen == {
         "pipeline": "words",
         "url": URL,
         "options": SparkOptions(
             master="local[2]",
-            checkpoint_location="/c",
             max_epochs=4,
             interval_seconds=1.5,
             follow=True,
-            adopt=True,
         ),
     }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +19,21 @@ from tests.jobs import run_word_job
 VARIABLES: dict[str, str | None] = {"ARROYO__CHECKPOINT_URL": None, "CHECKPOINT_URL": None}
 
 
+@pytest.fixture(scope="module")
+def jobs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("jobs")
+    for name in ("first", "second", "third"):
+        run_word_job(open_store(str(folder / name)), rows=8, sinks=0, job=name)
+    return folder
+
+
 @pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def home(jobs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    shutil.copytree(jobs, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
-    for name in ("first", "second", "third"):
-        run_word_job(open_store(str(tmp_path / name)), rows=8, sinks=0, job=name)
     return tmp_path
 
 

@@ -20,7 +20,16 @@ from arroyo_dagster.state.storage import MemoryStore, open_store
 from arroyo_dagster.state.storage.store import DeleteOutcome
 from tests.jobs import run_word_job
 
-STORE_CHECKS = ["conditional create", "list", "read", "create", "delete", "clocks", "layout"]
+STORE_CHECKS = [
+    "conditional create",
+    "list",
+    "read",
+    "create",
+    "delete",
+    "clocks",
+    "layout",
+    "costs",
+]
 MACHINE_CHECKS = ["configuration", "java", "pyspark", "fast start", "dagster"]
 
 
@@ -64,6 +73,10 @@ def test_the_same_as_json(root: Path) -> None:
     assert found["healthy"] is True
     assert [one["check"] for one in found["checks"]] == STORE_CHECKS
     assert {one["status"] for one in found["checks"]} == {"ok"}
+    assert found["checks"][-1]["detail"] == (
+        "inspecting 1 jobs from Dagster: 0.03 USD a day for the sensor every 30 s, "
+        "0.01 USD for the schedules, at S3's list prices"
+    )
 
 
 def test_read_only_credentials_are_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,6 +142,7 @@ def test_a_root_of_something_else_is_a_warning(tmp_path: Path) -> None:
     found = by_name(check_store(open_store(str(tmp_path)), read_only=True))
     assert found["layout"].status is CheckStatus.WARNING
     assert found["layout"].next_step
+    assert found["costs"].status is CheckStatus.NOT_CHECKED
 
 
 def test_a_wrong_configuration_file_is_an_error(root: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator
 
 import click
 import pytest
@@ -12,19 +11,9 @@ from click.testing import CliRunner
 
 from arroyo_dagster.cli import main
 from arroyo_dagster.cli.config import ALLOWED_EVERYWHERE
+from tests.commands import leaves
 
 EXAMPLE = re.compile(r"^  Examples?:\n((?:    arroyo-state .*\n?)+)", re.MULTILINE)
-
-
-def leaves(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    if not isinstance(command, click.Group):
-        yield path
-        return
-    context = click.Context(command)
-    for name in command.list_commands(context):
-        below = command.get_command(context, name)
-        assert below is not None
-        yield from leaves(below, (*path, name))
 
 
 def parsed(words: list[str]) -> click.Context:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
 
@@ -15,18 +14,8 @@ from click.testing import CliRunner
 from arroyo_dagster.cli import main
 from arroyo_dagster.cli.common import EXIT_CLOSED, EXIT_INTERRUPTED, if_interrupted
 from arroyo_dagster.state.storage import open_store
+from tests.commands import leaves
 from tests.jobs import run_word_job
-
-
-def leaves(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    if not isinstance(command, click.Group):
-        yield path
-        return
-    context = click.Context(command)
-    for name in command.list_commands(context):
-        below = command.get_command(context, name)
-        assert below is not None
-        yield from leaves(below, (*path, name))
 
 
 def found(path: tuple[str, ...]) -> click.Command:

@@ -17,6 +17,7 @@ from arroyo_dagster.dataflow.storage.columns import KEY
 from arroyo_dagster.dataflow.storage.state_tables import rows_of
 from arroyo_dagster.state.tables.key_index import KeyIndex, hashes_of
 from tests.dataflows import Clock, Flow, builder, definition, row_of
+from tests.shares import fewer_examples
 
 SUM = "row = counts()\nrow.n += 1\nrow.last = record\nrow.update()"
 
@@ -64,6 +65,7 @@ def test_expired_rows_are_counted_once_and_gone() -> None:
     assert rows.find(asked("old", "new"))[1] == {"new": (2, 6_000)}
 
 
+@fewer_examples(3)
 @given(st.lists(st.lists(st.sampled_from("abcde"), max_size=6), min_size=1, max_size=8))
 def test_with_and_without_restarts_states_and_what_expired_are_equal(epochs: list[str]) -> None:
     """Rows that are looked at but not written keep their place in the order of expiry."""

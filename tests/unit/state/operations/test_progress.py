@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 
-from arroyo_dagster.state.model.progress import Progress, no_progress
-from arroyo_dagster.state.operations.progress import heartbeat, timed
+from arroyo_dagster.state.model.progress import Progress, ProgressUnit, no_progress
+from arroyo_dagster.state.operations.progress import counter, heartbeat, timed
 
 
 def progress(done: int, total: int | None = None, seconds: float = 0.0) -> Progress:
@@ -55,3 +55,18 @@ def test_the_remaining_time_is_unknown_until_the_speed_predicts_it() -> None:
     assert progress(2, 100, 5.0).seconds_left == 245.0
     assert progress(0, 0).share == 1.0
     assert progress(0, 0).seconds_left == 0.0
+
+
+def test_a_counter_reports_each_part_with_the_total() -> None:
+    reports: list[Progress] = []
+    count = counter(reports.append, "read footers", 3, ProgressUnit.FILES)
+    threads = [threading.Thread(target=count) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [(one.done, one.total, one.unit) for one in reports] == [
+        (done, 3, ProgressUnit.FILES) for done in (1, 2, 3)
+    ]
+    assert reports[-1].seconds >= reports[0].seconds >= 0
+    counter(no_progress, "read footers", 3)()

@@ -11,11 +11,13 @@ from arroyo_dagster.errors import FormatError
 from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.model.progress import Progress
 from arroyo_dagster.state.operations.catalog.epochs import (
     EPOCH_CATALOG,
     OPERATOR_METADATA,
     UNREADABLE,
     Refreshed,
+    RefreshOptions,
     catalogue_path,
     newest_rows,
     read_history,
@@ -37,7 +39,35 @@ BOTH = pytest.mark.parametrize("paths", [ONE, OLD], ids=["protocol", "legacy"])
 def refreshed(
     store: ObjectStore, catalogue: ObjectStore, paths: JobPaths, **options: int
 ) -> Refreshed:
-    return refresh(WriteProtected(store), catalogue, paths, **options)
+    return refresh(WriteProtected(store), catalogue, paths, RefreshOptions(**options))  # type: ignore[arg-type]
+
+
+def test_the_epochs_and_footers_that_are_read_are_reported() -> None:
+    store, catalogue = MemoryStore(), MemoryStore()
+    Written(store, ONE, keep=2).epochs(3)
+    reports: list[Progress] = []
+    options = RefreshOptions(on_progress=reports.append)
+    refresh(store, catalogue, ONE, options)
+    assert [(one.step, one.done, one.total) for one in reports] == [
+        *(("read epochs", done, 3) for done in (1, 2, 3)),
+        *(("read footers", done, 3) for done in (1, 2, 3)),
+    ]
+    reports.clear()
+    refresh(store, catalogue, ONE, options)
+    assert [(one.step, one.done, one.total) for one in reports] == [("read epochs", 1, 1)]
+
+
+@BOTH
+def test_the_newest_epoch_is_not_read_again_if_it_was_just_read(paths: JobPaths) -> None:
+    store, catalogue = MemoryStore(), MemoryStore()
+    Written(store, paths).epochs(3)
+    newest = ParquetBackend(store, paths).load()
+    counting = Counting(store)
+    found = refresh(counting, catalogue, paths, RefreshOptions(newest=newest))
+    assert found.history == refresh(store, MemoryStore(), paths).history
+    before = counting.calls["read"]
+    refresh(counting, catalogue, paths, RefreshOptions(newest=newest))
+    assert counting.calls["read"] == before
 
 
 @BOTH

@@ -539,7 +539,7 @@ def test_metadata_that_would_read_back_different_is_not_published(
     assert arroyos(job.store) == was
 
 
-def started_at_the_last_answer(job: ArroyoJob, act: Callable[[JobDirectory], Any]) -> ConflictError:
+def started_at_the_last_answer(job: ArroyoJob, act: Callable[[JobDirectory], Any]) -> Any:
     """Do something twice; the second time the source changes its mind at its last answer."""
     rest = facts_of(job.paths, JobCondition.STOPPED)
     store, telling = job.store, Telling(rest)
@@ -549,24 +549,32 @@ def started_at_the_last_answer(job: ArroyoJob, act: Callable[[JobDirectory], Any
     act(JobDirectory([telling]))
     job.store = store
     later = facts_of(job.paths, JobCondition.RUNNING)
-    with pytest.raises(ConflictError, match="after its metadata was rewritten") as caught:
-        act(JobDirectory([Telling(rest, later=later, at=telling.asked)]))
-    return caught.value
+    return act(JobDirectory([Telling(rest, later=later, at=telling.asked)]))
 
 
 @LAYOUTS
-def test_a_start_that_is_seen_too_late_is_reported_and_not_retried(layout: Layout) -> None:
+def test_a_start_that_is_seen_after_the_last_put_puts_the_old_lists_back(layout: Layout) -> None:
+    """A run with the old lists would lose files to Arroyo's cleanup if the new ones were stored."""
+    job = begun(layout, epochs=2)
+    was = arroyos(job.store)
+    with pytest.raises(ConflictError, match="changed while it was rewritten") as caught:
+        started_at_the_last_answer(job, lambda said: rewrite(job.store, job, directory=said))
+    assert caught.value.retryable
+    assert arroyos(job.store) == was
+
+
+@LAYOUTS
+def test_an_undo_during_which_the_job_is_started_keeps_its_record(layout: Layout) -> None:
     job = begun(layout, epochs=2)
     before, was = content(job.store, job.paths), arroyos(job.store)
-    error = started_at_the_last_answer(job, lambda said: rewrite(job.store, job, directory=said))
-    assert not error.retryable
-    assert arroyos(job.store) != was
-    assert content(job.store, job.paths) == before
-    # The record stays: it is what undoes the rewrite if the start has failed.
-    error = started_at_the_last_answer(job, lambda said: undo(job.store, job, directory=said))
-    assert not error.retryable
+    record = rewrite(job.store, job).record
+    assert record is not None
+    with pytest.raises(ConflictError, match="after its metadata was put back") as caught:
+        started_at_the_last_answer(job, lambda said: undo(job.store, job, directory=said))
+    assert not caught.value.retryable
     assert arroyos(job.store) == was
     assert content(job.store, job.paths) == before
+    assert job.store.head(record) is not None  # gc keeps what the started run may have loaded
 
 
 # ---- undo ----------------------------------------------------------------------------------------
@@ -665,6 +673,26 @@ class Acting(Telling):
         if self.asked + 1 == self.at:
             self.act()
         return super().look_up(jobs, checkpoints=checkpoints)
+
+
+@LAYOUTS
+def test_lists_whose_files_are_gone_are_not_put_back(layout: Layout) -> None:
+    job = begun(layout, epochs=2)
+    was = arroyos(job.store)
+    objects = 2 if layout is Layout.LEGACY else 1
+    gone = next(path for path in was if path.name.startswith("table-t-"))
+
+    def cleaned_up() -> None:
+        asked.now = facts_of(job.paths, JobCondition.RUNNING)
+        job.store.delete_many([gone])
+
+    asked = Acting(job, cleaned_up, BEFORE_THE_FIRST_CHANGE + objects)
+    with pytest.raises(ConflictError, match="could not be put back: 1 files of its") as caught:
+        rewrite(job.store, job, directory=JobDirectory([asked]))
+    assert caught.value.facts["path"] == gone
+    assert "keep a copy of the job" in str(caught.value)
+    kept = arroyos(job.store)
+    assert {path for path in kept if kept[path] != was[path]}, "the new lists stay"
 
 
 UNDER_THE_LEASE = 2

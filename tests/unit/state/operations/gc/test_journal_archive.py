@@ -19,20 +19,17 @@ from arroyo_dagster.state.model.objects import StoredObject
 from arroyo_dagster.state.operations.gc import journal_archive
 from arroyo_dagster.state.operations.gc.execute import GcOptions, run_gc
 from arroyo_dagster.state.operations.gc.journal import (
-    Journal,
     JournalEntry,
-    RunHeader,
     list_runs,
     read_journal,
 )
 from arroyo_dagster.state.operations.gc.journal_archive import archive_runs
 from arroyo_dagster.state.storage import Crash, FaultInjecting, MemoryStore, ObjectStore
-from tests.fleets import Written, protocol_job
+from tests.fleets import Written
 from tests.gc_jobs import Clock, Hiding, orphans
 from tests.jobs import copied
+from tests.journals import PATHS, begin_run
 
-PATHS = protocol_job("p")
-BEGAN = 1_700_000_000_000_000
 RUNS = 100
 KEPT = 16
 """Of the newest runs."""
@@ -42,19 +39,7 @@ def with_runs(count: int = RUNS, clock: Clock | None = None) -> MemoryStore:
     store = MemoryStore(clock=clock or Clock())
     for number in range(count):
         batches = number % 4  # none at all, too
-        run = Journal.begin(
-            store,
-            PATHS,
-            RunHeader(
-                kind="expire",
-                plan=f"{number:032x}"[::-1],
-                owner=f"run {number}",
-                begun_at_micros=BEGAN + number,
-                objects=2 * batches,
-                size_bytes=batches,
-                more={"rule": {"keep": number}},
-            ),
-        )
+        run = begin_run(store, number, batches=batches, more={"rule": {"keep": number}})
         for batch in range(1, batches + 1):
             names = [PATHS.root / f"{number}-{batch}-{one}" for one in ("a", "b")]
             objects = [StoredObject(names[0], 7, None, "etag"), StoredObject(names[1])]
@@ -132,19 +117,7 @@ def test_stopped_anywhere_nothing_is_lost_and_the_next_finishes_it(mode: Any, cr
 def with_more(store: MemoryStore) -> None:
     """As many runs again: what was left of the first ones goes with them."""
     for number in range(RUNS, 2 * RUNS):
-        run = Journal.begin(
-            store,
-            PATHS,
-            RunHeader(
-                kind="purge",
-                plan=f"{number:032x}"[::-1],
-                owner="later",
-                begun_at_micros=BEGAN + number,
-                objects=0,
-                size_bytes=0,
-            ),
-        )
-        run.end({})
+        begin_run(store, number, batches=0, kind="purge", owner="later").end({})
 
 
 @pytest.mark.parametrize("hides", ["000001.json", "000002.json", "000003.json", "plan.json"])

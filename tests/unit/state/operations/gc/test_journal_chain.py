@@ -15,35 +15,23 @@ from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.model.objects import StoredObject
 from arroyo_dagster.state.operations.gc import journal_archive
 from arroyo_dagster.state.operations.gc.execute import GcOptions, run_gc
-from arroyo_dagster.state.operations.gc.journal import Journal, RunHeader, list_runs, read_journal
+from arroyo_dagster.state.operations.gc.journal import Journal, list_runs, read_journal
 from arroyo_dagster.state.operations.gc.journal_archive import archive_runs
 from arroyo_dagster.state.operations.gc.journal_chain import finish_open_runs
 from arroyo_dagster.state.operations.gc.journal_check import JournalCheck, check_journal
 from arroyo_dagster.state.operations.gc.quarantine import purge
 from arroyo_dagster.state.operations.gc.undelete import UndeleteOptions, run_undelete
 from arroyo_dagster.state.storage import Crash, FaultInjecting, MemoryStore, ObjectStore
-from tests.fleets import Written, protocol_job
+from tests.fleets import Written
 from tests.gc_jobs import Clock, Hiding, expiry, orphans
 from tests.jobs import copied
+from tests.journals import BEGAN, PATHS, begin_run
 
-PATHS = protocol_job("p")
-BEGAN = 1_700_000_000_000_000
 STOPPED = {str(PATHS.root): "stopped"}
 
 
-def begin_run(store: ObjectStore, number: int, *, batches: int = 2) -> Journal:
-    run = Journal.begin(
-        store,
-        PATHS,
-        RunHeader(
-            kind="expire",
-            plan=f"{number:032x}"[::-1],
-            owner=f"run {number}",
-            begun_at_micros=BEGAN + number,
-            objects=2 * batches,
-            size_bytes=batches,
-        ),
-    )
+def planned_run(store: ObjectStore, number: int, *, batches: int = 2) -> Journal:
+    run = begin_run(store, number, batches=batches)
     for batch in range(1, batches + 1):
         run.write([(batch, objects_of(number, batch))], {})
     return run
@@ -54,7 +42,7 @@ def objects_of(number: int, batch: int) -> list[StoredObject]:
 
 
 def write_run(store: ObjectStore, number: int, *, batches: int = 2) -> Journal:
-    run = begin_run(store, number, batches=batches)
+    run = planned_run(store, number, batches=batches)
     for batch in range(1, batches + 1):
         objects = objects_of(number, batch)
         run.write([(batch, objects)], dict.fromkeys((one.path for one in objects), "deleted"))
@@ -286,7 +274,7 @@ def test_quarantine_undelete_and_purge_keep_the_chain() -> None:
 
 def test_a_listing_that_hides_runs_does_not_fork_the_chain() -> None:
     store = journal_of(4)
-    died = begin_run(store, 4)
+    died = planned_run(store, 4)
     hiding = Hiding(store, lambda path: "/journal/" in path)
     finish_open_runs(hiding, PATHS, hiding.list_dir(PATHS.journal).prefixes)
     write_run(hiding, 5)
@@ -299,7 +287,7 @@ def test_a_listing_that_hides_runs_does_not_fork_the_chain() -> None:
 @pytest.mark.parametrize("late", ["end", "write", "begin"])
 def test_two_maintainers_are_reported_and_both_collect(late: str) -> None:
     store = journal_of(3)
-    first_one = begin_run(store, 3)
+    first_one = planned_run(store, 3)
     if late == "begin":
         stale = copied(store)
         write_run(store, 4)
@@ -337,7 +325,7 @@ def test_without_head_runs_go_on_and_it_is_reported(data: bytes | None) -> None:
 
 def test_a_damaged_part_of_a_run_that_died_stops_no_collection() -> None:
     store, clock = job_to_collect()
-    run = begin_run(store, 3, batches=3)
+    run = planned_run(store, 3, batches=3)
     part = PATHS.journal / run.name / "000002.json"
     store.put(part, b"{")
     run_orphans(store, clock)
@@ -346,7 +334,7 @@ def test_a_damaged_part_of_a_run_that_died_stops_no_collection() -> None:
 
 def test_requests_in_flight_when_a_run_died_are_no_finding_but_missing_outcomes_are() -> None:
     store = journal_of(2)
-    run = begin_run(store, 2, batches=4)
+    run = planned_run(store, 2, batches=4)
     gap = copied(store)
     gap.delete_many([PATHS.journal / run.name / "000002.json"])
     assert check_journal(gap, PATHS).whole
@@ -360,7 +348,7 @@ def test_requests_in_flight_when_a_run_died_are_no_finding_but_missing_outcomes_
 
 def test_a_run_in_progress_is_no_finding() -> None:
     store = journal_of(2)
-    run = begin_run(store, 2)
+    run = planned_run(store, 2)
     found = check_journal(store, PATHS)
     assert found.whole
     assert found.open_runs == (run.name,)

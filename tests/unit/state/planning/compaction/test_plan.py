@@ -13,7 +13,7 @@ from arroyo_dagster.state.model.checkpoints import (
     Checkpoint,
     CheckpointState,
     OperatorCheckpoint,
-    StreamProgress,
+    RunProgress,
 )
 from arroyo_dagster.state.model.compaction import (
     CompactionPolicy,
@@ -105,7 +105,7 @@ def checkpoint(*files: TableFiles, **changes: Any) -> Checkpoint:
         state=CheckpointState.READY,
         operators=tuple(operator(one) for one in files),
         ref=path("manifest"),
-        progress=StreamProgress(query_id="q", batch_id=1, offsets="{}"),
+        progress=RunProgress(offsets="{}"),
     )
     return replace(found, **changes)
 

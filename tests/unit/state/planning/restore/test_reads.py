@@ -9,7 +9,7 @@ from arroyo_dagster.state.model.checkpoints import (
     Checkpoint,
     CheckpointState,
     OperatorCheckpoint,
-    StreamProgress,
+    RunProgress,
 )
 from arroyo_dagster.state.model.ids import (
     Epoch,
@@ -203,7 +203,7 @@ def operator(name: str, watermark: int | None = None, **tables: object) -> Opera
 def checkpoint(
     *operators: OperatorCheckpoint, final: bool | None = None, generation: int = 2
 ) -> Checkpoint:
-    progress = StreamProgress(query_id="q", batch_id=1, offsets="{}", final=bool(final))
+    progress = RunProgress(offsets="{}", final=bool(final))
     return Checkpoint(
         pipeline=PROTOCOL.pipeline,
         job=PROTOCOL.job,

@@ -16,7 +16,7 @@ from arroyo_dagster.state.model.checkpoints import (
     LegacyCheckpoint,
     Manifest,
     OperatorCheckpoint,
-    StreamProgress,
+    RunProgress,
 )
 from arroyo_dagster.state.model.ids import (
     Epoch,
@@ -296,7 +296,7 @@ def test_legacy_epoch_is_committing_only_if_it_is_ours_and_its_note_is_missing(
         start_time_micros=0,
         finish_time_micros=0,
         operators=(OperatorId("count"), OperatorId("sink")),
-        progress=StreamProgress(query_id="q", batch_id=1, offsets="") if managed else None,
+        progress=RunProgress(offsets="") if managed else None,
     )
     count, sink = operator("count", False), operator("sink", True)
     waits = CheckpointState.COMMITTING if managed else CheckpointState.READY

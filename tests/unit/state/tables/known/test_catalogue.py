@@ -130,6 +130,12 @@ CRATE: list[tuple[str, str, int, Any, str]] = [
 ]
 
 
+def test_the_types_of_every_built_in_table_can_be_described() -> None:
+    for known in c.BUILT_IN:
+        kinds = (known.key_type, known.value_type, known.commit_type)
+        assert all(isinstance(kind, t.Type) for kind in kinds), known
+
+
 @pytest.mark.parametrize(("table", "description", "version", "value", "raw"), CRATE)
 def test_values_have_the_bytes_of_the_crate(
     table: str, description: str, version: int, value: Any, raw: str

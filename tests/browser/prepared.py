@@ -1,0 +1,274 @@
+"""A prepared instance of Dagster in this process: jobs of every kind, what the sensor and the runs
+found in them, and the webserver over it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import uvicorn
+from dagster._core.remote_origin import InProcessCodeLocationOrigin
+from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
+from dagster._core.workspace.context import WorkspaceProcessContext
+from dagster._core.workspace.load_target import InProcessWorkspaceLoadTarget
+from dagster._daemon.sensor import execute_sensor_iteration
+from dagster_webserver.app import create_app_from_workspace_process_context
+
+from arroyo_dagster.state.metadata.backend import ParquetBackend
+from arroyo_dagster.state.runtime.in_process import run_pipeline
+from arroyo_dagster.state.storage.remote.open import open_store
+from tests.dataflows import Clock, Flow
+from tests.fleets import SECOND, Written, legacy_job, protocol_job
+from tests.loopback import Reply, serving
+
+PROJECT = Path(__file__).parents[2]
+LOCATION = "streaming"
+EPOCHS, LATER_EPOCHS, KEPT_EPOCHS = 40, 8, 12
+LIVE = "flights/live"
+BROKEN = protocol_job("payments", "job_payments")
+VANISHED = protocol_job("returns", "job_returns")
+STOPPED = legacy_job("job_promotions")
+HEALTHY = [protocol_job(name, f"job_{name}") for name in ("clicks", "orders", "sessions", "views")]
+WORDS = PROJECT / "examples" / "sdf" / "words" / "dataflow.yaml"
+
+DEFINITIONS = """
+import dagster as dg
+from arroyo_dagster import ArroyoStateComponent
+
+defs = dg.build_defs_for_component(ArroyoStateComponent.resolve_from_yaml('''
+checkpoint_url: {url}
+arroyo_api_url: {arroyo}
+sensor_running: true
+sensor: {{interval_seconds: 1}}
+schedules: {{running: true}}
+maintenance: {{engine: in-process, keep_epochs: 12, delete: true}}
+dataflows: [{dataflow}]
+'''))
+"""
+_INSTANCE = {
+    "telemetry": {"enabled": False},
+    "nux": {"enabled": False},
+    # The default one waits for processes that copy what this one prints.
+    "compute_logs": {
+        "module": "dagster._core.storage.noop_compute_log_manager",
+        "class": "NoOpComputeLogManager",
+    },
+    "run_coordinator": {
+        "module": "dagster._core.run_coordinator",
+        "class": "DefaultRunCoordinator",
+    },
+    "run_launcher": {
+        "module": "dagster._core.launcher.sync_in_memory_run_launcher",
+        "class": "SyncInMemoryRunLauncher",
+    },
+}
+_LAUNCH = """mutation ($params: ExecutionParams!) { launchRun(executionParams: $params) {
+  __typename ... on LaunchRunSuccess { run { runId } } ... on PythonError { message }
+  ... on RunConfigValidationInvalid { errors { message } } } }"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failed:
+    """Runs that failed, by the job: one lacks an object, one vanished."""
+
+    broken: str
+    vanished: str
+
+
+class Prepared:
+    """The jobs, and Dagster over them.
+
+    Attributes:
+        url: of Dagster's webserver.
+    """
+
+    def __init__(self, url: str, process: WorkspaceProcessContext, jobs: _Jobs) -> None:
+        self.url = url
+        self.jobs = jobs
+        self._process = process
+
+    def go_through(self) -> Failed:
+        """Let the jobs and Dagster go through all that its pages show. Returns the failed runs."""
+        self.tick()
+        self.launch("arroyo_refresh_fleet")
+        self._look()
+        self.launch("arroyo_compaction", LIVE)
+        self.jobs.go_on()
+        expiry = {"keep_epochs": KEPT_EPOCHS, "dry_run": False}
+        self.launch("arroyo_gc", LIVE, arroyo_retained_epochs=expiry)
+        self.launch("sdf_examples_words")
+        self.jobs.harm()
+        self.tick()
+        self.launch("arroyo_refresh", LIVE)
+        broken = self.launch("arroyo_refresh", BROKEN.root)
+        vanished = self.launch("arroyo_refresh", VANISHED.root)
+        self._look()
+        return Failed(broken=broken, vanished=vanished)
+
+    def _look(self) -> None:
+        for job in ("arroyo_fleet", "arroyo_health", "arroyo_audit"):
+            self.launch(job)
+
+    def tick(self) -> None:
+        """Evaluate the sensors, as the daemon does."""
+        time.sleep(1.1)  # their interval
+        logger = logging.getLogger("ticks")
+        assert not any(execute_sensor_iteration(self._process, logger, None, None))
+
+    def launch(self, job: str, partition: str | None = None, **config: Any) -> str:
+        """Launch a run, as the launchpad does, and wait for its end. Returns its id.
+
+        Args:
+            config: of the job's only op, by its name.
+        """
+        tags = [] if partition is None else [{"key": "dagster/partition", "value": partition}]
+        params = {
+            "selector": {
+                "repositoryLocationName": LOCATION,
+                "repositoryName": "__repository__",
+                "jobName": job,
+            },
+            "runConfigData": {"ops": {op: {"config": given} for op, given in config.items()}},
+            "executionMetadata": {"tags": tags},
+        }
+        request = urllib.request.Request(
+            f"{self.url}/graphql",
+            json.dumps({"query": _LAUNCH, "variables": {"params": params}}).encode(),
+            {"Content-Type": "application/json"},
+        )
+        with urllib.request.urlopen(request, timeout=120) as answer:
+            found = json.load(answer)["data"]["launchRun"]
+        assert found["__typename"] == "LaunchRunSuccess", found
+        return str(found["run"]["runId"])
+
+
+class _Jobs:
+    """Jobs of every kind: managed ones, those of Arroyo, healthy and sick ones."""
+
+    def __init__(self, folder: Path) -> None:
+        self.store = open_store(str(folder / "checkpoints"))
+        self._folder = folder
+        begun = time.time_ns() // 1000
+        self._written = {
+            paths: Written(self.store, paths, keep=4 + at, now=_every_half_minute(begun))
+            for at, paths in enumerate((*HEALTHY, BROKEN, VANISHED, STOPPED))
+        }
+        for job in self._written.values():
+            job.epochs(EPOCHS)
+        self._flights(EPOCHS)
+        flow = Flow(WORDS.read_text(), store=self.store, clock=Clock(ms=begun // 1000))
+        for sentence in (WORDS.parent / "sentences.txt").read_text().splitlines():
+            words = sentence.lower().split()
+            flow.send("words", [{"text": one, "sentence-length": len(words)} for one in words])
+
+    def go_on(self) -> None:
+        """Write more epochs of the managed job."""
+        self._flights(LATER_EPOCHS)
+
+    def _flights(self, epochs: int) -> None:
+        sys.path.insert(0, str(PROJECT / "examples" / "flights"))
+        try:
+            from pipeline import flights_pipeline
+        finally:
+            sys.path.pop(0)
+        output = str(self._folder / "output")
+        job = flights_pipeline(output, rows_per_epoch=512, job="live")
+        run_pipeline(job, self.store, max_epochs=epochs)
+
+    def harm(self) -> None:
+        """Lose an object of one job, and all of another."""
+        self.store.delete_many([ParquetBackend(self.store, BROKEN).load().paths[0]])
+        self._written[VANISHED].vanish()
+
+    def answer(self, path: str, query: dict[str, str]) -> Reply:
+        """Answer as Arroyo's REST API."""
+        jobs = [*HEALTHY, BROKEN, VANISHED, STOPPED]
+        short = path.removeprefix("/api/v1")
+        if short == "/jobs":
+            return Reply(body={"data": [_job(paths.job, paths.pipeline) for paths in jobs]})
+        if short == "/pipelines":
+            found = [_pipeline(str(paths.pipeline or "promotions")) for paths in jobs]
+            return Reply(body={"data": found, "hasMore": False})
+        return Reply(404, {"error": "Route not found"})
+
+
+def _every_half_minute(until_micros: int) -> Callable[[], int]:
+    numbers = iter(range(EPOCHS - 1, -1_000, -1))
+    return lambda: until_micros - 30 * SECOND * next(numbers)
+
+
+def _job(job: str, pipeline: str | None) -> dict[str, Any]:
+    stopped = pipeline is None
+    return {
+        "id": job,
+        "pipeline_id": pipeline or "promotions",
+        "running_desired": not stopped,
+        "state": "Stopped" if stopped else "Running",
+        "run_id": 1,
+        "start_time": 1,
+        "finish_time": None,
+        "tasks": 4,
+        "failure_reason": None,
+        "created_at": 1,
+    }
+
+
+def _pipeline(name: str) -> dict[str, Any]:
+    return {
+        "id": name,
+        "name": name,
+        "checkpoint_interval_micros": 30 * SECOND,
+        "stop": "none",
+        "created_at": 1,
+        "action": "checkpoint",
+        "action_text": "Stop",
+        "action_in_progress": False,
+        "preview": False,
+        "state_url": None,
+    }
+
+
+@contextmanager
+def prepared(folder: Path) -> Iterator[Prepared]:
+    """Serve a prepared instance whose jobs lie below `folder`."""
+    jobs = _Jobs(folder)
+    with serving(jobs.answer) as arroyo, dg.instance_for_test(overrides=_INSTANCE) as instance:
+        file = folder / f"{LOCATION}.py"
+        url = str(folder / "checkpoints")
+        file.write_text(DEFINITIONS.format(url=url, arroyo=arroyo.url, dataflow=WORDS))
+        target = LoadableTargetOrigin(
+            executable_path=sys.executable, python_file=str(file), attribute="defs"
+        )
+        origin = InProcessCodeLocationOrigin(loadable_target_origin=target, location_name=LOCATION)
+        load = InProcessWorkspaceLoadTarget([origin])
+        with WorkspaceProcessContext(instance, load) as process, _served(process) as address:
+            yield Prepared(address, process, jobs)
+
+
+@contextmanager
+def _served(process: WorkspaceProcessContext) -> Iterator[str]:
+    """Serve Dagster's pages. Yields the address."""
+    app = create_app_from_workspace_process_context(process)
+    server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="warning"))
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    try:
+        while not server.started:
+            assert thread.is_alive()
+            time.sleep(0.05)
+        (port,) = {one.getsockname()[1] for one in server.servers[0].sockets}
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.should_exit = True
+        thread.join()
