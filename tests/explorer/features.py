@@ -301,7 +301,9 @@ def _other_name(scene: Scene, at: int, name: str) -> Setting:
     world, first = scene.world, scene.settings[at]
     old = first.paths
     paths = JobPaths(JobId(old.job + name), old.pipeline and PipelineId(old.pipeline))
-    watch = Watch(world.objects, str(paths.root), first.watch.protocol, ours=False)
+    # A copy of a job without epochs is a new job, whose own retention expires what it writes.
+    keep = first.watch.keep
+    watch = Watch(world.objects, str(paths.root), first.watch.protocol, ours=False, keep=keep)
     watch.clock, watch.by_arroyo = world.clock, world.taken_by_arroyo
     watch.foreign = scene.watches.foreign
     controller = first.controller and replace(first.controller.copied(), paths=paths)
