@@ -214,6 +214,9 @@ class JobRun:
             },
             watermarks_micros=self.watermarks_micros,
             compacted=self._compacted,
+            clock_micros=max(
+                self.backend.clock(), self.base.finish_time_micros if self.base else 0
+            ),
         )
 
     def finish(

@@ -35,6 +35,8 @@ from arroyo_dagster.state.tables.global_keyed import (
     MigratableState,
     is_migratable,
 )
+from arroyo_dagster.state.tables.keyed.states import ListState, MapState, ValueState
+from arroyo_dagster.state.tables.keyed.timers import Timers
 from arroyo_dagster.state.tables.loaded import LoadedState
 from arroyo_dagster.state.tables.messages import (
     CheckpointMessage,
@@ -200,6 +202,30 @@ class TableManager:
         """
         return self._views.uncached(name)
 
+    def get_value_state(self, name: str) -> ValueState:
+        """Return the view of a `keyed_state` of the value form, with this subtask's keys.
+
+        Raises:
+            InputError: no such table, or it has another form.
+        """
+        return self._views.keyed(name, ValueState)
+
+    def get_list_state(self, name: str) -> ListState:
+        """Return the view as `get_value_state`, of the list form."""
+        return self._views.keyed(name, ListState)
+
+    def get_map_state(self, name: str) -> MapState:
+        """Return the view as `get_value_state`, of the map form."""
+        return self._views.keyed(name, MapState)
+
+    def get_timers(self, name: str) -> Timers:
+        """Return the timers of a `keyed_timers` table, as `get_value_state`."""
+        return self._views.keyed(name, Timers)
+
+    def all_timers(self) -> dict[TableName, Timers]:
+        """Return every table of timers by name, in the order in which they are registered."""
+        return self._views.timers()
+
     # ---- messages --------------------------------------------------------------------------------
 
     def send(self, message: StateMessage) -> None:
@@ -252,6 +278,15 @@ class TableManager:
 
     # ---- the barrier -----------------------------------------------------------------------------
 
+    def begin_epoch(self, clock_micros: int) -> None:
+        """Set the engine's clock for the next epoch: keyed state that has reached its ttl is
+        removed. Without this call, the clock is read at the barrier.
+
+        Args:
+            clock_micros: microseconds since 1970; an earlier time than before has no effect.
+        """
+        self._views.begin_epoch(clock_micros)
+
     def checkpoint(
         self, epoch: int, min_epoch: int, watermark: int | None, then_stop: bool
     ) -> SubtaskCheckpoint:
@@ -289,6 +324,12 @@ class TableManager:
                 operator=self.task.operator,
                 subtask=self.task.task_index,
             )
+        if not self._loaded.clock_micros:
+            self.begin_epoch(barrier.timestamp_micros)
+        for name, view in self._views.keyed_views.items():
+            self._checkpointers.pop(name, None)  # of the same barrier, when it failed
+            for change in view.changes(barrier.epoch):
+                self._checkpointer(name).apply(change)
         checkpointers = {name: self._checkpointer(name) for name in self.configs}
         for checkpointer in checkpointers.values():
             checkpointer.prepare(barrier.watermark_micros)

@@ -21,6 +21,7 @@ from arroyo_dagster.state.codec.operations import (
     DeleteTimeKey,
     DeleteTimeRange,
     DeleteValue,
+    delete_keys_of,
     encode_count,
     encode_key,
     encode_operation,
@@ -86,13 +87,10 @@ class TimeView:
         if not checked.num_rows:
             return
         indices = self._table.key_indices
-        fields = [self.schema.field(at) for at in indices]
-        columns = [_plain_column(checked.column(at)) for at in indices]
-        operations = [
-            encode_operation(DeleteKey(encode_key(fields, list(key))))
-            for key in zip(*columns, strict=True)
-        ]
         batch = checked.combine_chunks().to_batches()[0]
+        operations = delete_keys_of(
+            [self.schema.field(at) for at in indices], [batch.column(at) for at in indices]
+        )
         self._send(TableChange(self._name, RecordBatch(batch, operations)))
         self._drop(checked)
 
