@@ -9,17 +9,19 @@ from __future__ import annotations
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import initialize, invariant, rule
+from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.model.ids import TableName
+from arroyo_dagster.state.operations.gc.execute import GcOptions, run_gc
+from arroyo_dagster.state.operations.gc.expire import to_keep
 from arroyo_dagster.state.runtime.pipeline import Pipeline
 from arroyo_dagster.state.storage import ObjectStore
 from arroyo_dagster.state.tables.restoring import restored_rows
 from tests.jobs import SinkInto, output_of, state_of
 from tests.keyed_jobs import OPERATIONS, KeepByKey, KeyedModel, keyed_content
+from tests.property.test_state_machine import FAULTS, Fault, Script
 from tests.property.test_state_machine import Job as Machine
-from tests.property.test_state_machine import Script
 from tests.shares import fewer_examples
 
 VERBS = st.sampled_from(OPERATIONS)
@@ -62,6 +64,14 @@ class KeyedJob(Machine):
     @rule(later=st.integers(-5, 40))
     def time_goes_by(self, later: int) -> None:
         self.now += later
+
+    @precondition(lambda self: bool(self.boundaries))
+    @rule(fault=FAULTS)
+    def expire(self, fault: Fault) -> None:
+        """As few epochs as the run keeps: gc refuses more where a run's own expiry was killed."""
+        self.maintain(
+            fault, lambda store, paths: run_gc(store, paths, to_keep(2), GcOptions(owner="m"))
+        )
 
     def look(self) -> None:
         before = len(self.boundaries)
