@@ -19,11 +19,12 @@ from arroyo_dagster.state.runtime.pipeline import Pipeline
 from arroyo_dagster.state.storage import ObjectStore
 from arroyo_dagster.state.tables.global_keyed import global_table_config
 from arroyo_dagster.state.tables.keyed.definition import keyed_state, keyed_timers
+from arroyo_dagster.state.tables.keyed.states import ListState, MapState, ValueState
+from arroyo_dagster.state.tables.keyed.timers import Timers
 from arroyo_dagster.state.tables.manager import TableManager
 from arroyo_dagster.state.tables.table import TaskInfo
 
 TTL_MICROS = 30
-_TTL = dt.timedelta(microseconds=TTL_MICROS)
 OPERATIONS = (
     *("put", "put", "remove", "again", "append", "append", "clear"),
     *("entry", "entry", "no entry", "no map", "timer", "timer", "alarm", "alarm", "cancel"),
@@ -42,14 +43,17 @@ Command = tuple[str, str, int]
 class KeepByKey(Operator):
     """Does what its rows say, and puts out what it sees of their keys."""
 
+    def __init__(self, ttl_micros: int | None = TTL_MICROS) -> None:
+        self._ttl = None if ttl_micros is None else dt.timedelta(microseconds=ttl_micros)
+
     output_schema = pa.schema([("number", pa.int64()), ("key", pa.string()), ("seen", pa.int64())])
 
     def tables(self) -> Sequence[TableConfig]:
         return [
             keyed_state("values", str, int),
-            keyed_state("fleeting", str, int | None, ttl=_TTL),
+            keyed_state("fleeting", str, int | None, ttl=self._ttl),
             keyed_state("lists", str, list[int]),
-            keyed_state("maps", str, dict[str, int], ttl=_TTL),
+            keyed_state("maps", str, dict[str, int], ttl=self._ttl),
             keyed_timers("timers", str),
             keyed_timers("alarms", str, processing_time=True),
             global_table_config("clock", key=str, value=int),
@@ -121,13 +125,15 @@ class KeepByKey(Operator):
                 getattr(self, name).register(key, time + 1)
 
     def handle_checkpoint(self, ctx: OperatorContext, collector: Collector) -> None:
-        self.clock.insert("clock", ctx.clock_micros)
+        if ctx.task_info.task_index == 0:
+            self.clock.insert("clock", ctx.clock_micros)
 
 
 class KeyedModel:
     """What `KeepByKey` does, with dicts."""
 
-    def __init__(self) -> None:
+    def __init__(self, ttl_micros: int = TTL_MICROS) -> None:
+        self._ttl = ttl_micros
         self.values: dict[str, int] = {}
         self.fleeting: dict[str, tuple[int | None, int]] = {}
         self.lists: dict[str, list[int]] = {}
@@ -142,11 +148,11 @@ class KeyedModel:
         fresh = {
             key: (value, at)
             for key, (value, at) in self.fleeting.items()
-            if at + TTL_MICROS > self.now
+            if at + self._ttl > self.now
         }
         self.fleeting = fresh
         for key, entries in list(self.maps.items()):
-            self.maps[key] = {k: v for k, v in entries.items() if v[1] + TTL_MICROS > self.now}
+            self.maps[key] = {k: v for k, v in entries.items() if v[1] + self._ttl > self.now}
             if not self.maps[key]:
                 del self.maps[key]
 
@@ -245,15 +251,18 @@ def keyed_content(
             checkpoint.operator(operator),
         )
         for name in ("values", "fleeting"):
-            view = manager.get_value_state(name)
+            view = manager.get_keyed_state(name, ValueState)
             keys = _keys(view)
             values = view.get_many(keys).to_pylist()
             _add(found[name], dict(zip(keys.to_pylist(), values, strict=True)))
-        lists, maps = manager.get_list_state("lists"), manager.get_map_state("maps")
+        lists, maps = (
+            manager.get_keyed_state("lists", ListState),
+            manager.get_keyed_state("maps", MapState),
+        )
         _add(found["lists"], {key: lists.get(key) for key in set(_keys(lists).to_pylist())})
         _add(found["maps"], {key: maps.get(key) for key in set(_keys(maps).to_pylist())})
         for name in ("timers", "alarms"):
-            for part in manager.get_timers(name).rows():
+            for part in manager.get_keyed_state(name, Timers).rows():
                 times = part["at"].cast(pa.int64()).to_pylist()
                 pairs = zip(part["key"].to_pylist(), times, strict=True)
                 fresh = {(key, time // 1000) for key, time in pairs}

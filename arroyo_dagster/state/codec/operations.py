@@ -152,8 +152,8 @@ def delete_keys_of(fields: Sequence[pa.Field], columns: Sequence[Any]) -> pa.Bin
     for field in fields:
         _type_of(field)
     keys = encode_key_columns(fields, columns)
-    kind = pa.scalar(bytes([OperationKind.DELETE_KEY]), pa.binary())
-    return pc.binary_join_element_wise(kind, with_length(keys), pa.scalar(b"", pa.binary()))
+    kind = bytes([OperationKind.DELETE_KEY])
+    return pc.binary_join_element_wise(kind, with_length(keys), b"")
 
 
 def encode_count(rows: int) -> bytes:

@@ -96,19 +96,19 @@ class OperatorContext:
         Raises:
             InputError: no such table, or it has another form.
         """
-        return self.table_manager.get_value_state(name)
+        return self.table_manager.get_keyed_state(name, ValueState)
 
     def list_state(self, name: str) -> ListState:
         """Return the state as `value_state`, if its value is a list."""
-        return self.table_manager.get_list_state(name)
+        return self.table_manager.get_keyed_state(name, ListState)
 
     def map_state(self, name: str) -> MapState:
         """Return the state as `value_state`, if its value is a map."""
-        return self.table_manager.get_map_state(name)
+        return self.table_manager.get_keyed_state(name, MapState)
 
     def timers(self, name: str) -> Timers:
         """Return the timers registered with `keyed_timers`. Errors as `value_state`."""
-        return self.table_manager.get_timers(name)
+        return self.table_manager.get_keyed_state(name, Timers)
 
 
 class Operator:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
@@ -182,7 +182,9 @@ class OperatorSubtask:
         done = self._manager.checkpoint(plan.epoch, plan.min_epoch, reached, plan.then_stop)
         if plan.then_stop:
             self._operator.on_close(self._ctx)
-        return done
+        alarms = [timers.next_alarm_micros() for timers in self._manager.all_timers().values()]
+        known = [alarm for alarm in alarms if alarm is not None]
+        return replace(done, next_alarm_micros=min(known, default=None))
 
 
 class LevelTask:

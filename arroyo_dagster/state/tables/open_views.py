@@ -26,7 +26,7 @@ from arroyo_dagster.state.tables.keyed.states import ListState, MapState, ValueS
 from arroyo_dagster.state.tables.keyed.timers import Timers
 from arroyo_dagster.state.tables.keyed.view import KeyedView
 from arroyo_dagster.state.tables.loaded import LoadedState
-from arroyo_dagster.state.tables.messages import TableChange
+from arroyo_dagster.state.tables.messages import CheckpointMessage, RecordBatch, TableChange
 from arroyo_dagster.state.tables.table import TaskInfo
 from arroyo_dagster.state.tables.time_views import (
     ExpiringTimeKeyView,
@@ -168,6 +168,12 @@ class OpenViews:
         self._loaded.clock_micros = max(self._loaded.clock_micros, clock_micros)
         for view in self.keyed_views.values():
             view.begin_epoch(self._loaded.clock_micros)
+
+    def keyed_changes(self, barrier: CheckpointMessage) -> dict[TableName, list[RecordBatch]]:
+        """Return the changes of keyed views since the last barrier; again the same."""
+        if not self._loaded.clock_micros:
+            self.begin_epoch(barrier.timestamp_micros)
+        return {name: view.changes(barrier.epoch) for name, view in self.keyed_views.items()}
 
     def after_barrier(self, time_files: Mapping[TableName, tuple[TimeFile, ...]]) -> None:
         """Drop rows that have expired at the epoch just written.

@@ -28,7 +28,7 @@ _NEVER = 2**63 - 1
 
 
 @dataclass(slots=True)
-class _Chunk:
+class _RowChunk:
     """Neighbouring rows.
 
     Attributes:
@@ -51,10 +51,10 @@ class _Chunk:
             return self.numbers, self.rows
         return self.numbers[self.alive], self.rows.filter(pa.array(self.alive))
 
-    def without_removed(self) -> _Chunk:
+    def without_removed(self) -> _RowChunk:
         """Return a chunk of the rows that are not removed."""
         numbers, rows = self.kept()
-        return _Chunk(numbers, rows.combine_chunks(), np.ones(len(numbers), bool), len(numbers))
+        return _RowChunk(numbers, rows.combine_chunks(), np.ones(len(numbers), bool), len(numbers))
 
 
 class RowsByKey(LiveRows):
@@ -62,7 +62,7 @@ class RowsByKey(LiveRows):
 
     def __init__(self, form: RowForm) -> None:
         super().__init__(form)
-        self._chunks: list[_Chunk] = []
+        self._chunks: list[_RowChunk] = []
         self._next = 0
         self._live = 0
         self._whole: pa.Table | None = None
@@ -94,13 +94,13 @@ class RowsByKey(LiveRows):
         self._whole = None
         if self._index is not None:
             _add(self._index, self._keys_of(rows), numbers)
-        self._chunks.append(_Chunk(numbers, rows, np.ones(count, bool), count))
+        self._chunks.append(_RowChunk(numbers, rows, np.ones(count, bool), count))
         chunks = self._chunks
         while len(chunks) > 1 and chunks[-2].live <= 2 * chunks[-1].live:
             (first, older), (second, newer) = (chunk.kept() for chunk in chunks[-2:])
             both = np.concatenate([first, second])
             merged = pa.concat_tables([older, newer]).combine_chunks()
-            chunks[-2:] = [_Chunk(both, merged, np.ones(len(both), bool), len(both))]
+            chunks[-2:] = [_RowChunk(both, merged, np.ones(len(both), bool), len(both))]
 
     # ---- by key ----------------------------------------------------------------------------------
 
@@ -118,7 +118,7 @@ class RowsByKey(LiveRows):
             parts.append(chunk.rows.take(pa.array(wanted)))
         return pa.concat_tables(parts)
 
-    def _in_chunks(self, numbers: _Numbers) -> Iterable[tuple[_Chunk, _Numbers]]:
+    def _in_chunks(self, numbers: _Numbers) -> Iterable[tuple[_RowChunk, _Numbers]]:
         """Yield each chunk with some of these rows, and their places in it."""
         firsts = [int(chunk.numbers[0]) for chunk in self._chunks]
         of = np.searchsorted(firsts, numbers, side="right") - 1
@@ -164,7 +164,7 @@ class RowsByKey(LiveRows):
         gone = [self._expired(chunk, cutoff_micros * NANOS_PER_MICRO) for chunk in self._chunks]
         self._remove(np.concatenate([np.zeros(0, np.int64), *gone]))
 
-    def _expired(self, chunk: _Chunk, cutoff_nanos: int) -> _Numbers:
+    def _expired(self, chunk: _RowChunk, cutoff_nanos: int) -> _Numbers:
         """Return the rows of a chunk that have expired since the last time."""
         if chunk.by_age is None:
             times = chunk.rows.column(self._form.timestamp_index).cast(pa.int64())

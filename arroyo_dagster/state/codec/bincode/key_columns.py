@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from arroyo_dagster.state.codec.bincode.arrow_buffers import words_of
 
 Column: TypeAlias = "pa.Array | pa.ChunkedArray"
-_NOTHING = pa.scalar(b"", pa.binary())
+_NOTHING = b""
 _SINGLE_BYTES = 250
 """The largest number that is one byte; a marker precedes longer ones."""
 _MARKED = ((251, 2, 0xFFFF), (252, 4, 0xFFFFFFFF), (253, 8, 0xFFFFFFFFFFFFFFFF))
@@ -53,9 +53,9 @@ def _encode_column(field: pa.Field, values: pa.Array) -> pa.BinaryArray:
     if not field.nullable:
         return _encode_values(values)
     if not values.null_count:
-        return pc.binary_join_element_wise(pa.scalar(b"\1"), _encode_values(values), _NOTHING)
+        return pc.binary_join_element_wise(b"\1", _encode_values(values), _NOTHING)
     present = values.drop_null()
-    some = pc.binary_join_element_wise(pa.scalar(b"\1"), _encode_values(present), _NOTHING)
+    some = pc.binary_join_element_wise(b"\1", _encode_values(present), _NOTHING)
     return pc.replace_with_mask(
         pa.array([b"\0"] * len(values), pa.binary()), values.is_valid(), some
     )

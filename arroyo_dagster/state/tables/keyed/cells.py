@@ -27,7 +27,7 @@ _BITS_OF_LENGTH = np.uint64(0xFFFFFFFF)
 _GROWTH = 1.5
 
 
-class Column(Protocol):
+class CellColumn(Protocol):
     """The cells of one column, by slot."""
 
     kind: pa.DataType
@@ -51,7 +51,7 @@ class Column(Protocol):
         """Return which slots hold the values at `rows`, bit by bit; there are no nulls."""
 
 
-def column_of(field: pa.Field) -> Column:
+def column_of(field: pa.Field) -> CellColumn:
     """Return an empty column of the type and nullability of a field.
 
     Raises:
@@ -289,7 +289,7 @@ def _bytes_of(values: pa.Array, rows: Slots) -> pa.Array:
 
 
 def all_equal(
-    columns: Sequence[Column], slots: Slots, values: Sequence[pa.Array], rows: Slots
+    columns: Sequence[CellColumn], slots: Slots, values: Sequence[pa.Array], rows: Slots
 ) -> Mask:
     """Return which slots hold the values at `rows` in all columns."""
     same: Mask = np.ones(len(slots), bool)

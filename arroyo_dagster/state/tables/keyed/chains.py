@@ -87,9 +87,9 @@ class OwnerChains:
         if not len(slots):
             return
         gone = np.sort(slots)
-        before, _ = _beyond(gone, self._previous[gone])
-        after, _ = _beyond(gone, self._next[gone])
-        _, runs_on = _beyond(gone, self._previous[gone], jump=False)
+        before, _ = _past(gone, self._previous[gone])
+        after, _ = _past(gone, self._next[gone])
+        _, runs_on = _past(gone, self._previous[gone], jump=False)
         starts = ~runs_on
         owners = self._owner[gone]
         left, right, of = before[starts], after[starts], owners[starts]
@@ -144,9 +144,7 @@ class OwnerChains:
         return positions
 
 
-def _beyond(
-    gone: Slots, links: _Links, *, jump: bool = True
-) -> tuple[_Links, npt.NDArray[np.bool_]]:
+def _past(gone: Slots, links: _Links, *, jump: bool = True) -> tuple[_Links, npt.NDArray[np.bool_]]:
     """Follow links until they leave `gone`, which is sorted.
 
     Returns:

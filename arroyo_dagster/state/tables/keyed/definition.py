@@ -117,6 +117,12 @@ class KeyedDefinition:
         )
 
 
+def is_by_clock(config: TableConfig) -> bool:
+    """Whether a table holds timers that fire by the engine's clock."""
+    definition = KeyedDefinition.of(config)
+    return definition is not None and definition.form is KeyedForm.PROCESSING_TIMERS
+
+
 def keyed_state(
     name: str,
     key: ColumnTypes,

@@ -20,7 +20,7 @@ Slots = npt.NDArray[np.int64]
 
 
 @dataclass(slots=True)
-class _Chunk:
+class _TextChunk:
     """A chunk: its bytes, how many are used and still needed, and whose they are."""
 
     data: npt.NDArray[np.uint8]
@@ -43,7 +43,7 @@ class TextChunks:
     """Bytes of long texts. A text's place is the number of its chunk, then its offset << 32."""
 
     def __init__(self) -> None:
-        self._chunks: list[_Chunk] = []
+        self._chunks: list[_TextChunk] = []
         self._free: list[int] = []
         self._current = -1
         self._sparse: set[int] = set()
@@ -94,7 +94,7 @@ class TextChunks:
                 return self._current
         number = self._free.pop() if self._free else len(self._chunks)
         if number == len(self._chunks):
-            self._chunks.append(_Chunk(np.zeros(0, np.uint8)))
+            self._chunks.append(_TextChunk(np.zeros(0, np.uint8)))
             self.buffers.append(pa.py_buffer(b""))
         first = _FIRST_BYTES if self._current < 0 else _CHUNK_BYTES
         full, self._current = self._current, number
@@ -138,6 +138,6 @@ class TextChunks:
 
     def drop(self, sparse: SparseChunk) -> None:
         """Drop a chunk, after what was still needed of it was added again."""
-        self._chunks[sparse.number] = _Chunk(np.zeros(0, np.uint8))
+        self._chunks[sparse.number] = _TextChunk(np.zeros(0, np.uint8))
         self.buffers[sparse.number] = pa.py_buffer(b"")
         self._free.append(sparse.number)

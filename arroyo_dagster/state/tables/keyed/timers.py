@@ -83,6 +83,16 @@ class Timers(KeyedView):
             return watermark_micros
         return self.clock_micros
 
+    def next_alarm_micros(self) -> int | None:
+        """Return when the engine's clock makes the next timer due, or a time before; None = never.
+
+        A cancelled timer may count until its time has come.
+        """
+        if self.definition.form is KeyedForm.EVENT_TIMERS or not self._live:
+            return None
+        nanos = self._queue.first()
+        return None if nanos is None else -(-nanos // NANOS_PER_MICRO)
+
     def take_due(self, time_micros: int) -> pa.RecordBatch | None:
         """Remove the timers that are due, and return them; None if there are none.
 
@@ -135,6 +145,11 @@ class _TimeQueue:
         self._fresh.append((times, slots))
         self._count += len(slots)
 
+    def first(self) -> int | None:
+        """Return the earliest time; None if there is none."""
+        self._sort_fresh()
+        return min((int(times[0]) for times, _ in self._runs), default=None)
+
     def take(self, until: int) -> tuple[_Times, Slots]:
         """Remove and return what is at or before a time."""
         self._sort_fresh()
@@ -153,8 +168,9 @@ class _TimeQueue:
     def _sort_fresh(self) -> None:
         if not self._fresh:
             return
-        self._runs.append(_sorted(self._fresh))
-        self._fresh = []
+        fresh, self._fresh = _sorted(self._fresh), []
+        if len(fresh[0]):
+            self._runs.append(fresh)
         while len(self._runs) > 1 and len(self._runs[-2][0]) <= 2 * len(self._runs[-1][0]):
             self._runs[-2:] = [_sorted(self._runs[-2:])]
 

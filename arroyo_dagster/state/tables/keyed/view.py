@@ -31,7 +31,7 @@ from arroyo_dagster.state.tables.live_rows import NANOS_PER_MICRO, StoredRows
 from arroyo_dagster.state.tables.messages import RecordBatch
 
 _LIVE, _CHANGED, _STORED = np.uint8(1), np.uint8(2), np.uint8(4)
-_PIECE_ROWS = 1 << 16
+_SLICE_ROWS = 1 << 16
 _SPARE_EXPIRIES = 1 << 10
 
 
@@ -161,9 +161,9 @@ class KeyedView:
         live = self._is_live(slots)
         gone = slots[~live]
         found = [
-            RecordBatch(self._batch(part, epoch), self._deletes(part)) for part in _pieces(gone)
+            RecordBatch(self._batch(part, epoch), self._deletes(part)) for part in _slices(gone)
         ]
-        found += [RecordBatch(self._batch(part, epoch), INSERT) for part in _pieces(slots[live])]
+        found += [RecordBatch(self._batch(part, epoch), INSERT) for part in _slices(slots[live])]
         return found
 
     def _changed_slots(self) -> Slots:
@@ -301,13 +301,13 @@ class KeyedView:
         """
         fields = [*self.definition.storage_key, *self.definition.values]
         schema = pa.schema(fields)
-        for part in _pieces(self._live_slots()):
+        for part in _slices(self._live_slots()):
             columns = [*self._rows.take_keys(part), *self._rows.take_values(part)]
             yield pa.Table.from_arrays(columns, schema=schema)
 
 
-def _pieces(slots: Slots) -> list[Slots]:
-    return [slots[start : start + _PIECE_ROWS] for start in range(0, len(slots), _PIECE_ROWS)]
+def _slices(slots: Slots) -> list[Slots]:
+    return [slots[start : start + _SLICE_ROWS] for start in range(0, len(slots), _SLICE_ROWS)]
 
 
 def _one_array(column: pa.ChunkedArray) -> pa.Array:
