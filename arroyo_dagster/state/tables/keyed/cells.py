@@ -6,7 +6,6 @@ to 12 bytes, or where the bytes are. Writing a cell never moves another one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -21,6 +20,7 @@ from arroyo_dagster.state.tables.keyed.text_chunks import INLINE_BYTES, TextChun
 Slots: TypeAlias = npt.NDArray[np.int64]
 Words = npt.NDArray[np.uint64]
 Mask = npt.NDArray[np.bool_]
+Cells = npt.NDArray[Any]
 
 _WORDS: dict[int, Any] = {8: np.uint8, 16: np.uint16, 32: np.uint32, 64: np.uint64}
 _BITS_OF_LENGTH = np.uint64(0xFFFFFFFF)
@@ -44,11 +44,19 @@ class CellColumn(Protocol):
     def clear(self, slots: Slots) -> None:
         """Empty some slots."""
 
-    def words(self, values: pa.Array) -> Words:
-        """Return one word for each value, equal for equal values; there are no nulls."""
+    def cells_of(self, values: pa.Array) -> Cells:
+        """Return the values as cells; those of nulls are arbitrary."""
 
-    def equal(self, slots: Slots, values: pa.Array, rows: Slots) -> Mask:
-        """Return which slots hold the values at `rows`, bit by bit; there are no nulls."""
+    def words(self, values: pa.Array, cells: Cells) -> Words:
+        """Return one word for each value, equal for equal values.
+
+        Args:
+            values: without nulls.
+            cells: as `cells_of` returns them.
+        """
+
+    def equal(self, slots: Slots, values: pa.Array, cells: Cells, rows: Slots) -> Mask:
+        """Return which slots hold the values at `rows`, bit by bit; arguments as of `words`."""
 
 
 def column_of(field: pa.Field) -> CellColumn:
@@ -146,11 +154,10 @@ class _FixedColumn:
         self._validity.grow(slots)
 
     def put(self, slots: Slots, values: pa.Array) -> None:
-        self._cells[slots] = self._values(values)
+        self._cells[slots] = self.cells_of(values)
         self._validity.put(slots, values)
 
-    def _values(self, values: pa.Array) -> npt.NDArray[Any]:
-        """Return the values as cells; those of nulls are arbitrary."""
+    def cells_of(self, values: pa.Array) -> Cells:
         if self._boolean:
             values = values.cast(pa.uint8())
         shape = (len(values), *self._cells.shape[1:])
@@ -161,8 +168,8 @@ class _FixedColumn:
         count = int(np.prod(shape))
         return np.frombuffer(buffer, self._cells.dtype, count, values.offset * width).reshape(shape)
 
-    def words(self, values: pa.Array) -> Words:
-        return self._values(values).astype(np.uint64)
+    def words(self, values: pa.Array, cells: Cells) -> Words:
+        return cells.astype(np.uint64)
 
     def take(self, slots: Slots) -> pa.Array:
         cells = self._cells[slots]
@@ -175,8 +182,8 @@ class _FixedColumn:
         self._cells[slots] = 0
         self._validity.clear(slots)
 
-    def equal(self, slots: Slots, values: pa.Array, rows: Slots) -> Mask:
-        same: Mask = self._cells[slots] == self._values(values)[rows]
+    def equal(self, slots: Slots, values: pa.Array, cells: Cells, rows: Slots) -> Mask:
+        same: Mask = self._cells[slots] == cells[rows]
         return same
 
 
@@ -207,7 +214,7 @@ class _TextColumn:
         self._clean()
 
     def cells_of(self, values: pa.Array) -> Words:
-        """Return the values as cells; of long ones, the second words say where they are there."""
+        # Of long ones, the second words say where they are in the array.
         plain = values.cast(pa.binary()) if pa.types.is_fixed_size_binary(self.kind) else values
         seen = plain.cast(self._view)
         buffer = seen.buffers()[1]
@@ -217,8 +224,7 @@ class _TextColumn:
         valid = valid_rows(values) if values.null_count else None
         return cells if valid is None else np.where(valid[:, None], cells, np.uint64(0))
 
-    def words(self, values: pa.Array) -> Words:
-        cells = self.cells_of(values)
+    def words(self, values: pa.Array, cells: Cells) -> Words:
         second = cells[:, 1]
         long = np.flatnonzero(_lengths(cells) > INLINE_BYTES)
         if len(long):
@@ -244,8 +250,8 @@ class _TextColumn:
         self._validity.clear(slots)
         self._clean()
 
-    def equal(self, slots: Slots, values: pa.Array, rows: Slots) -> Mask:
-        mine, theirs = self._cells[slots], self.cells_of(values)[rows]
+    def equal(self, slots: Slots, values: pa.Array, cells: Cells, rows: Slots) -> Mask:
+        mine, theirs = self._cells[slots], cells[rows]
         same: Mask = mine[:, 0] == theirs[:, 0]
         short = _lengths(mine) <= INLINE_BYTES
         same &= ~short | (mine[:, 1] == theirs[:, 1])
@@ -286,13 +292,3 @@ def _bytes_of(values: pa.Array, rows: Slots) -> pa.Array:
     if pa.types.is_fixed_size_binary(taken.type):
         taken = taken.cast(pa.binary())
     return taken.cast(pa.large_binary())
-
-
-def all_equal(
-    columns: Sequence[CellColumn], slots: Slots, values: Sequence[pa.Array], rows: Slots
-) -> Mask:
-    """Return which slots hold the values at `rows` in all columns."""
-    same: Mask = np.ones(len(slots), bool)
-    for column, array in zip(columns, values, strict=True):
-        same &= column.equal(slots, array, rows)
-    return same

@@ -12,9 +12,10 @@ import pyarrow as pa
 
 from arroyo_dagster.state.tables.grouping import group_codes
 from arroyo_dagster.state.tables.keyed.cells import (
+    Cells,
+    Mask,
     Slots,
     Words,
-    all_equal,
     column_of,
     grown,
 )
@@ -26,9 +27,10 @@ _MIX = np.uint64(0xFF51AFD7ED558CCD)
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """Keys to look up: one array for each column, and the code of each row."""
+    """Keys to look up: for each column its values and their cells; the code of each row."""
 
     columns: tuple[pa.Array, ...]
+    cells: tuple[Cells, ...]
     codes: Words
 
     def __len__(self) -> int:
@@ -39,7 +41,11 @@ class Keys:
         if len(rows) == len(self) and (rows == np.arange(len(rows))).all():
             return self
         places = pa.array(rows)
-        return Keys(tuple(column.take(places) for column in self.columns), self.codes[rows])
+        return Keys(
+            tuple(column.take(places) for column in self.columns),
+            tuple(cells[rows] for cells in self.cells),
+            self.codes[rows],
+        )
 
     def shared_codes(self) -> Slots:
         """Return the rows whose code is that of another row."""
@@ -98,19 +104,25 @@ class KeyedRows:
     def keys_of(self, columns: Sequence[pa.Array]) -> Keys:
         """Return keys of the columns' types as they are looked up."""
         codes: Words | None = None
-        for column, array in zip(self.keys, columns, strict=True):
-            words = column.words(array)
+        cells = [column.cells_of(array) for column, array in zip(self.keys, columns, strict=True)]
+        for column, array, mine in zip(self.keys, columns, cells, strict=True):
+            words = column.words(array, mine)
             codes = words if codes is None else codes * _MIX + words
         assert codes is not None
         codes = codes * self._seed
         codes ^= codes >> _SHIFT
-        return Keys(tuple(columns), codes * _MIX)
+        return Keys(tuple(columns), tuple(cells), codes * _MIX)
 
     def find(self, keys: Keys) -> Slots:
         """Return the slot of each key, or -1."""
-        return self.index.find(
-            keys.codes, lambda slots, rows: all_equal(self.keys, slots, keys.columns, rows)
-        )
+        return self.index.find(keys.codes, lambda slots, rows: self._equal(slots, keys, rows))
+
+    def _equal(self, slots: Slots, keys: Keys, rows: Slots) -> Mask:
+        """Return which slots hold the keys at `rows`."""
+        same: Mask = np.ones(len(slots), bool)
+        for column, values, cells in zip(self.keys, keys.columns, keys.cells, strict=True):
+            same &= column.equal(slots, values, cells, rows)
+        return same
 
     def add(self, keys: Keys) -> Slots:
         """Add keys that are absent, each once; return their slots. Their values are empty."""
