@@ -44,6 +44,9 @@ class CellColumn(Protocol):
     def clear(self, slots: Slots) -> None:
         """Empty some slots."""
 
+    def sizes(self, slots: Slots) -> Slots:
+        """Return the bytes of the text in each slot; 0 if cells hold no texts."""
+
     def cells_of(self, values: pa.Array) -> Cells:
         """Return the values as cells; those of nulls are arbitrary."""
 
@@ -182,6 +185,9 @@ class _FixedColumn:
         self._cells[slots] = 0
         self._validity.clear(slots)
 
+    def sizes(self, slots: Slots) -> Slots:
+        return np.zeros(len(slots), np.int64)
+
     def equal(self, slots: Slots, values: pa.Array, cells: Cells, rows: Slots) -> Mask:
         same: Mask = self._cells[slots] == cells[rows]
         return same
@@ -249,6 +255,9 @@ class _TextColumn:
         self._cells[slots] = 0
         self._validity.clear(slots)
         self._clean()
+
+    def sizes(self, slots: Slots) -> Slots:
+        return _lengths(self._cells[slots]).astype(np.int64)
 
     def equal(self, slots: Slots, values: pa.Array, cells: Cells, rows: Slots) -> Mask:
         mine, theirs = self._cells[slots], cells[rows]

@@ -35,6 +35,10 @@ class OwnerChains:
     def __len__(self) -> int:
         return len(self._owners)
 
+    def keys_of(self, columns: Sequence[pa.Array]) -> Keys:
+        """Return keys as they are looked up."""
+        return self._owners.keys_of(columns)
+
     def join(self, slots: Slots, keys: Sequence[pa.Array], ends: Slots | None) -> None:
         """Add rows, each once.
 

@@ -162,6 +162,13 @@ class KeyedRows:
         for column in self.values:
             column.clear(slots)
 
+    def sizes(self, slots: Slots) -> Slots:
+        """Return the bytes of the texts of each row."""
+        found = np.zeros(len(slots), np.int64)
+        for column in (*self.keys, *self.values):
+            found += column.sizes(slots)
+        return found
+
     def drop(self, slots: Slots) -> None:
         """Remove keys, by slots that differ from each other."""
         if not len(slots):

@@ -167,9 +167,15 @@ class ListState(OwnedRows):
         self._write(self._keys([*columns, positions]), given)
 
     def put_many(self, keys: Given, lists: pa.ListArray) -> None:
-        """Replace the list of each key, which differ from each other. Errors as `append_many`."""
+        """Replace the list of each key.
+
+        Raises:
+            InputError: as `append_many`, or a key is given twice; nothing changed.
+        """
         columns = self._given_keys(keys)
         _same_length(self._name, columns, [lists])
+        if len(self._chains.keys_of(columns).last_rows()) < len(lists):
+            raise InputError("a key is given twice, with a list each", table=self._name)
         lists = lists.combine_chunks() if isinstance(lists, pa.ChunkedArray) else lists
         owners = pc.list_parent_indices(lists)
         given = arrays_of(lists.flatten(), self.definition.values, self._name)

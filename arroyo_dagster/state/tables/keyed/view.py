@@ -6,6 +6,7 @@ are. A barrier writes one row for each key that changed, whatever happened to it
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Iterable, Sequence
 
@@ -32,7 +33,10 @@ from arroyo_dagster.state.tables.messages import RecordBatch
 
 _LIVE, _CHANGED, _STORED = np.uint8(1), np.uint8(2), np.uint8(4)
 _SLICE_ROWS = 1 << 16
+_SLICE_BYTES = 1 << 30
+"""Texts of one batch have 32-bit offsets."""
 _SPARE_EXPIRIES = 1 << 10
+Times = npt.NDArray[np.int64]
 
 
 class KeyedView:
@@ -90,8 +94,6 @@ class KeyedView:
         slots = self._slots_for(keys)
         self._rows.put(slots, values)
         self._mark(slots)
-        if self._ttl is not None:
-            self._updated[slots] = self.clock_micros
         self._make_live(slots)
 
     def _slots_for(self, keys: Keys) -> Slots:
@@ -161,15 +163,26 @@ class KeyedView:
         live = self._is_live(slots)
         gone = slots[~live]
         found = [
-            RecordBatch(self._batch(part, epoch), self._deletes(part)) for part in _slices(gone)
+            RecordBatch(self._batch(part, epoch), self._deletes(part))
+            for part in self._slices(gone)
         ]
-        found += [RecordBatch(self._batch(part, epoch), INSERT) for part in _slices(slots[live])]
+        found += [
+            RecordBatch(self._batch(part, epoch), INSERT) for part in self._slices(slots[live])
+        ]
         return found
 
     def _changed_slots(self) -> Slots:
         slots: Slots = np.unique(np.concatenate([np.zeros(0, np.int64), *self._changed]))
         changed: Mask = (self._state[slots] & _CHANGED) != 0
         return slots if changed.all() else slots.compress(changed)
+
+    def _slices(self, slots: Slots) -> list[Slots]:
+        """Split slots into runs whose rows fit into a batch."""
+        if not len(slots):
+            return []
+        sizes = self._rows.sizes(slots)
+        place = np.arange(len(slots)) // _SLICE_ROWS + np.cumsum(sizes) // _SLICE_BYTES
+        return np.split(slots, np.flatnonzero(np.diff(place)) + 1)
 
     def _batch(self, slots: Slots, epoch: Epoch) -> pa.RecordBatch:
         schema, count = self._table.memory_schema, len(slots)
@@ -195,8 +208,8 @@ class KeyedView:
         self._generation[slots] = epoch
         self._changed.clear()
         if self._ttl is not None and len(slots):
-            self._expiries.append((self.clock_micros, slots))
-            self._expiry_count += len(slots)
+            self._updated[slots] = self.clock_micros
+            self._expire_later(self._updated[slots], slots)
             if self._expiry_count > 2 * self._live + _SPARE_EXPIRIES:
                 self._order_by_age()
 
@@ -210,20 +223,33 @@ class KeyedView:
         while self._expiries and self._expiries[0][0] + self._ttl <= self.clock_micros:
             written, slots = self._expiries.popleft()
             self._expiry_count -= len(slots)
-            due = (self._updated[slots] == written) & self._is_live(slots)
+            unchanged = (self._state[slots] & (_LIVE | _CHANGED)) == _LIVE
+            due = (self._updated[slots] == written) & unchanged
             self._remove(slots[due])
+
+    def _expect(self, came: list[tuple[Times, Slots]]) -> None:
+        """Note when rows of files expire; they are usually newer than all others."""
+        times, slots = (np.concatenate(parts) for parts in zip(*came, strict=True))
+        if self._expiries and len(times) and times.min() < self._expiries[-1][0]:
+            self._order_by_age()
+        else:
+            self._expire_later(times, slots)
 
     def _order_by_age(self) -> None:
         """Order all rows by the time at which they were last written."""
         slots = self._live_slots()
-        slots = slots[np.argsort(self._updated[slots], kind="stable")]
-        times = self._updated[slots]
+        self._expiries.clear()
+        self._expiry_count = 0
+        self._expire_later(self._updated[slots], slots)
+
+    def _expire_later(self, times: Times, slots: Slots) -> None:
+        """Append rows that were written no earlier than those that wait to expire."""
+        order = np.argsort(times, kind="stable")
+        times, slots = times[order], slots[order]
         starts = np.flatnonzero(np.diff(times, prepend=times[:1] - 1))
-        parts = np.split(slots, starts[1:]) if len(slots) else []
-        self._expiries = deque(
-            (int(times[start]), part) for start, part in zip(starts.tolist(), parts, strict=True)
-        )
-        self._expiry_count = len(slots)
+        for start, end in itertools.pairwise([*starts.tolist(), len(slots)]):
+            self._expiries.append((int(times[start]), slots[start:end]))
+        self._expiry_count += len(slots)
 
     # ---- following the files ---------------------------------------------------------------------
 
@@ -233,18 +259,21 @@ class KeyedView:
         Raises:
             FormatError: an operation that keyed state does not use.
         """
+        came: list[tuple[Times, Slots]] = []
         for part in stored:
             if part.rows.num_rows:
-                self._replay(part)
-        if self._ttl is not None:
-            self._order_by_age()
+                came.append(self._replay(part))
+        if self._ttl is not None and came:
+            self._expect(came)
 
-    def _replay(self, part: StoredRows) -> None:
+    def _replay(self, part: StoredRows) -> tuple[Times, Slots]:
+        """Apply a part of a file; return when its rows were written, and their slots."""
         rows = part.rows.combine_chunks()
         count = len(self.definition.storage_key)
         columns = [_one_array(column) for column in rows.columns]
         generations = columns[-1].to_numpy()
-        times = columns[self._table.timestamp_index].cast(pa.int64()).to_numpy()
+        nanos = columns[self._table.timestamp_index].cast(pa.int64()).to_numpy()
+        times: Times = nanos // NANOS_PER_MICRO
         keys = self._keys(columns[:count])
         kept = self._after_deletes(keys, operation_kinds(part.operations))
         kept = kept[_newest_rows(keys, generations, kept)]
@@ -260,10 +289,11 @@ class KeyedView:
         self._state[slots] |= _STORED
         self._generation[slots] = generations[kept]
         if self._ttl is not None:
-            self._updated[slots] = times[kept] // NANOS_PER_MICRO
+            self._updated[slots] = times[kept]
         self._make_live(slots)
         # The clock never goes back, whichever machine wrote the rows.
-        self.clock_micros = max(self.clock_micros, int(times.max()) // NANOS_PER_MICRO)
+        self.clock_micros = max(self.clock_micros, int(times.max()))
+        return times[kept], slots
 
     def _after_deletes(self, keys: Keys, kinds: npt.NDArray[np.uint8]) -> Slots:
         """Remove the rows that deletes name; return the inserts that no later one deletes."""
@@ -301,13 +331,9 @@ class KeyedView:
         """
         fields = [*self.definition.storage_key, *self.definition.values]
         schema = pa.schema(fields)
-        for part in _slices(self._live_slots()):
+        for part in self._slices(self._live_slots()):
             columns = [*self._rows.take_keys(part), *self._rows.take_values(part)]
             yield pa.Table.from_arrays(columns, schema=schema)
-
-
-def _slices(slots: Slots) -> list[Slots]:
-    return [slots[start : start + _SLICE_ROWS] for start in range(0, len(slots), _SLICE_ROWS)]
 
 
 def _one_array(column: pa.ChunkedArray) -> pa.Array:

@@ -139,6 +139,7 @@ def test_random_changes_are_those_of_dicts(long: int) -> None:
         ("get_many", ([1],)),
         ("put_many", (["a"], pa.array([[1], [2]]))),
         ("put_many", (["a"], pa.array([["x"]]))),
+        ("put_many", (["a", "a"], pa.array([[1], [2]]))),
     ],
 )
 def test_what_does_not_fit_is_refused_and_nothing_changes(call: str, given: Any) -> None:

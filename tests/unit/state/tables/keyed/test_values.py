@@ -13,8 +13,9 @@ import pytest
 from arroyo_dagster.errors import FormatError, InputError, StorageError
 from arroyo_dagster.state.codec.operations import INSERT, DeleteTimeKey, encode_operation
 from arroyo_dagster.state.codec.parquet import decode_file
+from arroyo_dagster.state.model.ids import Epoch
 from arroyo_dagster.state.storage import FaultInjecting, MemoryStore
-from arroyo_dagster.state.tables.keyed import text_chunks
+from arroyo_dagster.state.tables.keyed import text_chunks, view
 from arroyo_dagster.state.tables.keyed.definition import keyed_state
 from arroyo_dagster.state.tables.keyed.states import ListState, MapState, ValueState
 from arroyo_dagster.state.tables.keyed.timers import Timers
@@ -267,6 +268,56 @@ def test_a_value_lives_its_ttl_from_its_last_write() -> None:
     assert epoch(115) == ["b"]
     assert epoch(120) == []
     assert not len(opened(tasks))
+
+
+def test_without_a_clock_of_its_own_an_epoch_has_that_of_its_barrier() -> None:
+    tasks = Subtasks(keyed_state("t", str, int, ttl=dt.timedelta(microseconds=10)))
+    manager = tasks.open()
+    state = manager.get_keyed_state("t", ValueState)
+    state.put("a", 1)
+    tasks.clock = 5000
+    tasks.write(manager)
+    assert written(tasks) == [("a", 1, 5_000_000, 1, 0)]
+    manager.begin_epoch(5009)
+    assert state.get("a") == 1
+    manager.begin_epoch(5010)
+    assert state.get("a") is None
+
+
+def test_rows_of_another_process_expire_in_their_time() -> None:
+    """A subtask that follows reads what another one wrote, newer or older than its own."""
+    tasks = Subtasks(keyed_state("t", str, int, ttl=dt.timedelta(microseconds=10)))
+    ahead, behind = tasks.open(), tasks.open()
+    state = behind.get_keyed_state("t", ValueState)
+    for clock, key in ((100, "a"), (105, "b")):
+        ahead.begin_epoch(clock)
+        ahead.get_keyed_state("t", ValueState).put(key, clock)
+        published = tasks.write(ahead)
+        assert behind.follow(published)
+    behind.begin_epoch(110)
+    assert state.get_many(["a", "b"]).to_pylist() == [None, 105]
+    behind.begin_epoch(115)
+    assert not len(state)
+    rows = [stored([(key, 1, 3)], [INSERT]) for key in "xyz"]
+    state.replay([rows[0]])
+    state._updated[state._find(state._keys(state._given_keys(["x"])))] = 500
+    state._order_by_age()
+    state.replay(rows[1:])  # older than what waits already
+    assert [time for time, _ in state._expiries] == [3, 500]
+
+
+def test_rows_are_written_in_batches_that_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Texts of one batch may not exceed 2 GiB."""
+    monkeypatch.setattr(view, "_SLICE_BYTES", 100)
+    tasks = Subtasks(keyed_state("t", int, str))
+    manager = tasks.open()
+    state = manager.get_keyed_state("t", ValueState)
+    values = ["x" * 40] * 5 + ["", "y" * 250, "z"]
+    state.put_many(list(range(8)), values)
+    assert [part.num_rows for part in state.rows()] == [2, 2, 2, 2]
+    assert len(state.changes(Epoch(1))) == 4
+    tasks.write(manager)
+    assert opened(tasks).get_many(list(range(8))).to_pylist() == values
 
 
 def test_what_waits_for_its_ttl_is_no_more_than_what_lives() -> None:
