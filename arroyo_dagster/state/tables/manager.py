@@ -351,7 +351,7 @@ class TableManager:
             if isinstance(table, ExpiringTimeKeyTable):
                 files = report.files if isinstance(report, ExpiringTimeKeyReport) else ()
                 self._time_files[name] = files
-        self._views.after_barrier(self._time_files)
+        self._views.after_barrier(self._time_files, then_stop=self.stopped)
 
     # ---- following the job -----------------------------------------------------------------------
 

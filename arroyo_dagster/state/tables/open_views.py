@@ -175,11 +175,14 @@ class OpenViews:
             self.begin_epoch(barrier.timestamp_micros)
         return {name: view.changes(barrier.epoch) for name, view in self.keyed_views.items()}
 
-    def after_barrier(self, time_files: Mapping[TableName, tuple[TimeFile, ...]]) -> None:
+    def after_barrier(
+        self, time_files: Mapping[TableName, tuple[TimeFile, ...]], *, then_stop: bool
+    ) -> None:
         """Drop rows that have expired at the epoch just written.
 
         Args:
             time_files: by expiring table, the files that the subtask carries over.
+            then_stop: whether no further checkpoint follows.
         """
         for name, view in self.time_views.items():
             table = self.tables[name]
@@ -190,6 +193,7 @@ class OpenViews:
                 view.go_on_from(time_files[name], self._cutoff(table))
         for keyed in self.keyed_views.values():
             keyed.written(self._loaded.epoch)
+            keyed.stopped = then_stop
 
     def _check_view(self, name: str, known: TimeView, kind: type[TimeView]) -> None:
         if type(known) is not kind:

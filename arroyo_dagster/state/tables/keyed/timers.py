@@ -50,7 +50,8 @@ class Timers(KeyedView):
             InputError: the keys are not of the registered types, a time is null, or their numbers
                 differ; nothing changed.
         """
-        self._write(self._timer_keys(keys, times), ())
+        wanted = self._timer_keys(keys, times)
+        self._write(wanted.take(np.flatnonzero(self._find(wanted) < 0)), ())
 
     def cancel_many(self, keys: Given, times: Given) -> None:
         """Cancel timers, if they are registered. Errors as `register_many`."""

@@ -6,15 +6,13 @@ are. A barrier writes one row for each key that changed, whatever happened to it
 
 from __future__ import annotations
 
-import itertools
-from collections import deque
 from collections.abc import Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from arroyo_dagster.errors import FormatError
+from arroyo_dagster.errors import FormatError, InputError
 from arroyo_dagster.state.codec.operations import (
     INSERT,
     OperationKind,
@@ -26,6 +24,7 @@ from arroyo_dagster.state.model.ids import Epoch
 from arroyo_dagster.state.tables.expiring_time_key import ExpiringTimeKeyTable
 from arroyo_dagster.state.tables.keyed.cells import Mask, Slots, grown
 from arroyo_dagster.state.tables.keyed.definition import KeyedDefinition
+from arroyo_dagster.state.tables.keyed.expiries import ExpiryQueue, Times
 from arroyo_dagster.state.tables.keyed.given import Given, arrays_of
 from arroyo_dagster.state.tables.keyed.rows import KeyedRows, Keys
 from arroyo_dagster.state.tables.live_rows import NANOS_PER_MICRO, StoredRows
@@ -36,7 +35,6 @@ _SLICE_ROWS = 1 << 16
 _SLICE_BYTES = 1 << 30
 """Texts of one batch have 32-bit offsets."""
 _SPARE_EXPIRIES = 1 << 10
-Times = npt.NDArray[np.int64]
 
 
 class KeyedView:
@@ -44,11 +42,13 @@ class KeyedView:
 
     Attributes:
         clock_micros: the engine's clock at the epoch being written.
+        stopped: whether no further checkpoint follows, so that changes are refused.
     """
 
     def __init__(self, table: ExpiringTimeKeyTable, definition: KeyedDefinition) -> None:
         self.definition = definition
         self.clock_micros = 0
+        self.stopped = False
         self._table = table
         self._name = table.config.table
         self._begin()
@@ -60,8 +60,7 @@ class KeyedView:
         self._generation: npt.NDArray[np.uint64] = np.zeros(0, np.uint64)
         self._updated: npt.NDArray[np.int64] = np.zeros(0, np.int64)
         self._changed: list[Slots] = []
-        self._expiries: deque[tuple[int, Slots]] = deque()
-        self._expiry_count = 0
+        self._expiries = ExpiryQueue()
         self._live = 0
 
     @property
@@ -108,6 +107,8 @@ class KeyedView:
         return slots
 
     def _mark(self, slots: Slots) -> None:
+        if self.stopped:
+            raise InputError("keyed state was changed after the last checkpoint", table=self._name)
         fresh = slots[(self._state[slots] & _CHANGED) == 0]
         if len(fresh):
             self._state[fresh] |= _CHANGED
@@ -210,8 +211,6 @@ class KeyedView:
         if self._ttl is not None and len(slots):
             self._updated[slots] = self.clock_micros
             self._expire_later(self._updated[slots], slots)
-            if self._expiry_count > 2 * self._live + _SPARE_EXPIRIES:
-                self._order_by_age()
 
     # ---- ttl -------------------------------------------------------------------------------------
 
@@ -220,36 +219,19 @@ class KeyedView:
         self.clock_micros = max(self.clock_micros, clock_micros)
         if self._ttl is None:
             return
-        while self._expiries and self._expiries[0][0] + self._ttl <= self.clock_micros:
-            written, slots = self._expiries.popleft()
-            self._expiry_count -= len(slots)
+        for written, slots in self._expiries.take(self.clock_micros - self._ttl):
             unchanged = (self._state[slots] & (_LIVE | _CHANGED)) == _LIVE
-            due = (self._updated[slots] == written) & unchanged
-            self._remove(slots[due])
-
-    def _expect(self, came: list[tuple[Times, Slots]]) -> None:
-        """Note when rows of files expire; they are usually newer than all others."""
-        times, slots = (np.concatenate(parts) for parts in zip(*came, strict=True))
-        if self._expiries and len(times) and times.min() < self._expiries[-1][0]:
-            self._order_by_age()
-        else:
-            self._expire_later(times, slots)
-
-    def _order_by_age(self) -> None:
-        """Order all rows by the time at which they were last written."""
-        slots = self._live_slots()
-        self._expiries.clear()
-        self._expiry_count = 0
-        self._expire_later(self._updated[slots], slots)
+            self._remove(slots[(self._updated[slots] == written) & unchanged])
 
     def _expire_later(self, times: Times, slots: Slots) -> None:
-        """Append rows that were written no earlier than those that wait to expire."""
-        order = np.argsort(times, kind="stable")
-        times, slots = times[order], slots[order]
-        starts = np.flatnonzero(np.diff(times, prepend=times[:1] - 1))
-        for start, end in itertools.pairwise([*starts.tolist(), len(slots)]):
-            self._expiries.append((int(times[start]), slots[start:end]))
-        self._expiry_count += len(slots)
+        """Note when rows were written; they are usually no older than all others."""
+        fits = self._expiries.takes(times)
+        if fits:
+            self._expiries.add(times, slots)
+        if not fits or len(self._expiries) > 2 * self._live + _SPARE_EXPIRIES:
+            slots = self._live_slots()
+            self._expiries = ExpiryQueue()
+            self._expiries.add(self._updated[slots], slots)
 
     # ---- following the files ---------------------------------------------------------------------
 
@@ -262,9 +244,12 @@ class KeyedView:
         came: list[tuple[Times, Slots]] = []
         for part in stored:
             if part.rows.num_rows:
-                came.append(self._replay(part))
-        if self._ttl is not None and came:
-            self._expect(came)
+                rows = self._replay(part)
+                if self._ttl is not None:
+                    came.append(rows)
+        if came:
+            times, slots = (np.concatenate(parts) for parts in zip(*came, strict=True))
+            self._expire_later(times, slots)
 
     def _replay(self, part: StoredRows) -> tuple[Times, Slots]:
         """Apply a part of a file; return when its rows were written, and their slots."""

@@ -84,3 +84,15 @@ def test_any_changes_leave_the_same_rows_and_send_the_same_messages(changes: lis
 
 def _listed(operation: Any) -> Any:
     return operation.to_pylist() if isinstance(operation, pa.Array) else operation
+
+
+def test_a_row_that_is_removed_from_between_others_is_gone_from_its_key() -> None:
+    config = timestamp_table_config("t", retention_micros=1, schema=SCHEMA, keys=["k", "f"])
+    view = KeyTimeView(ExpiringTimeKeyTable(config, None), lambda message: None)  # type: ignore[arg-type]
+    view.insert(_table([(("a", 1.5), value, value + 1) for value in range(4)]))
+    view.get("a", 1.5)  # from now on there is an index
+    assert view.delete_time_key(2, "a", 1.5) == 1
+    view.evict(2)
+    assert view.get("a", 1.5)["v"].to_pylist() == [2, 3]
+    view.insert(_table([(("a", 1.5), 9, 9)]))
+    assert view.get("a", 1.5)["v"].to_pylist() == [2, 3, 9]

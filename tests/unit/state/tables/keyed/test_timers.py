@@ -47,6 +47,28 @@ def test_a_cancelled_timer_is_not_due_and_may_be_registered_again() -> None:
     assert due(timers, 9) == [(3, "a")]
 
 
+def test_a_timer_that_is_registered_again_is_not_written_again() -> None:
+    tasks = Subtasks(keyed_timers("t", str))
+    manager = tasks.open()
+    timers = manager.get_keyed_state("t", Timers)
+    timers.register_many(["a", "b"], [1000, 1000])
+    tasks.write(manager)
+    timers.register_many(["a", "b"], [1000, 1000])
+    tasks.write(manager)
+    assert len(tasks.files("t")) == 1
+    assert due(timers, 1) == [(1, "a"), (1, "b")]
+
+
+def test_timers_of_one_clock_do_not_become_those_of_the_other() -> None:
+    tasks = Subtasks(keyed_timers("t", str))
+    manager = tasks.open()
+    manager.get_keyed_state("t", Timers).register("a", 1)
+    tasks.write(manager)
+    tasks.configs = {"t": keyed_timers("t", str, processing_time=True)}  # type: ignore[dict-item]
+    with pytest.raises(InputError, match="held event-time timers"):
+        tasks.open()
+
+
 def test_random_timers_are_those_of_a_set_over_restores() -> None:
     chance = random.Random(3)
     tasks = Subtasks(keyed_timers("t", str))

@@ -5,8 +5,10 @@ from __future__ import annotations
 import datetime as dt
 import decimal
 import random
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -17,6 +19,7 @@ from arroyo_dagster.state.model.ids import Epoch
 from arroyo_dagster.state.storage import FaultInjecting, MemoryStore
 from arroyo_dagster.state.tables.keyed import text_chunks, view
 from arroyo_dagster.state.tables.keyed.definition import keyed_state
+from arroyo_dagster.state.tables.keyed.rows import KeyedRows, Keys
 from arroyo_dagster.state.tables.keyed.states import ListState, MapState, ValueState
 from arroyo_dagster.state.tables.keyed.timers import Timers
 from arroyo_dagster.state.tables.live_rows import StoredRows
@@ -148,6 +151,37 @@ def test_random_changes_are_those_of_a_dict(monkeypatch: pytest.MonkeyPatch) -> 
         assert found == model
 
 
+def test_keys_that_share_a_hash_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hash only narrows the search."""
+    plain = KeyedRows.keys_of
+
+    def all_alike(rows: KeyedRows, columns: Any) -> Keys:
+        return replace(plain(rows, columns), codes=np.zeros(len(columns[0]), np.uint64))
+
+    monkeypatch.setattr(KeyedRows, "keys_of", all_alike)
+    tasks = Subtasks(keyed_state("t", str, int))
+    manager = tasks.open()
+    state = manager.get_keyed_state("t", ValueState)
+    keys = [f"{'the same beginning' * (at % 2)}{at:03}" for at in range(40)]
+    state.put_many([*keys, keys[0]], list(range(41)))
+    state.remove_many(keys[10:20])
+    tasks.write(manager)
+    expected = [40, *range(1, 10), *[None] * 10, *range(20, 40)]
+    for one in (state, opened(tasks)):
+        assert one.get_many(keys).to_pylist() == expected
+        assert one.get("the same beginning999") is None
+
+
+def test_an_epoch_leaves_no_notes_behind() -> None:
+    tasks = Subtasks(keyed_state("t", str, int))
+    manager = tasks.open()
+    state = manager.get_keyed_state("t", ValueState)
+    for turn in range(5):
+        state.put_many(["a", "b"], [turn] * 2)
+        tasks.write(manager)
+        assert not state._changed
+
+
 def test_values_that_are_overwritten_leave_no_bytes_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(text_chunks, "_CHUNK_BYTES", 1 << 12)
     state = opened(Subtasks(keyed_state("t", int, str)))
@@ -244,6 +278,16 @@ def test_keys_of_another_subtask_are_refused_before_anything_is_written() -> Non
     assert not list(tasks.store.list(""))
 
 
+def test_changes_after_the_last_checkpoint_are_refused() -> None:
+    manager = Subtasks(keyed_state("t", str, int)).open()
+    state = manager.get_keyed_state("t", ValueState)
+    state.put("a", 1)
+    manager.checkpoint(1, 1, None, True)
+    for change in (lambda: state.put("b", 1), lambda: state.remove("a")):
+        with pytest.raises(InputError, match="after the last checkpoint"):
+            change()
+
+
 # ---- ttl -----------------------------------------------------------------------------------------
 
 
@@ -298,12 +342,19 @@ def test_rows_of_another_process_expire_in_their_time() -> None:
     assert state.get_many(["a", "b"]).to_pylist() == [None, 105]
     behind.begin_epoch(115)
     assert not len(state)
-    rows = [stored([(key, 1, 3)], [INSERT]) for key in "xyz"]
-    state.replay([rows[0]])
-    state._updated[state._find(state._keys(state._given_keys(["x"])))] = 500
-    state._order_by_age()
-    state.replay(rows[1:])  # older than what waits already
-    assert [time for time, _ in state._expiries] == [3, 500]
+
+
+def test_rows_of_files_that_come_late_expire_in_their_time() -> None:
+    """After a merge, older rows may be read after newer ones."""
+    state = opened(Subtasks(keyed_state("t", str, int, ttl=dt.timedelta(microseconds=10))))
+    state.replay([stored([("new", 1, 20)], [INSERT])])
+    state.replay([stored([("old", 1, 13), ("older", 1, 12)], [INSERT] * 2)])
+    state.begin_epoch(22)
+    assert state.contains_many(["new", "old", "older"]).to_pylist() == [True, True, False]
+    state.begin_epoch(29)
+    assert state.contains_many(["new", "old"]).to_pylist() == [True, False]
+    state.begin_epoch(30)
+    assert not len(state)
 
 
 def test_rows_are_written_in_batches_that_fit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -328,7 +379,7 @@ def test_what_waits_for_its_ttl_is_no_more_than_what_lives() -> None:
         manager.begin_epoch(100 + turn)
         state.put_many(list(range(200)), [turn] * 200)
         tasks.write(manager)
-    assert state._expiry_count <= 2 * 200 + 1024 + 200
+    assert len(state._expiries) <= 2 * 200 + 1024 + 200
     manager.begin_epoch(129 + 3_600_000_000)
     assert not len(state)
 
