@@ -1,4 +1,4 @@
-"""Draw the plot of docs/state-by-key.md as SVG, and print its table, from docs/site/keyed_state.csv.
+"""Draw the plot of docs/state-by-key.md as SVG and print its table, from docs/site/keyed_state.csv.
 
 The figures are those of `python -m tests.benchmarks.test_keyed_state`. Run `python
 docs/site/plots.py` after a change; a test compares the picture and the page with the figures.

@@ -38,11 +38,6 @@ class SlotIndex:
     def __len__(self) -> int:
         return self._live
 
-    @property
-    def size_bytes(self) -> int:
-        """The memory of the table and the codes."""
-        return self._table.nbytes + self._codes.nbytes
-
     def grow(self, slots: int) -> None:
         """Make room for this many slots."""
         self._codes = grown(self._codes, slots)
