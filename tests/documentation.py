@@ -17,6 +17,8 @@ PAGES = (
         path.relative_to(PROJECT).as_posix() for folder in _FOLDERS for path in folder.glob("*.md")
     ),
 )
+PROGRAMS = {"shop": "docs/checkpoints.md", "hourly": "docs/state-by-key.md"}
+"""Modules that the pages tell a user to save, and the page of each."""
 
 
 def blocks(page: str, language: str) -> list[str]:
@@ -27,10 +29,12 @@ def blocks(page: str, language: str) -> list[str]:
 
 @contextlib.contextmanager
 def first_program(folder: Path) -> Iterator[None]:
-    """The program of docs/checkpoints.md in a folder; forgotten afterwards, as by a new process."""
-    (program,) = blocks("docs/checkpoints.md", "python")
-    (folder / "shop.py").write_text(program)
+    """The programs of the pages in a folder; forgotten afterwards, as by a new process."""
+    for name, page in PROGRAMS.items():
+        (program,) = blocks(page, "python")
+        (folder / f"{name}.py").write_text(program)
     try:
         yield
     finally:
-        sys.modules.pop("shop", None)
+        for name in PROGRAMS:
+            sys.modules.pop(name, None)

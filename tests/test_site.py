@@ -145,6 +145,17 @@ def test_the_diagrams_are_those_of_their_text() -> None:
         assert f"(pictures/{path.name})" in text
 
 
+def test_the_plot_and_the_table_of_keyed_state_are_those_of_the_figures() -> None:
+    plots = _module("plots")
+    assert plots.PICTURE.read_text() == plots.draw(), "run `python docs/site/plots.py`"
+    assert plots.table() in (PROJECT / "docs" / "state-by-key.md").read_text()
+    found = plots.figures()
+    for name in ("one_micros", "batch_micros", "epoch_micros"):
+        assert max(found[name]) <= 1.5 * min(found[name])
+    assert max(found["memory_bytes"]) <= 150
+    assert max(found["restore_seconds"]) <= 60
+
+
 # ---- the runbook ---------------------------------------------------------------------------------
 
 CODE = re.compile(r"[a-z]+(-[a-z0-9]+)+")

@@ -119,6 +119,12 @@ from .tables.global_keyed import global_table_config as global_table_config
 from .tables.global_keyed import (
     global_table_config_with_version as global_table_config_with_version,
 )
+from .tables.keyed.definition import keyed_state as keyed_state
+from .tables.keyed.definition import keyed_timers as keyed_timers
+from .tables.keyed.states import ListState as ListState
+from .tables.keyed.states import MapState as MapState
+from .tables.keyed.states import ValueState as ValueState
+from .tables.keyed.timers import Timers as Timers
 from .tables.known.catalogue import Catalogue as Catalogue
 from .tables.known.catalogue import KnownTable as KnownTable
 from .tables.known.catalogue import default_catalogue as default_catalogue

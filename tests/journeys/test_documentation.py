@@ -129,6 +129,15 @@ def test_the_first_operator_runs_from_a_shell_and_prints_its_totals(place: Path)
     assert {"key": "ada", "value": 300} in json.loads(answer.stdout)
 
 
+def test_the_program_of_keyed_state_leaves_the_open_hour(place: Path) -> None:
+    run, rows = _commands(blocks("docs/state-by-key.md", "sh")[0])
+    for command in (run, f"{rows} --json"):
+        answer = _run(command.replace("file:///tmp", f"file://{place}"), place, "unused")
+        assert answer.exit_code == 0, answer.stderr
+    (row,) = json.loads(answer.stdout)
+    assert (row["key"], row["map_key"][:16], row["value"]) == ("ada", "2026-01-01T03:00", 75)
+
+
 def test_verify_says_that_the_job_can_be_restored(place: Path) -> None:
     url = f"file://{place}/state"
     words, document = (

@@ -5,12 +5,19 @@ Source: crates/arroyo-types, `DataOperation`: bincode of an enum. Arroyo writes 
 
 from __future__ import annotations
 
+import enum
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from arroyo_dagster.errors import FormatError, InputError
 from arroyo_dagster.state.codec.bincode.codec import Codec, codec_for
+from arroyo_dagster.state.codec.bincode.key_columns import encode_key_columns, with_length
 from arroyo_dagster.state.model.types import (
     BOOL,
     BYTES,
@@ -90,6 +97,63 @@ def decode_operation(data: bytes) -> DataOperation:
     if not isinstance(decoded, _KINDS):
         raise FormatError("not an operation on a row", operation=data.hex())
     return decoded
+
+
+class OperationKind(enum.IntEnum):
+    """The first byte of an operation: its variant."""
+
+    INSERT = 0
+    DELETE_TIME_KEY = 1
+    DELETE_KEY = 2
+    DELETE_VALUE = 3
+    DELETE_TIME_RANGE = 4
+
+
+def operation_kinds(operations: pa.ChunkedArray) -> npt.NDArray[np.uint8]:
+    """Return the `OperationKind` of each row, without decoding the rest of its operation.
+
+    Raises:
+        FormatError: an operation is of no kind.
+    """
+    kinds = [np.zeros(0, np.uint8)]
+    for chunk in operations.chunks:
+        if pa.types.is_dictionary(chunk.type):
+            known = _kinds(chunk.dictionary)
+            kinds.append(known[chunk.indices.to_numpy()])
+        else:
+            kinds.append(_kinds(chunk))
+    return np.concatenate(kinds)
+
+
+def _kinds(operations: pa.Array) -> npt.NDArray[np.uint8]:
+    plain = operations.cast(pa.large_binary())
+    _, offsets, data = plain.buffers()
+    bounds = np.frombuffer(offsets, np.int64, len(plain) + 1, plain.offset * 8)
+    starts, empty = bounds[:-1], bounds[:-1] == bounds[1:]
+    if plain.null_count or empty.any():
+        raise FormatError("a row has no operation")
+    raw = np.frombuffer(data, np.uint8) if data is not None else np.zeros(0, np.uint8)
+    found: npt.NDArray[np.uint8] = raw[starts]
+    if (found > max(OperationKind)).any():
+        raise FormatError("not an operation on a row", operation=int(found.max()))
+    return found
+
+
+def delete_keys_of(fields: Sequence[pa.Field], columns: Sequence[Any]) -> pa.BinaryArray:
+    """Return the operation `DeleteKey` of each row, as `encode_operation` and `encode_key` do.
+
+    Args:
+        fields: the key columns of the table's schema.
+        columns: their values, as Arrow arrays of equal length.
+
+    Raises:
+        InputError: a type cannot be a key.
+    """
+    for field in fields:
+        _type_of(field)
+    keys = encode_key_columns(fields, columns)
+    kind = bytes([OperationKind.DELETE_KEY])
+    return pc.binary_join_element_wise(kind, with_length(keys), b"")
 
 
 def encode_count(rows: int) -> bytes:

@@ -91,6 +91,10 @@ TableReport = GlobalKeyedReport | ExpiringTimeKeyReport
 class SubtaskCheckpoint:
     """The report of one subtask at a barrier; it declares the subtask's checkpoint finished.
 
+    Attributes:
+        next_alarm_micros: when the engine's clock makes the next of its timers due, or a time
+            before; None = it has none. Not stored.
+
     Source: crates/arroyo-rpc/proto/rpc.proto, `SubtaskCheckpointMetadata`.
     """
 
@@ -102,6 +106,7 @@ class SubtaskCheckpoint:
     tables: Mapping[TableName, TableReport] = field(default_factory=dict)
     configs: Mapping[TableName, TableConfig] = field(default_factory=dict)
     unknown: bytes = b""
+    next_alarm_micros: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,7 +28,7 @@ from arroyo_dagster.state.model.layout import Layout
 from arroyo_dagster.state.planning.restore.checkpoint import carry_operator, merge_operator
 from arroyo_dagster.state.planning.restore.partially_collected import LEGACY_EPOCHS_BEFORE_NEWEST
 from arroyo_dagster.state.runtime.merged_files import MergedFiles
-from arroyo_dagster.state.runtime.operators import Offset
+from arroyo_dagster.state.runtime.operators import Offset, registered
 from arroyo_dagster.state.runtime.pipeline import Pipeline
 from arroyo_dagster.state.runtime.publisher import EpochPublisher
 from arroyo_dagster.state.runtime.run_retention import RunRetention
@@ -37,6 +37,7 @@ from arroyo_dagster.state.runtime.start_checks import StartChecks
 from arroyo_dagster.state.runtime.stop_requests import requested_stop
 from arroyo_dagster.state.runtime.task import EpochPlan
 from arroyo_dagster.state.storage.store import ObjectStore
+from arroyo_dagster.state.tables.keyed.definition import is_by_clock
 from arroyo_dagster.state.tables.manager import TableManager
 from arroyo_dagster.state.tables.messages import Compaction
 from arroyo_dagster.state.tables.table import TaskInfo
@@ -78,6 +79,7 @@ class JobRun:
         self._sources: Mapping[OperatorId, SourceState] = {}
         self._compacted: dict[OperatorId, tuple[Compaction, ...]] = {}
         self._unfinished: Epoch | None = None
+        self._next_alarm_micros = 0 if _may_have_alarms(pipeline, self.base) else None
         self._held = contextlib.ExitStack()
 
     @classmethod
@@ -173,6 +175,15 @@ class JobRun:
     # ---- epochs ----------------------------------------------------------------------------------
 
     @property
+    def alarm_due(self) -> bool:
+        """Whether an epoch is due for a timer by the engine's clock, even without new rows.
+
+        True before the first epoch of a run that may have restored one.
+        """
+        alarm = self._next_alarm_micros
+        return alarm is not None and alarm <= self.backend.clock()
+
+    @property
     def next_epoch(self) -> Epoch:
         return Epoch(1 if self.base is None else self.base.epoch + 1)
 
@@ -214,6 +225,9 @@ class JobRun:
             },
             watermarks_micros=self.watermarks_micros,
             compacted=self._compacted,
+            clock_micros=max(
+                self.backend.clock(), self.base.finish_time_micros if self.base else 0
+            ),
         )
 
     def finish(
@@ -235,6 +249,8 @@ class JobRun:
             ProtocolError: a subtask did not report.
         """
         self._unfinished = plan.epoch
+        reports = list(reports)
+        alarms = [report.next_alarm_micros for _, report in reports]
         taken = self._files.take_over(self._operators(plan, reports, offsets, watermarks_micros))
         operators, compacted = self._files.merge(plan, taken, self.base)
         self.base = self._publisher.publish(plan, operators, self.base, progress)
@@ -245,6 +261,7 @@ class JobRun:
             kept.follow(self._operator(name), compacted.get(name, ()))
         self._files.forget_records(taken)
         self.retention.expire(plan)
+        self._next_alarm_micros = min((one for one in alarms if one is not None), default=None)
         self._unfinished = None
         return self.base
 
@@ -314,6 +331,20 @@ def _take_lease(held: contextlib.ExitStack, backend: StateBackend) -> int:
     )
     backend.store = leased
     return leased.lease.token
+
+
+def _may_have_alarms(pipeline: Pipeline, base: Checkpoint | None) -> bool:
+    """Whether the checkpoint lists timers of the engine's clock."""
+    listed = (
+        {(operator.operator, name) for operator in base.operators for name in operator.tables}
+        if base
+        else set()
+    )
+    return any(
+        (operator, name) in listed and is_by_clock(config)
+        for operator, node in pipeline.operators.items()
+        for name, config in registered(node.operator).items()
+    )
 
 
 def finished(store: ObjectStore, pipeline: Pipeline) -> Checkpoint | None:

@@ -14,6 +14,8 @@ import pyarrow as pa
 from arroyo_dagster.errors import InputError
 from arroyo_dagster.state.model.ids import Epoch, TableName
 from arroyo_dagster.state.model.tables import TableConfig
+from arroyo_dagster.state.tables.keyed.states import ListState, MapState, ValueState
+from arroyo_dagster.state.tables.keyed.timers import Timers
 from arroyo_dagster.state.tables.manager import TableManager
 from arroyo_dagster.state.tables.table import TaskInfo
 
@@ -77,6 +79,8 @@ class OperatorContext:
             restored epoch; None = none yet.
         epoch: the epoch being written.
         then_stop: whether this epoch is the last of the run.
+        clock_micros: the engine's clock in microseconds since 1970: read once for an epoch, the
+            same in all subtasks, never earlier than in the epoch before; 0 in `on_start`.
     """
 
     task_info: TaskInfo
@@ -84,6 +88,27 @@ class OperatorContext:
     watermark_micros: int | None = None
     epoch: Epoch = NO_EPOCH
     then_stop: bool = False
+    clock_micros: int = 0
+
+    def value_state(self, name: str) -> ValueState:
+        """Return the state registered with `keyed_state`, if its value is neither list nor map.
+
+        Raises:
+            InputError: no such table, or it has another form.
+        """
+        return self.table_manager.get_keyed_state(name, ValueState)
+
+    def list_state(self, name: str) -> ListState:
+        """Return the state as `value_state`, if its value is a list."""
+        return self.table_manager.get_keyed_state(name, ListState)
+
+    def map_state(self, name: str) -> MapState:
+        """Return the state as `value_state`, if its value is a map."""
+        return self.table_manager.get_keyed_state(name, MapState)
+
+    def timers(self, name: str) -> Timers:
+        """Return the timers registered with `keyed_timers`. Errors as `value_state`."""
+        return self.table_manager.get_keyed_state(name, Timers)
 
 
 class Operator:
@@ -117,6 +142,20 @@ class Operator:
     ) -> None:
         """Process rows of input `index`, for operators with several inputs."""
         self.process_batch(batch, ctx, collector)
+
+    def on_timers(
+        self, name: str, timers: pa.RecordBatch, ctx: OperatorContext, collector: Collector
+    ) -> None:
+        """Handle the timers of a table that are due; called after the epoch's rows.
+
+        Timers that it registers for a time that has come fire in the next call, in this epoch.
+
+        Args:
+            name: the table, as given to `keyed_timers`.
+            timers: `at` and the columns of the key, in the order of time, then of the key. They are
+                removed.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not implement on_timers")
 
     def handle_watermark(
         self, watermark_micros: int, ctx: OperatorContext, collector: Collector

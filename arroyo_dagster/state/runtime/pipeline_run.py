@@ -110,6 +110,8 @@ class PipelineRun(ABC):
     def step(self, *, then_stop: bool = False, even_if_idle: bool = False) -> Checkpoint | None:
         """Write the next epoch and return it; None if there is nothing new and nothing was written.
 
+        A timer that the engine's clock makes due is new, too.
+
         Args:
             then_stop: the epoch is the last of this run.
             even_if_idle: write an epoch without rows rather than none.
@@ -121,7 +123,7 @@ class PipelineRun(ABC):
             name: node.source.latest_offset(self._offsets[name])
             for name, node in self.pipeline.sources.items()
         }
-        if ends == self._offsets and not even_if_idle:
+        if ends == self._offsets and not (even_if_idle or self.job.alarm_due):
             return None
         with self.job.backend.unless_fenced():
             return self._write_epoch(ends, then_stop)

@@ -6,12 +6,12 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
 
-from arroyo_dagster.errors import ProtocolError
+from arroyo_dagster.errors import InputError, ProtocolError
 from arroyo_dagster.state.metadata.backend import StateBackend
 from arroyo_dagster.state.model.checkpoints import OperatorCheckpoint, SubtaskCheckpoint
 from arroyo_dagster.state.model.ids import Epoch, OperatorId, WorkerGeneration
@@ -29,6 +29,9 @@ from arroyo_dagster.state.tables.manager import TableManager
 from arroyo_dagster.state.tables.messages import Compaction
 from arroyo_dagster.state.tables.table import TaskInfo
 
+_MAX_TIMER_CALLS = 1_000_000
+"""Timers that register others for times that have come may be called this often in an epoch."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochPlan:
@@ -39,6 +42,7 @@ class EpochPlan:
         generation: the worker generation that writes; None in the legacy layout.
         watermarks_micros: of each source at the previous epoch; None = none yet.
         compacted: files merged since then, by operator.
+        clock_micros: the engine's clock, read once for this epoch.
     """
 
     epoch: Epoch
@@ -49,6 +53,7 @@ class EpochPlan:
     base: Mapping[OperatorId, OperatorCheckpoint]
     watermarks_micros: Mapping[OperatorId, int | None]
     compacted: Mapping[OperatorId, tuple[Compaction, ...]] = field(default_factory=dict)
+    clock_micros: int = 0
 
 
 def advanced(
@@ -135,18 +140,41 @@ class OperatorSubtask:
         after_micros: int | None,
         plan: EpochPlan,
     ) -> list[pa.RecordBatch]:
-        """Process the rows of one epoch by input, then its watermark, then the barrier."""
+        """Process the rows of one epoch by input, then its timers, its watermark, the barrier."""
         ctx, operator = self._ctx, self._operator
         ctx.watermark_micros, ctx.epoch, ctx.then_stop = before_micros, plan.epoch, plan.then_stop
+        ctx.clock_micros = plan.clock_micros
+        self._manager.begin_epoch(plan.clock_micros)
         collector = Collector(self.node.operator_id, self._schema)
         for index, batches in sorted(inputs.items()):
             for batch in batches:
                 operator.process_batch_index(index, batch, ctx, collector)
+        self._fire_timers(after_micros, collector)
         if after_micros is not None and after_micros != before_micros:
             operator.handle_watermark(after_micros, ctx, collector)
             ctx.watermark_micros = after_micros
         operator.handle_checkpoint(ctx, collector)
         return collector.drain()
+
+    def _fire_timers(self, watermark_micros: int | None, collector: Collector) -> None:
+        """Call the operator with the timers that are due, until none is."""
+        tables = self._manager.all_timers()
+        for _ in range(_MAX_TIMER_CALLS):
+            fired = False
+            for name, timers in tables.items():
+                reached = timers.time_micros(watermark_micros)
+                due = None if reached is None else timers.take_due(reached)
+                if due is not None:
+                    fired = True
+                    self._operator.on_timers(name, due, self._ctx, collector)
+            if not fired:
+                return
+        raise InputError(
+            f"timers were registered for times that have come, {_MAX_TIMER_CALLS} times in a row",
+            operator=self.node.operator_id,
+            tables=sorted(tables),
+            next_step="let on_timers register only timers for later times",
+        )
 
     def checkpoint(self, plan: EpochPlan, watermark_micros: int | None) -> SubtaskCheckpoint:
         """Write the tables. After the last checkpoint of a run, close the operator."""
@@ -154,7 +182,9 @@ class OperatorSubtask:
         done = self._manager.checkpoint(plan.epoch, plan.min_epoch, reached, plan.then_stop)
         if plan.then_stop:
             self._operator.on_close(self._ctx)
-        return done
+        alarms = [timers.next_alarm_micros() for timers in self._manager.all_timers().values()]
+        known = [alarm for alarm in alarms if alarm is not None]
+        return replace(done, next_alarm_micros=min(known, default=None))
 
 
 class LevelTask:

@@ -242,7 +242,9 @@ class ExpiringTimeKeyTableCheckpointer:
         )
 
 
-def _operations(value: bytes | Sequence[bytes], count: int) -> pa.Array:
+def _operations(value: bytes | Sequence[bytes] | pa.BinaryArray, count: int) -> pa.Array:
+    if isinstance(value, pa.Array):
+        return value
     if not isinstance(value, bytes):
         return pa.array(value, pa.binary())
     width = len(value)

@@ -98,6 +98,7 @@ class Following:
         mine = [f for f in listed if keys.intersects(f.min_routing_key, f.max_routing_key)]
         fresh = [file for file in mine if file.path not in self._loaded.read_files[name]]
         view, cutoff = self._views.time_views.get(name), table.cutoff_micros(watermark_micros)
+        keyed = self._views.keyed_views.get(name)
         if isinstance(view, UncachedKeyValueView):
             view.go_on_from(mine, cutoff)
         elif isinstance(view, ExpiringTimeKeyView):
@@ -106,6 +107,11 @@ class Following:
                 fresh = mine
             view.replay(table.read(fresh, keys, cutoff_micros=cutoff))
             view.evict(cutoff)
+        elif keyed is not None:
+            if any(file.compaction_generation for file in fresh):
+                keyed.forget()
+                fresh = mine
+            keyed.replay(table.stream(fresh, keys))
         self._time_files[name] = tuple(mine)
         self._loaded.read_files[name] = {file.path for file in listed}
         self._loaded.merged[name].clear()

@@ -88,6 +88,20 @@ class StoredRows:
         return not self.deletes
 
 
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Rows among which are those of one storage key.
+
+    Attributes:
+        mask: which of the rows have the key.
+        numbers: of the rows, if the rows are found by them.
+    """
+
+    rows: pa.Table
+    mask: pa.ChunkedArray
+    numbers: npt.NDArray[np.int64] | None = None
+
+
 class LiveRows:
     """Rows in replay order, after deletes and the cutoff are applied."""
 
@@ -111,6 +125,15 @@ class LiveRows:
     def remove(self, mask: pa.ChunkedArray) -> None:
         """Remove the rows where `mask`, one value for each of `rows()`, is true."""
         self._batches = [self.rows().filter(pc.invert(mask))]
+
+    def select(self, scalars: Sequence[pa.Scalar]) -> Selection:
+        """Return rows among which are all those with this storage key."""
+        rows = self.rows()
+        return Selection(rows, of_scalars(rows, self._form.key_indices, scalars))
+
+    def remove_selected(self, selection: Selection, mask: pa.ChunkedArray) -> None:
+        """Remove the selected rows where `mask` is true; nothing changed since `select`."""
+        self.remove(mask)
 
     def remove_keys(self, keys: pa.Table) -> None:
         """Remove the rows that have the storage key of one of `keys`, rows of the same form."""
@@ -153,24 +176,29 @@ class LiveRows:
                 self.remove_keys(part.rows.slice(first, last + 1 - first))
             else:
                 for index, operation in deletes:
-                    self.remove(self._deleted_by(operation, part.rows.slice(index, 1)))
+                    self._delete(operation, part.rows.slice(index, 1))
             start = last + 1
         self.append(part.rows.slice(start))
 
-    def _deleted_by(self, operation: DataOperation, carrier: pa.Table) -> pa.ChunkedArray:
-        rows = self.rows()
+    def _delete(self, operation: DataOperation, carrier: pa.Table) -> None:
+        indices = self._form.key_indices
+        selection = self.select([carrier.column(index)[0] for index in indices])
+        self.remove_selected(selection, self._deleted_by(operation, carrier, selection))
+
+    def _deleted_by(
+        self, operation: DataOperation, carrier: pa.Table, selection: Selection
+    ) -> pa.ChunkedArray:
+        rows = selection.rows
         if isinstance(operation, DeleteValue):
             return first_true(
                 equal_rows(rows, carrier, self._form.width), decode_count(operation.value)
             )
         assert not isinstance(operation, DeleteKey)  # handled by `remove_keys`
-        indices = self._form.key_indices
-        of_key = of_scalars(rows, indices, [carrier.column(index)[0] for index in indices])
         times = rows.column(self._form.timestamp_index)
         if isinstance(operation, DeleteTimeKey):
-            return pc.and_(of_key, at_time(times, operation.timestamp_nanos))
+            return pc.and_(selection.mask, at_time(times, operation.timestamp_nanos))
         assert isinstance(operation, DeleteTimeRange)
-        return pc.and_(of_key, within(times, operation.start_nanos, operation.end_nanos))
+        return pc.and_(selection.mask, within(times, operation.start_nanos, operation.end_nanos))
 
     def evict(self, cutoff_micros: int) -> None:
         """Drop the rows older than the cutoff; a row at the cutoff is kept."""

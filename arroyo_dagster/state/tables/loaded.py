@@ -22,6 +22,7 @@ class LoadedState:
         watermark_micros: the event time reached at `epoch`; None = not all subtasks had one.
         read_files: by table, the files whose rows are, or were, in memory.
         merged: by table, those of them whose merge was announced.
+        clock_micros: the engine's clock at the epoch being written; 0 = not known yet.
     """
 
     epoch: Epoch
@@ -30,6 +31,7 @@ class LoadedState:
     watermark_micros: int | None
     read_files: dict[TableName, set[StatePath]]
     merged: dict[TableName, set[StatePath]]
+    clock_micros: int = 0
 
     @classmethod
     def of(

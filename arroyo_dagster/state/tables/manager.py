@@ -35,6 +35,8 @@ from arroyo_dagster.state.tables.global_keyed import (
     MigratableState,
     is_migratable,
 )
+from arroyo_dagster.state.tables.keyed.timers import Timers
+from arroyo_dagster.state.tables.keyed.view import KeyedView
 from arroyo_dagster.state.tables.loaded import LoadedState
 from arroyo_dagster.state.tables.messages import (
     CheckpointMessage,
@@ -54,6 +56,7 @@ from arroyo_dagster.state.tables.time_views import (
 )
 
 _View = TypeVar("_View", bound=TimeView)
+_Keyed = TypeVar("_Keyed", bound=KeyedView)
 WriteSubtaskMetadata = Callable[[OperatorCheckpoint, int], object]
 
 
@@ -106,7 +109,6 @@ class TableManager:
         self.configs = as_stored(configs, restored)
         self.stopped = False
         self._backend = backend
-        self._paths = JobPaths(task.job, task.pipeline)
         self._clock = clock
         self._tables = {
             name: _open_table(config, backend.store) for name, config in self.configs.items()
@@ -200,6 +202,21 @@ class TableManager:
         """
         return self._views.uncached(name)
 
+    def get_keyed_state(self, name: str, form: type[_Keyed]) -> _Keyed:
+        """Return the view of a `keyed_state` or `keyed_timers` table, with this subtask's keys.
+
+        Args:
+            form: `ValueState`, `ListState`, `MapState` or `Timers`.
+
+        Raises:
+            InputError: no such table, or it has another form.
+        """
+        return self._views.keyed(name, form)
+
+    def all_timers(self) -> dict[TableName, Timers]:
+        """Return every table of timers by name, in the order in which they are registered."""
+        return self._views.timers()
+
     # ---- messages --------------------------------------------------------------------------------
 
     def send(self, message: StateMessage) -> None:
@@ -232,25 +249,21 @@ class TableManager:
         if name not in self._checkpointers:
             epoch = Epoch(self.epoch + 1)
             files = EpochFiles(
-                epoch=epoch, keys=self.task.key_range, name_file=self._namer(name, epoch)
+                epoch=epoch,
+                keys=self.task.key_range,
+                name_file=_namer(self._backend, self.task, name, epoch),
             )
             self._checkpointers[name] = self._tables[name].checkpoint(files)
         return self._checkpointers[name]
 
-    def _namer(self, table: TableName, epoch: Epoch) -> Callable[[str], StatePath]:
-        def name_file(suffix: str) -> StatePath:
-            return self._paths.data_file(
-                self.task.operator,
-                table,
-                self.task.task_index,
-                epoch,
-                self._backend.generation,
-                attempt=uuid.uuid4().hex[:16] + suffix,
-            )
-
-        return name_file
-
     # ---- the barrier -----------------------------------------------------------------------------
+
+    def begin_epoch(self, clock_micros: int) -> None:
+        """Set the engine's clock for the next epoch, and remove keyed state that reached its ttl.
+
+        Without this call, the clock is read at the barrier. It never goes back.
+        """
+        self._views.begin_epoch(clock_micros)
 
     def checkpoint(
         self, epoch: int, min_epoch: int, watermark: int | None, then_stop: bool
@@ -289,6 +302,10 @@ class TableManager:
                 operator=self.task.operator,
                 subtask=self.task.task_index,
             )
+        for name, changes in self._views.keyed_changes(barrier).items():
+            self._checkpointers.pop(name, None)  # of the same barrier, when it failed
+            for change in changes:
+                self._checkpointer(name).apply(change)
         checkpointers = {name: self._checkpointer(name) for name in self.configs}
         for checkpointer in checkpointers.values():
             checkpointer.prepare(barrier.watermark_micros)
@@ -310,7 +327,7 @@ class TableManager:
             configs={name: self.configs[name] for name in tables},
         )
         self._backend.write_operator_checkpoint_metadata(
-            self._as_operator(barrier.epoch, done), self.task.task_index
+            _as_operator(self.task, barrier.epoch, done), self.task.task_index
         )
         self._after(barrier, done)
 
@@ -319,19 +336,6 @@ class TableManager:
             return self._time_files[name]
         stored = self._loaded.files(name)
         return stored.files if isinstance(stored, ExpiringTimeKeyFiles) else ()
-
-    def _as_operator(self, epoch: Epoch, done: SubtaskCheckpoint) -> OperatorCheckpoint:
-        return OperatorCheckpoint(
-            job=self.task.job,
-            operator=self.task.operator,
-            epoch=epoch,
-            parallelism=self.task.parallelism,
-            min_watermark_micros=done.watermark_micros,
-            max_watermark_micros=done.watermark_micros,
-            start_time_micros=done.start_time_micros,
-            finish_time_micros=done.finish_time_micros,
-            subtask=done,
-        )
 
     def _after(self, barrier: CheckpointMessage, done: SubtaskCheckpoint) -> None:
         self._loaded.epoch = barrier.epoch
@@ -347,7 +351,7 @@ class TableManager:
             if isinstance(table, ExpiringTimeKeyTable):
                 files = report.files if isinstance(report, ExpiringTimeKeyReport) else ()
                 self._time_files[name] = files
-        self._views.after_barrier(self._time_files)
+        self._views.after_barrier(self._time_files, then_stop=self.stopped)
 
     # ---- following the job -----------------------------------------------------------------------
 
@@ -376,3 +380,33 @@ def _open_table(config: TableConfig, store: ObjectStore) -> AnyTable:
     if isinstance(config.config, GlobalKeyedConfig):
         return GlobalKeyedTable(config, store)
     return ExpiringTimeKeyTable(config, store)
+
+
+def _as_operator(task: TaskInfo, epoch: Epoch, done: SubtaskCheckpoint) -> OperatorCheckpoint:
+    """Return the metadata of one subtask, in the form of an operator's."""
+    return OperatorCheckpoint(
+        job=task.job,
+        operator=task.operator,
+        epoch=epoch,
+        parallelism=task.parallelism,
+        min_watermark_micros=done.watermark_micros,
+        max_watermark_micros=done.watermark_micros,
+        start_time_micros=done.start_time_micros,
+        finish_time_micros=done.finish_time_micros,
+        subtask=done,
+    )
+
+
+def _namer(
+    backend: SubtaskBackend, task: TaskInfo, table: TableName, epoch: Epoch
+) -> Callable[[str], StatePath]:
+    """Return a function that names data files of a table, each time with a new attempt."""
+    paths = JobPaths(task.job, task.pipeline)
+
+    def name_file(suffix: str) -> StatePath:
+        attempt = uuid.uuid4().hex[:16] + suffix
+        return paths.data_file(
+            task.operator, table, task.task_index, epoch, backend.generation, attempt=attempt
+        )
+
+    return name_file

@@ -47,13 +47,14 @@ class TableData:
 class RecordBatch(TableData):
     """Rows of an expiring table in its memory schema, with the operation of each row.
 
-    `operation` is already encoded: one for all rows of the batch, or one for each row.
+    `operation` is already encoded: one for all rows of the batch, or one for each row (in a list,
+    or in a binary array).
 
     Differs: in Arroyo each row is inserted.
     """
 
     rows: pa.RecordBatch
-    operation: bytes | Sequence[bytes]
+    operation: bytes | Sequence[bytes] | pa.BinaryArray
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,8 +21,12 @@ from arroyo_dagster.state.tables.global_keyed import (
     GlobalKeyedView,
     is_migratable,
 )
+from arroyo_dagster.state.tables.keyed.definition import KeyedDefinition, KeyedForm
+from arroyo_dagster.state.tables.keyed.states import ListState, MapState, ValueState
+from arroyo_dagster.state.tables.keyed.timers import Timers
+from arroyo_dagster.state.tables.keyed.view import KeyedView
 from arroyo_dagster.state.tables.loaded import LoadedState
-from arroyo_dagster.state.tables.messages import TableChange
+from arroyo_dagster.state.tables.messages import CheckpointMessage, RecordBatch, TableChange
 from arroyo_dagster.state.tables.table import TaskInfo
 from arroyo_dagster.state.tables.time_views import (
     ExpiringTimeKeyView,
@@ -31,7 +35,15 @@ from arroyo_dagster.state.tables.time_views import (
 )
 
 _View = TypeVar("_View", bound=TimeView)
+_Keyed = TypeVar("_Keyed", bound=KeyedView)
 AnyTable = GlobalKeyedTable | ExpiringTimeKeyTable
+_KEYED: dict[KeyedForm, type[KeyedView]] = {
+    KeyedForm.VALUE: ValueState,
+    KeyedForm.LIST: ListState,
+    KeyedForm.MAP: MapState,
+    KeyedForm.EVENT_TIMERS: Timers,
+    KeyedForm.PROCESSING_TIMERS: Timers,
+}
 
 
 class OpenViews:
@@ -58,6 +70,12 @@ class OpenViews:
         self._send = send
         self.global_views: dict[TableName, GlobalKeyedView[Any, Any]] = {}
         self.time_views: dict[TableName, TimeView] = {}
+        self.keyed_views: dict[TableName, KeyedView] = {}
+        self._definitions = {
+            name: found
+            for name, config in configs.items()
+            if (found := KeyedDefinition.of(config)) is not None
+        }
 
     def global_keyed(
         self, name: str, key: Any = None, value: Any = None
@@ -86,7 +104,7 @@ class OpenViews:
 
     def uncached(self, name: str) -> UncachedKeyValueView:
         """Return the view as `TableManager.get_uncached_key_value_view`."""
-        table = self._table(name, ExpiringTimeKeyTable)
+        table = self._rows_table(name)
         view = UncachedKeyValueView(table, self._send, self._task.key_range)
         known = self.time_views.setdefault(TableName(name), view)
         self._check_view(name, known, UncachedKeyValueView)
@@ -100,7 +118,7 @@ class OpenViews:
         Raises:
             InputError: no such table, or it already has a view of another kind.
         """
-        table = self._table(name, ExpiringTimeKeyTable)
+        table = self._rows_table(name)
         known = self.time_views.get(TableName(name))
         if known is not None:
             self._check_view(name, known, kind)
@@ -113,11 +131,58 @@ class OpenViews:
         self.time_views[TableName(name)] = view
         return view
 
-    def after_barrier(self, time_files: Mapping[TableName, tuple[TimeFile, ...]]) -> None:
+    def keyed(self, name: str, kind: type[_Keyed]) -> _Keyed:
+        """Return the view of a keyed table, with the rows of this subtask's keys.
+
+        Raises:
+            InputError: no such table, or it has another form.
+        """
+        definition = self._definitions.get(TableName(name))
+        if definition is None or _KEYED[definition.form] is not kind:
+            raise InputError(
+                f"the operator has no table {name!r} of the form of {kind.__name__}",
+                operator=self._task.operator,
+                tables={known: one.form.value for known, one in self._definitions.items()},
+                next_step="return keyed_state(…) or keyed_timers(…) from tables()",
+            )
+        known = self.keyed_views.get(TableName(name))
+        if known is None:
+            table = self._table(name, ExpiringTimeKeyTable)
+            known = kind(table, definition)
+            files = self._restore_from(name, table)
+            known.replay(table.stream(files, self._task.key_range))
+            known.begin_epoch(self._loaded.clock_micros)
+            self.keyed_views[TableName(name)] = known
+        return cast(_Keyed, known)
+
+    def timers(self) -> dict[TableName, Timers]:
+        """Return all timers of the operator, in the order in which they were registered."""
+        return {
+            name: self.keyed(name, Timers)
+            for name, definition in self._definitions.items()
+            if definition.form.is_timers
+        }
+
+    def begin_epoch(self, clock_micros: int) -> None:
+        """Tell keyed views what time it is, by the engine's clock."""
+        self._loaded.clock_micros = max(self._loaded.clock_micros, clock_micros)
+        for view in self.keyed_views.values():
+            view.begin_epoch(self._loaded.clock_micros)
+
+    def keyed_changes(self, barrier: CheckpointMessage) -> dict[TableName, list[RecordBatch]]:
+        """Return the changes of keyed views since the last barrier; again the same."""
+        if not self._loaded.clock_micros:
+            self.begin_epoch(barrier.timestamp_micros)
+        return {name: view.changes(barrier.epoch) for name, view in self.keyed_views.items()}
+
+    def after_barrier(
+        self, time_files: Mapping[TableName, tuple[TimeFile, ...]], *, then_stop: bool
+    ) -> None:
         """Drop rows that have expired at the epoch just written.
 
         Args:
             time_files: by expiring table, the files that the subtask carries over.
+            then_stop: whether no further checkpoint follows.
         """
         for name, view in self.time_views.items():
             table = self.tables[name]
@@ -126,6 +191,9 @@ class OpenViews:
                 view.evict(self._cutoff(table))
             elif isinstance(view, UncachedKeyValueView):
                 view.go_on_from(time_files[name], self._cutoff(table))
+        for keyed in self.keyed_views.values():
+            keyed.written(self._loaded.epoch)
+            keyed.stopped = then_stop
 
     def _check_view(self, name: str, known: TimeView, kind: type[TimeView]) -> None:
         if type(known) is not kind:
@@ -146,6 +214,17 @@ class OpenViews:
             return ()
         self._loaded.read_files[TableName(name)].update(stored.paths)
         return files_to_carry(stored.files, self._cutoff(table), self._task.key_range)
+
+    def _rows_table(self, name: str) -> ExpiringTimeKeyTable:
+        if TableName(name) in self._definitions:
+            raise InputError(
+                "the table holds keyed state",
+                operator=self._task.operator,
+                table=name,
+                next_step="open it with value_state, list_state, map_state or timers",
+            )
+        table: ExpiringTimeKeyTable = self._table(name, ExpiringTimeKeyTable)
+        return table
 
     def _table(self, name: str, kind: type[Any]) -> Any:
         table = self.tables.get(TableName(name))

@@ -12,6 +12,7 @@ from arroyo_dagster.state.model.ids import Epoch, TableName
 from arroyo_dagster.state.model.tables import ExpiringTimeKeyConfig, TableConfig, TableKind
 from arroyo_dagster.state.model.types import Type, same_layout
 from arroyo_dagster.state.planning.restore.schema_evolution import evolution, noted
+from arroyo_dagster.state.tables.keyed.definition import KeyedDefinition
 
 
 def as_stored(
@@ -86,6 +87,10 @@ def _changed(stored: TableConfig, config: TableConfig) -> str | None:
     before, now = stored.config, config.config
     if isinstance(before, ExpiringTimeKeyConfig) and isinstance(now, ExpiringTimeKeyConfig):
         memory_schema(before)  # raises an error if the stored schema is broken
+        forms = [KeyedDefinition.of(one) for one in (stored, config)]
+        earlier, later = (form.form.value if form else "no keyed state" for form in forms)
+        if earlier != later:
+            return f"the table held {earlier}, and is now registered for {later}"
         found = evolution(before, now)
         if found.problems:
             return (

@@ -21,6 +21,7 @@ from arroyo_dagster.state.codec.operations import (
     DeleteTimeKey,
     DeleteTimeRange,
     DeleteValue,
+    delete_keys_of,
     encode_count,
     encode_key,
     encode_operation,
@@ -35,14 +36,15 @@ from arroyo_dagster.state.tables.key_index import Hashes, KeyIndex
 from arroyo_dagster.state.tables.live_rows import (
     NANOS_PER_MICRO,
     LiveRows,
+    Selection,
     StoredRows,
     at_time,
     equal_rows,
     not_older,
-    of_scalars,
     within,
 )
 from arroyo_dagster.state.tables.messages import RecordBatch, TableChange
+from arroyo_dagster.state.tables.rows_by_key import RowsByKey, plain
 
 _WAITING_ROWS = 1 << 21
 """How many rows a restore collects before it drops those of older row generations."""
@@ -86,13 +88,10 @@ class TimeView:
         if not checked.num_rows:
             return
         indices = self._table.key_indices
-        fields = [self.schema.field(at) for at in indices]
-        columns = [_plain_column(checked.column(at)) for at in indices]
-        operations = [
-            encode_operation(DeleteKey(encode_key(fields, list(key))))
-            for key in zip(*columns, strict=True)
-        ]
         batch = checked.combine_chunks().to_batches()[0]
+        operations = delete_keys_of(
+            [self.schema.field(at) for at in indices], [batch.column(at) for at in indices]
+        )
         self._send(TableChange(self._name, RecordBatch(batch, operations)))
         self._drop(checked)
 
@@ -158,7 +157,10 @@ class ExpiringTimeKeyView(TimeView):
 
     def __init__(self, table: ExpiringTimeKeyTable, send: Callable[[TableChange], None]) -> None:
         super().__init__(table, send)
-        self._live = LiveRows(table.form)
+        self._live = self._empty()
+
+    def _empty(self) -> LiveRows:
+        return LiveRows(self._table.form)
 
     def _keep(self, rows: pa.Table) -> None:
         self._live.append(rows)
@@ -188,43 +190,48 @@ class ExpiringTimeKeyView(TimeView):
 
     def delete_key(self, *key: object) -> int:
         """Delete the rows of a storage key, and return their number."""
-        return self._delete(DeleteKey(self._key_bytes(key)), self._of_key(key))
+        operation = DeleteKey(self._key_bytes(key))
+        selection = self._live.select(self._key_scalars(key))
+        return self._delete(operation, selection, selection.mask)
 
     def delete_time_key(self, timestamp_micros: int, *key: object) -> int:
         """Delete the rows of a storage key at one time, and return their number."""
         nanos = timestamp_micros * NANOS_PER_MICRO
-        rows = self.rows()
-        times = rows.column(self._table.timestamp_index)
-        mask = pc.and_(self._of_key(key), at_time(times, nanos))
-        return self._delete(DeleteTimeKey(nanos, self._key_bytes(key)), mask)
+        operation = DeleteTimeKey(nanos, self._key_bytes(key))
+        selection = self._live.select(self._key_scalars(key))
+        times = selection.rows.column(self._table.timestamp_index)
+        return self._delete(operation, selection, pc.and_(selection.mask, at_time(times, nanos)))
 
     def delete_time_range(self, start_micros: int, end_micros: int, *key: object) -> int:
         """Delete the rows of a key with start ≤ `_timestamp` < end, and return their number."""
-        mask = pc.and_(self._of_key(key), self._between(self.rows(), start_micros, end_micros))
         operation = DeleteTimeRange(
             self._key_bytes(key), start_micros * NANOS_PER_MICRO, end_micros * NANOS_PER_MICRO
         )
-        return self._delete(operation, mask)
+        selection = self._live.select(self._key_scalars(key))
+        between = self._between(selection.rows, start_micros, end_micros)
+        return self._delete(operation, selection, pc.and_(selection.mask, between))
 
     def delete_value(self, row: pa.RecordBatch | pa.Table) -> int:
         """Delete the rows equal to the one row given, and return their number."""
         wanted = self._checked(row)
         if wanted.num_rows != 1:
             raise InputError(f"delete_value takes one row, not {wanted.num_rows}", table=self._name)
-        rows = self.rows()
-        mask = equal_rows(rows, wanted, rows.num_columns)
         time = wanted.column(self._table.timestamp_index)[0].value
+        scalars = [wanted.column(index)[0] for index in self._table.key_indices]
         # The row contains every value; the operation contains the number of such rows.
         key = encode_key(
             [self.schema.field(index) for index in self._table.key_indices],
-            [_plain(wanted.column(index)[0]) for index in self._table.key_indices],
+            [plain(scalar) for scalar in scalars],
         )
-        return self._delete(DeleteValue(key, time, encode_count(pc.sum(mask).as_py() or 0)), mask)
+        selection = self._live.select(scalars)
+        mask = equal_rows(selection.rows, wanted, wanted.num_columns)
+        count = encode_count(pc.sum(mask).as_py() or 0)
+        return self._delete(DeleteValue(key, time, count), selection, mask)
 
     def _key_bytes(self, key: Sequence[object]) -> bytes:
         columns = [self.schema.field(index) for index in self._table.key_indices]
         scalars = self._key_scalars(key)
-        return encode_key(columns, [_plain(scalar) for scalar in scalars])
+        return encode_key(columns, [plain(scalar) for scalar in scalars])
 
     def _key_scalars(self, key: Sequence[object]) -> list[pa.Scalar]:
         indices = self._table.key_indices
@@ -242,13 +249,8 @@ class ExpiringTimeKeyView(TimeView):
         except (pa.ArrowException, TypeError, OverflowError) as error:
             raise InputError(f"not a storage key ({error})", table=self._name) from error
 
-    def _of_key(self, key: Sequence[object]) -> pa.ChunkedArray:
-        rows = self.rows()
-        return of_scalars(rows, self._table.key_indices, self._key_scalars(key))
-
-    def _delete(self, operation: DataOperation, mask: pa.ChunkedArray) -> int:
-        rows = self.rows()
-        gone = rows.filter(mask)
+    def _delete(self, operation: DataOperation, selection: Selection, mask: pa.ChunkedArray) -> int:
+        gone = selection.rows.filter(mask)
         if not gone.num_rows:
             return 0  # the subtask has every row of its keys, so no older file holds one of them
         # The operation is stored with the newest of the rows that it deletes: its file then
@@ -256,7 +258,7 @@ class ExpiringTimeKeyView(TimeView):
         times = gone.column(self._table.timestamp_index)
         latest = pc.index(times, pc.max(times)).as_py()
         self._add(gone.slice(latest, 1), encode_operation(operation))
-        self._live.remove(mask)
+        self._live.remove_selected(selection, mask)
         return int(gone.num_rows)
 
     # ---- following the files ---------------------------------------------------------------------
@@ -271,18 +273,24 @@ class ExpiringTimeKeyView(TimeView):
 
     def forget(self) -> None:
         """Drop every row from memory, before a replay of all files."""
-        self._live = LiveRows(self._table.form)
+        self._live = self._empty()
 
 
 class KeyTimeView(ExpiringTimeKeyView):
-    """The live rows by storage key, in memory, as a join needs them."""
+    """The live rows by storage key, in memory, as a join needs them.
+
+    `get` and every change cost what they return or change, not what the table holds, unless a
+    column of the key is nested.
+    """
 
     def __init__(self, table: ExpiringTimeKeyTable, send: Callable[[TableChange], None]) -> None:
         super().__init__(table, send)
         keys = set(table.key_indices)
         self._values = [at for at in range(len(table.memory_schema)) if at not in keys]
-        self._indexed: pa.Table | None = None
-        self._places: dict[tuple[object, ...], list[int]] = {}
+
+    def _empty(self) -> LiveRows:
+        nested = (pa.types.is_nested(self.schema.field(at).type) for at in self._table.key_indices)
+        return LiveRows(self._table.form) if any(nested) else RowsByKey(self._table.form)
 
     @property
     def value_schema(self) -> pa.Schema:
@@ -297,15 +305,11 @@ class KeyTimeView(ExpiringTimeKeyView):
                 differ.
         """
         scalars = self._key_scalars(key)
+        if isinstance(self._live, RowsByKey):
+            return self._live.select(scalars).rows.select(self._values)
         rows = self.rows()
-        if any(pa.types.is_nested(scalar.type) for scalar in scalars):
-            return rows.filter(_equal_keys(rows, self._table.key_indices, scalars)).select(
-                self._values
-            )
-        if self._indexed is not rows:
-            self._index(rows)
-        places = self._places.get(tuple(_plain(scalar) for scalar in scalars), [])
-        return rows.take(pa.array(places, pa.int64())).select(self._values)
+        mask = _equal_keys(rows, self._table.key_indices, scalars)
+        return rows.filter(mask).select(self._values)
 
     def keys(self) -> pa.Table:
         """Return each storage key once, in the order of first appearance; only the key columns."""
@@ -313,14 +317,6 @@ class KeyTimeView(ExpiringTimeKeyView):
         codes = group_codes(keys.columns, len(self))
         first = np.sort(np.unique(codes, return_index=True)[1])
         return keys.take(pa.array(first, pa.int64()))
-
-    def _index(self, rows: pa.Table) -> None:
-        columns = [_plain_column(rows.column(at)) for at in self._table.key_indices]
-        self._places = {}
-        keys = zip(*columns, strict=True) if columns else (() for _ in range(rows.num_rows))
-        for place, key in enumerate(keys):
-            self._places.setdefault(key, []).append(place)
-        self._indexed = rows
 
 
 class UncachedKeyValueView(TimeView):
@@ -444,17 +440,3 @@ def _equal_keys(
     ]
     codes = group_codes(both, rows.num_rows + 1)
     return pa.chunked_array([pa.array(codes[1:] == codes[0])])
-
-
-def _plain_column(column: pa.ChunkedArray) -> list[object]:
-    """Return every value as `_plain` does."""
-    kind = column.type
-    if pa.types.is_temporal(kind) and not pa.types.is_interval(kind):
-        column = column.cast(pa.int64() if kind.bit_width == 64 else pa.int32())
-    return column.to_pylist()  # type: ignore[no-any-return]
-
-
-def _plain(scalar: pa.Scalar) -> object:
-    if not scalar.is_valid:
-        return None
-    return scalar.value if pa.types.is_temporal(scalar.type) else scalar.as_py()

@@ -1,0 +1,286 @@
+"""Keyed state as operators use it: one value, a list or a map for each key.
+
+Many keys at once take and return Arrow; one key takes and returns Python values. A key of several
+columns is a struct array, a record batch or a table with columns of their names; for one key, a
+tuple. Values of several columns likewise; they are returned as structs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from arroyo_dagster.errors import InputError
+from arroyo_dagster.state.tables.keyed.cells import Slots
+from arroyo_dagster.state.tables.keyed.chains import OwnerChains
+from arroyo_dagster.state.tables.keyed.given import Given, arrays_of, joined
+from arroyo_dagster.state.tables.keyed.view import KeyedView
+
+
+class ValueState(KeyedView):
+    """One value for each key that is routed to this subtask."""
+
+    def __len__(self) -> int:
+        return self._live
+
+    def get_many(self, keys: Given) -> pa.Array:
+        """Return the value of each key, in order; null where there is none.
+
+        Raises:
+            InputError: the keys are not of the registered types.
+        """
+        slots = self._find(self._keys(self._given_keys(keys)))
+        columns = self._rows.take_values(np.maximum(slots, 0)) if self._rows.slots else None
+        if columns is None:
+            kind = joined([pa.array([], f.type) for f in self.definition.values], self._values).type
+            return pa.nulls(len(slots), kind)
+        found = joined(columns, self._values)
+        if (slots >= 0).all():
+            return found
+        places = pa.array(np.arange(len(slots)), mask=slots < 0)
+        return found.take(places)
+
+    def contains_many(self, keys: Given) -> pa.BooleanArray:
+        """Return for each key whether it has a value. Errors as `get_many`."""
+        return pa.array(self._find(self._keys(self._given_keys(keys))) >= 0)
+
+    def put_many(self, keys: Given, values: Given) -> None:
+        """Set the value of each key; of equal keys the last wins.
+
+        Raises:
+            InputError: keys or values are not of the registered types, or their numbers differ;
+                nothing changed.
+        """
+        columns = self._given_keys(keys)
+        given = arrays_of(values, self._values, self._name)
+        _same_length(self._name, columns, given)
+        self._write(self._keys(columns), given)
+
+    def remove_many(self, keys: Given) -> None:
+        """Remove the values of some keys, where there are any. Errors as `get_many`."""
+        self._remove(self._find(self._keys(self._given_keys(keys))))
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        """Return the value of one key as a Python value, or `default`."""
+        slots = self._find(self._keys(self._given_keys([key])))
+        if slots[0] < 0:
+            return default
+        return joined(self._rows.take_values(slots), self._values)[0].as_py()
+
+    def put(self, key: Any, value: Any) -> None:
+        """Set the value of one key. Errors as `put_many`."""
+        self.put_many([key], [value])
+
+    def remove(self, key: Any) -> None:
+        """Remove the value of one key, if it has one."""
+        self.remove_many([key])
+
+    @property
+    def _values(self) -> tuple[pa.Field, ...]:
+        return self.definition.values
+
+
+class OwnedRows(KeyedView):
+    """Rows of which each key owns several: items of lists, entries of maps."""
+
+    _chains: OwnerChains
+
+    def _begin(self) -> None:
+        super()._begin()
+        self._chains = OwnerChains(self.definition.keys)
+
+    def __len__(self) -> int:
+        """Return the number of keys."""
+        return len(self._chains)
+
+    def _joined(self, slots: Slots) -> None:
+        columns = self._rows.take_keys(slots)
+        self._chains.join(slots, columns[: len(self.definition.keys)], self._ends(columns))
+
+    def _ends(self, columns: Sequence[pa.Array]) -> Slots | None:
+        """Return for each row the position behind it, if rows have positions."""
+        return None
+
+    def _left(self, slots: Slots) -> None:
+        self._chains.leave(slots)
+
+    def _of_keys(self, keys: Given) -> tuple[Slots, Slots]:
+        """Return the slots of the rows of each key, by key and entry, and the number of each."""
+        columns = self._given_keys(keys)
+        slots, counts = self._chains.rows_of(columns)
+        entries = self._rows.take_keys(slots)[len(columns) :]
+        owners = pa.array(np.repeat(np.arange(len(counts)), counts))
+        table = pa.Table.from_arrays(
+            [owners, *entries], names=[str(place) for place in range(1 + len(entries))]
+        )
+        order = pc.sort_indices(table, [(name, "ascending") for name in table.column_names])
+        return slots[order.to_numpy()], counts
+
+    def remove_many(self, keys: Given) -> None:
+        """Remove everything that some keys have.
+
+        Raises:
+            InputError: the keys are not of the registered types.
+        """
+        self._remove(self._chains.rows_of(self._given_keys(keys))[0])
+
+    def remove(self, key: Any) -> None:
+        """Remove everything that one key has."""
+        self.remove_many([key])
+
+    def _offsets(self, counts: Slots) -> pa.Array:
+        return pa.array(np.concatenate([[0], np.cumsum(counts)]), pa.int32())
+
+
+class ListState(OwnedRows):
+    """A list for each key that is routed to this subtask. An item costs one row, where it is."""
+
+    def _ends(self, columns: Sequence[pa.Array]) -> Slots | None:
+        positions: Slots = columns[-1].to_numpy()
+        return positions + 1
+
+    def get_many(self, keys: Given) -> pa.ListArray:
+        """Return the list of each key, in order; empty where there is none.
+
+        Raises:
+            InputError: the keys are not of the registered types.
+        """
+        slots, counts = self._of_keys(keys)
+        items = joined(self._rows.take_values(slots), self.definition.values)
+        return pa.ListArray.from_arrays(self._offsets(counts), items)
+
+    def append_many(self, keys: Given, items: Given) -> None:
+        """Append one item to the list of each key; a key may be given several times.
+
+        Raises:
+            InputError: keys or items are not of the registered types, or their numbers differ;
+                nothing changed.
+        """
+        columns = self._given_keys(keys)
+        given = arrays_of(items, self.definition.values, self._name)
+        _same_length(self._name, columns, given)
+        positions = pa.array(self._chains.next_positions(columns))
+        self._write(self._keys([*columns, positions]), given)
+
+    def put_many(self, keys: Given, lists: pa.ListArray) -> None:
+        """Replace the list of each key.
+
+        Raises:
+            InputError: as `append_many`, or a key is given twice; nothing changed.
+        """
+        columns = self._given_keys(keys)
+        _same_length(self._name, columns, [lists])
+        if len(self._chains.keys_of(columns).last_rows()) < len(lists):
+            raise InputError("a key is given twice, with a list each", table=self._name)
+        lists = lists.combine_chunks() if isinstance(lists, pa.ChunkedArray) else lists
+        owners = pc.list_parent_indices(lists)
+        given = arrays_of(lists.flatten(), self.definition.values, self._name)
+        self.remove_many(keys)
+        if len(owners):
+            taken = joined([column.take(owners) for column in columns], self.definition.keys)
+            self.append_many(taken, joined(given, self.definition.values))
+
+    def get(self, key: Any) -> list[Any]:
+        """Return the list of one key as Python values; empty if it has none."""
+        found: list[Any] = self.get_many([key])[0].as_py()
+        return found
+
+    def append(self, key: Any, item: Any) -> None:
+        """Append one item to the list of a key. Errors as `append_many`."""
+        self.append_many([key], [item])
+
+    def put(self, key: Any, items: Sequence[Any]) -> None:
+        """Replace the list of one key. Errors as `append_many`."""
+        self.remove(key)
+        if items:
+            self.append_many([key] * len(items), list(items))
+
+
+class MapState(OwnedRows):
+    """A map for each key that is routed to this subtask. An entry costs one row, where it is."""
+
+    def get_many(self, keys: Given) -> pa.MapArray:
+        """Return the map of each key, in order, its entries by their keys; empty where there is
+        none.
+
+        Raises:
+            InputError: the keys are not of the registered types.
+        """
+        slots, counts = self._of_keys(keys)
+        entries = self._rows.take_keys(slots)[len(self.definition.keys) :]
+        items = joined(self._rows.take_values(slots), self.definition.values)
+        return pa.MapArray.from_arrays(
+            self._offsets(counts), joined(entries, self.definition.entry), items
+        )
+
+    def get_entries(self, keys: Given, map_keys: Given) -> pa.Array:
+        """Return one entry of the map of each key, in order; null where there is none. Errors as
+        `get_many`.
+        """
+        slots = self._find(self._entry_keys(keys, map_keys))
+        if not self._rows.slots:
+            return pa.nulls(len(slots), self._item_type)
+        found = joined(self._rows.take_values(np.maximum(slots, 0)), self.definition.values)
+        return found.take(pa.array(np.arange(len(slots)), mask=slots < 0))
+
+    @property
+    def _item_type(self) -> pa.DataType:
+        empty = [pa.array([], field.type) for field in self.definition.values]
+        return joined(empty, self.definition.values).type
+
+    def put_many(self, keys: Given, map_keys: Given, values: Given) -> None:
+        """Set one entry of the map of each key; of equal entries the last wins.
+
+        Raises:
+            InputError: as `get_many`, or the numbers differ; nothing changed.
+        """
+        given = arrays_of(values, self.definition.values, self._name)
+        found = self._entry_keys(keys, map_keys)
+        _same_length(self._name, found.columns, given)
+        self._write(found, given)
+
+    def remove_entries(self, keys: Given, map_keys: Given) -> None:
+        """Remove one entry of the map of each key, if it is there. Errors as `get_many`."""
+        self._remove(self._find(self._entry_keys(keys, map_keys)))
+
+    def _entry_keys(self, keys: Given, map_keys: Given) -> Any:
+        columns = self._given_keys(keys)
+        entries = arrays_of(map_keys, self.definition.entry, self._name)
+        _same_length(self._name, columns, entries)
+        return self._keys([*columns, *entries])
+
+    def get(self, key: Any) -> dict[Any, Any]:
+        """Return the map of one key as Python values; empty if it has none."""
+        return dict(self.get_many([key])[0].as_py())
+
+    def get_entry(self, key: Any, map_key: Any, default: Any = None) -> Any:
+        """Return one entry of the map of one key as a Python value, or `default`."""
+        slots = self._find(self._entry_keys([key], [map_key]))
+        if slots[0] < 0:
+            return default
+        return joined(self._rows.take_values(slots), self.definition.values)[0].as_py()
+
+    def put_entry(self, key: Any, map_key: Any, value: Any) -> None:
+        """Set one entry of the map of one key. Errors as `put_many`."""
+        self.put_many([key], [map_key], [value])
+
+    def put(self, key: Any, entries: Mapping[Any, Any]) -> None:
+        """Replace the map of one key. Errors as `put_many`."""
+        self.remove(key)
+        if entries:
+            self.put_many([key] * len(entries), list(entries), list(entries.values()))
+
+    def remove_entry(self, key: Any, map_key: Any) -> None:
+        """Remove one entry of the map of one key, if it is there."""
+        self.remove_entries([key], [map_key])
+
+
+def _same_length(table: str, keys: Sequence[pa.Array], others: Sequence[Any]) -> None:
+    if any(len(other) != len(keys[0]) for other in others):
+        raise InputError(
+            f"{len(keys[0])} keys were given, and {len(others[0])} values", table=table
+        )

@@ -1,0 +1,338 @@
+"""What all keyed state has in common: rows by key, their changes in an epoch, restore and ttl.
+
+The work of each call depends on the number of keys it is given, not on the number of keys there
+are. A barrier writes one row for each key that changed, whatever happened to it since the last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from arroyo_dagster.errors import FormatError, InputError
+from arroyo_dagster.state.codec.operations import (
+    INSERT,
+    OperationKind,
+    delete_keys_of,
+    operation_kinds,
+)
+from arroyo_dagster.state.codec.schema import TIMESTAMP_TYPE
+from arroyo_dagster.state.model.ids import Epoch
+from arroyo_dagster.state.tables.expiring_time_key import ExpiringTimeKeyTable
+from arroyo_dagster.state.tables.keyed.cells import Mask, Slots, grown
+from arroyo_dagster.state.tables.keyed.definition import KeyedDefinition
+from arroyo_dagster.state.tables.keyed.expiries import ExpiryQueue, Times
+from arroyo_dagster.state.tables.keyed.given import Given, arrays_of
+from arroyo_dagster.state.tables.keyed.rows import KeyedRows, Keys
+from arroyo_dagster.state.tables.live_rows import NANOS_PER_MICRO, StoredRows
+from arroyo_dagster.state.tables.messages import RecordBatch
+
+_LIVE, _CHANGED, _STORED = np.uint8(1), np.uint8(2), np.uint8(4)
+_SLICE_ROWS = 1 << 16
+_SLICE_BYTES = 1 << 30
+"""Texts of one batch have 32-bit offsets."""
+_SPARE_EXPIRIES = 1 << 10
+
+
+class KeyedView:
+    """The rows of this subtask's keys, in memory.
+
+    Attributes:
+        clock_micros: the engine's clock at the epoch being written.
+        stopped: whether no further checkpoint follows, so that changes are refused.
+    """
+
+    def __init__(self, table: ExpiringTimeKeyTable, definition: KeyedDefinition) -> None:
+        self.definition = definition
+        self.clock_micros = 0
+        self.stopped = False
+        self._table = table
+        self._name = table.config.table
+        self._begin()
+
+    def _begin(self) -> None:
+        """Start without rows."""
+        self._rows = KeyedRows(self.definition.storage_key, self.definition.values)
+        self._state: npt.NDArray[np.uint8] = np.zeros(0, np.uint8)
+        self._generation: npt.NDArray[np.uint64] = np.zeros(0, np.uint64)
+        self._updated: npt.NDArray[np.int64] = np.zeros(0, np.int64)
+        self._changed: list[Slots] = []
+        self._expiries = ExpiryQueue()
+        self._live = 0
+
+    @property
+    def _ttl(self) -> int | None:
+        return self.definition.ttl_micros
+
+    # ---- rows by key -----------------------------------------------------------------------------
+
+    def _keys(self, columns: Sequence[pa.Array]) -> Keys:
+        return self._rows.keys_of(columns)
+
+    def _given_keys(self, given: Given) -> list[pa.Array]:
+        return arrays_of(given, self.definition.keys, self._name)
+
+    def _find(self, keys: Keys) -> Slots:
+        """Return the slots of the keys that have a row, or -1."""
+        slots = self._rows.find(keys)
+        known = slots >= 0
+        slots[known] = np.where(self._is_live(slots[known]), slots[known], -1)
+        return slots
+
+    def _write(self, keys: Keys, values: Sequence[pa.Array]) -> None:
+        """Write one row for each key; of equal keys the last wins."""
+        if not len(keys):
+            return
+        last = keys.last_rows()
+        if len(last) < len(keys):
+            places = pa.array(last)
+            keys, values = keys.take(last), [column.take(places) for column in values]
+        slots = self._slots_for(keys)
+        self._rows.put(slots, values)
+        self._mark(slots)
+        self._make_live(slots)
+
+    def _slots_for(self, keys: Keys) -> Slots:
+        slots = self._rows.find(keys)
+        fresh = np.flatnonzero(slots < 0)
+        if len(fresh):
+            slots[fresh] = self._rows.add(keys.take(fresh))
+            self._state = grown(self._state, self._rows.slots)
+            self._generation = grown(self._generation, self._rows.slots)
+            if self._ttl is not None:
+                self._updated = grown(self._updated, self._rows.slots)
+        return slots
+
+    def _mark(self, slots: Slots) -> None:
+        if self.stopped:
+            raise InputError("keyed state was changed after the last checkpoint", table=self._name)
+        fresh = slots[(self._state[slots] & _CHANGED) == 0]
+        if len(fresh):
+            self._state[fresh] |= _CHANGED
+            self._changed.append(fresh)
+
+    def _make_live(self, slots: Slots) -> None:
+        came = slots[~self._is_live(slots)]
+        if len(came):
+            self._state[came] |= _LIVE
+            self._live += len(came)
+            self._joined(came)
+
+    def _remove(self, slots: Slots) -> None:
+        """Remove rows by their slots, some of which may be -1, or the same."""
+        slots = np.unique(slots[slots >= 0])
+        if not len(slots):
+            return
+        self._left(slots)
+        self._live -= len(slots)
+        self._state[slots] &= ~_LIVE
+        stored = (self._state[slots] & _STORED) != 0
+        kept, gone = slots[stored], slots[~stored]
+        # The barrier writes what was stored as deleted, so its key stays until then.
+        self._mark(kept)
+        self._rows.clear_values(kept)
+        self._forget_slots(gone)
+
+    def _forget_slots(self, slots: Slots) -> None:
+        self._state[slots] = 0
+        self._rows.drop(slots)
+
+    def _joined(self, slots: Slots) -> None:
+        """Handle rows that came to be; their keys and values are written."""
+
+    def _left(self, slots: Slots) -> None:
+        """Handle rows that are about to be removed."""
+
+    def _is_live(self, slots: Slots) -> Mask:
+        live: Mask = (self._state[slots] & _LIVE) != 0
+        return live
+
+    def _live_slots(self) -> Slots:
+        return np.flatnonzero(self._state[: self._rows.slots] & _LIVE)
+
+    # ---- the barrier -----------------------------------------------------------------------------
+
+    def changes(self, epoch: Epoch) -> list[RecordBatch]:
+        """Return the changes since the last barrier, in the table's columns: deletes, then rows.
+
+        Calling it again returns the same.
+        """
+        slots = self._changed_slots()
+        live = self._is_live(slots)
+        gone = slots[~live]
+        found = [
+            RecordBatch(self._batch(part, epoch), self._deletes(part))
+            for part in self._slices(gone)
+        ]
+        found += [
+            RecordBatch(self._batch(part, epoch), INSERT) for part in self._slices(slots[live])
+        ]
+        return found
+
+    def _changed_slots(self) -> Slots:
+        slots: Slots = np.unique(np.concatenate([np.zeros(0, np.int64), *self._changed]))
+        changed: Mask = (self._state[slots] & _CHANGED) != 0
+        return slots if changed.all() else slots.compress(changed)
+
+    def _slices(self, slots: Slots) -> list[Slots]:
+        """Split slots into runs whose rows fit into a batch."""
+        if not len(slots):
+            return []
+        sizes = self._rows.sizes(slots)
+        place = np.arange(len(slots)) // _SLICE_ROWS + np.cumsum(sizes) // _SLICE_BYTES
+        return np.split(slots, np.flatnonzero(np.diff(place)) + 1)
+
+    def _batch(self, slots: Slots, epoch: Epoch) -> pa.RecordBatch:
+        schema, count = self._table.memory_schema, len(slots)
+        nanos = pa.scalar(self.clock_micros * NANOS_PER_MICRO, TIMESTAMP_TYPE)
+        columns = [
+            *self._rows.take_keys(slots),
+            *self._rows.take_values(slots),
+            pa.repeat(nanos, count),
+            pa.repeat(pa.scalar(epoch, pa.uint64()), count),
+        ]
+        return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+    def _deletes(self, slots: Slots) -> pa.Array:
+        return delete_keys_of(self.definition.storage_key, self._rows.take_keys(slots))
+
+    def written(self, epoch: Epoch) -> None:
+        """Handle the end of a barrier: the changes are in the files of `epoch`."""
+        slots = self._changed_slots()
+        live = self._is_live(slots)
+        self._forget_slots(slots[~live])
+        slots = slots[live]
+        self._state[slots] = _LIVE | _STORED
+        self._generation[slots] = epoch
+        self._changed.clear()
+        if self._ttl is not None and len(slots):
+            self._updated[slots] = self.clock_micros
+            self._expire_later(self._updated[slots], slots)
+
+    # ---- ttl -------------------------------------------------------------------------------------
+
+    def begin_epoch(self, clock_micros: int) -> None:
+        """Handle the begin of an epoch: remove what has reached its ttl by the engine's clock."""
+        self.clock_micros = max(self.clock_micros, clock_micros)
+        if self._ttl is None:
+            return
+        for written, slots in self._expiries.take(self.clock_micros - self._ttl):
+            unchanged = (self._state[slots] & (_LIVE | _CHANGED)) == _LIVE
+            self._remove(slots[(self._updated[slots] == written) & unchanged])
+
+    def _expire_later(self, times: Times, slots: Slots) -> None:
+        """Note when rows were written; they are usually no older than all others."""
+        fits = self._expiries.takes(times)
+        if fits:
+            self._expiries.add(times, slots)
+        if not fits or len(self._expiries) > 2 * self._live + _SPARE_EXPIRIES:
+            slots = self._live_slots()
+            self._expiries = ExpiryQueue()
+            self._expiries.add(self._updated[slots], slots)
+
+    # ---- following the files ---------------------------------------------------------------------
+
+    def replay(self, stored: Iterable[StoredRows]) -> None:
+        """Apply the rows of files, in replay order, to the present rows.
+
+        Raises:
+            FormatError: an operation that keyed state does not use.
+        """
+        came: list[tuple[Times, Slots]] = []
+        for part in stored:
+            if part.rows.num_rows:
+                rows = self._replay(part)
+                if self._ttl is not None:
+                    came.append(rows)
+        if came:
+            times, slots = (np.concatenate(parts) for parts in zip(*came, strict=True))
+            self._expire_later(times, slots)
+
+    def _replay(self, part: StoredRows) -> tuple[Times, Slots]:
+        """Apply a part of a file; return when its rows were written, and their slots."""
+        rows = part.rows.combine_chunks()
+        count = len(self.definition.storage_key)
+        columns = [_one_array(column) for column in rows.columns]
+        generations = columns[-1].to_numpy()
+        nanos = columns[self._table.timestamp_index].cast(pa.int64()).to_numpy()
+        times: Times = nanos // NANOS_PER_MICRO
+        keys = self._keys(columns[:count])
+        kept = self._after_deletes(keys, operation_kinds(part.operations))
+        kept = kept[_newest_rows(keys, generations, kept)]
+        slots = self._rows.find(keys.take(kept))
+        # Of equal generations the first row wins, as in `tables.generational`.
+        known = np.flatnonzero(slots >= 0)
+        newer = generations[kept[known]] > self._generation[slots[known]]
+        kept = np.sort(np.concatenate([kept[slots < 0], kept[known[newer]]]))
+        places = pa.array(kept)
+        slots = self._slots_for(keys.take(kept))
+        values = columns[count : count + len(self.definition.values)]
+        self._rows.put(slots, [column.take(places) for column in values])
+        self._state[slots] |= _STORED
+        self._generation[slots] = generations[kept]
+        if self._ttl is not None:
+            self._updated[slots] = times[kept]
+        self._make_live(slots)
+        # The clock never goes back, whichever machine wrote the rows.
+        self.clock_micros = max(self.clock_micros, int(times.max()))
+        return times[kept], slots
+
+    def _after_deletes(self, keys: Keys, kinds: npt.NDArray[np.uint8]) -> Slots:
+        """Remove the rows that deletes name; return the inserts that no later one deletes."""
+        if not kinds.any():
+            return np.arange(len(keys))
+        if not np.isin(kinds, (OperationKind.INSERT, OperationKind.DELETE_KEY)).all():
+            raise FormatError(
+                "keyed state contains an operation other than inserts and deletes by key",
+                table=self._name,
+                next_step="keep the files and report them",
+            )
+        deletes = np.flatnonzero(kinds)
+        found = self._rows.find(keys.take(deletes))
+        gone = np.unique(found[found >= 0])
+        self._left(gone)
+        self._live -= len(gone)
+        self._forget_slots(gone)
+        numbers = keys.groups()
+        latest = np.full(len(keys), -1)
+        np.maximum.at(latest, numbers[deletes], deletes)
+        rows = np.arange(len(keys))
+        kept: Slots = rows[(kinds == 0) & (rows > latest[numbers])]
+        return kept
+
+    def forget(self) -> None:
+        """Drop every row from memory, before a replay of all files."""
+        self._begin()
+
+    # ---- reading all -----------------------------------------------------------------------------
+
+    def rows(self) -> Iterable[pa.Table]:
+        """Yield all rows, some ten thousand at a time: the columns of keys, entries and values.
+
+        The view must not be changed meanwhile.
+        """
+        fields = [*self.definition.storage_key, *self.definition.values]
+        schema = pa.schema(fields)
+        for part in self._slices(self._live_slots()):
+            columns = [*self._rows.take_keys(part), *self._rows.take_values(part)]
+            yield pa.Table.from_arrays(columns, schema=schema)
+
+
+def _one_array(column: pa.ChunkedArray) -> pa.Array:
+    return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks)
+
+
+def _newest_rows(keys: Keys, generations: npt.NDArray[np.uint64], rows: Slots) -> Slots:
+    """Return, of each key, the place in `rows` of its first row of the largest generation."""
+    among = keys.take(rows)
+    shared = among.shared_codes()
+    if not len(shared):
+        return np.arange(len(rows))
+    numbers = among.groups()
+    order = np.lexsort((np.arange(len(rows)), ~generations[rows].astype(np.uint64), numbers))
+    first = np.ones(len(order), bool)
+    first[1:] = numbers[order][1:] != numbers[order][:-1]
+    return np.sort(order[first])

@@ -1,0 +1,50 @@
+"""Subtasks of one operator with keyed tables, whose managers come and go."""
+
+from __future__ import annotations
+
+from arroyo_dagster.state.metadata.backend import ParquetBackend
+from arroyo_dagster.state.model.checkpoints import OperatorCheckpoint
+from arroyo_dagster.state.model.ids import Epoch, JobId, OperatorId, PipelineId, WorkerGeneration
+from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.model.tables import ExpiringTimeKeyFiles, TableConfig, TimeFile
+from arroyo_dagster.state.planning.restore.checkpoint import merge_operator
+from arroyo_dagster.state.storage import MemoryStore, ObjectStore
+from arroyo_dagster.state.tables.manager import TableManager
+from arroyo_dagster.state.tables.table import TaskInfo
+
+PATHS = JobPaths(JobId("j"), PipelineId("p"))
+OPERATOR = OperatorId("o")
+
+
+class Subtasks:
+    """The newest epoch of the operator, and what opens and writes it."""
+
+    def __init__(self, *configs: TableConfig, store: ObjectStore | None = None) -> None:
+        self.store = store or MemoryStore()
+        self.configs = {config.table: config for config in configs}
+        self.newest: OperatorCheckpoint | None = None
+        self.clock = 1000
+
+    def open(self, index: int = 0, parallelism: int = 1) -> TableManager:
+        """A subtask that starts from the newest epoch."""
+        task = TaskInfo(
+            pipeline=PATHS.pipeline,
+            job=PATHS.job,
+            operator=OPERATOR,
+            task_index=index,
+            parallelism=parallelism,
+        )
+        backend = ParquetBackend(self.store, PATHS, generation=WorkerGeneration(1))
+        return TableManager(backend, task, self.configs, self.newest, clock=lambda: self.clock)
+
+    def write(self, *managers: TableManager) -> OperatorCheckpoint:
+        """Write the next epoch."""
+        epoch = Epoch((self.newest.epoch if self.newest else 0) + 1)
+        reports = [one.checkpoint(epoch, 1, None, False) for one in managers]
+        self.newest = merge_operator(PATHS.job, OPERATOR, epoch, reports, self.newest)
+        return self.newest
+
+    def files(self, table: str) -> tuple[TimeFile, ...]:
+        """The files that the newest epoch lists for a table."""
+        listed = self.newest.tables.get(table) if self.newest else None  # type: ignore[call-overload]
+        return listed.files if isinstance(listed, ExpiringTimeKeyFiles) else ()

@@ -1,0 +1,54 @@
+"""State by key on Spark: the same content and output as in process, timers included, where the run
+continues what was begun in process at another parallelism.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from arroyo_dagster.spark.pipeline import run_pipeline
+from arroyo_dagster.state.runtime.connectors import ParquetSink, TableSource
+from arroyo_dagster.state.runtime.in_process import run_pipeline as run_in_process
+from arroyo_dagster.state.runtime.pipeline import Pipeline
+from arroyo_dagster.state.storage.remote.open import open_store
+from tests.jobs import output_of
+from tests.keyed_jobs import COMMANDS, OPERATIONS, KeepByKey, keyed_content
+
+pytestmark = pytest.mark.usefixtures("session")
+
+ROWS = 120
+TIMELESS = [verb for verb in OPERATIONS if verb != "alarm"]
+
+
+def keyed_job(output: Path, parallelism: int = 2) -> Pipeline:
+    chance = random.Random(11)
+    script = [(chance.choice("abcdefg"), chance.choice(TIMELESS), 10 + at) for at in range(ROWS)]
+    rows = pa.table([list(range(ROWS)), *map(list, zip(*script, strict=True))], schema=COMMANDS)
+    pipeline = Pipeline("keyed", parallelism=parallelism)
+    source = TableSource(rows, rows_per_epoch=40, splits=2)
+    stream = pipeline.source("script", source, timestamp="at")
+    kept = stream.key_by("key").apply("keep", KeepByKey(ttl_micros=None))
+    kept.sink("out", ParquetSink(f"file://{output}"))
+    return pipeline
+
+
+def test_keyed_state_and_timers_are_those_in_process(tmp_path: Path) -> None:
+    found: dict[str, tuple[dict[str, Any], Counter[Any]]] = {}
+    for name in ("local", "spark"):
+        store = open_store(f"file://{tmp_path}/{name}-state")
+        output = tmp_path / f"{name}-output"
+        if name == "spark":
+            run_in_process(keyed_job(output, 3), store, max_epochs=1)
+            run_pipeline(keyed_job(output), store)
+        else:
+            run_in_process(keyed_job(output), store)
+        content = keyed_content(store, keyed_job(output), 2)
+        found[name] = content, output_of(open_store(f"file://{output}"))
+    assert found["spark"] == found["local"]
+    assert any(dict(row)["number"] == -1 for row in found["local"][1]), "no timer has fired"

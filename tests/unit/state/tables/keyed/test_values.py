@@ -1,0 +1,482 @@
+"""One value for each key: what is put is there, in memory and after a restore, and nothing else."""
+
+from __future__ import annotations
+
+import datetime as dt
+import decimal
+import random
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from arroyo_dagster.errors import FormatError, InputError, StorageError
+from arroyo_dagster.state.codec.operations import INSERT, DeleteTimeKey, encode_operation
+from arroyo_dagster.state.codec.parquet import decode_file
+from arroyo_dagster.state.model.ids import Epoch
+from arroyo_dagster.state.storage import FaultInjecting, MemoryStore
+from arroyo_dagster.state.tables.keyed import text_chunks, view
+from arroyo_dagster.state.tables.keyed.definition import keyed_state
+from arroyo_dagster.state.tables.keyed.rows import KeyedRows, Keys
+from arroyo_dagster.state.tables.keyed.states import ListState, MapState, ValueState
+from arroyo_dagster.state.tables.keyed.timers import Timers
+from arroyo_dagster.state.tables.live_rows import StoredRows
+from tests.keyed_subtasks import Subtasks
+
+_D = decimal.Decimal
+KEYS: dict[str, tuple[Any, list[Any]]] = {
+    "text": (str, ["", "a", "twelve bytes", "thirteen byte", "thirteen bytf", "é" * 300]),
+    "large": (pa.large_string(), ["", "a" * 13, "b" * 13]),
+    "bytes": (bytes, [b"", b"\0", b"\0\0", b"x" * 40]),
+    "fixed": (pa.binary(20), [b"a" * 20, b"b" * 20]),
+    "number": (int, [0, 1, -1, 2**63 - 1, -(2**63)]),
+    "u64": (pa.uint64(), [0, 2**64 - 1, 2**32]),
+    "i8": (pa.int8(), [-128, 0, 127]),
+    "flag": (bool, [True, False]),
+    "time": (pa.timestamp("ns"), [0, 1, -1, 2**62]),
+    "date": (pa.date32(), [dt.date(1970, 1, 1), dt.date(2026, 11, 24)]),
+}
+VALUES: dict[str, tuple[Any, list[Any]]] = {
+    "number": (int, [1, -(2**63), 2**63 - 1]),
+    "float": (float, [0.5, float("inf"), -0.0]),
+    "text": (str, ["", "short", "longer than twelve bytes"]),
+    "perhaps": (str | None, ["", None, "longer than twelve bytes"]),
+    "flag": (pa.bool_(), [True, None, False]),
+    "decimal": (pa.decimal128(38, 10), [_D("1.5"), None, _D(-(10**20))]),
+    "wide": (pa.decimal256(60, 2), [_D("1.50"), None]),
+    "time": (pa.timestamp("us", tz="UTC"), [dt.datetime(2026, 1, 1, tzinfo=dt.UTC), None]),
+    "half": (pa.float16(), [None, None]),
+}
+
+
+def opened(tasks: Subtasks) -> ValueState:
+    return tasks.open().get_keyed_state("t", ValueState)
+
+
+@pytest.mark.parametrize("kind", KEYS)
+def test_keys_of_any_type_are_found_again_after_a_restore(kind: str) -> None:
+    declared, keys = KEYS[kind]
+    tasks = Subtasks(keyed_state("t", declared, int))
+    manager = tasks.open()
+    state = manager.get_keyed_state("t", ValueState)
+    column = pa.array(keys, state.definition.keys[0].type)
+    state.put_many(column, list(range(len(keys))))
+    gone = column.slice(0, 1)
+    tasks.write(manager)
+    state.remove_many(gone)
+    tasks.write(manager)
+    for one in (state, opened(tasks)):
+        assert one.get_many(column).to_pylist() == [None, *range(1, len(keys))]
+        assert one.contains_many(column).to_pylist() == [False, *[True] * (len(keys) - 1)]
+        assert len(one) == len(keys) - 1
+
+
+@pytest.mark.parametrize("kind", VALUES)
+def test_values_of_any_type_come_back_bit_by_bit(kind: str) -> None:
+    declared, values = VALUES[kind]
+    tasks = Subtasks(keyed_state("t", int, declared))
+    manager = tasks.open()
+    state = manager.get_keyed_state("t", ValueState)
+    column = pa.array(values, state.definition.values[0].type)
+    keys = pa.array(range(len(values)), pa.int64())
+    assert state.get_many(keys).null_count == len(values)
+    assert state.get_many(keys).type == column.type
+    state.put_many(keys, column)
+    tasks.write(manager)
+    for one in (state, opened(tasks)):
+        assert one.get_many(keys).equals(column)
+        assert one.get(0, "?") == column[0].as_py()
+        assert one.get(77, "?") == "?"
+
+
+def test_keys_and_values_may_have_several_columns() -> None:
+    key = pa.schema([("city", pa.string()), ("day", pa.int32())])
+    value = pa.struct([("low", pa.float64()), ("high", pa.float64())])
+    tasks = Subtasks(keyed_state("t", key, value))
+    manager = tasks.open()
+    state = manager.get_keyed_state("t", ValueState)
+    keys = pa.table({"city": ["a", "a", "b"], "day": pa.array([1, 2, 1], pa.int32())})
+    state.put_many(keys, pa.table({"low": [1.0, None, 3.0], "high": [2.0, 3.0, None]}))
+    state.put(("c", 9), (0.0, 1.0))
+    tasks.write(manager)
+    for one in (state, opened(tasks)):
+        assert one.get(("a", 2)) == {"low": None, "high": 3.0}
+        assert one.get(("c", 9)) == {"low": 0.0, "high": 1.0}
+        struct = one.get_many(keys.to_struct_array())
+        assert struct.field("high").to_pylist() == [2.0, 3.0, None]
+        assert one.get_many(keys.to_batches()[0]).equals(struct)
+        one.remove(("a", 1))
+        assert one.contains_many(keys).to_pylist() == [False, True, True]
+
+
+def test_of_equal_keys_the_last_wins_and_nothing_else_changes() -> None:
+    state = opened(Subtasks(keyed_state("t", str, str)))
+    state.put_many(["a", "b", "a", "a"], ["1", "2", "3", "x" * 30])
+    assert state.get_many(["a", "b", "a", "c"]).to_pylist() == ["x" * 30, "2", "x" * 30, None]
+    state.remove_many(["a", "a", "none"])
+    assert state.get_many(["a", "b"]).to_pylist() == [None, "2"]
+
+
+def test_random_changes_are_those_of_a_dict(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With chunks so small that texts move all the time, and restores between."""
+    monkeypatch.setattr(text_chunks, "_CHUNK_BYTES", 1 << 9)
+    chance = random.Random(7)
+    tasks = Subtasks(keyed_state("t", str, str | None))
+    manager, model = tasks.open(), dict[str, str | None]()
+    for step in range(400):
+        state = manager.get_keyed_state("t", ValueState)
+        keys = [f"{'k' * chance.choice([0, 20])}{chance.randint(0, 60)}" for _ in range(12)]
+        if chance.random() < 0.6:
+            values = [chance.choice([None, "v" * chance.randint(0, 60)]) for _ in keys]
+            state.put_many(keys, values)
+            model.update(zip(keys, values, strict=True))
+        else:
+            state.remove_many(keys)
+            for key in keys:
+                model.pop(key, None)
+        if step % 20 == 0:
+            tasks.write(manager)
+        if step % 80 == 0:
+            manager = tasks.open()
+            state = manager.get_keyed_state("t", ValueState)
+        assert len(state) == len(model)
+        assert state.get_many(list(model)).to_pylist() == list(model.values())
+        found = {
+            key: value
+            for part in state.rows()
+            for key, value in zip(*part.to_pydict().values(), strict=True)
+        }
+        assert found == model
+
+
+def test_keys_that_share_a_hash_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hash only narrows the search."""
+    plain = KeyedRows.keys_of
+
+    def all_alike(rows: KeyedRows, columns: Any) -> Keys:
+        return replace(plain(rows, columns), codes=np.zeros(len(columns[0]), np.uint64))
+
+    monkeypatch.setattr(KeyedRows, "keys_of", all_alike)
+    tasks = Subtasks(keyed_state("t", str, int))
+    manager = tasks.open()
+    state = manager.get_keyed_state("t", ValueState)
+    keys = [f"{'the same beginning' * (at % 2)}{at:03}" for at in range(40)]
+    state.put_many([*keys, keys[0]], list(range(41)))
+    state.remove_many(keys[10:20])
+    tasks.write(manager)
+    expected = [40, *range(1, 10), *[None] * 10, *range(20, 40)]
+    for one in (state, opened(tasks)):
+        assert one.get_many(keys).to_pylist() == expected
+        assert one.get("the same beginning999") is None
+
+
+def test_an_epoch_leaves_no_notes_behind() -> None:
+    tasks = Subtasks(keyed_state("t", str, int))
+    manager = tasks.open()
+    state = manager.get_keyed_state("t", ValueState)
+    for turn in range(5):
+        state.put_many(["a", "b"], [turn] * 2)
+        tasks.write(manager)
+        assert not state._changed
+
+
+def test_values_that_are_overwritten_leave_no_bytes_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(text_chunks, "_CHUNK_BYTES", 1 << 12)
+    state = opened(Subtasks(keyed_state("t", int, str)))
+    keys = list(range(100))
+    for turn in range(200):
+        state.put_many(keys, [f"{turn:050}"] * len(keys))
+    (column,) = state._rows.values
+    held = sum(len(buffer) for buffer in column._chunks.buffers)  # type: ignore[attr-defined]
+    assert held < 8 * len(keys) * 50
+
+
+# ---- what a barrier writes -----------------------------------------------------------------------
+
+
+def written(tasks: Subtasks) -> list[tuple[Any, ...]]:
+    """The rows of the newest file: key, value, time, row generation, the operation's kind."""
+    file = tasks.files("t")[-1]
+    rows, _ = decode_file(tasks.store.read(file.path), file.path)
+    columns = [
+        column.cast(pa.int64()).to_pylist() if pa.types.is_timestamp(column.type)
+        else column.to_pylist()
+        for column in rows.columns
+    ]  # fmt: skip
+    return [(*row[:4], row[-1][0]) for row in zip(*columns, strict=True)]
+
+
+def test_an_epoch_has_one_row_for_each_key_that_changed() -> None:
+    tasks = Subtasks(keyed_state("t", str, int))
+    manager = tasks.open()
+    state = manager.get_keyed_state("t", ValueState)
+    state.put_many([f"k{at}" for at in range(5000)], list(range(5000)))
+    manager.begin_epoch(7)
+    tasks.write(manager)
+    first = tasks.files("t")[0]
+    for value in range(100):
+        state.put("k1", value)
+    state.remove("k2")
+    state.remove("k3")
+    state.put("k3", 33)
+    state.put("new", 1)
+    state.put("brief", 1)
+    state.remove("brief")
+    manager.begin_epoch(9)
+    tasks.write(manager)
+    assert sorted(written(tasks)) == [
+        ("k1", 99, 9000, 2, 0),
+        ("k2", 0, 9000, 2, 2),
+        ("k3", 33, 9000, 2, 0),
+        ("new", 1, 9000, 2, 0),
+    ]
+    tasks.write(manager)
+    assert tasks.files("t")[0].path == first.path
+    assert len(tasks.files("t")) == 2  # an epoch without changes writes no file
+    sizes = [len(tasks.store.read(file.path)) for file in tasks.files("t")]
+    assert sizes[1] < sizes[0] / 10
+
+
+def test_a_barrier_that_failed_writes_the_same_again() -> None:
+    faulty = FaultInjecting(MemoryStore(), fail_at=2, mode="before")
+    tasks = Subtasks(keyed_state("t", str, int), store=faulty)
+    manager = tasks.open()
+    state = manager.get_keyed_state("t", ValueState)
+    state.put_many(["a", "b"], [1, 2])
+    with pytest.raises(StorageError):
+        tasks.write(manager)
+    tasks.write(manager)
+    state.remove("a")
+    tasks.write(manager)
+    assert len(tasks.files("t")) == 2
+    assert opened(tasks).get_many(["a", "b"]).to_pylist() == [None, 2]
+
+
+def test_the_clock_never_goes_back_even_if_the_machine_changes() -> None:
+    tasks = Subtasks(keyed_state("t", str, int))
+    manager = tasks.open()
+    manager.begin_epoch(500)
+    manager.get_keyed_state("t", ValueState).put("a", 1)
+    tasks.write(manager)
+    manager = tasks.open()
+    manager.get_keyed_state("t", ValueState).put("a", 2)
+    manager.begin_epoch(3)
+    tasks.write(manager)
+    assert written(tasks) == [("a", 2, 500_000, 2, 0)]
+
+
+def test_keys_of_another_subtask_are_refused_before_anything_is_written() -> None:
+    tasks = Subtasks(keyed_state("t", str, int))
+    manager = tasks.open(0, parallelism=2)
+    manager.get_keyed_state("t", ValueState).put_many(
+        [f"k{at}" for at in range(20)], list(range(20))
+    )
+    with pytest.raises(InputError, match="belong to other subtasks"):
+        tasks.write(manager)
+    assert not list(tasks.store.list(""))
+
+
+def test_changes_after_the_last_checkpoint_are_refused() -> None:
+    manager = Subtasks(keyed_state("t", str, int)).open()
+    state = manager.get_keyed_state("t", ValueState)
+    state.put("a", 1)
+    manager.checkpoint(1, 1, None, True)
+    for change in (lambda: state.put("b", 1), lambda: state.remove("a")):
+        with pytest.raises(InputError, match="after the last checkpoint"):
+            change()
+
+
+# ---- ttl -----------------------------------------------------------------------------------------
+
+
+def test_a_value_lives_its_ttl_from_its_last_write() -> None:
+    tasks = Subtasks(keyed_state("t", str, int, ttl=dt.timedelta(microseconds=10)))
+    manager = tasks.open()
+    state = manager.get_keyed_state("t", ValueState)
+
+    def epoch(clock: int, *keys: str) -> list[str]:
+        manager.begin_epoch(clock)
+        state.put_many(list(keys), [clock] * len(keys))
+        tasks.write(manager)
+        return sorted(key for part in state.rows() for key in part["key"].to_pylist())
+
+    assert epoch(100, "a", "b") == ["a", "b"]
+    assert epoch(105, "a", "c") == ["a", "b", "c"]
+    assert epoch(109) == ["a", "b", "c"]
+    assert epoch(110) == ["a", "c"]
+    assert epoch(110, "b") == ["a", "b", "c"]
+    manager = tasks.open()  # a restore knows when each was written
+    state = manager.get_keyed_state("t", ValueState)
+    assert epoch(115) == ["b"]
+    assert epoch(120) == []
+    assert not len(opened(tasks))
+
+
+def test_without_a_clock_of_its_own_an_epoch_has_that_of_its_barrier() -> None:
+    tasks = Subtasks(keyed_state("t", str, int, ttl=dt.timedelta(microseconds=10)))
+    manager = tasks.open()
+    state = manager.get_keyed_state("t", ValueState)
+    state.put("a", 1)
+    tasks.clock = 5000
+    tasks.write(manager)
+    assert written(tasks) == [("a", 1, 5_000_000, 1, 0)]
+    manager.begin_epoch(5009)
+    assert state.get("a") == 1
+    manager.begin_epoch(5010)
+    assert state.get("a") is None
+
+
+def test_rows_of_another_process_expire_in_their_time() -> None:
+    """A subtask that follows reads what another one wrote, newer or older than its own."""
+    tasks = Subtasks(keyed_state("t", str, int, ttl=dt.timedelta(microseconds=10)))
+    ahead, behind = tasks.open(), tasks.open()
+    state = behind.get_keyed_state("t", ValueState)
+    for clock, key in ((100, "a"), (105, "b")):
+        ahead.begin_epoch(clock)
+        ahead.get_keyed_state("t", ValueState).put(key, clock)
+        published = tasks.write(ahead)
+        assert behind.follow(published)
+    behind.begin_epoch(110)
+    assert state.get_many(["a", "b"]).to_pylist() == [None, 105]
+    behind.begin_epoch(115)
+    assert not len(state)
+
+
+def test_rows_of_files_that_come_late_expire_in_their_time() -> None:
+    """After a merge, older rows may be read after newer ones."""
+    state = opened(Subtasks(keyed_state("t", str, int, ttl=dt.timedelta(microseconds=10))))
+    state.replay([stored([("new", 1, 20)], [INSERT])])
+    state.replay([stored([("old", 1, 13), ("older", 1, 12)], [INSERT] * 2)])
+    state.begin_epoch(22)
+    assert state.contains_many(["new", "old", "older"]).to_pylist() == [True, True, False]
+    state.begin_epoch(29)
+    assert state.contains_many(["new", "old"]).to_pylist() == [True, False]
+    state.begin_epoch(30)
+    assert not len(state)
+
+
+def test_rows_are_written_in_batches_that_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Texts of one batch may not exceed 2 GiB."""
+    monkeypatch.setattr(view, "_SLICE_BYTES", 100)
+    tasks = Subtasks(keyed_state("t", int, str))
+    manager = tasks.open()
+    state = manager.get_keyed_state("t", ValueState)
+    values = ["x" * 40] * 5 + ["", "y" * 250, "z"]
+    state.put_many(list(range(8)), values)
+    assert [part.num_rows for part in state.rows()] == [2, 2, 2, 2]
+    assert len(state.changes(Epoch(1))) == 4
+    tasks.write(manager)
+    assert opened(tasks).get_many(list(range(8))).to_pylist() == values
+
+
+def test_what_waits_for_its_ttl_is_no_more_than_what_lives() -> None:
+    tasks = Subtasks(keyed_state("t", int, int, ttl=dt.timedelta(hours=1)))
+    manager = tasks.open()
+    state = manager.get_keyed_state("t", ValueState)
+    for turn in range(30):
+        manager.begin_epoch(100 + turn)
+        state.put_many(list(range(200)), [turn] * 200)
+        tasks.write(manager)
+    assert len(state._expiries) <= 2 * 200 + 1024 + 200
+    manager.begin_epoch(129 + 3_600_000_000)
+    assert not len(state)
+
+
+# ---- files ---------------------------------------------------------------------------------------
+
+
+def stored(rows: list[tuple[str, int, int]], operations: list[bytes]) -> StoredRows:
+    """Rows (key, value, row generation) as files have them."""
+    keys, values, generations = zip(*rows, strict=True)
+    schema = pa.schema(
+        [
+            pa.field("key", pa.string(), nullable=False),
+            pa.field("value", pa.int64(), nullable=False),
+            pa.field("_timestamp", pa.timestamp("ns"), nullable=False),
+            pa.field("_generation", pa.uint64(), nullable=False),
+        ]
+    )
+    times = [generation * 1000 for generation in generations]
+    table = pa.table([keys, values, times, generations], schema=schema)
+    return StoredRows(table, pa.chunked_array([operations], pa.binary()))
+
+
+DELETE = b"\x02\x00"
+
+
+def test_the_newest_row_generation_counts_wherever_it_lies() -> None:
+    """A merge may write rows in the order of keys, or of time."""
+    state = opened(Subtasks(keyed_state("t", str, int)))
+    state.replay(
+        [
+            stored([("a", 3, 3), ("a", 1, 1), ("b", 1, 1), ("b", 2, 2)], [INSERT] * 4),
+            stored([("a", 2, 2), ("b", 9, 2), ("c", 1, 1)], [INSERT] * 3),
+        ]
+    )
+    assert state.get_many(["a", "b", "c"]).to_pylist() == [3, 2, 1]
+
+
+def test_a_delete_acts_on_what_came_before_it() -> None:
+    state = opened(Subtasks(keyed_state("t", str, int)))
+    rows = [
+        ("a", 5, 5),
+        ("a", 0, 6),
+        ("a", 1, 1),
+        ("b", 0, 6),
+        ("b", 2, 2),
+        ("b", 0, 7),
+        ("c", 1, 1),
+    ]
+    kinds = [INSERT, DELETE, INSERT, DELETE, INSERT, DELETE, INSERT]
+    state.replay([stored(rows, kinds)])
+    assert state.get_many(["a", "b", "c"]).to_pylist() == [1, None, 1]
+    state.replay(
+        [stored([("c", 0, 2), ("a", 0, 2)], [DELETE] * 2), stored([("c", 4, 1)], [INSERT])]
+    )
+    assert state.get_many(["a", "b", "c"]).to_pylist() == [None, None, 4]
+
+
+@pytest.mark.parametrize("operation", [encode_operation(DeleteTimeKey(1, b"")), b"", b"\x09"])
+def test_other_operations_are_refused(operation: bytes) -> None:
+    state = opened(Subtasks(keyed_state("t", str, int)))
+    with pytest.raises(FormatError):
+        state.replay([stored([("a", 1, 1)], [operation])])
+
+
+# ---- refusals ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("keys", "values"),
+    [
+        ([1], [1]),
+        (["a"], ["b"]),
+        (["a", "b"], [1]),
+        ([None], [1]),
+        (["a"], [None]),
+        (pa.table({"x": ["a"], "y": ["b"]}), [1]),
+        (["a"], pa.table({"x": [1], "y": [2]})),
+        (pa.array([{"key": "a"}]), [1]),
+    ],
+    ids=str,
+)
+def test_what_does_not_fit_is_refused_and_nothing_changes(keys: Any, values: Any) -> None:
+    state = opened(Subtasks(keyed_state("t", str, int)))
+    with pytest.raises(InputError):
+        state.put_many(keys, values)
+    assert not len(state)
+
+
+def test_a_table_is_opened_as_what_it_is() -> None:
+    manager = Subtasks(keyed_state("t", str, int), keyed_state("l", str, list[int])).open()
+    for form in (ListState, MapState, Timers):
+        with pytest.raises(InputError, match="form"):
+            manager.get_keyed_state("t", form)
+    with pytest.raises(InputError, match="form"):
+        manager.get_keyed_state("l", ValueState)
+    for old in (manager.get_key_time_table, manager.get_uncached_key_value_view):
+        with pytest.raises(InputError, match="keyed state"):
+            old("t")
+    assert manager.get_keyed_state("t", ValueState) is manager.get_keyed_state("t", ValueState)
