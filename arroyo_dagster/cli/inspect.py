@@ -23,6 +23,7 @@ from arroyo_dagster.cli.rendering import (
     print_table,
     report,
     seconds,
+    show_progress,
 )
 from arroyo_dagster.state.codec.iso_times import iso_micros
 from arroyo_dagster.state.model.checkpoints import Checkpoint
@@ -58,7 +59,8 @@ def jobs(
     """
     directory = directory_of_environment(api, database, assume)
     store = open_to_read(url)
-    found = summarise_jobs(store)
+    with show_progress(as_json=as_json) as on_progress:
+        found = summarise_jobs(store, on_progress)
     asked = ask(directory, [job.paths for job in found])
     pairs = list(zip(found, asked.answers, strict=True))
     if as_json:
@@ -129,7 +131,8 @@ def epochs(job: str, limit: int, url: str | None, as_json: bool) -> None:
       arroyo-state epochs orders/main --url s3://bucket/arroyo --limit 10
     """
     store = open_to_read(url)
-    found = list_epochs(store, find_job(store, job), limit or None)
+    with show_progress(as_json=as_json) as on_progress:
+        found = list_epochs(store, find_job(store, job), limit or None, on_progress)
     if as_json:
         print_json([_epoch_json(one) for one in found])
     elif not found:
