@@ -13,9 +13,8 @@ from pydantic import AfterValidator, Field
 from arroyo_dagster.errors import InputError
 from arroyo_dagster.orchestration.compaction.daily_window import DailyWindow
 from arroyo_dagster.orchestration.secrets import named_in_template
+from arroyo_dagster.orchestration.yaml.cron import CRON
 
-_MACRO = r"@(hourly|daily|midnight|weekly|monthly|yearly|annually)"
-_CRON = rf"^\s*({_MACRO}|[^\s@]\S*(\s+\S+){{4}})\s*$"
 _BETWEEN = r"^\s*([01]?[0-9]|2[0-3]):[0-5][0-9]\s*-\s*([01]?[0-9]|2[0-3]):[0-5][0-9]\s*$"
 _CHECKPOINT_URL = (
     r"^([^:]+|/.*|file:/.*|memory://.*|[sS]3[aA]?://.*|[sS]3[aA]?::https?://.*|[rR]2://.*"
@@ -43,6 +42,17 @@ def _pattern(pattern: str, problem: str) -> tuple[AfterValidator, _Form]:
     return AfterValidator(check), _Form(lambda: {"pattern": pattern})
 
 
+def _check_cron(text: str) -> str:
+    if not re.search(CRON, text):
+        raise ValueError(f"not a cron expression of possible times, {_CRON_EXAMPLE}")
+    return text
+
+
+def _cron_schema() -> dict[str, Any]:
+    # The pattern would be the error's text; so the error says what was expected.
+    return {"if": {"pattern": CRON}, "else": {"const": f"a cron expression, {_CRON_EXAMPLE}"}}
+
+
 def _check_zone(name: str) -> str:
     import zoneinfo
 
@@ -68,15 +78,20 @@ def _check_window(between: str) -> str:
     return between
 
 
+_CRON_EXAMPLE = "such as '17 * * * *'"
 _ZONE = "the name of a time zone, for example Europe/Berlin"
-_cron, _cron_form = _pattern(_CRON, "not a cron expression, such as '17 * * * *'")
 _url, _url_form = _pattern(
     _CHECKPOINT_URL,
     "not a checkpoint URL: begin it with s3://, r2://, gs://, abfss://, https:// or /",
 )
 _http, _http_form = _pattern(_HTTP_URL, "not the URL of an API: begin it with http:// or https://")
 
-Cron = Annotated[str, _cron, _cron_form, Field(examples=["17 * * * *", "@daily"])]
+Cron = Annotated[
+    str,
+    AfterValidator(_check_cron),
+    _Form(_cron_schema),
+    Field(examples=["17 * * * *", "@daily"]),
+]
 """Five fields, or a name such as `@daily`."""
 
 TimeZone = Annotated[
