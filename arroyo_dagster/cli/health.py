@@ -40,7 +40,7 @@ from arroyo_dagster.state.operations.verify.audit import (
 from arroyo_dagster.state.planning.health_checks.checks import HEALTH_CHECKS, fleet_verdict
 from arroyo_dagster.state.planning.verify.audit_checks import (
     AUDIT_CHECKS,
-    AUDITED_RECENTLY,
+    RECENCY_CHECK,
     audit_verdict,
     recency_verdict,
 )
@@ -165,7 +165,7 @@ def audit(
     _print_checks(
         [
             *((one.name, one.expects, audit_verdict(one, names, audited)) for one in AUDIT_CHECKS),
-            (AUDITED_RECENTLY, "Each job was audited within `recent_days`.", recent),
+            (RECENCY_CHECK.name, RECENCY_CHECK.expects, recent),
         ],
         as_json,
         run,
