@@ -31,6 +31,7 @@ from arroyo_dagster.state.model.settings import settings_from
 from arroyo_dagster.state.model.verify import AuditSettings
 from arroyo_dagster.state.operations.catalog.health import EPOCHS, HealthOptions, check_health
 from arroyo_dagster.state.operations.catalog.jobs import find_job, list_jobs
+from arroyo_dagster.state.operations.catalog.owner import check_apart
 from arroyo_dagster.state.operations.verify.audit import (
     AuditOptions,
     AuditRun,
@@ -158,6 +159,7 @@ def audit(
         return
     settings = settings_from(AuditSettings, dict(limits))
     kept = _no_catalogue() if catalogue is None else open_catalogue(catalogue)
+    check_apart(kept, store)
     with show_progress(as_json=as_json) as on_progress:
         run = audit_jobs(store, kept, jobs, settings, AuditOptions(on_progress=on_progress))
     names, audited = [paths.root for paths in jobs], last_audits(kept, jobs)

@@ -20,7 +20,7 @@ from arroyo_dagster.cli.gc.rendering import (
     print_outcome,
 )
 from arroyo_dagster.cli.rendering import print_json, show_progress
-from arroyo_dagster.cli.settings import setting_option, settings_options
+from arroyo_dagster.cli.settings import FiniteRange, setting_option, settings_options
 from arroyo_dagster.errors import InputError
 from arroyo_dagster.state.codec.gc import decode_gc_plan, gc_plan_to_json
 from arroyo_dagster.state.codec.records import encode_json
@@ -88,6 +88,8 @@ def _asked(kind: str, given: Mapping[str, Any], plan: GcPlan | None = None) -> G
     retention = None
     if retains:
         retention = settings_from(Retention, given)
+    elif chosen is PlanKind.EXPIRE and plan is None:
+        raise click.UsageError("`expire` needs --keep N, --keep-for AGE, or both")
     elif chosen is PlanKind.EXPIRE:
         retention = Retention(
             keep_epochs=rule.get("keep_epochs"), keep_micros=rule.get("keep_micros")
@@ -145,7 +147,7 @@ def plan_command(
 @spark_option("Delete on Spark's workers if there are many objects.")
 @click.option(
     "--rate",
-    type=click.FloatRange(0, min_open=True),
+    type=FiniteRange(0, min_open=True),
     help="Send at most this many requests per second.",
 )
 @_plan_options
