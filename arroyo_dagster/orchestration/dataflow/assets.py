@@ -19,6 +19,7 @@ from arroyo_dagster.orchestration import rendering as shown
 from arroyo_dagster.orchestration.catalog.checks import RESTORABLE, check_result
 from arroyo_dagster.orchestration.dataflow.graph import DagsterSdfTranslator, SdfGraph
 from arroyo_dagster.orchestration.failures import as_failure
+from arroyo_dagster.orchestration.own_assets import user_step
 from arroyo_dagster.orchestration.resources import ArroyoStateStore
 from arroyo_dagster.orchestration.schedules import BACKGROUND_TAGS
 from arroyo_dagster.orchestration.translator import Naming, runbook_metadata
@@ -86,10 +87,12 @@ def sdf_dataflow_assets(
 ) -> Callable[[Callable[..., Any]], dg.AssetsDefinition]:
     """Make the states of a dataflow the assets of a function, with their checks.
 
-        @sdf_dataflow_assets("dataflow.yaml") def words(context, arroyo_store):
+        @sdf_dataflow_assets("dataflow.yaml")
+        def words(context, arroyo_store):
             yield from observe_states(context, arroyo_store, "dataflow.yaml")
 
-    States that are not read, or have not changed, are not materialized.
+    The function takes resources as one of `arroyo_assets` does. States that are not read, or have
+    not changed, are not materialized.
 
     Args:
         file: the dataflow.yaml, or the definition itself.
@@ -99,7 +102,8 @@ def sdf_dataflow_assets(
     Raises:
         InvalidDefinition: the file has errors.
     """
-    return _states_of(load_graph(file, translator), name)
+    states = _states_of(load_graph(file, translator), name)
+    return lambda function: states(user_step(function))
 
 
 def _states_of(
