@@ -19,6 +19,7 @@ from arroyo_dagster.orchestration.translator import (
     TABLES,
     DagsterArroyoTranslator,
     Naming,
+    specified_assets,
 )
 
 _RESOURCES: Mapping[str, Any] = {
@@ -68,7 +69,7 @@ def arroyo_assets(
 
     def decorate(function: Callable[..., Any]) -> dg.AssetsDefinition:
         given = {"name": function.__name__, **options}
-        return dg.multi_asset(specs=partitioned, **given)(naming.bind(user_step(function)))
+        return specified_assets(specs=partitioned, **given)(naming.bind(user_step(function)))
 
     return decorate
 

@@ -2,7 +2,7 @@
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -194,6 +194,35 @@ def at_source_of(function: Callable[..., Any], wrapper: Any) -> Callable[..., An
     wrapper.__code__ = wrapper.__code__.replace(co_filename=file)
     found: Callable[..., Any] = wrapper
     return found
+
+
+def specified_assets(
+    *, specs: Sequence[dg.AssetSpec], **options: Any
+) -> Callable[[Callable[..., Any]], dg.AssetsDefinition]:
+    """Return `dg.multi_asset(specs=…, …)`, for dependencies with any keys.
+
+    Dagster 1.12 takes the keys of dependencies for names, and refuses those with a dot, as a
+    deployment or a dataflow may have. Such dependencies have another key while the asset is made.
+    """
+    upstream = {dep.asset_key for spec in specs for dep in spec.deps} - {one.key for one in specs}
+    dotted = sorted(key for key in upstream if any("." in part for part in key.path))
+    plain = {key: dg.AssetKey([f"upstream_{at}"]) for at, key in enumerate(dotted)}
+    renamed = [
+        spec.replace_attributes(deps=[_renamed(dep, plain) for dep in spec.deps]) for spec in specs
+    ]
+
+    def make(function: Callable[..., Any]) -> dg.AssetsDefinition:
+        made = dg.multi_asset(specs=renamed, **options)(function)
+        keys = {name: key for key, name in plain.items()}
+        return made.with_attributes(asset_key_replacements=keys) if keys else made
+
+    return make
+
+
+def _renamed(dep: dg.AssetDep, keys: Mapping[dg.AssetKey, dg.AssetKey]) -> dg.AssetDep:
+    if dep.asset_key not in keys:
+        return dep
+    return dg.AssetDep(keys[dep.asset_key], partition_mapping=dep.partition_mapping)
 
 
 @dataclass(frozen=True)

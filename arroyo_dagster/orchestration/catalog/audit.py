@@ -10,7 +10,7 @@ from arroyo_dagster.orchestration import rendering as shown
 from arroyo_dagster.orchestration.catalog.fleet_checks import fleet_check_result, judged_check_spec
 from arroyo_dagster.orchestration.failures import as_failure, fail
 from arroyo_dagster.orchestration.resources import ArroyoStateStore
-from arroyo_dagster.orchestration.translator import AUDIT, EPOCH_CATALOG, Naming
+from arroyo_dagster.orchestration.translator import AUDIT, EPOCH_CATALOG, Naming, specified_assets
 from arroyo_dagster.state.model.clock import wall_clock
 from arroyo_dagster.state.model.verify import AuditSettings
 from arroyo_dagster.state.planning.verify.audit_checks import (
@@ -33,7 +33,7 @@ def build_audit(naming: Naming, settings: AuditSettings) -> dg.AssetsDefinition:
     """
     asset = naming.key(AUDIT)
 
-    @dg.multi_asset(
+    @specified_assets(
         name=naming.name("arroyo_audit_jobs"),
         specs=[naming.spec(AUDIT, deps=[EPOCH_CATALOG], partitioned=False)],
         check_specs=[

@@ -10,7 +10,7 @@ from arroyo_dagster.orchestration.catalog.fleet_checks import fleet_check_result
 from arroyo_dagster.orchestration.directory import ArroyoDirectory
 from arroyo_dagster.orchestration.failures import as_failure
 from arroyo_dagster.orchestration.resources import ArroyoStateStore
-from arroyo_dagster.orchestration.translator import EPOCH_CATALOG, HEALTH, Naming
+from arroyo_dagster.orchestration.translator import EPOCH_CATALOG, HEALTH, Naming, specified_assets
 from arroyo_dagster.state.model.health import HealthLimits
 from arroyo_dagster.state.model.units import format_bytes
 from arroyo_dagster.state.planning.health_checks.checks import (
@@ -28,7 +28,7 @@ def build_health(naming: Naming, limits: HealthLimits) -> dg.AssetsDefinition:
     """
     asset = naming.key(HEALTH)
 
-    @dg.multi_asset(
+    @specified_assets(
         name=naming.name("arroyo_health_checks"),
         specs=[naming.spec(HEALTH, deps=[EPOCH_CATALOG], partitioned=False)],
         check_specs=[judged_check_spec(check, naming, HEALTH, limits) for check in HEALTH_CHECKS],

@@ -22,7 +22,7 @@ from arroyo_dagster.orchestration.failures import as_failure
 from arroyo_dagster.orchestration.own_assets import user_step
 from arroyo_dagster.orchestration.resources import ArroyoStateStore
 from arroyo_dagster.orchestration.schedules import BACKGROUND_TAGS
-from arroyo_dagster.orchestration.translator import Naming, runbook_metadata
+from arroyo_dagster.orchestration.translator import Naming, runbook_metadata, specified_assets
 from arroyo_dagster.state.model.clock import wall_clock
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.units import format_bytes
@@ -109,7 +109,7 @@ def sdf_dataflow_assets(
 def _states_of(
     graph: SdfGraph, name: str | None = None, docs_url: str | None = None
 ) -> Callable[[Callable[..., Any]], dg.AssetsDefinition]:
-    return dg.multi_asset(
+    return specified_assets(
         name=name or f"{graph.op_name}_states",
         specs=[spec.replace_attributes(skippable=True) for spec in graph.state_specs()],
         check_specs=_check_specs(graph, docs_url),
