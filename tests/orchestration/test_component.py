@@ -162,7 +162,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "checkpoint_url": ({"checkpoint_url": "ftp://x/y"}, "not a checkpoint URL"),
     "arroyo_api_url": ({"arroyo_api_url": "arroyo:5115"}, "begin it with http://"),
     "deployment": ({"deployment": "a b"}, "not a name"),
-    "owners.0": ({"owners": ["streaming"]}, "match pattern"),
+    "owners.0": ({"owners": ["streaming"]}, "not an owner"),
     "schedules.flet": ({"schedules": {"flet": "@daily"}}, "did you mean fleet?"),
     "schedules.gc": ({"schedules": {"gc": "every day"}}, "not a cron expression"),
     "schedules.fleet": ({"schedules": {"fleet": "99 * * * *"}}, "of possible times"),
@@ -198,6 +198,35 @@ def test_what_the_schema_cannot_say_is_the_last_line() -> None:
     found = refusal({"checkpoint_url": "/x", "storage_options": {"secret_access_key": "hunter2"}})
     assert re.search(r"defs\.yaml:1: .*secret_access_key must name an environment variable", found)
     assert "hunter2" not in found
+    status = refusal({"checkpoint_url": "/x", "assume": {"orders/main": "flying"}})
+    assert re.search(r"defs\.yaml:1: the status of a job is unknown .*flying.* use one of ", status)
+
+
+def test_a_variable_that_is_not_set_is_named_as_the_cause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ARROYO_TEST_NOWHERE", raising=False)
+    found = refusal({"checkpoint_url": "{{ env.ARROYO_TEST_NOWHERE }}"})
+    assert found.endswith(
+        "attributes.checkpoint_url: should be a valid string, and is empty: if it names an "
+        "environment variable, set that variable"
+    )
+
+
+SAID = {
+    "checkpoint_url": "a checkpoint URL: begin it with s3://",
+    "arroyo_api_url": "the URL of a server: begin it with http",
+    "deployment": "a name: use letters",
+    "owners.0": "an owner: team:NAME",
+    "schedules.gc": "a cron expression of possible times, such as",
+    "schedules.audit": "a cron expression of possible times, such as",
+    "window.between": "a time of day, as HH:MM-HH:MM",
+}
+
+
+@pytest.mark.parametrize("place", SAID)
+def test_the_schema_says_in_words_what_it_expects(place: str) -> None:
+    schema = Draft202012Validator(ArroyoStateComponent.model().model_json_schema())
+    (found,) = schema.iter_errors({"checkpoint_url": "/x", **WRONG[place][0]})
+    assert re.match(rf"['\"]{re.escape(SAID[place])}.* was expected$", found.message)
 
 
 NUMBERS = st.one_of(st.integers(0, 75).map(str), st.sampled_from(["00", "007", "*", "jan", "Mon"]))

@@ -33,24 +33,24 @@ class _Form:
         return {**handler(core_schema), **self.schema()}
 
 
-def _pattern(pattern: str, problem: str) -> tuple[AfterValidator, _Form]:
+def texts_of_form(pattern: str, expected: str) -> tuple[AfterValidator, _Form]:
+    """Return what restricts a text to a form, in both ways.
+
+    Args:
+        expected: with its article, for example `a name: use letters`.
+    """
+
     def check(text: str) -> str:
         if not re.search(pattern, text):
-            raise ValueError(problem)
+            raise ValueError(f"not {expected}")
         return text
 
-    return AfterValidator(check), _Form(lambda: {"pattern": pattern})
+    return AfterValidator(check), _Form(lambda: expect({"pattern": pattern}, expected))
 
 
-def _check_cron(text: str) -> str:
-    if not re.search(CRON, text):
-        raise ValueError(f"not a cron expression of possible times, {_CRON_EXAMPLE}")
-    return text
-
-
-def _cron_schema() -> dict[str, Any]:
-    # The pattern would be the error's text; so the error says what was expected.
-    return {"if": {"pattern": CRON}, "else": {"const": f"a cron expression, {_CRON_EXAMPLE}"}}
+def expect(schema: dict[str, Any], expected: str) -> dict[str, Any]:
+    """Return a schema whose error is what was expected: a pattern, or 600 names, say it badly."""
+    return {"if": schema, "else": {"const": expected}}
 
 
 def _check_zone(name: str) -> str:
@@ -66,8 +66,7 @@ def _check_zone(name: str) -> str:
 def _zones() -> dict[str, Any]:
     import zoneinfo
 
-    # An enum of 600 names would be the error's text; so the error says what was expected.
-    return {"if": {"enum": sorted(zoneinfo.available_timezones())}, "else": {"const": _ZONE}}
+    return expect({"enum": sorted(zoneinfo.available_timezones())}, _ZONE)
 
 
 def _check_window(between: str) -> str:
@@ -78,18 +77,11 @@ def _check_window(between: str) -> str:
     return between
 
 
-_CRON_EXAMPLE = "such as '17 * * * *'"
 _ZONE = "the name of a time zone, for example Europe/Berlin"
-_url, _url_form = _pattern(
-    _CHECKPOINT_URL,
-    "not a checkpoint URL: begin it with s3://, r2://, gs://, abfss://, https:// or /",
-)
-_http, _http_form = _pattern(_HTTP_URL, "not the URL of an API: begin it with http:// or https://")
 
 Cron = Annotated[
     str,
-    AfterValidator(_check_cron),
-    _Form(_cron_schema),
+    *texts_of_form(CRON, "a cron expression of possible times, such as '17 * * * *'"),
     Field(examples=["17 * * * *", "@daily"]),
 ]
 """Five fields, or a name such as `@daily`."""
@@ -102,18 +94,26 @@ TimeZone = Annotated[
 Window = Annotated[
     str,
     AfterValidator(_check_window),
-    _Form(lambda: {"pattern": _BETWEEN}),
+    _Form(lambda: expect({"pattern": _BETWEEN}, "a time of day, as HH:MM-HH:MM")),
     Field(examples=["02:00-04:00", "23:00-01:30"]),
 ]
 """HH:MM-HH:MM; one that ends before it begins passes midnight."""
 
-Url = Annotated[str, _url, _url_form]
+Url = Annotated[
+    str,
+    *texts_of_form(
+        _CHECKPOINT_URL,
+        "a checkpoint URL: begin it with s3://, r2://, gs://, abfss://, https:// or /",
+    ),
+]
 """A checkpoint URL, or a path."""
 
-HttpUrl = Annotated[str, _http, _http_form]
-"""The URL of a REST API."""
+HttpUrl = Annotated[
+    str, *texts_of_form(_HTTP_URL, "the URL of a server: begin it with http:// or https://")
+]
+"""The URL of a REST API, or of a site."""
 
-Name = Annotated[str, *_pattern(r"^[A-Za-z0-9_.-]+$", "not a name: use letters, digits, _ . -")]
+Name = Annotated[str, *texts_of_form(r"^[A-Za-z0-9_.-]+$", "a name: use letters, digits, _ . -")]
 """A name that may stand in names of Dagster."""
 
 
