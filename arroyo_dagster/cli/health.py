@@ -19,6 +19,7 @@ from arroyo_dagster.cli.directory import directory_of_environment, directory_opt
 from arroyo_dagster.cli.rendering import (
     finding_json,
     print_json,
+    print_no_jobs,
     print_table,
     report,
     show_progress,
@@ -105,7 +106,7 @@ def health(
     store = open_to_read(url)
     jobs = _jobs(store, job)
     if not jobs and not as_json:
-        click.echo(f"{store.url} holds no jobs.")
+        print_no_jobs(store)
         return
     with show_progress(as_json=as_json) as on_progress:
         checked = check_health(
@@ -155,7 +156,7 @@ def audit(
     store = open_to_read(url)
     jobs = _jobs(store, job)
     if not jobs and not as_json:
-        click.echo(f"{store.url} holds no jobs.")
+        print_no_jobs(store)
         return
     settings = settings_from(AuditSettings, dict(limits))
     kept = _no_catalogue() if catalogue is None else open_catalogue(catalogue)

@@ -20,6 +20,7 @@ from arroyo_dagster.cli.rendering import (
     clock,
     format_state,
     print_json,
+    print_no_jobs,
     print_table,
     report,
     seconds,
@@ -66,7 +67,7 @@ def jobs(
     if as_json:
         print_json([_job_json(job, answer, asked) for job, answer in pairs])
     elif not found:
-        click.echo(f"{store.url} holds no jobs.")
+        print_no_jobs(store)
     else:
         columns = ["job", "pipeline", "layout", "epochs", "newest", "state", "watermark", "written"]
         columns[2:2] = ["name", "condition"] if asked.anybody else []

@@ -25,6 +25,7 @@ from arroyo_dagster.state.model.progress import (
 if TYPE_CHECKING:
     from arroyo_dagster.state.model.checkpoints import Checkpoint
     from arroyo_dagster.state.planning.verify.findings import Finding
+    from arroyo_dagster.state.storage.store import ObjectStore
 
 
 def print_json(document: object) -> None:
@@ -37,6 +38,11 @@ def print_table(columns: Sequence[str], lines: Sequence[Sequence[object]]) -> No
 
     for line in format_table(columns, lines, output_width()):
         click.echo(line)
+
+
+def print_no_jobs(store: ObjectStore) -> None:
+    """Print that the checkpoint URL holds no job, in place of an empty table."""
+    click.echo(f"{store.url} holds no jobs.")
 
 
 def report(problems: Sequence[ArroyoStateError | None]) -> None:

@@ -21,6 +21,7 @@ from arroyo_dagster.cli.compaction.rewrite import (
 from arroyo_dagster.cli.directory import directory_of
 from arroyo_dagster.cli.rendering import (
     print_json,
+    print_no_jobs,
     print_table,
     report,
     show_progress,
@@ -139,6 +140,8 @@ def forecast(
     plans.sort(key=lambda one: one.files_after - one.files_before)
     if as_json:
         print_json([_forecast_json(one) for one in plans])
+    elif not paths:
+        print_no_jobs(store)
     else:
         columns = ("job", "epoch", "files", "→", "bytes", "→ ", "files opened per subtask", "→  ")
         print_table(columns, [_forecast_line(one) for one in plans])
