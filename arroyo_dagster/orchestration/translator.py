@@ -185,6 +185,24 @@ def runbook_metadata(entry: str, docs_url: str | None) -> dict[str, Any]:
     return {"runbook": dg.MetadataValue.url(f"{docs_url.rstrip('/')}/operate/runbook/#{entry}")}
 
 
+def check_description(
+    text: str, entry: str, docs_url: str | None, details: Sequence[str] = ()
+) -> str:
+    """Return the description of a check in Markdown, with its entry of the runbook.
+
+    Dagster's pages show the description of a check, and nothing of its metadata.
+
+    Args:
+        details: further lines of Markdown.
+    """
+    shown = runbook_metadata(entry, docs_url)["runbook"]
+    where = f"`{entry}` in docs/operate/runbook.md"
+    if docs_url is not None:
+        where = f"[{entry}]({shown.value})"
+    lines = "\n".join(f"- {line}" for line in (*details, f"Runbook: {where}"))
+    return f"{text}\n\n{lines}"
+
+
 def at_source_of(function: Callable[..., Any], wrapper: Any) -> Callable[..., Any]:
     """Return a wrapper of a function, to which Dagster's code references lead as to the function.
 
@@ -263,14 +281,18 @@ class Naming:
         first, _, rest = base.partition("_")
         return f"{first}_{deployment_identifier(self.deployment)}_{rest}"
 
-    def check_spec(self, name: str, table: str, description: str, **more: Any) -> dg.AssetCheckSpec:
+    def check_spec(
+        self, name: str, table: str, description: str, *, details: Sequence[str] = (), **more: Any
+    ) -> dg.AssetCheckSpec:
         """Return the spec of a check of one of the assets, with its entry of the runbook.
 
         Args:
+            details: further lines of the description, in Markdown.
             more: further arguments of `dg.AssetCheckSpec`.
         """
         more["metadata"] = {**more.get("metadata", {}), **self.runbook(name)}
-        return dg.AssetCheckSpec(name, asset=self.key(table), description=description, **more)
+        text = check_description(description, name, self.translator.docs_url(), details)
+        return dg.AssetCheckSpec(name, asset=self.key(table), description=text, **more)
 
     def runbook(self, entry: str) -> dict[str, Any]:
         """Return metadata that leads to an entry of the runbook: a link, or the page."""

@@ -92,7 +92,7 @@ def test_limits_decide_and_are_shown(deployed: Any) -> None:
     deployed.build(health=HealthLimits(epochs=13))
     assert not checks_of(deployed.run("arroyo_health"))["epochs_expire"].passed
     spec = spec_of(deployed.defs, "epochs_expire")
-    assert spec.description.endswith("Limits: `epochs: 13`.")
+    assert "\n- Limits: `epochs: 13`\n" in spec.description
     assert spec.metadata["arroyo/epochs"] == 13
 
 
@@ -134,10 +134,16 @@ def test_every_check_leads_to_its_entry_of_the_runbook(tmp_path: Path) -> None:
         graph = defs.resolve_asset_graph()
         for key in graph.asset_check_keys:
             assert f"\n### {key.name}\n" in runbook
-            shown = graph.get_check_spec(key).metadata["runbook"]
+            spec = graph.get_check_spec(key)
+            shown = spec.metadata["runbook"]
             assert shown in (
                 f"docs/operate/runbook.md, {key.name}",
                 dg.MetadataValue.url(f"https://docs.example.com/operate/runbook/#{key.name}"),
+            )
+            # Dagster's pages show nothing of a check's metadata.
+            assert spec.description.splitlines()[-1] in (
+                f"- Runbook: `{key.name}` in docs/operate/runbook.md",
+                f"- Runbook: [{key.name}](https://docs.example.com/operate/runbook/#{key.name})",
             )
 
 
@@ -146,7 +152,7 @@ def test_every_check_has_an_example_and_its_limits_in_the_units_of_users(
     name: str, defined: dg.Definitions
 ) -> None:
     spec = spec_of(defined, name)
-    assert spec.metadata["example"]
+    assert f"\n- Example: `{spec.metadata['example']}`\n" in spec.description
     assert not any("micros" in one for one in spec.metadata)
     limits = CHECKS[name].limits
     assert len([one for one in spec.metadata if one.startswith("arroyo/")]) == len(limits)
@@ -163,6 +169,7 @@ def test_the_severity_of_a_check_is_the_worst_of_its_findings_in_the_runbook(
     worst = "error" if "error" in severities(name) else "warning"
     assert CHECKS[name].severity.value == worst
     assert spec_of(defined, name).metadata["severity"] == f"{worst} at worst"
+    assert f"\n- Severity: {worst} at worst\n" in spec_of(defined, name).description
 
 
 def severities(name: str) -> set[str]:

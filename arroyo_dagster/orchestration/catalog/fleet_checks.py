@@ -305,18 +305,21 @@ def judged_check_spec(
     limits = {one.config: one.in_units(getattr(settings, one.name)) for one in fields}
     listed = ", ".join(f"`{name}: {value:g}`" for name, value in limits.items())
     level = check.level if isinstance(check, AuditCheck) else 0
-    sentences = [
-        check.expects,
-        f"Found from level {level} on." if level else "",
-        f"Limits: {listed}." if listed else "",
+    severity = f"{check.severity.value} at worst"
+    details = [
+        f"Found from level {level} on" if level else "",
+        f"Limits: {listed}" if listed else "",
+        f"Severity: {severity}",
+        f"Example: `{check.example}`",
     ]
     return naming.check_spec(
         check.name,
         table,
-        " ".join(filter(None, sentences)),
+        check.expects,
+        details=[*filter(None, details)],
         metadata={
             **{f"arroyo/{name}": value for name, value in limits.items()},
-            "severity": f"{check.severity.value} at worst",
+            "severity": severity,
             "example": check.example,
         },
     )

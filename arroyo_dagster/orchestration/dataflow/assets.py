@@ -22,7 +22,12 @@ from arroyo_dagster.orchestration.failures import as_failure
 from arroyo_dagster.orchestration.own_assets import user_step
 from arroyo_dagster.orchestration.resources import ArroyoStateStore
 from arroyo_dagster.orchestration.schedules import BACKGROUND_TAGS
-from arroyo_dagster.orchestration.translator import Naming, runbook_metadata, specified_assets
+from arroyo_dagster.orchestration.translator import (
+    Naming,
+    check_description,
+    runbook_metadata,
+    specified_assets,
+)
 from arroyo_dagster.state.model.clock import wall_clock
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.units import format_bytes
@@ -122,7 +127,7 @@ def _check_specs(graph: SdfGraph, docs_url: str | None) -> list[dg.AssetCheckSpe
         dg.AssetCheckSpec(
             name,
             asset=graph.key_of(state),
-            description=description,
+            description=check_description(description, name, docs_url),
             metadata=runbook_metadata(name, docs_url),
         )
         for state in graph.owned
