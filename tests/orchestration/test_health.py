@@ -96,6 +96,18 @@ def test_limits_decide_and_are_shown(deployed: Any) -> None:
     assert spec.metadata["arroyo/epochs"] == 13
 
 
+def test_jobs_that_are_not_judged_do_not_count_as_passed(deployed: Any) -> None:
+    job_of(deployed, "good")
+    job_of(deployed, "young", epochs=3)
+    found = checks_of(deployed.run("arroyo_health"))["durations_usual"]
+    assert found.description == "2 jobs: 1 passed, 1 not judged"
+    counts = {name: one.value for name, one in found.metadata.items() if "/jobs_" in name}
+    assert counts == {"arroyo/jobs_passed": 1, "arroyo/jobs_not_judged": 1}
+    judged = checks_of(deployed.run("arroyo_health"))["newest_epoch_readable"]
+    assert judged.metadata["arroyo/jobs_passed"].value == 2
+    assert "arroyo/jobs_not_judged" not in judged.metadata
+
+
 def test_one_check_can_be_run_alone(deployed: Any) -> None:
     job_of(deployed, "good")
     key = dg.AssetCheckKey(dg.AssetKey(["arroyo", "health"]), "epochs_expire")

@@ -283,7 +283,8 @@ def fleet_check_result(
         passed=not verdict.findings,
         description=str(found),
         metadata={
-            "arroyo/jobs_passed": len(found.lines) - len(found.offenders),
+            "arroyo/jobs_passed": found.passed,
+            "arroyo/jobs_not_judged": found.not_judged or None,
             **(metadata or {}),
             "arroyo/found": None,  # what is said of the offenders
             "offenders": _offenders(found),
