@@ -122,6 +122,12 @@ def show_progress(*, as_json: bool, name: str | None = None) -> Iterator[OnProgr
                 click.echo("\r\x1b[K", nl=False, err=True)
 
 
+def print_beside_progress(text: str) -> None:
+    """Print a line to stderr in place of the progress, which goes on below it."""
+    beginning = "\r\x1b[K" if sys.stderr.isatty() else ""
+    click.echo(f"{beginning}{text}", err=True)
+
+
 def finding_json(one: Finding) -> dict[str, str]:
     return {
         "severity": one.severity.value,

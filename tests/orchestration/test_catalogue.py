@@ -313,9 +313,8 @@ def test_a_run_on_a_host_without_the_catalogue_of_the_code_server_fails(
             # The pod has the path, and another disk behind it.
             monkeypatch.setenv("CATALOGUE", str(tmp_path / f"disk-of-the-pod-{tick.__name__}"))
             line = _run(store, instance)
-            assert line.startswith(
-                f"{KEY}: this run does not see the catalogue that the code server"
-            )
+            said = "this run does not see the catalogue that the code server"
+            assert line.startswith(f"{KEY}: {said}")
             assert "disk-of-the-server" in line
             assert "disk-of-the-pod" in line
             assert "\n" not in line

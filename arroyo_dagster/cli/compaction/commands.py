@@ -20,6 +20,7 @@ from arroyo_dagster.cli.compaction.rewrite import (
 )
 from arroyo_dagster.cli.directory import directory_of
 from arroyo_dagster.cli.rendering import (
+    print_beside_progress,
     print_json,
     print_no_jobs,
     print_table,
@@ -275,10 +276,9 @@ def _listed_together(store: ObjectStore, jobs: Sequence[JobPaths]) -> dict[JobPa
 
 def _sleep_and_report(paths: JobPaths) -> Callable[[float], None]:
     def sleep(seconds: float) -> None:
-        click.echo(
+        print_beside_progress(
             f"{paths.root}: waiting {seconds:.0f} s to make sure that Arroyo's cleanup has "
-            "finished (--quiet)",
-            err=True,
+            "finished (--quiet)"
         )
         time.sleep(seconds)
 

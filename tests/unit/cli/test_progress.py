@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from arroyo_dagster.cli import main, rendering
-from arroyo_dagster.cli.rendering import show_progress
+from arroyo_dagster.cli.rendering import print_beside_progress, show_progress
 from arroyo_dagster.state.model.progress import Progress, ProgressUnit
 from arroyo_dagster.state.storage import MemoryStore, configure
 from tests.jobs import run_word_job
@@ -60,6 +60,15 @@ def test_a_line_begins_with_the_name_of_what_is_worked_on(
 ) -> None:
     line = "shop/main: verified files: 50%, 2 of 4, 6 s left\n"
     assert shown(monkeypatch, capsys, 6.0, name="shop/main") == line
+
+
+def test_a_line_beside_the_progress_takes_its_place(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    print_beside_progress("waiting")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    print_beside_progress("waiting")
+    assert capsys.readouterr().err == "waiting\n\r\x1b[Kwaiting\n"
 
 
 def test_with_json_nothing_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
