@@ -182,7 +182,11 @@ def runbook_metadata(entry: str, docs_url: str | None) -> dict[str, Any]:
     """Return metadata that leads to an entry of the runbook: a link, or the page."""
     if docs_url is None:
         return {"runbook": f"docs/operate/runbook.md, {entry}"}
-    return {"runbook": dg.MetadataValue.url(f"{docs_url.rstrip('/')}/operate/runbook/#{entry}")}
+    return {"runbook": dg.MetadataValue.url(_runbook_url(entry, docs_url))}
+
+
+def _runbook_url(entry: str, docs_url: str) -> str:
+    return f"{docs_url.rstrip('/')}/operate/runbook/#{entry}"
 
 
 def check_description(
@@ -195,10 +199,9 @@ def check_description(
     Args:
         details: further lines of Markdown.
     """
-    shown = runbook_metadata(entry, docs_url)["runbook"]
     where = f"`{entry}` in docs/operate/runbook.md"
     if docs_url is not None:
-        where = f"[{entry}]({shown.value})"
+        where = f"[{entry}]({_runbook_url(entry, docs_url)})"
     lines = "\n".join(f"- {line}" for line in (*details, f"Runbook: {where}"))
     return f"{text}\n\n{lines}"
 
@@ -224,7 +227,7 @@ def specified_assets(
     """
     upstream = {dep.asset_key for spec in specs for dep in spec.deps} - {one.key for one in specs}
     dotted = sorted(key for key in upstream if any("." in part for part in key.path))
-    plain = {key: dg.AssetKey([f"upstream_{at}"]) for at, key in enumerate(dotted)}
+    plain = {key: dg.AssetKey([f"arroyo_upstream_{at}"]) for at, key in enumerate(dotted)}
     renamed = [
         spec.replace_attributes(deps=[_renamed(dep, plain) for dep in spec.deps]) for spec in specs
     ]
@@ -240,7 +243,9 @@ def specified_assets(
 def _renamed(dep: dg.AssetDep, keys: Mapping[dg.AssetKey, dg.AssetKey]) -> dg.AssetDep:
     if dep.asset_key not in keys:
         return dep
-    return dg.AssetDep(keys[dep.asset_key], partition_mapping=dep.partition_mapping)
+    # Its other fields differ between releases of Dagster.
+    others = {name: getattr(dep, name) for name in dep._fields if name != "asset_key"}
+    return dg.AssetDep(keys[dep.asset_key], **others)
 
 
 @dataclass(frozen=True)
