@@ -19,6 +19,7 @@ from arroyo_dagster.cli.directory import directory_of_environment, directory_opt
 from arroyo_dagster.cli.rendering import (
     finding_json,
     print_json,
+    print_no_jobs,
     print_table,
     report,
     show_progress,
@@ -31,6 +32,7 @@ from arroyo_dagster.state.model.settings import settings_from
 from arroyo_dagster.state.model.verify import AuditSettings
 from arroyo_dagster.state.operations.catalog.health import EPOCHS, HealthOptions, check_health
 from arroyo_dagster.state.operations.catalog.jobs import find_job, list_jobs
+from arroyo_dagster.state.operations.catalog.owner import check_apart
 from arroyo_dagster.state.operations.verify.audit import (
     AuditOptions,
     AuditRun,
@@ -40,7 +42,7 @@ from arroyo_dagster.state.operations.verify.audit import (
 from arroyo_dagster.state.planning.health_checks.checks import HEALTH_CHECKS, fleet_verdict
 from arroyo_dagster.state.planning.verify.audit_checks import (
     AUDIT_CHECKS,
-    AUDITED_RECENTLY,
+    RECENCY_CHECK,
     audit_verdict,
     recency_verdict,
 )
@@ -104,7 +106,7 @@ def health(
     store = open_to_read(url)
     jobs = _jobs(store, job)
     if not jobs and not as_json:
-        click.echo(f"{store.url} holds no jobs.")
+        print_no_jobs(store)
         return
     with show_progress(as_json=as_json) as on_progress:
         checked = check_health(
@@ -154,10 +156,11 @@ def audit(
     store = open_to_read(url)
     jobs = _jobs(store, job)
     if not jobs and not as_json:
-        click.echo(f"{store.url} holds no jobs.")
+        print_no_jobs(store)
         return
     settings = settings_from(AuditSettings, dict(limits))
     kept = _no_catalogue() if catalogue is None else open_catalogue(catalogue)
+    check_apart(kept, store)
     with show_progress(as_json=as_json) as on_progress:
         run = audit_jobs(store, kept, jobs, settings, AuditOptions(on_progress=on_progress))
     names, audited = [paths.root for paths in jobs], last_audits(kept, jobs)
@@ -165,7 +168,7 @@ def audit(
     _print_checks(
         [
             *((one.name, one.expects, audit_verdict(one, names, audited)) for one in AUDIT_CHECKS),
-            (AUDITED_RECENTLY, "Each job was audited within `recent_days`.", recent),
+            (RECENCY_CHECK.name, RECENCY_CHECK.expects, recent),
         ],
         as_json,
         run,

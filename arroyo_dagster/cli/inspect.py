@@ -20,9 +20,11 @@ from arroyo_dagster.cli.rendering import (
     clock,
     format_state,
     print_json,
+    print_no_jobs,
     print_table,
     report,
     seconds,
+    show_progress,
 )
 from arroyo_dagster.state.codec.iso_times import iso_micros
 from arroyo_dagster.state.model.checkpoints import Checkpoint
@@ -58,13 +60,14 @@ def jobs(
     """
     directory = directory_of_environment(api, database, assume)
     store = open_to_read(url)
-    found = summarise_jobs(store)
+    with show_progress(as_json=as_json) as on_progress:
+        found = summarise_jobs(store, on_progress)
     asked = ask(directory, [job.paths for job in found])
     pairs = list(zip(found, asked.answers, strict=True))
     if as_json:
         print_json([_job_json(job, answer, asked) for job, answer in pairs])
     elif not found:
-        click.echo(f"{store.url} holds no jobs.")
+        print_no_jobs(store)
     else:
         columns = ["job", "pipeline", "layout", "epochs", "newest", "state", "watermark", "written"]
         columns[2:2] = ["name", "condition"] if asked.anybody else []
@@ -129,7 +132,8 @@ def epochs(job: str, limit: int, url: str | None, as_json: bool) -> None:
       arroyo-state epochs orders/main --url s3://bucket/arroyo --limit 10
     """
     store = open_to_read(url)
-    found = list_epochs(store, find_job(store, job), limit or None)
+    with show_progress(as_json=as_json) as on_progress:
+        found = list_epochs(store, find_job(store, job), limit or None, on_progress)
     if as_json:
         print_json([_epoch_json(one) for one in found])
     elif not found:

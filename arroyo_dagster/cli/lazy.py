@@ -61,6 +61,8 @@ class LazyGroup(click.Group):
 
         `ctx.obj` of the outermost group returns them, by the words and the command.
         """
+        if self.get_command(ctx, args[0]) is None and not ctx.resilient_parsing:
+            self._refuse(ctx, args[0])
         name, command, rest = super().resolve_command(ctx, args)
         helped = bool({"-h", "--help"} & set(rest))  # a wrong file hides no help
         if name and command and not isinstance(command, click.Group) and not helped:
@@ -85,6 +87,13 @@ class LazyGroup(click.Group):
             if name.startswith(incomplete)
         ]
         return [*names, *click.Command.shell_complete(self, ctx, incomplete)]
+
+    def _refuse(self, ctx: click.Context, name: str) -> None:
+        import difflib
+
+        close = difflib.get_close_matches(name, self.list_commands(ctx), n=1)
+        also = f" Did you mean {close[0]}?" if close else ""
+        ctx.fail(f"No such command {name!r}.{also}")
 
     def _listed(self, ctx: click.Context) -> list[tuple[str, str]]:
         found = []

@@ -15,12 +15,17 @@ from arroyo_dagster.cli.common import print_error
 from arroyo_dagster.errors import ArroyoStateError
 from arroyo_dagster.state.codec.iso_times import iso_micros
 from arroyo_dagster.state.model.clock import wall_clock
-from arroyo_dagster.state.model.progress import OnProgress, Progress, ProgressUnit, no_progress
-from arroyo_dagster.state.model.units import format_bytes
+from arroyo_dagster.state.model.progress import (
+    OnProgress,
+    Progress,
+    format_progress,
+    no_progress,
+)
 
 if TYPE_CHECKING:
     from arroyo_dagster.state.model.checkpoints import Checkpoint
     from arroyo_dagster.state.planning.verify.findings import Finding
+    from arroyo_dagster.state.storage.store import ObjectStore
 
 
 def print_json(document: object) -> None:
@@ -33,6 +38,11 @@ def print_table(columns: Sequence[str], lines: Sequence[Sequence[object]]) -> No
 
     for line in format_table(columns, lines, output_width()):
         click.echo(line)
+
+
+def print_no_jobs(store: ObjectStore) -> None:
+    """Print that the checkpoint URL holds no job, in place of an empty table."""
+    click.echo(f"{store.url} holds no jobs.")
 
 
 def report(problems: Sequence[ArroyoStateError | None]) -> None:
@@ -77,21 +87,15 @@ def age(micros: int) -> str:
     return "just now"
 
 
-def format_progress(progress: Progress) -> str:
-    """Format how far an operation is, for people."""
-    format_count = format_bytes if progress.unit is ProgressUnit.BYTES else str
-    share = "" if progress.share is None else f"{progress.share:.0%}, "
-    of = "" if progress.total is None else f" of {format_count(progress.total)}"
-    left = "" if progress.seconds_left is None else f", {progress.seconds_left:.0f} s left"
-    return f"{progress.step}: {share}{format_count(progress.done)}{of}{left}"
-
-
 @contextmanager
-def show_progress(*, as_json: bool) -> Iterator[OnProgress]:
+def show_progress(*, as_json: bool, name: str | None = None) -> Iterator[OnProgress]:
     """Yield a callback that prints progress to stderr: a line that changes on a terminal, elsewhere
     a line every five seconds.
 
     Work of less than a second prints nothing. The last report is repeated while work is silent.
+
+    Args:
+        name: of what is worked on, for example a job; each line begins with it.
     """
     from arroyo_dagster.state.operations.progress import heartbeat
 
@@ -107,6 +111,7 @@ def show_progress(*, as_json: bool) -> Iterator[OnProgress]:
         if time.monotonic() - shown_at >= every_seconds:
             shown_at, shown = time.monotonic(), True
             text = format_progress(progress)
+            text = text if name is None else f"{name}: {text}"
             click.echo(f"\r\x1b[K{text}" if terminal else text, nl=not terminal, err=True)
 
     with heartbeat(show) as on_progress:
@@ -115,6 +120,12 @@ def show_progress(*, as_json: bool) -> Iterator[OnProgress]:
         finally:
             if terminal and shown:
                 click.echo("\r\x1b[K", nl=False, err=True)
+
+
+def print_beside_progress(text: str) -> None:
+    """Print a line to stderr in place of the progress, which goes on below it."""
+    beginning = "\r\x1b[K" if sys.stderr.isatty() else ""
+    click.echo(f"{beginning}{text}", err=True)
 
 
 def finding_json(one: Finding) -> dict[str, str]:

@@ -18,6 +18,7 @@ from arroyo_dagster.cli.common import (
 )
 from arroyo_dagster.cli.rendering import print_json, seconds
 from arroyo_dagster.cli.rollback import go_back
+from arroyo_dagster.cli.settings import FiniteRange
 from arroyo_dagster.errors import InputError
 from arroyo_dagster.state.model.checkpoints import Checkpoint
 from arroyo_dagster.state.model.clock import wall_clock
@@ -42,7 +43,7 @@ from arroyo_dagster.state.storage.store import ObjectStore
 @click.option("--follow", is_flag=True, help="Wait for new records when the sources have none.")
 @click.option(
     "--interval",
-    type=click.FloatRange(0),
+    type=FiniteRange(0),
     default=0.0,
     metavar="SECONDS",
     help="The minimum time between two epochs.",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import enum
+import math
 import re
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -41,6 +42,17 @@ class Duration(click.ParamType):  # type: ignore[type-arg] # generic in some rel
             return float(found[1]) * _UNITS[found[2]]
         except OverflowError:
             self.fail(f"{value!r} is longer than 2.7 million years", param, ctx)
+
+
+class FiniteRange(click.FloatRange):
+    """A number in a range; infinity and NaN are none."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Convert a text; it must be a number."""
+        found = super().convert(value, param, ctx)
+        if not math.isfinite(found):
+            self.fail(f"{found} is not a number.", param, ctx)
+        return found
 
 
 def format_duration(duration: dt.timedelta) -> str:
@@ -145,5 +157,5 @@ def _type(field: SettingField) -> Any:
     if issubclass(field.kind, enum.Enum):
         return click.Choice([str(one.value) for one in field.kind])
     if setting.fractions:
-        return click.FloatRange(least, setting.maximum, min_open=setting.above is not None)
+        return FiniteRange(least, setting.maximum, min_open=setting.above is not None)
     return click.IntRange(least, setting.maximum, min_open=setting.above is not None)

@@ -221,8 +221,11 @@ class ArroyoStateComponent(dg.Component, YamlModel):
         return None if self.deployment is None else deployment_identifier(self.deployment)
 
     def _definitions(self, context: dg.ComponentLoadContext) -> dg.Definitions:
+        from arroyo_dagster.state.operations.catalog.job_directory import AssumedJobs
+
         store, session = self._store(), self.spark.session()
-        for resource in (store, session):  # now, where the file and the line are known
+        AssumedJobs(self.assume)  # what is wrong is known now, with the file and the line
+        for resource in (store, session):
             resource.check_secrets()
         return build_arroyo_definitions(
             store,

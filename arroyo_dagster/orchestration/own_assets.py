@@ -2,20 +2,33 @@
 
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+import typing
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import dagster as dg
 
 from arroyo_dagster.errors import InputError
+from arroyo_dagster.orchestration.directory import ArroyoDirectory
 from arroyo_dagster.orchestration.failures import as_failure
 from arroyo_dagster.orchestration.partitions import jobs_partitions
+from arroyo_dagster.orchestration.resources import ArroyoStateStore, SparkSessionResource
+from arroyo_dagster.orchestration.runners import MaintenanceRunner
 from arroyo_dagster.orchestration.translator import (
     CHECKPOINT,
     TABLES,
     DagsterArroyoTranslator,
     Naming,
+    specified_assets,
 )
+
+_RESOURCES: Mapping[str, Any] = {
+    "arroyo_store": ArroyoStateStore,
+    "arroyo_directory": ArroyoDirectory,
+    "arroyo_runner": MaintenanceRunner,
+    "arroyo_spark": SparkSessionResource,
+}
+"""By the names under which functions take them."""
 
 
 def arroyo_assets(
@@ -31,9 +44,9 @@ def arroyo_assets(
         @arroyo_assets([dg.AssetSpec("report")])
         def report(context, arroyo_store): ...
 
-    The function may take the deployment's resources, such as `arroyo_store`, by these names. Its
-    `context.partition_key` is the job, as `find_job` takes it. An error of this package becomes a
-    failure with its next step, and is tried again if it may heal.
+    The function may take the deployment's resources, such as `arroyo_store`, by these names, with
+    or without annotations. Its `context.partition_key` is the job, as `find_job` takes it. An error
+    of this package becomes a failure with its next step, and is tried again if it may heal.
 
     Args:
         reads: the tables of the deployment that each of the assets depends on, as in
@@ -56,7 +69,7 @@ def arroyo_assets(
 
     def decorate(function: Callable[..., Any]) -> dg.AssetsDefinition:
         given = {"name": function.__name__, **options}
-        return dg.multi_asset(specs=partitioned, **given)(naming.bind(_translated(function)))
+        return specified_assets(specs=partitioned, **given)(naming.bind(user_step(function)))
 
     return decorate
 
@@ -91,20 +104,44 @@ def _known(table: str) -> str:
     return table
 
 
-def _translated(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function with its errors as failures. Dagster asks whether it is a generator."""
-    if inspect.isgeneratorfunction(function):
+def _with_known_resources(function: Callable[..., Any], wrapper: Any) -> Callable[..., Any]:
+    """Return a wrapper of a user's function with annotations by which Dagster knows resources.
+
+    Parameters without an annotation that have the name of a resource of this package get its type,
+    and texts are replaced by the types that they name in the function's module.
+    """
+    try:
+        hints = typing.get_type_hints(function, include_extras=True)
+    except NameError:  # Dagster says which name it is, and how to write it
+        hints = dict(function.__annotations__)
+    signature = inspect.signature(function)
+    hints = {**_RESOURCES, **hints}
+    parameters = [
+        one.replace(annotation=hints.get(one.name, one.annotation))
+        for one in signature.parameters.values()
+    ]
+    returns = hints.get("return", signature.return_annotation)
+    names = {*signature.parameters, "return"}
+    wrapper.__annotations__ = {name: hint for name, hint in hints.items() if name in names}
+    wrapper.__signature__ = signature.replace(parameters=parameters, return_annotation=returns)
+    found: Callable[..., Any] = wrapper
+    return found
+
+
+def user_step(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a user's function with its errors as failures, and its resources by their names."""
+    if inspect.isgeneratorfunction(function):  # Dagster asks the function, not its result
 
         @functools.wraps(function)
         def generate(*positional: Any, **arguments: Any) -> Any:
             with as_failure():
                 yield from function(*positional, **arguments)
 
-        return generate
+        return _with_known_resources(function, generate)
 
     @functools.wraps(function)
     def call(*positional: Any, **arguments: Any) -> Any:
         with as_failure():
             return function(*positional, **arguments)
 
-    return call
+    return _with_known_resources(function, call)

@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 import dagster as dg
 
-from arroyo_dagster.state.model.progress import OnProgress, Progress
+from arroyo_dagster.state.model.progress import OnProgress, Progress, format_progress
 from arroyo_dagster.state.model.units import format_bytes, format_micros
 
 DATA_VERSION = "dagster/data_version"
@@ -171,10 +171,7 @@ def progress_logger(
         if early or progress == logged:  # a heartbeat repeats what was reported
             return
         logged, logged_at = progress, clock()
-        share = "" if progress.share is None else f"{progress.share:.0%}, "
-        of = "" if progress.total is None else f" of {progress.total}"
-        left = "" if progress.seconds_left is None else f", {progress.seconds_left:.0f} s left"
-        log(f"{progress.step}: {share}{progress.done}{of} {progress.unit}{left}")
+        log(format_progress(progress))
 
     return log_progress
 

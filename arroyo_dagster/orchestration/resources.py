@@ -218,15 +218,11 @@ class ArroyoStateStore(NamedSecrets):
         return checkpoint_place(_absolute(self.checkpoint_url), options)
 
     def _catalogue(self) -> "ObjectStore":
+        from arroyo_dagster.state.operations.catalog.owner import check_apart
+
         url = self.catalogue_url or str(self._local_catalogue())
         found = self._opened("catalogue_options", url)
-        if f"{found.url}/".startswith(f"{self.writable().url}/"):
-            raise InputError(
-                "the catalogue cannot be stored below the checkpoint URL, where read-only steps "
-                "write nothing",
-                url=found.url,
-                next_step="set catalogue_url to another place",
-            )
+        check_apart(found, self.writable())
         return found
 
     def _local_catalogue(self) -> Path:

@@ -44,6 +44,8 @@ def setting_field(settings: type[Any], name: str, *, alone: bool = False, **chan
     }
     bounds = {"ge": setting.minimum, "le": setting.maximum, "gt": setting.above}
     derived |= {name: bound for name, bound in bounds.items() if bound is not None}
+    if setting.fractions:
+        derived["allow_inf_nan"] = False
     return Field(**derived | changes)
 
 

@@ -2,7 +2,7 @@
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -84,7 +84,7 @@ _TABLES = {
     AUDIT: _AssetText(
         "Tests of whether each job can be restored: its newest epoch is verified in full, and its "
         "older epochs are compared with the store.",
-        ("verify JOB --level 3",),
+        ("audit", "audit JOB", "verify JOB"),
     ),
     COMPACTED_STATE: _AssetText(
         "A job's state in fewer, larger files. A restore loads the same rows.",
@@ -182,7 +182,28 @@ def runbook_metadata(entry: str, docs_url: str | None) -> dict[str, Any]:
     """Return metadata that leads to an entry of the runbook: a link, or the page."""
     if docs_url is None:
         return {"runbook": f"docs/operate/runbook.md, {entry}"}
-    return {"runbook": dg.MetadataValue.url(f"{docs_url.rstrip('/')}/operate/runbook/#{entry}")}
+    return {"runbook": dg.MetadataValue.url(_runbook_url(entry, docs_url))}
+
+
+def _runbook_url(entry: str, docs_url: str) -> str:
+    return f"{docs_url.rstrip('/')}/operate/runbook/#{entry}"
+
+
+def check_description(
+    text: str, entry: str, docs_url: str | None, details: Sequence[str] = ()
+) -> str:
+    """Return the description of a check in Markdown, with its entry of the runbook.
+
+    Dagster's pages show the description of a check, and nothing of its metadata.
+
+    Args:
+        details: further lines of Markdown.
+    """
+    where = f"`{entry}` in docs/operate/runbook.md"
+    if docs_url is not None:
+        where = f"[{entry}]({_runbook_url(entry, docs_url)})"
+    lines = "\n".join(f"- {line}" for line in (*details, f"Runbook: {where}"))
+    return f"{text}\n\n{lines}"
 
 
 def at_source_of(function: Callable[..., Any], wrapper: Any) -> Callable[..., Any]:
@@ -194,6 +215,37 @@ def at_source_of(function: Callable[..., Any], wrapper: Any) -> Callable[..., An
     wrapper.__code__ = wrapper.__code__.replace(co_filename=file)
     found: Callable[..., Any] = wrapper
     return found
+
+
+def specified_assets(
+    *, specs: Sequence[dg.AssetSpec], **options: Any
+) -> Callable[[Callable[..., Any]], dg.AssetsDefinition]:
+    """Return `dg.multi_asset(specs=…, …)`, for dependencies with any keys.
+
+    Dagster 1.12 takes the keys of dependencies for names, and refuses those with a dot, as a
+    deployment or a dataflow may have. Such dependencies have another key while the asset is made.
+    """
+    upstream = {dep.asset_key for spec in specs for dep in spec.deps} - {one.key for one in specs}
+    dotted = sorted(key for key in upstream if any("." in part for part in key.path))
+    plain = {key: dg.AssetKey([f"arroyo_upstream_{at}"]) for at, key in enumerate(dotted)}
+    renamed = [
+        spec.replace_attributes(deps=[_renamed(dep, plain) for dep in spec.deps]) for spec in specs
+    ]
+
+    def make(function: Callable[..., Any]) -> dg.AssetsDefinition:
+        made = dg.multi_asset(specs=renamed, **options)(function)
+        keys = {name: key for key, name in plain.items()}
+        return made.with_attributes(asset_key_replacements=keys) if keys else made
+
+    return make
+
+
+def _renamed(dep: dg.AssetDep, keys: Mapping[dg.AssetKey, dg.AssetKey]) -> dg.AssetDep:
+    if dep.asset_key not in keys:
+        return dep
+    # Its other fields differ between releases of Dagster.
+    others = {name: getattr(dep, name) for name in dep._fields if name != "asset_key"}
+    return dg.AssetDep(keys[dep.asset_key], **others)
 
 
 @dataclass(frozen=True)
@@ -234,14 +286,18 @@ class Naming:
         first, _, rest = base.partition("_")
         return f"{first}_{deployment_identifier(self.deployment)}_{rest}"
 
-    def check_spec(self, name: str, table: str, description: str, **more: Any) -> dg.AssetCheckSpec:
+    def check_spec(
+        self, name: str, table: str, description: str, *, details: Sequence[str] = (), **more: Any
+    ) -> dg.AssetCheckSpec:
         """Return the spec of a check of one of the assets, with its entry of the runbook.
 
         Args:
+            details: further lines of the description, in Markdown.
             more: further arguments of `dg.AssetCheckSpec`.
         """
         more["metadata"] = {**more.get("metadata", {}), **self.runbook(name)}
-        return dg.AssetCheckSpec(name, asset=self.key(table), description=description, **more)
+        text = check_description(description, name, self.translator.docs_url(), details)
+        return dg.AssetCheckSpec(name, asset=self.key(table), description=text, **more)
 
     def runbook(self, entry: str) -> dict[str, Any]:
         """Return metadata that leads to an entry of the runbook: a link, or the page."""

@@ -116,7 +116,8 @@ def shots(failed: Failed) -> Iterator[Shot]:
         top=110,
     )
     yield Shot(
-        path=_CHECK.format("health", "file_counts_low"), texts=("newest_epoch_readable", "Limits:")
+        path=_CHECK.format("health", "file_counts_low"),
+        texts=("newest_epoch_readable", "Limits:", "Severity:", "Example:", "Runbook:"),
     )
     yield Shot(
         path=_CHECK.format("audit", "restore_dry_run"), texts=("files_unchanged", BROKEN.root)

@@ -11,6 +11,7 @@ import pytest
 from arroyo_dagster.orchestration.catalog.tenants import TenantOptions
 from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.model.ids import StatePath
+from arroyo_dagster.state.model.units import format_bytes
 from arroyo_dagster.state.operations.catalog.epochs import read_history
 from arroyo_dagster.state.planning.costs import Prices
 from arroyo_dagster.state.storage import open_store
@@ -230,9 +231,11 @@ def test_the_fleet_shows_the_cost_by_tenant_from_the_catalogue(deployed: Any) ->
     assert set(lines) == {ONE.job, "other"}
     known = lines[ONE.job]
     data = [info for info in deployed.store.list(ONE.root) if "table-" in info.path]
-    assert (known["files"], known["bytes"]) == (3, sum(one.size_bytes for one in data))
-    assert known["storage"] == pytest.approx(known["bytes"] / 1000, abs=0.01)
-    assert lines["other"]["bytes"] == 0  # not catalogued yet
+    size_bytes = sum(one.size_bytes for one in data)
+    assert (known["files"], known["size"]) == ("3", format_bytes(size_bytes).replace(" ", "\xa0"))
+    # Not an int and a float: Dagster would show 1234567 and 0.1, without a separator or a unit.
+    assert float(known["storage"]) == pytest.approx(size_bytes / 1000, abs=0.01)
+    assert lines["other"]["size"] == "0\xa0B"  # not catalogued yet
 
 
 # ---- failures ------------------------------------------------------------------------------------

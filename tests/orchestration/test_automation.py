@@ -17,6 +17,7 @@ from arroyo_dagster import (
     list_epochs,
 )
 from arroyo_dagster.errors import InputError, NotFoundError
+from arroyo_dagster.orchestration.directory import ArroyoDirectory
 from arroyo_dagster.orchestration.translator import TABLES
 from tests.documentation import PROJECT
 from tests.fleets import Written, protocol_job
@@ -157,6 +158,38 @@ def test_an_error_in_an_asset_of_a_user_is_a_failure_with_its_next_step(
     data = failure.step_failure_data.user_failure_data
     assert data is not None
     assert data.description == "no such table [table=t]. Next: list the tables"
+
+
+HINTS: dict[str, str] = {
+    "none": "def count(context, arroyo_store, arroyo_directory): {body}",
+    "some": "def count(context: dg.AssetExecutionContext, arroyo_store): {body}",
+    "texts": "from __future__ import annotations\n"
+    "def count(context: dg.AssetExecutionContext, arroyo_store: ArroyoStateStore): {body}",
+}
+
+
+@pytest.mark.parametrize("deployment", [None, "blue"])
+@pytest.mark.parametrize("hints", HINTS)
+def test_resources_are_known_by_their_names_whatever_the_hints(
+    deployed: Any, hints: str, deployment: str | None
+) -> None:
+    Written(deployed.store, ONE).epochs(3)
+    body = "return dg.MaterializeResult(metadata={'jobs': len(arroyo_store.jobs())})"
+    names: dict[str, Any] = {"dg": dg, "ArroyoStateStore": ArroyoStateStore, "__name__": "mine"}
+    exec(compile(HINTS[hints].format(body=body), "mine.py", "exec", dont_inherit=True), names)
+    asset = arroyo_assets([dg.AssetSpec("own")], deployment=deployment)(names["count"])
+    jobs = "arroyo_jobs" if deployment is None else "arroyo_blue_jobs"
+    deployed.instance.add_dynamic_partitions(jobs, [ONE.root])
+    middle = "" if deployment is None else f"{deployment}_"
+    resources = {
+        f"arroyo_{middle}store": deployed.resource,
+        f"arroyo_{middle}directory": ArroyoDirectory(),
+    }
+    result = dg.materialize(
+        [asset], instance=deployed.instance, partition_key=ONE.root, resources=resources
+    )
+    (event,) = result.asset_materializations_for_node("count")
+    assert event.metadata["jobs"].value == 1
 
 
 def test_a_selection_names_all_tables_or_some_of_a_deployment() -> None:

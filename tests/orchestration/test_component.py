@@ -15,12 +15,19 @@ from typing import Any
 import dagster as dg
 import pytest
 import yaml
+from dagster._utils.schedules import (
+    is_valid_cron_string,
+    schedule_execution_time_iterator,
+)
 from dagster.components.testing import create_defs_folder_sandbox
+from hypothesis import given
+from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
 import arroyo_dagster
 from arroyo_dagster.orchestration.component import ArroyoStateComponent
 from arroyo_dagster.orchestration.definitions import build_arroyo_definitions
+from arroyo_dagster.orchestration.yaml.cron import CRON
 from arroyo_dagster.orchestration.yaml.fields import Maintenance, Spark, WindowSettings
 from arroyo_dagster.orchestration.yaml.scaffolder import format_yaml
 
@@ -155,9 +162,11 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "checkpoint_url": ({"checkpoint_url": "ftp://x/y"}, "not a checkpoint URL"),
     "arroyo_api_url": ({"arroyo_api_url": "arroyo:5115"}, "begin it with http://"),
     "deployment": ({"deployment": "a b"}, "not a name"),
-    "owners.0": ({"owners": ["streaming"]}, "match pattern"),
+    "owners.0": ({"owners": ["streaming"]}, "not an owner"),
     "schedules.flet": ({"schedules": {"flet": "@daily"}}, "did you mean fleet?"),
     "schedules.gc": ({"schedules": {"gc": "every day"}}, "not a cron expression"),
+    "schedules.fleet": ({"schedules": {"fleet": "99 * * * *"}}, "of possible times"),
+    "schedules.audit": ({"schedules": {"audit": "0 0 31 2,4 *"}}, "of possible times"),
     "schedules.timezone": ({"schedules": {"timezone": "Europe/Berlinn"}}, "name of a time zone"),
     "window.between": ({"window": {"jobs": ["x"], "between": "25:00-26:00"}}, "HH:MM-HH:MM"),
     "window.jobs": ({"window": {"jobs": [], "between": "01:00-02:00"}}, "at least 1 item"),
@@ -189,8 +198,70 @@ def test_what_the_schema_cannot_say_is_the_last_line() -> None:
     found = refusal({"checkpoint_url": "/x", "storage_options": {"secret_access_key": "hunter2"}})
     assert re.search(r"defs\.yaml:1: .*secret_access_key must name an environment variable", found)
     assert "hunter2" not in found
-    cron = refusal({"checkpoint_url": "/x", "schedules": {"gc": "99 * * * *"}})
-    assert "99 * * * *" in cron
+    status = refusal({"checkpoint_url": "/x", "assume": {"orders/main": "flying"}})
+    assert re.search(r"defs\.yaml:1: the status of a job is unknown .*flying.* use one of ", status)
+
+
+def test_a_variable_that_is_not_set_is_named_as_the_cause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ARROYO_TEST_NOWHERE", raising=False)
+    found = refusal({"checkpoint_url": "{{ env.ARROYO_TEST_NOWHERE }}"})
+    assert found.endswith(
+        "attributes.checkpoint_url: should be a valid string, and is empty: if it names an "
+        "environment variable, set that variable"
+    )
+
+
+SAID = {
+    "checkpoint_url": "a checkpoint URL: begin it with s3://",
+    "arroyo_api_url": "the URL of a server: begin it with http",
+    "deployment": "a name: use letters",
+    "owners.0": "an owner: team:NAME",
+    "schedules.gc": "a cron expression of possible times, such as",
+    "schedules.audit": "a cron expression of possible times, such as",
+    "window.between": "a time of day, as HH:MM-HH:MM",
+}
+
+
+@pytest.mark.parametrize("place", SAID)
+def test_the_schema_says_in_words_what_it_expects(place: str) -> None:
+    schema = Draft202012Validator(ArroyoStateComponent.model().model_json_schema())
+    (found,) = schema.iter_errors({"checkpoint_url": "/x", **WRONG[place][0]})
+    assert re.match(rf"['\"]{re.escape(SAID[place])}.* was expected$", found.message)
+
+
+NUMBERS = st.one_of(st.integers(0, 75).map(str), st.sampled_from(["00", "007", "*", "jan", "Mon"]))
+BANDS = st.one_of(NUMBERS, st.tuples(NUMBERS, NUMBERS).map("-".join))
+STEPPED = st.one_of(BANDS, st.tuples(BANDS, st.integers(0, 70).map(str)).map("/".join))
+PARTS = st.one_of(STEPPED, st.sampled_from(["?", "l", "L", "mon#2", "2#6", "5#1,6#1", "L5", "-1"]))
+LISTS = st.lists(PARTS, min_size=1, max_size=2).map(",".join)
+POSSIBLE = [st.integers(0, top).map(str) | st.just("*") for top in (59, 23, 31, 12, 7)]
+CRONS = st.one_of(
+    st.tuples(*POSSIBLE).map(" ".join),
+    st.tuples(*(st.one_of(one, one, one, LISTS) for one in POSSIBLE)).map(" ".join),
+    st.lists(LISTS, min_size=4, max_size=6).map(" ".join),
+    st.sampled_from(["@daily", "@Daily", "@reboot", "@daily ", " 0  0\t* * * ", ""]),
+)
+SURELY = re.compile(r"[0-9*,/\- ]+")
+
+
+@given(CRONS)
+def test_cron_expressions_are_those_that_dagster_accepts(text: str) -> None:
+    ours = re.search(CRON, text) is not None
+    if ours:
+        assert is_valid_cron_string(text)
+        assert cron_ticks(text)
+    elif is_valid_cron_string(text):
+        # What is refused beyond that: days that do not exist, and rare forms of names.
+        assert not SURELY.fullmatch(text) or not cron_ticks(text)
+
+
+def cron_ticks(text: str) -> bool:
+    """Whether an expression has a next time."""
+    try:
+        next(schedule_execution_time_iterator(0.0, text, "UTC"))
+    except Exception:
+        return False
+    return True
 
 
 def test_templates_are_allowed_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:

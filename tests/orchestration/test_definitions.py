@@ -18,6 +18,7 @@ from arroyo_dagster.errors import ArroyoStateError, ConflictError, InputError, S
 from arroyo_dagster.orchestration import failures
 from arroyo_dagster.orchestration.definitions import build_arroyo_definitions
 from arroyo_dagster.orchestration.failures import as_failure
+from arroyo_dagster.orchestration.own_assets import arroyo_assets
 from arroyo_dagster.orchestration.resources import ArroyoStateStore, SparkSessionResource
 from arroyo_dagster.orchestration.translator import ArroyoTableProps, DagsterArroyoTranslator
 
@@ -291,3 +292,19 @@ def test_only_a_session_that_was_started_here_is_stopped() -> None:
         with resource.yield_for_execution(context):
             resource._session, resource._created = session, managed
         assert session.stopped is stopped
+
+
+def test_dots_in_names_are_no_trouble_for_dagster_1_12(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It derives names of inputs from asset keys, as this replacement does."""
+    from dagster._core.definitions.decorators import decorator_assets_definition_builder as builder
+
+    def of_1_12(key: dg.AssetKey) -> str:
+        return "_".join(key.path).replace("-", "_")
+
+    monkeypatch.setattr(builder, "stringify_asset_key_to_input_name", of_1_12)
+    words = Path("examples/sdf/words/dataflow.yaml")
+    defs = build_arroyo_definitions("/x", deployment="eu.1", dataflows=[words])
+    dg.Definitions.validate_loadable(defs)
+    made = arroyo_assets([dg.AssetSpec("own")], deployment="eu.1", name="mine")
+    own = made(lambda arroyo_store: None)
+    assert own.asset_deps[dg.AssetKey("own")] == {dg.AssetKey(["arroyo", "eu.1", "checkpoint"])}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,20 @@ from arroyo_dagster.orchestration.definitions import build_arroyo_definitions
 from arroyo_dagster.orchestration.translator import DagsterArroyoTranslator
 from arroyo_dagster.state.model.health import HealthLimits
 from arroyo_dagster.state.model.layout import JobPaths
-from arroyo_dagster.state.planning.health_checks.checks import HEALTH_CHECKS
+from arroyo_dagster.state.model.settings import find_setting
+from arroyo_dagster.state.model.verify import AuditSettings
+from arroyo_dagster.state.planning.health_checks.checks import HEALTH_CHECKS, HealthCheck
+from arroyo_dagster.state.planning.verify.audit_checks import (
+    AUDIT_CHECKS,
+    RECENCY_CHECK,
+    AuditCheck,
+)
 from tests.fleets import SECOND, Written, protocol_job
 from tests.jobs import listing
 
 WORDS = Path("examples/sdf/words/dataflow.yaml")
 NAMES = {check.name for check in HEALTH_CHECKS}
+CHECKS = {check.name: check for check in (*HEALTH_CHECKS, *AUDIT_CHECKS, RECENCY_CHECK)}
 
 
 def job_of(deployed: Any, name: str, epochs: int = 14) -> JobPaths:
@@ -83,8 +92,20 @@ def test_limits_decide_and_are_shown(deployed: Any) -> None:
     deployed.build(health=HealthLimits(epochs=13))
     assert not checks_of(deployed.run("arroyo_health"))["epochs_expire"].passed
     spec = spec_of(deployed.defs, "epochs_expire")
-    assert spec.description.endswith("Limits: `epochs: 13`.")
+    assert "\n- Limits: `epochs: 13`\n" in spec.description
     assert spec.metadata["arroyo/epochs"] == 13
+
+
+def test_jobs_that_are_not_judged_do_not_count_as_passed(deployed: Any) -> None:
+    job_of(deployed, "good")
+    job_of(deployed, "young", epochs=3)
+    found = checks_of(deployed.run("arroyo_health"))["durations_usual"]
+    assert found.description == "2 jobs: 1 passed, 1 not judged"
+    counts = {name: one.value for name, one in found.metadata.items() if "/jobs_" in name}
+    assert counts == {"arroyo/jobs_passed": 1, "arroyo/jobs_not_judged": 1}
+    judged = checks_of(deployed.run("arroyo_health"))["newest_epoch_readable"]
+    assert judged.metadata["arroyo/jobs_passed"].value == 2
+    assert "arroyo/jobs_not_judged" not in judged.metadata
 
 
 def test_one_check_can_be_run_alone(deployed: Any) -> None:
@@ -106,6 +127,11 @@ def spec_of(defs: dg.Definitions, name: str) -> Any:
     return graph.get_check_spec(key)
 
 
+@pytest.fixture(scope="module")
+def defined() -> dg.Definitions:
+    return build_arroyo_definitions("/does/not/exist")
+
+
 class Served(DagsterArroyoTranslator):
     def docs_url(self) -> str:
         return "https://docs.example.com/"
@@ -120,17 +146,69 @@ def test_every_check_leads_to_its_entry_of_the_runbook(tmp_path: Path) -> None:
         graph = defs.resolve_asset_graph()
         for key in graph.asset_check_keys:
             assert f"\n### {key.name}\n" in runbook
-            shown = graph.get_check_spec(key).metadata["runbook"]
+            spec = graph.get_check_spec(key)
+            shown = spec.metadata["runbook"]
             assert shown in (
                 f"docs/operate/runbook.md, {key.name}",
                 dg.MetadataValue.url(f"https://docs.example.com/operate/runbook/#{key.name}"),
             )
+            # Dagster's pages show nothing of a check's metadata.
+            assert spec.description.splitlines()[-1] in (
+                f"- Runbook: `{key.name}` in docs/operate/runbook.md",
+                f"- Runbook: [{key.name}](https://docs.example.com/operate/runbook/#{key.name})",
+            )
 
 
-@pytest.mark.parametrize("name", sorted(NAMES))
+@pytest.mark.parametrize("name", sorted(CHECKS))
 def test_every_check_has_an_example_and_its_limits_in_the_units_of_users(
-    name: str, tmp_path: Path
+    name: str, defined: dg.Definitions
 ) -> None:
-    spec = spec_of(build_arroyo_definitions(str(tmp_path)), name)
-    assert spec.metadata["example"]
+    spec = spec_of(defined, name)
+    assert f"\n- Example: `{spec.metadata['example']}`\n" in spec.description
     assert not any("micros" in one for one in spec.metadata)
+    limits = CHECKS[name].limits
+    assert len([one for one in spec.metadata if one.startswith("arroyo/")]) == len(limits)
+    assert ("Limits: " in spec.description) == bool(limits)
+
+
+RUNBOOK = Path("docs/operate/runbook.md").read_text()
+
+
+@pytest.mark.parametrize("name", sorted(CHECKS))
+def test_the_severity_of_a_check_is_the_worst_of_its_findings_in_the_runbook(
+    name: str, defined: dg.Definitions
+) -> None:
+    worst = "error" if "error" in severities(name) else "warning"
+    assert CHECKS[name].severity.value == worst
+    assert spec_of(defined, name).metadata["severity"] == f"{worst} at worst"
+    assert f"\n- Severity: {worst} at worst\n" in spec_of(defined, name).description
+
+
+def severities(name: str) -> set[str]:
+    """The severities of all findings that the entry of a check leads to."""
+    entry = RUNBOOK.split(f"\n### {name}\n")[1].split("\n### ")[0]
+    codes = re.findall(r"`([a-z-]+)`", entry.split("**Do:**")[1])
+    found: set[str] = set()
+    for code in codes:
+        line = RUNBOOK.split(f"\n### {code}\n")[1].strip().splitlines()[0]
+        found |= {one.strip().lower() for one in line.split("*")[1].rstrip(".").split(",")}
+    return found or {"error"}  # restore_dry_run shows all that no other check does
+
+
+def line_of(check: HealthCheck | AuditCheck) -> str:
+    settings = HealthLimits if isinstance(check, HealthCheck) else AuditSettings
+    fields = [find_setting(settings, name) for name in check.limits]
+    limits = ", ".join(f"`{one.config}: {one.given_default:g}`" for one in fields)
+    return f"| `{check.name}` | {check.severity.value} | {limits or '–'} | {check.expects} |"
+
+
+def test_the_page_lists_every_check_with_its_severity_and_default_limits() -> None:
+    lines = Path("docs/dagster.md").read_text().splitlines()
+    head = "| Check | At worst | Default limits | Passes if |"
+    at = [number for number, line in enumerate(lines) if line == head]
+    shown = []
+    for start, checks in zip(at, (HEALTH_CHECKS, (*AUDIT_CHECKS, RECENCY_CHECK)), strict=True):
+        shown += lines[start + 2 : start + 2 + len(checks)]
+        assert not lines[start + 2 + len(checks)]
+    assert shown == [line_of(check) for check in CHECKS.values()]
+    assert len(shown) >= 25

@@ -256,7 +256,7 @@ def test_compaction_and_expiry_schedules_include_the_services(seen: Any) -> None
 
 def test_a_function_of_ones_own_may_make_the_states(deployed: Any) -> None:
     @sdf_dataflow_assets(words_dataflow(), name="mine")
-    def mine(context: dg.AssetExecutionContext, arroyo_store: dg.ResourceParam[Any]):  # type: ignore[no-untyped-def]
+    def mine(context, arroyo_store):  # type: ignore[no-untyped-def]
         yield from observe_states(context, arroyo_store, words_dataflow())
 
     run_words(deployed.store, random_words(60, 3))

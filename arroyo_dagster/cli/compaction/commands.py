@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import click
@@ -14,6 +12,7 @@ from arroyo_dagster.cli.common import open_to_read, open_url, spark_option, stor
 from arroyo_dagster.cli.compaction.group import compact
 from arroyo_dagster.cli.compaction.rewrite import (
     arroyo_options,
+    count_shards,
     print_left_out,
     print_rewrite,
     rewrite_json,
@@ -21,10 +20,12 @@ from arroyo_dagster.cli.compaction.rewrite import (
 )
 from arroyo_dagster.cli.directory import directory_of
 from arroyo_dagster.cli.rendering import (
-    format_progress,
+    print_beside_progress,
     print_json,
+    print_no_jobs,
     print_table,
     report,
+    show_progress,
 )
 from arroyo_dagster.cli.settings import settings_options
 from arroyo_dagster.errors import ArroyoStateError
@@ -37,7 +38,7 @@ from arroyo_dagster.state.model.compaction import (
     Forecast,
 )
 from arroyo_dagster.state.model.layout import JobPaths
-from arroyo_dagster.state.model.progress import OnProgress, no_progress
+from arroyo_dagster.state.model.progress import OnProgress, ProgressUnit
 from arroyo_dagster.state.model.rewrite import RewriteOutcome, RewritePlan
 from arroyo_dagster.state.model.settings import settings_from
 from arroyo_dagster.state.model.units import format_bytes
@@ -56,6 +57,7 @@ from arroyo_dagster.state.operations.compaction.rewrite_preconditions import (
     is_arroyo_job,
     list_objects,
 )
+from arroyo_dagster.state.operations.progress import counter
 from arroyo_dagster.state.planning.compaction.plan import most_outputs
 from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.store import ObjectStore
@@ -125,17 +127,22 @@ def forecast(
     paths = [find_job(store, job) for job in jobs] or list_jobs(store)
     plans: list[CompactionPlan | RewritePlan] = []
     problems: list[ArroyoStateError] = []
-    for one in paths:
-        try:
-            if is_arroyo_job(store, one):
-                plans.append(plan_rewrite(store, one, JobDirectory(), settings, sampled=sample))
-            else:
-                plans.append(plan_compaction(store, one, settings, sampled=sample))
-        except ArroyoStateError as error:
-            problems.append(error)
+    with show_progress(as_json=as_json) as on_progress:
+        count = counter(on_progress, "planned jobs", len(paths), ProgressUnit.JOBS)
+        for one in paths:
+            try:
+                if is_arroyo_job(store, one):
+                    plans.append(plan_rewrite(store, one, JobDirectory(), settings, sampled=sample))
+                else:
+                    plans.append(plan_compaction(store, one, settings, sampled=sample))
+            except ArroyoStateError as error:
+                problems.append(error)
+            count()
     plans.sort(key=lambda one: one.files_after - one.files_before)
     if as_json:
         print_json([_forecast_json(one) for one in plans])
+    elif not paths:
+        print_no_jobs(store)
     else:
         columns = ("job", "epoch", "files", "→", "bytes", "→ ", "files opened per subtask", "→  ")
         print_table(columns, [_forecast_line(one) for one in plans])
@@ -228,19 +235,20 @@ def run(
     settings = _settings(given)
     outcomes: list[CompactionOutcome | RewriteOutcome] = []
     problems: list[ArroyoStateError] = []
-    chosen = [find_job(store, job) for job in jobs]
-    listed = _listed_together(store, chosen) if yes and len(chosen) > 1 else {}
-    for paths in chosen:
+    wanted = [find_job(store, job) for job in jobs]
+    listed = _listed_together(store, wanted) if yes and len(wanted) > 1 else {}
+    for paths in wanted:
         try:
             if is_arroyo_job(store, paths) and yes:
-                since = listed.get(paths)
-                outcomes.append(_rewrite(store, paths, given, spark=spark, since=since))
+                with show_progress(as_json=as_json, name=paths.root) as on_progress:
+                    options = _rewrite_options(paths, given, spark, listed.get(paths), on_progress)
+                    outcomes.append(_rewrite(store, paths, given, options))
             elif is_arroyo_job(store, paths):
                 outcomes.append(_plan_rewrite(store, paths, given))
             elif yes:
-                with _progress(paths, shown=not as_json) as on_progress:
-                    options = CompactionOptions(wait_seconds=wait_seconds, on_progress=on_progress)
-                    outcomes.append(_compact(store, paths, settings, options, spark=spark))
+                with show_progress(as_json=as_json, name=paths.root) as on_progress:
+                    chosen = CompactionOptions(wait_seconds=wait_seconds, on_progress=on_progress)
+                    outcomes.append(_compact(store, paths, settings, chosen, spark=spark))
             else:
                 plan = plan_compaction(store, paths, settings)
                 outcomes.append(CompactionOutcome.of_plan(plan))
@@ -268,10 +276,9 @@ def _listed_together(store: ObjectStore, jobs: Sequence[JobPaths]) -> dict[JobPa
 
 def _sleep_and_report(paths: JobPaths) -> Callable[[float], None]:
     def sleep(seconds: float) -> None:
-        click.echo(
+        print_beside_progress(
             f"{paths.root}: waiting {seconds:.0f} s to make sure that Arroyo's cleanup has "
-            "finished (--quiet)",
-            err=True,
+            "finished (--quiet)"
         )
         time.sleep(seconds)
 
@@ -283,21 +290,26 @@ def _plan_rewrite(store: ObjectStore, paths: JobPaths, given: dict[str, Any]) ->
     return RewriteOutcome.of_plan(plan_rewrite(store, paths, directory, _settings(given)))
 
 
-def _rewrite(
-    store: ObjectStore,
+def _rewrite_options(
     paths: JobPaths,
     given: dict[str, Any],
-    *,
     spark: bool,
     since: ListedJob | None,
-) -> RewriteOutcome:
-    directory = directory_of(given["api"], given["database"], given["assume"], given["token"])
-    options = RewriteOptions(
+    on_progress: OnProgress,
+) -> RewriteOptions:
+    return RewriteOptions(
         run=runner(spark=spark),
         quiet_seconds=given["quiet_seconds"],
         quiet_since=since,
         sleep=_sleep_and_report(paths),
+        on_shard=count_shards(on_progress),
     )
+
+
+def _rewrite(
+    store: ObjectStore, paths: JobPaths, given: dict[str, Any], options: RewriteOptions
+) -> RewriteOutcome:
+    directory = directory_of(given["api"], given["database"], given["assume"], given["token"])
     return run_rewrite(store, paths, directory, _settings(given), options)
 
 
@@ -315,18 +327,6 @@ def _compact(
     from arroyo_dagster.spark.session import get_session
 
     return run_compaction_on_spark(lambda: get_session()[0], store, paths, settings, options)
-
-
-@contextmanager
-def _progress(paths: JobPaths, *, shown: bool) -> Iterator[OnProgress]:
-    """Yield a progress callback that updates a line on a terminal, and is silent elsewhere."""
-    if not shown or not sys.stderr.isatty():
-        yield no_progress
-        return
-    yield lambda progress: click.echo(
-        f"\r\x1b[K{paths.root}: {format_progress(progress)}", nl=False, err=True
-    )
-    click.echo("\r\x1b[K", nl=False, err=True)
 
 
 def _outcome_json(outcome: CompactionOutcome | RewriteOutcome) -> dict[str, Any]:

@@ -16,7 +16,13 @@ from arroyo_dagster.cli.settings import settings_options
 from arroyo_dagster.state.codec.plans import plan_to_json
 from arroyo_dagster.state.model.compaction import Forecast, LeftOut
 from arroyo_dagster.state.model.layout import JobPaths
-from arroyo_dagster.state.model.rewrite import QuietSettings, RewriteOutcome, RewritePlan
+from arroyo_dagster.state.model.progress import OnProgress, Progress, ProgressUnit
+from arroyo_dagster.state.model.rewrite import (
+    QuietSettings,
+    RewriteOutcome,
+    RewritePlan,
+    RewriteShard,
+)
 from arroyo_dagster.state.model.units import format_bytes
 from arroyo_dagster.state.operations.catalog.jobs import find_job
 from arroyo_dagster.state.operations.compaction.rewrite import (
@@ -28,6 +34,7 @@ from arroyo_dagster.state.operations.compaction.rewrite_undo import (
     plan_undo,
     run_undo,
 )
+from arroyo_dagster.state.operations.progress import timed
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -83,6 +90,22 @@ def runner(*, spark: bool) -> RunRewrites:
     from arroyo_dagster.spark.session import get_session
 
     return rewrites_on_spark(lambda: get_session()[0])
+
+
+def count_shards(report: OnProgress) -> Callable[[RewriteShard | LeftOut, int], None]:
+    """Return what counts the finished parts of a rewrite, for `RewriteOptions.on_shard`."""
+    report_timed, done = timed(report), 0
+
+    def count(_: RewriteShard | LeftOut, left: int) -> None:
+        nonlocal done
+        done += 1
+        report_timed(
+            Progress(
+                step="rewritten shards", done=done, total=done + left, unit=ProgressUnit.SHARDS
+            )
+        )
+
+    return count
 
 
 def rewrite_json(outcome: RewriteOutcome) -> dict[str, Any]:

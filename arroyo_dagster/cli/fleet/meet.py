@@ -11,7 +11,13 @@ import click
 from arroyo_dagster.cli.common import EXIT_FINDINGS, open_to_read, store_options
 from arroyo_dagster.cli.directory import directory_of_environment, directory_options
 from arroyo_dagster.cli.fleet.group import fleet
-from arroyo_dagster.cli.rendering import print_json, print_table, report
+from arroyo_dagster.cli.rendering import (
+    print_json,
+    print_no_jobs,
+    print_table,
+    report,
+    show_progress,
+)
 from arroyo_dagster.cli.settings import Duration, NamedSetting
 from arroyo_dagster.state.model.compaction import Forecast
 from arroyo_dagster.state.model.rewrite import RewritePlan
@@ -84,9 +90,12 @@ def meet(
     directory = directory_of_environment(api, database, assume)
     store = open_to_read(url)
     wanted = [find_job(store, job) for job in jobs] or list_jobs(store)
-    found = propose_maintenance(store, wanted, level, directory, chosen)
+    with show_progress(as_json=as_json) as on_progress:
+        found = propose_maintenance(store, wanted, level, directory, chosen, on_progress)
     if as_json:
         print_json([_json(one) for one in found])
+    elif not wanted:
+        print_no_jobs(store)
     else:
         _print(found)
     report([one.problem for one in found])

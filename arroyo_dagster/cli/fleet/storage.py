@@ -11,8 +11,7 @@ import click
 from arroyo_dagster.cli.common import open_to_read, store_options
 from arroyo_dagster.cli.directory import directory_of_environment, directory_options
 from arroyo_dagster.cli.fleet.group import fleet
-from arroyo_dagster.cli.gc.rendering import print_progress
-from arroyo_dagster.cli.rendering import age, print_json, print_table, report
+from arroyo_dagster.cli.rendering import age, print_json, print_table, report, show_progress
 from arroyo_dagster.cli.settings import Duration, NamedSetting
 from arroyo_dagster.state.codec.iso_times import iso_micros
 from arroyo_dagster.state.model.settings import settings_from
@@ -22,7 +21,6 @@ from arroyo_dagster.state.operations.catalog.fleet import (
     find_abandoned,
     job_costs,
 )
-from arroyo_dagster.state.operations.progress import heartbeat
 from arroyo_dagster.state.planning.costs import Prices
 from arroyo_dagster.state.planning.fleet.abandoned import PrefixVerdict, Usage
 from arroyo_dagster.state.planning.fleet.tenants import (
@@ -70,7 +68,7 @@ def abandoned(
     """
     directory = directory_of_environment(api, database, assume)
     store = open_to_read(url)
-    with heartbeat(print_progress(as_json=as_json)) as on_progress:
+    with show_progress(as_json=as_json) as on_progress:
         found = find_abandoned(
             store, directory, budget_seconds=budget.total_seconds(), on_progress=on_progress
         )
@@ -171,7 +169,7 @@ def cost(
     charged = settings_from(Prices, dict(prices))
     directory = directory_of_environment(api, database, assume)
     store = open_to_read(url)
-    with heartbeat(print_progress(as_json=as_json)) as on_progress:
+    with show_progress(as_json=as_json) as on_progress:
         jobs, problems = job_costs(
             store,
             expression,

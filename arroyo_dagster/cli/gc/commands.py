@@ -18,10 +18,9 @@ from arroyo_dagster.cli.gc.options import find_any_job
 from arroyo_dagster.cli.gc.rendering import (
     outcome_json,
     print_outcome,
-    print_progress,
 )
-from arroyo_dagster.cli.rendering import print_json
-from arroyo_dagster.cli.settings import setting_option, settings_options
+from arroyo_dagster.cli.rendering import print_json, show_progress
+from arroyo_dagster.cli.settings import FiniteRange, setting_option, settings_options
 from arroyo_dagster.errors import InputError
 from arroyo_dagster.state.codec.gc import decode_gc_plan, gc_plan_to_json
 from arroyo_dagster.state.codec.records import encode_json
@@ -42,7 +41,6 @@ from arroyo_dagster.state.operations.gc.execute import (
 )
 from arroyo_dagster.state.operations.gc.plan import GcRequest, plan_gc
 from arroyo_dagster.state.operations.gc.steps import Pace
-from arroyo_dagster.state.operations.progress import heartbeat
 from arroyo_dagster.state.planning.gc.dead_jobs import UNREADABLE
 from arroyo_dagster.state.storage.store import ObjectStore
 
@@ -90,6 +88,8 @@ def _asked(kind: str, given: Mapping[str, Any], plan: GcPlan | None = None) -> G
     retention = None
     if retains:
         retention = settings_from(Retention, given)
+    elif chosen is PlanKind.EXPIRE and plan is None:
+        raise click.UsageError("`expire` needs --keep N, --keep-for AGE, or both")
     elif chosen is PlanKind.EXPIRE:
         retention = Retention(
             keep_epochs=rule.get("keep_epochs"), keep_micros=rule.get("keep_micros")
@@ -147,7 +147,7 @@ def plan_command(
 @spark_option("Delete on Spark's workers if there are many objects.")
 @click.option(
     "--rate",
-    type=click.FloatRange(0, min_open=True),
+    type=FiniteRange(0, min_open=True),
     help="Send at most this many requests per second.",
 )
 @_plan_options
@@ -176,12 +176,13 @@ def run_command(
     plan = None if plan_file is None else _stored_plan(plan_file, paths)
     request = _asked(kind, asked, plan)
     if yes:
-        options = GcOptions(
-            quarantine=quarantine,
-            pace=Pace(batches_per_second=rate),
-            on_progress=print_progress(as_json=as_json),
-        )
-        outcome = _executed(store, paths, request, options, plan, spark)
+        with show_progress(as_json=as_json) as on_progress:
+            options = GcOptions(
+                quarantine=quarantine,
+                pace=Pace(batches_per_second=rate),
+                on_progress=on_progress,
+            )
+            outcome = _executed(store, paths, request, options, plan, spark)
     else:
         outcome = GcOutcome.of_plan(plan or _planned(store, paths, request, as_json))
     if as_json:
@@ -198,7 +199,7 @@ def _stored_plan(path: Path, paths: JobPaths) -> GcPlan:
 
 
 def _planned(store: ObjectStore, paths: JobPaths, request: GcRequest, as_json: bool) -> GcPlan:
-    with heartbeat(print_progress(as_json=as_json)) as on_progress:
+    with show_progress(as_json=as_json) as on_progress:
         return plan_gc(store, paths, request, on_progress=on_progress)
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import click
 
 from arroyo_dagster.cli.common import main, open_to_read, open_url, store_options
-from arroyo_dagster.cli.rendering import print_json
+from arroyo_dagster.cli.rendering import print_json, show_progress
 from arroyo_dagster.cli.settings import setting_option
 from arroyo_dagster.state.codec.gc import gc_plan_to_json
 from arroyo_dagster.state.model.garbage import Retention
 from arroyo_dagster.state.model.units import format_bytes
 from arroyo_dagster.state.operations.catalog.jobs import find_job
-from arroyo_dagster.state.operations.gc.execute import GcOutcome, run_gc
+from arroyo_dagster.state.operations.gc.execute import GcOptions, GcOutcome, run_gc
 from arroyo_dagster.state.operations.gc.expire import to_keep
 from arroyo_dagster.state.operations.gc.plan import plan_gc
 
@@ -33,10 +33,12 @@ def expire(job: str, keep_epochs: int, yes: bool, url: str | None, as_json: bool
     store = open_url(url) if yes else open_to_read(url)
     paths = find_job(store, job)
     request = to_keep(keep_epochs)
-    if yes:
-        outcome = run_gc(store, paths, request)
-    else:
-        outcome = GcOutcome.of_plan(plan_gc(store, paths, request))
+    with show_progress(as_json=as_json) as on_progress:
+        if yes:
+            outcome = run_gc(store, paths, request, GcOptions(on_progress=on_progress))
+        else:
+            plan = plan_gc(store, paths, request, on_progress=on_progress)
+            outcome = GcOutcome.of_plan(plan)
     plan = outcome.plan
     kept_epochs = plan.proof.epochs - len(plan.epochs)
     if as_json:

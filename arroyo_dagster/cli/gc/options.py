@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import time
 
-import click
-
+from arroyo_dagster.cli.rendering import print_beside_progress
 from arroyo_dagster.errors import NotFoundError
 from arroyo_dagster.state.model.ids import JobId, PipelineId
 from arroyo_dagster.state.model.layout import JobPaths
@@ -26,9 +25,8 @@ def find_any_job(store: ObjectStore, name: str) -> JobPaths:
 
 
 def wait_for_deletions(seconds: float) -> None:
-    click.echo(
+    print_beside_progress(
         f"the epoch is outside its job's retention: waiting {seconds:.0f} seconds for deletions "
-        "in flight",
-        err=True,
+        "in flight"
     )
     time.sleep(seconds)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+from collections.abc import Sequence
 
 import click
 
@@ -13,10 +14,11 @@ from arroyo_dagster.cli.gc.rendering import (
     format_undelete,
     moved_json,
 )
-from arroyo_dagster.cli.rendering import clock, print_json, print_table
+from arroyo_dagster.cli.rendering import clock, print_json, print_table, show_progress
 from arroyo_dagster.cli.settings import Duration, format_duration
 from arroyo_dagster.state.model.garbage import (
     PURGE_MICROS,
+    Moved,
 )
 from arroyo_dagster.state.operations.gc.quarantine import list_quarantines, purge
 from arroyo_dagster.state.operations.gc.undelete import UndeleteOptions, plan_undelete, run_undelete
@@ -61,8 +63,11 @@ def undelete_command(
             print_table(columns, lines)
         return
     plan = plan_undelete(store, paths, quarantine)
-    options = UndeleteOptions(sleep=wait_for_deletions)
-    moved = run_undelete(store, paths, quarantine, options) if yes else plan.objects
+    moved: Sequence[Moved] = plan.objects
+    if yes:
+        with show_progress(as_json=as_json) as on_progress:
+            options = UndeleteOptions(sleep=wait_for_deletions, on_progress=on_progress)
+            moved = run_undelete(store, paths, quarantine, options)
     if as_json:
         fields = {"quarantines": plan.quarantines, "incomplete_epochs": plan.incomplete}
         print_json({"done": yes, "objects": [moved_json(one) for one in moved], **fields})

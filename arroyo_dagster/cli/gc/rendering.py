@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from arroyo_dagster.cli.rendering import format_progress, print_table
+from arroyo_dagster.cli.rendering import print_table
 from arroyo_dagster.state.codec.gc import gc_plan_to_json
 from arroyo_dagster.state.model.garbage import GcPlan, JobPins, Moved, PlanKind, UndeletePlan
-from arroyo_dagster.state.model.progress import OnProgress, Progress
 from arroyo_dagster.state.model.units import format_bytes
 
 if TYPE_CHECKING:
@@ -20,8 +18,6 @@ if TYPE_CHECKING:
     from arroyo_dagster.state.operations.gc.journal import JournalEntry
     from arroyo_dagster.state.operations.gc.journal_check import JournalCheck
     from arroyo_dagster.state.planning.gc.orphans import Reason
-
-PROGRESS_SECONDS = 5.0
 
 
 def outcome_json(outcome: GcOutcome) -> dict[str, Any]:
@@ -92,20 +88,6 @@ def format_undelete(plan: UndeletePlan, moved: Sequence[Moved], *, done: bool) -
             "`arroyo-state verify` first"
         )
     return "\n".join(lines)
-
-
-def print_progress(*, as_json: bool) -> OnProgress:
-    """Print the progress of a run to stderr every five seconds."""
-    last = time.monotonic()
-
-    def show(progress: Progress) -> None:
-        nonlocal last
-        if as_json or time.monotonic() - last < PROGRESS_SECONDS:
-            return
-        last = time.monotonic()
-        click.echo(format_progress(progress), err=True)
-
-    return show
 
 
 def reasons_json(reasons: Reasons) -> dict[str, Any]:

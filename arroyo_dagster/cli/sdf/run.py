@@ -15,6 +15,7 @@ from arroyo_dagster.cli.common import NO_EFFECT, open_url, spark_option, store_o
 from arroyo_dagster.cli.rendering import print_json
 from arroyo_dagster.cli.sdf.files import allow_functions, load_dataflow, loading_options
 from arroyo_dagster.cli.sdf.group import sdf
+from arroyo_dagster.cli.settings import FiniteRange
 from arroyo_dagster.dataflow.definition.definition import Dataflow
 from arroyo_dagster.dataflow.in_process import (
     DataflowOptions,
@@ -74,7 +75,7 @@ _ENDLESS_INTERVAL = 1.0
 @click.option("--until-idle", is_flag=True, help="Stop when the sources have nothing new.")
 @click.option(
     "--interval",
-    type=click.FloatRange(0),
+    type=FiniteRange(0),
     metavar="SECONDS",
     help="The minimum time between two epochs. Default: 1 if a source has no end, else 0.",
 )

@@ -31,6 +31,7 @@ from arroyo_dagster.orchestration.translator import (
     FLEET,
     OPERATOR_METADATA,
     Naming,
+    specified_assets,
 )
 from arroyo_dagster.state.model.clock import wall_clock
 from arroyo_dagster.state.model.job_facts import JobCondition
@@ -71,7 +72,7 @@ def build_catalogue(naming: Naming) -> dg.AssetsDefinition:
     """
     keys = {naming.key(name): name for name in (EPOCH_CATALOG, OPERATOR_METADATA)}
 
-    @dg.multi_asset(
+    @specified_assets(
         name=naming.name("arroyo_catalog"),
         specs=[naming.spec(name, deps=[CHECKPOINT]) for name in keys.values()],
         can_subset=True,
@@ -373,7 +374,7 @@ def build_fleet(
         tenants: who pays for what; None = the overview names no tenants.
     """
 
-    @dg.multi_asset(
+    @specified_assets(
         name=naming.name("arroyo_fleet_overview"),
         specs=[naming.spec(FLEET, deps=[CHECKPOINT], partitioned=False)],
         check_specs=fleet_check_specs(naming, recent),

@@ -7,16 +7,15 @@ import dagster as dg
 
 from arroyo_dagster.errors import ArroyoStateError
 from arroyo_dagster.orchestration import rendering as shown
-from arroyo_dagster.orchestration.catalog.fleet_checks import fleet_check_result
+from arroyo_dagster.orchestration.catalog.fleet_checks import fleet_check_result, judged_check_spec
 from arroyo_dagster.orchestration.failures import as_failure, fail
 from arroyo_dagster.orchestration.resources import ArroyoStateStore
-from arroyo_dagster.orchestration.translator import AUDIT, EPOCH_CATALOG, Naming
+from arroyo_dagster.orchestration.translator import AUDIT, EPOCH_CATALOG, Naming, specified_assets
 from arroyo_dagster.state.model.clock import wall_clock
-from arroyo_dagster.state.model.units import format_micros
 from arroyo_dagster.state.model.verify import AuditSettings
 from arroyo_dagster.state.planning.verify.audit_checks import (
     AUDIT_CHECKS,
-    AUDITED_RECENTLY,
+    RECENCY_CHECK,
     AuditedJob,
     audit_verdict,
     recency_verdict,
@@ -34,10 +33,13 @@ def build_audit(naming: Naming, settings: AuditSettings) -> dg.AssetsDefinition:
     """
     asset = naming.key(AUDIT)
 
-    @dg.multi_asset(
+    @specified_assets(
         name=naming.name("arroyo_audit_jobs"),
         specs=[naming.spec(AUDIT, deps=[EPOCH_CATALOG], partitioned=False)],
-        check_specs=_specs(naming, settings),
+        check_specs=[
+            judged_check_spec(check, naming, AUDIT, settings)
+            for check in (*AUDIT_CHECKS, RECENCY_CHECK)
+        ],
         can_subset=True,
     )
     @naming.bind
@@ -89,23 +91,9 @@ def build_audit(naming: Naming, settings: AuditSettings) -> dg.AssetsDefinition:
 def _verdict(
     name: str, jobs: Sequence[str], audited: Mapping[str, AuditedJob], settings: AuditSettings
 ) -> FleetVerdict:
-    if name == AUDITED_RECENTLY:
+    if name == RECENCY_CHECK.name:
         return recency_verdict(jobs, audited, wall_clock(), settings.recent_micros)
     return audit_verdict(_CHECKS[name], jobs, audited)
-
-
-def _specs(naming: Naming, settings: AuditSettings) -> list[dg.AssetCheckSpec]:
-    specs = [
-        naming.check_spec(
-            check.name,
-            AUDIT,
-            check.expects + (f" Found from level {check.level} on." if check.level else ""),
-            metadata={"example": check.example},
-        )
-        for check in AUDIT_CHECKS
-    ]
-    recency = f"Each job was audited in the last {format_micros(settings.recent_micros)}."
-    return [*specs, naming.check_spec(AUDITED_RECENTLY, AUDIT, recency)]
 
 
 def _metadata(

@@ -27,9 +27,14 @@ from arroyo_dagster.orchestration.rendering import TABLE_ROWS, table, time_of_da
 from arroyo_dagster.orchestration.resources import ArroyoStateStore
 from arroyo_dagster.orchestration.translator import CHECKPOINT, FLEET, Naming
 from arroyo_dagster.state.model.clock import wall_clock
+from arroyo_dagster.state.model.health import HealthLimits
 from arroyo_dagster.state.model.job_facts import JobCondition
 from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.model.settings import find_setting
+from arroyo_dagster.state.model.verify import AuditSettings
+from arroyo_dagster.state.planning.health_checks.checks import HealthCheck
 from arroyo_dagster.state.planning.verify import fleet as fleet_health
+from arroyo_dagster.state.planning.verify.audit_checks import AuditCheck
 from arroyo_dagster.state.planning.verify.findings import Finding
 from arroyo_dagster.state.planning.verify.fleet import (
     CheckedJob,
@@ -278,11 +283,45 @@ def fleet_check_result(
         passed=not verdict.findings,
         description=str(found),
         metadata={
-            "arroyo/jobs_passed": len(found.lines) - len(found.offenders),
+            "arroyo/jobs_passed": found.passed,
+            "arroyo/jobs_not_judged": found.not_judged or None,
             **(metadata or {}),
             "arroyo/found": None,  # what is said of the offenders
             "offenders": _offenders(found),
             "jobs": table(_line(one, when) for one in found.lines),
+        },
+    )
+
+
+def judged_check_spec(
+    check: HealthCheck | AuditCheck,
+    naming: Naming,
+    table: str,
+    settings: HealthLimits | AuditSettings,
+) -> dg.AssetCheckSpec:
+    """Return the spec of a check of the health or the audits of all jobs: what it expects, its
+    limits in the units of users, the severity of its worst findings, and the text of a finding.
+    """
+    fields = (find_setting(type(settings), name) for name in check.limits)
+    limits = {one.config: one.in_units(getattr(settings, one.name)) for one in fields}
+    listed = ", ".join(f"`{name}: {value:g}`" for name, value in limits.items())
+    level = check.level if isinstance(check, AuditCheck) else 0
+    severity = f"{check.severity.value} at worst"
+    details = [
+        f"Found from level {level} on" if level else "",
+        f"Limits: {listed}" if listed else "",
+        f"Severity: {severity}",
+        f"Example: `{check.example}`",
+    ]
+    return naming.check_spec(
+        check.name,
+        table,
+        check.expects,
+        details=[*filter(None, details)],
+        metadata={
+            **{f"arroyo/{name}": value for name, value in limits.items()},
+            "severity": severity,
+            "example": check.example,
         },
     )
 

@@ -6,17 +6,15 @@ from typing import Any
 import dagster as dg
 
 from arroyo_dagster.orchestration import rendering as shown
-from arroyo_dagster.orchestration.catalog.fleet_checks import fleet_check_result
+from arroyo_dagster.orchestration.catalog.fleet_checks import fleet_check_result, judged_check_spec
 from arroyo_dagster.orchestration.directory import ArroyoDirectory
 from arroyo_dagster.orchestration.failures import as_failure
 from arroyo_dagster.orchestration.resources import ArroyoStateStore
-from arroyo_dagster.orchestration.translator import EPOCH_CATALOG, HEALTH, Naming
+from arroyo_dagster.orchestration.translator import EPOCH_CATALOG, HEALTH, Naming, specified_assets
 from arroyo_dagster.state.model.health import HealthLimits
-from arroyo_dagster.state.model.settings import find_setting
 from arroyo_dagster.state.model.units import format_bytes
 from arroyo_dagster.state.planning.health_checks.checks import (
     HEALTH_CHECKS,
-    HealthCheck,
     JobHealth,
     fleet_verdict,
 )
@@ -30,10 +28,10 @@ def build_health(naming: Naming, limits: HealthLimits) -> dg.AssetsDefinition:
     """
     asset = naming.key(HEALTH)
 
-    @dg.multi_asset(
+    @specified_assets(
         name=naming.name("arroyo_health_checks"),
         specs=[naming.spec(HEALTH, deps=[EPOCH_CATALOG], partitioned=False)],
-        check_specs=[_spec(check, naming, limits) for check in HEALTH_CHECKS],
+        check_specs=[judged_check_spec(check, naming, HEALTH, limits) for check in HEALTH_CHECKS],
         can_subset=True,
     )
     @naming.bind
@@ -62,23 +60,6 @@ def build_health(naming: Naming, limits: HealthLimits) -> dg.AssetsDefinition:
             yield fleet_check_result(fleet_verdict(key.name, jobs), key.name, asset)
 
     return arroyo_health_checks
-
-
-def _spec(check: HealthCheck, naming: Naming, limits: HealthLimits) -> dg.AssetCheckSpec:
-    obeyed = {
-        field.config: field.in_units(getattr(limits, field.name))
-        for field in (find_setting(HealthLimits, name) for name in check.limits)
-    }
-    listed = ", ".join(f"`{name}: {value:g}`" for name, value in obeyed.items())
-    return naming.check_spec(
-        check.name,
-        HEALTH,
-        check.expects + (f" Limits: {listed}." if listed else ""),
-        metadata={
-            **{f"arroyo/{name}": value for name, value in obeyed.items()},
-            "example": check.example,
-        },
-    )
 
 
 def _metadata(jobs: Sequence[JobHealth]) -> dict[str, Any]:

@@ -5,8 +5,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from arroyo_dagster.orchestration.directory import ArroyoDirectory
+from arroyo_dagster.orchestration.rendering import number
 from arroyo_dagster.orchestration.resources import ArroyoStateStore
 from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.model.units import format_bytes
 from arroyo_dagster.state.planning.costs import LIST_PRICES, Prices
 from arroyo_dagster.state.planning.fleet.tenants import TenantExpression, costs_by_tenant
 
@@ -47,10 +49,10 @@ def tenant_lines(
         yield {
             "tenant": one.tenant,
             "jobs": len(one.jobs),
-            "bytes": sum(job.size_bytes for job in one.jobs),
-            "files": sum(job.objects for job in one.jobs),
-            "writes a day": round(sum(job.writes_a_day for job in one.jobs)),
-            "USD a month": round(one.month_usd, 2),
-            "storage": round(one.storage_usd, 2),
-            "requests": round(one.requests_usd, 2),
+            "size": format_bytes(sum(job.size_bytes for job in one.jobs)),
+            "files": number(sum(job.objects for job in one.jobs)),
+            "writes a day": number(round(sum(job.writes_a_day for job in one.jobs))),
+            "USD a month": f"{one.month_usd:,.2f}",
+            "storage": f"{one.storage_usd:,.2f}",
+            "requests": f"{one.requests_usd:,.2f}",
         }

@@ -22,7 +22,12 @@ from arroyo_dagster.orchestration.partitions import job_of
 from arroyo_dagster.orchestration.resources import ArroyoStateStore
 from arroyo_dagster.orchestration.runners import MaintenanceRunner
 from arroyo_dagster.orchestration.settings import configured, setting_field, settings_config
-from arroyo_dagster.orchestration.translator import COMPACTED_STATE, OPERATOR_METADATA, Naming
+from arroyo_dagster.orchestration.translator import (
+    COMPACTED_STATE,
+    OPERATOR_METADATA,
+    Naming,
+    specified_assets,
+)
 from arroyo_dagster.state.model.compaction import (
     AdoptionSettings,
     CompactionSettings,
@@ -60,7 +65,7 @@ def build_compacted_state(naming: Naming) -> dg.AssetsDefinition:
     """Build the asset of a job's merged files, with the checks of a compaction."""
     key = naming.key(COMPACTED_STATE)
 
-    @dg.multi_asset(
+    @specified_assets(
         name=naming.name("arroyo_compacted_state"),
         specs=[
             naming.spec(COMPACTED_STATE, deps=[OPERATOR_METADATA]).replace_attributes(

@@ -19,9 +19,15 @@ from arroyo_dagster.orchestration import rendering as shown
 from arroyo_dagster.orchestration.catalog.checks import RESTORABLE, check_result
 from arroyo_dagster.orchestration.dataflow.graph import DagsterSdfTranslator, SdfGraph
 from arroyo_dagster.orchestration.failures import as_failure
+from arroyo_dagster.orchestration.own_assets import user_step
 from arroyo_dagster.orchestration.resources import ArroyoStateStore
 from arroyo_dagster.orchestration.schedules import BACKGROUND_TAGS
-from arroyo_dagster.orchestration.translator import Naming, runbook_metadata
+from arroyo_dagster.orchestration.translator import (
+    Naming,
+    check_description,
+    runbook_metadata,
+    specified_assets,
+)
 from arroyo_dagster.state.model.clock import wall_clock
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.units import format_bytes
@@ -86,10 +92,12 @@ def sdf_dataflow_assets(
 ) -> Callable[[Callable[..., Any]], dg.AssetsDefinition]:
     """Make the states of a dataflow the assets of a function, with their checks.
 
-        @sdf_dataflow_assets("dataflow.yaml") def words(context, arroyo_store):
+        @sdf_dataflow_assets("dataflow.yaml")
+        def words(context, arroyo_store):
             yield from observe_states(context, arroyo_store, "dataflow.yaml")
 
-    States that are not read, or have not changed, are not materialized.
+    The function takes resources as one of `arroyo_assets` does. States that are not read, or have
+    not changed, are not materialized.
 
     Args:
         file: the dataflow.yaml, or the definition itself.
@@ -99,13 +107,14 @@ def sdf_dataflow_assets(
     Raises:
         InvalidDefinition: the file has errors.
     """
-    return _states_of(load_graph(file, translator), name)
+    states = _states_of(load_graph(file, translator), name)
+    return lambda function: states(user_step(function))
 
 
 def _states_of(
     graph: SdfGraph, name: str | None = None, docs_url: str | None = None
 ) -> Callable[[Callable[..., Any]], dg.AssetsDefinition]:
-    return dg.multi_asset(
+    return specified_assets(
         name=name or f"{graph.op_name}_states",
         specs=[spec.replace_attributes(skippable=True) for spec in graph.state_specs()],
         check_specs=_check_specs(graph, docs_url),
@@ -118,7 +127,7 @@ def _check_specs(graph: SdfGraph, docs_url: str | None) -> list[dg.AssetCheckSpe
         dg.AssetCheckSpec(
             name,
             asset=graph.key_of(state),
-            description=description,
+            description=check_description(description, name, docs_url),
             metadata=runbook_metadata(name, docs_url),
         )
         for state in graph.owned

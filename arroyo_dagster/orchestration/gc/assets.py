@@ -35,6 +35,7 @@ from arroyo_dagster.orchestration.translator import (
     ORPHANS,
     RETAINED_EPOCHS,
     Naming,
+    specified_assets,
 )
 from arroyo_dagster.state.model.garbage import DeletionSettings, GraceSettings, PlanKind, Retention
 from arroyo_dagster.state.model.leases import EXPIRED_SECONDS
@@ -135,7 +136,7 @@ def build_collection(naming: Naming, kind: PlanKind) -> dg.AssetsDefinition:
         naming.spec(found.table, deps=[plan_table]).replace_attributes(skippable=True),
     ]
 
-    @dg.multi_asset(
+    @specified_assets(
         name=naming.name(f"arroyo_{found.table}"),
         specs=specs,
         check_specs=[
@@ -322,7 +323,7 @@ def build_gc_journal(naming: Naming) -> dg.AssetsDefinition:
     deps = [found.table for found in _KINDS.values()]
     spec = naming.spec(GC_JOURNAL, deps=deps).replace_attributes(skippable=True)
 
-    @dg.multi_asset(
+    @specified_assets(
         name=naming.name("arroyo_gc_journal"), specs=[spec], pool=naming.name("arroyo_gc")
     )
     @naming.bind

@@ -28,7 +28,14 @@ from arroyo_dagster.orchestration.runners import InProcessRunner, MaintenanceRun
 from arroyo_dagster.orchestration.secrets import as_variable
 from arroyo_dagster.orchestration.settings import setting_field, settings_config
 from arroyo_dagster.orchestration.yaml.model import YamlModel
-from arroyo_dagster.orchestration.yaml.texts import Cron, Options, Secret, TimeZone, Window
+from arroyo_dagster.orchestration.yaml.texts import (
+    Cron,
+    Options,
+    Secret,
+    TimeZone,
+    Window,
+    texts_of_form,
+)
 from arroyo_dagster.state.model.health import HealthLimits
 from arroyo_dagster.state.model.settings import setting_fields, settings_from
 from arroyo_dagster.state.model.verify import AuditSettings
@@ -350,5 +357,11 @@ class Checks(YamlModel):
         )
 
 
-Owner = Annotated[str, Field(pattern=r"^(team:[A-Za-z0-9_-]+|[^@\s]+@[^@\s]+\.[^@\s]+)$")]
+Owner = Annotated[
+    str,
+    *texts_of_form(
+        r"^(team:[A-Za-z0-9_-]+|[^@\s]+@[^@\s]+\.[^@\s]+)$",
+        "an owner: team:NAME, or an e-mail address",
+    ),
+]
 """`team:NAME`, or an e-mail address."""

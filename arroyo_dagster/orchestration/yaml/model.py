@@ -169,7 +169,10 @@ def _message(error: Mapping[str, Any], model: type[BaseModel]) -> str:
         return "required"
     if error["type"] != "extra_forbidden":
         text = str(error["msg"]).removeprefix("Value error, ").removeprefix("Input ")
-        return text[:1].lower() + text[1:]
+        text = text[:1].lower() + text[1:]
+        if error["input"] is None:
+            return f"{text}, and is empty: if it names an environment variable, set that variable"
+        return text
     known = sorted(_fields_at(model, error["loc"][:-1]))
     return f"there is no such field; {_closest(str(error['loc'][-1]), known)}"
 

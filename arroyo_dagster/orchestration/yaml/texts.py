@@ -13,9 +13,8 @@ from pydantic import AfterValidator, Field
 from arroyo_dagster.errors import InputError
 from arroyo_dagster.orchestration.compaction.daily_window import DailyWindow
 from arroyo_dagster.orchestration.secrets import named_in_template
+from arroyo_dagster.orchestration.yaml.cron import CRON
 
-_MACRO = r"@(hourly|daily|midnight|weekly|monthly|yearly|annually)"
-_CRON = rf"^\s*({_MACRO}|[^\s@]\S*(\s+\S+){{4}})\s*$"
 _BETWEEN = r"^\s*([01]?[0-9]|2[0-3]):[0-5][0-9]\s*-\s*([01]?[0-9]|2[0-3]):[0-5][0-9]\s*$"
 _CHECKPOINT_URL = (
     r"^([^:]+|/.*|file:/.*|memory://.*|[sS]3[aA]?://.*|[sS]3[aA]?::https?://.*|[rR]2://.*"
@@ -34,13 +33,24 @@ class _Form:
         return {**handler(core_schema), **self.schema()}
 
 
-def _pattern(pattern: str, problem: str) -> tuple[AfterValidator, _Form]:
+def texts_of_form(pattern: str, expected: str) -> tuple[AfterValidator, _Form]:
+    """Return what restricts a text to a form, in both ways.
+
+    Args:
+        expected: with its article, for example `a name: use letters`.
+    """
+
     def check(text: str) -> str:
         if not re.search(pattern, text):
-            raise ValueError(problem)
+            raise ValueError(f"not {expected}")
         return text
 
-    return AfterValidator(check), _Form(lambda: {"pattern": pattern})
+    return AfterValidator(check), _Form(lambda: expect({"pattern": pattern}, expected))
+
+
+def expect(schema: dict[str, Any], expected: str) -> dict[str, Any]:
+    """Return a schema whose error is what was expected: a pattern, or 600 names, say it badly."""
+    return {"if": schema, "else": {"const": expected}}
 
 
 def _check_zone(name: str) -> str:
@@ -56,8 +66,7 @@ def _check_zone(name: str) -> str:
 def _zones() -> dict[str, Any]:
     import zoneinfo
 
-    # An enum of 600 names would be the error's text; so the error says what was expected.
-    return {"if": {"enum": sorted(zoneinfo.available_timezones())}, "else": {"const": _ZONE}}
+    return expect({"enum": sorted(zoneinfo.available_timezones())}, _ZONE)
 
 
 def _check_window(between: str) -> str:
@@ -69,14 +78,12 @@ def _check_window(between: str) -> str:
 
 
 _ZONE = "the name of a time zone, for example Europe/Berlin"
-_cron, _cron_form = _pattern(_CRON, "not a cron expression, such as '17 * * * *'")
-_url, _url_form = _pattern(
-    _CHECKPOINT_URL,
-    "not a checkpoint URL: begin it with s3://, r2://, gs://, abfss://, https:// or /",
-)
-_http, _http_form = _pattern(_HTTP_URL, "not the URL of an API: begin it with http:// or https://")
 
-Cron = Annotated[str, _cron, _cron_form, Field(examples=["17 * * * *", "@daily"])]
+Cron = Annotated[
+    str,
+    *texts_of_form(CRON, "a cron expression of possible times, such as '17 * * * *'"),
+    Field(examples=["17 * * * *", "@daily"]),
+]
 """Five fields, or a name such as `@daily`."""
 
 TimeZone = Annotated[
@@ -87,18 +94,26 @@ TimeZone = Annotated[
 Window = Annotated[
     str,
     AfterValidator(_check_window),
-    _Form(lambda: {"pattern": _BETWEEN}),
+    _Form(lambda: expect({"pattern": _BETWEEN}, "a time of day, as HH:MM-HH:MM")),
     Field(examples=["02:00-04:00", "23:00-01:30"]),
 ]
 """HH:MM-HH:MM; one that ends before it begins passes midnight."""
 
-Url = Annotated[str, _url, _url_form]
+Url = Annotated[
+    str,
+    *texts_of_form(
+        _CHECKPOINT_URL,
+        "a checkpoint URL: begin it with s3://, r2://, gs://, abfss://, https:// or /",
+    ),
+]
 """A checkpoint URL, or a path."""
 
-HttpUrl = Annotated[str, _http, _http_form]
-"""The URL of a REST API."""
+HttpUrl = Annotated[
+    str, *texts_of_form(_HTTP_URL, "the URL of a server: begin it with http:// or https://")
+]
+"""The URL of a REST API, or of a site."""
 
-Name = Annotated[str, *_pattern(r"^[A-Za-z0-9_.-]+$", "not a name: use letters, digits, _ . -")]
+Name = Annotated[str, *texts_of_form(r"^[A-Za-z0-9_.-]+$", "a name: use letters, digits, _ . -")]
 """A name that may stand in names of Dagster."""
 
 

@@ -6,6 +6,8 @@ import enum
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from arroyo_dagster.state.model.units import format_bytes, format_micros
+
 LEAST_SHARE = 0.02
 """Below this share the speed so far does not predict the remaining time."""
 
@@ -17,6 +19,8 @@ class ProgressUnit(enum.StrEnum):
     FILES = "files"
     JOBS = "jobs"
     EPOCHS = "epochs"
+    PREFIXES = "prefixes"
+    SHARDS = "shards"
     BYTES = "bytes"
 
 
@@ -59,3 +63,26 @@ OnProgress = Callable[[Progress], None]
 
 def no_progress(progress: Progress) -> None:
     """No-op progress callback."""
+
+
+def format_progress(progress: Progress) -> str:
+    """Format how far an operation is, and the time left: `merge: 25%, 1.0 MB of 4.2 MB, 9 s left`.
+
+    Where the time left cannot be estimated, say so, and how long it has taken.
+    """
+    share = "" if progress.share is None else f"{progress.share:.0%}, "
+    done, total = _amount(progress.done, progress.unit), progress.total
+    of = "" if total is None else f" of {_amount(total, progress.unit)}"
+    # Steps such as `verified files` name the unit themselves, and sizes have one.
+    named = progress.unit is ProgressUnit.BYTES or progress.unit in progress.step
+    unit = "" if named else f" {progress.unit}"
+    left = progress.seconds_left
+    if left is None:
+        time = f"after {format_micros(progress.seconds * 1e6)}, time left unknown"
+    else:
+        time = f"{left:.0f} s left" if left < 60 else f"{format_micros(left * 1e6)} left"
+    return f"{progress.step}: {share}{done}{of}{unit}, {time}"
+
+
+def _amount(count: int, unit: ProgressUnit) -> str:
+    return format_bytes(count) if unit is ProgressUnit.BYTES else f"{count:,}"

@@ -87,6 +87,19 @@ def test_the_budget_leaves_jobs_for_the_next_audit_with_the_same_catalogue(
     assert len(list((tmp_path / "audited_files").rglob("*.parquet"))) == 2
 
 
+def test_a_catalogue_below_the_checkpoint_url_is_refused_before_anything_is_written(
+    tmp_path: Path,
+) -> None:
+    store = open_store(str(tmp_path))
+    Written(store, protocol_job("words")).epochs(2)
+    before = listing(store)
+    for place in (tmp_path, tmp_path / "x", tmp_path / "y" / ".." / "x"):
+        found = run(str(tmp_path), "--catalogue", str(place))
+        assert found.exit_code == 1
+        assert "cannot be stored below the checkpoint URL" in found.stderr
+    assert listing(store) == before
+
+
 def test_a_job_that_cannot_be_audited_is_an_error(
     url: str, store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -194,10 +194,15 @@ def test_people_see_tables_that_are_never_cut_where_output_is_piped() -> None:
     assert "--limit" not in every
 
 
-def test_an_empty_root_says_so_and_is_no_error(tmp_path: Path) -> None:
-    result = run("jobs", url=str(tmp_path))
+@pytest.mark.parametrize(
+    "command",
+    ["jobs", "health", "audit", "compact forecast", "fleet meet --most-files 9"],
+)
+def test_an_empty_root_says_so_and_is_no_error(command: str, tmp_path: Path) -> None:
+    result = run(*command.split(), url=str(tmp_path))
     assert (result.exit_code, result.stdout) == (0, f"file://{tmp_path} holds no jobs.\n")
-    assert output("jobs", url=str(tmp_path)) == []
+    if command not in ("health", "audit"):
+        assert output(*command.split(), url=str(tmp_path)) == []
 
 
 def test_a_broken_epoch_is_shown_among_the_others_and_reported(words: MemoryStore) -> None:

@@ -192,3 +192,11 @@ def test_doctor_loads_neither_pyspark_nor_starts_java_for_the_store(
     monkeypatch.setattr("subprocess.run", run_process)
     assert run("--url", str(root), "--store-only").exit_code == 0
     assert called == []
+
+
+def test_the_reference_lists_every_check() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "reference-cli.md").read_text()
+    table = page.split("## Check a store and a machine")[1].split("\n## ")[0]
+    rows = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
+    listed = {name.strip(" `") for row in rows for name in row.split(",")}
+    assert listed == {*STORE_CHECKS, *MACHINE_CHECKS, "daemons", "sensor"}

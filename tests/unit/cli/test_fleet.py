@@ -186,6 +186,20 @@ def test_costs_add_up_to_what_is_stored(url: str, store: ObjectStore) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    "given",
+    [
+        ("cost", "--price", "gb_month=inf"),
+        ("cost", "--price", "thousand_gets=nan"),
+        ("meet", "--most-files", "9", "--rate", "start_seconds=inf"),
+    ],
+)
+def test_what_is_no_number_is_a_wrong_command_line(url: str, given: tuple[str, ...]) -> None:
+    result = run(url, *given)
+    assert result.exit_code == 2
+    assert "is not a number" in " ".join(result.stderr.split())
+
+
 def test_inspection_is_part_of_the_cost(url: str, store: ObjectStore) -> None:
     lines = run(url, "cost").stdout.splitlines()
     assert lines[0].split()[:2] == ["tenant", "jobs"]

@@ -234,7 +234,6 @@ def test_a_job_that_is_gone_and_cannot_be_read_is_moved_aside_and_nothing_else(
 @pytest.mark.parametrize(
     "args",
     [
-        ("gc", "plan", "expire", "main"),
         ("gc", "plan", "orphans", "main", "--older-than", "5m"),
         ("gc", "plan", "dead-job", "main"),
         ("gc", "plan", "expire", "nobody", "--keep", "3"),
@@ -254,6 +253,9 @@ def test_a_wrong_question_is_one_message_and_deletes_nothing(
 def test_words_that_are_no_time_are_a_wrong_command_line(url: str, store: ObjectStore) -> None:
     assert run(url, "gc", "plan", "orphans", "main", "--older-than", "soon").exit_code == 2
     assert run(url, "gc", "plan", "orphans", "main", "--keep", "3").exit_code == 2
+    missing = run(url, "gc", "plan", "expire", "main")
+    assert missing.exit_code == 2
+    assert "needs --keep N, --keep-for AGE, or both" in missing.stderr
 
 
 def test_the_journal_is_checked_and_the_fate_of_objects_is_told(

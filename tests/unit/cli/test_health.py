@@ -97,6 +97,8 @@ def test_limits_are_set_by_name(url: str, store: ObjectStore) -> None:
         ("files=many", "files: 'many' is not a valid integer"),
         ("files=0", "The maximum number of files per table of an epoch."),
         ("files", "files: '' is not a valid integer"),
+        ("future_hours=nan", "future_hours: nan is not a number"),
+        ("stalled_minutes=inf", "stalled_minutes: inf is not a number"),
     ],
 )
 def test_a_wrong_limit_is_named_with_those_there_are(url: str, given: str, said: str) -> None:

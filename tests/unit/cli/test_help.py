@@ -60,3 +60,17 @@ def test_options_that_several_commands_have_are_the_same_everywhere() -> None:
                     assert isinstance(option, click.Option)
                     helps[spelling.removeprefix("--")].add(option.help)
     assert all(len(texts) <= 1 for texts in helps.values())
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["jbos"], "No such command 'jbos'. Did you mean jobs?"),
+        (["gc", "purgee"], "No such command 'purgee'. Did you mean purge?"),
+        (["xyzzy"], "No such command 'xyzzy'."),
+    ],
+)
+def test_a_misspelled_command_is_answered_with_the_closest(words: list[str], said: str) -> None:
+    result = CliRunner().invoke(main, words)
+    assert result.exit_code == 2
+    assert result.stderr.splitlines()[-1] == f"Error: {said}"

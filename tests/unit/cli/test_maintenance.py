@@ -12,9 +12,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from arroyo_dagster import cli
-from arroyo_dagster.cli.rendering import format_progress
 from arroyo_dagster.state.metadata.backend import ParquetBackend
-from arroyo_dagster.state.model.progress import Progress, ProgressUnit
+from arroyo_dagster.state.model.progress import Progress, ProgressUnit, format_progress
 from arroyo_dagster.state.runtime.in_process import run_pipeline
 from arroyo_dagster.state.storage import configure
 from arroyo_dagster.state.storage.remote.open import open_store
@@ -130,8 +129,14 @@ def test_progress_is_formatted_in_its_unit() -> None:
         step="merge", done=1 << 20, total=4 << 20, unit=ProgressUnit.BYTES, seconds=3.0
     )
     assert format_progress(merge) == "merge: 25%, 1.0 MB of 4.2 MB, 9 s left"
-    assert format_progress(replace(merge, done=0)) == "merge: 0%, 0 B of 4.2 MB"
-    assert format_progress(Progress(step="listed objects", done=20_000)) == "listed objects: 20000"
+    assert format_progress(replace(merge, seconds=3000.0)).endswith(", 2.5 h left")
+    unknown = "after 3 s, time left unknown"
+    assert format_progress(replace(merge, done=0)) == f"merge: 0%, 0 B of 4.2 MB, {unknown}"
+    listed = Progress(step="listed objects", done=20_000, seconds=3.0)
+    assert format_progress(listed) == f"listed objects: 20,000, {unknown}"
+    assert format_progress(replace(listed, step="data", total=40_000)) == (
+        "data: 50%, 20,000 of 40,000 objects, 3 s left"
+    )
 
 
 def test_expire_shows_what_would_go_and_deletes_nothing_until_yes(

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 import sys
 from types import SimpleNamespace
 
 import pytest
+from click.testing import CliRunner
 
-from arroyo_dagster.cli import rendering
-from arroyo_dagster.cli.rendering import show_progress
+from arroyo_dagster.cli import main, rendering
+from arroyo_dagster.cli.rendering import print_beside_progress, show_progress
 from arroyo_dagster.state.model.progress import Progress, ProgressUnit
+from arroyo_dagster.state.storage import MemoryStore, configure
+from tests.jobs import run_word_job
 
 
 def report(done: int, seconds: float) -> Progress:
@@ -18,11 +23,16 @@ def report(done: int, seconds: float) -> Progress:
     )
 
 
-def shown(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], at: float) -> str:
+def shown(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    at: float,
+    name: str | None = None,
+) -> str:
     """What is printed of two reports, the second after so many seconds."""
     now = [0.0]
     monkeypatch.setattr(rendering, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    with show_progress(as_json=False) as on_progress:
+    with show_progress(as_json=False, name=name) as on_progress:
         on_progress(report(1, 0.1))
         now[0] = at
         on_progress(report(2, at))
@@ -45,7 +55,61 @@ def test_on_a_terminal_one_line_changes_and_is_removed_at_the_end(
     assert shown(monkeypatch, capsys, 2.0) == f"{line}\r\x1b[K"
 
 
+def test_a_line_begins_with_the_name_of_what_is_worked_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = "shop/main: verified files: 50%, 2 of 4, 6 s left\n"
+    assert shown(monkeypatch, capsys, 6.0, name="shop/main") == line
+
+
+def test_a_line_beside_the_progress_takes_its_place(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    print_beside_progress("waiting")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    print_beside_progress("waiting")
+    assert capsys.readouterr().err == "waiting\n\r\x1b[Kwaiting\n"
+
+
 def test_with_json_nothing_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     with show_progress(as_json=True) as on_progress:
         on_progress(report(4, 60.0))
     assert capsys.readouterr().err == ""
+
+
+# ---- which commands report it --------------------------------------------------------------------
+
+REPORTING = {
+    ("jobs",): "read jobs",
+    ("epochs", "main"): "read epochs",
+    ("verify", "main"): "verified files",
+    ("health",): "read footers",
+    ("audit",): "words/main: verified files",
+    ("compact", "forecast"): "planned jobs",
+    ("compact", "run", "main", "--policy", "full", "--yes"): "words/main: merge",
+    ("fleet", "meet", "--most-files", "1"): "planned jobs",
+    ("fleet", "cost"): "listed jobs",
+    ("fleet", "abandoned"): "listed prefixes",
+    ("expire", "main", "--keep", "2"): "read epochs",
+    ("gc", "plan", "orphans", "main"): "read epochs",
+    ("gc", "run", "expire", "main", "--keep", "2", "--yes", "--quarantine"): "data",
+}
+
+
+@pytest.mark.parametrize("words", REPORTING, ids=" ".join)
+def test_each_command_that_may_take_long_reports_how_far_it_is_and_the_time_left(
+    words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = MemoryStore("cli-progress")
+    run_word_job(store, rows=24, rows_per_epoch=2, sinks=0, keep_epochs=None)
+    seconds = itertools.count(0.0, 10.0)  # each look at the clock is ten seconds later
+    monkeypatch.setattr(rendering, "time", SimpleNamespace(monotonic=lambda: next(seconds)))
+    try:
+        shown = CliRunner().invoke(main, [*words, "--url", store.url]).stderr
+        quiet = CliRunner().invoke(main, [*words, "--url", store.url, "--json"])
+    finally:
+        configure(None)
+    lines = [line for line in shown.splitlines() if f"{REPORTING[words]}: " in line]
+    assert lines, shown
+    assert all(re.search(r"\d s left$|, time left unknown$", line) for line in lines)
+    assert REPORTING[words] not in quiet.stderr

@@ -5,7 +5,6 @@ Every object is listed once, within a budget of time. Writes nothing.
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -18,13 +17,13 @@ from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.model.job_facts import JobAnswer, JobCondition
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.objects import ObjectKind, StoredObject, object_name
-from arroyo_dagster.state.model.progress import OnProgress, Progress, no_progress
+from arroyo_dagster.state.model.progress import OnProgress, Progress, ProgressUnit, no_progress
 from arroyo_dagster.state.operations.catalog.epochs import catalogued_epochs
 from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
 from arroyo_dagster.state.operations.catalog.jobs import list_levels
 from arroyo_dagster.state.operations.gc.plan import GcRequest, plan_gc
 from arroyo_dagster.state.operations.gc.roots import newest_root
-from arroyo_dagster.state.operations.progress import timed
+from arroyo_dagster.state.operations.progress import counter, timed
 from arroyo_dagster.state.planning.costs import inspection_a_day
 from arroyo_dagster.state.planning.fleet.abandoned import (
     PrefixVerdict,
@@ -143,7 +142,14 @@ def find_abandoned(
     report = timed(on_progress)
     found: list[PrefixVerdict] = []
     for at, (paths, answer) in enumerate(zip(jobs, answers, strict=True)):
-        report(Progress(step="prefixes", done=at, total=len(jobs) + len(others)))
+        report(
+            Progress(
+                step="listed prefixes",
+                done=at,
+                total=len(jobs) + len(others),
+                unit=ProgressUnit.PREFIXES,
+            )
+        )
         found += _judged(store, paths, answer, answers, directory, budget)
     usages = concurrently(lambda path: prefix_usage(store, path, None, budget), others)
     found += [
@@ -249,11 +255,11 @@ def job_costs(
     budget = TimeBudget.of(budget_seconds, clock)
     jobs = jobs_in(list_levels(store))
     answers = directory.look_up(jobs)
-    report, listed = timed(on_progress), itertools.count(1)
+    count = counter(on_progress, "listed jobs", len(jobs), ProgressUnit.JOBS)
 
     def usage_of(paths: JobPaths) -> PrefixUsage:
         usage = prefix_usage(store, paths.root, paths, budget)
-        report(Progress(step="jobs", done=next(listed), total=len(jobs)))
+        count()
         return usage
 
     usages = concurrently(usage_of, jobs)

@@ -39,6 +39,8 @@ from arroyo_dagster.state.model.layout import (
     Layout,
 )
 from arroyo_dagster.state.model.numbers import parse_number
+from arroyo_dagster.state.model.progress import OnProgress, ProgressUnit, no_progress
+from arroyo_dagster.state.operations.progress import counter
 from arroyo_dagster.state.planning.restore import recovery
 from arroyo_dagster.state.planning.restore.lineage import rolled_back
 from arroyo_dagster.state.planning.restore.partially_collected import (
@@ -157,9 +159,21 @@ class JobSummary:
         return None if self.newest is None else job_watermark_micros(self.newest)
 
 
-def summarise_jobs(store: ObjectStore) -> list[JobSummary]:
-    """Summarise every job below the URL by its newest epoch. Errors as `list_jobs`."""
-    return concurrently(lambda paths: summarise_job(store, paths), list_jobs(store))
+def summarise_jobs(store: ObjectStore, on_progress: OnProgress = no_progress) -> list[JobSummary]:
+    """Summarise every job below the URL by its newest epoch. Errors as `list_jobs`.
+
+    Args:
+        on_progress: called after each job, by any thread, by one at a time.
+    """
+    jobs = list_jobs(store)
+    count = counter(on_progress, "read jobs", len(jobs), ProgressUnit.JOBS)
+
+    def summarise(paths: JobPaths) -> JobSummary:
+        found = summarise_job(store, paths)
+        count()
+        return found
+
+    return concurrently(summarise, jobs)
 
 
 def summarise_job(store: ObjectStore, paths: JobPaths) -> JobSummary:
@@ -233,7 +247,10 @@ class EpochSummary:
 
 
 def list_epochs(
-    store: ObjectStore, paths: JobPaths, limit: int | None = None
+    store: ObjectStore,
+    paths: JobPaths,
+    limit: int | None = None,
+    on_progress: OnProgress = no_progress,
 ) -> list[EpochSummary]:
     """Summarise the epochs of a job, oldest first, each with its state.
 
@@ -243,12 +260,20 @@ def list_epochs(
 
     Args:
         limit: return only this many of the newest visible epochs; None = all.
+        on_progress: called after each visible epoch, by any thread, by one at a time.
     """
     epochs = BackendReader(store, paths).epochs()
     shown = epochs if limit is None else epochs[max(0, len(epochs) - limit) :]
     # One more than returned, to determine the new files of the oldest returned epoch.
     wanted = epochs[max(0, len(epochs) - len(shown) - 1) :]
-    found = concurrently(lambda epoch: _loaded(store, paths, epoch), wanted)
+    count = counter(on_progress, "read epochs", len(wanted), ProgressUnit.EPOCHS)
+
+    def load(epoch: Epoch) -> _Loaded:
+        one = _loaded(store, paths, epoch)
+        count()
+        return one
+
+    found = concurrently(load, wanted)
     loaded = [one for one in found if not one.vanished]
     rest = _unfinished(store, paths, [one for one in loaded if one.epoch in shown])
     if len(shown) == len(epochs):

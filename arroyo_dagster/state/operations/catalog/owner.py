@@ -112,5 +112,20 @@ def claim_catalogue(catalogue: ObjectStore, place: str) -> CatalogueOwner:
     return owner
 
 
+def check_apart(catalogue: ObjectStore, checkpoints: ObjectStore) -> None:
+    """Refuse a catalogue within a checkpoint URL, where reading commands write nothing.
+
+    Raises:
+        InputError: it is the checkpoint URL, or a place below it.
+    """
+    if f"{catalogue.url}/".startswith(f"{checkpoints.url}/"):
+        raise InputError(
+            "the catalogue cannot be stored below the checkpoint URL, where read-only steps write "
+            "nothing",
+            url=catalogue.url,
+            next_step="choose another place for the catalogue",
+        )
+
+
 def _encoded(document: Mapping[str, object]) -> bytes:
     return json.dumps(document, indent=2).encode() + b"\n"

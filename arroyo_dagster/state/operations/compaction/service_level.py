@@ -7,10 +7,12 @@ from dataclasses import dataclass
 
 from arroyo_dagster.errors import ArroyoStateError, StorageError
 from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.model.progress import OnProgress, ProgressUnit, no_progress
 from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
 from arroyo_dagster.state.operations.compaction.plan import compaction_facts
 from arroyo_dagster.state.operations.compaction.rewrite import rewrite_planner
 from arroyo_dagster.state.operations.compaction.rewrite_preconditions import is_arroyo_job
+from arroyo_dagster.state.operations.progress import counter
 from arroyo_dagster.state.planning.fleet.service_level import (
     DEFAULT_RATES,
     Planner,
@@ -42,16 +44,21 @@ def propose_maintenance(
     level: ServiceLevel,
     directory: JobDirectory,
     rates: RestoreRates = DEFAULT_RATES,
+    on_progress: OnProgress = no_progress,
 ) -> list[JobProposal]:
     """Propose for each job the cheapest compaction that meets a service level.
 
     A job that cannot be planned has a `problem` and does not stop the others. Sizes after a
     compaction are upper bounds: those of the inputs.
 
+    Args:
+        on_progress: called after each job.
+
     Raises:
         StorageError: the store failed.
     """
     found = []
+    count = counter(on_progress, "planned jobs", len(jobs), ProgressUnit.JOBS)
     for paths in jobs:
         managed = not is_arroyo_job(store, paths)
         its = rates.of_job(managed=managed)
@@ -68,4 +75,5 @@ def propose_maintenance(
             found.append(JobProposal(paths=paths, rates=its, problem=problem))
         else:
             found.append(JobProposal(paths=paths, rates=its, proposal=proposal))
+        count()
     return found

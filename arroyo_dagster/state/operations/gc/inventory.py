@@ -169,7 +169,7 @@ def list_job(
         if len(shelf) == 1000:
             sorted_out.setdefault(where, []).append(Packed(shelf))
             shelf.clear()
-        if count % 10_000 == 0:
+        if count % 1000 == 1:  # the first too: what is silent cannot be repeated
             on_progress(Progress(step="listed objects", done=count))
 
     def shelf_of(name: str) -> Packed:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 
 from arroyo_dagster.errors import ArroyoStateError, FormatError, ProtocolError
@@ -39,15 +40,11 @@ def protocol_roots(reader: Reader, on_progress: OnProgress) -> Roots | None:
     if found is None:
         raise refuse(NO_EPOCH, paths, path=paths.current_generation)
     head, restorable, asked = found
-    epochs = [head]
-    for epoch in _below(reader, head):
+    epochs: list[EpochRoot] = []
+    for epoch in itertools.chain([head], _below(reader, head)):
         epochs.append(epoch)
-        if len(epochs) % AT_ONCE == 0:
-            on_progress(
-                Progress(
-                    step="read epochs", done=len(epochs), total=head.epoch, unit=ProgressUnit.EPOCHS
-                )
-            )
+        if len(epochs) % AT_ONCE == 1:  # how many there are is known at the last one
+            on_progress(Progress(step="read epochs", done=len(epochs), unit=ProgressUnit.EPOCHS))
     if head.parent_ref is not None and len(epochs) == 1:
         # Gc never deletes the head's direct parent: another process did, or there is a newer epoch.
         again = newest_head(Reader(reader.store, paths), fence)

@@ -24,6 +24,7 @@ from arroyo_dagster.state.model.garbage import (
 from arroyo_dagster.state.model.ids import Epoch, StatePath
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.objects import ObjectKind, Packed, StoredObject, object_name
+from arroyo_dagster.state.model.progress import OnProgress, no_progress
 from arroyo_dagster.state.operations.gc.copies import digest_stored, in_turn
 from arroyo_dagster.state.operations.gc.journal import Journal, RunHeader
 from arroyo_dagster.state.operations.gc.journal_chain import finish_open_runs
@@ -35,6 +36,7 @@ from arroyo_dagster.state.operations.gc.pins import (
 )
 from arroyo_dagster.state.operations.gc.root_reader import Reader
 from arroyo_dagster.state.operations.gc.split_epochs import linked_quarantines, needs_of_epoch
+from arroyo_dagster.state.operations.progress import counter
 from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.store import ObjectStore
 
@@ -57,11 +59,13 @@ class UndeleteOptions:
     Attributes:
         owner: who runs it, for the lease, the journal and the pins.
         clock: microseconds since 1970 in UTC, by this machine.
+        on_progress: called after each restored object, by any thread, by one at a time.
     """
 
     owner: str = "arroyo-state gc undelete"
     clock: Clock = wall_clock
     sleep: Callable[[float], None] = time.sleep
+    on_progress: OnProgress = no_progress
 
 
 def run_undelete(
@@ -123,8 +127,14 @@ def run_undelete(
             ),
         )
         missing = [one for one, is_there in zip(moved, there, strict=True) if not is_there]
+        count = counter(chosen.on_progress, "restored objects", len(missing))
+
+        def restore(one: Moved) -> None:
+            _restore_copy(held, one)
+            count()
+
         for group in _groups(paths, missing):
-            concurrently(lambda one: _restore_copy(held, one), group)
+            concurrently(restore, group)
         objects = [StoredObject(one.path, one.size_bytes) for one in moved]
         delete_all(held, [paths.removal])  # cancels an unfinished gc of the dead job
         for number, batch in enumerate(Packed(objects).batches(), start=1):

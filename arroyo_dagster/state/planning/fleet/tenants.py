@@ -16,6 +16,7 @@ NO_TENANT = "(none)"
 
 _GROUP = "tenant"
 _FIELDS = ("pipeline", "job", "name")
+_MOST_CHARACTERS = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +58,14 @@ class TenantExpression:
         return f"(?P<{_GROUP}>" in self.text
 
     def _fields(self) -> list[str]:
+        return [field for field, _, _ in self._parts()]
+
+    def _parts(self) -> list[tuple[str, str | None, str | None]]:
+        """Return the fields, each with its format and its conversion."""
         return [
-            field for _, field, _, _ in string.Formatter().parse(self.text) if field is not None
+            (field, spec, conversion)
+            for _, field, spec, conversion in string.Formatter().parse(self.text)
+            if field is not None
         ]
 
     def _check(self) -> None:
@@ -66,16 +73,20 @@ class TenantExpression:
             if self._is_regex:
                 re.compile(self.text)
                 return
-            fields = self._fields()
-        except (re.error, ValueError) as error:
+            parts = self._parts()
+        except (re.error, ValueError, OverflowError, RecursionError) as error:
             raise _wrong(self.text, str(error)) from error
-        if not fields or not {*fields} <= {*_FIELDS}:
+        if not parts or not {field for field, _, _ in parts} <= {*_FIELDS}:
             raise _wrong(self.text, "it names no part of a job, or an unknown one")
+        # Formats could fail later, for one job of many, or fill the memory.
+        if any(spec or conversion for _, spec, conversion in parts):
+            raise _wrong(self.text, "write a part without a format, as {pipeline}")
 
 
 def _wrong(text: str, why: str) -> InputError:
+    shortened = text if len(text) <= _MOST_CHARACTERS else f"{text[:_MOST_CHARACTERS]}…"
     return InputError(
-        f"the tenant {text!r} is no expression over names: {why}",
+        f"the tenant {shortened!r} is no expression over names: {why}",
         next_step="write a format such as {pipeline}, or a regular expression with a group, such "
         "as ^(?P<tenant>[^-/]+)",
     )

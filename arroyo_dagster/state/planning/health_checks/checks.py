@@ -28,6 +28,7 @@ class HealthCheck:
         judge: returns the findings on one job; None if its facts do not suffice.
         example: the evidence of a finding.
         limits: the fields of `HealthLimits` that it obeys.
+        severity: of its worst findings.
     """
 
     name: str
@@ -35,6 +36,7 @@ class HealthCheck:
     judge: Callable[[HealthFacts, HealthLimits], Found]
     example: str
     limits: tuple[str, ...] = ()
+    severity: Severity = Severity.WARNING
 
 
 HEALTH_CHECKS = (
@@ -43,6 +45,7 @@ HEALTH_CHECKS = (
         expects="Every job's newest epoch, pins and catalogue can be read.",
         judge=epochs.newest_epoch_readable,
         example="it does not decode",
+        severity=Severity.ERROR,
     ),
     HealthCheck(
         name="epochs_on_time",

@@ -25,6 +25,8 @@ class AuditCheck:
         codes: of its findings; empty = all that no other check shows.
         level: the least level of an audit that finds them.
         example: the evidence of a finding.
+        limits: the fields of `AuditSettings` that it obeys.
+        severity: of its worst findings.
     """
 
     name: str
@@ -32,6 +34,8 @@ class AuditCheck:
     codes: frozenset[str]
     level: int = 0
     example: str
+    limits: tuple[str, ...] = ()
+    severity: Severity = Severity.ERROR
 
 
 def _codes(text: str) -> frozenset[str]:
@@ -44,6 +48,7 @@ AUDIT_CHECKS = (
         expects="A restore of each job's newest epoch was simulated and loads every row.",
         codes=frozenset(),
         example="listed by table sum.t, but does not exist",
+        limits=("level",),
     ),
     AuditCheck(
         name="older_epochs_complete",
@@ -87,6 +92,8 @@ AUDIT_CHECKS = (
         expects="No generation writes after it was replaced, and few attempts are left.",
         codes=_codes("fenced-generation-writes attempts-abandoned"),
         example="101 checkpoints belong to no epoch; expected at most 100",
+        limits=("abandoned_attempts",),
+        severity=Severity.WARNING,
     ),
     AuditCheck(
         name="statistics_true",
@@ -123,6 +130,8 @@ AUDIT_CHECKS = (
         expects="Few bytes are in files that no epoch lists.",
         codes=_codes("orphans-large"),
         example="2.1 GB in 400 files are older than a day and in the list of no epoch",
+        limits=("orphan_bytes",),
+        severity=Severity.WARNING,
     ),
     AuditCheck(
         name="no_hot_key",
@@ -130,11 +139,22 @@ AUDIT_CHECKS = (
         codes=_codes("hot-key"),
         level=1,
         example="one key has 60% of the 200000 rows of table sum.t",
+        limits=("hot_key_percent", "hot_key_rows"),
+        severity=Severity.WARNING,
     ),
 )
 """The checks that show findings of audits."""
 
-AUDITED_RECENTLY = "audited_recently"
+RECENCY_CHECK = AuditCheck(
+    name="audited_recently",
+    expects="Each job was audited lately.",
+    codes=_codes("never-audited audit-overdue"),
+    example="was audited 9 d ago; expected at most 7 d",
+    limits=("recent_micros",),
+    severity=Severity.WARNING,
+)
+"""The check of when each job was audited, which `recency_verdict` evaluates."""
+
 _OWNED = frozenset().union(*(check.codes for check in AUDIT_CHECKS))
 
 

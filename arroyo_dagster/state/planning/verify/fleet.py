@@ -128,6 +128,16 @@ class FleetVerdict:
         return tuple(line for line in self.lines if line.finding is not None)
 
     @property
+    def not_judged(self) -> int:
+        """How many jobs the check could not judge."""
+        return sum(line.label == NOT_JUDGED for line in self.lines)
+
+    @property
+    def passed(self) -> int:
+        """How many jobs were judged, without a finding."""
+        return len(self.lines) - len(self.offenders) - self.not_judged
+
+    @property
     def verdict(self) -> Verdict:
         """The verdict with all findings; `inspected` is the number of jobs."""
         found = [self.trouble, *(line.finding for line in self.lines)]
@@ -139,11 +149,9 @@ class FleetVerdict:
         if self.trouble is not None:
             return str(self.trouble)
         if not self.offenders:
-            unknown = sum(line.label == NOT_JUDGED for line in self.lines)
-            passed = len(self.lines) - unknown
             return (
-                f"{jobs}: {passed} passed, {unknown} not judged"
-                if unknown
+                f"{jobs}: {self.passed} passed, {self.not_judged} not judged"
+                if self.not_judged
                 else f"{jobs}, all passed"
             )
         told = [

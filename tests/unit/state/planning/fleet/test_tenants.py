@@ -40,7 +40,16 @@ def test_an_expression_derives_the_tenant_from_names(text: str, protocol: str, l
     assert expression.tenant(LEGACY) == legacy
 
 
-@pytest.mark.parametrize("text", ["", "acme", "{tenant}", "{job", "(?P<tenant>", "{job.x}", "{}"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "acme", "{tenant}", "{job", "(?P<tenant>", "{job.x}", "{}", "{0}", "{job[0]}"),
+        *("{job:d}", "{job:999999999999}", "{job:{pipeline}}", "{job!r}", "{job!x}", "{job:}{"),
+        "(?P<tenant>a{99999999999999999999})",
+        "(?P<tenant>" + "(" * 5000 + ")" * 5000 + ")",
+        r"(?P<tenant>a)(?P<tenant>b)",
+    ],
+)
 def test_an_expression_that_names_no_part_of_a_job_is_refused(text: str) -> None:
     with pytest.raises(InputError, match="no expression over names"):
         TenantExpression(text)
