@@ -4,13 +4,14 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
-from pydantic import Field
+from pydantic import Field, PrivateAttr
 
 from arroyo_dagster.orchestration.resources import SparkSessionResource
 from arroyo_dagster.state.model.compaction import CompactionSettings
 from arroyo_dagster.state.model.layout import JobPaths
 
 if TYPE_CHECKING:
+    from arroyo_dagster.spark.thresholds import SparkThresholds
     from arroyo_dagster.state.model.garbage import GcPlan
     from arroyo_dagster.state.operations.compaction.job import CompactionOptions
     from arroyo_dagster.state.operations.compaction.publish import CompactionOutcome
@@ -80,6 +81,20 @@ class SparkRunner(MaintenanceRunner):
         default=64,
         description="Compactions that read fewer MiB run in the process of the step.",
     )
+    _thresholds: Any = PrivateAttr(default=None)
+
+    @property
+    def thresholds(self) -> "SparkThresholds":
+        """From which amount of work a step runs on Spark."""
+        from arroyo_dagster.spark.thresholds import SparkThresholds
+
+        return self._thresholds or SparkThresholds(size_bytes=self.in_process_mb << 20)
+
+    def with_thresholds(self, thresholds: "SparkThresholds") -> "SparkRunner":
+        """Return a runner with other thresholds, which replace `in_process_mb`."""
+        other = SparkRunner(spark=self.spark, in_process_mb=thresholds.size_bytes >> 20)
+        other._thresholds = thresholds
+        return other
 
     def run_compaction(
         self,
@@ -96,7 +111,7 @@ class SparkRunner(MaintenanceRunner):
             paths,
             settings,
             options,
-            in_process_bytes=self.in_process_mb << 20,
+            thresholds=self.thresholds,
         )
 
     def run_gc(
@@ -111,13 +126,19 @@ class SparkRunner(MaintenanceRunner):
         from arroyo_dagster.spark.gc import run_gc_on_spark
 
         return run_gc_on_spark(
-            lambda: self.spark.session, store, paths, request, options, plan=plan
+            lambda: self.spark.session,
+            store,
+            paths,
+            request,
+            options,
+            plan=plan,
+            thresholds=self.thresholds,
         )
 
     def rewrites(self) -> "RunRewrites":
         from arroyo_dagster.spark.rewrite import rewrites_on_spark
 
-        return rewrites_on_spark(lambda: self.spark.session)
+        return rewrites_on_spark(lambda: self.spark.session, self.thresholds)
 
 
 class InProcessRunner(MaintenanceRunner):
