@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from arroyo_dagster.spark.gc_plans import plan_on
 from arroyo_dagster.errors import ProtocolError
+from arroyo_dagster.spark.gc_plans import plan_on
 from arroyo_dagster.state.model.garbage import GcPlan
 from arroyo_dagster.state.model.ids import Epoch, StatePath, WorkerGeneration
 from arroyo_dagster.state.model.layout import JobPaths
