@@ -1,4 +1,4 @@
-"""Deletes with credentials of their own: all other requests are sent with keys that cannot delete."""
+"""Deletes with credentials of their own: other requests are sent with keys that cannot delete."""
 
 from __future__ import annotations
 

@@ -145,10 +145,10 @@ def list_with(
 
 def _directory(path: StatePath, known: frozenset[StatePath]) -> StatePath | None:
     """Return which of the directories contains an object; None if none does."""
-    parent = path.parent
-    while parent is not None and parent not in known:
-        parent = parent.parent
-    return parent
+    parent = path.rpartition("/")[0]  # as text: not every name in an inventory is a path
+    while parent and parent not in known:
+        parent = parent.rpartition("/")[0]
+    return StatePath(parent) if parent else None
 
 
 def _complete(

@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 
 from arroyo_dagster.errors import FormatError, InputError, NotFoundError, ProtocolError
 from arroyo_dagster.redaction import redact_url
-from arroyo_dagster.state.codec.records import known_fields
+from arroyo_dagster.state.codec.records import decode_fields
 from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.objects import Packed, StoredObject
@@ -158,10 +158,10 @@ def _s3_parts(
     except NotFoundError as error:
         raise NotFoundError("there is no such inventory", path=redact_url(source)) from error
     _check_manifest(place, name, data, source)
-    with known_fields(data, name) as fields:
+    with decode_fields(data, name) as fields:
         bucket, made_at = fields.text("sourceBucket"), fields.text("creationTimestamp")
         encoding, schema = fields.text("fileFormat").lower(), fields.text("fileSchema")
-        files = [dict(file) for file in fields.list("files")]
+        files = [file for file in fields.list("files") if isinstance(file, dict)]
     expected = parse_url(store.url).bucket
     if bucket.rpartition(":")[2] != expected:
         raise InputError(
@@ -309,9 +309,10 @@ def _csv(part: _Part) -> Iterator[pa.RecordBatch]:
     source: Any = io.BytesIO(part.data)
     if part.data[:2] == b"\x1f\x8b":
         source = gzip.GzipFile(fileobj=source)  # unlike Arrow's, it refuses a truncated file
-    names = part.columns
+    source, names = io.BufferedReader(source), part.columns
+    if names is not None and not source.peek(1):
+        return  # a part without rows
     if names is None:
-        source = io.BufferedReader(source)
         header = source.peek(1 << 16).split(b"\n", 1)[0].decode(errors="replace").strip()
         names = [name.strip().strip('"') for name in header.split(",")]
     reader = pa_csv.open_csv(
