@@ -18,7 +18,7 @@ from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.operations.compaction.execute import merge_here
 from arroyo_dagster.state.operations.compaction.job import CompactionOptions, run_compaction
 from arroyo_dagster.state.operations.compaction.publish import CompactionOutcome
-from arroyo_dagster.state.operations.engines import Engine, EngineChoice, WorkAmount
+from arroyo_dagster.state.operations.engines import EngineChoice, StepEngine, WorkAmount
 from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.tables.merge.task import MergeTask, combined, run_shard, split_task
 
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
     from arroyo_dagster.state.tables.merge.rows import OnBytes
 
-IN_PROCESS_BYTES = SparkThresholds().size_bytes
 _BYTES_OF_A_FILE = 4096
 """The cost of opening a file, as the equivalent number of bytes read."""
 
@@ -40,7 +39,6 @@ def run_compaction_on_spark(
     options: CompactionOptions | None = None,
     *,
     plan: CompactionPlan | None = None,
-    in_process_bytes: int | None = None,
     thresholds: SparkThresholds | None = None,
 ) -> CompactionOutcome:
     """Run a compaction as `operations.compaction.job.run_compaction`, with the merges on Spark.
@@ -50,7 +48,6 @@ def run_compaction_on_spark(
         store: the store of the job; workers must be able to open it too.
         paths: the paths of the job.
         settings, options, plan: as in `run_compaction`; `options.run` is replaced.
-        in_process_bytes: the threshold `size_bytes`; takes precedence over `thresholds`.
         thresholds: smaller compactions run in this process, by the same code, since a session takes
             seconds to start; None = the defaults.
 
@@ -58,15 +55,13 @@ def run_compaction_on_spark(
         The outcome; `engines` says where the merges ran.
     """
     limits = thresholds or SparkThresholds()
-    if in_process_bytes is not None:
-        limits = replace(limits, size_bytes=in_process_bytes)
     choices: list[EngineChoice] = []
 
     def run(
         held: ObjectStore, tasks: Sequence[MergeTask], on_bytes: OnBytes
     ) -> Iterable[MergeOutcome]:
         choices.append(limits.choose("merge files", _amount(tasks)))
-        if choices[-1].engine is Engine.IN_PROCESS:
+        if choices[-1].engine is StepEngine.IN_PROCESS:
             return merge_here(held, tasks, on_bytes)
         return _on_spark(session(), held, tasks, on_bytes)
 

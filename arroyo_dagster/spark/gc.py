@@ -17,7 +17,7 @@ from arroyo_dagster.state.metadata.lease import Leased
 from arroyo_dagster.state.model.garbage import GcPlan, Moved, UndeletePlan
 from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.model.layout import JobPaths
-from arroyo_dagster.state.operations.engines import Engine, WorkAmount
+from arroyo_dagster.state.operations.engines import StepEngine, WorkAmount
 from arroyo_dagster.state.operations.gc.execute import GcOptions, GcOutcome, run_gc
 from arroyo_dagster.state.operations.gc.plan import GcRequest, plan_gc
 from arroyo_dagster.state.operations.gc.steps import Delete, Pace, delete_here
@@ -26,9 +26,6 @@ from arroyo_dagster.state.storage.store import DeleteOutcome, ObjectStore
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-FROM_OBJECTS = SparkThresholds().objects
-"""Bulk deletes of fewer objects take less time than the start of Spark."""
 
 BATCHES_AT_ONCE = 200
 _CHECKED_HERE = "the job's status is checked before each request, by a source only this host has"
@@ -42,7 +39,6 @@ def run_gc_on_spark(
     options: GcOptions | None = None,
     *,
     plan: GcPlan | None = None,
-    from_objects: int | None = None,
     thresholds: SparkThresholds | None = None,
 ) -> GcOutcome:
     """Run gc as `operations.gc.execute.run_gc`, with its large steps on Spark's workers.
@@ -55,16 +51,13 @@ def run_gc_on_spark(
         paths: the paths of the job.
         request, options, plan: as in `run_gc`; `options.delete`, `options.items` and the number of
             batches in flight are replaced.
-        from_objects: the threshold `objects`; takes precedence over `thresholds`.
         thresholds: from which amount of work a step runs on Spark; None = the defaults.
 
     Returns:
         The outcome; `engines` says where each step ran.
     """
-    chosen, limits = options or GcOptions(), thresholds or SparkThresholds()
-    if from_objects is not None:
-        limits = replace(limits, objects=from_objects)
-    items = SparkItems(session, limits)
+    chosen = options or GcOptions()
+    items = SparkItems(session, thresholds or SparkThresholds())
     make_plan = chosen.make_plan
     outcome = run_gc(
         store,
@@ -98,7 +91,7 @@ def deleting_on_spark(items: SparkItems) -> Delete:
         sizes = [len(batch) for batch in batches]
         only_here = _CHECKED_HERE if isinstance(held, Leased) and held.deletes_here else None
         choice = items.choose("delete", WorkAmount(objects=sum(sizes)), only_here=only_here)
-        if choice.engine is Engine.IN_PROCESS:
+        if choice.engine is StepEngine.IN_PROCESS:
             return delete_here(held, batches)
         return items.run(choice, partial(delete_batch, held), list(batches), sizes)
 

@@ -22,9 +22,9 @@ from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.objects import NOTHING, Packed
 from arroyo_dagster.state.model.progress import OnProgress, Progress, no_progress
 from arroyo_dagster.state.operations.engines import (
-    Engine,
     EngineChoice,
     ItemRunner,
+    StepEngine,
     WorkAmount,
 )
 from arroyo_dagster.state.operations.gc.inventory import (
@@ -72,7 +72,7 @@ def plan_with(items: SparkItems) -> Callable[..., GcPlan]:
     ) -> GcPlan:
         choice = _choice(items, store, paths, request)
         make = partial(plan_gc, items=items)
-        if choice.engine is not Engine.IN_PROCESS:
+        if choice.engine is not StepEngine.IN_PROCESS:
             make = partial(plan_on, items, choice)
         return make(store, paths, request, now_micros=now_micros, on_progress=on_progress)
 

@@ -11,9 +11,9 @@ from arroyo_dagster.spark.tasks import TASKS_PER_SLOT, run_items, slots
 from arroyo_dagster.spark.thresholds import SparkThresholds
 from arroyo_dagster.state.operations.engines import (
     HERE,
-    Engine,
     EngineChoice,
     OnItems,
+    StepEngine,
     Threads,
     WorkAmount,
 )
@@ -71,7 +71,7 @@ class SparkItems:
         On Spark, items travel and are retried in groups of neighbours: what they share is sent
         once for a group.
         """
-        if choice.engine is not Engine.SPARK:
+        if choice.engine is not StepEngine.SPARK:
             return HERE.run(choice, function, items, weights, threads=threads, on_items=on_items)
         if not items:
             return []

@@ -11,7 +11,7 @@ from arroyo_dagster.spark.thresholds import SparkThresholds
 from arroyo_dagster.state.model.compaction import LeftOut
 from arroyo_dagster.state.model.rewrite import RewriteShard
 from arroyo_dagster.state.operations.compaction.rewrite import RunRewrites, rewrite_here
-from arroyo_dagster.state.operations.engines import Engine, EngineChoice, WorkAmount
+from arroyo_dagster.state.operations.engines import EngineChoice, StepEngine, WorkAmount
 from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.tables.merge.rewrite import RewriteTask, rewrite_shard
 
@@ -40,7 +40,7 @@ def rewrites_on_spark(
         )
         choice = limits.choose("rewrite files", amount)
         on_choice(choice)
-        if choice.engine is Engine.IN_PROCESS:
+        if choice.engine is StepEngine.IN_PROCESS:
             return rewrite_here(store, tasks)
         weights = [task.size_bytes + len(task.inputs) * 4096 for task in tasks]
         return run_items(session(), partial(rewrite_shard, store), tasks, weights)

@@ -9,7 +9,7 @@ from arroyo_dagster.errors import InputError
 from arroyo_dagster.state.model.compaction import MEBIBYTE
 from arroyo_dagster.state.model.settings import Setting
 from arroyo_dagster.state.model.units import format_bytes
-from arroyo_dagster.state.operations.engines import Engine, EngineChoice, WorkAmount
+from arroyo_dagster.state.operations.engines import EngineChoice, StepEngine, WorkAmount
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,8 +84,8 @@ class SparkThresholds:
         reached = [measure for measure in there if measure[0] >= measure[1]]
         if only_here is not None or not there:
             reason = only_here or "nothing to do"
-            return EngineChoice(step=step, engine=Engine.IN_PROCESS, reason=reason)
-        engine = Engine.SPARK if reached else Engine.IN_PROCESS
+            return EngineChoice(step=step, engine=StepEngine.IN_PROCESS, reason=reason)
+        engine = StepEngine.SPARK if reached else StepEngine.IN_PROCESS
         relation = "at least" if reached else "below"
         reason = ", ".join(
             f"{named(found)}, {relation} {named(least)}" for found, least, named in reached or there

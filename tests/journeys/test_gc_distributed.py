@@ -15,9 +15,9 @@ from arroyo_dagster.spark.gc import deleting_on_spark
 from arroyo_dagster.state.model import objects
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.operations.engines import (
-    Engine,
     EngineChoice,
     OnItems,
+    StepEngine,
     Threads,
     WorkAmount,
 )
@@ -57,7 +57,7 @@ class LateAttempts:
         self, step: str, amount: WorkAmount, *, only_here: str | None = None
     ) -> EngineChoice:
         self.steps.add(step)
-        return EngineChoice(step=step, engine=Engine.SPARK, reason="a test")
+        return EngineChoice(step=step, engine=StepEngine.SPARK, reason="a test")
 
     def run(
         self,

@@ -22,7 +22,7 @@ from arroyo_dagster.state.model.ids import Epoch
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.verify import VerifySettings
 from arroyo_dagster.state.operations.compaction.job import run_compaction
-from arroyo_dagster.state.operations.engines import Engine, WorkAmount
+from arroyo_dagster.state.operations.engines import StepEngine, WorkAmount
 from arroyo_dagster.state.operations.gc.execute import GcOptions, run_gc
 from arroyo_dagster.state.operations.gc.journal import read_journal
 from arroyo_dagster.state.operations.verify.job import verify_job
@@ -91,7 +91,7 @@ def test_verify_finds_the_same_in_the_same_order_at_every_level(
             lambda: session, store, paths, settings=VerifySettings(level=level), thresholds=ALWAYS
         )
         assert replace(there, engines=()) == here, level
-        assert there.engines[0].engine is Engine.SPARK
+        assert there.engines[0].engine is StepEngine.SPARK
         found |= {finding.code for finding in here.verdict.findings}
     assert len(found) > 2
 
@@ -141,7 +141,7 @@ def test_an_expiry_moves_and_restores_the_same_objects(
     )
     steps = {one.step: one.engine for one in outcome.engines}
     assert {steps[step] for step in ("plan expire", "copy to quarantine", "delete")} == {
-        Engine.SPARK
+        StepEngine.SPARK
     }
     assert outcome.deleted == expected.deleted > files // 4
     assert list(outcome.plan.data.paths) == list(expected.plan.data.paths)
@@ -197,7 +197,7 @@ def test_deletes_of_a_stopped_arroyo_job_are_sent_by_workers(
     outcome = run_gc_on_spark(
         lambda: session, store, paths, expiry(2, j="stopped"), thresholds=ALWAYS
     )
-    assert {one.engine for one in outcome.engines if one.step == "delete"} == {Engine.SPARK}
+    assert {one.engine for one in outcome.engines if one.step == "delete"} == {StepEngine.SPARK}
     assert outcome.deleted > 100
     for epoch in ParquetBackend(store, paths).epochs():
         ParquetBackend(store, paths).prepare_checkpoint_load(epoch)

@@ -20,7 +20,7 @@ OnItems = Callable[[int], None]
 """Called with the number of items that were completed since the last call, perhaps by a thread."""
 
 
-class Engine(enum.StrEnum):
+class StepEngine(enum.StrEnum):
     """What runs a step."""
 
     IN_PROCESS = "in process"
@@ -52,7 +52,7 @@ class EngineChoice:
     """
 
     step: str
-    engine: Engine
+    engine: StepEngine
     reason: str
 
     def __str__(self) -> str:
@@ -128,7 +128,7 @@ class InProcess:
     ) -> EngineChoice:
         """Choose this process."""
         reason = only_here or "Spark is not asked for"
-        return EngineChoice(step=step, engine=Engine.IN_PROCESS, reason=reason)
+        return EngineChoice(step=step, engine=StepEngine.IN_PROCESS, reason=reason)
 
     def run(
         self,

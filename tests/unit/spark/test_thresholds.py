@@ -12,7 +12,7 @@ from arroyo_dagster.errors import InputError
 from arroyo_dagster.spark.items import SparkItems, grouped
 from arroyo_dagster.spark.thresholds import SparkThresholds
 from arroyo_dagster.state.model.settings import setting_fields, settings_from
-from arroyo_dagster.state.operations.engines import HERE, Engine, Threads, WorkAmount
+from arroyo_dagster.state.operations.engines import HERE, StepEngine, Threads, WorkAmount
 
 LIMITS = SparkThresholds(size_bytes=1_000_000, files=10, objects=100)
 SMALL = {"size_bytes": 999_999, "files": 9, "objects": 99}
@@ -21,22 +21,22 @@ SMALL = {"size_bytes": 999_999, "files": 9, "objects": 99}
 @pytest.mark.parametrize(
     ("amount", "engine", "reason"),
     [
-        (WorkAmount(), Engine.IN_PROCESS, "nothing to do"),
-        (WorkAmount(files=9), Engine.IN_PROCESS, "9 files, below 10 files"),
-        (WorkAmount(files=10), Engine.SPARK, "10 files, at least 10 files"),
-        (WorkAmount(objects=99), Engine.IN_PROCESS, "99 objects, below 100 objects"),
-        (WorkAmount(objects=12_345), Engine.SPARK, "12,345 objects, at least 100 objects"),
+        (WorkAmount(), StepEngine.IN_PROCESS, "nothing to do"),
+        (WorkAmount(files=9), StepEngine.IN_PROCESS, "9 files, below 10 files"),
+        (WorkAmount(files=10), StepEngine.SPARK, "10 files, at least 10 files"),
+        (WorkAmount(objects=99), StepEngine.IN_PROCESS, "99 objects, below 100 objects"),
+        (WorkAmount(objects=12_345), StepEngine.SPARK, "12,345 objects, at least 100 objects"),
         (
             WorkAmount(size_bytes=500_000, files=9),
-            Engine.IN_PROCESS,
+            StepEngine.IN_PROCESS,
             "500.0 kB, below 1.0 MB, 9 files, below 10 files",
         ),
-        (WorkAmount(size_bytes=2_500_000, files=9), Engine.SPARK, "2.5 MB, at least 1.0 MB"),
-        (WorkAmount(**SMALL), Engine.IN_PROCESS, None),
+        (WorkAmount(size_bytes=2_500_000, files=9), StepEngine.SPARK, "2.5 MB, at least 1.0 MB"),
+        (WorkAmount(**SMALL), StepEngine.IN_PROCESS, None),
     ],
 )
 def test_any_threshold_that_is_reached_chooses_spark(
-    amount: WorkAmount, engine: Engine, reason: str | None
+    amount: WorkAmount, engine: StepEngine, reason: str | None
 ) -> None:
     choice = LIMITS.choose("merge files", amount)
     assert choice.engine is engine
@@ -52,13 +52,13 @@ def test_any_threshold_that_is_reached_chooses_spark(
 def test_zero_always_chooses_spark_unless_there_is_nothing_to_do() -> None:
     always = SparkThresholds(size_bytes=0, files=0, objects=0)
     for amount in (WorkAmount(files=1), WorkAmount(objects=1), WorkAmount(size_bytes=1)):
-        assert always.choose("step", amount).engine is Engine.SPARK
-    assert always.choose("step", WorkAmount()).engine is Engine.IN_PROCESS
+        assert always.choose("step", amount).engine is StepEngine.SPARK
+    assert always.choose("step", WorkAmount()).engine is StepEngine.IN_PROCESS
 
 
 def test_a_step_that_only_this_process_can_run_says_why() -> None:
     choice = LIMITS.choose("delete", WorkAmount(objects=10**6), only_here="it is checked here")
-    assert (choice.engine, choice.reason) == (Engine.IN_PROCESS, "it is checked here")
+    assert (choice.engine, choice.reason) == (StepEngine.IN_PROCESS, "it is checked here")
 
 
 @pytest.mark.parametrize("name", ["size_bytes", "files", "objects"])
@@ -86,15 +86,15 @@ def test_choices_are_kept_once_for_each_step_and_engine() -> None:
         assert items.run(choice, abs, [-1, -2], [1, 1]) == [1, 2]
     items.choose("delete", WorkAmount(objects=100))
     assert [(one.engine, one.reason) for one in items.choices] == [
-        (Engine.IN_PROCESS, "5 objects, below 100 objects"),
-        (Engine.SPARK, "100 objects, at least 100 objects"),
+        (StepEngine.IN_PROCESS, "5 objects, below 100 objects"),
+        (StepEngine.SPARK, "100 objects, at least 100 objects"),
     ]
 
 
 def test_in_process_items_keep_their_order_and_report_progress() -> None:
     done: list[int] = []
     choice = HERE.choose("step", WorkAmount(files=10**9))
-    assert choice.engine is Engine.IN_PROCESS
+    assert choice.engine is StepEngine.IN_PROCESS
     items = list(range(-50, 0))
     for threads in (Threads(), Threads(count=1)):
         found = HERE.run(choice, abs, items, items, threads=threads, on_items=done.append)

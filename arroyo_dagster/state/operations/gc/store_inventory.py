@@ -93,7 +93,7 @@ def read_store_inventory(
     """
     place, name = _located(source, open_at)
     if name.name.endswith(".json"):
-        made_at, parts = _s3_parts(place, name, source, store, open_at)
+        made_at, parts = _s3_files(place, name, source, store, open_at)
     else:
         info = place.head(name)
         if info is None:
@@ -105,7 +105,7 @@ def read_store_inventory(
                 next_step="use an inventory with a manifest.json; nothing was deleted",
             )
         made_at = info.modified_micros
-        parts = iter([_Part(place.read(name), name, _format(name), None)])
+        parts = iter([_InventoryFile(place.read(name), name, _format(name), None)])
     return _of_job(source, store, paths, made_at, parts)
 
 
@@ -122,7 +122,7 @@ def _located(source: str, open_at: OpenStore) -> tuple[ObjectStore, StatePath]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _InventoryFile:
     """One file of an inventory.
 
     Attributes:
@@ -149,9 +149,9 @@ def _format(name: str) -> str:
 # ---- S3 Inventory --------------------------------------------------------------------------------
 
 
-def _s3_parts(
+def _s3_files(
     place: ObjectStore, name: StatePath, source: str, store: ObjectStore, open_at: OpenStore
-) -> tuple[int, Iterator[_Part]]:
+) -> tuple[int, Iterator[_InventoryFile]]:
     """Return when an S3 Inventory was made, and its parts; each is read when it is asked for."""
     try:
         data = place.read(name)
@@ -179,9 +179,10 @@ def _s3_parts(
     if not made_at.isdigit():
         raise FormatError("creationTimestamp is not a number of milliseconds", path=name)
     columns = [column.strip() for column in schema.split(",")] if encoding == "csv" else None
-    read = _part_reader(source, place, open_at)
+    read = _file_reader(source, place, open_at)
     parts = (
-        _Part(_checked(read, file, name), str(file["key"]), encoding, columns) for file in files
+        _InventoryFile(_checked(read, file, name), str(file["key"]), encoding, columns)
+        for file in files
     )
     return int(made_at) * 1000, parts
 
@@ -200,7 +201,7 @@ def _check_manifest(place: ObjectStore, name: StatePath, data: bytes, source: st
         )
 
 
-def _part_reader(source: str, place: ObjectStore, open_at: OpenStore) -> Callable[[str], bytes]:
+def _file_reader(source: str, place: ObjectStore, open_at: OpenStore) -> Callable[[str], bytes]:
     """Return a function that reads a part by its key in the bucket of the inventory.
 
     On local disk, parts are looked for below the directory of the manifest and its parent, by their
@@ -253,7 +254,7 @@ def _md5(data: bytes) -> str:
 
 
 def _of_job(
-    source: str, store: ObjectStore, paths: JobPaths, made_at: int, parts: Iterator[_Part]
+    source: str, store: ObjectStore, paths: JobPaths, made_at: int, parts: Iterator[_InventoryFile]
 ) -> StoreInventory:
     url = parse_url(store.url)
     local = url.backend in ("file", "memory")
@@ -284,7 +285,7 @@ def _of_job(
     )
 
 
-def _batches(part: _Part) -> Iterator[pa.Table]:
+def _batches(part: _InventoryFile) -> Iterator[pa.Table]:
     """Yield the rows of a part with the columns `_USED`; a column that is not there is null."""
     try:
         for batch in _parquet(part) if part.encoding == "parquet" else _csv(part):
@@ -299,13 +300,13 @@ def _batches(part: _Part) -> Iterator[pa.Table]:
         ) from error
 
 
-def _parquet(part: _Part) -> Iterator[pa.RecordBatch]:
+def _parquet(part: _InventoryFile) -> Iterator[pa.RecordBatch]:
     file = pq.ParquetFile(io.BytesIO(part.data))
     names = [name for name in file.schema_arrow.names if _name(name) in _USED]
     yield from file.iter_batches(columns=names)
 
 
-def _csv(part: _Part) -> Iterator[pa.RecordBatch]:
+def _csv(part: _InventoryFile) -> Iterator[pa.RecordBatch]:
     source: Any = io.BytesIO(part.data)
     if part.data[:2] == b"\x1f\x8b":
         source = gzip.GzipFile(fileobj=source)  # unlike Arrow's, it refuses a truncated file
@@ -336,7 +337,7 @@ def _name(column: str) -> str:
     return _NAMES.get(plain, plain)
 
 
-def _normalized(rows: pa.Table, part: _Part) -> pa.Table:
+def _normalized(rows: pa.Table, part: _InventoryFile) -> pa.Table:
     rows = rows.rename_columns([_name(name) for name in rows.column_names])
     missing = [name for name in _NEEDED if name not in rows.column_names]
     if missing or len(set(rows.column_names)) < rows.num_columns:
@@ -375,7 +376,7 @@ def _typed(rows: pa.Table, name: str) -> pa.ChunkedArray:
     return column.cast(kind, safe=name != "lastmodifieddate")
 
 
-def _check_bucket(rows: pa.Table, expected: str, part: _Part) -> None:
+def _check_bucket(rows: pa.Table, expected: str, part: _InventoryFile) -> None:
     others = [name for name in pc.unique(rows.column("bucket")).to_pylist() if name is not None]
     strange = next((name for name in others if name != expected), None)
     if strange is not None and expected:
