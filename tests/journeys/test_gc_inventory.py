@@ -37,9 +37,10 @@ from arroyo_dagster.state.operations.gc.store_inventory import (
     StoreInventory,
     read_store_inventory,
 )
-from arroyo_dagster.state.storage import Counting, MemoryStore, ObjectStore
+from arroyo_dagster.state.storage import Counting, MemoryStore, ObjectStore, open_store
 from arroyo_dagster.state.storage.names import encode_path
 from arroyo_dagster.state.storage.wrappers import Wrapper
+from tests.contract import servers
 from tests.fleets import OPERATOR, TABLE, Written, legacy_job, protocol_job
 from tests.gc_jobs import DAY, Clock, orphans, whole
 
@@ -558,3 +559,48 @@ def test_an_inventory_is_for_orphans_only() -> None:
     )
     with pytest.raises(InputError, match="an option of orphans only"):
         GcRequest(kind=PlanKind.DEAD_JOB, inventory=given)
+
+
+# ---- a server of S3 ------------------------------------------------------------------------------
+
+
+def test_an_inventory_in_another_bucket_of_s3(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its parts lie at their keys in that bucket. S3 quotes etags, inventories do not."""
+    for name, value in (("ACCESS_KEY_ID", "testing"), ("SECRET_ACCESS_KEY", "testing")):
+        monkeypatch.setenv(f"AWS_{name}", value)
+    monkeypatch.setenv("AWS_REGION", "us-east-1")
+    with servers.moto_server() as host:
+        for bucket in (BUCKET, "reports"):
+            servers.make_moto_bucket(bucket)
+        store = open_store(f"s3::http://{host}/{BUCKET}/{PREFIX}")
+        job = Job()
+        for info in job.memory.list():
+            store.put(info.path, job.memory.read(info.path))
+        rows = [
+            {
+                "key": f"{PREFIX}/{encode_path(info.path)}",
+                "size": info.size_bytes,
+                "last_modified": iso_micros(info.modified_micros),
+                "etag": str(info.etag).strip('"'),
+            }
+            for info in store.list()
+        ]
+        made_at = max(info.modified_micros or 0 for info in store.list()) + 2 * DAY
+        s3_inventory(tmp_path, rows, made_at)
+        reports = open_store(f"s3::http://{host}/reports")
+        for name in ("0.csv.gz", "1.csv.gz"):
+            reports.put(StatePath(f"a/b/data/{name}"), (tmp_path / "data" / name).read_bytes())
+        manifest = "a/b/2026-11-20T01-00Z/manifest.json"
+        reports.put(StatePath(manifest), (tmp_path / "manifest.json").read_bytes())
+        source = f"s3::http://{host}/reports/{manifest}"
+        inventory = read_store_inventory(source, store, job.paths)
+        now = made_at + 2 * DAY
+        plan = plan_gc(store, job.paths, job.request(inventory), now_micros=now)
+        assert set(plan.data.paths) == job.lost
+        listed = plan_gc(store, job.paths, job.request(), now_micros=now)
+        assert list(plan.data) == list(listed.data), "as the store describes them now"
+        reports.delete_many([StatePath("a/b/data/1.csv.gz")])
+        with pytest.raises(ProtocolError, match="a part that its manifest lists is missing"):
+            read_store_inventory(source, store, job.paths)
