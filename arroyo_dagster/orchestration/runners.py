@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
-from pydantic import Field, PrivateAttr
+from pydantic import Field
 
 from arroyo_dagster.orchestration.resources import SparkSessionResource
 from arroyo_dagster.state.model.compaction import CompactionSettings
@@ -79,22 +79,25 @@ class SparkRunner(MaintenanceRunner):
     spark: dg.ResourceDependency[SparkSessionResource]
     in_process_mb: int = Field(
         default=64,
-        description="Compactions that read fewer MiB run in the process of the step.",
+        description="Steps that read or copy fewer MiB run in the process of the step.",
     )
-    _thresholds: Any = PrivateAttr(default=None)
+    spark_from_files: int = Field(
+        default=2_000, description="Steps that open or copy this many files run on Spark."
+    )
+    spark_from_objects: int = Field(
+        default=20_000, description="Steps that list or delete this many objects run on Spark."
+    )
 
     @property
     def thresholds(self) -> "SparkThresholds":
-        """From which amount of work a step runs on Spark."""
+        """From which amount of work a step runs on Spark: if any of them is reached."""
         from arroyo_dagster.spark.thresholds import SparkThresholds
 
-        return self._thresholds or SparkThresholds(size_bytes=self.in_process_mb << 20)
-
-    def with_thresholds(self, thresholds: "SparkThresholds") -> "SparkRunner":
-        """Return a runner with other thresholds, which replace `in_process_mb`."""
-        other = SparkRunner(spark=self.spark, in_process_mb=thresholds.size_bytes >> 20)
-        other._thresholds = thresholds
-        return other
+        return SparkThresholds(
+            size_bytes=self.in_process_mb << 20,
+            files=self.spark_from_files,
+            objects=self.spark_from_objects,
+        )
 
     def run_compaction(
         self,

@@ -89,7 +89,7 @@ def a_job(kind: str, clock: Clock) -> tuple[MemoryStore, int]:
     if kind == "ours":
         return begun(5, clock, sinks=0, parallelism=1), 5
     store = MemoryStore(clock=clock)
-    epochs = 5 if kind == "protocol" else 14  # Arroyo restores the newest eleven
+    epochs = 5 if kind == "protocol" else 17  # Arroyo restores the newest eleven
     Written(store, KINDS[kind], start=clock.micros).epochs(epochs)
     return store, epochs
 

@@ -27,7 +27,9 @@ from arroyo_dagster.errors import (
     NotFoundError,
     ProtocolError,
 )
+from arroyo_dagster.state.codec.gc import decode_gc_plan, gc_plan_to_json
 from arroyo_dagster.state.codec.iso_times import iso_micros
+from arroyo_dagster.state.codec.records import encode_json
 from arroyo_dagster.state.model.garbage import GcPlan
 from arroyo_dagster.state.model.ids import Epoch, StatePath, WorkerGeneration
 from arroyo_dagster.state.model.layout import JobPaths
@@ -170,6 +172,7 @@ def test_the_plan_is_that_of_a_listing(layout: str, tmp_path: Path) -> None:
     job = Job(layout)
     listed, read = job.plan(None), job.plan(job.read(tmp_path))
     assert set(listed.data.paths) == job.lost
+    assert decode_gc_plan(encode_json(gc_plan_to_json(read)), "plan") == read
     assert list(read.data) == list(listed.data)
     assert list(read.records) == list(listed.records)
     assert list(read.metadata) == list(listed.metadata)

@@ -113,3 +113,13 @@ def test_groups_are_neighbours_and_none_is_much_heavier_than_its_share(
     share = -(-sum(max(1, weight) for weight in weights) // groups)
     for group in found:
         assert len(group) == 1 or sum(max(1, weights[at]) for at in group) <= share
+
+
+def test_the_runner_of_dagster_has_the_same_defaults() -> None:
+    from arroyo_dagster.orchestration.resources import SparkSessionResource
+    from arroyo_dagster.orchestration.runners import SparkRunner
+
+    spark = SparkSessionResource()
+    assert SparkRunner(spark=spark).thresholds == SparkThresholds()
+    given = SparkRunner(spark=spark, in_process_mb=1, spark_from_files=2, spark_from_objects=3)
+    assert given.thresholds == SparkThresholds(size_bytes=1 << 20, files=2, objects=3)

@@ -120,13 +120,16 @@ class GcRun:
 
     def carry_out(self) -> None:
         plan = self.plan
-        if plan.paths.layout is Layout.LEGACY and plan.proof.condition is not None:
+        again = plan.paths.layout is Layout.LEGACY and plan.proof.condition is not None
+        if again:
             # The job's next run may write the same names; all of them, if it ignores the state.
             self.store.before_deleting = StatusCheck.of_plan(plan, self.asked)
         self._step("data", plan.data, self.delete)
         self.store.before_deleting = None
-        self._step("records", plan.records, self.delete)
-        self._step("metadata", plan.metadata, self.delete)
+        # A worker that was given up may send its request when the names are in use again.
+        delete = delete_here if again else self.delete
+        self._step("records", plan.records, delete)
+        self._step("metadata", plan.metadata, delete)
 
     def _step(self, name: str, step: Packed, delete: Delete) -> None:
         if not step:
