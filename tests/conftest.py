@@ -47,11 +47,10 @@ def restarts_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make the calls of a store that the package makes at once one after the other."""
     from arroyo_dagster.state.operations.compaction import execute
-    from arroyo_dagster.state.operations.verify import data
     from arroyo_dagster.state.storage import concurrency
     from tests.in_order import InOrder
 
-    for module in (concurrency, data, execute):
+    for module in (concurrency, execute):
         monkeypatch.setattr(module, "ThreadPoolExecutor", InOrder)
 
 

@@ -8,6 +8,7 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -16,11 +17,12 @@ from arroyo_dagster import __version__
 from arroyo_dagster.cli.commands import MAIN
 from arroyo_dagster.cli.config import read_defaults
 from arroyo_dagster.cli.lazy import LazyGroup
-from arroyo_dagster.errors import ArroyoStateError
+from arroyo_dagster.errors import ArroyoStateError, InputError
 from arroyo_dagster.optional_packages import explain_import, missing_package
 from arroyo_dagster.redaction import (
     redact_text,
     redacted_cause,
+    register_settings,
     register_url,
     without_secrets,
 )
@@ -35,6 +37,7 @@ EXIT_FINDINGS = 3
 """At least one finding is an error. 1 means that the check could not be carried out."""
 
 URL_VARIABLES = ["ARROYO__CHECKPOINT_URL", "CHECKPOINT_URL"]
+DELETE_VARIABLE = "ARROYO_DELETE_OPTIONS"
 PRIVATE_VARIABLE = "ARROYO_PRIVATE_COLUMNS"
 
 
@@ -202,8 +205,35 @@ def open_url(url: str | None) -> ObjectStore:
     if url is not None:
         if ":" not in url:
             url = os.path.abspath(url)  # what a shell calls a path may be relative
-        configure(url)
+        configure(url, delete_options=read_delete_options(os.environ.get(DELETE_VARIABLE)))
     return get_storage_provider(url)
+
+
+def read_delete_options(given: str | None) -> dict[str, Any] | None:
+    """Return the options of the client that deletes; None = one client for everything.
+
+    Args:
+        given: a JSON object, or the path of a file with one.
+
+    Raises:
+        InputError: it is neither; the message repeats nothing of it.
+    """
+    if not given:
+        return None
+    try:
+        text = given if given.lstrip().startswith("{") else Path(given).read_text("utf-8")
+        found = json.loads(text)
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(
+            f"{DELETE_VARIABLE} is neither a JSON object nor a file with one "
+            f"({type(error).__name__})",
+            next_step="write the options of a store client, as in storage_options, for example "
+            '{"access_key_id": "…", "secret_access_key": "…"}',
+        ) from None
+    if not isinstance(found, dict):
+        raise InputError(f"{DELETE_VARIABLE} contains no JSON object")
+    register_settings(found)
+    return found
 
 
 def open_catalogue(url: str) -> ObjectStore:

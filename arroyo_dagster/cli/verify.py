@@ -71,6 +71,8 @@ def verify(
     else:
         if cells := _restore_cells(found):
             print_table(_RESTORE_COLUMNS, cells)
+        for choice in found.engines:
+            click.echo(f"{found.paths.root}: {choice}")
         for line in _verdict_lines(found):
             click.echo(line)
         if back is not None:
@@ -95,6 +97,7 @@ def _verdict_json(found: JobVerdict) -> dict[str, Any]:
         "epochs": list(found.epochs),
         "findings": [finding_json(one) for one in found.verdict.findings],
         "restore": [_restore_json(one) for one in found.restore],
+        "engines": [choice.to_json() for choice in found.engines],
     }
 
 

@@ -61,6 +61,13 @@ class ArroyoStateComponent(dg.Component, YamlModel):
         "variables, as {env: NAME}; they are resolved when the store is opened.",
         examples=[{"region": "eu-central-1", "secret_access_key": {"env": "S3_SECRET"}}],
     )
+    delete_options: Options = Field(
+        default_factory=dict,
+        repr=False,
+        description="Options of a client that only deletes, in the form of storage_options. With "
+        "them, storage_options need no permission to delete.",
+        examples=[{"secret_access_key": {"env": "S3_DELETE_SECRET"}}],
+    )
     layout: Literal["auto", "legacy", "protocol"] = Field(
         default="auto", description="Which jobs to show, by layout."
     )
@@ -254,6 +261,7 @@ class ArroyoStateComponent(dg.Component, YamlModel):
         return ArroyoStateStore(
             checkpoint_url=self.checkpoint_url,
             storage_options=self.storage_options,
+            delete_options=self.delete_options,
             layout=self.layout,
             catalogue_url=self.catalogue_url,
             catalogue_options=self.catalogue_options,

@@ -48,6 +48,12 @@ class ArroyoStateStore(NamedSecrets):
 
     checkpoint_url: str = Field(description="The checkpoint URL, in any form that Arroyo takes.")
     storage_options: dict[str, Any] = Field(default_factory=dict, repr=False, description=OPTIONS)
+    delete_options: dict[str, Any] = Field(
+        default_factory=dict,
+        repr=False,
+        description="Options of a client that only deletes, in the form of storage_options. With "
+        "them, storage_options need no permission to delete.",
+    )
     arroyo_api_url: str | None = Field(
         default=None,
         description="Arroyo's REST API, as a source of job names and status; read only.",
@@ -205,8 +211,10 @@ class ArroyoStateStore(NamedSecrets):
         from arroyo_dagster.state.storage.remote.open import open_store
 
         if url not in self._stores:
-            options = resolve_variables(field, getattr(self, field))
-            self._stores[url] = open_store(_absolute(url), options=options)
+            options, given = resolve_variables(field, getattr(self, field)), None
+            if field == "storage_options" and self.delete_options:
+                given = resolve_variables("delete_options", self.delete_options)
+            self._stores[url] = open_store(_absolute(url), options=options, delete_options=given)
         store: ObjectStore = self._stores[url]
         return store
 

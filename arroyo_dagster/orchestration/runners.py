@@ -11,6 +11,7 @@ from arroyo_dagster.state.model.compaction import CompactionSettings
 from arroyo_dagster.state.model.layout import JobPaths
 
 if TYPE_CHECKING:
+    from arroyo_dagster.spark.thresholds import SparkThresholds
     from arroyo_dagster.state.model.garbage import GcPlan
     from arroyo_dagster.state.operations.compaction.job import CompactionOptions
     from arroyo_dagster.state.operations.compaction.publish import CompactionOutcome
@@ -78,8 +79,25 @@ class SparkRunner(MaintenanceRunner):
     spark: dg.ResourceDependency[SparkSessionResource]
     in_process_mb: int = Field(
         default=64,
-        description="Compactions that read fewer MiB run in the process of the step.",
+        description="Steps that read or copy fewer MiB run in the process of the step.",
     )
+    spark_from_files: int = Field(
+        default=2_000, description="Steps that open or copy this many files run on Spark."
+    )
+    spark_from_objects: int = Field(
+        default=20_000, description="Steps that list or delete this many objects run on Spark."
+    )
+
+    @property
+    def thresholds(self) -> "SparkThresholds":
+        """From which amount of work a step runs on Spark: if any of them is reached."""
+        from arroyo_dagster.spark.thresholds import SparkThresholds
+
+        return SparkThresholds(
+            size_bytes=self.in_process_mb << 20,
+            files=self.spark_from_files,
+            objects=self.spark_from_objects,
+        )
 
     def run_compaction(
         self,
@@ -96,7 +114,7 @@ class SparkRunner(MaintenanceRunner):
             paths,
             settings,
             options,
-            in_process_bytes=self.in_process_mb << 20,
+            thresholds=self.thresholds,
         )
 
     def run_gc(
@@ -111,13 +129,19 @@ class SparkRunner(MaintenanceRunner):
         from arroyo_dagster.spark.gc import run_gc_on_spark
 
         return run_gc_on_spark(
-            lambda: self.spark.session, store, paths, request, options, plan=plan
+            lambda: self.spark.session,
+            store,
+            paths,
+            request,
+            options,
+            plan=plan,
+            thresholds=self.thresholds,
         )
 
     def rewrites(self) -> "RunRewrites":
         from arroyo_dagster.spark.rewrite import rewrites_on_spark
 
-        return rewrites_on_spark(lambda: self.spark.session)
+        return rewrites_on_spark(lambda: self.spark.session, self.thresholds)
 
 
 class InProcessRunner(MaintenanceRunner):

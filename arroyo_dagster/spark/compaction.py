@@ -8,8 +8,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from arroyo_dagster.spark.tasks import run_items
+from arroyo_dagster.spark.thresholds import SparkThresholds
 from arroyo_dagster.state.model.compaction import (
-    MEBIBYTE,
     CompactionPlan,
     CompactionSettings,
     MergeOutcome,
@@ -18,6 +18,7 @@ from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.operations.compaction.execute import merge_here
 from arroyo_dagster.state.operations.compaction.job import CompactionOptions, run_compaction
 from arroyo_dagster.state.operations.compaction.publish import CompactionOutcome
+from arroyo_dagster.state.operations.engines import EngineChoice, StepEngine, WorkAmount
 from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.tables.merge.task import MergeTask, combined, run_shard, split_task
 
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 
     from arroyo_dagster.state.tables.merge.rows import OnBytes
 
-IN_PROCESS_BYTES = 64 * MEBIBYTE
 _BYTES_OF_A_FILE = 4096
 """The cost of opening a file, as the equivalent number of bytes read."""
 
@@ -39,7 +39,7 @@ def run_compaction_on_spark(
     options: CompactionOptions | None = None,
     *,
     plan: CompactionPlan | None = None,
-    in_process_bytes: int = IN_PROCESS_BYTES,
+    thresholds: SparkThresholds | None = None,
 ) -> CompactionOutcome:
     """Run a compaction as `operations.compaction.job.run_compaction`, with the merges on Spark.
 
@@ -48,19 +48,44 @@ def run_compaction_on_spark(
         store: the store of the job; workers must be able to open it too.
         paths: the paths of the job.
         settings, options, plan: as in `run_compaction`; `options.run` is replaced.
-        in_process_bytes: smaller merges run in this process, by the same code, since a session
-            takes seconds to start.
+        thresholds: smaller compactions run in this process, by the same code, since a session takes
+            seconds to start; None = the defaults.
+
+    Returns:
+        The outcome; `engines` says where the merges ran.
     """
+    limits = thresholds or SparkThresholds()
+    choices: list[EngineChoice] = []
 
     def run(
         held: ObjectStore, tasks: Sequence[MergeTask], on_bytes: OnBytes
     ) -> Iterable[MergeOutcome]:
-        if sum(task.merge.size_bytes for task in tasks) < in_process_bytes:
+        choices.append(limits.choose("merge files", _amount(tasks)))
+        if choices[-1].engine is StepEngine.IN_PROCESS:
             return merge_here(held, tasks, on_bytes)
         return _on_spark(session(), held, tasks, on_bytes)
 
-    chosen = replace(options or CompactionOptions(), run=run)
-    return run_compaction(store, paths, settings, chosen, plan=plan)
+    chosen = options or CompactionOptions()
+    told = chosen.on_published
+    outcome = run_compaction(
+        store,
+        paths,
+        settings,
+        replace(
+            chosen,
+            run=run,
+            on_published=lambda done: told(replace(done, engines=tuple(choices))),
+        ),
+        plan=plan,
+    )
+    return replace(outcome, engines=tuple(choices))
+
+
+def _amount(tasks: Sequence[MergeTask]) -> WorkAmount:
+    return WorkAmount(
+        size_bytes=sum(task.merge.size_bytes for task in tasks),
+        files=sum(len(task.merge.paths) for task in tasks),
+    )
 
 
 def _on_spark(

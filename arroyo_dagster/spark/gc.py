@@ -1,7 +1,6 @@
-"""Collect the garbage of one job, with data files deleted by Spark's workers.
+"""Collect the garbage of one job with Spark's workers: they list, copy and delete objects.
 
-Plan, checks, journal and read-back are as in process. Small numbers of objects are also deleted in
-process.
+Plan, checks, journal and read-back are as in process. Small steps also run in process.
 """
 
 from __future__ import annotations
@@ -11,24 +10,25 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from arroyo_dagster.spark.orphans import plan_orphans_on_spark
-from arroyo_dagster.spark.tasks import run_items
+from arroyo_dagster.spark.gc_plans import plan_with
+from arroyo_dagster.spark.items import SparkItems
+from arroyo_dagster.spark.thresholds import SparkThresholds
 from arroyo_dagster.state.metadata.lease import Leased
-from arroyo_dagster.state.model.garbage import GcPlan, PlanKind
+from arroyo_dagster.state.model.garbage import GcPlan, Moved, UndeletePlan
 from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.operations.engines import StepEngine, WorkAmount
 from arroyo_dagster.state.operations.gc.execute import GcOptions, GcOutcome, run_gc
 from arroyo_dagster.state.operations.gc.plan import GcRequest, plan_gc
 from arroyo_dagster.state.operations.gc.steps import Delete, Pace, delete_here
+from arroyo_dagster.state.operations.gc.undelete import UndeleteOptions, run_undelete
 from arroyo_dagster.state.storage.store import DeleteOutcome, ObjectStore
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-FROM_OBJECTS = 20_000
-"""Bulk deletes of fewer objects take less time than the start of Spark."""
-
 BATCHES_AT_ONCE = 200
+_CHECKED_HERE = "the job's status is checked before each request, by a source only this host has"
 
 
 def run_gc_on_spark(
@@ -39,55 +39,61 @@ def run_gc_on_spark(
     options: GcOptions | None = None,
     *,
     plan: GcPlan | None = None,
-    from_objects: int = FROM_OBJECTS,
+    thresholds: SparkThresholds | None = None,
 ) -> GcOutcome:
-    """Run gc as `operations.gc.execute.run_gc`, with data files deleted by Spark's workers.
+    """Run gc as `operations.gc.execute.run_gc`, with its large steps on Spark's workers.
 
-    Orphans are also planned on Spark, unless `options.make_plan` is given.
+    They plan (unless `options.make_plan` is given), copy to quarantine, and delete.
 
     Args:
-        session: returns the session; called only if there is enough to delete or orphans to plan.
+        session: returns the session; called only for a step that reaches a threshold.
         store: the store of the job; workers must be able to open it too.
         paths: the paths of the job.
-        request, options, plan: as in `run_gc`; `options.delete` and the number of batches in flight
-            are replaced.
-        from_objects: if fewer data files are in flight at once, this process deletes them.
+        request, options, plan: as in `run_gc`; `options.delete`, `options.items` and the number of
+            batches in flight are replaced.
+        thresholds: from which amount of work a step runs on Spark; None = the defaults.
+
+    Returns:
+        The outcome; `engines` says where each step ran.
     """
     chosen = options or GcOptions()
+    items = SparkItems(session, thresholds or SparkThresholds())
     make_plan = chosen.make_plan
-    if request.kind is PlanKind.ORPHANS and make_plan is plan_gc:
-        make_plan = partial(plan_orphans_on_spark, session)
-    return run_gc(
+    outcome = run_gc(
         store,
         paths,
         request,
         replace(
             chosen,
-            make_plan=make_plan,
-            delete=deleting_on_spark(session, from_objects),
+            make_plan=plan_with(items) if make_plan is plan_gc else make_plan,
+            delete=deleting_on_spark(items),
+            items=items,
             pace=_wide(chosen.pace),
+            on_done=lambda done: chosen.on_done(replace(done, engines=tuple(items.choices))),
         ),
         plan=plan,
     )
+    return replace(outcome, engines=tuple(items.choices))
 
 
 def _wide(pace: Pace) -> Pace:
     return replace(pace, in_flight=BATCHES_AT_ONCE)
 
 
-def deleting_on_spark(session: Callable[[], SparkSession], from_objects: int) -> Delete:
+def deleting_on_spark(items: SparkItems) -> Delete:
     """Return a function that deletes batches of objects on Spark.
 
-    It deletes in this process if the objects are few, or if the job's status must be checked before
-    each request.
+    It deletes in this process if the objects are few; or if the job's status must be checked before
+    each request, and other machines may get other answers.
     """
 
     def delete(held: ObjectStore, batches: Sequence[Sequence[StatePath]]) -> list[DeleteOutcome]:
         sizes = [len(batch) for batch in batches]
-        ask = isinstance(held, Leased) and held.before_deleting is not None
-        if ask or sum(sizes) < from_objects:
+        only_here = _CHECKED_HERE if isinstance(held, Leased) and held.deletes_here else None
+        choice = items.choose("delete", WorkAmount(objects=sum(sizes)), only_here=only_here)
+        if choice.engine is StepEngine.IN_PROCESS:
             return delete_here(held, batches)
-        return run_items(session(), partial(delete_batch, held), list(batches), sizes)
+        return items.run(choice, partial(delete_batch, held), list(batches), sizes)
 
     return delete
 
@@ -95,3 +101,27 @@ def deleting_on_spark(session: Callable[[], SparkSession], from_objects: int) ->
 def delete_batch(store: ObjectStore, batch: Sequence[StatePath]) -> DeleteOutcome:
     """Delete one batch. Runs in a worker."""
     return store.delete_many(batch)
+
+
+def run_undelete_on_spark(
+    session: Callable[[], SparkSession],
+    store: ObjectStore,
+    paths: JobPaths,
+    name: str,
+    options: UndeleteOptions | None = None,
+    *,
+    plan: UndeletePlan | None = None,
+    thresholds: SparkThresholds | None = None,
+) -> list[Moved]:
+    """Restore quarantined objects as `operations.gc.undelete.run_undelete`.
+
+    Workers compare and copy data files if they are many or large. Metadata, which makes epochs
+    visible, is restored by this process, one object after the other.
+
+    Args:
+        session, store, paths, thresholds: as in `run_gc_on_spark`.
+        name, options, plan: as in `run_undelete`; `options.items` is replaced.
+    """
+    items = SparkItems(session, thresholds or SparkThresholds())
+    chosen = replace(options or UndeleteOptions(), items=items)
+    return run_undelete(store, paths, name, chosen, plan=plan)

@@ -7,9 +7,11 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from arroyo_dagster.spark.tasks import run_items
+from arroyo_dagster.spark.thresholds import SparkThresholds
 from arroyo_dagster.state.model.compaction import LeftOut
 from arroyo_dagster.state.model.rewrite import RewriteShard
-from arroyo_dagster.state.operations.compaction.rewrite import RunRewrites
+from arroyo_dagster.state.operations.compaction.rewrite import RunRewrites, rewrite_here
+from arroyo_dagster.state.operations.engines import EngineChoice, StepEngine, WorkAmount
 from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.tables.merge.rewrite import RewriteTask, rewrite_shard
 
@@ -17,16 +19,29 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def rewrites_on_spark(session: Callable[[], SparkSession]) -> RunRewrites:
-    """Return a function for `run_rewrite` that runs the tasks of a rewrite on Spark.
+def rewrites_on_spark(
+    session: Callable[[], SparkSession],
+    thresholds: SparkThresholds | None = None,
+    on_choice: Callable[[EngineChoice], None] = lambda choice: None,
+) -> RunRewrites:
+    """Return a function for `run_rewrite` that runs the tasks of a large rewrite on Spark.
 
     Args:
-        session: returns the session; called only if there is something to write.
+        session: returns the session; called only if the rewrite reaches a threshold.
+        thresholds: smaller rewrites run in this process; None = the defaults.
+        on_choice: called with where the tasks run, and why.
     """
+    limits = thresholds or SparkThresholds()
 
     def run(store: ObjectStore, tasks: Sequence[RewriteTask]) -> Iterable[RewriteShard | LeftOut]:
-        if not tasks:
-            return []
+        amount = WorkAmount(
+            size_bytes=sum(task.size_bytes for task in tasks),
+            files=sum(len(task.inputs) for task in tasks),
+        )
+        choice = limits.choose("rewrite files", amount)
+        on_choice(choice)
+        if choice.engine is StepEngine.IN_PROCESS:
+            return rewrite_here(store, tasks)
         weights = [task.size_bytes + len(task.inputs) * 4096 for task in tasks]
         return run_items(session(), partial(rewrite_shard, store), tasks, weights)
 

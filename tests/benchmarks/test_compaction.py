@@ -27,6 +27,7 @@ import pytest
 
 from arroyo_dagster.spark.compaction import run_compaction_on_spark
 from arroyo_dagster.spark.session import get_session
+from arroyo_dagster.spark.thresholds import SparkThresholds
 from arroyo_dagster.state.codec.parquet import GLOBAL_KEY_VALUE_SCHEMA, encode_pair_columns
 from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.model.compaction import CompactionPolicy, CompactionSettings
@@ -41,6 +42,7 @@ from arroyo_dagster.state.tables.merge.task import MergeTask, run_merge
 from tests.benchmarks.slow_s3 import slow_s3
 from tests.fabricated import PATHS, publish, stored_rows, time_files
 
+ALWAYS = SparkThresholds(size_bytes=0, files=0, objects=0)
 FULL = CompactionSettings(policy=CompactionPolicy.FULL)
 SCHEMA = pa.schema(
     [
@@ -168,7 +170,7 @@ def _ours(session: Any, url: str) -> Callable[[], float]:
         with _undone(url):
             begun = time.perf_counter()
             outcome = run_compaction_on_spark(
-                lambda: session, open_store(url), PATHS, FULL, in_process_bytes=0
+                lambda: session, open_store(url), PATHS, FULL, thresholds=ALWAYS
             )
             taken = time.perf_counter() - begun
             assert outcome.published == "epoch"
@@ -481,14 +483,14 @@ os.sched_setaffinity(0, range(int(sys.argv[2])))  # what is started from here in
 from arroyo_dagster.spark.compaction import run_compaction_on_spark
 from arroyo_dagster.spark.session import get_session
 from arroyo_dagster.state.storage.remote.open import open_store
-from tests.benchmarks.test_compaction import FULL, PATHS, _undone
+from tests.benchmarks.test_compaction import ALWAYS, FULL, PATHS, _undone
 url, workers = sys.argv[1:3]
 session, _ = get_session(f"local-cluster[{workers},1,1024]")
 found = []
 for turn in range(3):
     with _undone(url):
         begun = time.perf_counter()
-        run_compaction_on_spark(lambda: session, open_store(url), PATHS, FULL, in_process_bytes=0)
+        run_compaction_on_spark(lambda: session, open_store(url), PATHS, FULL, thresholds=ALWAYS)
         found.append(time.perf_counter() - begun)
 print(statistics.median(found[1:]))
 """

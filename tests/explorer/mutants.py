@@ -165,7 +165,7 @@ MUTANTS: dict[str, Callable[[], Any]] = {
         collecting, "_checked", lambda held, plan, fresh: plan
     ),
     "the directory of jobs is not asked again": _instead(
-        collecting_steps.GcRun, "_ask_again", lambda self: None
+        collecting_steps.StatusCheck, "__call__", lambda self: None
     ),
     "pins of a job that is gone are ignored": _instead(
         dead_jobs, "_check_unneeded", lambda roots, needed: None

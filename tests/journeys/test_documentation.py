@@ -17,6 +17,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from arroyo_dagster.cli import main
+from arroyo_dagster.state.codec.iso_times import iso_micros
 from arroyo_dagster.state.model.checkpoints import CheckpointState
 from arroyo_dagster.state.storage.remote.open import open_store
 from tests.commands import leaf_commands
@@ -74,8 +75,16 @@ def twelve_epochs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def place(twelve_epochs: Path, tmp_path: Path) -> Iterator[Path]:
-    """A folder with the program of docs/checkpoints.md, and a copy of that job below `state`."""
+    """A folder with the program of docs/checkpoints.md, a copy of that job below `state`, and an
+    inventory of it.
+    """
     shutil.copytree(twelve_epochs, tmp_path / "state")
+    lines = [
+        f"{info.path},{info.size_bytes},{iso_micros(info.modified_micros)}"
+        for info in open_store(f"file://{tmp_path}/state").list()
+    ]
+    header = "key,size,last_modified"
+    (tmp_path / "inventory.csv").write_text("\n".join([header, *lines, ""]))
     with first_program(tmp_path):
         yield tmp_path
 

@@ -18,6 +18,7 @@ from arroyo_dagster.spark.compaction import run_compaction_on_spark
 from arroyo_dagster.spark.gc import run_gc_on_spark
 from arroyo_dagster.spark.rewrite import rewrites_on_spark
 from arroyo_dagster.spark.tasks import assigned, run_items
+from arroyo_dagster.spark.thresholds import SparkThresholds
 from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.model.compaction import CompactionPolicy, CompactionSettings
 from arroyo_dagster.state.model.ids import Epoch, WorkerGeneration
@@ -25,6 +26,7 @@ from arroyo_dagster.state.model.layout import Layout
 from arroyo_dagster.state.model.progress import Progress
 from arroyo_dagster.state.operations.compaction.job import CompactionOptions, run_compaction
 from arroyo_dagster.state.operations.compaction.rewrite import RewriteOptions, run_rewrite
+from arroyo_dagster.state.operations.engines import StepEngine
 from arroyo_dagster.state.operations.gc.expire import to_keep
 from arroyo_dagster.state.runtime.in_process import run_pipeline
 from arroyo_dagster.state.runtime.pipeline import Pipeline
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.spark
 FULL = CompactionSettings(policy=CompactionPolicy.FULL)
+ALWAYS = SparkThresholds(size_bytes=0, files=0, objects=0)
 
 
 def _run(folder: Path, epochs: int | None) -> tuple[ObjectStore, Pipeline]:
@@ -60,15 +63,16 @@ def test_compacted_and_expired_on_spark_the_job_goes_on_as_if_nothing_had_been(
     before = newest(store, pipeline)
     content = tables_of(store, before)
     outcome = run_compaction_on_spark(
-        lambda: session, store, pipeline.paths, FULL, in_process_bytes=0
+        lambda: session, store, pipeline.paths, FULL, thresholds=ALWAYS
     )
     in_process = run_compaction(twin, pipeline.paths, FULL)
     assert outcome.published == "epoch"
+    assert [(one.step, one.engine.value) for one in outcome.engines] == [("merge files", "Spark")]
     assert [m.after for m in outcome.merges] == [m.after for m in in_process.merges]
     after = newest(store, pipeline)
     assert tables_of(store, after) == content == tables_of(twin, newest(twin, pipeline))
     assert len(set(after.paths)) == outcome.files_after < len(set(before.paths))
-    expired = run_gc_on_spark(lambda: session, store, pipeline.paths, to_keep(2), from_objects=1)
+    expired = run_gc_on_spark(lambda: session, store, pipeline.paths, to_keep(2), thresholds=ALWAYS)
     assert expired.done
     assert ParquetBackend(store, pipeline.paths).epochs() == [9, 10]
     assert not any(store.head(path) for path in expired.plan.data.paths)
@@ -90,8 +94,12 @@ def test_orphans_are_found_and_deleted_by_workers(session: SparkSession, tmp_pat
     for path in root.rglob("*-l"):
         os.utime(path, (1_700_000_000, 1_700_000_000))
     asked = orphans(**{"p/main": "stopped"})
-    outcome = run_gc_on_spark(lambda: session, store, paths, asked, from_objects=1)
+    outcome = run_gc_on_spark(lambda: session, store, paths, asked, thresholds=ALWAYS)
     assert outcome.deleted == 30
+    assert {(one.step, one.engine.value) for one in outcome.engines} == {
+        ("plan orphans", "Spark"),
+        ("delete", "Spark"),
+    }
     whole(store, paths, 1, 2, 3, 4)
     assert not list(root.rglob("*-l"))
 
@@ -107,9 +115,9 @@ def test_a_fault_somewhere_on_spark_loses_and_doubles_nothing(
     at, late = chance.randint(1, 12), chance.choice(["before", "after"])
     faulty = FaultInjecting(store, fail_at=at, mode=late)  # type: ignore[arg-type]
     with contextlib.suppress(StorageError, ConflictError):
-        run_compaction_on_spark(lambda: session, faulty, pipeline.paths, FULL, in_process_bytes=0)
+        run_compaction_on_spark(lambda: session, faulty, pipeline.paths, FULL, thresholds=ALWAYS)
     assert tables_of(store, newest(store, pipeline)) == content
-    run_compaction_on_spark(lambda: session, store, pipeline.paths, FULL, in_process_bytes=0)
+    run_compaction_on_spark(lambda: session, store, pipeline.paths, FULL, thresholds=ALWAYS)
     assert tables_of(store, newest(store, pipeline)) == content
 
 
@@ -119,7 +127,7 @@ def test_a_stopped_job_of_arroyos_is_rewritten_by_workers(
 ) -> None:
     job, store = _arroyo_job(tmp_path, layout)
     before = content(job.store, job.paths)
-    run = rewrites_on_spark(lambda: session)
+    run = rewrites_on_spark(lambda: session, ALWAYS)
     outcome = run_rewrite(
         store, job.paths, stopped(job.paths), FULL, RewriteOptions(run=run, quiet_seconds=0)
     )
@@ -142,7 +150,7 @@ def test_a_fault_somewhere_leaves_a_job_of_arroyos_that_restores_the_same(
     chance = random.Random(seed)
     job, store = _arroyo_job(tmp_path, chance.choice(list(Layout)))
     before = content(job.store, job.paths)
-    run = rewrites_on_spark(lambda: session)
+    run = rewrites_on_spark(lambda: session, ALWAYS)
     at, late = chance.randint(1, 14), chance.choice(["before", "after"])
     faulty = FaultInjecting(store, fail_at=at, mode=late)  # type: ignore[arg-type]
     with contextlib.suppress(StorageError, ConflictError):
@@ -177,7 +185,7 @@ def test_a_large_merge_is_carried_out_in_parts_and_progress_is_told(
         pipeline.paths,
         settings,
         CompactionOptions(on_progress=told.append),
-        in_process_bytes=0,
+        thresholds=ALWAYS,
     )
     assert any(len(merge.merged.output_paths) > 1 for merge in outcome.merges)
     assert told[-1].done == told[-1].total > 0
@@ -194,6 +202,7 @@ def test_nothing_to_do_and_little_ask_for_no_session(tmp_path: Path) -> None:
     assert not again.changed
     kept = run_gc_on_spark(none, store, pipeline.paths, to_keep(9))
     assert not kept.done
+    assert {choice.engine for choice in kept.engines} == {StepEngine.IN_PROCESS}
 
 
 def _tripled(folder: str, number: int) -> int:

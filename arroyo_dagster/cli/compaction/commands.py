@@ -339,6 +339,7 @@ def _outcome_json(outcome: CompactionOutcome | RewriteOutcome) -> dict[str, Any]
         "size_bytes_after": outcome.size_bytes_after,
         "published": outcome.published,
         "epoch": outcome.epoch,
+        "engines": [choice.to_json() for choice in outcome.engines],
     }
 
 
@@ -350,6 +351,8 @@ def _print_outcome(outcome: CompactionOutcome | RewriteOutcome, *, yes: bool) ->
     if not yes or not outcome.changed:
         _print_merges(found)
         print_left_out(_name(found), found.left_out)
+    for choice in outcome.engines:
+        click.echo(f"{_name(found)}: {choice}")
     click.echo(f"{_name(found)}: {_format_outcome(outcome, yes=yes)}")
 
 

@@ -6,6 +6,7 @@ Until then, read-only credentials are enough.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -54,6 +55,12 @@ def _plan_options(command: _F) -> _F:
         settings_options(Retention, only_for="expire"),
         # Without a value, a stored plan has its own.
         setting_option(GraceSettings, "grace_micros", only_for="orphans, dead-job", default=None),
+        click.option(
+            "--inventory",
+            metavar="FILE_OR_URL",
+            help="orphans: plan from an inventory of the bucket instead of listing every object: "
+            "manifest.json of S3 Inventory, .parquet, .csv or .csv.gz. What is newer stays.",
+        ),
         click.option(
             "--unreadable",
             is_flag=True,
@@ -107,6 +114,19 @@ def _asked(kind: str, given: Mapping[str, Any], plan: GcPlan | None = None) -> G
     )
 
 
+def _with_inventory(
+    request: GcRequest, source: str | None, store: ObjectStore, paths: JobPaths
+) -> GcRequest:
+    """Read the inventory that the request is to be planned from, if there is one."""
+    if source is None:
+        return request
+    if request.kind is not PlanKind.ORPHANS:
+        raise click.UsageError("--inventory is an option of `orphans`")
+    from arroyo_dagster.state.operations.gc.store_inventory import read_store_inventory
+
+    return replace(request, inventory=read_store_inventory(source, store, paths))
+
+
 @gc.command("plan")
 @click.option(
     "--out",
@@ -125,7 +145,9 @@ def plan_command(
       arroyo-state gc plan expire orders/main --keep 10 --url s3://bucket/arroyo
     """
     store = open_to_read(url)
-    plan = _planned(store, find_any_job(store, job), _asked(kind, asked), as_json)
+    paths = find_any_job(store, job)
+    request = _with_inventory(_asked(kind, asked), asked["inventory"], store, paths)
+    plan = _planned(store, paths, request, as_json)
     if out is not None:
         out.write_bytes(encode_json(gc_plan_to_json(plan)))
     if as_json:
@@ -174,7 +196,7 @@ def run_command(
     store = open_url(url) if yes else open_to_read(url)
     paths = find_any_job(store, job)
     plan = None if plan_file is None else _stored_plan(plan_file, paths)
-    request = _asked(kind, asked, plan)
+    request = _with_inventory(_asked(kind, asked, plan), asked["inventory"], store, paths)
     if yes:
         with show_progress(as_json=as_json) as on_progress:
             options = GcOptions(

@@ -28,6 +28,7 @@ def outcome_json(outcome: GcOutcome) -> dict[str, Any]:
         "size_bytes": outcome.size_bytes,
         "run": outcome.run,
         "quarantine": outcome.quarantine,
+        "engines": [choice.to_json() for choice in outcome.engines],
     }
 
 
@@ -46,6 +47,8 @@ def print_outcome(outcome: GcOutcome, *, yes: bool) -> None:
     )
     for path in plan.foreign[:5]:
         click.echo(f"unknown file, never deleted: {path}")
+    for choice in outcome.engines:
+        click.echo(f"{root}: {choice}")
     click.echo(f"{root}: {_format_collection(plan, outcome, yes=yes)}")
 
 

@@ -23,6 +23,7 @@ def compaction_metadata(outcome: "CompactionOutcome", seconds: float) -> dict[st
             **_changes(plan.before, after, outcome.merges),
             "forecast": _format_forecast(plan.after, after),
             "duration": shown.duration(seconds * 1e6),
+            "engine": "; ".join(map(str, outcome.engines)) or None,
             "arroyo/planned_at_epoch": plan.epoch,
             "arroyo/taken_over_at_epoch": outcome.epoch,
             "arroyo/published_as": outcome.published,

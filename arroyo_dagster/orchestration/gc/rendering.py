@@ -102,6 +102,7 @@ def outcome_metadata(outcome: "GcOutcome") -> dict[str, Any]:
             "deleted": _format_objects(outcome.deleted, outcome.size_bytes),
             "epochs": _format_epochs(plan),
             "data files": _format_files(plan),
+            "engine": "; ".join(map(str, outcome.engines)) or None,
             "arroyo/plan": plan.digest,
             "arroyo/journal": outcome.run,
             "arroyo/quarantine": outcome.quarantine,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from arroyo_dagster.dataflow.topics.bindings import TopicBinding
 from arroyo_dagster.dataflow.topics.cells import Shape, typed_table
-from arroyo_dagster.errors import InputError, NotFoundError, ProtocolError, StorageError
+from arroyo_dagster.errors import InputError, ProtocolError, StorageError
 from arroyo_dagster.redaction import redact_text, redacted_cause
 from arroyo_dagster.spark.dataflow.states import for_spark
 from arroyo_dagster.spark.staging import SparkTopic, StagedSource, Staging
@@ -28,13 +28,14 @@ from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.tables.table import TaskInfo
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
 SCHEMA = "schema"
 """The option of a binding with the columns in Spark's DDL; it is not an option of the format."""
 
 _SOURCE_NODE = "topics"
+_BATCH_ROWS = 1 << 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,9 +165,10 @@ def _default_location(store: ObjectStore, directory: str) -> str:
 class SparkSink(FolderSink):
     """Writes records to a batch sink of Spark, one epoch at a time, at least once.
 
-    Records are staged in the job until the epoch is ready, then written by the driver. If the run
-    dies after that write and before it is recorded, the next run writes the epoch again: unless
-    the format is idempotent, it then has the records twice.
+    Records are staged in the job until the epoch is ready. Then Spark's workers read and write
+    them; no rows pass through the driver. If the run dies after that write and before it is
+    recorded, the next run writes the epoch again: unless the format is idempotent, it then has the
+    records twice.
 
     Args:
         url: the checkpoint URL.
@@ -209,18 +211,18 @@ class SparkSink(FolderSink):
         folder = StatePath(staged[0].rpartition("/")[0])
         done = folder / f"{epoch:07}.done"
         if store.head(done) is None:
-            try:
-                parts = concurrently(lambda path: decode_file(store.read(path), path)[0], staged)
-            except NotFoundError as error:
+            infos = concurrently(store.head, staged)
+            missing = [path for path, info in zip(staged, infos, strict=True) if info is None]
+            if missing:
                 raise ProtocolError(
                     "records that a checkpoint must commit are neither staged nor written",
                     topic=self._topic,
                     epoch=epoch,
-                    path=error.facts.get("path"),
+                    path=missing[0],
                     next_step="look for them in backups of the job; the checkpoint stays in "
                     "state committing",
-                ) from error
-            self._write(pa.concat_tables(parts))
+                )
+            self._write(store, staged)
             store.put(done, b"")
         # The epoch is committed, so a failure here is harmless.
         with contextlib.suppress(StorageError):
@@ -232,11 +234,12 @@ class SparkSink(FolderSink):
             ]
             store.delete_many(older)
 
-    def _write(self, rows: pa.Table) -> None:
+    def _write(self, store: ObjectStore, staged: Sequence[StatePath]) -> None:
         from pyspark.errors import PySparkException
         from pyspark.sql import SparkSession
 
-        frame = SparkSession.builder.getOrCreate().createDataFrame(for_spark(rows))
+        schema = for_spark(typed_table([], self._shape)).schema
+        frame = staged_frame(SparkSession.builder.getOrCreate(), store, staged, schema)
         writer = frame.write.format(self._format).options(**self._options).mode("append")
         try:
             writer.save()
@@ -247,3 +250,26 @@ class SparkSink(FolderSink):
                 format=self._format,
                 next_step="check its options; the records are kept, and written by the next run",
             ) from redacted_cause(error)
+
+
+def staged_frame(
+    session: SparkSession, store: ObjectStore, staged: Sequence[StatePath], schema: pa.Schema
+) -> DataFrame:
+    """Return the rows of staged Parquet files, which workers read, one file per task.
+
+    Args:
+        schema: the columns of the files, in types that Spark has.
+    """
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for name in batch.column(1).to_pylist():
+                path = StatePath(name)
+                rows, _ = decode_file(store.read(path), path)
+                yield from for_spark(rows).cast(schema).to_batches(max_chunksize=_BATCH_ROWS)
+
+    columns = [pa.array(range(len(staged)), pa.int32()), pa.array(staged, pa.string())]
+    files = session.createDataFrame(pa.table(columns, names=["task", "name"]))
+    files = files.repartitionById(len(staged), "task")
+    return files.mapInArrow(read, from_arrow_schema(schema))

@@ -97,6 +97,19 @@ def _path_of(directory: StatePath, token: int) -> StatePath:
     return directory / f"{token:010}.json"
 
 
+class Precondition:
+    """A check before each request to delete. Raises an error if its facts have changed."""
+
+    @property
+    def from_anywhere(self) -> bool:
+        """Whether a worker on another machine, to which it is pickled, comes to the same answer."""
+        return False
+
+    def __call__(self) -> object:
+        """Check it."""
+        raise NotImplementedError
+
+
 class Leased(Wrapper):
     """The store of a lease's holder; it refuses changes once the lease is lost.
 
@@ -106,7 +119,8 @@ class Leased(Wrapper):
 
     Attributes:
         before_deleting: called before each request to delete, to check its preconditions; None = no
-            check. Only in the process that holds the lease.
+            check. Only in the process that holds the lease, unless it is a `Precondition` that
+            holds from anywhere.
     """
 
     def __init__(
@@ -119,7 +133,16 @@ class Leased(Wrapper):
         self._out_of_time: Callable[[], bool] | None = out_of_time
 
     def __getstate__(self) -> dict[str, Any]:
-        return super().__getstate__() | {"_out_of_time": None, "before_deleting": None}
+        check = None if self.deletes_here else self.before_deleting
+        return super().__getstate__() | {"_out_of_time": None, "before_deleting": check}
+
+    @property
+    def deletes_here(self) -> bool:
+        """Whether only this process may delete: what is checked before may differ elsewhere."""
+        check = self.before_deleting
+        if check is None:
+            return False
+        return not (isinstance(check, Precondition) and check.from_anywhere)
 
     def _call(self, verb: str, path: str, action: Callable[[], T], data: bytes = b"") -> T:
         if verb in MUTATING:
@@ -148,12 +171,25 @@ class Leased(Wrapper):
             raise _too_late(self.lease)
 
     def _long_lost(self) -> bool:
-        """Whether the lease was lost so long ago that its successor's object was deleted; for
-        processes that cannot read the holder's clock.
+        """Whether the lease was released, or lost so long ago that its successor's object was
+        deleted; for processes that cannot read the holder's clock.
+
+        A worker that was given up and still runs finds that the operation has ended.
         """
         if self._out_of_time is not None:
             return False
+        if _has_ended(self.inner, self.lease):
+            return True
         return _named_token(self.inner, self.lease.directory) > self.lease.token
+
+
+def _has_ended(store: ObjectStore, held: Lease) -> bool:
+    """Whether the holder has released its lease, or the object is no longer its own."""
+    try:
+        found = records.decode_json(store.read(held.path), held.path)
+    except NotFoundError:
+        return True
+    return found.get("nonce") != held.nonce or found.get("expires_at_micros") == 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,19 +23,19 @@ def timed(report: OnProgress, clock: Callable[[], float] = time.monotonic) -> On
 
 def counter(
     report: OnProgress, step: str, total: int, unit: ProgressUnit = ProgressUnit.OBJECTS
-) -> Callable[[], None]:
-    """Return a function that any thread calls after each of `total` parts.
+) -> Callable[..., None]:
+    """Return a function that any thread calls after each of `total` parts, or after several.
 
     Each call is reported, with the seconds since this one.
     """
     if report is no_progress:
-        return lambda: None
+        return lambda parts=1: None
     report_timed, done, lock = timed(report), 0, threading.Lock()
 
-    def count() -> None:
+    def count(parts: int = 1) -> None:
         nonlocal done
         with lock:
-            done += 1
+            done += parts
             report_timed(Progress(step=step, done=done, total=total, unit=unit))
 
     return count

@@ -22,6 +22,7 @@ from arroyo_dagster.state.codec.parquet import encode_rows
 from arroyo_dagster.state.model.garbage import GRACE_MICROS
 from arroyo_dagster.state.model.ids import Epoch, StatePath, TableName
 from arroyo_dagster.state.model.layout import STAGING, parse_staged_name, staged_name
+from arroyo_dagster.state.model.objects import BATCH
 from arroyo_dagster.state.model.tables import TableConfig
 from arroyo_dagster.state.runtime.operators import Collector, Offset, OperatorContext, Sink, Source
 from arroyo_dagster.state.storage.concurrency import concurrently
@@ -194,7 +195,8 @@ class FolderSink(BufferingSink):
     """Writes rows to files of a folder exactly once, in two phases.
 
     Before the barrier a subtask writes its rows below `_staging/`. When the checkpoint owns its
-    epoch, the files are moved to the folder itself, named `{epoch}-{subtask}-{unique}{suffix}`.
+    epoch, the store copies the files to the folder itself, named
+    `{epoch}-{subtask}-{unique}{suffix}`; no rows pass through the process that commits.
     Files that were staged for an epoch that was never published stay below `_staging/`, where
     readers ignore them. In the job's own directory such a file is an orphan, which `gc` deletes.
     Elsewhere the first commit of every run deletes the files that this job staged more than three
@@ -261,7 +263,9 @@ class FolderSink(BufferingSink):
         staged = staged_paths(data.get(self.pre_commit, {}))
         sweep = staged and not self._has_committed and not self.in_job
         written = store.head(staged[0]) if sweep else None
-        concurrently(lambda path: _move(store, path, _final(path)), staged)
+        concurrently(lambda path: _copy(store, path, _final(path)), staged)
+        # Only now, so that a commit that is repeated still finds what it has not copied.
+        _delete_staged(store, staged)
         if written is not None:
             self._has_committed = True
             remove_left_staged(store, written, epoch, parse_staged_name)
@@ -321,10 +325,11 @@ def _final(staged: StatePath) -> StatePath:
     return StatePath(f"{head}{staged.name}")
 
 
-def _move(store: ObjectStore, staged: StatePath, final: StatePath) -> None:
+def _copy(store: ObjectStore, staged: StatePath, final: StatePath) -> None:
     try:
-        data = store.read(staged)
+        store.copy(staged, final)
     except NotFoundError as error:
+        # An earlier attempt at this commit may have copied and deleted the file.
         if store.head(final) is None:
             raise ProtocolError(
                 "a file that a checkpoint must commit is neither staged nor in its place",
@@ -333,6 +338,8 @@ def _move(store: ObjectStore, staged: StatePath, final: StatePath) -> None:
                 next_step="look for it in backups of the folder; the checkpoint stays in state "
                 "committing",
             ) from error
-        return  # an earlier attempt at this commit has moved the file
-    store.put(final, data)
-    store.delete_many([staged])
+
+
+def _delete_staged(store: ObjectStore, staged: Sequence[StatePath]) -> None:
+    for at in range(0, len(staged), BATCH):
+        store.delete_many(staged[at : at + BATCH])

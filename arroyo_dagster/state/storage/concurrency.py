@@ -17,16 +17,18 @@ _B = TypeVar("_B")
 CONCURRENCY = 16
 
 
-def concurrently(call: Callable[[_A], _B], items: Iterable[_A]) -> list[_B]:
-    """Return `[call(item) for item in items]`, with up to 16 concurrent calls.
+def concurrently(
+    call: Callable[[_A], _B], items: Iterable[_A], most: int = CONCURRENCY
+) -> list[_B]:
+    """Return `[call(item) for item in items]`, with up to `most` concurrent calls.
 
     Raises:
         Exception: the first error in the order of `items`.
     """
     listed = list(items)
-    if len(listed) < 2:
+    if len(listed) < 2 or most < 2:
         return [call(item) for item in listed]
-    with ThreadPoolExecutor(min(CONCURRENCY, len(listed)), "arroyo-state") as pool:
+    with ThreadPoolExecutor(min(most, len(listed)), "arroyo-state") as pool:
         return list(pool.map(call, listed))
 
 

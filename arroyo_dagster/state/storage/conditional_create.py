@@ -39,7 +39,11 @@ if hasattr(os, "register_at_fork"):
 
 
 def prove_once(
-    store: ObjectStore, options: Mapping[str, Any], create: Create, beside: StatePath
+    store: ObjectStore,
+    options: Mapping[str, Any],
+    create: Create,
+    beside: StatePath,
+    deleting: ObjectStore,
 ) -> None:
     """Prove the conditional create of a store before its first use in this process.
 
@@ -47,6 +51,7 @@ def prove_once(
         options: the options of the store, which may select the server.
         create: the creation itself, without this proof.
         beside: the object that is to be created.
+        deleting: deletes the probe; `store` itself, unless it may not delete.
 
     Raises:
         InputError, StorageError: as in `prove_conditional_create`; the next call tries again.
@@ -56,16 +61,19 @@ def prove_once(
         return
     with _PROOFS.lock:
         if key not in _PROOFS.proven:
-            prove_conditional_create(store, create, beside)
+            prove_conditional_create(store, create, beside, deleting)
             _PROOFS.proven.add(key)
 
 
-def prove_conditional_create(store: ObjectStore, create: Create, beside: StatePath) -> None:
+def prove_conditional_create(
+    store: ObjectStore, create: Create, beside: StatePath, deleting: ObjectStore | None = None
+) -> None:
     """Create an object with a new name twice, and delete it; the second creation must fail.
 
     Args:
         beside: an object of the job in whose directory the probe is created; credentials may be
             limited to this directory.
+        deleting: deletes the probe; None = `store`.
 
     Raises:
         InputError: the second creation succeeded.
@@ -82,7 +90,7 @@ def prove_conditional_create(store: ObjectStore, create: Create, beside: StatePa
             raise _refuses_all(store.url, probe)
     finally:
         with suppress(StorageError):
-            store.delete_many([probe])
+            (deleting or store).delete_many([probe])
 
 
 def _content(store: ObjectStore, path: StatePath) -> bytes | None:

@@ -45,6 +45,11 @@ class JobDirectory:
     def __init__(self, sources: Sequence[JobSource] = ()) -> None:
         self.sources = tuple(sources)
 
+    @property
+    def from_anywhere(self) -> bool:
+        """Whether other machines, to which this is pickled, get the same answers."""
+        return all(getattr(source, "from_anywhere", False) for source in self.sources)
+
     def look_up(self, jobs: Sequence[JobPaths], *, checkpoints: bool = False) -> list[JobAnswer]:
         """Return one answer for each of `jobs`, in their order; a failing source raises no error
         here.
@@ -132,7 +137,7 @@ _CONDITIONS = {condition.value: condition for condition in JobCondition}
 
 
 class AssumedJobs:
-    """Facts about jobs that the user states.
+    """Facts about jobs that the user states; the same everywhere.
 
     Args:
         assumed: by `job` or `pipeline/job`: a condition (`stopped`…; Arroyo's state names work
@@ -143,6 +148,8 @@ class AssumedJobs:
     Raises:
         InputError: a condition or field is unknown.
     """
+
+    from_anywhere = True
 
     def __init__(self, assumed: Mapping[str, object], *, source: str = "the user") -> None:
         self.source = source

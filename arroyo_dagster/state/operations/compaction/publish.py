@@ -21,6 +21,7 @@ from arroyo_dagster.state.model.compaction import (
 )
 from arroyo_dagster.state.model.ids import Epoch, StatePath
 from arroyo_dagster.state.operations.compaction.plan import CompactionFacts
+from arroyo_dagster.state.operations.engines import EngineChoice
 from arroyo_dagster.state.planning.compaction.apply import apply_merges
 from arroyo_dagster.state.planning.compaction.plan import forecast
 from arroyo_dagster.state.planning.restore.checkpoint import carry_operator
@@ -39,6 +40,7 @@ class CompactionOutcome:
         after: the same, with how often each subtask opens a file; None where nothing changed.
         waiting: compactions that the job has not adopted yet; the plan counts them as done. Empty
             in a dry run.
+        engines: which engine ran the merges, if there was a choice.
     """
 
     plan: CompactionPlan
@@ -50,6 +52,7 @@ class CompactionOutcome:
     size_bytes_after: int = 0
     after: Forecast | None = None
     waiting: tuple[StatePath, ...] = ()
+    engines: tuple[EngineChoice, ...] = ()
 
     @classmethod
     def of_plan(cls, plan: CompactionPlan) -> CompactionOutcome:

@@ -11,6 +11,9 @@ from arroyo_dagster.state.model.garbage import DIGEST_BYTES
 from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.storage.store import CHUNK_BYTES, ObjectStore, read_in_chunks
 
+COPY_BYTES = 1 << 16
+"""The cost of the requests of one copy, as the equivalent number of bytes."""
+
 _SMALL_BYTES = 1 << 20
 _LARGE_AT_ONCE = threading.BoundedSemaphore(8)
 """Limits the large objects that this process reads at once, and thereby its memory: many threads

@@ -20,6 +20,7 @@ from arroyo_dagster.state.model.garbage import DeletionSettings, GcPlan, PlanKin
 from arroyo_dagster.state.model.ids import Epoch
 from arroyo_dagster.state.model.layout import JobPaths, Layout
 from arroyo_dagster.state.model.progress import OnProgress, no_progress
+from arroyo_dagster.state.operations.engines import HERE, EngineChoice, ItemRunner
 from arroyo_dagster.state.operations.gc.journal import Journal, RunHeader
 from arroyo_dagster.state.operations.gc.journal_archive import archive_runs
 from arroyo_dagster.state.operations.gc.journal_chain import finish_open_runs
@@ -52,6 +53,7 @@ class GcOutcome:
         run: the name of the run in the journal; None if there was nothing to do.
         quarantine: where objects were moved; None if they were deleted.
         open_entries: journal entries of interrupted runs, completed by this one.
+        engines: which engine ran each step, if there was a choice.
     """
 
     plan: GcPlan
@@ -61,6 +63,7 @@ class GcOutcome:
     run: str | None = None
     quarantine: str | None = None
     open_entries: int = 0
+    engines: tuple[EngineChoice, ...] = ()
 
     @classmethod
     def of_plan(cls, plan: GcPlan) -> GcOutcome:
@@ -81,7 +84,8 @@ class GcOptions(DeletionSettings):
         on_done: called with the outcome as soon as everything is deleted and read back, before an
             interrupt can come in between.
         make_plan: makes the fresh plan; `plan_gc` in this process, or on Spark.
-        delete: deletes batches of data files; in this process, or on Spark.
+        delete: deletes batches of objects; in this process, or on Spark.
+        items: copies objects to quarantine; in this process, or on Spark.
     """
 
     pace: Pace = field(default_factory=Pace)
@@ -92,6 +96,7 @@ class GcOptions(DeletionSettings):
     on_done: Callable[[GcOutcome], None] = lambda outcome: None
     make_plan: Callable[..., GcPlan] = plan_gc
     delete: Delete = delete_here
+    items: ItemRunner = HERE
 
 
 def run_gc(
@@ -169,7 +174,7 @@ def _run(
             delete_all(held, [paths.removal] if chosen.kind is PlanKind.DEAD_JOB else [])
             return GcOutcome(plan=chosen, done=False, deleted=0, size_bytes=0, open_entries=opened)
         moving = (
-            QuarantineWriter.begin(held, chosen, owner, now, pace.sleep)
+            QuarantineWriter.begin(held, chosen, owner, now, pace.sleep, options.items)
             if options.quarantine
             else None
         )

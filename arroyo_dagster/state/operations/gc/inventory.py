@@ -53,7 +53,21 @@ def directories_of(store: ObjectStore, paths: JobPaths) -> list[StatePath]:
         below = [path for level in levels for path in level.prefixes]
         waiting = [p for p in below if p in inner or _is_generation(paths, p)]
         found += [path for path in below if path not in waiting]
-    return sorted(found)
+    return sorted(found, key=lambda path: f"{path}/")  # as a listing of all of them
+
+
+def list_beside(
+    store: ObjectStore, paths: JobPaths, newest: Epoch, directories: Iterable[StatePath]
+) -> Inventory:
+    """List the objects outside of these directories, level by level; none can be an orphan."""
+    levels = {paths.root, paths.generations, paths.checkpoints()}
+    for path in directories:
+        while (parent := path.parent) is not None and parent not in levels:
+            levels.add(parent)
+            path = parent
+    below = sorted(level for level in levels if f"{level}/".startswith(f"{paths.root}/"))
+    listed = (info for level in below for info in store.list_dir(level).objects)
+    return sort_objects(paths, newest, listed)
 
 
 def _is_generation(paths: JobPaths, path: StatePath) -> bool:
@@ -141,7 +155,20 @@ def list_job(
     on_progress: OnProgress = no_progress,
     below: StatePath | None = None,
 ) -> Inventory:
-    """List everything below a job, or below one directory of it.
+    """List everything below a job, or below one directory of it. Errors as in `sort_objects`."""
+    return sort_objects(paths, newest, store.list(below or paths.root), on_progress)
+
+
+def sort_objects(
+    paths: JobPaths,
+    newest: Epoch,
+    listed: Iterable[ObjectInfo],
+    on_progress: OnProgress = no_progress,
+) -> Inventory:
+    """Sort listed objects by the kind that their names show.
+
+    Args:
+        listed: in the order of a listing: versions of one object are neighbours.
 
     Raises:
         ProtocolError: the job contains a symbolic link, or objects of another job or a newer
@@ -154,7 +181,7 @@ def list_job(
         "maintenance": [],
         "foreign": [],
     }
-    for count, info in enumerate(_newest_of_each(store.list(below or paths.root)), start=1):
+    for count, info in enumerate(_newest_of_each(listed), start=1):
         if info.is_link:
             raise refuse(
                 "the job contains a symbolic link, so an object may have two names",

@@ -23,10 +23,24 @@ from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.progress import OnProgress, no_progress
 from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
 from arroyo_dagster.state.operations.catalog.jobs import list_jobs
-from arroyo_dagster.state.operations.gc.inventory import Inventory, list_job, read_inventory
+from arroyo_dagster.state.operations.engines import HERE, ItemRunner
+from arroyo_dagster.state.operations.gc.inventory import (
+    Inventory,
+    list_job,
+    read_inventory,
+    read_listed,
+)
+from arroyo_dagster.state.operations.gc.inventory_listing import (
+    check_age,
+    check_complete,
+    list_with,
+    rechecked,
+    with_newer,
+)
 from arroyo_dagster.state.operations.gc.root_reader import Reader
 from arroyo_dagster.state.operations.gc.roots import newest_root, read_roots
 from arroyo_dagster.state.operations.gc.roots_times import with_store_times
+from arroyo_dagster.state.operations.gc.store_inventory import StoreInventory
 from arroyo_dagster.state.operations.progress import timed
 from arroyo_dagster.state.planning.gc.dead_jobs import (
     DeadJob,
@@ -52,6 +66,7 @@ class GcRequest(GraceSettings):
         grace_micros: of the other two kinds.
         directory: who is asked what jobs are doing; nobody unless given.
         others: the other jobs below the URL, for a dead job; listed unless given.
+        inventory: of orphans: plan from it instead of listing every object.
         unreadable: of a dead job whose metadata nobody can read: take it by what a listing shows,
             on the user's word alone. It can only be moved aside.
     """
@@ -61,8 +76,11 @@ class GcRequest(GraceSettings):
     directory: JobDirectory = field(default_factory=JobDirectory)
     others: Sequence[JobPaths] | None = None
     unreadable: bool = False
+    inventory: StoreInventory | None = None
 
     def __post_init__(self) -> None:
+        if self.inventory is not None and self.kind is not PlanKind.ORPHANS:
+            raise InputError("an inventory is an option of orphans only")
         if self.unreadable and self.kind is not PlanKind.DEAD_JOB:
             raise InputError(
                 "the metadata of the job cannot be read; only for a dead job may this be ignored",
@@ -101,6 +119,7 @@ def plan_gc(
     now_micros: int | None = None,
     on_progress: OnProgress = no_progress,
     with_sizes: bool = True,
+    items: ItemRunner = HERE,
 ) -> GcPlan:
     """Make one plan of one job. Writes nothing: this is the dry run.
 
@@ -110,6 +129,7 @@ def plan_gc(
         on_progress: called now and then with what was listed and read.
         with_sizes: list the job for sizes, times and etags. Without, an expiry reads metadata only,
             lists nothing (by age: the epoch records), and cannot be carried out.
+        items: checks the objects of an inventory again; in this process, or on Spark.
 
     Raises:
         ProtocolError: what is there does not add up, or the job may not be touched now: refused,
@@ -132,6 +152,14 @@ def plan_gc(
     begun = _begun_removal(store, paths) if removes else None
     if begun is not None:
         return _rest_of(store, request, begun, now)
+    given = request.inventory
+    if given is not None:
+        check_age(given, paths, now, request.grace_micros)
+        listing = list_with(store, paths, given, on_progress)
+        roots = read_listed(store, listing.found, on_progress)
+        check_complete(store, given, roots, listing.found.files)
+        plan = _orphans(request, listing.found, roots, now, needed_answer(request, roots, before))
+        return rechecked(store, with_newer(plan, listing.newer), given, items)
     try:
         inventory, roots = read_inventory(store, paths, on_progress)
     except (FormatError, ProtocolError, NotFoundError) as error:
@@ -140,10 +168,10 @@ def plan_gc(
         return _unreadable_job(store, paths, request, str(error), now)
     if request.kind is PlanKind.DEAD_JOB:
         return _dead_job(store, request, inventory, roots, now)
-    check_aliases(roots, inventory.foreign, itertools.chain(inventory.metadata, inventory.files))
     answer = needed_answer(request, roots, before)
     if request.kind is PlanKind.ORPHANS:
         return _orphans(request, inventory, roots, now, answer)
+    _check_aliases(inventory, roots)
     assert request.retention is not None
     plan = plan_expiry(
         roots, request.retention, now_micros=now, answer=answer, listed_from=inventory.newest
@@ -176,6 +204,7 @@ def needed_answer(asked: GcRequest, roots: Roots, before: JobAnswer | None) -> J
 def _orphans(
     asked: GcRequest, inventory: Inventory, roots: Roots, now: int, answer: JobAnswer | None
 ) -> GcPlan:
+    _check_aliases(inventory, roots)
     standing = standing_of(
         roots, inventory.metadata, now_micros=now, grace_micros=asked.grace_micros, answer=answer
     )
@@ -187,6 +216,10 @@ def _orphans(
         listed=inventory.listed,
         answer=answer,
     )
+
+
+def _check_aliases(inventory: Inventory, roots: Roots) -> None:
+    check_aliases(roots, inventory.foreign, itertools.chain(inventory.metadata, inventory.files))
 
 
 def _begun_removal(store: ObjectStore, paths: JobPaths) -> GcPlan | None:

@@ -7,7 +7,9 @@ long as it exists, the files that its epochs list but that were not moved with t
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+import uuid
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from arroyo_dagster.errors import FormatError, InputError, NotFoundError
@@ -37,7 +39,8 @@ from arroyo_dagster.state.model.objects import (
     StoredObject,
     object_name,
 )
-from arroyo_dagster.state.operations.gc.copies import digest_stored, in_turn
+from arroyo_dagster.state.operations.engines import HERE, ItemRunner, WorkAmount
+from arroyo_dagster.state.operations.gc.copies import COPY_BYTES, digest_stored, in_turn
 from arroyo_dagster.state.operations.gc.journal import Journal, RunHeader
 from arroyo_dagster.state.operations.gc.journal_chain import finish_open_runs
 from arroyo_dagster.state.operations.gc.pins import may_be_going, put_pins
@@ -56,6 +59,7 @@ class QuarantineWriter:
     store: ObjectStore
     paths: JobPaths
     name: str
+    items: ItemRunner = HERE
 
     @classmethod
     def begin(
@@ -65,6 +69,7 @@ class QuarantineWriter:
         owner: str,
         now_micros: int,
         sleep: Callable[[float], None],
+        items: ItemRunner = HERE,
     ) -> QuarantineWriter:
         """Begin a quarantine: from now on the objects that it needs are kept.
 
@@ -72,6 +77,7 @@ class QuarantineWriter:
             held: the store, under the lease.
             sleep: waits until deletes have arrived that the job itself sent before it could see the
                 quarantine.
+            items: copies the objects.
         """
         name = f"{now_micros:017}-{plan.digest[:12]}"
         steps = (plan.data, plan.records, plan.metadata)
@@ -91,38 +97,62 @@ class QuarantineWriter:
         )
         if found.needs and may_be_going(held, plan.paths):
             sleep(IN_FLIGHT_GRACE_SECONDS)
-        return cls(held, plan.paths, name)
+        return cls(held, plan.paths, name, items)
 
-    def copy(self, number: int, batch: list[StoredObject]) -> list[StatePath]:
-        """Copy a batch to quarantine, read it back, and record the original paths.
+    def copy(self, batches: Sequence[tuple[int, list[StoredObject]]]) -> list[StatePath]:
+        """Copy numbered batches to quarantine, read them back, and record the original paths.
 
         Returns:
             The paths of objects that did not exist; nothing at these paths may be deleted.
         """
         directory = self.paths.quarantine / self.name
-        found = concurrently(
-            lambda at: self._copied(batch[at], directory / f"{number:06}-{at:04}"),
-            range(len(batch)),
-        )
+        wanted = [
+            (one, directory / f"{number:06}-{at:04}")
+            for number, batch in batches
+            for at, one in enumerate(batch)
+        ]
+        sizes = [one.size_bytes or 0 for one, _ in wanted]
+        amount = WorkAmount(files=len(wanted), size_bytes=sum(sizes))
+        choice = self.items.choose("copy to quarantine", amount)
+        weights = [size + COPY_BYTES for size in sizes]
+        copy = functools.partial(copy_object, self.store)
+        found = self.items.run(choice, copy, wanted, weights)
+        copies = iter(found)
+        # The index is written here, once, after its copies: a worker that was given up and still
+        # runs cannot replace it.
+        parts = [(number, [next(copies) for _ in batch]) for number, batch in batches]
+        concurrently(lambda part: self._put_index(directory, *part), parts)
+        return [one.path for (one, _), copy in zip(wanted, found, strict=True) if copy is None]
+
+    def _put_index(self, directory: StatePath, number: int, found: Sequence[Moved | None]) -> None:
         moved = [one for one in found if one is not None]
         self.store.put(directory / _index_part(number), encode_moved(moved))
-        return [one.path for one, copy in zip(batch, found, strict=True) if copy is None]
 
-    def _copied(self, one: StoredObject, target: StatePath) -> Moved | None:
-        with in_turn(one.size_bytes):
-            try:
-                digest, size_bytes = digest_stored(self.store, one.path)
-                self.store.copy(one.path, target)
-            except NotFoundError:
-                return None
-            if digest_stored(self.store, target) != (digest, size_bytes):
-                raise FormatError(
-                    "a copy reads back different from what was written; its original was not "
-                    "deleted",
-                    path=target,
-                    next_step="check the store, then run it again",
-                )
-        return Moved(path=one.path, copy=target, size_bytes=size_bytes, digest=digest)
+
+def copy_object(store: ObjectStore, wanted: tuple[StoredObject, StatePath]) -> Moved | None:
+    """Copy one object to a new name that begins as given; None if there is no such object.
+
+    Each call writes another name: of two attempts that overlap, none overwrites what the other has
+    read back.
+
+    Raises:
+        FormatError: the copy reads back different.
+    """
+    one, prefix = wanted
+    target = StatePath(f"{prefix}-{uuid.uuid4().hex[:12]}")
+    with in_turn(one.size_bytes):
+        try:
+            digest, size_bytes = digest_stored(store, one.path)
+            store.copy(one.path, target)
+        except NotFoundError:
+            return None
+        if digest_stored(store, target) != (digest, size_bytes):
+            raise FormatError(
+                "a copy reads back different from what was written; its original was not deleted",
+                path=target,
+                next_step="check the store, then run it again",
+            )
+    return Moved(path=one.path, copy=target, size_bytes=size_bytes, digest=digest)
 
 
 def _needs(held: ObjectStore, plan: GcPlan) -> Packed:

@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from arroyo_dagster.errors import StorageError
-from arroyo_dagster.state.metadata.lease import Leased
+from arroyo_dagster.state.metadata.lease import Leased, Precondition
 from arroyo_dagster.state.model.garbage import GcPlan, PathsDigest
 from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.model.job_facts import JobFacts
-from arroyo_dagster.state.model.layout import Layout
+from arroyo_dagster.state.model.layout import JobPaths, Layout
 from arroyo_dagster.state.model.objects import BATCH, Packed, StoredObject
 from arroyo_dagster.state.model.progress import OnProgress, Progress
 from arroyo_dagster.state.operations.gc.journal import Journal
@@ -31,7 +31,7 @@ from arroyo_dagster.state.storage.failures import lasts
 from arroyo_dagster.state.storage.store import DeleteOutcome, ObjectStore
 
 Delete = Callable[[ObjectStore, Sequence[Sequence[StatePath]]], list[DeleteOutcome]]
-"""Deletes batches of up to 1000 objects; yields the outcome of each batch, in order."""
+"""Deletes batches of up to 1000 objects; returns the outcome of each batch, in order."""
 
 HEADS = 64
 """Up to this number, objects are checked one by one after a delete; above, by a listing."""
@@ -59,6 +59,47 @@ def delete_here(store: ObjectStore, batches: Sequence[Sequence[StatePath]]) -> l
     return concurrently(store.delete_many, batches)
 
 
+@dataclass(frozen=True, slots=True)
+class StatusCheck(Precondition):
+    """Asks what a job is doing, and refuses if that is no longer what the plan was made for."""
+
+    plan_of: JobPaths
+    condition: str | None
+    run_id: int | None
+    asked: GcRequest
+
+    @classmethod
+    def of_plan(cls, plan: GcPlan, asked: GcRequest) -> StatusCheck:
+        """Return the check for a plan."""
+        return cls(plan.paths, plan.proof.condition, plan.proof.run_id, asked)
+
+    @property
+    def from_anywhere(self) -> bool:
+        """Whether workers on other machines get the same answers."""
+        return self.asked.directory.from_anywhere
+
+    def __call__(self) -> JobFacts | None:
+        """Return the job's status from its source; None if the plan does not depend on it.
+
+        Raises:
+            ProtocolError: the status has changed.
+        """
+        if self.condition is None:
+            return None
+        answer = self.asked.answer(self.plan_of)
+        facts = None if answer is None else answer.facts
+        said = None if facts is None else f"{facts.condition.value} ({facts.source})"
+        run_id = None if facts is None else facts.run_id
+        if (said, run_id) != (self.condition, self.run_id):
+            raise refuse(
+                f"the job was {self.condition} and is now {said}",
+                self.plan_of,
+                run=run_id,
+                next_step="let it continue, then make a new plan; run it again for the rest",
+            )
+        return facts
+
+
 @dataclass(slots=True)
 class GcRun:
     """The execution of one plan."""
@@ -79,13 +120,16 @@ class GcRun:
 
     def carry_out(self) -> None:
         plan = self.plan
-        if plan.paths.layout is Layout.LEGACY:
+        again = plan.paths.layout is Layout.LEGACY and plan.proof.condition is not None
+        if again:
             # The job's next run may write the same names; all of them, if it ignores the state.
-            self.store.before_deleting = self._ask_again
+            self.store.before_deleting = StatusCheck.of_plan(plan, self.asked)
         self._step("data", plan.data, self.delete)
         self.store.before_deleting = None
-        self._step("records", plan.records, delete_here)
-        self._step("metadata", plan.metadata, delete_here)
+        # A worker that was given up may send its request when the names are in use again.
+        delete = delete_here if again else self.delete
+        self._step("records", plan.records, delete)
+        self._step("metadata", plan.metadata, delete)
 
     def _step(self, name: str, step: Packed, delete: Delete) -> None:
         if not step:
@@ -111,31 +155,9 @@ class GcRun:
 
     def _recheck(self) -> None:
         """Check again, just before acting, the facts that must not have changed."""
-        facts = self._ask_again()
+        facts = StatusCheck.of_plan(self.plan, self.asked)()
         if facts is not None and facts.condition.at_rest:
             self._check_head()
-
-    def _ask_again(self) -> JobFacts | None:
-        """Return the job's status from its source; None if the plan does not depend on it.
-
-        Raises:
-            ProtocolError: the status has changed.
-        """
-        plan = self.plan
-        if plan.proof.condition is None:
-            return None
-        answer = self.asked.answer(plan.paths)
-        facts = None if answer is None else answer.facts
-        said = None if facts is None else f"{facts.condition.value} ({facts.source})"
-        run_id = None if facts is None else facts.run_id
-        if (said, run_id) != (plan.proof.condition, plan.proof.run_id):
-            raise refuse(
-                f"the job was {plan.proof.condition} and is now {said}",
-                plan.paths,
-                run=run_id,
-                next_step="let it continue, then make a new plan; run it again for the rest",
-            )
-        return facts
 
     def _check_head(self) -> None:
         """Check that the newest epoch is unchanged: a job at rest publishes nothing."""
@@ -157,9 +179,8 @@ class GcRun:
         self.journal.write(numbered, {})
         outcomes: dict[StatePath, str] = {}
         if self.quarantine is not None:
-            moving = self.quarantine
-            gone = concurrently(lambda one: moving.copy(one[0], one[1]), numbered)
-            outcomes = dict.fromkeys((path for paths in gone for path in paths), GONE)
+            gone = self.quarantine.copy(numbered)
+            outcomes = dict.fromkeys(gone, GONE)
             wave = [[one for one in batch if one.path not in outcomes] for batch in wave]
         paths = [[one.path for one in batch] for batch in wave if batch]
         together = [paths] if paths else []

@@ -8,6 +8,7 @@ import functools
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from arroyo_dagster.errors import ConflictError, FormatError, NotFoundError
 from arroyo_dagster.state.metadata.backend import ParquetBackend
@@ -25,7 +26,8 @@ from arroyo_dagster.state.model.ids import Epoch, StatePath
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.objects import ObjectKind, Packed, StoredObject, object_name
 from arroyo_dagster.state.model.progress import OnProgress, no_progress
-from arroyo_dagster.state.operations.gc.copies import digest_stored, in_turn
+from arroyo_dagster.state.operations.engines import HERE, ItemRunner, WorkAmount
+from arroyo_dagster.state.operations.gc.copies import COPY_BYTES, digest_stored, in_turn
 from arroyo_dagster.state.operations.gc.journal import Journal, RunHeader
 from arroyo_dagster.state.operations.gc.journal_chain import finish_open_runs
 from arroyo_dagster.state.operations.gc.pins import (
@@ -39,6 +41,8 @@ from arroyo_dagster.state.operations.gc.split_epochs import linked_quarantines, 
 from arroyo_dagster.state.operations.progress import counter
 from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.store import ObjectStore
+
+R = TypeVar("R")
 
 
 def plan_undelete(store: ObjectStore, paths: JobPaths, name: str) -> UndeletePlan:
@@ -60,12 +64,14 @@ class UndeleteOptions:
         owner: who runs it, for the lease, the journal and the pins.
         clock: microseconds since 1970 in UTC, by this machine.
         on_progress: called after each restored object, by any thread, by one at a time.
+        items: compares and copies the objects; in this process, or on Spark.
     """
 
     owner: str = "arroyo-state gc undelete"
     clock: Clock = wall_clock
     sleep: Callable[[float], None] = time.sleep
     on_progress: OnProgress = no_progress
+    items: ItemRunner = HERE
 
 
 def run_undelete(
@@ -110,7 +116,7 @@ def run_undelete(
         if plan is not None:
             _check_plan(paths, plan, fresh)
         moved = _pinned_plan(held, paths, name, fresh, chosen).objects
-        there = concurrently(lambda one: _lies_there(held, one), moved)
+        there = _run_copies(chosen.items, "compare with quarantine", held, _lies_there, moved)
         size = sum(one.size_bytes for one in moved)
         finish_open_runs(held, paths, held.list_dir(paths.journal).prefixes)
         journal = Journal.begin(
@@ -128,13 +134,9 @@ def run_undelete(
         )
         missing = [one for one, is_there in zip(moved, there, strict=True) if not is_there]
         count = counter(chosen.on_progress, "restored objects", len(missing))
-
-        def restore(one: Moved) -> None:
-            _restore_copy(held, one)
-            count()
-
         for group in _groups(paths, missing):
-            concurrently(restore, group)
+            _run_copies(chosen.items, "copy from quarantine", held, _restore_copy, group)
+            count(len(group))
         objects = [StoredObject(one.path, one.size_bytes) for one in moved]
         delete_all(held, [paths.removal])  # cancels an unfinished gc of the dead job
         for number, batch in enumerate(Packed(objects).batches(), start=1):
@@ -143,6 +145,20 @@ def run_undelete(
     for epoch in sorted(_epochs_of(paths, moved)):
         ParquetBackend(store, paths).prepare_checkpoint_load(epoch)
     return list(moved)
+
+
+def _run_copies(
+    items: ItemRunner,
+    step: str,
+    held: ObjectStore,
+    function: Callable[[ObjectStore, Moved], R],
+    objects: Sequence[Moved],
+) -> list[R]:
+    """Call a function for each object, where there are many on workers."""
+    amount = WorkAmount(files=len(objects), size_bytes=sum(one.size_bytes for one in objects))
+    weights = [one.size_bytes + COPY_BYTES for one in objects]
+    run = functools.partial(function, held)
+    return items.run(items.choose(step, amount), run, objects, weights)
 
 
 def _check_plan(paths: JobPaths, plan: UndeletePlan, fresh: UndeletePlan) -> None:

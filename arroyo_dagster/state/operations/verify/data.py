@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from arroyo_dagster.errors import FormatError
 from arroyo_dagster.state.metadata.backend import ParquetBackend
@@ -15,6 +15,7 @@ from arroyo_dagster.state.model.progress import OnProgress, ProgressUnit, no_pro
 from arroyo_dagster.state.model.tables import GlobalKeyedFiles, TableConfig, TableFiles
 from arroyo_dagster.state.model.verify import MAX_LEVEL
 from arroyo_dagster.state.operations.catalog.jobs import stored_sizes
+from arroyo_dagster.state.operations.engines import HERE, ItemRunner, Threads, WorkAmount
 from arroyo_dagster.state.operations.progress import counter
 from arroyo_dagster.state.operations.verify.keys import find_variant
 from arroyo_dagster.state.operations.verify.metadata import JobMetadata
@@ -44,8 +45,11 @@ from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.tables.forms import table_forms
 
 # Rows are decoded here: more threads than this only use more memory.
-_READERS = 4
-_FOOTER_READERS = 16
+_READERS = Threads(count=4)
+_FOOTER_READERS = Threads(count=16)
+_FILE_BYTES = 1 << 16
+"""The cost of opening a file and its footer, as the equivalent number of bytes."""
+
 _Files = Mapping[StatePath, FileFacts]
 
 
@@ -64,12 +68,14 @@ def data_findings(
     found: JobMetadata,
     look: CheckDepth,
     on_progress: OnProgress = no_progress,
+    items: ItemRunner = HERE,
 ) -> DataFindings:
     """Check the files that the epoch lists, to the depth of `look`.
 
     Args:
         found: the metadata of the epoch; its checkpoint is readable.
         on_progress: called after each file that was read.
+        items: reads the files; in this process, or on Spark.
 
     Raises:
         StorageError: the store failed.
@@ -78,13 +84,13 @@ def data_findings(
     assert checkpoint is not None
     plan = restore_plan(checkpoint, look.parallelism)
     tables = _tables_of(checkpoint, plan)
-    files = _read(store, tables.files, plan, look, on_progress)
+    files = _read(store, tables.files, plan, look, on_progress, items)
     findings = [*tables.findings, *_of_files(paths, checkpoint, tables.files, files)]
     # Metadata of another job or epoch cannot be compared with its neighbours.
     if not any(one.code == "metadata-of-another" for one in found.findings):
         findings += across_findings(found.history)
     findings += _waiting(store, paths, checkpoint)
-    findings += value_findings(store, checkpoint, tables.files, files, look)
+    findings += value_findings(store, checkpoint, tables.files, files, look, items)
     if look.level < MAX_LEVEL:
         return DataFindings(findings=tuple(findings), inspected=len(files))
     told = {one.object for one in (*found.findings, *findings)}
@@ -154,10 +160,11 @@ def _read(
     plan: RestorePlan,
     look: CheckDepth,
     on_progress: OnProgress,
+    items: ItemRunner,
 ) -> dict[StatePath, FileFacts]:
     if look.level == 0:
-        sizes = stored_sizes(store, listed)
-        return {path: FileFacts(size_bytes=size) for path, size in sizes.items()}
+        sizes = _stored_sizes(store, listed, items)
+        return {path: FileFacts(size_bytes=sizes[path]) for path in listed if path in sizes}
     if look.level == MAX_LEVEL:
         look = CheckDepth(
             level=look.level,
@@ -168,16 +175,46 @@ def _read(
     reads = {(read.operator, read.table): read for read in plan.reads}
     wanted = [_to_read(file, reads) for file in listed.values()]
     count = counter(on_progress, "verified files", len(wanted), ProgressUnit.FILES)
+    # A footer takes about the same time whatever the size of its file.
+    sizes = stored_sizes(store, listed) if items.distributes and look.level > 1 else {}
+    weights = [_FILE_BYTES + sizes.get(path, 0) for path in listed]
+    choice = items.choose(
+        "verify files", WorkAmount(files=len(wanted), size_bytes=sum(sizes.values()))
+    )
+    found = items.run(
+        choice,
+        partial(_facts_of, store, look),
+        wanted,
+        weights,
+        threads=_READERS if look.level > 1 else _FOOTER_READERS,
+        on_items=lambda done: _repeat(count, done),
+    )
+    pairs = zip(listed, found, strict=True)
+    return {path: facts for path, facts in pairs if facts is not None}
 
-    def read(file: FileToRead) -> FileFacts | None:
-        facts = read_file_facts(store, file, look)
+
+def _facts_of(store: ObjectStore, look: CheckDepth, file: FileToRead) -> FileFacts | None:
+    return read_file_facts(store, file, look)
+
+
+def _repeat(count: Callable[[], None], times: int) -> None:
+    for _ in range(times):
         count()
-        return facts
 
-    with ThreadPoolExecutor(_READERS if look.level > 1 else _FOOTER_READERS, "verify") as pool:
-        found = pool.map(read, wanted)
-        pairs = zip(listed, found, strict=True)
-        return {path: facts for path, facts in pairs if facts is not None}
+
+def _stored_sizes(
+    store: ObjectStore, listed: Iterable[StatePath], items: ItemRunner
+) -> dict[StatePath, int]:
+    """Return the sizes of the files that exist, with one listing per directory."""
+    by_directory: dict[StatePath, list[StatePath]] = {}
+    for path in listed:
+        if path.parent is not None:
+            by_directory.setdefault(path.parent, []).append(path)
+    groups = list(by_directory.values())
+    weights = [len(group) for group in groups]
+    choice = items.choose("verify that files exist", WorkAmount(objects=sum(weights)))
+    found = items.run(choice, partial(stored_sizes, store), groups, weights)
+    return {path: size for sizes in found for path, size in sizes.items()}
 
 
 def _to_read(

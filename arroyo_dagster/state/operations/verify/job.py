@@ -15,6 +15,7 @@ from arroyo_dagster.state.model.progress import OnProgress, no_progress
 from arroyo_dagster.state.model.verify import HISTORY, MAX_LEVEL, VerifySettings
 from arroyo_dagster.state.operations.catalog.footers import expired_meanwhile
 from arroyo_dagster.state.operations.catalog.query import chosen_epoch
+from arroyo_dagster.state.operations.engines import HERE, EngineChoice, ItemRunner
 from arroyo_dagster.state.operations.verify.data import DataFindings, data_findings
 from arroyo_dagster.state.operations.verify.metadata import JobMetadata, read_job_metadata
 from arroyo_dagster.state.operations.verify.rows import CheckDepth
@@ -38,6 +39,7 @@ class JobVerdict:
         verdict: `inspected` counts data files and metadata objects.
         restore: what each subtask opens and keeps; empty below level 4.
         epochs: the consecutive epochs that were compared, ascending.
+        engines: which engine ran each step, if there was a choice.
     """
 
     paths: JobPaths
@@ -47,6 +49,7 @@ class JobVerdict:
     verdict: Verdict
     restore: tuple[SubtaskRestore, ...] = ()
     epochs: tuple[Epoch, ...] = ()
+    engines: tuple[EngineChoice, ...] = ()
 
     @property
     def passed(self) -> bool:
@@ -64,6 +67,7 @@ def verify_job(
     history: int = HISTORY,
     catalogue: Catalogue | None = None,
     on_progress: OnProgress = no_progress,
+    items: ItemRunner = HERE,
 ) -> JobVerdict:
     """Determine whether a job can be restored from an epoch, and report every finding.
 
@@ -76,6 +80,7 @@ def verify_job(
         catalogue: decodes entries whose types the job did not store; None = the tables registered
             in this process.
         on_progress: called after each file that was read.
+        items: reads the files; in this process, or on Spark.
 
     Raises:
         InputError: the level, the history or the parallelism is out of range.
@@ -93,7 +98,7 @@ def verify_job(
         epochs = ParquetBackend(store, paths).epochs()
         wanted = chosen_epoch(store, paths, epochs, epoch)
         found = read_job_metadata(store, paths, epochs, wanted, asked.history)
-        verdict = _judge(store, paths, found, look, on_progress)
+        verdict = _judge(store, paths, found, look, on_progress, items)
         # Objects that an expiry deletes meanwhile are not damage.
         if verdict.passed or set(epochs) <= set(ParquetBackend(store, paths).epochs()):
             return verdict
@@ -106,10 +111,11 @@ def _judge(
     found: JobMetadata,
     look: CheckDepth,
     on_progress: OnProgress,
+    items: ItemRunner,
 ) -> JobVerdict:
     data = DataFindings()
     if found.checkpoint is not None:
-        data = data_findings(store, paths, found, look, on_progress)
+        data = data_findings(store, paths, found, look, on_progress, items)
     return JobVerdict(
         paths=paths,
         epoch=found.epoch,

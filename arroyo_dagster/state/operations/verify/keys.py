@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 
@@ -30,43 +30,63 @@ _SAMPLED_ROWS = 256
 # ---- keys written by several subtasks ------------------------------------------------------------
 
 
-def find_shared_keys(
-    store: ObjectStore, operator: OperatorId, config: TableConfig, files: Iterable[StatePath]
-) -> list[SharedKeys]:
-    """Find keys that several subtasks wrote in one epoch of a global keyed table.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyedEpoch:
+    """The files that several subtasks wrote in one epoch of a global keyed table.
 
-    Only the keys of one epoch are in memory at a time.
+    Attributes:
+        directory: of the epoch and the operator.
+        files: by subtask, ascending.
+    """
+
+    operator: OperatorId
+    table: TableName
+    directory: StatePath
+    files: Mapping[int, Sequence[StatePath]]
+
+    @property
+    def paths(self) -> Iterator[StatePath]:
+        """All files."""
+        return itertools.chain.from_iterable(self.files.values())
+
+
+def keyed_epochs(
+    operator: OperatorId, config: TableConfig, files: Iterable[StatePath]
+) -> list[KeyedEpoch]:
+    """Return the epochs of a global keyed table in which several subtasks wrote.
 
     Args:
         files: the readable files of the table.
-
-    Raises:
-        StorageError: the store failed.
     """
     groups: dict[StatePath, dict[int, list[StatePath]]] = {}
     for path in files:
         subtask = parse_data_file(path, config.table)
         if subtask is not None and path.parent is not None:
             groups.setdefault(path.parent, {}).setdefault(subtask, []).append(path)
-    found = (
-        _shared(store, operator, config.table, directory, by_subtask)
+    return [
+        KeyedEpoch(
+            operator=operator,
+            table=config.table,
+            directory=directory,
+            files={subtask: by_subtask[subtask] for subtask in sorted(by_subtask)},
+        )
         for directory, by_subtask in groups.items()
         if len(by_subtask) > 1
-    )
-    return [one for one in found if one is not None]
+    ]
 
 
-def _shared(
-    store: ObjectStore,
-    operator: OperatorId,
-    table: TableName,
-    directory: StatePath,
-    by_subtask: dict[int, list[StatePath]],
-) -> SharedKeys | None:
-    subtasks = sorted(by_subtask)
+def find_shared_keys(store: ObjectStore, epoch: KeyedEpoch) -> SharedKeys | None:
+    """Find keys that several subtasks wrote in one epoch; None if there are none.
+
+    The keys of the epoch are in memory.
+
+    Raises:
+        StorageError: the store failed.
+    """
+    subtasks = list(epoch.files)
     with ExitStack() as opened:
         try:
-            groups = [list(open_keyed_files(store, by_subtask[one])) for one in subtasks]
+            groups = [list(open_keyed_files(store, epoch.files[one])) for one in subtasks]
             for file in itertools.chain(*groups):
                 opened.enter_context(closing(file.data))
             found = keys_of_several(groups)
@@ -75,9 +95,9 @@ def _shared(
     if found is None:
         return None
     return SharedKeys(
-        operator=operator,
-        table=table,
-        directory=directory,
+        operator=epoch.operator,
+        table=epoch.table,
+        directory=epoch.directory,
         keys=found.keys,
         differ=found.differ,
         subtasks=tuple(subtasks[place] for place in found.groups),

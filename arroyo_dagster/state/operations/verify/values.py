@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 
 from arroyo_dagster.state.model.checkpoints import Checkpoint
 from arroyo_dagster.state.model.ids import OperatorId, StatePath, TableName
 from arroyo_dagster.state.model.tables import GlobalKeyedFiles
-from arroyo_dagster.state.operations.verify.keys import find_shared_keys
+from arroyo_dagster.state.operations.engines import HERE, ItemRunner, Threads, WorkAmount
+from arroyo_dagster.state.operations.verify.keys import (
+    KeyedEpoch,
+    find_shared_keys,
+    keyed_epochs,
+)
 from arroyo_dagster.state.operations.verify.rows import CheckDepth
 from arroyo_dagster.state.planning.verify.files import FileFacts, ListedFile
 from arroyo_dagster.state.planning.verify.findings import KEEP_AND_REPORT, Finding, error
@@ -22,12 +28,14 @@ def value_findings(
     listed: Mapping[StatePath, ListedFile],
     files: Mapping[StatePath, FileFacts],
     look: CheckDepth,
+    items: ItemRunner = HERE,
 ) -> Iterator[Finding]:
     """Report unknown tables, keys that several subtasks wrote, and commit data that does not
     decode.
 
     Args:
         files: the facts of the files that exist.
+        items: reads the keys of the files; in this process, or on Spark.
 
     Raises:
         StorageError: the store failed.
@@ -40,16 +48,28 @@ def value_findings(
         if found is not None and found.rows is not None and found.rows.unknown:
             unknown.setdefault((file.operator, file.config.table), found.rows.unknown)
     yield from unknown_table_findings(unknown)
+    epochs = list(_keyed_epochs(checkpoint, files))
+    weights = [sum(files[path].size_bytes for path in one.paths) for one in epochs]
+    count = sum(len(list(one.paths)) for one in epochs)
+    choice = items.choose("compare keys", WorkAmount(files=count, size_bytes=sum(weights)))
+    find = partial(find_shared_keys, store)
+    # One at a time: the keys of an epoch are in memory.
+    shared = items.run(choice, find, epochs, weights, threads=Threads(count=1))
+    several = [one for one in shared if one is not None]
+    yield from shared_key_findings(several, managed=checkpoint.progress is not None)
+    if checkpoint.progress is None:
+        yield from _commit_data(checkpoint, look.catalogue)
+
+
+def _keyed_epochs(
+    checkpoint: Checkpoint, files: Mapping[StatePath, FileFacts]
+) -> Iterator[KeyedEpoch]:
     for operator in checkpoint.operators:
         for name, tables in operator.tables.items():
             config = operator.configs.get(name)
-            if config is None or not isinstance(tables, GlobalKeyedFiles):
-                continue
-            readable = [path for path in tables.files if path in files and files[path].rows]
-            shared = find_shared_keys(store, operator.operator, config, readable)
-            yield from shared_key_findings(shared, managed=checkpoint.progress is not None)
-    if checkpoint.progress is None:
-        yield from _commit_data(checkpoint, look.catalogue)
+            if config is not None and isinstance(tables, GlobalKeyedFiles):
+                readable = [path for path in tables.files if path in files and files[path].rows]
+                yield from keyed_epochs(operator.operator, config, readable)
 
 
 def _commit_data(checkpoint: Checkpoint, catalogue: Catalogue) -> Iterator[Finding]:

@@ -53,6 +53,8 @@ class Reason(enum.Enum):
     MAY_COME_AGAIN = "a later attempt may write the same name again"
     MERGED_LATELY = "it was merged lately; the next epochs may still reference it"
     RESTORED_FROM = "the current run was restored from its epoch and may still read it"
+    NEWER = "it is not in the inventory: newer, or not complete there"
+    CHANGED = "it has changed since the inventory was made"
     UNDECIDED = "nothing references it; whether it may be deleted is not known"
     ORPHAN = "nothing references it"
     LOST = "another checkpoint owns its epoch"

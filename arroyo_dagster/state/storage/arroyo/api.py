@@ -55,6 +55,11 @@ class ArroyoApi:
         self._server = JsonServer(f"{base}{_API}", token=token, **limits)
         self.source = self._server.url.removesuffix(_API)
 
+    @property
+    def from_anywhere(self) -> bool:
+        """Whether other machines reach the same server at this address."""
+        return self._server.from_anywhere
+
     # ---- one job or all --------------------------------------------------------------------------
 
     def look_up(self, jobs: Sequence[JobPaths], *, checkpoints: bool = False) -> list[SourceAnswer]:

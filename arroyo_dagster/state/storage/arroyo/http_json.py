@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import http.client
+import ipaddress
 import json
 import re
 import ssl
@@ -83,6 +85,7 @@ class JsonServer:
         register_url(url)
         register_secrets(token)
         self.url = _checked_url(url)
+        self._token = token
         self._headers = {"Accept": "application/json", "User-Agent": "arroyo-state"}
         if token is not None:
             self._headers["Authorization"] = f"Bearer {_checked_token(token)}"
@@ -100,6 +103,26 @@ class JsonServer:
             _NoRedirects(),
         ):
             self._opener.add_handler(handler)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the arguments: the token goes along, connections do not."""
+        again = functools.partial(
+            JsonServer,
+            token=self._token,
+            timeout_seconds=self._timeout,
+            deadline_seconds=self._deadline,
+            max_bytes=self._max_bytes,
+        )
+        return again, (self.url,)
+
+    @property
+    def from_anywhere(self) -> bool:
+        """Whether other machines reach the same server at this address: not one of this machine."""
+        host = urllib.parse.urlsplit(self.url).hostname or ""
+        try:
+            return not ipaddress.ip_address(host).is_loopback
+        except ValueError:
+            return host != "localhost" and not host.endswith(".localhost")
 
     def get(self, path: str, query: Mapping[str, str | int] | None = None) -> Any:
         """Return the document at `path`, which is percent-encoded and begins with `/`.

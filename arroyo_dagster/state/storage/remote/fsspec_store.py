@@ -34,6 +34,7 @@ from arroyo_dagster.state.storage.store import (
     DeleteOutcome,
     Listing,
     ObjectInfo,
+    ObjectStore,
     check_range,
     check_size,
     open_by_ranges,
@@ -87,6 +88,7 @@ class FsspecStore:
         self._options = dict(options or {})
         self._words = words
         self._opened: tuple[int, Any] | None = None
+        self.probes_deleted_by: ObjectStore = self
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.url!r})"
@@ -170,7 +172,7 @@ class FsspecStore:
                 path=path,
                 next_step="use local disk, S3, R2, GCS or Azure for everything that writes",
             )
-        prove_once(self, self._options, self._create, path)
+        prove_once(self, self._options, self._create, path, self.probes_deleted_by)
         return self._create(path, data)
 
     def _create(self, path: StatePath, data: bytes) -> bool:

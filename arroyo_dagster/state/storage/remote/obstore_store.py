@@ -52,6 +52,7 @@ from arroyo_dagster.state.storage.store import (
     DeleteOutcome,
     Listing,
     ObjectInfo,
+    ObjectStore,
     check_range,
     check_size,
     open_by_ranges,
@@ -128,6 +129,7 @@ class ObstoreStore:
         check_options(url, self._options)
         self._opened: tuple[int, Any] | None = None
         self._twin: FsspecStore | None = None
+        self.probes_deleted_by: ObjectStore = self
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.url!r})"
@@ -140,6 +142,8 @@ class ObstoreStore:
         """The store at the same URL through fsspec."""
         if self._twin is None:
             self._twin = open_through_fsspec(self._parsed, self._options)
+            if self.probes_deleted_by is not self:
+                self._twin.probes_deleted_by = self.probes_deleted_by
         return self._twin
 
     @_or_through_fsspec
@@ -194,7 +198,7 @@ class ObstoreStore:
             InputError: the server ignores the condition; nothing was written.
             StorageError: not retryable if the server has no conditional create.
         """
-        prove_once(self, self._options, self._create, path)
+        prove_once(self, self._options, self._create, path, self.probes_deleted_by)
         return self._create(path, data)
 
     def _create(self, path: StatePath, data: bytes) -> bool:

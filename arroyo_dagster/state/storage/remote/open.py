@@ -14,12 +14,14 @@ from arroyo_dagster.state.storage.remote.credentials import client_of_environmen
 from arroyo_dagster.state.storage.remote.options import chosen_client
 from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.storage.urls import CheckpointUrl, parse_url
+from arroyo_dagster.state.storage.wrappers import SeparateDeletes
 
 
 def open_store(
     url: str | CheckpointUrl,
     *,
     options: Mapping[str, Any] | None = None,
+    delete_options: Mapping[str, Any] | None = None,
     must_exist: bool = False,
 ) -> ObjectStore:
     """Open the store at `url`; nothing is written, nor read unless `must_exist`.
@@ -29,6 +31,8 @@ def open_store(
             Without them, the client finds credentials in its ecosystem's usual places. `client`
             selects `obstore` (the default) or `fsspec`; without this option, the environment
             variable ARROYO_DAGSTER_STORE_CLIENT does.
+        delete_options: in the form of `options`, for a client that deletes; all other requests are
+            sent with `options`, which then need no permission to delete. None = one client for all.
         must_exist: check that the store contains something at `url`.
 
     Raises:
@@ -37,6 +41,8 @@ def open_store(
     """
     parsed = parse_url(url) if isinstance(url, str) else url
     store = _opened(parsed, dict(options or {}))
+    if delete_options is not None:
+        store = SeparateDeletes(store, _opened(parsed, dict(delete_options)))
     if must_exist:
         store.list_dir()
     return store
@@ -74,6 +80,7 @@ class _Configured:
         self.lock = threading.Lock()
         self.stores: dict[str, ObjectStore] = {}
         self.options: dict[str, Mapping[str, Any]] = {}
+        self.delete_options: dict[str, Mapping[str, Any] | None] = {}
         self.url: str | None = None
 
     def after_fork(self) -> None:
@@ -87,11 +94,16 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_CONFIGURED.after_fork)
 
 
-def configure(url: str | None, *, options: Mapping[str, Any] | None = None) -> None:
+def configure(
+    url: str | None,
+    *,
+    options: Mapping[str, Any] | None = None,
+    delete_options: Mapping[str, Any] | None = None,
+) -> None:
     """Set the default URL of this process; None: no default URL.
 
     Args:
-        options: as in `open_store`, for every later use of this URL.
+        options, delete_options: as in `open_store`, for every later use of this URL.
 
     Raises:
         InputError: `url` is no checkpoint URL; the previous one stays.
@@ -101,6 +113,7 @@ def configure(url: str | None, *, options: Mapping[str, Any] | None = None) -> N
         _CONFIGURED.url = canonical
         if canonical is not None:
             _CONFIGURED.options[canonical] = dict(options or {})
+            _CONFIGURED.delete_options[canonical] = delete_options
             _CONFIGURED.stores.pop(canonical, None)
 
 
@@ -123,6 +136,9 @@ def get_storage_provider(url: str | None = None) -> ObjectStore:
     canonical = str(parsed)
     with _CONFIGURED.lock:
         if canonical not in _CONFIGURED.stores:
-            options = _CONFIGURED.options.get(canonical)
-            _CONFIGURED.stores[canonical] = open_store(parsed, options=options)
+            _CONFIGURED.stores[canonical] = open_store(
+                parsed,
+                options=_CONFIGURED.options.get(canonical),
+                delete_options=_CONFIGURED.delete_options.get(canonical),
+            )
         return _CONFIGURED.stores[canonical]

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import platform
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from arroyo_dagster.errors import ConflictError, FormatError, StorageError
+from arroyo_dagster.errors import ConflictError, FormatError, InputError, StorageError
 from arroyo_dagster.state.metadata.lease import (
     Leased,
     LeaseOptions,
+    Precondition,
     lease,
     newest_lease,
     newest_token,
@@ -320,6 +322,52 @@ def test_what_is_made_sure_of_before_deleting_is_asked_before_each_delete_only()
         assert asked == []
         held.delete_many([SOMETHING])
         assert asked == [b"1"]
+
+
+@dataclass(frozen=True)
+class Sure(Precondition):
+    """Something that a worker on another machine makes sure of as well as its driver."""
+
+    anywhere: bool
+
+    @property
+    def from_anywhere(self) -> bool:
+        return self.anywhere
+
+    def __call__(self) -> None:
+        raise InputError("asked")
+
+
+@pytest.mark.parametrize("anywhere", [True, False])
+def test_a_worker_asks_before_it_deletes_only_what_holds_from_anywhere(anywhere: bool) -> None:
+    store, clock = MemoryStore(), Clock()
+    with lease(store, PATHS, "one", LeaseOptions(clock=clock)) as held:
+        assert not held.deletes_here
+        held.before_deleting = Sure(anywhere)
+        assert held.deletes_here is not anywhere
+        worker = pickle.loads(pickle.dumps(held))
+        if anywhere:
+            with pytest.raises(InputError, match="asked"):
+                worker.delete_many([SOMETHING])
+        held.before_deleting = lambda: None
+        assert held.deletes_here
+
+
+def test_a_worker_that_outlives_the_operation_changes_nothing() -> None:
+    """Spark leaves attempts running that it has given up: the lease is released meanwhile."""
+    store, clock = MemoryStore(), Clock()
+    with lease(store, PATHS, "one", LeaseOptions(clock=clock)) as held:
+        worker = pickle.loads(pickle.dumps(held))
+        worker.put(SOMETHING, b"1")
+    for change in (
+        lambda: worker.put(SOMETHING, b"2"),
+        lambda: worker.delete_many([SOMETHING]),
+        lambda: worker.copy(SOMETHING, StatePath("p/j/copy")),
+    ):
+        with pytest.raises(ConflictError, match="the lease on the job was lost"):
+            change()
+    assert store.read(SOMETHING) == b"1"
+    assert store.head(StatePath("p/j/copy")) is None
 
 
 def test_of_one_owner_twice_neither_takes_the_other_s_lease_for_its_own() -> None:
