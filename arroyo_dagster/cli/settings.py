@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import enum
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import click
@@ -125,6 +125,8 @@ def _flag(field: SettingField) -> dict[str, Any]:
 
 def _value(field: SettingField) -> dict[str, Any]:
     setting, default = field.setting, field.given_default
+    if field.kind in (tuple, Mapping):
+        return {"type": _type(field), "multiple": True, "metavar": setting.metavar}
     shown: bool | str = default is not None
     if setting.duration and default is not None:
         default = dt.timedelta(microseconds=field.default)
@@ -137,8 +139,29 @@ def _value(field: SettingField) -> dict[str, Any]:
     }
 
 
+class _NamedValue(click.ParamType):  # type: ignore[type-arg] # generic in some releases only
+    """NAME=VALUE."""
+
+    name = "name=value"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, str]:
+        """Return the name and the value."""
+        if isinstance(value, tuple):
+            return value
+        name, equals, given = str(value).partition("=")
+        if not (name and equals):
+            self.fail("expected NAME=VALUE", param, ctx)  # the value may be a secret
+        return name, given
+
+
 def _type(field: SettingField) -> Any:
     setting = field.setting
+    if field.kind is Mapping:
+        return _NamedValue()
+    if field.kind in (str, tuple):
+        return click.STRING
     least = setting.minimum if setting.above is None else setting.above
     if setting.duration:
         return Duration()

@@ -87,7 +87,7 @@ def deleting_on_spark(session: Callable[[], SparkSession], from_objects: int) ->
         ask = isinstance(held, Leased) and held.before_deleting is not None
         if ask or sum(sizes) < from_objects:
             return delete_here(held, batches)
-        return run_items(session(), partial(delete_batch, held), list(batches), sizes)
+        return run_items(session(), partial(delete_batch, held), list(batches), sizes, store=held)
 
     return delete
 

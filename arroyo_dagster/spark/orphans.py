@@ -87,7 +87,9 @@ def plan_orphans_on_spark(
     place = _Place(store, paths, newest.epoch)
     beside = list_beside(store, paths, newest.epoch, directories)
     parts = (
-        run_items(session(), partial(_inventory, place), directories, ones) if directories else []
+        run_items(session(), partial(_inventory, place), directories, ones, store=store)
+        if directories
+        else []
     )
     inventory = _joined([beside, *parts])
     on_progress(Progress(step="listed objects", done=inventory.listed))
@@ -102,7 +104,7 @@ def plan_orphans_on_spark(
         answer=answer,
         in_parts=True,
     )
-    judged = run_items(session(), partial(_judged, place, standing), directories, ones)
+    judged = run_items(session(), partial(_judged, place, standing), directories, ones, store=store)
     return plan_orphans(
         standing,
         judged,

@@ -28,6 +28,6 @@ def rewrites_on_spark(session: Callable[[], SparkSession]) -> RunRewrites:
         if not tasks:
             return []
         weights = [task.size_bytes + len(task.inputs) * 4096 for task in tasks]
-        return run_items(session(), partial(rewrite_shard, store), tasks, weights)
+        return run_items(session(), partial(rewrite_shard, store), tasks, weights, store=store)
 
     return run

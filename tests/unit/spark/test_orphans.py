@@ -16,7 +16,12 @@ from tests.gc_jobs import Clock, orphans
 
 
 def run_here(
-    session: object, function: Callable[[Any], Any], items: Sequence[Any], weights: Sequence[int]
+    session: object,
+    function: Callable[[Any], Any],
+    items: Sequence[Any],
+    weights: Sequence[int],
+    *,
+    store: object,
 ) -> list[Any]:
     assert len(items) == len(weights)
     return [function(item) for item in items]
