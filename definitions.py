@@ -17,7 +17,11 @@
 | `ARROYO_DELETE` | `1`: scheduled expiry deletes; otherwise it shows what would go |
 | `ARROYO_ENGINE` | `spark` or `in-process`: who merges and deletes |
 | `ARROYO_DATAFLOWS` | paths of dataflow.yaml files, with `:` between: their states as assets |
-| `ARROYO_SPARK_MASTER` | where Spark runs, `local[*]` by default |
+| `ARROYO_SPARK_MASTER` | the Spark master; by default Spark's own configuration, else `local[*]` |
+| `ARROYO_SPARK_REMOTE` | the URL of a Spark Connect server, instead of a master |
+| `ARROYO_SPARK_CONF` | settings of Spark: `NAME=VALUE`, with spaces between |
+| `ARROYO_SPARK_PACKAGES` | Maven coordinates of jars, with spaces between |
+| `ARROYO_SPARK_SHIP` | `1`: send this package to the workers of the cluster |
 """
 
 import os
@@ -46,7 +50,7 @@ def _build(given: Mapping[str, str]) -> dg.Definitions:
             layout=given.get("ARROYO_LAYOUT", "auto"),
             catalogue_url=given.get("ARROYO_CATALOGUE_URL"),
         ),
-        spark=SparkSessionResource(master=given.get("ARROYO_SPARK_MASTER", "local[*]")),
+        spark=_spark(given),
         runner=InProcessRunner() if given.get("ARROYO_ENGINE") == "in-process" else None,
         maintenance=_maintenance(given),
         deployment=given.get("ARROYO_DEPLOYMENT"),
@@ -55,6 +59,18 @@ def _build(given: Mapping[str, str]) -> dg.Definitions:
         schedules=_schedules(given),
         schedules_running=running,
         dataflows=[one for one in given.get("ARROYO_DATAFLOWS", "").split(os.pathsep) if one],
+    )
+
+
+def _spark(given: Mapping[str, str]) -> SparkSessionResource:
+    # EnvVar: a URL may hold a token, a setting a password, and Dagster shows what is configured.
+    remote = dg.EnvVar("ARROYO_SPARK_REMOTE") if given.get("ARROYO_SPARK_REMOTE") else None
+    return SparkSessionResource(
+        master=given.get("ARROYO_SPARK_MASTER") or None,
+        remote_url=remote,
+        conf=dict(one.split("=", 1) for one in given.get("ARROYO_SPARK_CONF", "").split()),
+        packages=given.get("ARROYO_SPARK_PACKAGES", "").split(),
+        ship=given.get("ARROYO_SPARK_SHIP") == "1",
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
 import json
 import os
 import sys
@@ -18,7 +17,7 @@ from arroyo_dagster.cli.commands import MAIN
 from arroyo_dagster.cli.config import read_defaults
 from arroyo_dagster.cli.lazy import LazyGroup
 from arroyo_dagster.errors import ArroyoStateError, InputError
-from arroyo_dagster.optional_packages import explain_import, missing_package
+from arroyo_dagster.optional_packages import explain_import
 from arroyo_dagster.redaction import (
     redact_text,
     redacted_cause,
@@ -158,17 +157,6 @@ def store_options(command: _F) -> _F:
         help="The checkpoint URL, in any form that Arroyo takes. Default: ARROYO__CHECKPOINT_URL.",
     )
     return url_option(json_option(command))
-
-
-def spark_option(text: str) -> Callable[[_F], _F]:
-    """Add `--spark`, which is refused before anything is read if Spark is not installed."""
-    return click.option("--spark", is_flag=True, callback=_check_spark, help=text)
-
-
-def _check_spark(ctx: click.Context, _: click.Parameter, value: bool) -> bool:
-    if value and not ctx.resilient_parsing and importlib.util.find_spec("pyspark") is None:
-        raise missing_package("pyspark")
-    return value
 
 
 def private_option(command: _F) -> _F:

@@ -13,13 +13,14 @@ from arroyo_dagster.cli.common import (
     if_interrupted,
     main,
     open_url,
-    spark_option,
     store_options,
 )
 from arroyo_dagster.cli.rendering import print_json, seconds
 from arroyo_dagster.cli.rollback import go_back
 from arroyo_dagster.cli.settings import FiniteRange
+from arroyo_dagster.cli.spark import print_choice, spark_options
 from arroyo_dagster.errors import InputError
+from arroyo_dagster.spark.settings import SparkSettings
 from arroyo_dagster.state.model.checkpoints import Checkpoint
 from arroyo_dagster.state.model.clock import wall_clock
 from arroyo_dagster.state.model.layout import Layout
@@ -55,8 +56,7 @@ from arroyo_dagster.state.storage.store import ObjectStore
     metavar="N",
     help="Go back to epoch N first, as `rollback` does, unless this was done before.",
 )
-@spark_option("Run on Spark instead of in this process.")
-@click.option("--master", help="With --spark: the Spark master. Default: local[*].")
+@spark_options("Run on Spark instead of in this process.", always=True)
 @click.option("--spark-checkpoint", hidden=True, help=NO_EFFECT)
 @store_options
 def run(
@@ -66,8 +66,7 @@ def run(
     interval: float,
     adopt: bool,
     from_epoch: int | None,
-    spark: bool,
-    master: str | None,
+    spark: SparkSettings | None,
     spark_checkpoint: str | None,
     url: str | None,
     as_json: bool,
@@ -82,8 +81,6 @@ def run(
     Example:
       arroyo-state run pipelines.py:ORDERS --url s3://bucket/arroyo --epochs 10
     """
-    if not spark and master:
-        raise click.UsageError("--master needs --spark")
     if adopt or spark_checkpoint:
         click.echo(f"--adopt and --spark-checkpoint: {NO_EFFECT}", err=True)
     store = open_url(url)
@@ -93,11 +90,12 @@ def run(
         found.check()
         go_back(store, found.paths, from_epoch, _line_printer(as_json))
     with _progress(store, found, as_json=as_json) as on_epoch:
-        if spark:
+        if spark is not None:
             from arroyo_dagster.spark import pipeline as on_spark
 
             options = on_spark.SparkOptions(
-                master=master,
+                spark=spark,
+                on_spark=print_choice,
                 max_epochs=epochs,
                 interval_seconds=interval,
                 follow=follow,

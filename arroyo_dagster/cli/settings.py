@@ -6,7 +6,7 @@ import datetime as dt
 import enum
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import click
@@ -110,11 +110,13 @@ def setting_option(
     *,
     only_for: str | None = None,
     alone: bool = False,
+    prefix: str = "",
     **changes: Any,
 ) -> Callable[[_F], _F]:
     """Add the option for one field of settings.
 
     Args:
+        prefix: of the name under which the command gets the value.
         only_for: as `settings_options` says.
         alone: the command has no other option of these settings: the help names their defaults.
         changes: arguments of `click.option` that differ from those that are derived.
@@ -126,7 +128,7 @@ def setting_option(
     help_text = field.setting.off or field.setting.help
     text = help_text.format(**names, duration="duration, for example 7d")
     derived["help"] = text if only_for is None else f"{only_for}: {text[0].lower()}{text[1:]}"
-    return click.option(field.option, field.name, **derived | changes)
+    return click.option(field.option, f"{prefix}{field.name}", **derived | changes)
 
 
 def _flag(field: SettingField) -> dict[str, Any]:
@@ -137,6 +139,8 @@ def _flag(field: SettingField) -> dict[str, Any]:
 
 def _value(field: SettingField) -> dict[str, Any]:
     setting, default = field.setting, field.given_default
+    if field.kind in (tuple, Mapping):
+        return {"type": _type(field), "multiple": True, "metavar": setting.metavar}
     shown: bool | str = default is not None
     if setting.duration and default is not None:
         default = dt.timedelta(microseconds=field.default)
@@ -149,8 +153,29 @@ def _value(field: SettingField) -> dict[str, Any]:
     }
 
 
+class _NamedValue(click.ParamType):  # type: ignore[type-arg] # generic in some releases only
+    """NAME=VALUE."""
+
+    name = "name=value"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, str]:
+        """Return the name and the value."""
+        if isinstance(value, tuple):
+            return value
+        name, equals, given = str(value).partition("=")
+        if not (name and equals):
+            self.fail("expected NAME=VALUE", param, ctx)  # the value may be a secret
+        return name, given
+
+
 def _type(field: SettingField) -> Any:
     setting = field.setting
+    if field.kind is Mapping:
+        return _NamedValue()
+    if field.kind in (str, tuple):
+        return click.STRING
     least = setting.minimum if setting.above is None else setting.above
     if setting.duration:
         return Duration()

@@ -10,6 +10,11 @@ import click
 from arroyo_dagster.cli.common import EXIT_FINDINGS, main, open_to_read, store_options
 from arroyo_dagster.cli.rendering import finding_json, print_json, print_table, show_progress
 from arroyo_dagster.cli.settings import settings_options
+from arroyo_dagster.cli.spark import session_of, spark_options
+from arroyo_dagster.spark.settings import SparkSettings
+from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.model.progress import OnProgress
+from arroyo_dagster.state.model.settings import settings_from
 from arroyo_dagster.state.model.units import format_bytes
 from arroyo_dagster.state.model.verify import VerifySettings
 from arroyo_dagster.state.operations.catalog.jobs import find_job
@@ -18,6 +23,7 @@ from arroyo_dagster.state.operations.verify.job import JobVerdict, verify_job
 from arroyo_dagster.state.planning.restore.rollback import rollback_command
 from arroyo_dagster.state.planning.verify.findings import Severity
 from arroyo_dagster.state.planning.verify.restore import SubtaskRestore
+from arroyo_dagster.state.storage.store import ObjectStore
 
 _RESTORE_COLUMNS = ("operator", "table", "subtask", "files", "bytes", "rows", "requests")
 _LEVELS = (
@@ -33,15 +39,15 @@ _LEVELS = (
 @click.argument("job")
 @click.argument("epoch", type=click.IntRange(0), required=False)
 @settings_options(VerifySettings)
+@spark_options("Verify files on Spark if they are many or large.")
 @store_options
 def verify(
     job: str,
     epoch: int | None,
-    level: int,
-    parallelism: int | None,
-    history: int,
+    spark: SparkSettings | None,
     url: str | None,
     as_json: bool,
+    **given: Any,
 ) -> None:
     """Check whether a job can be restored from an epoch, and print why not.
 
@@ -56,15 +62,8 @@ def verify(
     """
     store = open_to_read(url)
     with show_progress(as_json=as_json) as on_progress:
-        found = verify_job(
-            store,
-            find_job(store, job),
-            epoch,
-            level=level,
-            parallelism=parallelism,
-            history=history,
-            on_progress=on_progress,
-        )
+        settings = settings_from(VerifySettings, given)
+        found = _verdict(store, find_job(store, job), epoch, settings, spark, on_progress)
     back = None if found.passed else way_back(store, found.paths, found.epoch)
     if as_json:
         print_json(_verdict_json(found) | {"rollback_to": back})
@@ -79,6 +78,37 @@ def verify(
             click.echo(f"To go back to epoch {back}: {rollback_command(found.paths, back)}")
     if not found.passed:
         click.get_current_context().exit(EXIT_FINDINGS)
+
+
+def _verdict(
+    store: ObjectStore,
+    paths: JobPaths,
+    epoch: int | None,
+    settings: VerifySettings,
+    spark: SparkSettings | None,
+    on_progress: OnProgress,
+) -> JobVerdict:
+    if spark is None:
+        return verify_job(
+            store,
+            paths,
+            epoch,
+            level=settings.level,
+            parallelism=settings.parallelism,
+            history=settings.history,
+            on_progress=on_progress,
+        )
+    from arroyo_dagster.spark.verify import verify_job_on_spark
+
+    return verify_job_on_spark(
+        session_of(spark),
+        store,
+        paths,
+        epoch,
+        settings,
+        thresholds=spark.thresholds,
+        on_progress=on_progress,
+    )
 
 
 # ---- JSON ----------------------------------------------------------------------------------------

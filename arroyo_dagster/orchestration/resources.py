@@ -12,7 +12,6 @@ import dagster as dg
 from pydantic import Field, PrivateAttr
 
 from arroyo_dagster.errors import InputError
-from arroyo_dagster.optional_packages import explained_imports
 from arroyo_dagster.orchestration.catalog.location import (
     CATALOGUE_DIRECTORY,
     announce_catalogue,
@@ -27,7 +26,8 @@ from arroyo_dagster.orchestration.secrets import (
     resolve_variables,
     typed_fields,
 )
-from arroyo_dagster.redaction import register_settings
+from arroyo_dagster.orchestration.settings import setting_field
+from arroyo_dagster.spark.settings import SparkSettings
 from arroyo_dagster.state.model.layout import JobPaths, Layout
 
 if TYPE_CHECKING:
@@ -36,6 +36,9 @@ if TYPE_CHECKING:
     from arroyo_dagster.state.operations.catalog.epochs import EarlierCatalogue
     from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
     from arroyo_dagster.state.storage.store import ObjectStore
+
+SPARK_TAG = "arroyo/spark"
+"""The tag of a run with the Spark that it used, and why."""
 
 OPTIONS = (
     "Options of a remote store's client. For secrets, name environment variables: dg.EnvVar, or "
@@ -284,57 +287,70 @@ def _absolute(url: str) -> str:
 class SparkSessionResource(NamedSecrets):
     """The Spark session of this process, started at its first use."""
 
-    master: str = Field(default="local[*]", description="The Spark master.")
-    remote_url: str | None = Field(
-        default=None, description="sc://host:port to use Spark Connect instead."
-    )
-    conf: dict[str, str] = Field(
-        default_factory=dict,
+    master: str | None = setting_field(SparkSettings, "master")
+    remote_url: str | None = setting_field(SparkSettings, "remote", repr=False)
+    conf: dict[str, str] = setting_field(
+        SparkSettings,
+        "conf",
         repr=False,
-        description="Spark settings, applied before the settings of this package. For secrets, a "
-        "dg.EnvVar.",
+        description="Settings of Spark. They take precedence over those of this package. For "
+        "secrets, a dg.EnvVar.",
     )
+    packages: list[str] = setting_field(SparkSettings, "packages")
+    ship: bool = setting_field(SparkSettings, "ship")
     stop_on_teardown: bool = Field(
         default=True, description="Stop the session at the end of a step that started it."
     )
-    _session: Any = PrivateAttr(default=None)
-    _created: bool = PrivateAttr(default=False)
+    _opened: Any = PrivateAttr(default=None)
+    _context: Any = PrivateAttr(default=None)
+
+    @property
+    def settings(self) -> SparkSettings:
+        """The settings of these fields.
+
+        Raises:
+            InputError: fields that exclude each other.
+        """
+        return SparkSettings(
+            master=self.master,
+            remote=self.remote_url,
+            conf=self.conf,
+            packages=tuple(self.packages),
+            ship=self.ship,
+        )
 
     @property
     def session(self) -> "SparkSession":
         """Return the session; a step that never calls this does not start one.
 
+        A run that starts it is tagged with the Spark that was chosen, and why.
+
         Raises:
             InputError: pyspark is not installed; the message names the command that installs it.
             StorageError: Spark could not be started; the message names what it needs.
         """
-        if self._session is None:
-            register_settings({**self.conf, "remote_url": self.remote_url})
-            self._session, self._created = self._started()
-        session: SparkSession = self._session
+        if self._opened is None:
+            from arroyo_dagster.spark.session import open_session
+
+            self._opened = open_session(self.settings)
+            self._report(str(self._opened.choice))
+        session: SparkSession = self._opened.session
         return session
 
-    def _started(self) -> "tuple[SparkSession, bool]":
-        from arroyo_dagster.spark.session import get_session
-
-        if self.remote_url is None:
-            return get_session(self.master, self.conf)
-        with explained_imports():
-            from pyspark.sql import SparkSession
-        before = SparkSession.getActiveSession()
-        builder = SparkSession.builder.remote(self.remote_url)
-        for name, value in self.conf.items():
-            builder = builder.config(name, value)
-        return builder.getOrCreate(), before is None
+    def _report(self, choice: str) -> None:
+        if self._context is not None:
+            self._context.log.info(f"Spark: {choice}")
+            self._context.instance.add_run_tags(self._context.run_id, {SPARK_TAG: choice[:200]})
 
     @contextmanager
     def yield_for_execution(
         self, context: dg.InitResourceContext
     ) -> "Iterator[SparkSessionResource]":
         """Stop, at the end, the session that was started here."""
+        self._context = context if context.run_id is not None else None
         try:
             yield self
         finally:
-            if self._session is not None and self._created and self.stop_on_teardown:
-                self._session.stop()
-            self._session = None
+            if self._opened is not None and self._opened.started and self.stop_on_teardown:
+                self._opened.session.stop()
+            self._opened = self._context = None

@@ -1,6 +1,7 @@
 """Config of Dagster, derived from the settings of an operation."""
 
 import enum
+from collections.abc import Mapping
 from typing import Any, Literal, TypeVar
 
 import dagster as dg
@@ -17,6 +18,8 @@ from arroyo_dagster.state.model.settings import (
 )
 
 _T = TypeVar("_T")
+_CONTAINERS: Mapping[Any, Any] = {tuple: list, Mapping: dict}
+"""What Dagster's config has instead of these types."""
 
 
 def settings_config(settings: type[Any]) -> Any:
@@ -38,8 +41,9 @@ def setting_field(settings: type[Any], name: str, *, alone: bool = False, **chan
     field, fields = find_setting(settings, name), list(setting_fields(settings))
     setting = field.setting
     names = {one.name: one.given_default if alone else one.config for one in fields}
+    make: Any = _CONTAINERS.get(field.kind)
     derived: dict[str, Any] = {
-        "default": field.given_default,
+        "default": field.given_default if make is None else make(field.default),
         "description": setting.help.format(**names, duration="number of days"),
     }
     bounds = {"ge": setting.minimum, "le": setting.maximum, "gt": setting.above}
@@ -70,5 +74,6 @@ def _type(field: SettingField) -> Any:
     kind: Any = field.kind
     if issubclass(field.kind, enum.Enum):  # a launchpad lists what is allowed
         kind = Literal[tuple(str(one.value) for one in field.kind)]
+    kind = {tuple: list[str], Mapping: dict[str, str]}.get(kind, kind)
     kind = float if field.setting.fractions else kind
     return kind | None if field.default is None else kind

@@ -94,6 +94,8 @@ def _on_spark(
     shards = [split_task(task) for task in tasks]
     items = [part for piece in shards for part in piece]
     weights = [one.merge.size_bytes + len(one.merge.paths) * _BYTES_OF_A_FILE for one in items]
-    found = iter(run_items(session, partial(run_shard, store), items, weights, on_bytes))
+    found = iter(
+        run_items(session, partial(run_shard, store), items, weights, on_bytes, store=store)
+    )
     for task, piece in zip(tasks, shards, strict=True):
         yield combined(task, [next(found) for _ in piece])

@@ -57,7 +57,7 @@ def run_gc_on_spark(
         The outcome; `engines` says where each step ran.
     """
     chosen = options or GcOptions()
-    items = SparkItems(session, thresholds or SparkThresholds())
+    items = SparkItems(session, store, thresholds or SparkThresholds())
     make_plan = chosen.make_plan
     outcome = run_gc(
         store,
@@ -122,6 +122,6 @@ def run_undelete_on_spark(
         session, store, paths, thresholds: as in `run_gc_on_spark`.
         name, options, plan: as in `run_undelete`; `options.items` is replaced.
     """
-    items = SparkItems(session, thresholds or SparkThresholds())
+    items = SparkItems(session, store, thresholds or SparkThresholds())
     chosen = replace(options or UndeleteOptions(), items=items)
     return run_undelete(store, paths, name, chosen, plan=plan)

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
-from arroyo_dagster.spark.tasks import TASKS_PER_SLOT, run_items, slots
+from arroyo_dagster.spark.jobs import slots
+from arroyo_dagster.spark.tasks import TASKS_PER_SLOT, run_items
 from arroyo_dagster.spark.thresholds import SparkThresholds
 from arroyo_dagster.state.operations.engines import (
     HERE,
@@ -17,6 +18,7 @@ from arroyo_dagster.state.operations.engines import (
     Threads,
     WorkAmount,
 )
+from arroyo_dagster.state.storage.store import ObjectStore
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -34,11 +36,13 @@ class SparkItems:
 
     Attributes:
         session: returns the session; called only for a step that runs on Spark.
+        store: the store that the items use.
         thresholds: from which amount of work a step runs on Spark.
         choices: the choices so far, each step and engine once.
     """
 
     session: Callable[[], SparkSession]
+    store: ObjectStore
     thresholds: SparkThresholds = field(default_factory=SparkThresholds)
     choices: list[EngineChoice] = field(default_factory=list)
 
@@ -83,6 +87,7 @@ class SparkItems:
             [tuple(items[at] for at in group) for group in groups],
             [sum(max(1, weights[at]) for at in group) for group in groups],
             _by_items(on_items, len(items), sum(max(1, weight) for weight in weights)),
+            store=self.store,
         )
         return [result for group in results for result in group]
 

@@ -12,13 +12,15 @@ import contextlib
 import pickle
 import uuid
 import warnings
-from collections.abc import Mapping, Sequence
-from dataclasses import InitVar, dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import InitVar, dataclass, field, replace
 from typing import TYPE_CHECKING, Self
 
 from arroyo_dagster.errors import ProtocolError
-from arroyo_dagster.spark.session import get_session
-from arroyo_dagster.spark.tasks import TASKS_PER_SLOT, fetch_rows, slots
+from arroyo_dagster.spark.jobs import fetch_rows, slots
+from arroyo_dagster.spark.session import open_session
+from arroyo_dagster.spark.settings import SparkChoice, SparkSettings
+from arroyo_dagster.spark.tasks import TASKS_PER_SLOT
 from arroyo_dagster.spark.worker import (
     CHUNK_DDL,
     FAILURE,
@@ -28,6 +30,7 @@ from arroyo_dagster.spark.worker import (
     SplitReader,
     TaskReport,
 )
+from arroyo_dagster.spark.workers import DiskProbe, check_workers
 from arroyo_dagster.state.runtime.coordinator import JobRun, finished
 from arroyo_dagster.state.runtime.in_process import warn_of_adopt
 from arroyo_dagster.state.runtime.pipeline import Pipeline
@@ -50,26 +53,39 @@ class SparkOptions:
     """How pipelines run on Spark.
 
     Attributes:
-        master: the master; None = `local[*]`. An active session is used unchanged.
-        conf: Spark settings.
+        spark: which Spark; see `open_session`.
         interval_seconds: the minimum time between two epochs of a job.
         max_epochs: stop each job, with a last checkpoint, after this many epochs; None = unlimited.
         follow: whether to wait for more when the sources have nothing new; else stop then. With it,
             several jobs run concurrently; else one after the other, in rounds.
-        session: the session to use; None = the active one, else start one and stop it at the end.
+        session: the session to use; None = the one of `spark`, stopped at the end if it was started
+            for it.
+        on_spark: called with the Spark that was chosen, and why.
+        master, conf: settings of `spark`; release 0.3 removes them.
         checkpoint_location, adopt: have no effect any more; release 0.3 removes them.
     """
 
-    master: str | None = None
-    conf: Mapping[str, str] | None = field(default=None, repr=False)
+    spark: SparkSettings = field(default_factory=SparkSettings)
     interval_seconds: float = 0.0
     max_epochs: int | None = None
     follow: bool = False
     session: SparkSession | None = None
+    on_spark: Callable[[SparkChoice], None] = lambda choice: None
+    master: InitVar[str | None] = None
+    conf: InitVar[Mapping[str, str] | None] = None
     checkpoint_location: InitVar[str | None] = None
     adopt: InitVar[bool] = False
 
-    def __post_init__(self, checkpoint_location: str | None, adopt: bool) -> None:
+    def __post_init__(
+        self,
+        master: str | None,
+        conf: Mapping[str, str] | None,
+        checkpoint_location: str | None,
+        adopt: bool,
+    ) -> None:
+        if master is not None or conf is not None:
+            own = replace(self.spark, master=master or self.spark.master, conf=conf or {})
+            object.__setattr__(self, "spark", own)
         if adopt:
             warn_of_adopt()
         if checkpoint_location is not None:
@@ -82,7 +98,11 @@ class SparkOptions:
 
     def get_session(self) -> tuple[SparkSession, bool]:
         """Return the session, and whether the caller must stop it."""
-        return (self.session, False) if self.session else get_session(self.master, self.conf)
+        if self.session is not None:
+            return self.session, False
+        opened = open_session(self.spark)
+        self.on_spark(opened.choice)
+        return opened.session, opened.started
 
 
 def run_pipeline(
@@ -101,6 +121,7 @@ def run_pipeline(
         on_epoch: called with every epoch after it is published and committed.
 
     Raises:
+        InputError: Spark's workers cannot run this package, or do not share the disk of the state.
         ConflictError: a newer run was started. Nothing is lost.
         StorageError: Spark did not start; or tasks failed or were lost, and Spark gave up. Nothing
             is lost.
@@ -130,12 +151,18 @@ class SparkRun(PipelineRun):
     """The driver's side of one run on Spark; it is never sent to workers. Created by `start`."""
 
     def __init__(
-        self, job: JobRun, session: SparkSession, packed: PackedPipeline, run_id: RunId
+        self,
+        job: JobRun,
+        session: SparkSession,
+        packed: PackedPipeline,
+        run_id: RunId,
+        probe: DiskProbe | None,
     ) -> None:
         super().__init__(job)
         self._session = session
         self._packed = packed
         self._run_id = run_id
+        self._probe = probe
 
     @classmethod
     def start(
@@ -155,10 +182,11 @@ class SparkRun(PipelineRun):
                 A worker drops the subtasks of other applications.
         """
         packed = packed or PackedPipeline.pack(pipeline)
+        probe = check_workers(session, store)
         job = JobRun.start(store, pipeline)
         with job.closed_on_failure():
             run_id = RunId(application or uuid.uuid4().hex, pipeline.paths.root)
-            return cls(job, session, packed, run_id)
+            return cls(job, session, packed, run_id, probe)
 
     def process(self, plan: EpochPlan, splits: Sequence[SourceSplit]) -> EpochReports:
         """Process the rows of one epoch as one Spark job: a stage that reads, one per level."""
@@ -168,7 +196,9 @@ class SparkRun(PipelineRun):
         frame = self._session.range(0, tasks, 1, tasks)
         frame = frame.mapInArrow(reader.function(), CHUNK_DDL)
         for level in range(1, levels + 1):
-            runner = LevelRunner(self._packed, self.job.store, self._run_id, level, plan)
+            runner = LevelRunner(
+                self._packed, self.job.store, self._run_id, level, plan, self._probe
+            )
             frame = frame.repartitionById(parallelism, "subtask")
             frame = frame.mapInArrow(runner.function(), CHUNK_DDL)
         found: list[TaskReport] = []

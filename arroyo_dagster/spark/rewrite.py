@@ -43,6 +43,6 @@ def rewrites_on_spark(
         if choice.engine is StepEngine.IN_PROCESS:
             return rewrite_here(store, tasks)
         weights = [task.size_bytes + len(task.inputs) * 4096 for task in tasks]
-        return run_items(session(), partial(rewrite_shard, store), tasks, weights)
+        return run_items(session(), partial(rewrite_shard, store), tasks, weights, store=store)
 
     return run

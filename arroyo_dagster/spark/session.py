@@ -3,29 +3,48 @@
 from __future__ import annotations
 
 import os
-import re
+import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from arroyo_dagster.errors import StorageError
-from arroyo_dagster.optional_packages import explained_imports
-from arroyo_dagster.redaction import redact_text, redacted_cause, register_settings
+from arroyo_dagster.optional_packages import explain_import, explained_imports
+from arroyo_dagster.redaction import redact_text, redact_url, redacted_cause, register_settings
 from arroyo_dagster.spark import fast_start
 from arroyo_dagster.spark.java import JAVA_STEP, Java, find_java
+from arroyo_dagster.spark.settings import (
+    MASTER,
+    REMOTE,
+    SparkChoice,
+    SparkEnvironment,
+    SparkSettings,
+    choose_spark,
+    parse_properties,
+    parse_submit_arguments,
+    target_of,
+)
+from arroyo_dagster.spark.workers import ship_package
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-DEFAULTS: Mapping[str, str] = {
-    "spark.ui.enabled": "false",
-    "spark.ui.showConsoleProgress": "false",
+PER_SESSION: Mapping[str, str] = {
     "spark.sql.session.timeZone": "UTC",
     # Rows between tasks are few and large (Arrow IPC in a binary column).
     "spark.sql.execution.arrow.maxRecordsPerBatch": "256",
     # The number of partitions is the number of subtasks; Spark must not coalesce them.
     "spark.sql.adaptive.enabled": "false",
+}
+"""What a server of Spark Connect lets a client set, too."""
+DEFAULTS: Mapping[str, str] = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    **PER_SESSION,
     "spark.python.worker.reuse": "true",
     # A task connects to its Python worker about 30 ms faster than over TCP.
     "spark.python.unix.domain.socket.enabled": "true",
@@ -35,68 +54,217 @@ LOCAL: Mapping[str, str] = {
     "spark.driver.bindAddress": "127.0.0.1",
 }
 JAVA_OPTIONS = "spark.driver.extraJavaOptions"
-_IN_PROCESS = r"local(\[.*\])?"
-"""A master with which the driver's JVM runs the tasks."""
 LOG_SETTINGS = Path(__file__).with_name("log4j2.properties")
+_WORKER_PYTHON = "spark.pyspark.python"
+_CONNECT_PORT = 15002
+_CONNECT_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedSession:
+    """A Spark session.
+
+    Attributes:
+        session: the session.
+        choice: which Spark it is, and why.
+        started: whether it was started here, so that the caller must stop it.
+    """
+
+    session: SparkSession
+    choice: SparkChoice
+    started: bool
+
+
+def open_session(settings: SparkSettings | None = None) -> OpenedSession:
+    """Return the session of this process, and start one if there is none.
+
+    Args:
+        settings: which Spark; see `choose_spark` for what comes before and after them. An active
+            session is used unchanged. What `spark-submit` and `spark-defaults.conf` set takes
+            precedence over the defaults of this package. Options of the JVM are added to those of
+            this package. `spark.arroyo.fastStart=false` starts a local session without
+            `fast_start`.
+
+    Raises:
+        InputError: pyspark is not installed, or what Spark Connect needs besides.
+        StorageError: Spark did not start, or the Spark Connect server does not answer.
+    """
+    with explained_imports():
+        import pyspark  # noqa: F401
+    settings = settings or SparkSettings()
+    active = _active_session()
+    environment = spark_environment(active)
+    choice = choose_spark(settings, environment)
+    register_settings({**settings.conf, "target": choice.target, "given": settings.given})
+    if active is not None:
+        session = active
+    elif choice.connect:
+        session = _start_connect(choice, settings)
+    elif environment.submitted is not None:
+        session = _start_submitted(settings)
+    else:
+        session = _start_classic(choice, settings, environment.defaults)
+    if settings.ship and not choice.in_process:
+        ship_package(session)
+    return OpenedSession(session, choice, started=active is None)
 
 
 def get_session(
     master: str | None = None, conf: Mapping[str, str] | None = None
 ) -> tuple[SparkSession, bool]:
-    """Return the session of this process, and start one if none is active.
+    """Return the session of this process, and whether the caller must stop it.
+
+    See `open_session`, which takes all settings.
+    """
+    opened = open_session(SparkSettings(master=master, conf=conf or {}))
+    return opened.session, opened.started
+
+
+def _active_session() -> SparkSession | None:
+    """Return the session that this process has, whichever thread started it."""
+    from pyspark import SparkContext
+    from pyspark.errors import PySparkException
+    from pyspark.sql import SparkSession
+    from pyspark.sql.utils import is_remote
+
+    if is_remote():
+        with suppress(PySparkException, ImportError):
+            return SparkSession.active()
+        return None
+    if SparkContext._active_spark_context is None:
+        return None
+    # A context without a session: starting one with settings would change it.
+    return SparkSession.builder.getOrCreate()
+
+
+def spark_environment(active: SparkSession | None) -> SparkEnvironment:
+    """Read what decides about Spark besides the settings.
 
     Args:
-        master: the master; None = `local[*]`. An active session is used unchanged.
-        conf: settings that take precedence over `DEFAULTS` and `LOCAL`. Options of the JVM are
-            added to those of this package. `spark.arroyo.fastStart=false` starts a local session
-            without `fast_start`.
-
-    Returns:
-        The session, and whether it was started here, so that the caller must stop it.
-
-    Raises:
-        InputError: pyspark is not installed.
-        StorageError: Spark did not start.
+        active: the session that this process has; None = there is none.
     """
-    with explained_imports():
-        from pyspark import SparkContext
-        from pyspark.errors import PySparkException
-        from pyspark.sql import SparkSession
-    active = SparkSession.getActiveSession()
+    from pyspark import SparkConf, SparkContext
+
     if active is not None:
-        return active, False
+        return SparkEnvironment(active=target_of(active))
+    submitted = None
+    if "PYSPARK_GATEWAY_PORT" in os.environ:
+        SparkContext._ensure_initialized()
+        submitted = SparkConf().get(MASTER)
+    return SparkEnvironment(
+        submitted=submitted, remote=os.environ.get("SPARK_REMOTE"), defaults=_spark_defaults()
+    )
+
+
+def _spark_defaults() -> dict[str, str]:
+    from pyspark.find_spark_home import _find_spark_home
+
+    given = os.environ.get("SPARK_CONF_DIR")
+    folder = Path(given) if given else Path(_find_spark_home()) / "conf"
+    found: dict[str, str] = {}
+    with suppress(OSError):
+        found = parse_properties((folder / "spark-defaults.conf").read_text(errors="replace"))
+    return found | parse_submit_arguments(os.environ.get("PYSPARK_SUBMIT_ARGS", ""))
+
+
+def _start_submitted(settings: SparkSettings) -> SparkSession:
+    """Start the session of an application of spark-submit, whose settings stay."""
+    from pyspark import SparkConf
+
+    present = dict(SparkConf().getAll())
+    defaults = {name: value for name, value in DEFAULTS.items() if name not in present}
+    given = settings.conf_with_packages
+    for name in (MASTER, REMOTE, fast_start.SETTING):
+        given.pop(name, None)
+    return _started(defaults | given, "the application of spark-submit")
+
+
+def _start_classic(
+    choice: SparkChoice, settings: SparkSettings, before: Mapping[str, str]
+) -> SparkSession:
+    from pyspark import SparkContext
+
+    given = settings.conf_with_packages
+    given.pop(REMOTE, None)
     # Workers must use the driver's interpreter: the first `python3` on their PATH may have neither
     # pyarrow nor this package.
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    python = given.get(_WORKER_PYTHON) or before.get(_WORKER_PYTHON) or sys.executable
+    os.environ.setdefault("PYSPARK_PYTHON", python)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
-    master = master or "local[*]"
-    register_settings({**(conf or {}), "master": master})
-    given = dict(conf or {})
-    settings = {**DEFAULTS, **(LOCAL if master.startswith("local") else {})}
+    chosen = {**DEFAULTS, **(LOCAL if choice.target.startswith("local") else {})}
+    conf = {name: value for name, value in chosen.items() if name not in before}
     options = [f"-Dlog4j2.configurationFile={LOG_SETTINGS}"]
-    fast = given.pop(fast_start.SETTING, "true") != "false" and re.fullmatch(_IN_PROCESS, master)
+    fast = {**before, **given}.get(fast_start.SETTING, "true") != "false"
+    given.pop(fast_start.SETTING, None)
     java_home = os.environ.get("JAVA_HOME")
     if fast:
-        settings["spark.python.daemon.module"] = "arroyo_dagster.spark.daemon"
+        if choice.in_process:  # elsewhere workers may lack this package when they start
+            conf["spark.python.daemon.module"] = "arroyo_dagster.spark.daemon"
         options.append(fast_start.java_options(_cache(), java_home))
-    settings |= given
-    settings[JAVA_OPTIONS] = " ".join([*options, *filter(None, [given.get(JAVA_OPTIONS)])])
-    builder = SparkSession.builder.appName("arroyo-dagster").master(master)
-    for name, value in settings.items():
-        builder = builder.config(name, value)
+    own = given.get(JAVA_OPTIONS) or before.get(JAVA_OPTIONS)
+    conf |= given | {
+        MASTER: choice.target,
+        JAVA_OPTIONS: " ".join([*options, *filter(None, [own])]),
+    }
     if SparkContext._gateway is None:
-        _check_java(master)
+        _check_java(choice.target)
     try:
-        return builder.getOrCreate(), True
-    except (PySparkException, OSError) as error:
+        with _without_variable("SPARK_REMOTE"):
+            return _started(conf, choice.target)
+    except StorageError:
         if fast and SparkContext._gateway is None and fast_start.discard(_cache(), java_home):
-            return get_session(master, conf)
+            return _start_classic(choice, settings, before)
+        raise
+
+
+def _start_connect(choice: SparkChoice, settings: SparkSettings) -> SparkSession:
+    address = urlsplit(choice.target)
+    try:
+        # A client would try for ten minutes.
+        where = (address.hostname or "", address.port or _CONNECT_PORT)
+        socket.create_connection(where, _CONNECT_SECONDS).close()
+    except (OSError, ValueError) as error:
+        raise StorageError(
+            f"the Spark Connect server does not answer ({redact_text(str(error))})",
+            remote=redact_url(choice.target),
+            next_step="check the URL, and that the server runs: sbin/start-connect-server.sh",
+        ) from redacted_cause(error)
+    given = settings.conf_with_packages
+    for name in (MASTER, fast_start.SETTING):
+        given.pop(name, None)
+    return _started({**PER_SESSION, **given, REMOTE: choice.target}, choice.target)
+
+
+def _started(conf: Mapping[str, str], target: str) -> SparkSession:
+    from pyspark.errors import PySparkException
+    from pyspark.sql import SparkSession
+
+    builder = SparkSession.builder.appName("arroyo-dagster")
+    for name, value in conf.items():
+        builder = builder.config(name, value)
+    try:
+        return builder.getOrCreate()
+    except (PySparkException, OSError, ImportError) as error:
+        missing = explain_import(error)
+        if missing is not None:
+            raise missing from error
         raise StorageError(
             f"Spark did not start ({redact_text(str(error))})",
-            master=master,
+            master=redact_url(target),
             retryable=False,
             next_step="check that `java -version` says 17 or newer, and that the master answers",
         ) from redacted_cause(error)
+
+
+@contextmanager
+def _without_variable(name: str) -> Iterator[None]:
+    """Hide a variable from pyspark, which refuses a master beside it."""
+    value = os.environ.pop(name, None)
+    try:
+        yield
+    finally:
+        if value is not None:
+            os.environ[name] = value
 
 
 def local_archive() -> Path:
@@ -115,8 +283,6 @@ def local_java() -> Java:
 
 def _check_java(master: str) -> None:
     """Refuse what could only fail, with several lines of Java and of Spark's scripts."""
-    if {"SPARK_REMOTE", "PYSPARK_GATEWAY_PORT"} & set(os.environ):
-        return  # this process starts no JVM
     problem = local_java().problem
     if problem is not None:
         raise StorageError(

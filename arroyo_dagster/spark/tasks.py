@@ -8,23 +8,23 @@ from __future__ import annotations
 
 import heapq
 import pickle
-import re
 import threading
 import traceback
-import uuid
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import pyarrow as pa
 
-from arroyo_dagster.errors import ArroyoStateError, StorageError
-from arroyo_dagster.redaction import redact_text, redacted_cause
+from arroyo_dagster.errors import ArroyoStateError
+from arroyo_dagster.redaction import redact_text
+from arroyo_dagster.spark.jobs import fetch_rows, slots
+from arroyo_dagster.spark.workers import DiskProbe, check_workers
+from arroyo_dagster.state.storage.store import ObjectStore
 
 if TYPE_CHECKING:
-    from pyspark import SparkContext
-    from pyspark.sql import DataFrame, Row, SparkSession
+    from pyspark.sql import SparkSession
 
 I = TypeVar("I")  # noqa: E741
 R = TypeVar("R")
@@ -32,11 +32,9 @@ R = TypeVar("R")
 _DDL = "item int, payload binary"
 _SCHEMA = pa.schema([("task", pa.int32()), ("item", pa.int32()), ("payload", pa.binary())])
 _RESULTS = pa.schema([("item", pa.int32()), ("payload", pa.binary())])
-_PYTHON_ERROR = re.compile(r"[A-Za-z_]+(Error|Exception): ")
 ATTEMPTS = 3
 TASKS_PER_SLOT = 3
 _STOP_POLL_SECONDS = 0.5
-_CANCEL_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +48,8 @@ def run_items(
     items: Sequence[I],
     weights: Sequence[int],
     on_weight: Callable[[int], None] = lambda weight: None,
+    *,
+    store: ObjectStore,
 ) -> list[R]:
     """Run `[function(item) for item in items]` on Spark's workers.
 
@@ -61,21 +61,26 @@ def run_items(
         weights: the amount of work of each item; heavy items start first, in separate tasks.
         on_weight: called with the weight that was completed since the last call, as tasks end; on
             Spark Connect, called once at the end.
+        store: the store that the function uses; the workers must reach it as this process does.
 
     Returns:
         The results in the order of `items`.
 
     Raises:
+        InputError: a worker cannot run this package, or is on another disk; see `check_workers`.
         ArroyoStateError: an item failed; the error of the first one in the order of `items`.
         StorageError: tasks failed or were lost, and Spark gave up.
     """
     results: dict[int, R] = {}
+    run = _worker(function, check_workers(session, store) if items else None)
     for attempt in range(1, ATTEMPTS + 1):
         left = [index for index in range(len(items)) if index not in results]
         if not left:
             break
         wanted = {index: items[index] for index in left}
-        found = _attempt(session, function, wanted, weights, on_weight)
+        found: dict[int, _TaskResult[R] | ArroyoStateError] = _attempt(
+            session, run, wanted, weights, on_weight
+        )
         failures = {i: error for i, error in found.items() if isinstance(error, ArroyoStateError)}
         for index, done in found.items():
             if isinstance(done, _TaskResult):
@@ -88,7 +93,7 @@ def run_items(
 
 def _attempt(
     session: SparkSession,
-    function: Callable[[I], R],
+    run: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]],
     items: dict[int, I],
     weights: Sequence[int],
     on_weight: Callable[[int], None],
@@ -104,54 +109,8 @@ def _attempt(
     spread = frame.repartitionById(len(tasks), "task")
     total = sum(weights[index] for index in items)
     with _watched(session, len(tasks), total, on_weight):
-        collected = fetch_rows(session, spread.mapInArrow(_worker(function), _DDL))
+        collected = fetch_rows(session, spread.mapInArrow(run, _DDL))
     return {row.item: pickle.loads(row.payload) for row in collected}
-
-
-def fetch_rows(session: SparkSession, frame: DataFrame) -> list[Row]:
-    """Fetch the rows of a frame. An interrupt during the wait cancels the jobs of the frame.
-
-    Another thread fetches: an interrupt in the middle of a response of the JVM would leave the
-    rest of the response to the next caller. A worker's pending writes to the store may still
-    arrive, as after a crash.
-
-    Raises:
-        StorageError: tasks failed or were lost, and Spark gave up.
-    """
-    from py4j.protocol import Py4JError
-    from pyspark import InheritableThread
-    from pyspark.errors import PySparkException
-
-    tag, context = f"arroyo-{uuid.uuid4().hex}", _context(session)
-    rows: list[Row] = []
-    failed: list[BaseException] = []
-
-    def collect() -> None:
-        try:
-            (session.addTag if context is None else context.addJobTag)(tag)
-            rows.extend(frame.collect())
-        except BaseException as error:
-            failed.append(error)
-
-    thread = InheritableThread(target=collect, session=session, name="arroyo-spark", daemon=True)
-    try:
-        thread.start()
-        thread.join()
-    except BaseException:  # an interrupt
-        with suppress(Exception):  # raise the interrupt, not this error
-            (session.interruptTag if context is None else context.cancelJobsWithTag)(tag)
-        thread.join(_CANCEL_SECONDS)
-        raise
-    for error in failed:
-        if not isinstance(error, PySparkException | Py4JError):
-            raise error
-        raise StorageError(
-            f"tasks failed, and Spark gave up ({_reason(error)})",
-            retryable=True,
-            next_step="check Spark's log, then run it again; files that were written are not "
-            "listed",
-        ) from redacted_cause(error)
-    return rows
 
 
 @contextmanager
@@ -192,31 +151,6 @@ def _ended_tasks(tracker: Any, tasks: int) -> int:
     return max((one.numCompletedTasks for one in infos if one and one.numTasks == tasks), default=0)
 
 
-def _reason(error: Exception) -> str:
-    """Return the useful line of a Java and Python stack trace: the Python error, or the cause."""
-    lines = [line.strip() for line in redact_text(str(error)).splitlines() if line.strip()]
-    python = [line for line in lines if _PYTHON_ERROR.match(line)]
-    causes = [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")]
-    return (python[-1:] or causes or lines or ["no message"])[0][:300]
-
-
-def _context(session: SparkSession) -> SparkContext | None:
-    """Return the context of a session; None on Spark Connect, which has no local context."""
-    try:
-        return session.sparkContext
-    except Exception:
-        return None
-
-
-def slots(session: SparkSession) -> int:
-    """Return how many tasks run at a time."""
-    context = _context(session)
-    if context is not None:
-        return max(1, context.defaultParallelism)
-    # On Spark Connect, derive the parallelism from the server's setting.
-    return max(1, int(session.conf.get("spark.sql.shuffle.partitions") or "8") // 2)
-
-
 def assigned(weights: dict[int, int], tasks: int) -> list[list[int]]:
     """Distribute items over at most `tasks` tasks, heaviest first, each to the lightest task.
 
@@ -236,12 +170,19 @@ def assigned(weights: dict[int, int], tasks: int) -> list[list[int]]:
     return found
 
 
-def _worker(function: Callable[[I], R]) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.Table]]:
+def _worker(
+    function: Callable[[I], R], probe: DiskProbe | None
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    def checked(item: I) -> R:
+        if probe is not None:
+            probe.check()
+        return function(item)
+
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             payloads = batch.column("payload").to_pylist()
             for index, payload in zip(batch.column("item").to_pylist(), payloads, strict=True):
-                result = pickle.dumps(_carried_out(function, payload))
+                result = pickle.dumps(_carried_out(checked, payload))
                 yield pa.record_batch([[index], [result]], schema=_RESULTS)
 
     return run

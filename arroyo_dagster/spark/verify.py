@@ -48,7 +48,7 @@ def verify_job_on_spark(
         InputError, NotFoundError, ConflictError, StorageError: as in `verify_job`.
     """
     asked = settings or VerifySettings()
-    items = SparkItems(session, thresholds or SparkThresholds())
+    items = SparkItems(session, store, thresholds or SparkThresholds())
     verdict = verify_job(
         store,
         paths,

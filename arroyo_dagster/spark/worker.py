@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from arroyo_dagster.errors import ArroyoStateError, InputError
+from arroyo_dagster.spark.workers import DiskProbe
 from arroyo_dagster.state.model.checkpoints import SubtaskCheckpoint
 from arroyo_dagster.state.model.ids import OperatorId
 from arroyo_dagster.state.runtime.exchange import (
@@ -206,6 +207,7 @@ class LevelRunner:
 
     Attributes:
         run_id: the run; a worker uses only its subtasks, and drops those of other applications.
+        probe: what a worker must see before it writes, if the state is on disk.
     """
 
     packed: PackedPipeline
@@ -213,6 +215,7 @@ class LevelRunner:
     run_id: RunId
     level: int
     plan: EpochPlan
+    probe: DiskProbe | None = None
 
     def function(self) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
         """Return a function for `mapInArrow`, which accepts plain functions only."""
@@ -241,6 +244,8 @@ class LevelRunner:
         key = (self.run_id, self.level, index)
         task = _TASKS.pop(key, None) or LevelTask(pipeline, self.level, index, self.store)
         try:
+            if self.probe is not None:
+                self.probe.check()
             yield from task.run(self.plan, arrived(chunks))
         except ArroyoStateError as error:
             yield _failure(error, index)

@@ -21,6 +21,8 @@ from arroyo_dagster.orchestration.failures import as_failure
 from arroyo_dagster.orchestration.own_assets import arroyo_assets
 from arroyo_dagster.orchestration.resources import ArroyoStateStore, SparkSessionResource
 from arroyo_dagster.orchestration.translator import ArroyoTableProps, DagsterArroyoTranslator
+from arroyo_dagster.spark.session import OpenedSession
+from arroyo_dagster.spark.settings import SparkChoice
 
 ROOT = Path(__file__).parents[2]
 NOWHERE = "/does/not/exist/anywhere"
@@ -290,7 +292,7 @@ def test_only_a_session_that_was_started_here_is_stopped() -> None:
     for managed, stop, stopped in ((True, True, True), (False, True, False), (True, False, False)):
         session, resource = Session(), SparkSessionResource(stop_on_teardown=stop)
         with resource.yield_for_execution(context):
-            resource._session, resource._created = session, managed
+            resource._opened = OpenedSession(session, SparkChoice("local[1]", "a test"), managed)
         assert session.stopped is stopped
 
 

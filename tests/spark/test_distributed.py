@@ -26,7 +26,7 @@ from arroyo_dagster.state.operations.engines import StepEngine, WorkAmount
 from arroyo_dagster.state.operations.gc.execute import GcOptions, run_gc
 from arroyo_dagster.state.operations.gc.journal import read_journal
 from arroyo_dagster.state.operations.verify.job import verify_job
-from arroyo_dagster.state.storage import open_store
+from arroyo_dagster.state.storage import MemoryStore, open_store
 from arroyo_dagster.state.storage.store import ObjectStore
 from tests.fleets import OPERATOR, TABLE, Written, legacy_job, protocol_job
 from tests.gc_jobs import expiry, without_ours
@@ -209,7 +209,7 @@ def _squared(number: int) -> int:
 
 def test_items_are_sent_in_groups_and_come_back_in_order(session: SparkSession) -> None:
     done: list[int] = []
-    items = SparkItems(lambda: session, ALWAYS)
+    items = SparkItems(lambda: session, MemoryStore(), ALWAYS)
     choice = items.choose("square", WorkAmount(files=1000))
     numbers = list(range(1000))
     assert items.run(choice, _squared, numbers, numbers, on_items=done.append) == [

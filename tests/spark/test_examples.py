@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,13 +14,13 @@ import pytest
 
 from arroyo_dagster.dataflow.definition.definition import Dataflow
 from arroyo_dagster.dataflow.definition.loading import load_with_packages
+from arroyo_dagster.dataflow.in_process import run_dataflow
 from arroyo_dagster.dataflow.runtime.service import RunOptions, build_dataflow
 from arroyo_dagster.dataflow.topics.bindings import BindingsText, parse_binding
 from arroyo_dagster.dataflow.topics.wiring import wire
 from arroyo_dagster.dataflow.views.view import Views
 from arroyo_dagster.spark.dataflow.pipelines import run_pipelines
 from arroyo_dagster.spark.pipeline import SparkOptions
-from arroyo_dagster.state.runtime.in_process import run_pipeline
 from arroyo_dagster.state.runtime.pipeline import Pipeline
 from arroyo_dagster.state.storage.remote.open import open_store
 from arroyo_dagster.state.storage.store import ObjectStore
@@ -115,20 +115,6 @@ def seen(dataflow: Dataflow, store: ObjectStore, folder: Path) -> dict[str, Any]
     return found
 
 
-def run_here(pipelines: Sequence[Pipeline], store: ObjectStore, between: Any) -> None:
-    """As Spark does: one after the other, those that others read from first."""
-    ended = set()
-    for pipeline in pipelines:
-        ended.add(pipeline.job)
-        run_pipeline(
-            pipeline,
-            store,
-            on_epoch=lambda one, job=pipeline.job: [s.note(job, one) for s in between],
-        )
-        for source in between:
-            source.complete = ended.issuperset(source.writers)
-
-
 def test_the_folder_has_no_other_examples(tmp_path: Path) -> None:
     assert {one.name for one in examples(tmp_path)} == {one.name for one in EXAMPLES.iterdir()}
 
@@ -145,7 +131,7 @@ def test_an_example_gives_equal_states_and_outputs_in_process_and_on_spark(
         store = open_store(f"{root}/state")
         dataflow, services, between = example.pipelines(root, store, in_epochs=in_epochs)
         if where == "plain":
-            run_here(services, store, between)
+            run_dataflow(services, store, between=between)
         else:
             run_pipelines(services, store, SparkOptions(session=session), between=between)
         found.append(seen(dataflow, store, root / name))

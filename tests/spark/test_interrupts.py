@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from arroyo_dagster.spark.tasks import run_items
+from arroyo_dagster.state.storage.local_disk import LocalDiskStore
 
 SLOW_SECONDS = 60.0
 
@@ -33,6 +34,7 @@ def _interrupt(number: int, frame: object) -> None:
 
 def test_an_interrupt_cancels_what_spark_was_asked_for(session: Any, tmp_path: Path) -> None:
     tracker = session.sparkContext.statusTracker()
+    store = LocalDiskStore(str(tmp_path))
 
     def interrupt_once_begun() -> None:
         while not list(tmp_path.iterdir()):
@@ -43,7 +45,7 @@ def test_an_interrupt_cancels_what_spark_was_asked_for(session: Any, tmp_path: P
     threading.Thread(target=interrupt_once_begun, daemon=True).start()
     try:
         with pytest.raises(Interrupted):
-            run_items(session, partial(_slow, str(tmp_path)), [1, 2], [1, 1])
+            run_items(session, partial(_slow, str(tmp_path)), [1, 2], [1, 1], store=store)
     finally:
         signal.signal(signal.SIGUSR1, before)
     until = time.monotonic() + SLOW_SECONDS / 4

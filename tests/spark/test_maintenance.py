@@ -31,6 +31,7 @@ from arroyo_dagster.state.operations.gc.expire import to_keep
 from arroyo_dagster.state.runtime.in_process import run_pipeline
 from arroyo_dagster.state.runtime.pipeline import Pipeline
 from arroyo_dagster.state.storage import FaultInjecting
+from arroyo_dagster.state.storage.local_disk import LocalDiskStore
 from arroyo_dagster.state.storage.remote.open import open_store
 from arroyo_dagster.state.storage.store import ObjectStore
 from tests.arroyo_jobs import ArroyoJob, begun, content, expect_whole, stopped
@@ -222,18 +223,18 @@ def _tripled(folder: str, number: int) -> int:
 def test_items_come_back_in_order_and_only_those_that_failed_are_tried_again(
     session: SparkSession, tmp_path: Path
 ) -> None:
-    run = partial(_tripled, str(tmp_path))
+    run, store = partial(_tripled, str(tmp_path)), LocalDiskStore(str(tmp_path))
     items = [3, 7, 1, 2]
-    assert run_items(session, run, items, [1] * 4) == [9, 21, 3, 6]
+    assert run_items(session, run, items, [1] * 4, store=store) == [9, 21, 3, 6]
     tries = {path.name: len(path.read_text()) for path in tmp_path.iterdir()}
     assert tries == {"tries-3": 1, "tries-7": 3, "tries-1": 1, "tries-2": 1}
     with pytest.raises(InputError, match="thirteen") as caught:
-        run_items(session, run, [1, 13], [1, 1])
+        run_items(session, run, [1, 13], [1, 1], store=store)
     assert caught.value.facts == {"number": 13}
     with pytest.raises(ArroyoStateError, match="KeyError: 'fifty'"):
-        run_items(session, run, [50], [1])
+        run_items(session, run, [50], [1], store=store)
     with pytest.raises(StorageError, match="Spark gave up"):
-        run_items(session, run, [99], [1])
+        run_items(session, run, [99], [1], store=store)
 
 
 def test_the_assets_compact_and_expire_through_spark(session: SparkSession, tmp_path: Path) -> None:

@@ -94,7 +94,9 @@ SPARK_COMMANDS = (
     ("compact", "run", "job", "--spark", "--yes"),
     ("compact", "window", "job", "--spark"),
     ("gc", "run", "expire", "job", "--spark", "--yes"),
+    ("gc", "undelete", "job", "--spark", "--yes"),
     ("sdf", "run", "nothing.yaml", "--spark"),
+    ("verify", "job", "--spark"),
 )
 
 
@@ -117,7 +119,7 @@ def test_a_command_is_refused_before_it_reads_anything(
 
 def test_the_list_of_commands_with_spark_is_complete() -> None:
     cli = PROJECT / "arroyo_dagster" / "cli"
-    count = sum(path.read_text().count("\n@spark_option(") for path in cli.rglob("*.py"))
+    count = sum(path.read_text().count("\n@spark_options(") for path in cli.rglob("*.py"))
     assert count == len(SPARK_COMMANDS)
 
 

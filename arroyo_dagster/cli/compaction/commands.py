@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
-from arroyo_dagster.cli.common import open_to_read, open_url, spark_option, store_options
+from arroyo_dagster.cli.common import open_to_read, open_url, store_options
 from arroyo_dagster.cli.compaction.group import compact
 from arroyo_dagster.cli.compaction.rewrite import (
     arroyo_options,
@@ -28,7 +28,9 @@ from arroyo_dagster.cli.rendering import (
     show_progress,
 )
 from arroyo_dagster.cli.settings import settings_options
+from arroyo_dagster.cli.spark import session_of, spark_options
 from arroyo_dagster.errors import ArroyoStateError
+from arroyo_dagster.spark.settings import SparkSettings
 from arroyo_dagster.state.codec.plans import plan_to_json
 from arroyo_dagster.state.model.clock import wall_clock
 from arroyo_dagster.state.model.compaction import (
@@ -208,14 +210,14 @@ def _print_merges(found: CompactionPlan) -> None:
 @compact.command()
 @click.argument("jobs", nargs=-1, required=True)
 @click.option("--yes", is_flag=True, help="Execute the plan. Without it, print the plan only.")
-@spark_option("Merge on Spark if the plan is large enough.")
+@spark_options("Merge on Spark if the plan is large enough.")
 @settings_options(AdoptionSettings)
 @arroyo_options
 @_settings_options
 def run(
     jobs: Sequence[str],
     yes: bool,
-    spark: bool,
+    spark: SparkSettings | None,
     wait_seconds: float,
     url: str | None,
     as_json: bool,
@@ -293,12 +295,12 @@ def _plan_rewrite(store: ObjectStore, paths: JobPaths, given: dict[str, Any]) ->
 def _rewrite_options(
     paths: JobPaths,
     given: dict[str, Any],
-    spark: bool,
+    spark: SparkSettings | None,
     since: ListedJob | None,
     on_progress: OnProgress,
 ) -> RewriteOptions:
     return RewriteOptions(
-        run=runner(spark=spark),
+        run=runner(spark),
         quiet_seconds=given["quiet_seconds"],
         quiet_since=since,
         sleep=_sleep_and_report(paths),
@@ -319,14 +321,15 @@ def _compact(
     settings: CompactionSettings,
     options: CompactionOptions,
     *,
-    spark: bool,
+    spark: SparkSettings | None,
 ) -> CompactionOutcome:
-    if not spark:
+    if spark is None:
         return run_compaction(store, paths, settings, options)
     from arroyo_dagster.spark.compaction import run_compaction_on_spark
-    from arroyo_dagster.spark.session import get_session
 
-    return run_compaction_on_spark(lambda: get_session()[0], store, paths, settings, options)
+    return run_compaction_on_spark(
+        session_of(spark), store, paths, settings, options, thresholds=spark.thresholds
+    )
 
 
 def _outcome_json(outcome: CompactionOutcome | RewriteOutcome) -> dict[str, Any]:

@@ -13,6 +13,8 @@ from arroyo_dagster.cli.compaction.group import compact
 from arroyo_dagster.cli.directory import TOKEN_VARIABLE, directory_of, directory_options
 from arroyo_dagster.cli.rendering import print_json, print_table
 from arroyo_dagster.cli.settings import settings_options
+from arroyo_dagster.cli.spark import session_of
+from arroyo_dagster.spark.settings import SparkSettings
 from arroyo_dagster.state.codec.plans import plan_to_json
 from arroyo_dagster.state.model.compaction import Forecast, LeftOut
 from arroyo_dagster.state.model.layout import JobPaths
@@ -82,14 +84,13 @@ def print_left_out(job: str, left_out: Sequence[LeftOut]) -> None:
     )
 
 
-def runner(*, spark: bool) -> RunRewrites:
+def runner(spark: SparkSettings | None) -> RunRewrites:
     """Return what writes the new files."""
-    if not spark:
+    if spark is None:
         return rewrite_here
     from arroyo_dagster.spark.rewrite import rewrites_on_spark
-    from arroyo_dagster.spark.session import get_session
 
-    return rewrites_on_spark(lambda: get_session()[0])
+    return rewrites_on_spark(session_of(spark), spark.thresholds)
 
 
 def count_shards(report: OnProgress) -> Callable[[RewriteShard | LeftOut, int], None]:

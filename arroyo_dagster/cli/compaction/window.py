@@ -12,7 +12,6 @@ from arroyo_dagster.cli.common import (
     open_to_read,
     open_url,
     print_error,
-    spark_option,
     store_options,
 )
 from arroyo_dagster.cli.compaction.group import compact
@@ -26,8 +25,10 @@ from arroyo_dagster.cli.compaction.rewrite import (
 from arroyo_dagster.cli.directory import API_VARIABLE
 from arroyo_dagster.cli.rendering import clock, print_json
 from arroyo_dagster.cli.settings import setting_option, settings_options
+from arroyo_dagster.cli.spark import spark_options
 from arroyo_dagster.errors import FormatError, InputError
 from arroyo_dagster.orchestration.compaction.daily_window import DailyWindow, micros_of
+from arroyo_dagster.spark.settings import SparkSettings
 from arroyo_dagster.state.codec.plans import plan_to_json
 from arroyo_dagster.state.model.compaction import CompactionPolicy, CompactionSettings
 from arroyo_dagster.state.model.layout import JobPaths
@@ -77,7 +78,7 @@ from arroyo_dagster.state.storage.store import ObjectStore
 @setting_option(CompactionSettings, "policy", alone=True, default=CompactionPolicy.FULL.value)
 @settings_options(WindowSteps)
 @click.option("--yes", is_flag=True, help="Execute the plan. Without it, print the plan only.")
-@spark_option("Write the new files on Spark.")
+@spark_options("Write the new files on Spark.")
 @token_option
 @store_options
 def window(
@@ -88,7 +89,7 @@ def window(
     api: str,
     policy: str,
     yes: bool,
-    spark: bool,
+    spark: SparkSettings | None,
     token: str | None,
     url: str | None,
     as_json: bool,
@@ -118,7 +119,7 @@ def window(
         limits=steps.limits,
         closes_at_micros=None,
         verify_level=steps.verify_level,
-        run=runner(spark=spark and yes),
+        run=runner(spark if yes else None),
         on_step=_print_step if not as_json else lambda step: None,
     )
     outcome = _carried_out(store, paths, control, options, daily, yes=yes)

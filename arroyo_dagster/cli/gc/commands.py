@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import click
 
-from arroyo_dagster.cli.common import open_to_read, open_url, spark_option, store_options
+from arroyo_dagster.cli.common import open_to_read, open_url, store_options
 from arroyo_dagster.cli.directory import directory_of_environment, directory_options
 from arroyo_dagster.cli.gc.group import gc
 from arroyo_dagster.cli.gc.options import find_any_job
@@ -22,7 +22,9 @@ from arroyo_dagster.cli.gc.rendering import (
 )
 from arroyo_dagster.cli.rendering import print_json, show_progress
 from arroyo_dagster.cli.settings import FiniteRange, setting_option, settings_options
+from arroyo_dagster.cli.spark import session_of, spark_options
 from arroyo_dagster.errors import InputError
+from arroyo_dagster.spark.settings import SparkSettings
 from arroyo_dagster.state.codec.gc import decode_gc_plan, gc_plan_to_json
 from arroyo_dagster.state.codec.records import encode_json
 from arroyo_dagster.state.model.garbage import (
@@ -166,7 +168,7 @@ def plan_command(
     "has changed so that something in it may no longer be deleted.",
 )
 @settings_options(DeletionSettings)
-@spark_option("Delete on Spark's workers if there are many objects.")
+@spark_options("Delete on Spark's workers if there are many objects.")
 @click.option(
     "--rate",
     type=FiniteRange(0, min_open=True),
@@ -179,7 +181,7 @@ def run_command(
     yes: bool,
     plan_file: Path | None,
     quarantine: bool,
-    spark: bool,
+    spark: SparkSettings | None,
     rate: float | None,
     url: str | None,
     as_json: bool,
@@ -231,11 +233,12 @@ def _executed(
     request: GcRequest,
     options: GcOptions,
     plan: GcPlan | None,
-    spark: bool,
+    spark: SparkSettings | None,
 ) -> GcOutcome:
-    if not spark:
+    if spark is None:
         return run_gc(store, paths, request, options, plan=plan)
     from arroyo_dagster.spark.gc import run_gc_on_spark
-    from arroyo_dagster.spark.session import get_session
 
-    return run_gc_on_spark(lambda: get_session()[0], store, paths, request, options, plan=plan)
+    return run_gc_on_spark(
+        session_of(spark), store, paths, request, options, plan=plan, thresholds=spark.thresholds
+    )

@@ -16,12 +16,16 @@ from arroyo_dagster.cli.gc.rendering import (
 )
 from arroyo_dagster.cli.rendering import clock, print_json, print_table, show_progress
 from arroyo_dagster.cli.settings import Duration, format_duration
+from arroyo_dagster.cli.spark import session_of, spark_options
+from arroyo_dagster.spark.settings import SparkSettings
 from arroyo_dagster.state.model.garbage import (
     PURGE_MICROS,
     Moved,
 )
+from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.operations.gc.quarantine import list_quarantines, purge
 from arroyo_dagster.state.operations.gc.undelete import UndeleteOptions, plan_undelete, run_undelete
+from arroyo_dagster.state.storage.store import ObjectStore
 
 _PURGE = dt.timedelta(microseconds=PURGE_MICROS)
 
@@ -32,9 +36,15 @@ _PURGE = dt.timedelta(microseconds=PURGE_MICROS)
 @click.option(
     "--yes", is_flag=True, help="Restore the objects. Without it, print what would be restored."
 )
+@spark_options("Compare and copy objects on Spark if they are many or large.")
 @store_options
 def undelete_command(
-    job: str, quarantine: str | None, yes: bool, url: str | None, as_json: bool
+    job: str,
+    quarantine: str | None,
+    yes: bool,
+    spark: SparkSettings | None,
+    url: str | None,
+    as_json: bool,
 ) -> None:
     """Restore objects from quarantine, byte for byte. Without NAME, list the quarantines.
 
@@ -67,12 +77,28 @@ def undelete_command(
     if yes:
         with show_progress(as_json=as_json) as on_progress:
             options = UndeleteOptions(sleep=wait_for_deletions, on_progress=on_progress)
-            moved = run_undelete(store, paths, quarantine, options)
+            moved = _restored(store, paths, quarantine, options, spark)
     if as_json:
         fields = {"quarantines": plan.quarantines, "incomplete_epochs": plan.incomplete}
         print_json({"done": yes, "objects": [moved_json(one) for one in moved], **fields})
         return
     click.echo(f"{paths.root}: {format_undelete(plan, moved, done=yes)}")
+
+
+def _restored(
+    store: ObjectStore,
+    paths: JobPaths,
+    quarantine: str,
+    options: UndeleteOptions,
+    spark: SparkSettings | None,
+) -> list[Moved]:
+    if spark is None:
+        return run_undelete(store, paths, quarantine, options)
+    from arroyo_dagster.spark.gc import run_undelete_on_spark
+
+    return run_undelete_on_spark(
+        session_of(spark), store, paths, quarantine, options, thresholds=spark.thresholds
+    )
 
 
 @gc.command("purge")

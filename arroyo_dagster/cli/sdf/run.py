@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from arroyo_dagster.cli.common import NO_EFFECT, open_url, spark_option, store_options
+from arroyo_dagster.cli.common import NO_EFFECT, open_url, store_options
 from arroyo_dagster.cli.rendering import print_json
 from arroyo_dagster.cli.sdf.files import allow_functions, load_dataflow, loading_options
 from arroyo_dagster.cli.sdf.group import sdf
 from arroyo_dagster.cli.settings import FiniteRange
+from arroyo_dagster.cli.spark import print_choice, spark_options
 from arroyo_dagster.dataflow.definition.definition import Dataflow
 from arroyo_dagster.dataflow.in_process import (
     DataflowOptions,
@@ -34,6 +35,7 @@ from arroyo_dagster.dataflow.topics.wiring import Wired, wire
 from arroyo_dagster.dataflow.views.namespaces import Namespaces
 from arroyo_dagster.dataflow.views.rendering import borderless
 from arroyo_dagster.errors import InputError
+from arroyo_dagster.spark.settings import SparkSettings
 from arroyo_dagster.state.model.checkpoints import Checkpoint
 from arroyo_dagster.state.runtime.pipeline import Pipeline
 from arroyo_dagster.state.storage.store import ObjectStore
@@ -102,11 +104,7 @@ _ENDLESS_INTERVAL = 1.0
     show_default=True,
     help="Number of subtasks of each operator. It may change between runs.",
 )
-@spark_option("Run on Spark instead of in this process.")
-@click.option("--master", help="With --spark: the Spark master. Default: local[*].")
-@click.option(
-    "--conf", "conf", multiple=True, metavar="NAME=VALUE", help="With --spark: a setting of Spark."
-)
+@spark_options("Run on Spark instead of in this process.", always=True)
 @click.option(
     "--spark-checkpoint",
     help="With --spark: the directory in which Spark logs the offsets of its own sources.",
@@ -129,9 +127,7 @@ def run(
     flush_open: bool,
     migrate: bool,
     parallelism: int,
-    spark: bool,
-    master: str | None,
-    conf: Sequence[str],
+    spark: SparkSettings | None,
     spark_checkpoint: str | None,
     adopt: bool,
     legacy: bool,
@@ -171,7 +167,7 @@ def run(
     stdin = io.FileIO(0, closefd=False) if _is_piped(given) else None
     if adopt:
         click.echo(f"--adopt: {NO_EFFECT}", err=True)
-    outside = _spark_topics(store, spark, spark_checkpoint, (master, conf))
+    outside = _spark_topics(store, spark, spark_checkpoint)
     wired = wire(dataflow, given, store, packages=packages, stdin=stdin, outside=outside)
     for topic in wired.unbound:
         click.echo(
@@ -202,8 +198,8 @@ def run(
                 follow=_is_endless(given) and not until_idle,
                 stop=stop,
                 options={
-                    "master": master,
-                    "conf": dict(_variable(one) for one in conf),
+                    "spark": spark,
+                    "on_spark": print_choice,
                     "interval_seconds": pace,
                     "max_epochs": epochs,
                 },
@@ -225,11 +221,11 @@ def run(
 
 
 def _spark_topics(
-    store: ObjectStore, spark: bool, location: str | None, others: Sequence[object]
+    store: ObjectStore, spark: SparkSettings | None, location: str | None
 ) -> SparkTopics | None:
-    if not spark:
-        if location or any(others):
-            raise click.UsageError("--master, --conf and --spark-checkpoint need --spark")
+    if spark is None:
+        if location:
+            raise click.UsageError("--spark-checkpoint: only with --spark")
         return None
     from arroyo_dagster.spark.dataflow.topics import SparkTopics
 

@@ -171,26 +171,33 @@ class Maintenance(YamlModel):
 class Spark(YamlModel):
     """How to start Spark for maintenance; unused with `engine: in-process`."""
 
-    master: str = _like(SparkSessionResource, "master", examples=["local[*]", "yarn"])
-    remote_url: Secret = Field(
-        default=None,
-        repr=False,
-        description="sc://host:port to use Spark Connect instead; {env: NAME} if it holds a token.",
+    master: str | None = _like(SparkSessionResource, "master", examples=["local[*]", "yarn"])
+    remote_url: Secret = _like(
+        SparkSessionResource,
+        "remote_url",
+        description="Use the Spark Connect server at this URL; {env: NAME} if it holds a token.",
         examples=["sc://spark-connect:15002"],
     )
     conf: Options = Field(
         default_factory=dict,
         repr=False,
-        description="Spark settings, applied before the settings of this package. For secrets, "
-        "name environment variables, as {env: NAME}.",
+        description="Settings of Spark. They take precedence over those of this package. For "
+        "secrets, name environment variables, as {env: NAME}.",
         examples=[{"spark.executor.memory": "4g"}],
     )
+    packages: list[str] = _like(
+        SparkSessionResource,
+        "packages",
+        examples=[["org.apache.spark:spark-sql-kafka-0-10_2.13:4.1.0"]],
+    )
+    ship: bool = _like(SparkSessionResource, "ship")
     stop_on_teardown: bool = _like(SparkSessionResource, "stop_on_teardown")
     in_process_mb: int = _like(
         SparkRunner,
         "in_process_mb",
-        description="Compactions that read fewer MiB run in the process of the step, not on Spark.",
     )
+    spark_from_files: int = _like(SparkRunner, "spark_from_files")
+    spark_from_objects: int = _like(SparkRunner, "spark_from_objects")
 
     def session(self) -> SparkSessionResource:
         """Return the session of these fields."""
@@ -198,6 +205,8 @@ class Spark(YamlModel):
             master=self.master,
             remote_url=as_variable(self.remote_url),
             conf={name: as_variable(value) for name, value in self.conf.items()},
+            packages=self.packages,
+            ship=self.ship,
             stop_on_teardown=self.stop_on_teardown,
         )
 
@@ -205,7 +214,12 @@ class Spark(YamlModel):
         """Return what compacts and deletes."""
         if engine == "in-process":
             return InProcessRunner()
-        return SparkRunner(spark=session, in_process_mb=self.in_process_mb)
+        return SparkRunner(
+            spark=session,
+            in_process_mb=self.in_process_mb,
+            spark_from_files=self.spark_from_files,
+            spark_from_objects=self.spark_from_objects,
+        )
 
 
 class Sensor(YamlModel):

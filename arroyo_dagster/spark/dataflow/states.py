@@ -17,6 +17,7 @@ from arroyo_dagster.dataflow.definition.definition import Dataflow, StateDef, Va
 from arroyo_dagster.dataflow.storage.columns import UPDATED_AT
 from arroyo_dagster.dataflow.views.snapshots import SnapshotReader, empty_frame
 from arroyo_dagster.dataflow.views.view import StateView, Views, service_paths
+from arroyo_dagster.spark.jobs import slots
 from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.model.clock import wall_clock_ms
 from arroyo_dagster.state.model.ids import Epoch
@@ -70,7 +71,7 @@ def state_frame(
     seen = views or Views(store, dataflow)
     found = seen.state(state)
     head = seen.head(found.owner)
-    ranges = session.sparkContext.defaultParallelism if found.value_kind is ValueKind.ROW else 1
+    ranges = slots(session) if found.value_kind is ValueKind.ROW else 1
     reading = _RangeReader(
         store=store,
         paths=service_paths(dataflow, found.owner),

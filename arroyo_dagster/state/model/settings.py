@@ -91,6 +91,8 @@ class SettingField:
         """
         if given is None:
             return None
+        if self.kind in (tuple, Mapping):
+            return tuple(given) if self.kind is tuple else dict(given)
         if isinstance(given, dt.timedelta):
             return given // dt.timedelta(microseconds=1)
         if issubclass(self.kind, enum.Enum):
@@ -116,7 +118,7 @@ def setting_fields(settings: type[Any]) -> Iterator[SettingField]:
             yield from setting_fields(typing.cast(type[Any], hint))
         for one in getattr(hint, "__metadata__", ()):
             if isinstance(one, Setting):
-                yield SettingField(field.name, _kind(hint.__origin__), field.default, one)
+                yield SettingField(field.name, _kind(hint.__origin__), _default(field), one)
 
 
 def find_setting(settings: type[Any], name: str) -> SettingField:
@@ -141,8 +143,13 @@ def settings_from(settings: type[_T], given: Mapping[str, Any]) -> _T:
     return settings(**values)
 
 
+def _default(field: dataclasses.Field[Any]) -> Any:
+    factory: Any = field.default_factory
+    return field.default if factory is dataclasses.MISSING else factory()
+
+
 def _kind(hint: Any) -> type[Any]:
-    """Return a type without None."""
+    """Return a type without None and parameters."""
     if isinstance(hint, types.UnionType):
         (hint,) = (one for one in hint.__args__ if one is not type(None))
-    return typing.cast(type[Any], hint)
+    return typing.cast(type[Any], typing.get_origin(hint) or hint)

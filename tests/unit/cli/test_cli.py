@@ -16,8 +16,10 @@ from click.testing import CliRunner, Result
 
 from arroyo_dagster import cli
 from arroyo_dagster.cli import common as grammar
+from arroyo_dagster.cli.spark import print_choice
 from arroyo_dagster.errors import InputError
 from arroyo_dagster.spark.pipeline import SparkOptions
+from arroyo_dagster.spark.settings import SparkSettings
 from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.runtime.pipeline import Pipeline
@@ -481,7 +483,8 @@ def test_spark_options_reach_the_runtime_on_spark(
         "pipeline": "words",
         "url": URL,
         "options": SparkOptions(
-            master="local[2]",
+            spark=SparkSettings(master="local[2]"),
+            on_spark=print_choice,
             max_epochs=4,
             interval_seconds=1.5,
             follow=True,

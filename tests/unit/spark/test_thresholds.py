@@ -13,6 +13,7 @@ from arroyo_dagster.spark.items import SparkItems, grouped
 from arroyo_dagster.spark.thresholds import SparkThresholds
 from arroyo_dagster.state.model.settings import setting_fields, settings_from
 from arroyo_dagster.state.operations.engines import HERE, StepEngine, Threads, WorkAmount
+from arroyo_dagster.state.storage import MemoryStore
 
 LIMITS = SparkThresholds(size_bytes=1_000_000, files=10, objects=100)
 SMALL = {"size_bytes": 999_999, "files": 9, "objects": 99}
@@ -80,7 +81,7 @@ def test_choices_are_kept_once_for_each_step_and_engine() -> None:
     def none() -> Any:
         raise AssertionError("a session was asked for")
 
-    items = SparkItems(none, LIMITS)
+    items = SparkItems(none, MemoryStore(), LIMITS)
     for count in (5, 6, 7):
         choice = items.choose("delete", WorkAmount(objects=count))
         assert items.run(choice, abs, [-1, -2], [1, 1]) == [1, 2]

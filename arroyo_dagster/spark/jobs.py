@@ -1,0 +1,119 @@
+"""Fetch the rows of a Spark job, on classic sessions and over Spark Connect."""
+
+from __future__ import annotations
+
+import re
+import uuid
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from arroyo_dagster.errors import InputError, StorageError
+from arroyo_dagster.redaction import redact_text, redacted_cause
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
+    from pyspark.sql import DataFrame, Row, SparkSession
+
+_PYTHON_ERROR = re.compile(r"[A-Za-z_]+(Error|Exception): ")
+_MISSING_MODULE = re.compile(r"ModuleNotFoundError: No module named '([\w.]+)'")
+_OTHER_PYTHON = re.compile(r"[^\n]*\bPYTHON_VERSION_MISMATCH\b[^\n]*")
+_LOCAL_CORES = re.compile(r"local\[(\d+).*\]")
+_UNKNOWN_SLOTS = 8
+_CANCEL_SECONDS = 10.0
+
+
+def fetch_rows(session: SparkSession, frame: DataFrame) -> list[Row]:
+    """Fetch the rows of a frame. An interrupt during the wait cancels the jobs of the frame.
+
+    Another thread fetches: an interrupt in the middle of a response of the JVM would leave the
+    rest of the response to the next caller. A worker's pending writes to the store may still
+    arrive, as after a crash.
+
+    Raises:
+        InputError: a worker lacks a module, or runs another Python.
+        StorageError: tasks failed or were lost, and Spark gave up.
+    """
+    from py4j.protocol import Py4JError
+    from pyspark import InheritableThread
+    from pyspark.errors import PySparkException
+
+    tag, context = f"arroyo-{uuid.uuid4().hex}", context_of(session)
+    rows: list[Row] = []
+    failed: list[BaseException] = []
+
+    def collect() -> None:
+        try:
+            (session.addTag if context is None else context.addJobTag)(tag)
+            rows.extend(frame.collect())
+        except BaseException as error:
+            failed.append(error)
+
+    thread = InheritableThread(target=collect, session=session, name="arroyo-spark", daemon=True)
+    try:
+        thread.start()
+        thread.join()
+    except BaseException:  # an interrupt
+        with suppress(Exception):  # raise the interrupt, not this error
+            (session.interruptTag if context is None else context.cancelJobsWithTag)(tag)
+        thread.join(_CANCEL_SECONDS)
+        raise
+    for error in failed:
+        if not isinstance(error, PySparkException | Py4JError):
+            raise error
+        if (lacking := _what_workers_lack(str(error))) is not None:
+            raise InputError(
+                f"Spark's workers cannot run this: {lacking}",
+                next_step="install it on the workers, with the driver's versions of Python and "
+                "pyarrow; `ship` sends this package",
+            ) from redacted_cause(error)
+        raise StorageError(
+            f"tasks failed, and Spark gave up ({_reason(error)})",
+            retryable=True,
+            next_step="check Spark's log, then run it again; files that were written are not "
+            "listed",
+        ) from redacted_cause(error)
+    return rows
+
+
+def _what_workers_lack(message: str) -> str | None:
+    """Return what makes every attempt on such a worker fail; None if another may succeed."""
+    if (missing := _MISSING_MODULE.search(message)) is not None:
+        return f"one has no {missing[1]}"
+    if (other := _OTHER_PYTHON.search(message)) is not None:
+        return redact_text(other[0])
+    return None
+
+
+def _reason(error: Exception) -> str:
+    """Return the useful line of a Java and Python stack trace: the Python error, or the cause."""
+    lines = [line.strip() for line in redact_text(str(error)).splitlines() if line.strip()]
+    python = [line for line in lines if _PYTHON_ERROR.match(line)]
+    causes = [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")]
+    return (python[-1:] or causes or lines or ["no message"])[0][:300]
+
+
+def context_of(session: SparkSession) -> SparkContext | None:
+    """Return the context of a session; None on Spark Connect, which has no local context."""
+    try:
+        return session.sparkContext
+    except Exception:
+        return None
+
+
+def slots(session: SparkSession) -> int:
+    """Return how many tasks run at a time; over Spark Connect, what the server's settings say."""
+    context = context_of(session)
+    if context is not None:
+        return max(1, context.defaultParallelism)
+
+    def setting(name: str) -> str:
+        return session.conf.get(name, "") or ""
+
+    if (local := _LOCAL_CORES.fullmatch(setting("spark.master"))) is not None:
+        return int(local[1])
+    executors, cores = setting("spark.executor.instances"), setting("spark.executor.cores")
+    known = [setting("spark.default.parallelism"), setting("spark.cores.max")]
+    if executors.isdecimal():
+        known.append(str(int(executors) * int(cores if cores.isdecimal() else "1")))
+    numbers = (int(number) for number in known if number.isdecimal())
+    return max(1, next(numbers, _UNKNOWN_SLOTS))
