@@ -7,7 +7,7 @@ import importlib.util
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -16,7 +16,7 @@ from arroyo_dagster import __version__
 from arroyo_dagster.cli.commands import MAIN
 from arroyo_dagster.cli.config import read_defaults
 from arroyo_dagster.cli.lazy import LazyGroup
-from arroyo_dagster.errors import ArroyoStateError
+from arroyo_dagster.errors import ArroyoStateError, LeaseHeldError
 from arroyo_dagster.optional_packages import explain_import, missing_package
 from arroyo_dagster.redaction import (
     redact_text,
@@ -33,6 +33,9 @@ NO_EFFECT = "no effect any more: each run continues from the offsets in the stat
 
 EXIT_FINDINGS = 3
 """At least one finding is an error. 1 means that the check could not be carried out."""
+
+EXIT_SKIPPED = 4
+"""Another process maintains the job, so that nothing was done. Call the command again later."""
 
 URL_VARIABLES = ["ARROYO__CHECKPOINT_URL", "CHECKPOINT_URL"]
 PRIVATE_VARIABLE = "ARROYO_PRIVATE_COLUMNS"
@@ -67,7 +70,7 @@ class _Commands(LazyGroup):
             return super().invoke(ctx)
         except ArroyoStateError as error:
             print_error(error)
-            ctx.exit(1)
+            ctx.exit(exit_code([error]))
         except click.ClickException as error:
             error.message = redact_text(error.message)  # type: ignore[misc] # who else may say it
             raise
@@ -104,11 +107,17 @@ def print_interrupted(ctx: click.Context) -> None:
     click.echo(f"\ninterrupted: {state}", err=True)
 
 
+def exit_code(problems: Sequence[ArroyoStateError]) -> int:
+    """Return the exit code of a command with these problems, of which there is at least one."""
+    return EXIT_SKIPPED if all(isinstance(one, LeaseHeldError) for one in problems) else 1
+
+
 def print_error(error: ArroyoStateError) -> None:
     if _wants_json():
         click.echo(json.dumps({"error": _error_json(error)}, ensure_ascii=False), err=True)
     else:
-        click.echo(without_secrets(f"{type(error).__name__}: {error}"), err=True)
+        kind = "skipped" if isinstance(error, LeaseHeldError) else type(error).__name__
+        click.echo(without_secrets(f"{kind}: {error}"), err=True)
 
 
 def _error_json(error: ArroyoStateError) -> dict[str, Any]:

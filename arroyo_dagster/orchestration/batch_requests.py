@@ -18,6 +18,7 @@ from arroyo_dagster.orchestration.translator import Naming
 
 MOST_JOBS = 500
 BUDGET_MINUTES = 45.0
+PARALLEL_JOBS = 4
 ROOT_TAG = "arroyo/checkpoint_root"
 """The run tag that identifies the checkpoint URL of a batch."""
 
@@ -42,6 +43,9 @@ class BatchConfig(LaunchpadConfig):
     )
     budget_minutes: float = Field(
         default=BUDGET_MINUTES, gt=0, description="Start no further job after this many minutes."
+    )
+    parallel_jobs: int = Field(
+        default=PARALLEL_JOBS, ge=1, description="Serve this many jobs at the same time."
     )
 
 
@@ -188,6 +192,7 @@ class BatchRequests:
         settings: of the kind; its defaults unless given.
         most_jobs: the maximum number of jobs in one batch.
         budget_minutes: a batch starts no further job after this time.
+        parallel_jobs: how many jobs a batch serves at the same time.
     """
 
     naming: Naming
@@ -195,6 +200,7 @@ class BatchRequests:
     settings: dg.Config | None = None
     most_jobs: int = MOST_JOBS
     budget_minutes: float = BUDGET_MINUTES
+    parallel_jobs: int = PARALLEL_JOBS
 
     def ask(
         self,
@@ -216,7 +222,12 @@ class BatchRequests:
         if isinstance(keys, str):
             return dg.SkipReason(keys)
         given: dict[str, Any] = {} if self.settings is None else {"settings": self.settings}
-        config = kind.config(jobs=keys, budget_minutes=self.budget_minutes, **given)
+        config = kind.config(
+            jobs=keys,
+            budget_minutes=self.budget_minutes,
+            parallel_jobs=self.parallel_jobs,
+            **given,
+        )
         return dg.RunRequest(run_config=dg.RunConfig({kind.op: config}), tags={ROOT_TAG: root})
 
 

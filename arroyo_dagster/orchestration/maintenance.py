@@ -10,6 +10,7 @@ from arroyo_dagster.errors import ArroyoStateError
 from arroyo_dagster.orchestration.batch_requests import (
     BUDGET_MINUTES,
     MOST_JOBS,
+    PARALLEL_JOBS,
     BatchConfig,
     BatchKind,
     BatchRequests,
@@ -64,6 +65,14 @@ class MaintenanceOptions:
             help="A run of a schedule starts no further job after this many minutes.",
         ),
     ] = BUDGET_MINUTES
+    parallel_jobs: Annotated[
+        int,
+        Setting(
+            minimum=1,
+            help="A run of a schedule serves this many jobs at the same time, in one process and "
+            "one Spark session.",
+        ),
+    ] = PARALLEL_JOBS
     compaction: CompactionConfig | None = None
     gc: GcConfig | None = None
     orphans: OrphansConfig | None = None
@@ -214,6 +223,7 @@ def build_batches(
             settings=settings,
             most_jobs=options.most_jobs,
             budget_minutes=options.budget_minutes,
+            parallel_jobs=options.parallel_jobs,
         )
         for name, kind, settings in kinds
     }

@@ -1,5 +1,6 @@
 """Where the heavy part of maintenance runs: Spark, or the process of the step."""
 
+import threading
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from arroyo_dagster.state.storage.store import ObjectStore
 
 
+_STARTING = threading.Lock()
 _OLD_METHODS = {
     "collect": "run_gc(store, paths, request, options, *, plan)",
     "compact": "run_compaction(store, paths, settings, options)",
@@ -81,6 +83,10 @@ class SparkRunner(MaintenanceRunner):
         description="Compactions that read fewer MiB run in the process of the step.",
     )
 
+    def _session(self) -> Any:
+        with _STARTING:  # jobs of a batch are served at the same time, in one session
+            return self.spark.session
+
     def run_compaction(
         self,
         store: "ObjectStore",
@@ -91,7 +97,7 @@ class SparkRunner(MaintenanceRunner):
         from arroyo_dagster.spark.compaction import run_compaction_on_spark
 
         return run_compaction_on_spark(
-            lambda: self.spark.session,
+            self._session,
             store,
             paths,
             settings,
@@ -110,14 +116,12 @@ class SparkRunner(MaintenanceRunner):
     ) -> "GcOutcome":
         from arroyo_dagster.spark.gc import run_gc_on_spark
 
-        return run_gc_on_spark(
-            lambda: self.spark.session, store, paths, request, options, plan=plan
-        )
+        return run_gc_on_spark(self._session, store, paths, request, options, plan=plan)
 
     def rewrites(self) -> "RunRewrites":
         from arroyo_dagster.spark.rewrite import rewrites_on_spark
 
-        return rewrites_on_spark(lambda: self.spark.session)
+        return rewrites_on_spark(self._session)
 
 
 class InProcessRunner(MaintenanceRunner):

@@ -21,6 +21,7 @@ import pyarrow as pa
 
 from arroyo_dagster.errors import ArroyoStateError, StorageError
 from arroyo_dagster.redaction import redact_text, redacted_cause
+from arroyo_dagster.state.metadata.interrupts import check_interrupt
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -136,7 +137,9 @@ def fetch_rows(session: SparkSession, frame: DataFrame) -> list[Row]:
     thread = InheritableThread(target=collect, session=session, name="arroyo-spark", daemon=True)
     try:
         thread.start()
-        thread.join()
+        while thread.is_alive():
+            thread.join(_STOP_POLL_SECONDS)
+            check_interrupt()  # of a thread that works for the main thread, which gets signals
     except BaseException:  # an interrupt
         with suppress(Exception):  # raise the interrupt, not this error
             (session.interruptTag if context is None else context.cancelJobsWithTag)(tag)

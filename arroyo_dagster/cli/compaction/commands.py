@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import click
@@ -23,6 +24,7 @@ from arroyo_dagster.cli.directory import directory_of
 from arroyo_dagster.cli.rendering import (
     format_progress,
     print_json,
+    print_lease_event,
     print_table,
     report,
 )
@@ -37,6 +39,7 @@ from arroyo_dagster.state.model.compaction import (
     Forecast,
 )
 from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.model.leases import LeaseSettings
 from arroyo_dagster.state.model.progress import OnProgress, no_progress
 from arroyo_dagster.state.model.rewrite import RewriteOutcome, RewritePlan
 from arroyo_dagster.state.model.settings import settings_from
@@ -203,6 +206,7 @@ def _print_merges(found: CompactionPlan) -> None:
 @click.option("--yes", is_flag=True, help="Execute the plan. Without it, print the plan only.")
 @spark_option("Merge on Spark if the plan is large enough.")
 @settings_options(AdoptionSettings)
+@settings_options(LeaseSettings)
 @arroyo_options
 @_settings_options
 def run(
@@ -210,6 +214,7 @@ def run(
     yes: bool,
     spark: bool,
     wait_seconds: float,
+    lease_wait_seconds: float,
     url: str | None,
     as_json: bool,
     **given: Any,
@@ -218,7 +223,8 @@ def run(
 
     Dry run unless --yes is given. An Arroyo job is rewritten in place; it must be stopped, which
     --arroyo-api, --arroyo-db or --assume JOB=stopped confirms. If one of several jobs fails, the
-    others continue.
+    others continue. A job that another process maintains is skipped after --lease-wait; the exit
+    code is 4 if nothing else went wrong.
 
     \b
     Example:
@@ -233,13 +239,22 @@ def run(
     for paths in chosen:
         try:
             if is_arroyo_job(store, paths) and yes:
-                since = listed.get(paths)
-                outcomes.append(_rewrite(store, paths, given, spark=spark, since=since))
+                waiting = RewriteOptions(
+                    quiet_since=listed.get(paths),
+                    lease_wait_seconds=lease_wait_seconds,
+                    on_lease=print_lease_event(paths),
+                )
+                outcomes.append(_rewrite(store, paths, given, waiting, spark=spark))
             elif is_arroyo_job(store, paths):
                 outcomes.append(_plan_rewrite(store, paths, given))
             elif yes:
                 with _progress(paths, shown=not as_json) as on_progress:
-                    options = CompactionOptions(wait_seconds=wait_seconds, on_progress=on_progress)
+                    options = CompactionOptions(
+                        wait_seconds=wait_seconds,
+                        lease_wait_seconds=lease_wait_seconds,
+                        on_lease=print_lease_event(paths),
+                        on_progress=on_progress,
+                    )
                     outcomes.append(_compact(store, paths, settings, options, spark=spark))
             else:
                 plan = plan_compaction(store, paths, settings)
@@ -287,15 +302,15 @@ def _rewrite(
     store: ObjectStore,
     paths: JobPaths,
     given: dict[str, Any],
+    options: RewriteOptions,
     *,
     spark: bool,
-    since: ListedJob | None,
 ) -> RewriteOutcome:
     directory = directory_of(given["api"], given["database"], given["assume"], given["token"])
-    options = RewriteOptions(
+    options = replace(
+        options,
         run=runner(spark=spark),
         quiet_seconds=given["quiet_seconds"],
-        quiet_since=since,
         sleep=_sleep_and_report(paths),
     )
     return run_rewrite(store, paths, directory, _settings(given), options)

@@ -31,6 +31,7 @@ from arroyo_dagster.orchestration.compaction.daily_window import DailyWindow, mi
 from arroyo_dagster.state.codec.plans import plan_to_json
 from arroyo_dagster.state.model.compaction import CompactionPolicy, CompactionSettings
 from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.model.leases import LeaseSettings
 from arroyo_dagster.state.model.maintenance_window import (
     WindowEnd,
     WindowOutcome,
@@ -76,6 +77,7 @@ from arroyo_dagster.state.storage.store import ObjectStore
 )
 @setting_option(CompactionSettings, "policy", alone=True, default=CompactionPolicy.FULL.value)
 @settings_options(WindowSteps)
+@settings_options(LeaseSettings)
 @click.option("--yes", is_flag=True, help="Execute the plan. Without it, print the plan only.")
 @spark_option("Write the new files on Spark.")
 @token_option
@@ -87,6 +89,7 @@ def window(
     now: bool,
     api: str,
     policy: str,
+    lease_wait_seconds: float,
     yes: bool,
     spark: bool,
     token: str | None,
@@ -98,7 +101,8 @@ def window(
 
     If a step fails, the job is started again, and the steps that were done are printed. If this
     process dies in between, the next call reports that the job is down and starts it, at any time
-    of day.
+    of day. A job that another process maintains is not stopped, but skipped after --lease-wait,
+    with exit code 4.
 
     \b
     Example:
@@ -118,6 +122,7 @@ def window(
         limits=steps.limits,
         closes_at_micros=None,
         verify_level=steps.verify_level,
+        lease_wait_seconds=lease_wait_seconds,
         run=runner(spark=spark and yes),
         on_step=_print_step if not as_json else lambda step: None,
     )

@@ -20,7 +20,7 @@ from arroyo_dagster.cli.gc.rendering import (
     print_outcome,
     print_progress,
 )
-from arroyo_dagster.cli.rendering import print_json
+from arroyo_dagster.cli.rendering import print_json, print_lease_event
 from arroyo_dagster.cli.settings import setting_option, settings_options
 from arroyo_dagster.errors import InputError
 from arroyo_dagster.state.codec.gc import decode_gc_plan, gc_plan_to_json
@@ -34,6 +34,7 @@ from arroyo_dagster.state.model.garbage import (
     Retention,
 )
 from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.model.leases import LeaseSettings
 from arroyo_dagster.state.model.settings import settings_from
 from arroyo_dagster.state.operations.gc.execute import (
     GcOptions,
@@ -144,6 +145,7 @@ def plan_command(
     "has changed so that something in it may no longer be deleted.",
 )
 @settings_options(DeletionSettings)
+@settings_options(LeaseSettings)
 @spark_option("Delete on Spark's workers if there are many objects.")
 @click.option(
     "--rate",
@@ -157,6 +159,7 @@ def run_command(
     yes: bool,
     plan_file: Path | None,
     quarantine: bool,
+    lease_wait_seconds: float,
     spark: bool,
     rate: float | None,
     url: str | None,
@@ -165,7 +168,8 @@ def run_command(
 ) -> None:
     """Delete what a plan names: data, then records, then metadata, verified and journalled.
 
-    Without --yes it prints the plan and deletes nothing.
+    Without --yes it prints the plan and deletes nothing. A job that another process maintains is
+    skipped after --lease-wait, with exit code 4.
 
     \b
     Example:
@@ -178,6 +182,8 @@ def run_command(
     if yes:
         options = GcOptions(
             quarantine=quarantine,
+            lease_wait_seconds=lease_wait_seconds,
+            on_lease=print_lease_event(paths),
             pace=Pace(batches_per_second=rate),
             on_progress=print_progress(as_json=as_json),
         )

@@ -7,8 +7,10 @@ wrote the record. A wrong clock of a holder thus never keeps a job locked.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from arroyo_dagster.state.model.ids import StatePath
+from arroyo_dagster.state.model.settings import Setting
 
 LEASE_SECONDS = 60.0
 EXPIRED_SECONDS = LEASE_SECONDS + 5
@@ -16,6 +18,28 @@ EXPIRED_SECONDS = LEASE_SECONDS + 5
 
 _SECOND = 1_000_000
 """Added to the expiry, since some stores report times in whole seconds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseSettings:
+    """How long maintenance waits for another process that maintains the same job.
+
+    Attributes:
+        lease_wait_seconds: then the job is skipped. The default outlasts the lease of a process
+            that has died.
+    """
+
+    lease_wait_seconds: Annotated[
+        float,
+        Setting(
+            option="lease-wait",
+            fractions=True,
+            minimum=0,
+            metavar="SECONDS",
+            help="How many seconds to wait for another process that maintains the job. After that "
+            "the job is skipped.",
+        ),
+    ] = EXPIRED_SECONDS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

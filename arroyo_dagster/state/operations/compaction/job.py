@@ -49,6 +49,7 @@ class CompactionOptions(AdoptionSettings):
     Attributes:
         owner: who runs it, for the lease.
         lease_wait_seconds: how long to wait for a process that holds the job's lease.
+        on_lease: called with a sentence about the lease; see `LeaseOptions.on_event`.
         sampled: forecast the number of bytes afterwards, as `plan_compaction` does.
         clock: microseconds since 1970 in UTC, by this machine.
         run: executes the merges, in this process or on Spark.
@@ -59,6 +60,7 @@ class CompactionOptions(AdoptionSettings):
 
     owner: str = "arroyo-state compact"
     lease_wait_seconds: float = 0.0
+    on_lease: Callable[[str], None] = lambda event: None
     sampled: bool = False
     clock: Clock = wall_clock
     run: RunMerges = merge_here
@@ -86,8 +88,8 @@ def run_compaction(
         plan: execute this plan, made earlier by `plan_compaction`; None = plan under the lease.
 
     Raises:
-        ConflictError: the job is leased by another process, was started or changed meanwhile, or
-            `plan` no longer fits.
+        LeaseHeldError: another process maintains the job.
+        ConflictError: the job was started or changed meanwhile, or `plan` no longer fits.
         ProtocolError: the written files would not restore the rows of their inputs; nothing was
             published.
         InputError: the job is in the legacy layout, or is an Arroyo job.
@@ -126,7 +128,11 @@ class _Compaction:
             store,
             self.paths,
             chosen.owner,
-            LeaseOptions(wait_seconds=chosen.lease_wait_seconds, clock=chosen.clock),
+            LeaseOptions(
+                wait_seconds=chosen.lease_wait_seconds,
+                clock=chosen.clock,
+                on_event=chosen.on_lease,
+            ),
         ) as held:
             # The previous holder of the lease may have merged some of it.
             facts = compaction_facts(held, self.paths)

@@ -76,6 +76,7 @@ class GcOptions(DeletionSettings):
         pace: the size and rate of deletes.
         owner: who runs it, for the lease and the journal.
         lease_wait_seconds: how long to wait for a process that holds the lease of the job.
+        on_lease: called with a sentence about the lease; see `LeaseOptions.on_event`.
         clock: microseconds since 1970 in UTC, by this machine.
         on_progress: called after every few thousand objects, and at least every few seconds.
         on_done: called with the outcome as soon as everything is deleted and read back, before an
@@ -87,6 +88,7 @@ class GcOptions(DeletionSettings):
     pace: Pace = field(default_factory=Pace)
     owner: str = "arroyo-state gc"
     lease_wait_seconds: float = 0.0
+    on_lease: Callable[[str], None] = lambda event: None
     clock: Clock = wall_clock
     on_progress: OnProgress = no_progress
     on_done: Callable[[GcOutcome], None] = lambda outcome: None
@@ -109,7 +111,8 @@ def run_gc(
         plan: execute this plan, made earlier by `plan_gc`; None = plan under the lease.
 
     Raises:
-        ConflictError: another process holds the lease, or `plan` no longer fits.
+        LeaseHeldError: another process maintains the job.
+        ConflictError: `plan` no longer fits.
         ProtocolError: refused, with the evidence; see `plan_gc`.
         StorageError: objects could not be deleted; what refers to them still exists.
     """
@@ -152,7 +155,12 @@ def _run(
         store,
         paths,
         owner,
-        LeaseOptions(wait_seconds=options.lease_wait_seconds, clock=clock, sleep=pace.sleep),
+        LeaseOptions(
+            wait_seconds=options.lease_wait_seconds,
+            clock=clock,
+            sleep=pace.sleep,
+            on_event=options.on_lease,
+        ),
     ) as held:
         now = _store_clock(held, paths, clock)
         journals = held.list_dir(paths.journal)
