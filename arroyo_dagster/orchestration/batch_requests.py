@@ -15,6 +15,7 @@ from arroyo_dagster.orchestration.partitions import key_error
 from arroyo_dagster.orchestration.resources import ArroyoStateStore
 from arroyo_dagster.orchestration.schedules import MAX_RUNTIME_SECONDS, Backlog, schedule_status
 from arroyo_dagster.orchestration.translator import Naming
+from arroyo_dagster.state.planning.ownership import mark_of
 
 MOST_JOBS = 500
 BUDGET_MINUTES = 45.0
@@ -61,6 +62,7 @@ class BatchKind:
         min_backlog: jobs with a smaller backlog wait.
         single: the partitioned Dagster job that does the same work when it is started by hand.
         pool: of Dagster, which limits how many run at once.
+        changes: whether it changes or deletes state, which jobs that are marked forbid.
     """
 
     name: str
@@ -71,11 +73,18 @@ class BatchKind:
     min_backlog: int = 1
     single: str
     pool: str | None = None
+    changes: bool = True
 
     @property
     def op(self) -> str:
         """Return the name of the op, for run configuration."""
         return f"{self.name}_op"
+
+
+def maintained_backlog(kind: BatchKind, store: ArroyoStateStore) -> Mapping[str, int]:
+    """Return the backlog of each job; for what changes jobs, without those that are marked."""
+    found, marks = kind.backlog(store), store.marked_prefixes() if kind.changes else []
+    return {key: count for key, count in found.items() if mark_of(marks, key) is None}
 
 
 # ---- which jobs, and when ------------------------------------------------------------------------
@@ -214,7 +223,7 @@ class BatchRequests:
         found: Mapping[str, int] = {}
         if asked.unfinished is None:
             with as_failure():
-                found = kind.backlog(store)
+                found = maintained_backlog(kind, store)
         new = [key for key in found if key not in partitions and key_error(key) is None]
         if new:
             context.log.warning(f"{len(new)} jobs have no partition key yet: {new[:5]}")

@@ -13,13 +13,13 @@ from typing import Any
 import dagster as dg
 
 from arroyo_dagster.orchestration import rendering as shown
-from arroyo_dagster.orchestration.batch_requests import BatchKind, chosen
+from arroyo_dagster.orchestration.batch_requests import BatchKind, chosen, maintained_backlog
 from arroyo_dagster.orchestration.directory import ArroyoDirectory
 from arroyo_dagster.orchestration.failures import as_failure
 from arroyo_dagster.orchestration.job_pool import JobContext, JobEvent, JobPool, ServedJob, Tools
 from arroyo_dagster.orchestration.resources import ArroyoStateStore
 from arroyo_dagster.orchestration.runners import MaintenanceRunner
-from arroyo_dagster.orchestration.schedules import BACKGROUND_TAGS
+from arroyo_dagster.orchestration.schedules import BACKGROUND_TAGS, maintenance_tags
 from arroyo_dagster.orchestration.skips import SKIPPED_TAG, SkippedError
 from arroyo_dagster.orchestration.translator import Naming
 from arroyo_dagster.redaction import redact_text
@@ -108,7 +108,7 @@ def build_batch_job(kind: BatchKind, naming: Naming) -> dg.JobDefinition:
         name=kind.name,
         description=kind.description,
         executor_def=dg.in_process_executor,
-        tags=BACKGROUND_TAGS,
+        tags=maintenance_tags(naming.deployment) if kind.changes else BACKGROUND_TAGS,
     )
     def batch_job() -> None:
         batch_op()
@@ -118,7 +118,7 @@ def build_batch_job(kind: BatchKind, naming: Naming) -> dg.JobDefinition:
 
 def _neediest(kind: BatchKind, store: ArroyoStateStore) -> list[str]:
     with as_failure():
-        found = kind.backlog(store)
+        found = maintained_backlog(kind, store)
     return chosen(found, {}, min_backlog=kind.min_backlog)
 
 

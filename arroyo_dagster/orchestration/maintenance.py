@@ -26,7 +26,7 @@ from arroyo_dagster.orchestration.gc.assets import (
     orphans_backlog,
 )
 from arroyo_dagster.orchestration.resources import ArroyoStateStore
-from arroyo_dagster.orchestration.schedules import BACKGROUND_TAGS
+from arroyo_dagster.orchestration.schedules import maintenance_tags
 from arroyo_dagster.orchestration.translator import Naming
 from arroyo_dagster.state.model.settings import Setting
 
@@ -96,7 +96,7 @@ def build_maintenance_job(
         selection=dg.AssetSelection.assets(*assets),
         config=config,
         executor_def=dg.in_process_executor,
-        run_tags=BACKGROUND_TAGS,
+        run_tags=maintenance_tags(naming.deployment),
     )
 
 
@@ -159,6 +159,7 @@ def build_batches(
                 events=asset_events(assets.catalogue),
                 backlog=new_epochs,
                 single=naming.name("arroyo_refresh"),
+                changes=False,
             ),
             CatalogConfig(),
         ),

@@ -11,6 +11,7 @@ from arroyo_dagster.cli.common import (
     if_interrupted,
     open_to_read,
     open_url,
+    ownership_option,
     print_error,
     spark_option,
     store_options,
@@ -81,6 +82,7 @@ from arroyo_dagster.state.storage.store import ObjectStore
 @click.option("--yes", is_flag=True, help="Execute the plan. Without it, print the plan only.")
 @spark_option("Write the new files on Spark.")
 @token_option
+@ownership_option
 @store_options
 def window(
     job: str,

@@ -24,7 +24,7 @@ from arroyo_dagster.orchestration.failures import as_failure
 from arroyo_dagster.orchestration.launchpad import LaunchpadConfig
 from arroyo_dagster.orchestration.resources import ArroyoStateStore
 from arroyo_dagster.orchestration.runners import MaintenanceRunner
-from arroyo_dagster.orchestration.schedules import schedule_status
+from arroyo_dagster.orchestration.schedules import MAINTENANCE_TAG, schedule_status
 from arroyo_dagster.orchestration.settings import configured, setting_field
 from arroyo_dagster.orchestration.skips import SkippedError, tag_skipped
 from arroyo_dagster.orchestration.translator import COMPACTED_STATE, Naming
@@ -150,6 +150,7 @@ def build_window_job(naming: Naming) -> dg.JobDefinition:
     @dg.job(
         name=naming.name(JOB),
         executor_def=dg.in_process_executor,
+        tags={MAINTENANCE_TAG: naming.deployment or "default"},
         description="Stop running Arroyo jobs with a checkpoint, rewrite their state, start them "
         "again.",
     )

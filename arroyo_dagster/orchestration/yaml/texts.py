@@ -5,7 +5,7 @@ as far as it can be, and by a validator.
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import dagster as dg
 from pydantic import AfterValidator, Field
@@ -13,6 +13,7 @@ from pydantic import AfterValidator, Field
 from arroyo_dagster.errors import InputError
 from arroyo_dagster.orchestration.compaction.daily_window import DailyWindow
 from arroyo_dagster.orchestration.secrets import named_in_template
+from arroyo_dagster.state.planning.ownership import parse_ownership
 
 _MACRO = r"@(hourly|daily|midnight|weekly|monthly|yearly|annually)"
 _CRON = rf"^\s*({_MACRO}|[^\s@]\S*(\s+\S+){{4}})\s*$"
@@ -100,6 +101,20 @@ HttpUrl = Annotated[str, _http, _http_form]
 
 Name = Annotated[str, *_pattern(r"^[A-Za-z0-9_.-]+$", "not a name: use letters, digits, _ . -")]
 """A name that may stand in names of Dagster."""
+
+
+def _check_ownership(given: dict[str, str]) -> dict[str, str]:
+    try:
+        parse_ownership(given)
+    except InputError as error:
+        raise ValueError(error.message) from error
+    return given
+
+
+PrefixOwnership = Annotated[
+    dict[str, Literal["other", "borrowed"]], AfterValidator(_check_ownership)
+]
+"""Prefixes below the checkpoint URL, each as other or borrowed."""
 
 
 def _resolve_options(context: dg.ResolutionContext, options: Any) -> Any:

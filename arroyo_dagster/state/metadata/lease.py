@@ -43,6 +43,7 @@ from arroyo_dagster.state.metadata.lease_records import (
     read_record,
     store_time,
 )
+from arroyo_dagster.state.metadata.ownership import check_job_maintained
 from arroyo_dagster.state.model.clock import Clock, own_clock, wall_clock
 from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.model.layout import JobPaths
@@ -202,17 +203,23 @@ def lease(
     Args:
         owner: what the caller does, for people; the holder is this single acquisition.
 
+    Maintenance of a job that is marked as somebody else's is refused here: every change of a job
+    needs its lease. Writers are not: the mark may be that of their own team.
+
     A store that already holds this lease is returned as it is: its holder may call operations that
     take the lease themselves.
 
     Raises:
         LeaseHeldError: another process holds the lease; names it, and until when.
+        InputError: the job is marked; see `state.metadata.ownership`.
     """
     chosen = options or LeaseOptions()
     clock, directory = chosen.clock, chosen.directory or paths.leases
     if isinstance(store, Leased) and store.lease.directory == directory:
         yield store
         return
+    if directory != paths.writers:
+        check_job_maintained(store, paths)
     asked = _LeaseRequest(
         paths=paths,
         directory=directory,
