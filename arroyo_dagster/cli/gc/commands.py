@@ -166,6 +166,7 @@ def run_command(
     yes: bool,
     plan_file: Path | None,
     quarantine: bool,
+    max_checkpoint_slowdown: float,
     lease_wait_seconds: float,
     spark: bool,
     rate: float | None,
@@ -189,6 +190,7 @@ def run_command(
     if yes:
         options = GcOptions(
             quarantine=quarantine,
+            max_checkpoint_slowdown=max_checkpoint_slowdown,
             lease_wait_seconds=lease_wait_seconds,
             on_lease=print_lease_event(paths),
             pace=Pace(batches_per_second=rate),

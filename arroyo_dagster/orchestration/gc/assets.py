@@ -56,6 +56,7 @@ class GcRunConfig(LaunchpadConfig):
 
     dry_run: bool = Field(default=True, description="Plan only. Set to false to delete.")
     quarantine: bool = setting_field(DeletionSettings, "quarantine")
+    max_checkpoint_slowdown: float = setting_field(DeletionSettings, "max_checkpoint_slowdown")
     lease_wait_seconds: float = setting_field(LeaseSettings, "lease_wait_seconds")
     needs_approval: bool = Field(
         default=False, description="Delete only the plan that `approved_plan` names."
@@ -216,6 +217,7 @@ def _collection_events(
     if key in context.selected_asset_keys and plan.objects and _may_delete(config, plan, context):
         options = GcOptions(
             quarantine=config.quarantine,
+            max_checkpoint_slowdown=config.max_checkpoint_slowdown,
             owner=f"dagster run {context.run.run_id}",
             lease_wait_seconds=lease_wait_seconds(context, config),
             on_lease=context.log.info,

@@ -86,7 +86,9 @@ class ScheduleTimes(YamlModel):
         return ScheduleOptions(**{k: v for k, v in dict(self).items() if k != "running"})
 
 
-_OF_MAINTENANCE = ("policy", "wait_seconds", "lease_wait_seconds", "dry_run")
+_OF_MAINTENANCE = (
+    *("policy", "wait_seconds", "lease_wait_seconds", "max_checkpoint_slowdown", "dry_run"),
+)
 
 
 class CompactionSection(_section(CompactionConfig, *_OF_MAINTENANCE)):  # type: ignore[misc]
@@ -105,6 +107,7 @@ class Maintenance(YamlModel):
     budget_minutes: float = setting_field(MaintenanceOptions, "budget_minutes")
     parallel_jobs: int = setting_field(MaintenanceOptions, "parallel_jobs")
     lease_wait_seconds: float = _like(GcRunConfig, "lease_wait_seconds")
+    max_checkpoint_slowdown: float = _like(GcRunConfig, "max_checkpoint_slowdown")
     keep_epochs: int | None = _like(GcConfig, "keep_epochs")
     keep_days: float | None = _like(GcConfig, "keep_days")
     delete: bool = Field(
@@ -141,6 +144,7 @@ class Maintenance(YamlModel):
         shared: dict[str, Any] = {
             "quarantine": self.quarantine,
             "lease_wait_seconds": self.lease_wait_seconds,
+            "max_checkpoint_slowdown": self.max_checkpoint_slowdown,
             "needs_approval": self.needs_approval,
         }
         return MaintenanceOptions(
@@ -151,6 +155,7 @@ class Maintenance(YamlModel):
             compaction=CompactionConfig(
                 policy=self.policy,
                 lease_wait_seconds=self.lease_wait_seconds,
+                max_checkpoint_slowdown=self.max_checkpoint_slowdown,
                 **dict(self.compaction),
             ),
             gc=GcConfig(

@@ -75,6 +75,7 @@ class Lease:
         description: what its holder does, for people.
         nonce: unique to this acquisition.
         duration_micros: how long after its renewal it stays held; then others may acquire it.
+        acquired_at_micros: when it was acquired, by the holder's clock.
     """
 
     path: StatePath
@@ -83,6 +84,7 @@ class Lease:
     description: str
     nonce: str
     duration_micros: int
+    acquired_at_micros: int = 0
 
     @property
     def directory(self) -> StatePath:
@@ -362,6 +364,19 @@ def newest_lease(store: ObjectStore, directory: StatePath) -> LeaseRecord | None
     return read_record(store, _path_of(directory, token)) if token else None
 
 
+def last_released_lease(store: ObjectStore, directory: StatePath) -> LeaseRecord | None:
+    """Return the last lease that its holder released: the newest, or the one before if that is held
+    now; None if there is none.
+
+    Raises:
+        FormatError: it does not decode.
+    """
+    found = newest_lease(store, directory)
+    if found is not None and not found.released:
+        found = read_record(store, _path_of(directory, found.token - 1))
+    return found if found is not None and found.released else None
+
+
 def _tokens(store: ObjectStore, directory: StatePath) -> list[int]:
     try:
         listed = store.list_dir(directory).objects
@@ -411,6 +426,7 @@ def _acquire(store: ObjectStore, asked: _LeaseRequest) -> Lease:
             description=asked.description,
             nonce=asked.nonce,
             duration_micros=asked.micros,
+            acquired_at_micros=asked.clock(),
         )
         asked.mine, asked.sure = mine, False
         created = _create(store, mine, asked.clock() + asked.micros)
@@ -493,6 +509,7 @@ def _encoded(mine: Lease, expires_at_micros: int) -> bytes:
         description=mine.description,
         nonce=mine.nonce,
         duration_micros=mine.duration_micros,
+        acquired_at_micros=mine.acquired_at_micros,
         expires_at_micros=expires_at_micros,
     )
 

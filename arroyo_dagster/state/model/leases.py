@@ -20,6 +20,16 @@ _SECOND = 1_000_000
 """Added to the expiry, since some stores report times in whole seconds."""
 
 
+MAX_CHECKPOINT_SLOWDOWN = 2.0
+SLOWDOWN_SETTING = Setting(
+    fractions=True,
+    above=1,
+    help="Back off once a running job's checkpoints take more than this many times as long as "
+    "before the maintenance.",
+)
+"""How compaction and gc give way to the job."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseSettings:
     """How long maintenance waits for another process that maintains the same job.
@@ -54,6 +64,8 @@ class LeaseRecord:
         nonce: unique for every acquisition.
         process: unique for every process; None in records of older releases.
         duration_micros: the time from a renewal to the expiry.
+        acquired_at_micros: when it was acquired, by the holder's clock; None in records of older
+            releases.
         renewed_at_micros: when it was last renewed, by the store's clock; None if the store reports
             no time.
         expires_at_micros: when it expires, by the holder's clock; used only if the store reports no
@@ -69,6 +81,7 @@ class LeaseRecord:
     nonce: str
     process: str | None
     duration_micros: int
+    acquired_at_micros: int | None = None
     renewed_at_micros: int | None
     expires_at_micros: int
 

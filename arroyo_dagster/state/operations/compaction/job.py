@@ -28,6 +28,7 @@ from arroyo_dagster.state.operations.compaction.execute import (
 from arroyo_dagster.state.operations.compaction.plan import (
     CompactionFacts,
     compaction_facts,
+    limited,
     make_plan,
     merge_tasks,
 )
@@ -36,6 +37,7 @@ from arroyo_dagster.state.operations.compaction.publish import (
     publish_epoch,
     publish_record,
 )
+from arroyo_dagster.state.operations.slowdown import CheckpointWatch
 from arroyo_dagster.state.planning.compaction.recheck import check_plan
 from arroyo_dagster.state.storage.store import ObjectStore
 
@@ -139,7 +141,7 @@ class _Compaction:
             plan = self._plan(held, facts, sampled=chosen.sampled)
             if not _worth_it(plan, facts):
                 return _nothing(plan, facts)
-            merges = self._merge(held, facts, plan)
+            plan, merges = self._merge(held, facts, plan)
             backend = ParquetBackend(held, self.paths, clock=chosen.clock)
             # A generation without an epoch would look like a restarted job.
             with uninterrupted():
@@ -161,7 +163,14 @@ class _Compaction:
 
     def _merge(
         self, store: ObjectStore, facts: CompactionFacts, plan: CompactionPlan
-    ) -> tuple[MergeOutcome, ...]:
+    ) -> tuple[CompactionPlan, tuple[MergeOutcome, ...]]:
+        """Execute the merges; return them, and the plan that they fulfil.
+
+        Between two merges it looks at the job's checkpoints. If they became slower, the other
+        merges are left out of the plan. Merges that Spark executes together are one step.
+        """
+        most = None if facts.at_rest else self.settings.max_checkpoint_slowdown
+        watch = CheckpointWatch(store, self.paths, facts.checkpoint.epoch, most)
         tasks = merge_tasks(self.paths, facts, plan, self.settings)
         meter = Meter(sum(merge.size_bytes for merge in plan.merges), self.options.on_progress)
         outcomes: list[MergeOutcome] = []
@@ -169,13 +178,19 @@ class _Compaction:
             outcomes.append(outcome)
             self.options.on_merge(outcome, len(tasks) - len(outcomes))
             check_same(self.paths, plan.epoch, outcome)
+            slower = watch.slowdown() if len(outcomes) < len(tasks) else None
+            if slower is not None and self.given is None:
+                reason = f"stopped, since {slower}; the next run continues"
+                self.options.on_lease(f"{len(tasks) - len(outcomes)} merges are left out: {reason}")
+                done = limited(self.settings, len(outcomes), reason)
+                return facts.plan(done), tuple(outcomes)
         if len(outcomes) != len(tasks):
             raise ProtocolError(
                 f"{len(outcomes)} of {len(tasks)} merges returned a result",
                 job=self.paths.root,
                 next_step="run it again; nothing was published",
             )
-        return tuple(outcomes)
+        return plan, tuple(outcomes)
 
 
 def _worth_it(plan: CompactionPlan, facts: CompactionFacts) -> bool:

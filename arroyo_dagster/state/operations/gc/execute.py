@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,8 +18,13 @@ from arroyo_dagster.state.metadata.interrupts import uninterrupted
 from arroyo_dagster.state.metadata.lease import Leased, LeaseOptions, lease
 from arroyo_dagster.state.model.clock import Clock, wall_clock
 from arroyo_dagster.state.model.garbage import DeletionSettings, GcPlan, PlanKind
-from arroyo_dagster.state.model.ids import Epoch
-from arroyo_dagster.state.model.layout import JobPaths, Layout
+from arroyo_dagster.state.model.ids import Epoch, StatePath
+from arroyo_dagster.state.model.layout import (
+    JobPaths,
+    Layout,
+    parse_checkpoint_dir,
+    parse_epoch_record,
+)
 from arroyo_dagster.state.model.progress import OnProgress, no_progress
 from arroyo_dagster.state.operations.gc.journal import Journal, RunHeader
 from arroyo_dagster.state.operations.gc.journal_archive import archive_runs
@@ -28,6 +34,7 @@ from arroyo_dagster.state.operations.gc.plan import GcRequest, check_allowed, pl
 from arroyo_dagster.state.operations.gc.quarantine import QuarantineWriter
 from arroyo_dagster.state.operations.gc.steps import Delete, GcRun, Pace, delete_here
 from arroyo_dagster.state.operations.progress import heartbeat, timed
+from arroyo_dagster.state.operations.slowdown import CheckpointWatch
 from arroyo_dagster.state.planning.gc.dead_jobs import check_way
 from arroyo_dagster.state.planning.gc.recheck import (
     check_gone,
@@ -36,9 +43,12 @@ from arroyo_dagster.state.planning.gc.recheck import (
     what_is_left,
 )
 from arroyo_dagster.state.planning.gc.safety_checks import check_store_clock
+from arroyo_dagster.state.planning.slowdown import Slowdown
 from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.local_disk import remove_empty_directories
-from arroyo_dagster.state.storage.store import ObjectStore
+from arroyo_dagster.state.storage.store import DeleteOutcome, ObjectStore
+
+_LONGEST_PAUSE_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,7 +197,8 @@ def _run(
             # Its epochs cannot be read any more once this has begun.
             held.create(paths.removal, encode_json(gc_plan_to_json(chosen)))
         on_progress = timed(options.on_progress)
-        run = GcRun(held, chosen, request, journal, moving, options.delete, pace, on_progress)
+        delete = _giving_way(held, chosen, options)
+        run = GcRun(held, chosen, request, journal, moving, delete, pace, on_progress)
         run.carry_out()
         outcome = GcOutcome(
             plan=chosen,
@@ -209,6 +220,38 @@ def _run(
             _note_min_epoch(held, paths, chosen.keep_from, chosen)
         remove_empty_directories(held, paths.root)
     return outcome
+
+
+def _giving_way(held: Leased, plan: GcPlan, options: GcOptions) -> Delete:
+    """Return the function that deletes, which waits where the job's checkpoints became slower.
+
+    After each request it then waits as long as the request took, times the slowdown.
+    """
+    most = options.max_checkpoint_slowdown
+    watch = CheckpointWatch(held, plan.paths, _newest(plan.proof.head), most)
+    told: list[Slowdown] = []
+
+    def delete(store: ObjectStore, batches: Sequence[Sequence[StatePath]]) -> list[DeleteOutcome]:
+        begun = time.monotonic()
+        outcomes = options.delete(store, batches)
+        slower = watch.slowdown()
+        if slower is not None:
+            if not told:
+                options.on_lease(f"deletes more slowly, since {slower}")
+                told.append(slower)
+            took = time.monotonic() - begun
+            options.pace.sleep(min(_LONGEST_PAUSE_SECONDS, took * slower.ratio))
+        return outcomes
+
+    return delete
+
+
+def _newest(head: StatePath | None) -> Epoch | None:
+    """Return the epoch of the object that makes the newest epoch exist."""
+    if head is None or head.parent is None:
+        return None
+    record = parse_epoch_record(head.name)
+    return parse_checkpoint_dir(head.parent.name) if record is None else record
 
 
 def _store_clock(held: Leased, paths: JobPaths, clock: Clock) -> int:
