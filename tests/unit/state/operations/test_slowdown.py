@@ -29,6 +29,7 @@ from arroyo_dagster.state.planning.slowdown import (
     slowdown_between,
     slowdown_since,
 )
+from arroyo_dagster.state.storage.wrappers import Wrapper
 from tests.jobs import copied, word_job, written_by_word_job
 
 SECOND = 1_000_000
@@ -200,3 +201,31 @@ def test_gc_pauses_after_each_request_while_checkpoints_are_slower(
     assert run_gc(store, PATHS, asked, options).done
     assert [one for one in told if one.startswith("deletes more slowly, since checkpoints took")]
     assert pauses
+
+
+# ---- an epoch that expires while it is read ------------------------------------------------------
+
+
+class Expiring(Wrapper):
+    """A store in which the job goes on and its older epochs expire at the first look at a file."""
+
+    later: Any
+    done = False
+
+    def _call(self, verb: str, path: str, action: Any, data: bytes = b"") -> Any:
+        if verb == "head" and "/table-" in path and not self.done:
+            self.done = True
+            for info in self.later.list():
+                self.inner.put(info.path, self.later.read(info.path))
+            asked = GcRequest(kind=PlanKind.EXPIRE, retention=Retention(keep_epochs=2))
+            run_gc(self.inner, PATHS, asked)
+            gone = {info.path for info in self.inner.list()} - {i.path for i in self.later.list()}
+            self.inner.delete_many([one for one in gone if "/table-" in one])
+        return action()
+
+
+def test_a_plan_is_made_again_where_its_epoch_expired_meanwhile() -> None:
+    store = Expiring(killed_job(8))
+    store.later = killed_job(11)
+    assert plan_compaction(store, PATHS, FULL).epoch == 11
+    assert store.done
