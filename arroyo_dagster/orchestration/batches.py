@@ -8,6 +8,7 @@ empties. One batch of a kind is queued or running at a time; no other is request
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import dagster as dg
@@ -138,10 +139,11 @@ def _serve(
     pool = JobPool(kind.events, context, config, tools)
     with as_failure():
         tools.store.reading()  # checked and opened once, before there are threads
-    yield from _events(pool.served(keys[:-1], True, lease_wait_seconds=0.0), done)
-    yield from _events(pool.served(keys[-1:], False, lease_wait_seconds=0.0), done)
+    report = partial(_report, context, len(keys))
+    yield from _events(pool.served(keys[:-1], True, lease_wait_seconds=0.0), done, report)
+    yield from _events(pool.served(keys[-1:], False, lease_wait_seconds=0.0), done, report)
     again, done.skipped = list(done.skipped), {}
-    yield from _events(pool.served(again, True, lease_wait_seconds=None), done)
+    yield from _events(pool.served(again, True, lease_wait_seconds=None), done, report)
     if done.left:
         context.log.info(
             f"{len(done.left)} jobs are left for the next run: the budget of "
@@ -154,7 +156,18 @@ def _serve(
         context.instance.add_run_tags(context.run.run_id, {SKIPPED_TAG: text})
 
 
-def _events(served: Iterator[ServedJob], done: _BatchResults) -> Iterator[Any]:
+def _report(context: dg.OpExecutionContext, total: int, key: str, done: _BatchResults) -> None:
+    """Log that a job was served, or why it failed."""
+    if key in done.failed:
+        context.log.error(f"{key}: {done.failed[key]}")
+    context.log.info(f"{len(done.seconds)} of {total} jobs were served; the last is {key}")
+
+
+def _events(
+    served: Iterator[ServedJob],
+    done: _BatchResults,
+    report: Callable[[str, _BatchResults], None],
+) -> Iterator[Any]:
     """Yield the events of jobs, and note the outcome of each."""
     for job in served:
         for event in job.events:
@@ -167,6 +180,7 @@ def _events(served: Iterator[ServedJob], done: _BatchResults) -> Iterator[Any]:
             done.skipped[job.key] = str(job.error)
         elif job.error is not None:
             done.failed[job.key] = _reason(job.error).removeprefix(f"{job.key}: ")
+        report(job.key, done)
 
 
 def _of_job(event: JobEvent, key: str) -> Any:

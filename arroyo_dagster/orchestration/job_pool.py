@@ -208,12 +208,10 @@ class JobPool:
             try:
                 for key in keys:
                     if len(waiting) == _UNREPORTED * threads:
-                        yield self._awaited(waiting[0])
-                        waiting.popleft()
+                        yield self._next(waiting)
                     waiting.append(submit(key))
                 while waiting:
-                    yield self._awaited(waiting[0])
-                    waiting.popleft()
+                    yield self._next(waiting)
             except GeneratorExit:
                 self._end(interrupts, waiting)
                 raise
@@ -228,6 +226,12 @@ class JobPool:
         interrupts.request()
         for future in waiting:
             future.cancel()
+
+    def _next(self, waiting: "deque[Future[ServedJob]]") -> ServedJob:
+        """Return the outcome of the first job that waits, and take it out."""
+        found = self._awaited(waiting[0])
+        waiting.popleft()
+        return found
 
     def _awaited(self, future: Future[ServedJob]) -> ServedJob:
         """Return the outcome of a job; until then write the lines that jobs log."""

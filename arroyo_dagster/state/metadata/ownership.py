@@ -69,7 +69,10 @@ def read_ownership(store: ObjectStore) -> list[Mark]:
     Raises:
         FormatError: one does not decode.
     """
-    prefixes = (parse_mark_path(info.path) for info in store.list(OWNERSHIP_DIRECTORY))
+    try:
+        prefixes = [parse_mark_path(info.path) for info in store.list(OWNERSHIP_DIRECTORY)]
+    except NotFoundError:
+        return []  # nothing was ever written below the URL
     wanted = sorted(prefix for prefix in prefixes if prefix is not None)
     found = concurrently(lambda prefix: _read_mark(store, prefix), wanted)
     return [mark for mark in found if mark is not None]
