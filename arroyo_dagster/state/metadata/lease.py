@@ -295,6 +295,7 @@ class _Renewal:
         self._asked = asked
         self._ended: threading.Event | None = None
         self._thread: threading.Thread | None = None
+        self._over = False
 
     def begin(self, held: Lease, runs_out: int) -> Leased:
         """Renew a lease from now on, and return the store through which its holder writes."""
@@ -314,7 +315,7 @@ class _Renewal:
         self._thread.start()
 
         def out_of_time() -> bool:
-            return ended.is_set() or asked.ticks() >= runs_out
+            return self._over or asked.ticks() >= runs_out
 
         return Leased(store, held, out_of_time, asked.found)
 
@@ -334,6 +335,7 @@ class _Renewal:
             raise interrupt
 
     def _stop(self) -> None:
+        self._over = True
         if self._ended is not None:
             self._ended.set()
         if self._thread is not None:
