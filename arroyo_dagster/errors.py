@@ -8,6 +8,7 @@ ArroyoStateError
 ├── NotFoundError (LookupError)  choose another, or wait for it to be written
 ├── FormatError                  keep the object and report it: it is not what its format says
 ├── ConflictError                someone else won: read again, decide again
+│   └── LeaseHeldError           another process maintains the job: wait for it, or skip the job
 ├── ProtocolError                facts contradict each other: stop, delete nothing
 └── StorageError (OSError)       the store failed; trying again may help
 """
@@ -20,6 +21,7 @@ __all__ = [
     "DefinitionError",
     "FormatError",
     "InputError",
+    "LeaseHeldError",
     "NotFoundError",
     "ProtocolError",
     "StateError",
@@ -103,6 +105,16 @@ class FormatError(ArroyoStateError):
 
 class ConflictError(ArroyoStateError):
     """Another process won a race: read again, decide again. Nothing was deleted."""
+
+
+class LeaseHeldError(ConflictError):
+    """Another process holds the lease on the job: wait for it, or skip the job; nothing was lost.
+
+    `facts` has its `owner`, and where they are known its `host`, its `pid`, and `until` when the
+    lease counts unless it is renewed.
+    """
+
+    retryable = True
 
 
 class ProtocolError(ArroyoStateError):

@@ -44,6 +44,11 @@ MAIN: Mapping[str, LazyCommand] = {
     "jobs": LazyCommand("inspect", "List the jobs below the checkpoint URL."),
     "lease": LazyCommand("leases", "End the lease of a process that hangs.", is_group=True),
     "leases": LazyCommand("leases", "List the newest lease of each kind on JOB, or on all jobs."),
+    "ownership": LazyCommand(
+        "ownership",
+        "Mark prefixes whose state is seen, and never compacted, rewritten or deleted.",
+        is_group=True,
+    ),
     "pin": LazyCommand(
         "pins", "Keep an epoch until it is unpinned, and check that it is restorable."
     ),

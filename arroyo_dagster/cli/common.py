@@ -6,7 +6,7 @@ import functools
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -16,7 +16,7 @@ from arroyo_dagster import __version__
 from arroyo_dagster.cli.commands import MAIN
 from arroyo_dagster.cli.config import read_defaults
 from arroyo_dagster.cli.lazy import LazyGroup
-from arroyo_dagster.errors import ArroyoStateError, InputError
+from arroyo_dagster.errors import ArroyoStateError, InputError, LeaseHeldError
 from arroyo_dagster.optional_packages import explain_import
 from arroyo_dagster.redaction import (
     redact_text,
@@ -35,9 +35,13 @@ NO_EFFECT = "no effect any more: each run continues from the offsets in the stat
 EXIT_FINDINGS = 3
 """At least one finding is an error. 1 means that the check could not be carried out."""
 
+EXIT_SKIPPED = 4
+"""Another process maintains the job, so that nothing was done. Call the command again later."""
+
 URL_VARIABLES = ["ARROYO__CHECKPOINT_URL", "CHECKPOINT_URL"]
 DELETE_VARIABLE = "ARROYO_DELETE_OPTIONS"
 PRIVATE_VARIABLE = "ARROYO_PRIVATE_COLUMNS"
+OWNERSHIP_VARIABLE = "ARROYO_OWNERSHIP"
 
 
 EXIT_INTERRUPTED = 130
@@ -47,6 +51,7 @@ EXIT_CLOSED = 141
 """As of a process that SIGPIPE has ended: the reader of the output closed it."""
 
 _JSON = "arroyo_dagster.json"
+_OWNERSHIP = "arroyo_dagster.marks"
 _INTERRUPTED = "arroyo_dagster.interrupted"
 
 
@@ -69,7 +74,7 @@ class _Commands(LazyGroup):
             return super().invoke(ctx)
         except ArroyoStateError as error:
             print_error(error)
-            ctx.exit(1)
+            ctx.exit(exit_code([error]))
         except click.ClickException as error:
             error.message = redact_text(error.message)  # type: ignore[misc] # who else may say it
             raise
@@ -106,11 +111,17 @@ def print_interrupted(ctx: click.Context) -> None:
     click.echo(f"\ninterrupted: {state}", err=True)
 
 
+def exit_code(problems: Sequence[ArroyoStateError]) -> int:
+    """Return the exit code of a command with these problems, of which there is at least one."""
+    return EXIT_SKIPPED if all(isinstance(one, LeaseHeldError) for one in problems) else 1
+
+
 def print_error(error: ArroyoStateError) -> None:
     if _wants_json():
         click.echo(json.dumps({"error": _error_json(error)}, ensure_ascii=False), err=True)
     else:
-        click.echo(without_secrets(f"{type(error).__name__}: {error}"), err=True)
+        kind = "skipped" if isinstance(error, LeaseHeldError) else type(error).__name__
+        click.echo(without_secrets(f"{kind}: {error}"), err=True)
 
 
 def _error_json(error: ArroyoStateError) -> dict[str, Any]:
@@ -186,6 +197,35 @@ def _private_columns(
     return PrivateColumns.of([*filter(str.strip, named), *configured, *value])
 
 
+def ownership_option(command: _F) -> _F:
+    """Add `--ownership`, for every subcommand that changes or deletes state of jobs.
+
+    What the environment and the configuration file mark stays marked: an option only adds to it.
+    """
+    option = click.option(
+        "--ownership",
+        multiple=True,
+        metavar="PREFIX=KIND",
+        expose_value=False,
+        is_eager=True,
+        callback=_keep_ownership,
+        help="Refuse to change this prefix: PREFIX=other or PREFIX=borrowed. May be repeated. Adds "
+        f"to the prefixes in {OWNERSHIP_VARIABLE} (separated by commas) and in the configuration "
+        "file.",
+    )
+    return option(command)
+
+
+def _keep_ownership(ctx: click.Context, option: click.Parameter, value: tuple[str, ...]) -> None:
+    from arroyo_dagster.state.planning.ownership import parse_mark
+
+    named = os.environ.get(OWNERSHIP_VARIABLE, "").split(",")
+    configured = ctx.lookup_default(str(option.name)) or ()
+    given = dict.fromkeys([*filter(str.strip, named), *configured, *value])
+    marks = [parse_mark(*map(str.strip, one.rpartition("=")[::2])) for one in given]
+    ctx.meta[_OWNERSHIP] = marks
+
+
 def open_url(url: str | None) -> ObjectStore:
     from arroyo_dagster.state.storage.remote.open import configure, get_storage_provider
 
@@ -194,7 +234,14 @@ def open_url(url: str | None) -> ObjectStore:
         if ":" not in url:
             url = os.path.abspath(url)  # what a shell calls a path may be relative
         configure(url, delete_options=read_delete_options(os.environ.get(DELETE_VARIABLE)))
-    return get_storage_provider(url)
+    store = get_storage_provider(url)
+    context = click.get_current_context(silent=True)
+    marks = () if context is None else context.meta.get(_OWNERSHIP, ())
+    if not marks:
+        return store
+    from arroyo_dagster.state.metadata.ownership import Owned
+
+    return Owned(store, marks)
 
 
 def read_delete_options(given: str | None) -> dict[str, Any] | None:

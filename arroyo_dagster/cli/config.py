@@ -18,7 +18,7 @@ from arroyo_dagster.errors import InputError
 from arroyo_dagster.redaction import holds_secret
 
 LOCAL_FILE = "arroyo-state.toml"
-ALLOWED_EVERYWHERE = ("url", "arroyo-api", "arroyo-db", "private")
+ALLOWED_EVERYWHERE = ("url", "arroyo-api", "arroyo-db", "private", "ownership")
 """Options at the top of a file. They apply to every command that has them."""
 
 CONFIRMATIONS = frozenset({"yes", "now"})

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from arroyo_dagster.cli.common import main, open_to_read, open_url, store_options
+from arroyo_dagster.cli.common import main, open_to_read, open_url, ownership_option, store_options
 from arroyo_dagster.cli.gc.options import find_any_job, wait_for_deletions
 from arroyo_dagster.cli.gc.rendering import (
     pins_json,
@@ -20,6 +20,7 @@ from arroyo_dagster.state.operations.gc.pins import pin_epoch, read_pins, unpin_
 @click.argument("job")
 @click.argument("epoch", type=click.IntRange(0))
 @click.option("--reason", default="", help="A note for people.")
+@ownership_option
 @store_options
 def pin_command(job: str, epoch: int, reason: str, url: str | None, as_json: bool) -> None:
     """Keep an epoch until it is unpinned, and check that it is restorable.
@@ -41,6 +42,7 @@ def pin_command(job: str, epoch: int, reason: str, url: str | None, as_json: boo
 @main.command("unpin")
 @click.argument("job")
 @click.argument("epoch", type=click.IntRange(0))
+@ownership_option
 @store_options
 def unpin_command(job: str, epoch: int, url: str | None, as_json: bool) -> None:
     """Let an epoch expire with the others again.

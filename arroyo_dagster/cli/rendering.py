@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import click
 
-from arroyo_dagster.cli.common import print_error
+from arroyo_dagster.cli.common import exit_code, print_error
 from arroyo_dagster.errors import ArroyoStateError
 from arroyo_dagster.state.codec.iso_times import iso_micros
 from arroyo_dagster.state.model.clock import wall_clock
+from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.progress import (
     OnProgress,
     Progress,
@@ -46,12 +47,19 @@ def print_no_jobs(store: ObjectStore) -> None:
 
 
 def report(problems: Sequence[ArroyoStateError | None]) -> None:
-    """Print what is wrong with some of the listed objects, and exit with code 1."""
+    """Print what is wrong with some of the listed objects, and exit with code 1; with code 4 if
+    all were skipped because other processes maintain them.
+    """
     found = [problem for problem in problems if problem is not None]
     for problem in found:
         print_error(problem)
     if found:
-        click.get_current_context().exit(1)
+        click.get_current_context().exit(exit_code(found))
+
+
+def print_lease_event(paths: JobPaths) -> Callable[[str], None]:
+    """Return a callback that prints on stderr what happens to the lease on a job."""
+    return lambda event: click.echo(f"{paths.root}: {event}", err=True)
 
 
 def format_state(state: str | None, problem: ArroyoStateError | None) -> str | None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 import click
 
-from arroyo_dagster.cli.common import main, open_to_read, open_url, store_options
+from arroyo_dagster.cli.common import main, open_to_read, open_url, ownership_option, store_options
 from arroyo_dagster.cli.rendering import clock, print_json, print_table
 from arroyo_dagster.state.codec.plans import plan_to_json
 from arroyo_dagster.state.model.ids import Epoch
@@ -30,6 +30,7 @@ FILES_PRINTED = 10
 @click.argument("job")
 @click.argument("epoch", type=click.IntRange(0), required=False)
 @click.option("--yes", is_flag=True, help="Roll back. Without it, print the plan only.")
+@ownership_option
 @store_options
 def rollback(job: str, epoch: int | None, yes: bool, url: str | None, as_json: bool) -> None:
     """Take a managed job back to an older epoch. Dry run unless --yes is given.

@@ -15,9 +15,11 @@ from arroyo_dagster.orchestration.partitions import key_error
 from arroyo_dagster.orchestration.resources import ArroyoStateStore
 from arroyo_dagster.orchestration.schedules import MAX_RUNTIME_SECONDS, Backlog, schedule_status
 from arroyo_dagster.orchestration.translator import Naming
+from arroyo_dagster.state.planning.ownership import mark_of
 
 MOST_JOBS = 500
 BUDGET_MINUTES = 45.0
+PARALLEL_JOBS = 4
 ROOT_TAG = "arroyo/checkpoint_root"
 """The run tag that identifies the checkpoint URL of a batch."""
 
@@ -43,6 +45,9 @@ class BatchConfig(LaunchpadConfig):
     budget_minutes: float = Field(
         default=BUDGET_MINUTES, gt=0, description="Start no further job after this many minutes."
     )
+    parallel_jobs: int = Field(
+        default=PARALLEL_JOBS, ge=1, description="Serve this many jobs at the same time."
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +62,7 @@ class BatchKind:
         min_backlog: jobs with a smaller backlog wait.
         single: the partitioned Dagster job that does the same work when it is started by hand.
         pool: of Dagster, which limits how many run at once.
+        changes: whether it changes or deletes state, which jobs that are marked forbid.
     """
 
     name: str
@@ -67,11 +73,18 @@ class BatchKind:
     min_backlog: int = 1
     single: str
     pool: str | None = None
+    changes: bool = True
 
     @property
     def op(self) -> str:
         """Return the name of the op, for run configuration."""
         return f"{self.name}_op"
+
+
+def maintained_backlog(kind: BatchKind, store: ArroyoStateStore) -> Mapping[str, int]:
+    """Return the backlog of each job; for what changes jobs, without those that are marked."""
+    found, marks = kind.backlog(store), store.marked_prefixes() if kind.changes else []
+    return {key: count for key, count in found.items() if mark_of(marks, key) is None}
 
 
 # ---- which jobs, and when ------------------------------------------------------------------------
@@ -188,6 +201,7 @@ class BatchRequests:
         settings: of the kind; its defaults unless given.
         most_jobs: the maximum number of jobs in one batch.
         budget_minutes: a batch starts no further job after this time.
+        parallel_jobs: how many jobs a batch serves at the same time.
     """
 
     naming: Naming
@@ -195,6 +209,7 @@ class BatchRequests:
     settings: dg.Config | None = None
     most_jobs: int = MOST_JOBS
     budget_minutes: float = BUDGET_MINUTES
+    parallel_jobs: int = PARALLEL_JOBS
 
     def ask(
         self,
@@ -208,7 +223,7 @@ class BatchRequests:
         found: Mapping[str, int] = {}
         if asked.unfinished is None:
             with as_failure():
-                found = kind.backlog(store)
+                found = maintained_backlog(kind, store)
         new = [key for key in found if key not in partitions and key_error(key) is None]
         if new:
             context.log.warning(f"{len(new)} jobs have no partition key yet: {new[:5]}")
@@ -216,7 +231,12 @@ class BatchRequests:
         if isinstance(keys, str):
             return dg.SkipReason(keys)
         given: dict[str, Any] = {} if self.settings is None else {"settings": self.settings}
-        config = kind.config(jobs=keys, budget_minutes=self.budget_minutes, **given)
+        config = kind.config(
+            jobs=keys,
+            budget_minutes=self.budget_minutes,
+            parallel_jobs=self.parallel_jobs,
+            **given,
+        )
         return dg.RunRequest(run_config=dg.RunConfig({kind.op: config}), tags={ROOT_TAG: root})
 
 

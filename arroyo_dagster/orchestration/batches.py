@@ -6,72 +6,24 @@ empties. One batch of a kind is queued or running at a time; no other is request
 """
 
 import inspect
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import dagster as dg
 
-from arroyo_dagster.errors import ArroyoStateError
 from arroyo_dagster.orchestration import rendering as shown
-from arroyo_dagster.orchestration.batch_requests import BatchKind, chosen
+from arroyo_dagster.orchestration.batch_requests import BatchKind, chosen, maintained_backlog
 from arroyo_dagster.orchestration.directory import ArroyoDirectory
 from arroyo_dagster.orchestration.failures import as_failure
+from arroyo_dagster.orchestration.job_pool import JobContext, JobEvent, JobPool, ServedJob, Tools
 from arroyo_dagster.orchestration.resources import ArroyoStateStore
 from arroyo_dagster.orchestration.runners import MaintenanceRunner
-from arroyo_dagster.orchestration.schedules import BACKGROUND_TAGS
+from arroyo_dagster.orchestration.schedules import BACKGROUND_TAGS, maintenance_tags
+from arroyo_dagster.orchestration.skips import SKIPPED_TAG, SkippedError
 from arroyo_dagster.orchestration.translator import Naming
 from arroyo_dagster.redaction import redact_text
-
-JobEvent = dg.MaterializeResult | dg.AssetCheckResult | dg.AssetObservation  # type: ignore[type-arg]
-
-
-@dataclass(frozen=True)
-class Tools:
-    """The resources that the events of a job are made with."""
-
-    store: ArroyoStateStore
-    runner: MaintenanceRunner
-    directory: ArroyoDirectory
-
-
-class JobContext:
-    """The context of a batch, presented as the context of a run of one job.
-
-    Attributes:
-        more_jobs_follow: whether this job is not the batch's last.
-    """
-
-    has_partition_key = True
-    has_partition_key_range = False
-
-    def __init__(
-        self,
-        context: dg.OpExecutionContext,
-        key: str,
-        *,
-        more_jobs_follow: bool = False,
-        asset: dg.AssetsDefinition | None = None,
-    ) -> None:
-        self.partition_key = key
-        self.more_jobs_follow = more_jobs_follow
-        self.partition_keys = [key]
-        self.selected_asset_keys = set() if asset is None else set(asset.keys)
-        self.selected_asset_check_keys = set() if asset is None else set(asset.check_keys)
-        self._context = context
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._context, name)
-
-    def of(self, asset: dg.AssetsDefinition) -> "JobContext":
-        """Return the same context for the step of an asset."""
-        return JobContext(
-            self._context,
-            self.partition_key,
-            more_jobs_follow=self.more_jobs_follow,
-            asset=asset,
-        )
 
 
 def asset_events(
@@ -108,20 +60,25 @@ class _BatchResults:
     """The outcome of the jobs of a batch, by key."""
 
     failed: dict[str, str] = field(default_factory=dict)
+    skipped: dict[str, str] = field(default_factory=dict)
     left: list[str] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
 
     def rows(self) -> Iterator[Mapping[str, Any]]:
-        """Return the outcome of each job, failed jobs first."""
-        for key in sorted(self.seconds, key=lambda key: key not in self.failed):
-            outcome, seconds = self.failed.get(key, "done"), round(self.seconds[key], 1)
-            yield {"job": key, "outcome": outcome, "seconds": seconds}
+        """Return the outcome of each job: failed jobs first, then those that were skipped."""
+
+        def rank(key: str) -> int:
+            return 0 if key in self.failed else 1 if key in self.skipped else 2
+
+        for key in sorted(self.seconds, key=rank):
+            outcome = self.failed.get(key) or self.skipped.get(key) or "done"
+            yield {"job": key, "outcome": outcome, "seconds": round(self.seconds[key], 1)}
         for key in self.left:
             yield {"job": key, "outcome": "left for the next run", "seconds": 0.0}
 
 
 def build_batch_job(kind: BatchKind, naming: Naming) -> dg.JobDefinition:
-    """Build the Dagster job of a kind: one op that serves one job after the other."""
+    """Build the Dagster job of a kind: one op that serves its jobs, several at the same time."""
     config_class = kind.config
 
     @dg.op(name=kind.op, pool=kind.pool, description=kind.description, out=dg.Out(dg.Nothing))
@@ -136,13 +93,14 @@ def build_batch_job(kind: BatchKind, naming: Naming) -> dg.JobDefinition:
         tools = Tools(arroyo_store, arroyo_runner, arroyo_directory)
         given: Any = config
         keys, done = given.jobs or _neediest(kind, arroyo_store), _BatchResults()
-        # One by one: what was done is on record, whatever becomes of the run.
+        # Job by job: what was done is on record, whatever becomes of the run.
         yield from _serve(context, kind, keys, given, tools, done)
         if done.failed:
             raise _failure(done, len(keys))
         facts = {
             "arroyo/jobs": len(keys),
             "arroyo/jobs_left": len(done.left),
+            "arroyo/jobs_skipped": len(done.skipped),
             "jobs": shown.table(done.rows()),
         }
         yield dg.Output(None, metadata=shown.known(facts))
@@ -151,7 +109,7 @@ def build_batch_job(kind: BatchKind, naming: Naming) -> dg.JobDefinition:
         name=kind.name,
         description=kind.description,
         executor_def=dg.in_process_executor,
-        tags=BACKGROUND_TAGS,
+        tags=maintenance_tags(naming.deployment) if kind.changes else BACKGROUND_TAGS,
     )
     def batch_job() -> None:
         batch_op()
@@ -161,7 +119,7 @@ def build_batch_job(kind: BatchKind, naming: Naming) -> dg.JobDefinition:
 
 def _neediest(kind: BatchKind, store: ArroyoStateStore) -> list[str]:
     with as_failure():
-        found = kind.backlog(store)
+        found = maintained_backlog(kind, store)
     return chosen(found, {}, min_backlog=kind.min_backlog)
 
 
@@ -173,25 +131,56 @@ def _serve(
     tools: Tools,
     done: _BatchResults,
 ) -> Iterator[Any]:
-    begun = time.monotonic()
-    for at, key in enumerate(keys):
-        if time.monotonic() - begun > config.budget_minutes * 60:
-            done.left = list(keys[at:])
-            context.log.info(
-                f"{len(done.left)} jobs are left for the next run: the budget of "
-                f"{config.budget_minutes:g} min is used up"
-            )
-            break
-        started = time.monotonic()
-        context.log.info(f"{at + 1} of {len(keys)}: {key}")
-        job = JobContext(context, key, more_jobs_follow=at + 1 < len(keys))
-        try:
-            for event in kind.events(job, config.settings, tools):
-                yield _of_job(event, key)
-        except (dg.Failure, dg.RetryRequested, ArroyoStateError) as error:
-            done.failed[key] = _reason(error).removeprefix(f"{key}: ")
-            context.log.error(f"{key}: {done.failed[key]}")
-        done.seconds[key] = time.monotonic() - started
+    """Serve jobs and yield their events, in the order of the keys.
+
+    A job that another process maintains is served again behind the others, and is waited for only
+    then. The last job is served when all others are done: it reports on the whole fleet.
+    """
+    pool = JobPool(kind.events, context, config, tools)
+    with as_failure():
+        tools.store.reading()  # checked and opened once, before there are threads
+    report = partial(_report, context, len(keys))
+    yield from _events(pool.served(keys[:-1], True, lease_wait_seconds=0.0), done, report)
+    yield from _events(pool.served(keys[-1:], False, lease_wait_seconds=0.0), done, report)
+    again, done.skipped = list(done.skipped), {}
+    yield from _events(pool.served(again, True, lease_wait_seconds=None), done, report)
+    if done.left:
+        context.log.info(
+            f"{len(done.left)} jobs are left for the next run: the budget of "
+            f"{config.budget_minutes:g} min is used up"
+        )
+    for key, reason in done.skipped.items():
+        context.log.warning(f"{key}: {reason}")
+    if done.skipped:
+        text = f"{len(done.skipped)} of {len(keys)} jobs"
+        context.instance.add_run_tags(context.run.run_id, {SKIPPED_TAG: text})
+
+
+def _report(context: dg.OpExecutionContext, total: int, key: str, done: _BatchResults) -> None:
+    """Log that a job was served, or why it failed."""
+    if key in done.failed:
+        context.log.error(f"{key}: {done.failed[key]}")
+    context.log.info(f"{len(done.seconds)} of {total} jobs were served; the last is {key}")
+
+
+def _events(
+    served: Iterator[ServedJob],
+    done: _BatchResults,
+    report: Callable[[str, _BatchResults], None],
+) -> Iterator[Any]:
+    """Yield the events of jobs, and note the outcome of each."""
+    for job in served:
+        for event in job.events:
+            yield _of_job(event, job.key)
+        if job.left:
+            done.left.append(job.key)
+            continue
+        done.seconds[job.key] = done.seconds.get(job.key, 0.0) + job.seconds
+        if isinstance(job.error, SkippedError):
+            done.skipped[job.key] = str(job.error)
+        elif job.error is not None:
+            done.failed[job.key] = _reason(job.error).removeprefix(f"{job.key}: ")
+        report(job.key, done)
 
 
 def _of_job(event: JobEvent, key: str) -> Any:

@@ -34,7 +34,14 @@ from arroyo_dagster.orchestration.yaml.model import (
     refuse,
 )
 from arroyo_dagster.orchestration.yaml.scaffolder import ArroyoStateScaffolder
-from arroyo_dagster.orchestration.yaml.texts import HttpUrl, Name, Options, Secret, Url
+from arroyo_dagster.orchestration.yaml.texts import (
+    HttpUrl,
+    Name,
+    Options,
+    PrefixOwnership,
+    Secret,
+    Url,
+)
 
 
 @dg.scaffold_with(ArroyoStateScaffolder)
@@ -106,6 +113,12 @@ class ArroyoStateComponent(dg.Component, YamlModel):
         repr=False,
         description="Options of the catalogue's store, in the form of storage_options.",
         examples=[{"secret_access_key": {"env": "S3_SECRET"}}],
+    )
+    ownership: PrefixOwnership = Field(
+        default_factory=dict,
+        description="Prefixes that this deployment does not maintain, as other or borrowed: their "
+        "state is shown and checked, and never compacted, rewritten or deleted.",
+        examples=[{"payments": "other", "archive/job_1": "borrowed"}],
     )
     sensor_running: bool = Field(default=False, description="Start the sensor as running.")
     sensor: Sensor = Field(default_factory=Sensor, description="How much one tick does.")
@@ -263,6 +276,7 @@ class ArroyoStateComponent(dg.Component, YamlModel):
             storage_options=self.storage_options,
             delete_options=self.delete_options,
             layout=self.layout,
+            ownership=dict(self.ownership),
             catalogue_url=self.catalogue_url,
             catalogue_options=self.catalogue_options,
             arroyo_api_url=self.arroyo_api_url,

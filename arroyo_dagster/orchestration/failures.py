@@ -17,8 +17,9 @@ from arroyo_dagster.orchestration.translator import at_source_of
 from arroyo_dagster.redaction import redact_causes, without_secrets
 
 MAX_RETRIES = 2
-RETRY_SECONDS = 10.0
-"""The wait before the first retry. It doubles with each retry, plus or minus a tenth."""
+RETRY_SECONDS = 25.0
+"""The wait before the first retry. It doubles with each retry, plus or minus a tenth. Together the
+waits are longer than a lease, so that the last retry does not meet that of a process that died."""
 
 _DAGSTER_FIELDS: Mapping[str, str] = {
     "pass --arroyo-api, --arroyo-db or --assume JOB=stopped": (

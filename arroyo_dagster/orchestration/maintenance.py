@@ -10,6 +10,7 @@ from arroyo_dagster.errors import ArroyoStateError
 from arroyo_dagster.orchestration.batch_requests import (
     BUDGET_MINUTES,
     MOST_JOBS,
+    PARALLEL_JOBS,
     BatchConfig,
     BatchKind,
     BatchRequests,
@@ -25,7 +26,7 @@ from arroyo_dagster.orchestration.gc.assets import (
     orphans_backlog,
 )
 from arroyo_dagster.orchestration.resources import ArroyoStateStore
-from arroyo_dagster.orchestration.schedules import BACKGROUND_TAGS
+from arroyo_dagster.orchestration.schedules import maintenance_tags
 from arroyo_dagster.orchestration.translator import Naming
 from arroyo_dagster.state.model.settings import Setting
 
@@ -64,6 +65,14 @@ class MaintenanceOptions:
             help="A run of a schedule starts no further job after this many minutes.",
         ),
     ] = BUDGET_MINUTES
+    parallel_jobs: Annotated[
+        int,
+        Setting(
+            minimum=1,
+            help="A run of a schedule serves this many jobs at the same time, in one process and "
+            "one Spark session.",
+        ),
+    ] = PARALLEL_JOBS
     compaction: CompactionConfig | None = None
     gc: GcConfig | None = None
     orphans: OrphansConfig | None = None
@@ -87,7 +96,7 @@ def build_maintenance_job(
         selection=dg.AssetSelection.assets(*assets),
         config=config,
         executor_def=dg.in_process_executor,
-        run_tags=BACKGROUND_TAGS,
+        run_tags=maintenance_tags(naming.deployment),
     )
 
 
@@ -150,6 +159,7 @@ def build_batches(
                 events=asset_events(assets.catalogue),
                 backlog=new_epochs,
                 single=naming.name("arroyo_refresh"),
+                changes=False,
             ),
             CatalogConfig(),
         ),
@@ -214,6 +224,7 @@ def build_batches(
             settings=settings,
             most_jobs=options.most_jobs,
             budget_minutes=options.budget_minutes,
+            parallel_jobs=options.parallel_jobs,
         )
         for name, kind, settings in kinds
     }

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
     from arroyo_dagster.state.operations.catalog.epochs import EarlierCatalogue
     from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
+    from arroyo_dagster.state.planning.ownership import Mark
     from arroyo_dagster.state.storage.store import ObjectStore
 
 SPARK_TAG = "arroyo/spark"
@@ -87,6 +88,11 @@ class ArroyoStateStore(NamedSecrets):
     deployment: str | None = Field(
         default=None, description="Part of the catalogue's path below DAGSTER_HOME."
     )
+    ownership: dict[str, str] = Field(
+        default_factory=dict,
+        description="Prefixes that this deployment does not maintain, as other or borrowed: their "
+        "state is shown and checked, and never compacted, rewritten or deleted.",
+    )
     _stores: dict[str, Any] = PrivateAttr(default_factory=dict)
     _instance: Any = PrivateAttr(default=None)
     _in_run: bool = PrivateAttr(default=False)
@@ -106,11 +112,22 @@ class ArroyoStateStore(NamedSecrets):
         """Return the store of the checkpoint URL. Only maintenance may call this.
 
         Raises:
-            InputError: Dagster's hosts have no common catalogue, or a variable that the options
-                name is not set.
+            InputError: Dagster's hosts have no common catalogue, a variable that the options
+                name is not set, or `ownership` is wrong.
         """
+        from arroyo_dagster.state.metadata.ownership import Owned
+        from arroyo_dagster.state.planning.ownership import parse_ownership
+
         self._check_hosts()
-        return self._opened("storage_options", self.checkpoint_url)
+        found = self._opened("storage_options", self.checkpoint_url)
+        return Owned(found, parse_ownership(self.ownership)) if self.ownership else found
+
+    def marked_prefixes(self) -> "list[Mark]":
+        """Return the marks of prefixes that are not maintained: settings, then stored ones."""
+        from arroyo_dagster.state.metadata.ownership import read_ownership
+        from arroyo_dagster.state.planning.ownership import parse_ownership
+
+        return [*parse_ownership(self.ownership), *read_ownership(self.reading())]
 
     def reading(self) -> "ObjectStore":
         """Return the store of the checkpoint URL, write-protected, to read only."""

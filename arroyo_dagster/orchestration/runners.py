@@ -1,5 +1,6 @@
 """Where the heavy part of maintenance runs: Spark, or the process of the step."""
 
+import threading
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from arroyo_dagster.state.storage.store import ObjectStore
 
 
+_STARTING = threading.Lock()
 _OLD_METHODS = {
     "collect": "run_gc(store, paths, request, options, *, plan)",
     "compact": "run_compaction(store, paths, settings, options)",
@@ -99,6 +101,10 @@ class SparkRunner(MaintenanceRunner):
             objects=self.spark_from_objects,
         )
 
+    def _session(self) -> Any:
+        with _STARTING:  # jobs of a batch are served at the same time, in one session
+            return self.spark.session
+
     def run_compaction(
         self,
         store: "ObjectStore",
@@ -109,7 +115,7 @@ class SparkRunner(MaintenanceRunner):
         from arroyo_dagster.spark.compaction import run_compaction_on_spark
 
         return run_compaction_on_spark(
-            lambda: self.spark.session,
+            self._session,
             store,
             paths,
             settings,
@@ -129,7 +135,7 @@ class SparkRunner(MaintenanceRunner):
         from arroyo_dagster.spark.gc import run_gc_on_spark
 
         return run_gc_on_spark(
-            lambda: self.spark.session,
+            self._session,
             store,
             paths,
             request,
@@ -141,7 +147,7 @@ class SparkRunner(MaintenanceRunner):
     def rewrites(self) -> "RunRewrites":
         from arroyo_dagster.spark.rewrite import rewrites_on_spark
 
-        return rewrites_on_spark(lambda: self.spark.session, self.thresholds)
+        return rewrites_on_spark(self._session, self.thresholds)
 
 
 class InProcessRunner(MaintenanceRunner):

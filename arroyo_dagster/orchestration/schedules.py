@@ -19,12 +19,22 @@ MOST_RUNS = 50
 JOB_TAG = "arroyo/job_id"
 """The run tag whose value is the partition key: for limits on concurrent runs of one job."""
 
+MAINTENANCE_TAG = "arroyo/maintenance"
+"""The tag of every run that changes or deletes state; its value is the deployment. For a limit on
+the runs of an instance."""
+
 MAX_RUNTIME_SECONDS = 7200
 BACKGROUND_TAGS = {
     "dagster/priority": "-1",
     dg.MAX_RUNTIME_SECONDS_TAG: str(MAX_RUNTIME_SECONDS),
 }
 """Tags of background runs: other runs go first, and one that does not end is ended."""
+
+
+def maintenance_tags(deployment: str | None) -> dict[str, str]:
+    """Return the tags of runs that change or delete state."""
+    return {**BACKGROUND_TAGS, MAINTENANCE_TAG: deployment or "default"}
+
 
 Backlog = Callable[[ArroyoStateStore], Mapping[str, int]]
 """The backlog, by partition key."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from arroyo_dagster.errors import InputError, StorageError
 from arroyo_dagster.redaction import redact_text, redacted_cause
+from arroyo_dagster.state.metadata.interrupts import check_interrupt
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -19,6 +20,7 @@ _MISSING_MODULE = re.compile(r"ModuleNotFoundError: No module named '([\w.]+)'")
 _OTHER_PYTHON = re.compile(r"[^\n]*\bPYTHON_VERSION_MISMATCH\b[^\n]*")
 _LOCAL_CORES = re.compile(r"local\[(\d+).*\]")
 _UNKNOWN_SLOTS = 8
+_INTERRUPT_POLL_SECONDS = 0.5
 _CANCEL_SECONDS = 10.0
 
 
@@ -51,7 +53,9 @@ def fetch_rows(session: SparkSession, frame: DataFrame) -> list[Row]:
     thread = InheritableThread(target=collect, session=session, name="arroyo-spark", daemon=True)
     try:
         thread.start()
-        thread.join()
+        while thread.is_alive():
+            thread.join(_INTERRUPT_POLL_SECONDS)
+            check_interrupt()  # of a thread that works for the main thread, which gets signals
     except BaseException:  # an interrupt
         with suppress(Exception):  # raise the interrupt, not this error
             (session.interruptTag if context is None else context.cancelJobsWithTag)(tag)

@@ -57,7 +57,7 @@ def test_the_pools_and_tags_of_the_page_are_those_of_the_code() -> None:
     text = _text(DEPLOYMENT)
     assert pools == {"arroyo_compaction", "arroyo_gc"}
     assert all(f"`{pool}`" in text for pool in pools)
-    assert {"arroyo/job_id"} == set(re.findall(r"arroyo/[a-z_]+", text))
+    assert {"arroyo/job_id", "arroyo/maintenance"} == set(re.findall(r"arroyo/[a-z_]+", text))
     run = repository.get_job("arroyo_compaction_fleet").run_tags
     assert run["dagster/max_runtime"] == "7200"
     assert run["dagster/priority"] == "-1"

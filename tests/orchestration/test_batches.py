@@ -2,6 +2,8 @@
 
 import datetime as dt
 import random
+import threading
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -34,14 +36,18 @@ from arroyo_dagster.orchestration.batch_requests import (
     inspect_runs,
     root_of,
 )
-from arroyo_dagster.orchestration.batches import JobContext, Tools, build_batch_job
+from arroyo_dagster.orchestration.batches import build_batch_job
 from arroyo_dagster.orchestration.directory import ArroyoDirectory
 from arroyo_dagster.orchestration.failures import as_failure
+from arroyo_dagster.orchestration.job_pool import JobContext, JobPool, Tools
 from arroyo_dagster.orchestration.partitions import jobs_partitions
 from arroyo_dagster.orchestration.resources import ArroyoStateStore
 from arroyo_dagster.orchestration.runners import InProcessRunner
 from arroyo_dagster.orchestration.schedules import MAX_RUNTIME_SECONDS
 from arroyo_dagster.orchestration.translator import DagsterArroyoTranslator, Naming
+from arroyo_dagster.state.metadata.lease import lease, newest_lease
+from arroyo_dagster.state.model.ids import JobId, PipelineId, StatePath
+from arroyo_dagster.state.model.layout import JobPaths
 
 NAMING = Naming(DagsterArroyoTranslator(), jobs_partitions(None), None)
 STORE = ArroyoStateStore(checkpoint_url="memory://batches")
@@ -170,6 +176,86 @@ def test_without_jobs_those_that_need_it_most_are_served(instance: dg.DagsterIns
     run(instance, kind({"a/1": 3, "b/2": 9, "c/3": 1}, min_backlog=2))
     found = instance.fetch_materializations(KEY, limit=10).records
     assert [one.partition_key for one in found][::-1] == ["b/2", "a/1"]
+
+
+def test_jobs_are_served_at_the_same_time_and_told_in_their_order(
+    instance: dg.DagsterInstance,
+) -> None:
+    meet, order = threading.Barrier(3), list[str]()
+
+    def together(context: JobContext, given: WorkSettings, tools: Tools) -> Iterator[Any]:
+        key = context.partition_key
+        if key != "d/4":
+            meet.wait(30)  # passes only once three of them are here
+        order.append(key)
+        yield from work(context, given, tools)
+
+    one = kind(events=together)
+    done = run(instance, one, jobs=["a/1", "b/2", "c/3", "d/4"], parallel_jobs=3)
+    assert done.success
+    found = [event.partition for event in done.get_asset_materialization_events()]
+    assert found == ["a/1", "b/2", "c/3", "d/4"]
+    assert order[-1] == "d/4"  # it reports on the whole fleet
+
+
+def test_a_mistake_of_ours_in_one_job_fails_that_job_only(instance: dg.DagsterInstance) -> None:
+    def mistaken(context: JobContext, given: WorkSettings, tools: Tools) -> Iterator[Any]:
+        if context.partition_key == "b/2":
+            raise KeyError("password=canary")
+        yield from work(context, given, tools)
+
+    done = run(instance, kind(events=mistaken), jobs=["a/1", "b/2", "c/3"])
+    assert not done.success
+    found = [event.partition for event in done.get_asset_materialization_events()]
+    assert found == ["a/1", "c/3"]
+    failure = done.failure_data_for_node(kind().op)
+    assert failure is not None
+    assert failure.user_failure_data is not None
+    assert "1 of 3 jobs failed; the first is b/2" in str(failure.user_failure_data.description)
+    logs = "".join(entry.user_message for entry in instance.all_logs(done.run_id))
+    assert "canary" not in logs
+
+
+def test_an_interrupt_reaches_the_jobs_that_other_threads_serve(
+    instance: dg.DagsterInstance,
+) -> None:
+    """The main thread is interrupted; a job ends at its next call, and releases its lease."""
+    released: list[str] = []
+
+    def leased(context: JobContext, given: WorkSettings, tools: Tools) -> Iterator[Any]:
+        paths, store = JobPaths(JobId("2"), PipelineId("b")), tools.store.writable()
+        try:
+            with lease(store, paths, "batch"):
+                context.log.info("interrupt the main thread")
+                for _ in range(3000):
+                    store.head(StatePath("b/2/nothing"))
+                    time.sleep(0.01)
+                raise AssertionError("it was not interrupted")
+        finally:
+            released.append(context.partition_key)
+        yield
+
+    class Interrupted:
+        """The context of a step whose log the interrupt comes to."""
+
+        run_id = "r"
+        log: Any
+
+        def info(self, text: str) -> None:
+            raise DagsterExecutionInterruptedError(text)
+
+    context: Any = Interrupted()
+    context.log = context
+    config = WorkBatch(parallel_jobs=2)
+    tools = Tools(STORE, RESOURCES["arroyo_runner"], RESOURCES["arroyo_directory"])  # type: ignore[arg-type]
+    served = JobPool(leased, context, config, tools).served(["b/2"], True, lease_wait_seconds=0.0)
+    with pytest.raises(DagsterExecutionInterruptedError):
+        list(served)
+    assert released == ["b/2"]
+    paths = JobPaths(JobId("2"), PipelineId("b"))
+    found = newest_lease(STORE.writable(), paths.leases)
+    assert found is not None
+    assert found.released
 
 
 # ---- what is asked -------------------------------------------------------------------------------

@@ -226,7 +226,7 @@ def test_what_a_window_left_stopped_the_sensor_starts(
         assert isinstance(ticked(deployed, sensor), dg.SkipReason)
         with monkeypatch.context() as past:  # its lease ran out long ago
             past.setattr(model.job.store, "_clock", lambda: 1_000_000_000_000_000)
-            died(model, change=6)
+            died(model, change=8)
         assert model.state == "Stopped"
         (request,) = ticked(deployed, sensor)
         assert request.run_config["ops"]["arroyo_window"]["config"]["recover_only"] is True

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,6 +22,7 @@ from arroyo_dagster.spark.rewrite import rewrites_on_spark
 from arroyo_dagster.spark.tasks import assigned, run_items
 from arroyo_dagster.spark.thresholds import SparkThresholds
 from arroyo_dagster.state.metadata.backend import ParquetBackend
+from arroyo_dagster.state.metadata.interrupts import InterruptedThreadError, Interrupts
 from arroyo_dagster.state.model.compaction import CompactionPolicy, CompactionSettings
 from arroyo_dagster.state.model.ids import Epoch, WorkerGeneration
 from arroyo_dagster.state.model.layout import Layout
@@ -274,3 +277,46 @@ def test_the_assets_compact_and_expire_through_spark(session: SparkSession, tmp_
 def test_heavy_items_come_apart() -> None:
     assert assigned({0: 1, 1: 100, 2: 1, 3: 90}, 3) == [[1], [3], [0, 2]]
     assert assigned({5: 1}, 8) == [[5]]
+
+
+# ---- jobs of a batch, in threads of one session --------------------------------------------------
+
+
+def test_jobs_are_merged_at_the_same_time_in_one_session(
+    session: SparkSession, tmp_path: Path
+) -> None:
+    jobs = [_run(tmp_path / str(number), 5) for number in range(3)]
+    contents = [tables_of(store, newest(store, pipeline)) for store, pipeline in jobs]
+    meet = threading.Barrier(len(jobs))
+
+    def begin() -> SparkSession:
+        meet.wait(60)  # all of them have planned, and none has merged
+        return session
+
+    def merge(job: tuple[ObjectStore, Pipeline]) -> Any:
+        store, pipeline = job
+        with Interrupts().here():
+            return run_compaction_on_spark(begin, store, pipeline.paths, FULL, in_process_bytes=0)
+
+    with ThreadPoolExecutor(len(jobs)) as pool:
+        outcomes = list(pool.map(merge, jobs))
+    assert [one.published for one in outcomes] == ["epoch"] * len(jobs)
+    after = [tables_of(store, newest(store, pipeline)) for store, pipeline in jobs]
+    assert after == contents
+
+
+def test_an_interrupt_reaches_a_thread_that_waits_for_workers(session: SparkSession) -> None:
+    interrupts = Interrupts()
+
+    def work() -> None:
+        with interrupts.here():
+            run_items(session, time.sleep, [60.0, 60.0], [1, 1])
+
+    begun = time.monotonic()
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(work)
+        time.sleep(1.0)
+        interrupts.request()
+        with pytest.raises(InterruptedThreadError):
+            waiting.result()
+    assert time.monotonic() - begun < 45  # the tasks would have taken a minute

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import click
 
-from arroyo_dagster.cli.common import open_to_read, open_url, store_options
+from arroyo_dagster.cli.common import open_to_read, open_url, ownership_option, store_options
 from arroyo_dagster.cli.compaction.group import compact
 from arroyo_dagster.cli.compaction.rewrite import (
     arroyo_options,
@@ -22,6 +23,7 @@ from arroyo_dagster.cli.directory import directory_of
 from arroyo_dagster.cli.rendering import (
     print_beside_progress,
     print_json,
+    print_lease_event,
     print_no_jobs,
     print_table,
     report,
@@ -40,7 +42,8 @@ from arroyo_dagster.state.model.compaction import (
     Forecast,
 )
 from arroyo_dagster.state.model.layout import JobPaths
-from arroyo_dagster.state.model.progress import OnProgress, ProgressUnit
+from arroyo_dagster.state.model.leases import LeaseSettings
+from arroyo_dagster.state.model.progress import ProgressUnit
 from arroyo_dagster.state.model.rewrite import RewriteOutcome, RewritePlan
 from arroyo_dagster.state.model.settings import settings_from
 from arroyo_dagster.state.model.units import format_bytes
@@ -212,6 +215,8 @@ def _print_merges(found: CompactionPlan) -> None:
 @click.option("--yes", is_flag=True, help="Execute the plan. Without it, print the plan only.")
 @spark_options("Merge on Spark if the plan is large enough.")
 @settings_options(AdoptionSettings)
+@settings_options(LeaseSettings)
+@ownership_option
 @arroyo_options
 @_settings_options
 def run(
@@ -219,6 +224,7 @@ def run(
     yes: bool,
     spark: SparkSettings | None,
     wait_seconds: float,
+    lease_wait_seconds: float,
     url: str | None,
     as_json: bool,
     **given: Any,
@@ -227,7 +233,8 @@ def run(
 
     Dry run unless --yes is given. An Arroyo job is rewritten in place; it must be stopped, which
     --arroyo-api, --arroyo-db or --assume JOB=stopped confirms. If one of several jobs fails, the
-    others continue.
+    others continue. A job that another process maintains is skipped after --lease-wait; the exit
+    code is 4 if nothing else went wrong.
 
     \b
     Example:
@@ -243,13 +250,23 @@ def run(
         try:
             if is_arroyo_job(store, paths) and yes:
                 with show_progress(as_json=as_json, name=paths.root) as on_progress:
-                    options = _rewrite_options(paths, given, spark, listed.get(paths), on_progress)
-                    outcomes.append(_rewrite(store, paths, given, options))
+                    waiting = RewriteOptions(
+                        quiet_since=listed.get(paths),
+                        lease_wait_seconds=lease_wait_seconds,
+                        on_lease=print_lease_event(paths),
+                        on_shard=count_shards(on_progress),
+                    )
+                    outcomes.append(_rewrite(store, paths, given, waiting, spark=spark))
             elif is_arroyo_job(store, paths):
                 outcomes.append(_plan_rewrite(store, paths, given))
             elif yes:
                 with show_progress(as_json=as_json, name=paths.root) as on_progress:
-                    chosen = CompactionOptions(wait_seconds=wait_seconds, on_progress=on_progress)
+                    chosen = CompactionOptions(
+                        wait_seconds=wait_seconds,
+                        lease_wait_seconds=lease_wait_seconds,
+                        on_lease=print_lease_event(paths),
+                        on_progress=on_progress,
+                    )
                     outcomes.append(_compact(store, paths, settings, chosen, spark=spark))
             else:
                 plan = plan_compaction(store, paths, settings)
@@ -292,27 +309,22 @@ def _plan_rewrite(store: ObjectStore, paths: JobPaths, given: dict[str, Any]) ->
     return RewriteOutcome.of_plan(plan_rewrite(store, paths, directory, _settings(given)))
 
 
-def _rewrite_options(
+def _rewrite(
+    store: ObjectStore,
     paths: JobPaths,
     given: dict[str, Any],
+    options: RewriteOptions,
+    *,
     spark: SparkSettings | None,
-    since: ListedJob | None,
-    on_progress: OnProgress,
-) -> RewriteOptions:
-    return RewriteOptions(
-        run=runner(spark),
-        quiet_seconds=given["quiet_seconds"],
-        quiet_since=since,
-        sleep=_sleep_and_report(paths),
-        on_shard=count_shards(on_progress),
-    )
-
-
-def _rewrite(
-    store: ObjectStore, paths: JobPaths, given: dict[str, Any], options: RewriteOptions
 ) -> RewriteOutcome:
     directory = directory_of(given["api"], given["database"], given["assume"], given["token"])
-    return run_rewrite(store, paths, directory, _settings(given), options)
+    chosen = replace(
+        options,
+        run=runner(spark),
+        quiet_seconds=given["quiet_seconds"],
+        sleep=_sleep_and_report(paths),
+    )
+    return run_rewrite(store, paths, directory, _settings(given), chosen)
 
 
 def _compact(

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
-from arroyo_dagster.cli.common import open_to_read, open_url, store_options
+from arroyo_dagster.cli.common import open_to_read, open_url, ownership_option, store_options
 from arroyo_dagster.cli.compaction.group import compact
 from arroyo_dagster.cli.directory import TOKEN_VARIABLE, directory_of, directory_options
 from arroyo_dagster.cli.rendering import print_json, print_table
@@ -202,6 +202,7 @@ def format_rewrite(outcome: RewriteOutcome, *, yes: bool, started: bool = False)
 )
 @directory_options
 @token_option
+@ownership_option
 @store_options
 def undo(
     job: str,

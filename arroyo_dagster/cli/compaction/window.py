@@ -11,6 +11,7 @@ from arroyo_dagster.cli.common import (
     if_interrupted,
     open_to_read,
     open_url,
+    ownership_option,
     print_error,
     store_options,
 )
@@ -32,6 +33,7 @@ from arroyo_dagster.spark.settings import SparkSettings
 from arroyo_dagster.state.codec.plans import plan_to_json
 from arroyo_dagster.state.model.compaction import CompactionPolicy, CompactionSettings
 from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.model.leases import LeaseSettings
 from arroyo_dagster.state.model.maintenance_window import (
     WindowEnd,
     WindowOutcome,
@@ -77,9 +79,11 @@ from arroyo_dagster.state.storage.store import ObjectStore
 )
 @setting_option(CompactionSettings, "policy", alone=True, default=CompactionPolicy.FULL.value)
 @settings_options(WindowSteps)
+@settings_options(LeaseSettings)
 @click.option("--yes", is_flag=True, help="Execute the plan. Without it, print the plan only.")
 @spark_options("Write the new files on Spark.")
 @token_option
+@ownership_option
 @store_options
 def window(
     job: str,
@@ -88,6 +92,7 @@ def window(
     now: bool,
     api: str,
     policy: str,
+    lease_wait_seconds: float,
     yes: bool,
     spark: SparkSettings | None,
     token: str | None,
@@ -99,7 +104,8 @@ def window(
 
     If a step fails, the job is started again, and the steps that were done are printed. If this
     process dies in between, the next call reports that the job is down and starts it, at any time
-    of day.
+    of day. A job that another process maintains is not stopped, but skipped after --lease-wait,
+    with exit code 4.
 
     \b
     Example:
@@ -119,6 +125,7 @@ def window(
         limits=steps.limits,
         closes_at_micros=None,
         verify_level=steps.verify_level,
+        lease_wait_seconds=lease_wait_seconds,
         run=runner(spark if yes else None),
         on_step=_print_step if not as_json else lambda step: None,
     )

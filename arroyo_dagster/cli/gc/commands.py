@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import click
 
-from arroyo_dagster.cli.common import open_to_read, open_url, store_options
+from arroyo_dagster.cli.common import open_to_read, open_url, ownership_option, store_options
 from arroyo_dagster.cli.directory import directory_of_environment, directory_options
 from arroyo_dagster.cli.gc.group import gc
 from arroyo_dagster.cli.gc.options import find_any_job
@@ -20,7 +20,7 @@ from arroyo_dagster.cli.gc.rendering import (
     outcome_json,
     print_outcome,
 )
-from arroyo_dagster.cli.rendering import print_json, show_progress
+from arroyo_dagster.cli.rendering import print_json, print_lease_event, show_progress
 from arroyo_dagster.cli.settings import FiniteRange, setting_option, settings_options
 from arroyo_dagster.cli.spark import session_of, spark_options
 from arroyo_dagster.errors import InputError
@@ -36,6 +36,7 @@ from arroyo_dagster.state.model.garbage import (
     Retention,
 )
 from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.model.leases import LeaseSettings
 from arroyo_dagster.state.model.settings import settings_from
 from arroyo_dagster.state.operations.gc.execute import (
     GcOptions,
@@ -168,6 +169,8 @@ def plan_command(
     "has changed so that something in it may no longer be deleted.",
 )
 @settings_options(DeletionSettings)
+@settings_options(LeaseSettings)
+@ownership_option
 @spark_options("Delete on Spark's workers if there are many objects.")
 @click.option(
     "--rate",
@@ -181,6 +184,8 @@ def run_command(
     yes: bool,
     plan_file: Path | None,
     quarantine: bool,
+    max_checkpoint_slowdown: float,
+    lease_wait_seconds: float,
     spark: SparkSettings | None,
     rate: float | None,
     url: str | None,
@@ -189,7 +194,8 @@ def run_command(
 ) -> None:
     """Delete what a plan names: data, then records, then metadata, verified and journalled.
 
-    Without --yes it prints the plan and deletes nothing.
+    Without --yes it prints the plan and deletes nothing. A job that another process maintains is
+    skipped after --lease-wait, with exit code 4.
 
     \b
     Example:
@@ -203,6 +209,9 @@ def run_command(
         with show_progress(as_json=as_json) as on_progress:
             options = GcOptions(
                 quarantine=quarantine,
+                max_checkpoint_slowdown=max_checkpoint_slowdown,
+                lease_wait_seconds=lease_wait_seconds,
+                on_lease=print_lease_event(paths),
                 pace=Pace(batches_per_second=rate),
                 on_progress=on_progress,
             )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from arroyo_dagster.cli.common import main, open_to_read, open_url, store_options
+from arroyo_dagster.cli.common import main, open_to_read, open_url, ownership_option, store_options
 from arroyo_dagster.cli.rendering import print_json, show_progress
 from arroyo_dagster.cli.settings import setting_option
 from arroyo_dagster.state.codec.gc import gc_plan_to_json
@@ -20,6 +20,7 @@ from arroyo_dagster.state.operations.gc.plan import plan_gc
 @click.argument("job")
 @setting_option(Retention, "keep_epochs", required=True)
 @click.option("--yes", is_flag=True, help="Delete. Without it, print the plan only.")
+@ownership_option
 @store_options
 def expire(job: str, keep_epochs: int, yes: bool, url: str | None, as_json: bool) -> None:
     """Delete the oldest epochs of a managed job, and the files that only they list.

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import click
 
-from arroyo_dagster.cli.common import open_to_read, open_url, store_options
+from arroyo_dagster.cli.common import open_to_read, open_url, ownership_option, store_options
 from arroyo_dagster.cli.gc.group import gc
 from arroyo_dagster.cli.gc.options import find_any_job, wait_for_deletions
 from arroyo_dagster.cli.gc.rendering import (
@@ -36,6 +36,7 @@ _PURGE = dt.timedelta(microseconds=PURGE_MICROS)
 @click.option(
     "--yes", is_flag=True, help="Restore the objects. Without it, print what would be restored."
 )
+@ownership_option
 @spark_options("Compare and copy objects on Spark if they are many or large.")
 @store_options
 def undelete_command(
@@ -113,6 +114,7 @@ def _restored(
 @click.option(
     "--yes", is_flag=True, help="Delete the quarantines. Without it, print what would be deleted."
 )
+@ownership_option
 @store_options
 def purge_command(
     job: str, older_than: dt.timedelta, yes: bool, url: str | None, as_json: bool

@@ -25,7 +25,7 @@ StoredEntries = dict[str, Any]
 """Entries by the text of their key: a scalar, or a row's values and then its update time (ms)."""
 
 DELETED: tuple[Any, ...] = ("deleted",)
-"""Marks a deleted entry; compared by identity."""
+"""OwnershipByPrefix a deleted entry; compared by identity."""
 
 
 class Slot:

@@ -42,7 +42,7 @@ from arroyo_dagster.errors import InputError
 from arroyo_dagster.state.model.clock import Clock, wall_clock_ms
 
 MISSING: Any = object()
-"""Marks an absent value."""
+"""OwnershipByPrefix an absent value."""
 
 
 class Trial:

@@ -22,6 +22,7 @@ from arroyo_dagster.orchestration.partitions import job_of
 from arroyo_dagster.orchestration.resources import ArroyoStateStore
 from arroyo_dagster.orchestration.runners import MaintenanceRunner
 from arroyo_dagster.orchestration.settings import configured, setting_field, settings_config
+from arroyo_dagster.orchestration.skips import end_skipped_steps, lease_wait_seconds, leases_skip
 from arroyo_dagster.orchestration.translator import (
     COMPACTED_STATE,
     OPERATOR_METADATA,
@@ -34,7 +35,7 @@ from arroyo_dagster.state.model.compaction import (
     MergeOutcome,
 )
 from arroyo_dagster.state.model.layout import JobPaths
-from arroyo_dagster.state.model.leases import EXPIRED_SECONDS
+from arroyo_dagster.state.model.leases import LeaseSettings
 from arroyo_dagster.state.model.rewrite import QuietSettings
 from arroyo_dagster.state.planning.verify.checks import effective, row_parity
 
@@ -50,6 +51,7 @@ class CompactionConfig(settings_config(CompactionSettings)):  # type: ignore[mis
 
     wait_seconds: float = setting_field(AdoptionSettings, "wait_seconds", default=10.0)
     quiet_seconds: float = setting_field(QuietSettings, "quiet_seconds")
+    lease_wait_seconds: float = setting_field(LeaseSettings, "lease_wait_seconds")
     dry_run: bool = Field(default=False, description="Plan only; change nothing.")
 
     def settings(self) -> CompactionSettings:
@@ -95,6 +97,7 @@ def build_compacted_state(naming: Naming) -> dg.AssetsDefinition:
         can_subset=True,  # so that a check of what was not done may be left out
     )
     @naming.bind
+    @end_skipped_steps(key)
     @name_failed_checks
     def arroyo_compacted_state(  # type: ignore[no-untyped-def]
         context: dg.AssetExecutionContext,
@@ -103,7 +106,7 @@ def build_compacted_state(naming: Naming) -> dg.AssetsDefinition:
         arroyo_runner: MaintenanceRunner,
         arroyo_directory: ArroyoDirectory,
     ):
-        with as_failure():
+        with as_failure(), leases_skip():
             paths = job_of(context.partition_key)
             if key in context.selected_asset_keys:
                 runner, checks = arroyo_runner, (ROW_PARITY, EFFECTIVE)
@@ -118,6 +121,7 @@ def build_compacted_state(naming: Naming) -> dg.AssetsDefinition:
                             runner=runner,
                             settings=config.settings(),
                             quiet_seconds=config.quiet_seconds,
+                            lease_wait_seconds=lease_wait_seconds(context, config),
                             dry_run=config.dry_run,
                         ),
                         checks,
@@ -211,7 +215,8 @@ def compacted(
     else:
         options = CompactionOptions(
             owner=f"dagster run {context.run.run_id}",
-            lease_wait_seconds=EXPIRED_SECONDS,
+            lease_wait_seconds=lease_wait_seconds(context, config),
+            on_lease=context.log.info,
             wait_seconds=config.wait_seconds,
             sampled=True,
             on_merge=on_merge,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import dagster as dg
 from pydantic import Field
 
-from arroyo_dagster.errors import ArroyoStateError, InputError
+from arroyo_dagster.errors import ArroyoStateError, InputError, LeaseHeldError
 from arroyo_dagster.orchestration import rendering as shown
 from arroyo_dagster.orchestration.catalog.sensor import sensor_status
 from arroyo_dagster.orchestration.compaction.daily_window import DailyWindow, micros_of
@@ -24,11 +24,13 @@ from arroyo_dagster.orchestration.failures import as_failure
 from arroyo_dagster.orchestration.launchpad import LaunchpadConfig
 from arroyo_dagster.orchestration.resources import ArroyoStateStore
 from arroyo_dagster.orchestration.runners import MaintenanceRunner
-from arroyo_dagster.orchestration.schedules import schedule_status
+from arroyo_dagster.orchestration.schedules import MAINTENANCE_TAG, schedule_status
 from arroyo_dagster.orchestration.settings import configured, setting_field
+from arroyo_dagster.orchestration.skips import SkippedError, tag_skipped
 from arroyo_dagster.orchestration.translator import COMPACTED_STATE, Naming
 from arroyo_dagster.state.model.compaction import CompactionPolicy, CompactionSettings
 from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.model.leases import LeaseSettings
 from arroyo_dagster.state.model.maintenance_window import WindowLimits, WindowOutcome, WindowSteps
 
 if TYPE_CHECKING:
@@ -62,6 +64,7 @@ class WindowConfig(LaunchpadConfig):
     rewrite_seconds: float = setting_field(WindowSteps, "rewrite")
     start_seconds: float = setting_field(WindowSteps, "start")
     quiet_seconds: float = setting_field(WindowSteps, "quiet")
+    lease_wait_seconds: float = setting_field(LeaseSettings, "lease_wait_seconds")
     verify_level: int = setting_field(WindowSteps, "verify_level")
     recover_only: bool = Field(
         default=False, description="Start jobs that an earlier window left stopped; stop nothing."
@@ -134,6 +137,10 @@ def build_window_job(naming: Naming) -> dg.JobDefinition:
                 ends[name] = _one(
                     context, name, config, naming, arroyo_store, arroyo_directory, arroyo_runner
                 )
+            except LeaseHeldError as error:  # likewise, and there is nothing wrong
+                skipped = SkippedError(error)
+                tag_skipped(context, skipped)
+                ends[name] = str(skipped)
             except ArroyoStateError as error:  # before the job was touched: the others go on
                 context.log.error(f"{name}: {error}")
                 ends[name] = error
@@ -143,6 +150,7 @@ def build_window_job(naming: Naming) -> dg.JobDefinition:
     @dg.job(
         name=naming.name(JOB),
         executor_def=dg.in_process_executor,
+        tags={MAINTENANCE_TAG: naming.deployment or "default"},
         description="Stop running Arroyo jobs with a checkpoint, rewrite their state, start them "
         "again.",
     )
@@ -216,6 +224,7 @@ def _options(
         verify_level=config.verify_level,
         owner=f"dagster run {context.run.run_id}",
         run=runner.rewrites(),
+        lease_wait_seconds=config.lease_wait_seconds,
         on_step=lambda step: context.log.info(f"{name}: {step.did}"),
     )
 

@@ -17,7 +17,6 @@ from arroyo_dagster.orchestration.runners import MaintenanceRunner
 from arroyo_dagster.state.model.compaction import CompactionSettings, LeftOut
 from arroyo_dagster.state.model.job_facts import JobCondition
 from arroyo_dagster.state.model.layout import JobPaths
-from arroyo_dagster.state.model.leases import EXPIRED_SECONDS
 from arroyo_dagster.state.model.rewrite import RewriteOutcome, RewriteShard
 from arroyo_dagster.state.planning.verify.checks import effective, row_parity
 
@@ -36,13 +35,14 @@ def is_arroyo_job(store: ArroyoStateStore, paths: JobPaths) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class RewriteStep:
-    """How the step of an asset rewrites jobs; `quiet_seconds` as of `RewriteOptions`."""
+    """How the step of an asset rewrites jobs; times as of `RewriteOptions`."""
 
     store: ArroyoStateStore
     directory: ArroyoDirectory
     runner: MaintenanceRunner
     settings: CompactionSettings
     quiet_seconds: float
+    lease_wait_seconds: float
     dry_run: bool
 
 
@@ -62,6 +62,7 @@ def rewritten_events(
         ArroyoStateError: as `run_rewrite`.
         dagster.Failure: the job runs, or nobody says what it does; with the forecast.
     """
+    from arroyo_dagster.state.metadata.interrupts import interruptible_sleep
     from arroyo_dagster.state.operations.compaction.rewrite import (
         RewriteOptions,
         plan_rewrite,
@@ -100,7 +101,9 @@ def rewritten_events(
             options = RewriteOptions(
                 run=step.runner.rewrites(),
                 owner=f"dagster run {context.run.run_id}",
-                lease_wait_seconds=EXPIRED_SECONDS,
+                sleep=interruptible_sleep,
+                lease_wait_seconds=step.lease_wait_seconds,
+                on_lease=context.log.info,
                 quiet_seconds=step.quiet_seconds,
                 on_shard=on_shard,
                 on_published=published.append,

@@ -28,6 +28,7 @@ from arroyo_dagster.orchestration.rendering import progress_logger
 from arroyo_dagster.orchestration.resources import ArroyoStateStore
 from arroyo_dagster.orchestration.runners import MaintenanceRunner
 from arroyo_dagster.orchestration.settings import configured, setting_field
+from arroyo_dagster.orchestration.skips import end_skipped_steps, lease_wait_seconds, leases_skip
 from arroyo_dagster.orchestration.translator import (
     COMPACTED_STATE,
     DEAD_JOBS,
@@ -38,7 +39,7 @@ from arroyo_dagster.orchestration.translator import (
     specified_assets,
 )
 from arroyo_dagster.state.model.garbage import DeletionSettings, GraceSettings, PlanKind, Retention
-from arroyo_dagster.state.model.leases import EXPIRED_SECONDS
+from arroyo_dagster.state.model.leases import LeaseSettings
 from arroyo_dagster.state.planning.verify.findings import Verdict
 
 if TYPE_CHECKING:
@@ -56,6 +57,8 @@ class GcRunConfig(LaunchpadConfig):
 
     dry_run: bool = Field(default=True, description="Plan only. Set to false to delete.")
     quarantine: bool = setting_field(DeletionSettings, "quarantine")
+    max_checkpoint_slowdown: float = setting_field(DeletionSettings, "max_checkpoint_slowdown")
+    lease_wait_seconds: float = setting_field(LeaseSettings, "lease_wait_seconds")
     needs_approval: bool = Field(
         default=False, description="Delete only the plan that `approved_plan` names."
     )
@@ -169,6 +172,7 @@ def build_collection(naming: Naming, kind: PlanKind) -> dg.AssetsDefinition:
         can_subset=True,  # so that a check of what was not done may be left out
     )
     @naming.bind
+    @end_skipped_steps(key)
     @name_failed_checks
     def arroyo_collection(  # type: ignore[no-untyped-def]
         context: dg.AssetExecutionContext,
@@ -176,7 +180,7 @@ def build_collection(naming: Naming, kind: PlanKind) -> dg.AssetsDefinition:
         arroyo_store: ArroyoStateStore,
         arroyo_runner: MaintenanceRunner,
     ):
-        with as_failure():
+        with as_failure(), leases_skip():
             paths, given = job_of(context.partition_key), cast(GcRunConfig, config)
             if context.selected_asset_keys:
                 yield from of_selected(
@@ -214,8 +218,10 @@ def _collection_events(
     if key in context.selected_asset_keys and plan.objects and _may_delete(config, plan, context):
         options = GcOptions(
             quarantine=config.quarantine,
+            max_checkpoint_slowdown=config.max_checkpoint_slowdown,
             owner=f"dagster run {context.run.run_id}",
-            lease_wait_seconds=EXPIRED_SECONDS,
+            lease_wait_seconds=lease_wait_seconds(context, config),
+            on_lease=context.log.info,
             on_progress=progress_logger(context.log.info),
         )
         run = partial(runner.run_gc, store.writable(), paths, asked, plan=plan)

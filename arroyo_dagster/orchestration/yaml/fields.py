@@ -93,7 +93,12 @@ class ScheduleTimes(YamlModel):
         return ScheduleOptions(**{k: v for k, v in dict(self).items() if k != "running"})
 
 
-class CompactionSection(_section(CompactionConfig, "policy", "wait_seconds", "dry_run")):  # type: ignore[misc]
+_OF_MAINTENANCE = (
+    *("policy", "wait_seconds", "lease_wait_seconds", "max_checkpoint_slowdown", "dry_run"),
+)
+
+
+class CompactionSection(_section(CompactionConfig, *_OF_MAINTENANCE)):  # type: ignore[misc]
     """How the schedules merge files, apart from the policy."""
 
 
@@ -107,6 +112,9 @@ class Maintenance(YamlModel):
     min_backlog: int = setting_field(MaintenanceOptions, "min_backlog", ge=1)
     most_jobs: int = setting_field(MaintenanceOptions, "most_jobs")
     budget_minutes: float = setting_field(MaintenanceOptions, "budget_minutes")
+    parallel_jobs: int = setting_field(MaintenanceOptions, "parallel_jobs")
+    lease_wait_seconds: float = _like(GcRunConfig, "lease_wait_seconds")
+    max_checkpoint_slowdown: float = _like(GcRunConfig, "max_checkpoint_slowdown")
     keep_epochs: int | None = _like(GcConfig, "keep_epochs")
     keep_days: float | None = _like(GcConfig, "keep_days")
     delete: bool = Field(
@@ -142,13 +150,21 @@ class Maintenance(YamlModel):
         """Return the same options for `build_arroyo_definitions`."""
         shared: dict[str, Any] = {
             "quarantine": self.quarantine,
+            "lease_wait_seconds": self.lease_wait_seconds,
+            "max_checkpoint_slowdown": self.max_checkpoint_slowdown,
             "needs_approval": self.needs_approval,
         }
         return MaintenanceOptions(
             min_backlog=self.min_backlog,
             most_jobs=self.most_jobs,
             budget_minutes=self.budget_minutes,
-            compaction=CompactionConfig(policy=self.policy, **dict(self.compaction)),
+            parallel_jobs=self.parallel_jobs,
+            compaction=CompactionConfig(
+                policy=self.policy,
+                lease_wait_seconds=self.lease_wait_seconds,
+                max_checkpoint_slowdown=self.max_checkpoint_slowdown,
+                **dict(self.compaction),
+            ),
             gc=GcConfig(
                 keep_epochs=self.keep_epochs,
                 keep_days=self.keep_days,

@@ -30,6 +30,7 @@ from arroyo_dagster.errors import (
     ArroyoStateError,
     ConflictError,
     FormatError,
+    LeaseHeldError,
     NotFoundError,
     StorageError,
 )
@@ -42,6 +43,7 @@ from arroyo_dagster.state.metadata.lease_records import (
     read_record,
     store_time,
 )
+from arroyo_dagster.state.metadata.ownership import check_job_maintained
 from arroyo_dagster.state.model.clock import Clock, own_clock, wall_clock
 from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.model.layout import JobPaths
@@ -73,6 +75,7 @@ class Lease:
         description: what its holder does, for people.
         nonce: unique to this acquisition.
         duration_micros: how long after its renewal it stays held; then others may acquire it.
+        acquired_at_micros: when it was acquired, by the holder's clock.
     """
 
     path: StatePath
@@ -81,6 +84,7 @@ class Lease:
     description: str
     nonce: str
     duration_micros: int
+    acquired_at_micros: int = 0
 
     @property
     def directory(self) -> StatePath:
@@ -118,16 +122,23 @@ class Leased(Wrapper):
             process that holds it.
 
     Attributes:
+        took_over: the lease that a process had left behind without a release; None if there was
+            none.
         before_deleting: called before each request to delete, to check its preconditions; None = no
             check. Only in the process that holds the lease, unless it is a `Precondition` that
             holds from anywhere.
     """
 
     def __init__(
-        self, store: ObjectStore, held: Lease, out_of_time: Callable[[], bool] = lambda: False
+        self,
+        store: ObjectStore,
+        held: Lease,
+        out_of_time: Callable[[], bool] = lambda: False,
+        took_over: LeaseRecord | None = None,
     ) -> None:
         super().__init__(store)
         self.lease = held
+        self.took_over = took_over
         self._successor = held.successor
         self.before_deleting: Callable[[], object] | None = None
         self._out_of_time: Callable[[], bool] | None = out_of_time
@@ -155,15 +166,15 @@ class Leased(Wrapper):
         """Check that no other process has acquired the lease, or may be acquiring it now.
 
         Raises:
-            ConflictError: another process has, or the lease could not be renewed in time.
+            LeaseHeldError: another process has.
+            ConflictError: the lease could not be renewed in time.
         """
         if self.inner.head(self._successor) is not None or self._long_lost():
-            raise ConflictError(
+            raise LeaseHeldError(
                 "the lease on the job was lost: it ran out or was broken, and another process has "
                 "taken it",
                 path=self.lease.path,
                 owner=self.lease.owner,
-                retryable=True,
                 next_step="let the other process continue, then run this again; nothing was lost",
             )
         # After that request, because it may have taken long.
@@ -206,6 +217,8 @@ class LeaseOptions:
         ticks: microseconds since an arbitrary start, by which the holder measures its own time.
             None = `own_clock`, or `clock` if that is not the wall clock.
         sleep: waits this many seconds.
+        on_event: called with a sentence when it begins to wait for a holder, and when it takes over
+            from a process that has died.
     """
 
     directory: StatePath | None = None
@@ -215,6 +228,7 @@ class LeaseOptions:
     clock: Clock = wall_clock
     ticks: Callable[[], int] | None = None
     sleep: Callable[[float], None] = time.sleep
+    on_event: Callable[[str], None] = lambda event: None
 
 
 @contextmanager
@@ -227,14 +241,26 @@ def lease(
     Args:
         owner: what the caller does, for people; the holder is this single acquisition.
 
+    Maintenance of a job that is marked as somebody else's is refused here: every change of a job
+    needs its lease. Writers are not: the mark may be that of their own team.
+
+    A store that already holds this lease is returned as it is: its holder may call operations that
+    take the lease themselves.
+
     Raises:
-        ConflictError: another process holds the lease; names it, and until when.
+        LeaseHeldError: another process holds the lease; names it, and until when.
+        InputError: the job is marked; see `state.metadata.ownership`.
     """
     chosen = options or LeaseOptions()
-    clock = chosen.clock
+    clock, directory = chosen.clock, chosen.directory or paths.leases
+    if isinstance(store, Leased) and store.lease.directory == directory:
+        yield store
+        return
+    if directory != paths.writers:
+        check_job_maintained(store, paths)
     asked = _LeaseRequest(
         paths=paths,
-        directory=chosen.directory or paths.leases,
+        directory=directory,
         description=owner,
         nonce=uuid.uuid4().hex,
         micros=int(chosen.seconds * 1e6),
@@ -245,7 +271,9 @@ def lease(
     renewal = _Renewal(store, asked)
     _held_here.add(asked.nonce)
     try:
-        held, runs_out = _awaited(store, asked, chosen.wait_seconds, chosen.sleep)
+        held, runs_out = _awaited(store, asked, chosen)
+        if asked.found is not None:
+            chosen.on_event(_took_over(asked.found))
         yield renewal.begin(held, runs_out)
     finally:
         try:
@@ -261,6 +289,7 @@ class _LeaseRequest:
     Attributes:
         mine: the lease to release; None before it is requested, and after its release.
         sure: whether it was created; False also if an interrupt came before the answer.
+        found: the lease before it, if its holder died without a release.
     """
 
     paths: JobPaths
@@ -273,19 +302,23 @@ class _LeaseRequest:
     ticks: Callable[[], int]
     mine: Lease | None = None
     sure: bool = False
+    found: LeaseRecord | None = None
 
 
-def _awaited(
-    store: ObjectStore, asked: _LeaseRequest, wait_seconds: float, sleep: Callable[[float], None]
-) -> tuple[Lease, int]:
+def _awaited(store: ObjectStore, asked: _LeaseRequest, options: LeaseOptions) -> tuple[Lease, int]:
     """Return the lease once it is free, and the time until which it counts."""
+    wait_seconds, sleep = options.wait_seconds, options.sleep
+    holder: object = None
     while True:
         runs_out = asked.ticks() + _own_time(asked.micros)
         try:
             return _acquire(store, asked), runs_out
-        except ConflictError:
+        except LeaseHeldError as error:
             if wait_seconds <= 0:
                 raise
+            if error.facts.get("owner") != holder:
+                holder = error.facts.get("owner")
+                options.on_event(f"waiting up to {wait_seconds:.0f} s: {error.message}")
         sleep(min(wait_seconds, _POLL_SECONDS))
         wait_seconds -= _POLL_SECONDS
 
@@ -298,6 +331,7 @@ class _Renewal:
         self._asked = asked
         self._ended: threading.Event | None = None
         self._thread: threading.Thread | None = None
+        self._over = False
 
     def begin(self, held: Lease, runs_out: int) -> Leased:
         """Renew a lease from now on, and return the store through which its holder writes."""
@@ -315,7 +349,11 @@ class _Renewal:
 
         self._thread = threading.Thread(target=renew, name="arroyo-lease", daemon=True)
         self._thread.start()
-        return Leased(store, held, lambda: asked.ticks() >= runs_out)
+
+        def out_of_time() -> bool:
+            return self._over or asked.ticks() >= runs_out
+
+        return Leased(store, held, out_of_time, asked.found)
 
     def end(self) -> None:
         """Release the lease, if there is one, after its last renewal."""
@@ -333,6 +371,7 @@ class _Renewal:
             raise interrupt
 
     def _stop(self) -> None:
+        self._over = True
         if self._ended is not None:
             self._ended.set()
         if self._thread is not None:
@@ -361,6 +400,19 @@ def newest_lease(store: ObjectStore, directory: StatePath) -> LeaseRecord | None
     """
     token = newest_token(store, directory)
     return read_record(store, _path_of(directory, token)) if token else None
+
+
+def last_released_lease(store: ObjectStore, directory: StatePath) -> LeaseRecord | None:
+    """Return the last lease that its holder released: the newest, or the one before if that is held
+    now; None if there is none.
+
+    Raises:
+        FormatError: it does not decode.
+    """
+    found = newest_lease(store, directory)
+    if found is not None and not found.released:
+        found = read_record(store, _path_of(directory, found.token - 1))
+    return found if found is not None and found.released else None
 
 
 def _tokens(store: ObjectStore, directory: StatePath) -> list[int]:
@@ -404,7 +456,7 @@ def _acquire(store: ObjectStore, asked: _LeaseRequest) -> Lease:
     while True:
         path = _path_of(directory, newest + 1)
         if newest and not asked.take_over:
-            _check_free(store, _path_of(directory, newest), asked)
+            asked.found = _check_free(store, _path_of(directory, newest), asked)
         mine = Lease(
             path=path,
             token=newest + 1,
@@ -412,6 +464,7 @@ def _acquire(store: ObjectStore, asked: _LeaseRequest) -> Lease:
             description=asked.description,
             nonce=asked.nonce,
             duration_micros=asked.micros,
+            acquired_at_micros=asked.clock(),
         )
         asked.mine, asked.sure = mine, False
         created = _create(store, mine, asked.clock() + asked.micros)
@@ -428,7 +481,7 @@ def _acquire(store: ObjectStore, asked: _LeaseRequest) -> Lease:
             raise
         if named < mine.token:
             first = read_record(store, path)
-            raise _taken(asked.paths, path, "another process" if first is None else first.owner)
+            raise _taken(asked.paths, path, first)
         # The number was in use before: the listing missed it, or others acquired and released it.
         asked.mine = None
         newest = named
@@ -494,21 +547,33 @@ def _encoded(mine: Lease, expires_at_micros: int) -> bytes:
         description=mine.description,
         nonce=mine.nonce,
         duration_micros=mine.duration_micros,
+        acquired_at_micros=mine.acquired_at_micros,
         expires_at_micros=expires_at_micros,
     )
 
 
-def _check_free(store: ObjectStore, path: StatePath, asked: _LeaseRequest) -> None:
+def _check_free(store: ObjectStore, path: StatePath, asked: _LeaseRequest) -> LeaseRecord | None:
+    """Check that a lease is free; return it if its holder has died without a release."""
     held = read_record(store, path)
     if held is None or held.released:
-        return  # a later holder may have deleted it; the create request decides
+        return None  # a later holder may have deleted it; the create request decides
     if held.nonce == asked.nonce:
-        return  # this acquisition wrote it, under a number that was another lease's before
+        return None  # this acquisition wrote it, under a number that was another lease's before
     if held.process == process_here() and held.nonce not in _held_here:
-        return  # this process has ended that lease, but could not release it
+        return None  # this process has ended that lease, but could not release it
     until = held.held_until(store_time(store, asked.directory), asked.clock())
     if until is not None:
-        raise _taken(asked.paths, path, held.owner, until)
+        raise _taken(asked.paths, path, held, until)
+    return held
+
+
+def _took_over(found: LeaseRecord) -> str:
+    renewed = found.renewed_at_micros
+    last = "" if renewed is None else f", and renewed it last at {_time_of_day(renewed)}"
+    return (
+        f"took over the lease of {found.owner}, which ended without releasing it{last}; what it "
+        "had not published is not used"
+    )
 
 
 def _too_late(mine: Lease) -> ConflictError:
@@ -522,15 +587,18 @@ def _too_late(mine: Lease) -> ConflictError:
 
 
 def _taken(
-    paths: JobPaths, path: StatePath, owner: str, until_micros: int | None = None
-) -> ConflictError:
-    until = "" if until_micros is None else f" until {_time_of_day(until_micros)}"
+    paths: JobPaths, path: StatePath, held: LeaseRecord | None, until_micros: int | None = None
+) -> LeaseHeldError:
+    owner = "another process" if held is None else held.owner
+    until = None if until_micros is None else _time_of_day(until_micros)
     kind = lease_kind(paths, path)
-    return ConflictError(
-        f"the job is leased by {owner}{until}: {_DOES[kind]}",
+    return LeaseHeldError(
+        f"the job is leased by {owner}{'' if until is None else f' until {until}'}: {_DOES[kind]}",
         job=paths.root,
         owner=owner,
-        retryable=True,
+        host=None if held is None else held.host,
+        pid=None if held is None else held.pid,
+        until=until,
         next_step="wait for the other process to end, then run this again; see `arroyo-state "
         "leases`, and `arroyo-state lease break` for a process that hangs; nothing was changed",
     )

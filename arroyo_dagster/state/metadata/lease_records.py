@@ -34,7 +34,7 @@ def read_record(store: ObjectStore, path: StatePath) -> LeaseRecord | None:
         return None
     pid, host, process = fields.get("pid"), fields.get("host"), fields.get("process")
     owner = str(fields.get("owner"))
-    expires = fields.get("expires_at_micros")
+    expires, acquired = fields.get("expires_at_micros"), fields.get("acquired_at_micros")
     return LeaseRecord(
         path=path,
         token=int(path.name.removesuffix(".json")),
@@ -45,6 +45,7 @@ def read_record(store: ObjectStore, path: StatePath) -> LeaseRecord | None:
         nonce=str(fields.get("nonce")),
         process=process if isinstance(process, str) else None,
         duration_micros=_duration(fields),
+        acquired_at_micros=acquired if isinstance(acquired, int) else None,
         renewed_at_micros=info.modified_micros or None,
         expires_at_micros=expires if isinstance(expires, int) else 0,
     )
@@ -62,6 +63,7 @@ def encode_record(
     description: str,
     nonce: str,
     duration_micros: int,
+    acquired_at_micros: int,
     expires_at_micros: int,
 ) -> bytes:
     """Encode the lease of this process."""
@@ -77,6 +79,7 @@ def encode_record(
             "token": token,
             "nonce": nonce,
             "duration_micros": duration_micros,
+            "acquired_at_micros": acquired_at_micros,
             "expires_at_micros": expires_at_micros,
         }
     )

@@ -20,6 +20,7 @@ from arroyo_dagster.state.model.ids import (
     TableName,
 )
 from arroyo_dagster.state.model.keys import KeyRange, key_range_size
+from arroyo_dagster.state.model.leases import MAX_CHECKPOINT_SLOWDOWN, SLOWDOWN_SETTING
 from arroyo_dagster.state.model.settings import Setting
 from arroyo_dagster.state.model.tables import ExpiringTimeKeyFiles, GlobalKeyedFiles, TimeFile
 
@@ -92,6 +93,7 @@ class Budget:
 
     Attributes:
         size_bytes, files, tables: of the inputs of all merges together.
+        merges: the number of merges; the others are left for later, as `merges_reason` says.
 
     Raises:
         InputError: a number below 1.
@@ -135,9 +137,11 @@ class Budget:
             option="min-gain", minimum=1, help="Skip a merge that removes fewer files than this."
         ),
     ] = 1
+    merges: int | None = None
+    merges_reason: str = "over the budget of merges"
 
     def __post_init__(self) -> None:
-        for name in ("size_bytes", "files", "tables", "min_gain_files"):
+        for name in ("size_bytes", "files", "tables", "min_gain_files", "merges"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InputError("a budget is at least 1, or None for no bound", **{name: value})
@@ -152,6 +156,8 @@ class CompactionSettings:
         small_share: a file below this share of the target is small.
         min_files: the minimum number of never merged files in a bin-pack merge; they must also be
             at least as many as the merged ones, so that merged files are not merged again at once.
+        max_checkpoint_slowdown: once checkpoints of a running job take more than this many times as
+            long as before, no further merge is started, and the next run starts with one merge.
         memory_bytes: the decoded bytes of rows that a merge keeps in memory. A merge that needs all
             rows of a key range at once splits the range accordingly.
         part_bytes: a larger merge is split: by files, or by key range where all rows of a key are
@@ -224,6 +230,7 @@ class CompactionSettings:
         ),
     ] = True
     budget: Budget = Budget()
+    max_checkpoint_slowdown: Annotated[float, SLOWDOWN_SETTING] = MAX_CHECKPOINT_SLOWDOWN
     memory_bytes: int = 64 * MEBIBYTE
     part_bytes: int = 256 * MEBIBYTE
 
@@ -240,6 +247,11 @@ class CompactionSettings:
             value = getattr(self, name)
             if value is not None and value < smallest:
                 raise InputError(f"{name} is at least {smallest}", **{name: value})
+        if self.max_checkpoint_slowdown <= 1:
+            raise InputError(
+                "max_checkpoint_slowdown is above 1",
+                max_checkpoint_slowdown=self.max_checkpoint_slowdown,
+            )
         if self.parallelism is not None:
             key_range_size(self.parallelism)
 

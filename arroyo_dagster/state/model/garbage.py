@@ -22,6 +22,7 @@ from arroyo_dagster.state.model.ids import (
     WorkerGeneration,
 )
 from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.model.leases import MAX_CHECKPOINT_SLOWDOWN, SLOWDOWN_SETTING
 from arroyo_dagster.state.model.objects import NOTHING, Packed
 from arroyo_dagster.state.model.settings import Setting
 
@@ -430,6 +431,8 @@ class DeletionSettings:
     Attributes:
         quarantine: move objects to the job's quarantine instead of deleting them; `undelete`
             restores them.
+        max_checkpoint_slowdown: once checkpoints of a running job take more than this many times as
+            long as before, there is a pause after each request.
     """
 
     quarantine: Annotated[
@@ -438,6 +441,7 @@ class DeletionSettings:
             help="Move objects to quarantine instead of deleting them. `gc undelete` restores them."
         ),
     ] = False
+    max_checkpoint_slowdown: Annotated[float, SLOWDOWN_SETTING] = MAX_CHECKPOINT_SLOWDOWN
 
 
 def checked_grace(grace_micros: int) -> int:

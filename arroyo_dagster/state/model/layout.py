@@ -61,6 +61,10 @@ _LEVEL = re.compile(rf"-l({number_pattern()}){COMPACTED}\Z")
 _REWRITTEN_NAME = re.compile(rf"-{number_pattern(3)}{_REWRITTEN}[0-9a-f]{{16,}}\Z")
 _CHECKPOINT = re.compile(CHECKPOINT_DIR)
 _EPOCH_RECORD = re.compile(EPOCH_RECORD)
+OWNERSHIP_DIRECTORY = f"{OUR_DIRECTORY}/marks"
+"""The directory of the marks of prefixes, at the root of the URL."""
+
+_MARK = "ownership.json"
 _BELOW_A_JOB = frozenset({OUR_DIRECTORY, "generations", "epochs", "checkpoints"})
 
 
@@ -295,6 +299,19 @@ def probe_path(beside: str, unique: str) -> StatePath:
     segments = beside.split("/")
     depth = next((at for at in (2, 1) if at < len(segments) and segments[at] in _BELOW_A_JOB), 0)
     return StatePath("/".join((*segments[:depth], OUR_DIRECTORY, "leases", f"probe-{unique}")))
+
+
+def mark_path(prefix: str) -> StatePath:
+    """Return the object that marks a prefix as not maintained; `.` is the root of the URL."""
+    return StatePath("/".join((OWNERSHIP_DIRECTORY, *([] if prefix == "." else [prefix]), _MARK)))
+
+
+def parse_mark_path(path: str) -> str | None:
+    """Return the prefix that an object marks; None for any other object."""
+    directory, _, name = path.rpartition("/")
+    if name != _MARK or not f"{directory}/".startswith(f"{OWNERSHIP_DIRECTORY}/"):
+        return None
+    return directory[len(OWNERSHIP_DIRECTORY) + 1 :] or "."
 
 
 def rewritten_attempt(unique: str) -> str:

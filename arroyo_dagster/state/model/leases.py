@@ -7,8 +7,10 @@ wrote the record. A wrong clock of a holder thus never keeps a job locked.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from arroyo_dagster.state.model.ids import StatePath
+from arroyo_dagster.state.model.settings import Setting
 
 LEASE_SECONDS = 60.0
 EXPIRED_SECONDS = LEASE_SECONDS + 5
@@ -16,6 +18,38 @@ EXPIRED_SECONDS = LEASE_SECONDS + 5
 
 _SECOND = 1_000_000
 """Added to the expiry, since some stores report times in whole seconds."""
+
+
+MAX_CHECKPOINT_SLOWDOWN = 2.0
+SLOWDOWN_SETTING = Setting(
+    fractions=True,
+    above=1,
+    help="Back off once a running job's checkpoints take more than this many times as long as "
+    "before the maintenance.",
+)
+"""How compaction and gc give way to the job."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseSettings:
+    """How long maintenance waits for another process that maintains the same job.
+
+    Attributes:
+        lease_wait_seconds: then the job is skipped. The default outlasts the lease of a process
+            that has died.
+    """
+
+    lease_wait_seconds: Annotated[
+        float,
+        Setting(
+            option="lease-wait",
+            fractions=True,
+            minimum=0,
+            metavar="SECONDS",
+            help="How many seconds to wait for another process that maintains the job. After that "
+            "the job is skipped.",
+        ),
+    ] = EXPIRED_SECONDS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +64,8 @@ class LeaseRecord:
         nonce: unique for every acquisition.
         process: unique for every process; None in records of older releases.
         duration_micros: the time from a renewal to the expiry.
+        acquired_at_micros: when it was acquired, by the holder's clock; None in records of older
+            releases.
         renewed_at_micros: when it was last renewed, by the store's clock; None if the store reports
             no time.
         expires_at_micros: when it expires, by the holder's clock; used only if the store reports no
@@ -45,6 +81,7 @@ class LeaseRecord:
     nonce: str
     process: str | None
     duration_micros: int
+    acquired_at_micros: int | None = None
     renewed_at_micros: int | None
     expires_at_micros: int
 

@@ -14,6 +14,7 @@ from arroyo_dagster.state.metadata.lease import (
     newest_lease,
 )
 from arroyo_dagster.state.metadata.lease_records import store_time
+from arroyo_dagster.state.metadata.ownership import check_job_maintained
 from arroyo_dagster.state.model.clock import Clock, wall_clock
 from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.model.layout import JobPaths
@@ -83,7 +84,10 @@ def break_lease(
     Raises:
         ConflictError: another process acquired the lease at the same moment.
         FormatError: `newest.json` does not decode.
+        InputError: the job is marked; see `state.metadata.ownership`.
     """
+    if kind != "writer":
+        check_job_maintained(store, paths)
     directory = lease_directory(paths, kind)
     found = _newest(store, paths, kind)
     renewed = None if found is None or found.record is None else found.record.renewed_at_micros

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from arroyo_dagster.errors import ProtocolError, StorageError
+from arroyo_dagster.state.metadata.interrupts import wait_until_done
 from arroyo_dagster.state.model.compaction import MEBIBYTE, MergeOutcome
 from arroyo_dagster.state.model.ids import Epoch
 from arroyo_dagster.state.model.layout import JobPaths
@@ -77,7 +78,7 @@ def _side_by_side(
         ]
         try:
             for task, waiting in zip(tasks, begun, strict=True):
-                yield combined(task, [one.result() for one in waiting])
+                yield combined(task, [wait_until_done(one) for one in waiting])
         finally:
             # An error or an interrupt does not wait for the remaining merges.
             ended.set()

@@ -28,6 +28,7 @@ from arroyo_dagster.state.operations.compaction.execute import (
 from arroyo_dagster.state.operations.compaction.plan import (
     CompactionFacts,
     compaction_facts,
+    limited,
     make_plan,
     merge_tasks,
 )
@@ -36,6 +37,7 @@ from arroyo_dagster.state.operations.compaction.publish import (
     publish_epoch,
     publish_record,
 )
+from arroyo_dagster.state.operations.slowdown import CheckpointWatch
 from arroyo_dagster.state.planning.compaction.recheck import check_plan
 from arroyo_dagster.state.storage.store import ObjectStore
 
@@ -49,6 +51,7 @@ class CompactionOptions(AdoptionSettings):
     Attributes:
         owner: who runs it, for the lease.
         lease_wait_seconds: how long to wait for a process that holds the job's lease.
+        on_lease: called with a sentence about the lease; see `LeaseOptions.on_event`.
         sampled: forecast the number of bytes afterwards, as `plan_compaction` does.
         clock: microseconds since 1970 in UTC, by this machine.
         run: executes the merges, in this process or on Spark.
@@ -59,6 +62,7 @@ class CompactionOptions(AdoptionSettings):
 
     owner: str = "arroyo-state compact"
     lease_wait_seconds: float = 0.0
+    on_lease: Callable[[str], None] = lambda event: None
     sampled: bool = False
     clock: Clock = wall_clock
     run: RunMerges = merge_here
@@ -86,8 +90,8 @@ def run_compaction(
         plan: execute this plan, made earlier by `plan_compaction`; None = plan under the lease.
 
     Raises:
-        ConflictError: the job is leased by another process, was started or changed meanwhile, or
-            `plan` no longer fits.
+        LeaseHeldError: another process maintains the job.
+        ConflictError: the job was started or changed meanwhile, or `plan` no longer fits.
         ProtocolError: the written files would not restore the rows of their inputs; nothing was
             published.
         InputError: the job is in the legacy layout, or is an Arroyo job.
@@ -126,14 +130,18 @@ class _Compaction:
             store,
             self.paths,
             chosen.owner,
-            LeaseOptions(wait_seconds=chosen.lease_wait_seconds, clock=chosen.clock),
+            LeaseOptions(
+                wait_seconds=chosen.lease_wait_seconds,
+                clock=chosen.clock,
+                on_event=chosen.on_lease,
+            ),
         ) as held:
             # The previous holder of the lease may have merged some of it.
             facts = compaction_facts(held, self.paths)
             plan = self._plan(held, facts, sampled=chosen.sampled)
             if not _worth_it(plan, facts):
                 return _nothing(plan, facts)
-            merges = self._merge(held, facts, plan)
+            plan, merges = self._merge(held, facts, plan)
             backend = ParquetBackend(held, self.paths, clock=chosen.clock)
             # A generation without an epoch would look like a restarted job.
             with uninterrupted():
@@ -155,7 +163,14 @@ class _Compaction:
 
     def _merge(
         self, store: ObjectStore, facts: CompactionFacts, plan: CompactionPlan
-    ) -> tuple[MergeOutcome, ...]:
+    ) -> tuple[CompactionPlan, tuple[MergeOutcome, ...]]:
+        """Execute the merges; return them, and the plan that they fulfil.
+
+        Between two merges it looks at the job's checkpoints. If they became slower, the other
+        merges are left out of the plan. Merges that Spark executes together are one step.
+        """
+        most = None if facts.at_rest else self.settings.max_checkpoint_slowdown
+        watch = CheckpointWatch(store, self.paths, facts.checkpoint.epoch, most)
         tasks = merge_tasks(self.paths, facts, plan, self.settings)
         meter = Meter(sum(merge.size_bytes for merge in plan.merges), self.options.on_progress)
         outcomes: list[MergeOutcome] = []
@@ -163,13 +178,19 @@ class _Compaction:
             outcomes.append(outcome)
             self.options.on_merge(outcome, len(tasks) - len(outcomes))
             check_same(self.paths, plan.epoch, outcome)
+            slower = watch.slowdown() if len(outcomes) < len(tasks) else None
+            if slower is not None and self.given is None:
+                reason = f"stopped, since {slower}; the next run continues"
+                self.options.on_lease(f"{len(tasks) - len(outcomes)} merges are left out: {reason}")
+                done = limited(self.settings, len(outcomes), reason)
+                return facts.plan(done), tuple(outcomes)
         if len(outcomes) != len(tasks):
             raise ProtocolError(
                 f"{len(outcomes)} of {len(tasks)} merges returned a result",
                 job=self.paths.root,
                 next_step="run it again; nothing was published",
             )
-        return tuple(outcomes)
+        return plan, tuple(outcomes)
 
 
 def _worth_it(plan: CompactionPlan, facts: CompactionFacts) -> bool:

@@ -12,7 +12,8 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from arroyo_dagster.errors import (
@@ -72,6 +73,8 @@ class WindowOptions(WindowSteps):
         run: executes the parts of the rewrite.
         clock: microseconds since the Unix epoch.
         on_step: called with each step when it is done.
+        lease_wait_seconds: how long to wait, before the job is stopped, for a process that
+            maintains it.
     """
 
     settings: CompactionSettings | None = None
@@ -81,6 +84,7 @@ class WindowOptions(WindowSteps):
     clock: Clock = wall_clock
     sleep: Callable[[float], None] = time.sleep
     on_step: Callable[[WindowStep], None] = lambda step: None
+    lease_wait_seconds: float = 0.0
 
 
 # ---- the window ----------------------------------------------------------------------------------
@@ -110,7 +114,8 @@ def run_window(
 
     Raises:
         InputError: the job is neither running nor at rest, or the window closes too soon.
-        ConflictError: another process holds the window of this job.
+        LeaseHeldError: another process maintains the job, or holds its window; the job was not
+            touched.
         NotFoundError, FormatError, StorageError: before the job was touched.
     """
     window = _Window(store, paths, control, options or WindowOptions())
@@ -137,7 +142,12 @@ def run_window(
         plan = window.plan()
         if not plan.tables:
             return window.outcome(WindowEnd.NOTHING_TO_DO, plan=plan)
-        return window.stopped_for_it(held, facts, plan)
+        # Before the job is stopped: it must not be down while another process maintains it.
+        with window.maintained() as waited:
+            if waited:
+                facts = window.job.ask()
+                window.check_may_stop(facts)
+            return window.stopped_for_it(held, facts, plan)
 
 
 def recover_window(
@@ -256,6 +266,33 @@ class _Window:
 
     def plan(self) -> RewritePlan:
         return plan_rewrite(self.store, self.paths, self.job.directory, self.options.settings)
+
+    @contextmanager
+    def maintained(self) -> Iterator[bool]:
+        """Hold the lease of the job's maintenance during the window; yield whether it waited."""
+        closes, limits = self.options.closes_at_micros, self.options.limits
+        wait_seconds = self.options.lease_wait_seconds
+        if closes is not None:
+            left = self.job.seconds_left(closes) - limits.stop - limits.start
+            wait_seconds = max(0.0, min(wait_seconds, left))
+        waits: list[float] = []
+
+        def sleep(seconds: float) -> None:
+            waits.append(seconds)
+            self.options.sleep(seconds)
+
+        options = LeaseOptions(
+            wait_seconds=wait_seconds,
+            clock=self.options.clock,
+            sleep=sleep,
+            on_event=self.job.did,
+        )
+        store = self.store
+        with lease(store, self.paths, self.options.owner, options) as self.store:
+            try:
+                yield bool(waits)
+            finally:
+                self.store = store
 
     def check_may_stop(self, facts: JobFacts) -> None:
         if facts.condition is not JobCondition.RUNNING or facts.pipeline is None:
@@ -398,6 +435,8 @@ class _Window:
                 run=options.run,
                 owner=options.owner,
                 quiet_seconds=quiet_seconds,
+                lease_wait_seconds=options.lease_wait_seconds,
+                on_lease=self.job.did,
                 clock=options.clock,
                 sleep=options.sleep,
                 cancelled=lambda: over.is_set() or self.job.seconds_left(until_micros) <= 0,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from arroyo_dagster.errors import FormatError
+from arroyo_dagster.errors import FormatError, NotFoundError
 from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.metadata.restorable import restore_or_roll_back
 from arroyo_dagster.state.model.checkpoints import Checkpoint, CheckpointState
@@ -14,16 +14,19 @@ from arroyo_dagster.state.model.compaction import (
     CompactionRecord,
     CompactionSettings,
 )
-from arroyo_dagster.state.model.ids import StatePath
+from arroyo_dagster.state.model.ids import Epoch, StatePath
 from arroyo_dagster.state.model.layout import JobPaths, Layout
 from arroyo_dagster.state.operations.catalog.jobs import newest_generation
 from arroyo_dagster.state.operations.compaction.forecasts import forecast_merges
+from arroyo_dagster.state.operations.slowdown import last_slowdown
 from arroyo_dagster.state.planning.compaction.apply import apply_merges
 from arroyo_dagster.state.planning.compaction.plan import backlog, plan_merges
 from arroyo_dagster.state.planning.restore.reads import is_at_rest
 from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.store import ObjectInfo, ObjectStore
 from arroyo_dagster.state.tables.merge.task import MergeTask
+
+_ATTEMPTS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,11 +90,29 @@ def make_plan(
     *,
     sampled: bool,
 ) -> CompactionPlan:
-    """Make the plan from facts; `sampled` as of `plan_compaction`."""
-    plan = facts.plan(settings)
+    """Make the plan from facts; `sampled` as of `plan_compaction`.
+
+    If the last maintenance of a running job made its checkpoints slower, only one merge is planned.
+    """
+    chosen = settings if facts.at_rest else _giving_way(store, paths, settings)
+    plan = facts.plan(chosen)
     if not sampled or not plan.merges:
         return plan
-    return facts.plan(settings, forecast_merges(store, merge_tasks(paths, facts, plan, settings)))
+    return facts.plan(chosen, forecast_merges(store, merge_tasks(paths, facts, plan, chosen)))
+
+
+def _giving_way(
+    store: ObjectStore, paths: JobPaths, settings: CompactionSettings
+) -> CompactionSettings:
+    found = last_slowdown(store, paths, settings.max_checkpoint_slowdown)
+    if found is None:
+        return settings
+    return limited(settings, 1, f"deferred, since {found}, during the last maintenance of the job")
+
+
+def limited(settings: CompactionSettings, merges: int, reason: str) -> CompactionSettings:
+    """Return settings with which only this number of merges is planned."""
+    return replace(settings, budget=replace(settings.budget, merges=merges, merges_reason=reason))
 
 
 def merge_tasks(
@@ -116,9 +137,28 @@ def merge_tasks(
 def compaction_facts(store: ObjectStore, paths: JobPaths) -> CompactionFacts:
     """Read the facts that a plan needs.
 
+    Where files are missing because the job went on and the epoch expired meanwhile, the newest
+    epoch is read again.
+
     Raises:
         NotFoundError, FormatError: as `plan_compaction`.
     """
+    for _ in range(_ATTEMPTS - 1):
+        newest = newest_epoch(store, paths)
+        try:
+            return _facts(store, paths)
+        except (FormatError, NotFoundError):
+            if newest_epoch(store, paths) == newest:
+                raise
+    return _facts(store, paths)
+
+
+def newest_epoch(store: ObjectStore, paths: JobPaths) -> Epoch | None:
+    """Return the newest epoch that is listed; None if there is none."""
+    return max(ParquetBackend(store, paths).epochs(), default=None)
+
+
+def _facts(store: ObjectStore, paths: JobPaths) -> CompactionFacts:
     backend = ParquetBackend(store, paths)
     pending = [(p, r) for p, r in backend.compaction_records().items() if r is not None]
     checkpoint = backend.load()

@@ -162,6 +162,7 @@ class RewriteOptions(QuietSettings):
     Attributes:
         owner: who runs it, for the lease.
         lease_wait_seconds: how long to wait for a process that holds the job's lease.
+        on_lease: called with a sentence about the lease; see `LeaseOptions.on_event`.
         quiet_since: an earlier listing of the job. If nothing has changed since, the time since
             then counts, so that one wait serves all jobs that were listed together.
         verify_level: the level at which the epoch as it would be published is verified before.
@@ -176,6 +177,7 @@ class RewriteOptions(QuietSettings):
 
     owner: str = "arroyo-state compact"
     lease_wait_seconds: float = 0.0
+    on_lease: Callable[[str], None] = lambda event: None
     quiet_since: ListedJob | None = None
     verify_level: int = 1
     sampled: bool = False
@@ -210,8 +212,9 @@ def run_rewrite(
 
     Raises:
         InputError: the job is not at rest, no source reports its status, or it is a managed job.
-        ConflictError: the job is leased by another process, changed or was started meanwhile; the
-            rewrite was cancelled; or `plan` no longer fits.
+        LeaseHeldError: another process maintains the job.
+        ConflictError: the job changed or was started meanwhile; the rewrite was cancelled; or
+            `plan` no longer fits.
         ProtocolError: the written files would not restore the rows of their inputs, or the epoch
             would not pass verification; nothing was published.
         NotFoundError, FormatError: the epoch, or a file of it, is missing or broken.
@@ -227,7 +230,10 @@ def run_rewrite(
         paths,
         chosen.owner,
         LeaseOptions(
-            wait_seconds=chosen.lease_wait_seconds, clock=chosen.clock, sleep=chosen.sleep
+            wait_seconds=chosen.lease_wait_seconds,
+            clock=chosen.clock,
+            sleep=chosen.sleep,
+            on_event=chosen.on_lease,
         ),
     ) as held:
         # The previous holder of the lease may have rewritten some of it.

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,8 +18,13 @@ from arroyo_dagster.state.metadata.interrupts import uninterrupted
 from arroyo_dagster.state.metadata.lease import Leased, LeaseOptions, lease
 from arroyo_dagster.state.model.clock import Clock, wall_clock
 from arroyo_dagster.state.model.garbage import DeletionSettings, GcPlan, PlanKind
-from arroyo_dagster.state.model.ids import Epoch
-from arroyo_dagster.state.model.layout import JobPaths, Layout
+from arroyo_dagster.state.model.ids import Epoch, StatePath
+from arroyo_dagster.state.model.layout import (
+    JobPaths,
+    Layout,
+    parse_checkpoint_dir,
+    parse_epoch_record,
+)
 from arroyo_dagster.state.model.progress import OnProgress, no_progress
 from arroyo_dagster.state.operations.engines import HERE, EngineChoice, ItemRunner
 from arroyo_dagster.state.operations.gc.journal import Journal, RunHeader
@@ -29,6 +35,7 @@ from arroyo_dagster.state.operations.gc.plan import GcRequest, check_allowed, pl
 from arroyo_dagster.state.operations.gc.quarantine import QuarantineWriter
 from arroyo_dagster.state.operations.gc.steps import Delete, GcRun, Pace, delete_here
 from arroyo_dagster.state.operations.progress import heartbeat, timed
+from arroyo_dagster.state.operations.slowdown import CheckpointWatch
 from arroyo_dagster.state.planning.gc.dead_jobs import check_way
 from arroyo_dagster.state.planning.gc.recheck import (
     check_gone,
@@ -37,9 +44,12 @@ from arroyo_dagster.state.planning.gc.recheck import (
     what_is_left,
 )
 from arroyo_dagster.state.planning.gc.safety_checks import check_store_clock
+from arroyo_dagster.state.planning.slowdown import Slowdown
 from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.local_disk import remove_empty_directories
-from arroyo_dagster.state.storage.store import ObjectStore
+from arroyo_dagster.state.storage.store import DeleteOutcome, ObjectStore
+
+_LONGEST_PAUSE_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +89,7 @@ class GcOptions(DeletionSettings):
         pace: the size and rate of deletes.
         owner: who runs it, for the lease and the journal.
         lease_wait_seconds: how long to wait for a process that holds the lease of the job.
+        on_lease: called with a sentence about the lease; see `LeaseOptions.on_event`.
         clock: microseconds since 1970 in UTC, by this machine.
         on_progress: called after every few thousand objects, and at least every few seconds.
         on_done: called with the outcome as soon as everything is deleted and read back, before an
@@ -91,6 +102,7 @@ class GcOptions(DeletionSettings):
     pace: Pace = field(default_factory=Pace)
     owner: str = "arroyo-state gc"
     lease_wait_seconds: float = 0.0
+    on_lease: Callable[[str], None] = lambda event: None
     clock: Clock = wall_clock
     on_progress: OnProgress = no_progress
     on_done: Callable[[GcOutcome], None] = lambda outcome: None
@@ -114,7 +126,8 @@ def run_gc(
         plan: execute this plan, made earlier by `plan_gc`; None = plan under the lease.
 
     Raises:
-        ConflictError: another process holds the lease, or `plan` no longer fits.
+        LeaseHeldError: another process maintains the job.
+        ConflictError: `plan` no longer fits.
         ProtocolError: refused, with the evidence; see `plan_gc`.
         StorageError: objects could not be deleted; what refers to them still exists.
     """
@@ -157,7 +170,12 @@ def _run(
         store,
         paths,
         owner,
-        LeaseOptions(wait_seconds=options.lease_wait_seconds, clock=clock, sleep=pace.sleep),
+        LeaseOptions(
+            wait_seconds=options.lease_wait_seconds,
+            clock=clock,
+            sleep=pace.sleep,
+            on_event=options.on_lease,
+        ),
     ) as held:
         now = _store_clock(held, paths, clock)
         journals = held.list_dir(paths.journal)
@@ -184,7 +202,8 @@ def _run(
             # Its epochs cannot be read any more once this has begun.
             held.create(paths.removal, encode_json(gc_plan_to_json(chosen)))
         on_progress = timed(options.on_progress)
-        run = GcRun(held, chosen, request, journal, moving, options.delete, pace, on_progress)
+        delete = _giving_way(held, chosen, options)
+        run = GcRun(held, chosen, request, journal, moving, delete, pace, on_progress)
         run.carry_out()
         outcome = GcOutcome(
             plan=chosen,
@@ -206,6 +225,38 @@ def _run(
             _note_min_epoch(held, paths, chosen.keep_from, chosen)
         remove_empty_directories(held, paths.root)
     return outcome
+
+
+def _giving_way(held: Leased, plan: GcPlan, options: GcOptions) -> Delete:
+    """Return the function that deletes, which waits where the job's checkpoints became slower.
+
+    After each request it then waits as long as the request took, times the slowdown.
+    """
+    most = options.max_checkpoint_slowdown
+    watch = CheckpointWatch(held, plan.paths, _newest(plan.proof.head), most)
+    told: list[Slowdown] = []
+
+    def delete(store: ObjectStore, batches: Sequence[Sequence[StatePath]]) -> list[DeleteOutcome]:
+        begun = time.monotonic()
+        outcomes = options.delete(store, batches)
+        slower = watch.slowdown()
+        if slower is not None:
+            if not told:
+                options.on_lease(f"deletes more slowly, since {slower}")
+                told.append(slower)
+            took = time.monotonic() - begun
+            options.pace.sleep(min(_LONGEST_PAUSE_SECONDS, took * slower.ratio))
+        return outcomes
+
+    return delete
+
+
+def _newest(head: StatePath | None) -> Epoch | None:
+    """Return the epoch of the object that makes the newest epoch exist."""
+    if head is None or head.parent is None:
+        return None
+    record = parse_epoch_record(head.name)
+    return parse_checkpoint_dir(head.parent.name) if record is None else record
 
 
 def _store_clock(held: Leased, paths: JobPaths, clock: Clock) -> int:

@@ -53,6 +53,8 @@ def within_budget(
                 f"it removes only {gain(merge)} files, less than the minimum of "
                 f"{budget.min_gain_files}"
             )
+        elif budget.merges is not None and len(taken) >= budget.merges:
+            reason = budget.merges_reason
         elif bytes_left is not None and merge.size_bytes > bytes_left:
             reason = f"over the budget of {budget.size_bytes} bytes"
         elif files_left is not None and len(merge.paths) > files_left:

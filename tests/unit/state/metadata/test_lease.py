@@ -15,7 +15,13 @@ from typing import Any
 
 import pytest
 
-from arroyo_dagster.errors import ConflictError, FormatError, InputError, StorageError
+from arroyo_dagster.errors import (
+    ConflictError,
+    FormatError,
+    InputError,
+    LeaseHeldError,
+    StorageError,
+)
 from arroyo_dagster.state.metadata.lease import (
     Leased,
     LeaseOptions,
@@ -800,3 +806,85 @@ def test_an_interrupt_at_any_call_leaves_the_lease_free(
             with lease(store, PATHS, "next") as held:
                 held.put(SOMETHING, b"2")
         assert "arroyo-lease" not in {thread.name for thread in threading.enumerate()}
+
+
+# ---- waiting, taking over, nesting ---------------------------------------------------------------
+
+
+def test_a_wait_and_a_take_over_are_told_once_each() -> None:
+    clock = Clock()
+    store = MemoryStore(clock=clock)
+    told: list[str] = []
+
+    def sleep(seconds: float) -> None:
+        clock.seconds += seconds
+
+    dead = lease(store, PATHS, "dead", LeaseOptions(clock=clock))
+    dead.__enter__()
+    options = LeaseOptions(
+        clock=clock, wait_seconds=EXPIRED_SECONDS, sleep=sleep, on_event=told.append
+    )
+    with lease(store, PATHS, "next", options) as held:
+        assert held.took_over is not None
+        assert held.took_over.description == "dead"
+    assert len(told) == 2
+    assert told[0].startswith("waiting up to 65 s: the job is leased by ")
+    assert told[1].startswith("took over the lease of ")
+    with lease(store, PATHS, "third", LeaseOptions(clock=clock, on_event=told.append)) as held:
+        assert held.took_over is None
+    assert len(told) == 2
+
+
+def test_a_refusal_names_host_pid_and_time() -> None:
+    clock = Clock()
+    store = MemoryStore(clock=clock)
+    with (
+        lease(store, PATHS, "one", LeaseOptions(clock=clock)),
+        pytest.raises(LeaseHeldError) as error,
+    ):
+        lease(store, PATHS, "two", LeaseOptions(clock=clock)).__enter__()
+    facts = error.value.facts
+    assert (facts["host"], facts["pid"]) == (platform.node(), os.getpid())
+    assert facts["until"] == "00:17:41Z"
+
+
+def test_a_holder_may_call_what_takes_the_lease_itself() -> None:
+    store = MemoryStore()
+    with lease(store, PATHS, "outer") as outer:
+        with lease(outer, PATHS, "inner") as inner:
+            assert inner is outer
+        outer.put(SOMETHING, b"still held")
+        directory = LeaseOptions(directory=PATHS.windows)
+        with lease(outer, PATHS, "another kind", directory) as window:
+            assert window is not outer
+    with pytest.raises(ConflictError):
+        outer.put(SOMETHING, b"after its end")
+
+
+def test_leases_of_many_jobs_in_threads_of_one_process_do_not_mix() -> None:
+    store = MemoryStore()
+    jobs = [JobPaths(JobId(f"j{number}"), PipelineId("p")) for number in range(8)]
+    held: dict[JobPaths, int] = {}
+    problems: list[str] = []
+
+    def work(turn: int) -> None:
+        paths = jobs[turn % len(jobs)]
+        try:
+            with lease(store, paths, f"turn {turn}") as mine:
+                if held.setdefault(paths, turn) != turn:
+                    problems.append(f"{paths.root} is held twice")
+                mine.put(paths.root / "something", b"1")
+                del held[paths]
+        except LeaseHeldError as error:
+            if error.facts["job"] != paths.root:
+                problems.append(str(error))
+
+    threads = [threading.Thread(target=work, args=(turn,)) for turn in range(48)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert problems == []
+    for paths in jobs:
+        with lease(store, paths, "free again"):
+            pass
