@@ -1,6 +1,6 @@
 # The commands of this project. Each builds what it needs; `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help demo ui pictures docs test quick servers check lock audit soak bench mutants proto clean
+.PHONY: help demo ui pictures docs test test-clusters quick servers check lock audit soak bench mutants proto clean
 
 VENV := .venv
 PYTHON ?= python3
@@ -9,7 +9,7 @@ UV_VERSION := uv==0.13.9
 SCHEDULES ?= 100000
 
 help: ## list the commands
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1	/'
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1	/'
 
 # $(call set_up,LOCK): what fails is one line; Python is checked here, as the script needs it.
 define set_up
@@ -53,13 +53,16 @@ docs: $(VENV)-docs/ready ## build the documentation site in build/docs/site; a b
 
 # Python keeps what it has compiled, whatever the environment says: the tests start hundreds of
 # processes. In a fresh clone one process compiles the tests, else each of the three does.
-test quick soak: export PYTHONDONTWRITEBYTECODE :=
-TESTS := -m "not soak" --ignore=tests/benchmarks
+test test-clusters quick soak: export PYTHONDONTWRITEBYTECODE :=
+TESTS := -m "not soak and not clusters" --ignore=tests/benchmarks
 
 test: $(VENV)/ready ## run all tests
 	@{ test -d tests/__pycache__ || $(BIN)/python -m pytest $(TESTS) --collect-only >/dev/null; } & \
 		$(BIN)/python -m tests.quick_spark; done=$$?; wait; exit $$done
 	@$(BIN)/python -m pytest $(TESTS) --numprocesses=3 --dist=loadscope --no-loadscope-reorder
+
+test-clusters: $(VENV)/ready ## run the tests on Spark clusters that they start on loopback (not part of CI)
+	@$(BIN)/python -m pytest tests/clusters
 
 quick: $(VENV)/ready ## run the unit and property tests (three minutes)
 	@$(BIN)/python -m pytest tests/unit tests/property \

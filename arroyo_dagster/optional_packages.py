@@ -33,10 +33,15 @@ class OptionalPackage(NamedTuple):
 _OBSTORE = "or leave out client='fsspec': obstore needs no package"
 
 _DAGSTER = OptionalPackage("Dagster", "'dagster>=1.12,<2' 'dagster-webserver>=1.12,<2'")
+_CONNECT = OptionalPackage("Spark Connect", "'arroyo-dagster[connect]'")
 _SPARK = OptionalPackage("Spark", "'pyspark>=4.2' 'pandas>=2.2,<3'")
 PACKAGES: Mapping[str, OptionalPackage] = {
     "adlfs": OptionalPackage("Azure through fsspec", "'arroyo-dagster[azure]'", _OBSTORE),
     "dagster": _DAGSTER,
+    "google.rpc": _CONNECT,
+    "grpc": _CONNECT,
+    "grpc_status": _CONNECT,
+    "zstandard": _CONNECT,
     "gcsfs": OptionalPackage("GCS through fsspec", "'arroyo-dagster[gcs]'", _OBSTORE),
     "psycopg": OptionalPackage("postgresql://", "'arroyo-dagster[postgres]'"),
     "pydantic": _DAGSTER,

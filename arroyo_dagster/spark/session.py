@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import socket
 import sys
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from arroyo_dagster.errors import StorageError
-from arroyo_dagster.optional_packages import explain_import, explained_imports
+from arroyo_dagster.optional_packages import explained_imports
 from arroyo_dagster.redaction import redact_text, redact_url, redacted_cause, register_settings
 from arroyo_dagster.spark import fast_start
 from arroyo_dagster.spark.java import JAVA_STEP, Java, find_java
@@ -56,6 +57,7 @@ LOCAL: Mapping[str, str] = {
 JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 LOG_SETTINGS = Path(__file__).with_name("log4j2.properties")
 _WORKER_PYTHON = "spark.pyspark.python"
+_CONNECT_PACKAGES = ("google.rpc", "grpc", "grpc_status", "zstandard")
 _CONNECT_PORT = 15002
 _CONNECT_SECONDS = 10.0
 
@@ -218,6 +220,9 @@ def _start_classic(
 
 
 def _start_connect(choice: SparkChoice, settings: SparkSettings) -> SparkSession:
+    with explained_imports():
+        for package in _CONNECT_PACKAGES:
+            importlib.import_module(package)
     address = urlsplit(choice.target)
     try:
         # A client would try for ten minutes.
@@ -244,10 +249,7 @@ def _started(conf: Mapping[str, str], target: str) -> SparkSession:
         builder = builder.config(name, value)
     try:
         return builder.getOrCreate()
-    except (PySparkException, OSError, ImportError) as error:
-        missing = explain_import(error)
-        if missing is not None:
-            raise missing from error
+    except (PySparkException, OSError) as error:
         raise StorageError(
             f"Spark did not start ({redact_text(str(error))})",
             master=redact_url(target),

@@ -24,7 +24,8 @@ from arroyo_dagster.optional_packages import (
     explained_imports,
     missing_package,
 )
-from arroyo_dagster.spark.session import get_session
+from arroyo_dagster.spark.session import get_session, open_session
+from arroyo_dagster.spark.settings import SparkSettings
 from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.operations.catalog.job_directory import open_directory
 from arroyo_dagster.state.storage import open_store
@@ -47,8 +48,13 @@ def _azure() -> object:
     return open_store(url, options={"client": "fsspec"}).read(StatePath("x"))
 
 
+def _connect() -> object:
+    return open_session(SparkSettings(remote="sc://127.0.0.1:1"))
+
+
 USES: dict[str, tuple[str, Callable[[], object]]] = {
     "azure": ("adlfs", _azure),
+    "connect": ("grpc_status", _connect),
     "gcs": ("gcsfs", _gcs),
     "postgres": ("psycopg", _postgres),
 }

@@ -15,6 +15,7 @@ from arroyo_dagster.dataflow.topics.cells import Shape, typed_table
 from arroyo_dagster.errors import InputError, ProtocolError, StorageError
 from arroyo_dagster.redaction import redact_text, redacted_cause
 from arroyo_dagster.spark.dataflow.states import for_spark
+from arroyo_dagster.spark.settings import target_of
 from arroyo_dagster.spark.staging import SparkTopic, StagedSource, Staging
 from arroyo_dagster.state.codec.parquet import decode_file, encode_rows
 from arroyo_dagster.state.model.checkpoints import Checkpoint
@@ -121,7 +122,16 @@ class SparkTopics:
         Args:
             session: the session.
             follow: whether to continue with new records; else the queries end after those of now.
+
+        Raises:
+            InputError: the session is one of Spark Connect, whose queries keep their log elsewhere.
         """
+        if self._bound and target_of(session).startswith("sc://"):
+            raise InputError(
+                "topics that are bound to sources of Spark cannot be staged over Spark Connect",
+                topics=", ".join(sorted(self._bound)),
+                next_step="run it with --master, or bind these topics to files",
+            )
         return [
             one.staging.start(one.topic.frame(session), follow=follow)
             for one in self._bound.values()
