@@ -357,14 +357,14 @@ class SparkSessionResource(NamedSecrets):
     def _report(self, choice: str) -> None:
         if self._context is not None:
             self._context.log.info(f"Spark: {choice}")
-            self._context.instance.add_run_tags(self._context.run_id, {SPARK_TAG: choice[:200]})
+            self._context.instance.add_run_tags(self._context.run.run_id, {SPARK_TAG: choice[:200]})
 
     @contextmanager
     def yield_for_execution(
         self, context: dg.InitResourceContext
     ) -> "Iterator[SparkSessionResource]":
         """Stop, at the end, the session that was started here."""
-        self._context = context if context.run_id is not None else None
+        self._context = context if context.run is not None else None
         try:
             yield self
         finally:

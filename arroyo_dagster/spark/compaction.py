@@ -18,7 +18,7 @@ from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.operations.compaction.execute import merge_here
 from arroyo_dagster.state.operations.compaction.job import CompactionOptions, run_compaction
 from arroyo_dagster.state.operations.compaction.publish import CompactionOutcome
-from arroyo_dagster.state.operations.engines import EngineChoice, StepEngine, WorkAmount
+from arroyo_dagster.state.planning.engines import EngineChoice, StepEngine, WorkAmount
 from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.tables.merge.task import MergeTask, combined, run_shard, split_task
 

@@ -17,11 +17,11 @@ from arroyo_dagster.state.metadata.lease import Leased
 from arroyo_dagster.state.model.garbage import GcPlan, Moved, UndeletePlan
 from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.model.layout import JobPaths
-from arroyo_dagster.state.operations.engines import StepEngine, WorkAmount
 from arroyo_dagster.state.operations.gc.execute import GcOptions, GcOutcome, run_gc
 from arroyo_dagster.state.operations.gc.plan import GcRequest, plan_gc
 from arroyo_dagster.state.operations.gc.steps import Delete, Pace, delete_here
 from arroyo_dagster.state.operations.gc.undelete import UndeleteOptions, run_undelete
+from arroyo_dagster.state.planning.engines import StepEngine, WorkAmount
 from arroyo_dagster.state.storage.store import DeleteOutcome, ObjectStore
 
 if TYPE_CHECKING:

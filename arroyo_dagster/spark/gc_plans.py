@@ -21,12 +21,7 @@ from arroyo_dagster.state.model.job_facts import JobAnswer
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.objects import NOTHING, Packed
 from arroyo_dagster.state.model.progress import OnProgress, Progress, no_progress
-from arroyo_dagster.state.operations.engines import (
-    EngineChoice,
-    ItemRunner,
-    StepEngine,
-    WorkAmount,
-)
+from arroyo_dagster.state.operations.engines import ItemRunner
 from arroyo_dagster.state.operations.gc.inventory import (
     Inventory,
     directories_of,
@@ -39,6 +34,7 @@ from arroyo_dagster.state.operations.gc.plan import GcRequest, needed_answer, pl
 from arroyo_dagster.state.operations.gc.root_reader import NO_EPOCH
 from arroyo_dagster.state.operations.gc.roots import newest_root
 from arroyo_dagster.state.operations.progress import timed
+from arroyo_dagster.state.planning.engines import EngineChoice, StepEngine, WorkAmount
 from arroyo_dagster.state.planning.gc.expiry import plan_expiry
 from arroyo_dagster.state.planning.gc.orphans import (
     ClassifiedObjects,

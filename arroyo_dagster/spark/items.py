@@ -10,14 +10,8 @@ from typing import TYPE_CHECKING, TypeVar
 from arroyo_dagster.spark.jobs import slots
 from arroyo_dagster.spark.tasks import TASKS_PER_SLOT, run_items
 from arroyo_dagster.spark.thresholds import SparkThresholds
-from arroyo_dagster.state.operations.engines import (
-    HERE,
-    EngineChoice,
-    OnItems,
-    StepEngine,
-    Threads,
-    WorkAmount,
-)
+from arroyo_dagster.state.operations.engines import HERE, OnItems, Threads
+from arroyo_dagster.state.planning.engines import EngineChoice, StepEngine, WorkAmount
 from arroyo_dagster.state.storage.store import ObjectStore
 
 if TYPE_CHECKING:

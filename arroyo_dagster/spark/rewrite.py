@@ -11,7 +11,7 @@ from arroyo_dagster.spark.thresholds import SparkThresholds
 from arroyo_dagster.state.model.compaction import LeftOut
 from arroyo_dagster.state.model.rewrite import RewriteShard
 from arroyo_dagster.state.operations.compaction.rewrite import RunRewrites, rewrite_here
-from arroyo_dagster.state.operations.engines import EngineChoice, StepEngine, WorkAmount
+from arroyo_dagster.state.planning.engines import EngineChoice, StepEngine, WorkAmount
 from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.tables.merge.rewrite import RewriteTask, rewrite_shard
 

@@ -9,7 +9,7 @@ from arroyo_dagster.errors import InputError
 from arroyo_dagster.state.model.compaction import MEBIBYTE
 from arroyo_dagster.state.model.settings import Setting
 from arroyo_dagster.state.model.units import format_bytes
-from arroyo_dagster.state.operations.engines import EngineChoice, StepEngine, WorkAmount
+from arroyo_dagster.state.planning.engines import EngineChoice, StepEngine, WorkAmount
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -270,13 +270,18 @@ class Watch:
         self._aside[name] = {path for path in needs - moved if path in self.objects}
 
     def waiting(self) -> set[str]:
-        """What compactions have merged that wait for the writer: that no epoch has listed yet."""
+        """What compactions have merged that wait for the writer: that no epoch has listed yet.
+
+        Without what a removal has moved aside: only its own quarantine brings it back.
+        """
         below = f"{self.root}{OURS}compactions/"
         found: set[str] = set()
         for path, (data, _, _) in self.objects.items():
             if path.startswith(below):
                 found.update(_outputs(data))
-        return found - self._listed
+        return {
+            path for path in found - self._listed if path in self.objects or path not in self._moved
+        }
 
     def undoable(self) -> set[str]:
         """What the newest epoch of a job of Arroyo's listed before it was rewritten in place."""

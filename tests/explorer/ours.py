@@ -57,6 +57,7 @@ from arroyo_dagster.state.operations.catalog.jobs import list_jobs
 from arroyo_dagster.state.operations.compaction.job import CompactionOptions, run_compaction
 from arroyo_dagster.state.operations.compaction.rewrite import RewriteOptions, run_rewrite
 from arroyo_dagster.state.operations.compaction.rewrite_undo import UndoOptions, run_undo
+from arroyo_dagster.state.operations.gc import quarantine as quarantine_module
 from arroyo_dagster.state.operations.gc.execute import GcOptions, run_gc
 from arroyo_dagster.state.operations.gc.pins import pin_epoch, read_pins, unpin_epochs
 from arroyo_dagster.state.operations.gc.plan import GcRequest, plan_gc
@@ -204,6 +205,7 @@ def replaced_machinery() -> Iterator[None]:
         mock.patch.object(conditional_create, "uuid", names),
         mock.patch.object(backend_module, "uuid", names),
         mock.patch.object(merging_module, "uuid", names),
+        mock.patch.object(quarantine_module, "uuid", names),
         mock.patch.object(rewriting_module, "uuid", names),
         mock.patch.object(restorable_module, "file_error", _problem),
         mock.patch.object(rollback_module, "MAX_FOOTERS", -1),
@@ -267,7 +269,8 @@ class Job:
         )
         # Only what the coordinator looks at: nothing runs, so nothing is planned.
         pipeline.sources[SOURCE] = None  # type: ignore[assignment]
-        pipeline.operators[OPERATOR] = types.SimpleNamespace(operator=None)  # type: ignore[assignment]
+        nothing = types.SimpleNamespace(operator=types.SimpleNamespace(tables=tuple))
+        pipeline.operators[OPERATOR] = nothing  # type: ignore[assignment]
         return pipeline
 
 

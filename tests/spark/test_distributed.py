@@ -22,10 +22,10 @@ from arroyo_dagster.state.model.ids import Epoch
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.verify import VerifySettings
 from arroyo_dagster.state.operations.compaction.job import run_compaction
-from arroyo_dagster.state.operations.engines import StepEngine, WorkAmount
 from arroyo_dagster.state.operations.gc.execute import GcOptions, run_gc
 from arroyo_dagster.state.operations.gc.journal import read_journal
 from arroyo_dagster.state.operations.verify.job import verify_job
+from arroyo_dagster.state.planning.engines import StepEngine, WorkAmount
 from arroyo_dagster.state.storage import MemoryStore, open_store
 from arroyo_dagster.state.storage.store import ObjectStore
 from tests.fleets import OPERATOR, TABLE, Written, legacy_job, protocol_job

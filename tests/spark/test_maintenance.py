@@ -29,11 +29,11 @@ from arroyo_dagster.state.model.layout import Layout
 from arroyo_dagster.state.model.progress import Progress
 from arroyo_dagster.state.operations.compaction.job import CompactionOptions, run_compaction
 from arroyo_dagster.state.operations.compaction.rewrite import RewriteOptions, run_rewrite
-from arroyo_dagster.state.operations.engines import StepEngine
 from arroyo_dagster.state.operations.gc.expire import to_keep
+from arroyo_dagster.state.planning.engines import StepEngine
 from arroyo_dagster.state.runtime.in_process import run_pipeline
 from arroyo_dagster.state.runtime.pipeline import Pipeline
-from arroyo_dagster.state.storage import FaultInjecting
+from arroyo_dagster.state.storage import FaultInjecting, MemoryStore
 from arroyo_dagster.state.storage.local_disk import LocalDiskStore
 from arroyo_dagster.state.storage.remote.open import open_store
 from arroyo_dagster.state.storage.store import ObjectStore
@@ -296,7 +296,7 @@ def test_jobs_are_merged_at_the_same_time_in_one_session(
     def merge(job: tuple[ObjectStore, Pipeline]) -> Any:
         store, pipeline = job
         with Interrupts().here():
-            return run_compaction_on_spark(begin, store, pipeline.paths, FULL, in_process_bytes=0)
+            return run_compaction_on_spark(begin, store, pipeline.paths, FULL, thresholds=ALWAYS)
 
     with ThreadPoolExecutor(len(jobs)) as pool:
         outcomes = list(pool.map(merge, jobs))
@@ -310,7 +310,7 @@ def test_an_interrupt_reaches_a_thread_that_waits_for_workers(session: SparkSess
 
     def work() -> None:
         with interrupts.here():
-            run_items(session, time.sleep, [60.0, 60.0], [1, 1])
+            run_items(session, time.sleep, [60.0, 60.0], [1, 1], store=MemoryStore())
 
     begun = time.monotonic()
     with ThreadPoolExecutor(1) as pool:

@@ -6,11 +6,11 @@ alone, and is a value with its reason, so that reports can show it.
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
+from arroyo_dagster.state.planning.engines import EngineChoice, StepEngine, WorkAmount
 from arroyo_dagster.state.storage.concurrency import CONCURRENCY, concurrently
 
 I = TypeVar("I")  # noqa: E741
@@ -18,49 +18,6 @@ R = TypeVar("R")
 
 OnItems = Callable[[int], None]
 """Called with the number of items that were completed since the last call, perhaps by a thread."""
-
-
-class StepEngine(enum.StrEnum):
-    """What runs a step."""
-
-    IN_PROCESS = "in process"
-    SPARK = "Spark"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkAmount:
-    """How much work a step is; 0 = the step has none of this kind.
-
-    Attributes:
-        size_bytes: read or copied.
-        files: opened or copied one by one.
-        objects: listed, or deleted in bulk.
-    """
-
-    size_bytes: int = 0
-    files: int = 0
-    objects: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineChoice:
-    """Which engine runs a step, and why.
-
-    Attributes:
-        step: what is done, for example `verify files`.
-        reason: the numbers that decided, for people.
-    """
-
-    step: str
-    engine: StepEngine
-    reason: str
-
-    def __str__(self) -> str:
-        return f"{self.step}: {self.engine.value} ({self.reason})"
-
-    def to_json(self) -> dict[str, str]:
-        """Return the fields for a report."""
-        return {"step": self.step, "engine": self.engine.value, "reason": self.reason}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

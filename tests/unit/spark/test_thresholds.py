@@ -12,7 +12,8 @@ from arroyo_dagster.errors import InputError
 from arroyo_dagster.spark.items import SparkItems, grouped
 from arroyo_dagster.spark.thresholds import SparkThresholds
 from arroyo_dagster.state.model.settings import setting_fields, settings_from
-from arroyo_dagster.state.operations.engines import HERE, StepEngine, Threads, WorkAmount
+from arroyo_dagster.state.operations.engines import HERE, Threads
+from arroyo_dagster.state.planning.engines import StepEngine, WorkAmount
 from arroyo_dagster.state.storage import MemoryStore
 
 LIMITS = SparkThresholds(size_bytes=1_000_000, files=10, objects=100)

@@ -21,9 +21,9 @@ from arroyo_dagster.state.model.compaction import (
 )
 from arroyo_dagster.state.model.ids import Epoch, StatePath
 from arroyo_dagster.state.operations.compaction.plan import CompactionFacts
-from arroyo_dagster.state.operations.engines import EngineChoice
 from arroyo_dagster.state.planning.compaction.apply import apply_merges
 from arroyo_dagster.state.planning.compaction.plan import forecast
+from arroyo_dagster.state.planning.engines import EngineChoice
 from arroyo_dagster.state.planning.restore.checkpoint import carry_operator
 
 

@@ -26,7 +26,7 @@ from arroyo_dagster.state.model.layout import (
     parse_epoch_record,
 )
 from arroyo_dagster.state.model.progress import OnProgress, no_progress
-from arroyo_dagster.state.operations.engines import HERE, EngineChoice, ItemRunner
+from arroyo_dagster.state.operations.engines import HERE, ItemRunner
 from arroyo_dagster.state.operations.gc.journal import Journal, RunHeader
 from arroyo_dagster.state.operations.gc.journal_archive import archive_runs
 from arroyo_dagster.state.operations.gc.journal_chain import finish_open_runs
@@ -36,6 +36,7 @@ from arroyo_dagster.state.operations.gc.quarantine import QuarantineWriter
 from arroyo_dagster.state.operations.gc.steps import Delete, GcRun, Pace, delete_here
 from arroyo_dagster.state.operations.progress import heartbeat, timed
 from arroyo_dagster.state.operations.slowdown import CheckpointWatch
+from arroyo_dagster.state.planning.engines import EngineChoice
 from arroyo_dagster.state.planning.gc.dead_jobs import check_way
 from arroyo_dagster.state.planning.gc.recheck import (
     check_gone,

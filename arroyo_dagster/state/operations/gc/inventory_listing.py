@@ -22,7 +22,7 @@ from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.model.layout import JobPaths, Layout
 from arroyo_dagster.state.model.objects import ObjectKind, Packed, StoredObject, object_name
 from arroyo_dagster.state.model.progress import OnProgress, no_progress
-from arroyo_dagster.state.operations.engines import HERE, ItemRunner, WorkAmount
+from arroyo_dagster.state.operations.engines import HERE, ItemRunner
 from arroyo_dagster.state.operations.gc.inventory import (
     Inventory,
     directories_of,
@@ -33,6 +33,7 @@ from arroyo_dagster.state.operations.gc.inventory import (
 from arroyo_dagster.state.operations.gc.root_reader import NO_EPOCH
 from arroyo_dagster.state.operations.gc.roots import newest_root
 from arroyo_dagster.state.operations.gc.store_inventory import StoreInventory, plain_etag
+from arroyo_dagster.state.planning.engines import WorkAmount
 from arroyo_dagster.state.planning.gc.orphans import Reason
 from arroyo_dagster.state.planning.gc.reachability import refuse
 from arroyo_dagster.state.storage.concurrency import concurrently

@@ -39,12 +39,13 @@ from arroyo_dagster.state.model.objects import (
     StoredObject,
     object_name,
 )
-from arroyo_dagster.state.operations.engines import HERE, ItemRunner, WorkAmount
+from arroyo_dagster.state.operations.engines import HERE, ItemRunner
 from arroyo_dagster.state.operations.gc.copies import COPY_BYTES, digest_stored, in_turn
 from arroyo_dagster.state.operations.gc.journal import Journal, RunHeader
 from arroyo_dagster.state.operations.gc.journal_chain import finish_open_runs
 from arroyo_dagster.state.operations.gc.pins import may_be_going, put_pins
 from arroyo_dagster.state.operations.gc.root_reader import Reader
+from arroyo_dagster.state.planning.engines import WorkAmount
 from arroyo_dagster.state.planning.gc.dead_jobs import UNREADABLE
 from arroyo_dagster.state.planning.gc.safety_checks import check_store_clock
 from arroyo_dagster.state.planning.restore.copied_jobs import check_own

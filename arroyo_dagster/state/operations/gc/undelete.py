@@ -26,7 +26,7 @@ from arroyo_dagster.state.model.ids import Epoch, StatePath
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.objects import ObjectKind, Packed, StoredObject, object_name
 from arroyo_dagster.state.model.progress import OnProgress, no_progress
-from arroyo_dagster.state.operations.engines import HERE, ItemRunner, WorkAmount
+from arroyo_dagster.state.operations.engines import HERE, ItemRunner
 from arroyo_dagster.state.operations.gc.copies import COPY_BYTES, digest_stored, in_turn
 from arroyo_dagster.state.operations.gc.journal import Journal, RunHeader
 from arroyo_dagster.state.operations.gc.journal_chain import finish_open_runs
@@ -39,6 +39,7 @@ from arroyo_dagster.state.operations.gc.pins import (
 from arroyo_dagster.state.operations.gc.root_reader import Reader
 from arroyo_dagster.state.operations.gc.split_epochs import linked_quarantines, needs_of_epoch
 from arroyo_dagster.state.operations.progress import counter
+from arroyo_dagster.state.planning.engines import WorkAmount
 from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.store import ObjectStore
 

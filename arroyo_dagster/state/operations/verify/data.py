@@ -15,7 +15,7 @@ from arroyo_dagster.state.model.progress import OnProgress, ProgressUnit, no_pro
 from arroyo_dagster.state.model.tables import GlobalKeyedFiles, TableConfig, TableFiles
 from arroyo_dagster.state.model.verify import MAX_LEVEL
 from arroyo_dagster.state.operations.catalog.jobs import stored_sizes
-from arroyo_dagster.state.operations.engines import HERE, ItemRunner, Threads, WorkAmount
+from arroyo_dagster.state.operations.engines import HERE, ItemRunner, Threads
 from arroyo_dagster.state.operations.progress import counter
 from arroyo_dagster.state.operations.verify.keys import find_variant
 from arroyo_dagster.state.operations.verify.metadata import JobMetadata
@@ -25,6 +25,7 @@ from arroyo_dagster.state.operations.verify.rows import (
     read_file_facts,
 )
 from arroyo_dagster.state.operations.verify.values import value_findings
+from arroyo_dagster.state.planning.engines import WorkAmount
 from arroyo_dagster.state.planning.restore.reads import RestorePlan, TableRead, restore_plan
 from arroyo_dagster.state.planning.verify.checks import config_findings
 from arroyo_dagster.state.planning.verify.epochs import across_findings, waiting_findings

@@ -15,10 +15,11 @@ from arroyo_dagster.state.model.progress import OnProgress, no_progress
 from arroyo_dagster.state.model.verify import HISTORY, MAX_LEVEL, VerifySettings
 from arroyo_dagster.state.operations.catalog.footers import expired_meanwhile
 from arroyo_dagster.state.operations.catalog.query import chosen_epoch
-from arroyo_dagster.state.operations.engines import HERE, EngineChoice, ItemRunner
+from arroyo_dagster.state.operations.engines import HERE, ItemRunner
 from arroyo_dagster.state.operations.verify.data import DataFindings, data_findings
 from arroyo_dagster.state.operations.verify.metadata import JobMetadata, read_job_metadata
 from arroyo_dagster.state.operations.verify.rows import CheckDepth
+from arroyo_dagster.state.planning.engines import EngineChoice
 from arroyo_dagster.state.planning.verify.findings import Verdict
 from arroyo_dagster.state.planning.verify.restore import SubtaskRestore
 from arroyo_dagster.state.storage.store import ObjectStore

@@ -8,13 +8,14 @@ from functools import partial
 from arroyo_dagster.state.model.checkpoints import Checkpoint
 from arroyo_dagster.state.model.ids import OperatorId, StatePath, TableName
 from arroyo_dagster.state.model.tables import GlobalKeyedFiles
-from arroyo_dagster.state.operations.engines import HERE, ItemRunner, Threads, WorkAmount
+from arroyo_dagster.state.operations.engines import HERE, ItemRunner, Threads
 from arroyo_dagster.state.operations.verify.keys import (
     KeyedEpoch,
     find_shared_keys,
     keyed_epochs,
 )
 from arroyo_dagster.state.operations.verify.rows import CheckDepth
+from arroyo_dagster.state.planning.engines import WorkAmount
 from arroyo_dagster.state.planning.verify.files import FileFacts, ListedFile
 from arroyo_dagster.state.planning.verify.findings import KEEP_AND_REPORT, Finding, error
 from arroyo_dagster.state.planning.verify.restore import shared_key_findings, unknown_table_findings
