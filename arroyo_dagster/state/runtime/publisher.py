@@ -65,17 +65,13 @@ class EpochPublisher:
             epoch=plan.epoch,
             min_epoch=plan.min_epoch,
             start_time_micros=min(operator.start_time_micros for operator in operators),
-            finish_time_micros=self._finish_time(plan),
+            finish_time_micros=self.backend.clock(),
             operators=tuple(operator.operator for operator in operators),
             progress=progress,
         )
         path = self.backend.write_checkpoint_metadata(head)
         state = legacy_state(head, operators, committed=False)
         return legacy_checkpoint(head, operators, path, state)
-
-    def _finish_time(self, plan: EpochPlan) -> int:
-        """Return the time, never before the epoch's own: the next epoch does not go behind it."""
-        return max(self.backend.clock(), plan.clock_micros)
 
     def manifest(
         self,
@@ -95,7 +91,7 @@ class EpochPublisher:
             epoch=plan.epoch,
             min_epoch=plan.min_epoch,
             start_time_micros=min(operator.start_time_micros for operator in operators),
-            finish_time_micros=self._finish_time(plan),
+            finish_time_micros=self.backend.clock(),
             needs_commit=any(operator.needs_commit for operator in operators),
             operators=tuple(operators),
             parent_ref=base.ref if base else None,

@@ -276,7 +276,7 @@ class KeyedView:
         if self._ttl is not None:
             self._updated[slots] = times[kept]
         self._make_live(slots)
-        # The clock never goes back, whichever machine wrote the rows.
+        # Not behind the rows, whichever machine wrote them.
         self.clock_micros = max(self.clock_micros, int(times.max()))
         return times[kept], slots
 
