@@ -128,6 +128,22 @@ def test_epoch_is_in_the_store_as_it_is_returned(
     assert before.epoch == 6
 
 
+@LAYOUTS
+def test_a_run_whose_clock_was_ahead_leaves_no_trace_in_later_finish_times(
+    layout: Layout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = MemoryStore()
+    made, day = job(store, layout), 86_400_000_000
+    for at in (NOW + day, NOW, NOW + 1):
+        timed = functools.partial(JobRun.start, clock=lambda at=at: at)
+        with monkeypatch.context() as patch:
+            patch.setattr("arroyo_dagster.state.runtime.in_process.JobRun.start", timed)
+            run_pipeline(made, store, max_epochs=1)
+    # gc compares the newest one with the store's clock, and refuses a day of difference.
+    found = [epoch.finish_time_micros for epoch in every(store, made)]
+    assert found == [NOW + day, NOW, NOW + 1]
+
+
 def test_tables_of_a_source_say_what_their_keys_and_values_are() -> None:
     store = MemoryStore()
     made = job(store)
