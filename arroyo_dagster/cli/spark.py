@@ -19,6 +19,7 @@ from arroyo_dagster.state.model.settings import SettingField, setting_fields, se
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 _PREFIX = "spark_"
+_SESSION = "arroyo_dagster.spark_session"
 _THRESHOLDS = [field.name for field in setting_fields(SparkThresholds)]
 
 
@@ -84,7 +85,10 @@ def print_choice(choice: SparkChoice) -> None:
 
 
 def session_of(settings: SparkSettings) -> Callable[[], Any]:
-    """Return a function that returns the session, and prints which Spark it is when it starts."""
+    """Return the function of this command that returns the session.
+
+    Its first call starts the session and prints which Spark it is, for all jobs of the command.
+    """
 
     @functools.cache
     def session() -> Any:
@@ -94,4 +98,5 @@ def session_of(settings: SparkSettings) -> Callable[[], Any]:
         print_choice(opened.choice)
         return opened.session
 
-    return session
+    found: Callable[[], Any] = click.get_current_context().meta.setdefault(_SESSION, session)
+    return found

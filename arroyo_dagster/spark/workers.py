@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 from arroyo_dagster.errors import InputError
 from arroyo_dagster.spark.jobs import fetch_rows, slots
@@ -45,7 +45,7 @@ _SAME: Mapping[str, int] = {OWN: 3, "python": 2, "pyarrow": 1}
 """How many numbers of these versions must be equal. Files of one major version of pyarrow are."""
 
 _CHECKED: WeakKeyDictionary[Any, set[str]] = WeakKeyDictionary()
-_HAVE_PACKAGE: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
+_HAVE_PACKAGE: WeakSet[Any] = WeakSet()
 
 
 # ---- what a worker says --------------------------------------------------------------------------
@@ -263,12 +263,12 @@ def ship_package(session: SparkSession) -> None:
 
     The archives are unpacked beside the session's Python files, which workers can import.
     """
-    if _HAVE_PACKAGE.get(session):
+    if session in _HAVE_PACKAGE:
         return
     folder = _archives()
     for name in SHIPPED:
         session.addArtifacts(f"{folder / name}.zip#{name}", archive=True)
-    _HAVE_PACKAGE[session] = True
+    _HAVE_PACKAGE.add(session)
 
 
 @functools.cache
