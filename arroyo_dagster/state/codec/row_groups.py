@@ -22,9 +22,11 @@ from arroyo_dagster.state.codec.parquet import (
     state_version,
 )
 
-_UNSIGNED = 2**64 - 1
 _FETCHED_BYTES = 1 << 26
 _TEXTS = (pa.string(), pa.binary())
+
+Bound = int | bytes | None
+"""A value as the statistics of a Parquet column hold it; None = no bound."""
 
 
 class DataFile:
@@ -52,6 +54,11 @@ class DataFile:
             check_footer(self._file.metadata)
             self.schema: pa.Schema = self._file.schema_arrow
             self._leaves = list(_leaves(self.schema))
+
+    @property
+    def size_bytes(self) -> int:
+        """The size of the file."""
+        return self._size_bytes
 
     def close(self) -> None:
         """Close the given file; nothing can be read afterwards."""
@@ -204,18 +211,28 @@ class DataFile:
         return int(self._file.metadata.num_rows)
 
     def groups_within(
-        self, column: int, low: int | None, high: int | None, groups: Sequence[int]
+        self,
+        column: int,
+        low: Bound,
+        high: Bound,
+        groups: Sequence[int],
+        *,
+        nulls: bool = True,
     ) -> list[int]:
         """Return the row groups that may contain a value from `low` to `high`, or a null.
 
         Args:
-            column: the index of a column of whole numbers or times (as numbers in their unit).
+            column: the index of a column of whole numbers or times (as numbers in their unit), or
+                of texts or bytes (as bytes).
             low, high: both ends included; None = no bound.
+            nulls: whether a row group with a null is returned whatever its values are.
         """
         (leaf,) = self._leaves[column]
         with decoding(self._path):
             self._check(leaf, groups)
-            return [group for group in groups if self._may_hold(group, leaf, low, high)]
+            return [
+                group for group in groups if self._may_hold(group, leaf, low, high, nulls=nulls)
+            ]
 
     def _check(self, leaf: int, groups: Sequence[int]) -> None:
         # pyarrow aborts the process when it reads statistics from a damaged footer. Reading one
@@ -227,21 +244,30 @@ class DataFile:
             )
             next(iter(batches), None)
 
-    def _may_hold(self, group: int, leaf: int, low: int | None, high: int | None) -> bool:
+    def _may_hold(self, group: int, leaf: int, low: Bound, high: Bound, *, nulls: bool) -> bool:
         found = self._file.metadata.row_group(group).column(leaf).statistics
-        if found is None or not found.has_min_max or not found.has_null_count or found.null_count:
+        if found is None or not found.has_min_max:
+            return True
+        if nulls and (not found.has_null_count or found.null_count):
             return True
         least, most = found.min_raw, found.max_raw
-        if not isinstance(least, int) or not isinstance(most, int):
-            return True
-        if pa.types.is_unsigned_integer(self._type_of(leaf)):
+        kind = self._type_of(leaf)
+        if pa.types.is_unsigned_integer(kind) and isinstance(least, int):
             # Statistics store an unsigned number as a signed one with the same bits.
-            least, most = least & _UNSIGNED, most & _UNSIGNED
-        return (high is None or least <= high) and (low is None or most >= low)
+            bits = (1 << kind.bit_width) - 1
+            least, most = least & bits, most & bits
+        return not (_less(most, low) or _less(high, least))
 
     def _type_of(self, leaf: int) -> pa.DataType:
         place = next(at for at, leaves in enumerate(self._leaves) if leaf in leaves)
         return self.schema.field(place).type
+
+
+def _less(one: Bound, other: Bound) -> bool:
+    """Whether one value is certainly less than another; values of two kinds are not compared."""
+    if isinstance(one, int) and isinstance(other, int):
+        return one < other
+    return isinstance(one, bytes) and isinstance(other, bytes) and one < other
 
 
 def _leaves(schema: pa.Schema) -> Iterator[range]:
