@@ -40,6 +40,10 @@ MAIN: Mapping[str, LazyCommand] = {
     "gc": LazyCommand(
         "gc.group", "Delete unreferenced state: expired epochs, orphans, dead jobs.", is_group=True
     ),
+    "get": LazyCommand(
+        "query.get",
+        "Look up the rows of one key: only the files and row groups that may hold it are read.",
+    ),
     "health": LazyCommand("health", "Find jobs that are late, growing, fragmented or expensive."),
     "jobs": LazyCommand("inspect", "List the jobs below the checkpoint URL."),
     "lease": LazyCommand("leases", "End the lease of a process that hangs.", is_group=True),
@@ -64,6 +68,7 @@ MAIN: Mapping[str, LazyCommand] = {
         is_group=True,
     ),
     "show": LazyCommand("show", "Print the operators, tables, files, rows and bytes of an epoch."),
+    "sql": LazyCommand("query.sql", "Query any table of any job at any epoch."),
     "stop": LazyCommand("run", "Ask a running managed job to stop with a checkpoint."),
     "unpin": LazyCommand("pins", "Let an epoch expire with the others again."),
     "verify": LazyCommand(

@@ -6,6 +6,7 @@ Columns are not selected by name, because names may repeat and contain dots.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import BinaryIO
 
 import pyarrow as pa
@@ -27,6 +28,15 @@ _TEXTS = (pa.string(), pa.binary())
 
 Bound = int | bytes | None
 """A value as the statistics of a Parquet column hold it; None = no bound."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSize:
+    """The size of a row group: encoded, and compressed as it is stored."""
+
+    rows: int
+    size_bytes: int
+    compressed_bytes: int
 
 
 class DataFile:
@@ -74,6 +84,22 @@ class DataFile:
         """The number of rows in each row group."""
         footer = self._file.metadata
         return tuple(footer.row_group(at).num_rows for at in range(footer.num_row_groups))
+
+    @property
+    def group_sizes(self) -> tuple[GroupSize, ...]:
+        """The size of each row group, by the footer."""
+        footer = self._file.metadata
+        groups = [footer.row_group(at) for at in range(footer.num_row_groups)]
+        return tuple(
+            GroupSize(
+                rows=one.num_rows,
+                size_bytes=one.total_byte_size,
+                compressed_bytes=sum(
+                    one.column(at).total_compressed_size for at in range(one.num_columns)
+                ),
+            )
+            for one in groups
+        )
 
     def read(
         self, columns: Sequence[int], groups: Sequence[int], *, repeating: Sequence[str] = ()

@@ -12,15 +12,17 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from arroyo_dagster.errors import FormatError
+from arroyo_dagster.errors import FormatError, InputError
 from arroyo_dagster.state.codec.bincode.arrow_values import arrow_type, decode_to_arrow
+from arroyo_dagster.state.codec.bincode.codec import codec_for
 from arroyo_dagster.state.codec.operations import operation_names
 from arroyo_dagster.state.model.checkpoints import OperatorCheckpoint
 from arroyo_dagster.state.model.ids import StatePath, TableName
 from arroyo_dagster.state.model.layout import written_epoch
 from arroyo_dagster.state.model.tables import OPERATION_COLUMN, GlobalKeyedFiles
-from arroyo_dagster.state.model.types import Type
+from arroyo_dagster.state.model.types import Type, without_classes
 from arroyo_dagster.state.operations.query.scans import (
     FILE,
     STATE_VERSION,
@@ -96,6 +98,46 @@ class GlobalScan:
         """See `Scan`."""
         for rows in self._stored() if self.raw else [self._last()]:
             yield filter_rows(rows, request.filters).select(list(request.columns))
+
+    def entry(self, key: object) -> pa.Table:
+        """Return the entry of one key as a table of at most one row; values of others stay unread.
+
+        Args:
+            key: as the column `key` has it: a mapping for a struct; bytes if its type is unknown.
+
+        Raises:
+            InputError: it is no key of this table.
+            FormatError, NotFoundError: as `rows`.
+        """
+        wanted = self._encoded(key)
+        for file in reversed(list(open_keyed_files(self.store, self.paths))):
+            with closing(file.data):
+                row = pc.index(file.keys(), pa.scalar(wanted, pa.binary())).as_py()
+                if row >= 0:
+                    return self.schema.empty_table() if file.removes else self._row(file, row)
+        return self.schema.empty_table()
+
+    def _row(self, file: KeyedFile, row: int) -> pa.Table:
+        before = 0
+        for values in file.seconds():
+            if row < before + len(values):
+                columns = [file.keys().slice(row, 1), values.slice(row - before, 1)]
+                return pa.Table.from_arrays(self._decoded(columns), schema=self.schema)
+            before += len(values)
+        raise FormatError("a data file has fewer values than keys", path=file.path)
+
+    def _encoded(self, key: object) -> bytes:
+        kind = self.form.key_type
+        if kind is not None:
+            return codec_for(without_classes(kind)).encode(key)
+        if not isinstance(key, bytes):
+            raise InputError(
+                "the type of the keys is unknown, so that a key is bytes",
+                operator=self.operator.operator,
+                table=self.name,
+                next_step="give bytes, or register the table",
+            )
+        return key
 
     def _last(self) -> pa.Table:
         keys, values, versions = last_writes(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
@@ -71,6 +71,30 @@ def lazy_frame(table: EpochTable) -> pl.LazyFrame:
     return register_io_source(
         source, schema=empty.schema, is_pure=True, explain_name=str(table.name)
     )
+
+
+def deferred_frame(name: str, schema: pa.Schema, read: Callable[[], pa.Table]) -> pl.LazyFrame:
+    """Return rows as a lazy frame that reads them all when it is collected.
+
+    Args:
+        name: for explanations.
+        read: returns the rows, with the columns of `schema`.
+    """
+
+    def source(
+        columns: list[str] | None,
+        predicate: pl.Expr | None,
+        rows: int | None,
+        batch_rows: int | None,
+    ) -> Iterator[pl.DataFrame]:
+        frame = polars_rows(read())
+        frame = frame if predicate is None else frame.filter(predicate)
+        yield frame.select(frame.columns if columns is None else columns).head(
+            frame.height if rows is None else rows
+        )
+
+    kinds = polars_rows(schema.empty_table()).schema
+    return register_io_source(source, schema=kinds, is_pure=True, explain_name=name)
 
 
 def polars_rows(rows: pa.Table) -> pl.DataFrame:

@@ -47,7 +47,7 @@ from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.storage.wrappers import WriteProtected
 from arroyo_dagster.state.tables.known.catalogue import Catalogue, default_catalogue
 
-LATEST = "latest"
+LATEST, ALL = "latest", "all"
 Moment = int | str | dt.datetime
 """A point in time: microseconds since 1970, ISO 8601 text, or a datetime; UTC if it has no zone."""
 
@@ -131,11 +131,14 @@ class StateCatalog:
                 return self.job(job).epoch()  # the name of a job may contain an @
             except NotFoundError:
                 pass
-        found = self.job(name)
-        if chosen is None or chosen == LATEST:
-            return found.epoch()
-        number = parse_number(chosen)
-        return found.epoch(number) if number is not None else found.epoch(at=chosen)
+        epochs = self.job(name).epochs_named(chosen)
+        if len(epochs) != 1:
+            raise InputError(
+                f"one epoch is needed here, not {len(epochs)}",
+                job=job,
+                next_step="name one by its number, a time, or `latest`",
+            )
+        return epochs[0]
 
 
 @dataclass(frozen=True)
@@ -174,6 +177,19 @@ class StateJob:
             raise InputError(f"not an epoch: {epoch!r}", expected="a number or 'latest'")
         number = None if epoch is None or isinstance(epoch, str) else epoch
         return StateEpoch(self, load_epoch(self.catalog.store, self.paths, number))
+
+    def epochs_named(self, text: str | None = None) -> list[StateEpoch]:
+        """Return the epochs that a text names: a number, a time, `latest` (also None), or `all`.
+
+        Raises:
+            NotFoundError, InputError, FormatError: as `epoch`.
+        """
+        if text == ALL:
+            return self.epoch_range()
+        if text is None or text == LATEST:
+            return [self.epoch()]
+        number = parse_number(text)
+        return [self.epoch(number) if number is not None else self.epoch(at=text)]
 
     def epoch_range(self, first: int | None = None, last: int | None = None) -> list[StateEpoch]:
         """Return the visible epochs from `first` to `last`, both inclusive; None = no bound."""

@@ -178,6 +178,9 @@ class EpochTable:
                 table=str(self.name),
                 next_step="look it up without private columns",
             )
+        if isinstance(self.scan, GlobalScan) and not self.scan.raw:
+            with self._reading():
+                return self.scan.entry(key)
         return self.to_arrow(where=_key_conditions(names, key, str(self.name)))
 
     def splits(self, count: int) -> list[ScanRequest]:
