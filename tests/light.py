@@ -40,6 +40,8 @@ CASES = (
     Case("show main", "counts"),
     Case("show job_U5O5jKZxJg", "ready", root="arroyo"),
     Case("rows main count counts", "2 of 2 rows at epoch 2"),
+    Case("sql 'show tables'", "arroyo.jobs"),
+    Case("get main count counts apple", "apple"),
     Case("verify main", "hello/main epoch 2 can be restored"),
     Case("verify job_U5O5jKZxJg", "can be restored", root="arroyo"),
     Case("verify main --spark", SPARK, 1),

@@ -120,7 +120,7 @@ def test_the_prompt_answers_until_it_ends(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     lines = iter(
         [
             "select count(*) as n",

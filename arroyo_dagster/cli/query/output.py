@@ -67,7 +67,7 @@ def write_rows(rows: pa.Table, path: Path, form: str | None) -> None:
         raise InputError("the file exists", path=path, next_step="choose another name") from None
     except OSError as error:
         raise InputError(f"the file cannot be written ({error.strerror})", path=path) from error
-    click.echo(f"{rows.num_rows} rows written to {path}", err=True)
+    click.echo(f"{rows.num_rows} rows written to {path}")
 
 
 def _write_parquet(rows: pa.Table, file: IO[bytes]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -130,5 +129,4 @@ def _history(complete: Callable[[str, int], str | None]) -> Iterator[None]:
 
 
 def _history_file() -> Path:
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(cache) / "arroyo_dagster" / "sql-history"
+    return Path(click.get_app_dir("arroyo_dagster")) / "sql-history"
