@@ -14,7 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from arroyo_dagster.errors import ArroyoStateError
+from arroyo_dagster.errors import ArroyoStateError, NotFoundError
 from arroyo_dagster.state.model.checkpoints import CheckpointState
 from arroyo_dagster.state.model.garbage import PlanKind
 from arroyo_dagster.state.model.ids import StatePath
@@ -48,8 +48,9 @@ from arroyo_dagster.state.operations.query.metadata_rows import (
     rows_schema,
     rows_table,
 )
+from arroyo_dagster.state.operations.query.names import QueryName, not_found, split_epoch
 from arroyo_dagster.state.operations.query.positions import SourcePosition, source_positions
-from arroyo_dagster.state.operations.query.state import StateEpoch, StateJob
+from arroyo_dagster.state.operations.query.state import StateCatalog, StateEpoch, StateJob
 from arroyo_dagster.state.operations.query.table import EpochTable
 from arroyo_dagster.state.planning.restore.reads import job_watermark_micros, restore_plan
 from arroyo_dagster.state.storage.concurrency import concurrently
@@ -376,3 +377,44 @@ METADATA_TABLES = {
     )
 }
 """By name."""
+
+
+@dataclass(frozen=True, slots=True)
+class MetadataRows:
+    """A metadata table of some jobs; see `find_metadata`."""
+
+    table: MetadataTable
+    jobs: Sequence[StateJob]
+    epoch: str | None
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns."""
+        return self.table.schema
+
+    def read(self) -> pa.Table:
+        """Read the rows; errors as `MetadataTable.read`."""
+        return self.table.read(self.jobs, self.epoch)
+
+
+def find_metadata(state: StateCatalog, name: QueryName, epoch: str | None = None) -> MetadataRows:
+    """Find a metadata table by its name; nothing of its rows is read.
+
+    Args:
+        epoch: of which epochs, unless the name says so.
+
+    Raises:
+        NotFoundError: there is no such metadata table or job; names the nearest.
+    """
+    table = METADATA_TABLES.get(name.table)
+    if table is None:
+        raise not_found("metadata table", name.table, METADATA_TABLES)
+    if name.job is None:
+        return MetadataRows(table, state.jobs(), epoch)
+    job, named = split_epoch(name.job)
+    if named is not None:
+        try:
+            return MetadataRows(table, [state.job(name.job)], epoch)
+        except NotFoundError:
+            pass  # else the name of a job contains an @
+    return MetadataRows(table, [state.job(job)], named or epoch)

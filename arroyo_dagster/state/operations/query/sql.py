@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from arroyo_dagster.errors import ArroyoStateError, InputError, NotFoundError
-from arroyo_dagster.state.operations.query.metadata_tables import METADATA_TABLES, MetadataTable
+from arroyo_dagster.errors import ArroyoStateError, InputError
+from arroyo_dagster.state.operations.query.metadata_tables import METADATA_TABLES, find_metadata
 from arroyo_dagster.state.operations.query.names import (
     QueryName,
     not_found,
     parse_name,
     quoted,
-    split_epoch,
 )
 from arroyo_dagster.state.operations.query.sql_text import (
     SqlFailure,
@@ -32,7 +31,7 @@ from arroyo_dagster.state.operations.query.sql_text import (
     sql_failures,
     sql_tokens,
 )
-from arroyo_dagster.state.operations.query.state import StateCatalog, StateJob
+from arroyo_dagster.state.operations.query.state import StateCatalog
 from arroyo_dagster.state.operations.query.table import EpochTable
 
 if TYPE_CHECKING:
@@ -145,7 +144,7 @@ class SqlCatalog:
     def schema(self, name: QueryName) -> pa.Schema:
         """Return the Arrow schema of a table; errors as `query`."""
         if name.operator is None:
-            return _metadata(name).schema
+            return find_metadata(self.state, name).schema
         return self.table(name).schema
 
     def table(self, name: QueryName) -> EpochTable:
@@ -159,26 +158,8 @@ class SqlCatalog:
 
         if name.operator is not None:
             return self.table(name).to_polars()
-        table, (jobs, epoch) = _metadata(name), self._jobs(name.job)
-        return deferred_frame(str(name), table.schema, lambda: table.read(jobs, epoch))
-
-    def _jobs(self, name: str | None) -> tuple[Sequence[StateJob], str | None]:
-        if name is None:
-            return self.state.jobs(), None
-        job, epoch = split_epoch(name)
-        if epoch is not None:
-            try:
-                return [self.state.job(name)], None  # the name of a job may contain an @
-            except NotFoundError:
-                pass
-        return [self.state.job(job)], epoch
-
-
-def _metadata(name: QueryName) -> MetadataTable:
-    found = METADATA_TABLES.get(name.table)
-    if found is None:
-        raise not_found("metadata table", name.table, METADATA_TABLES)
-    return found
+        found = find_metadata(self.state, name)
+        return deferred_frame(str(name), found.schema, found.read)
 
 
 # ---- names in a query ----------------------------------------------------------------------------

@@ -146,11 +146,11 @@ class EpochTable:
         return self.to_arrow(columns, where, limit).to_pandas()
 
     def to_spark(self, session: Any) -> Any:
-        """Return the rows as a frame of a session of Spark; see `arroyo_dagster.spark.query`."""
+        """Return the rows as a frame of Spark; see `arroyo_dagster.spark.query.frames`."""
         from importlib import import_module
 
         # By name, since this package does not import Spark.
-        return import_module("arroyo_dagster.spark.query").frame_of(session, self)
+        return import_module("arroyo_dagster.spark.query.frames").frame_of(session, self)
 
     def lookup(self, key: object) -> pa.Table:
         """Return the rows of one key. Only files and row groups that may hold it are read.
