@@ -19,6 +19,10 @@ MAIN: Mapping[str, LazyCommand] = {
     "completion": LazyCommand(
         "completion", "Print the script that completes commands and options in a shell."
     ),
+    "diff": LazyCommand(
+        "query.diff",
+        "Print what changed between two epochs: inserted, updated, removed and expired rows.",
+    ),
     "doctor": LazyCommand(
         "doctor", "Check whether this machine and the store are ready for jobs and maintenance."
     ),

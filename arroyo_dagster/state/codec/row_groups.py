@@ -260,6 +260,22 @@ class DataFile:
                 group for group in groups if self._may_hold(group, leaf, low, high, nulls=nulls)
             ]
 
+    def smallest(self, column: int) -> int | None:
+        """Return the smallest value of a column of whole numbers or times, by statistics.
+
+        Returns:
+            None if statistics are missing, or a value is null.
+        """
+        (leaf,) = self._leaves[column]
+        groups = range(len(self.row_groups))
+        with decoding(self._path):
+            self._check(leaf, groups)
+            found = [self._file.metadata.row_group(at).column(leaf).statistics for at in groups]
+        if any(one is None or not one.has_min_max or one.null_count != 0 for one in found):
+            return None
+        least = [one.min_raw for one in found]
+        return min(least) if least and all(isinstance(one, int) for one in least) else None
+
     def _check(self, leaf: int, groups: Sequence[int]) -> None:
         # pyarrow aborts the process when it reads statistics from a damaged footer. Reading one
         # value of one page first finds the same damage and raises.

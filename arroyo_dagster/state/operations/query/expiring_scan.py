@@ -136,6 +136,26 @@ class ExpiringScan:
         return self._config.schema.hashed_indices
 
     @property
+    def variant(self) -> HashVariant:
+        """The build that hashed the keys; if several are possible, the first of them."""
+        return next(iter(self._variants), HashVariant.FALLBACK)
+
+    @property
+    def is_generational(self) -> bool:
+        """Whether each key has one current row, the newest."""
+        return self._config.generational and not self.raw
+
+    @property
+    def timestamp_name(self) -> str:
+        """The column of event time."""
+        return str(self.schema.field(self._table.timestamp_index).name)
+
+    @property
+    def cutoff_micros(self) -> int:
+        """The event time before which rows have expired; 0 = none has."""
+        return self._plan.cutoff_micros
+
+    @property
     def divisible_by_file(self) -> bool:
         """See `Scan`."""
         return self.raw or not (self._config.generational or self._has_deletes)
