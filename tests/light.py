@@ -42,6 +42,8 @@ CASES = (
     Case("rows main count counts", "2 of 2 rows at epoch 2"),
     Case("sql 'show tables'", "arroyo.jobs"),
     Case("diff main@1 main@2", "files not read"),
+    Case("offsets main", "advances"),
+    Case("watermarks main", "fastest subtask ahead"),
     Case("get main count counts apple", "apple"),
     Case("verify main", "hello/main epoch 2 can be restored"),
     Case("verify job_U5O5jKZxJg", "can be restored", root="arroyo"),

@@ -52,6 +52,10 @@ MAIN: Mapping[str, LazyCommand] = {
     "jobs": LazyCommand("inspect", "List the jobs below the checkpoint URL."),
     "lease": LazyCommand("leases", "End the lease of a process that hangs.", is_group=True),
     "leases": LazyCommand("leases", "List the newest lease of each kind on JOB, or on all jobs."),
+    "offsets": LazyCommand(
+        "query.advance",
+        "Print how far each partition of each source is read, how fast, and which stand still.",
+    ),
     "ownership": LazyCommand(
         "ownership",
         "Mark prefixes whose state is seen, and never compacted, rewritten or deleted.",
@@ -77,6 +81,10 @@ MAIN: Mapping[str, LazyCommand] = {
     "unpin": LazyCommand("pins", "Let an epoch expire with the others again."),
     "verify": LazyCommand(
         "verify", "Check whether a job can be restored from an epoch, and print why not."
+    ),
+    "watermarks": LazyCommand(
+        "query.advance",
+        "Print how far event time has advanced at each operator, and how far it is behind.",
     ),
 }
 

@@ -1,1 +1,1 @@
-"""Commands that query state: `sql`, `get`, `diff`. They write only files they are told to."""
+"""Commands that query state: `sql`, `get`, `diff`, `offsets`, `watermarks`. They change none."""
