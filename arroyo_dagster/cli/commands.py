@@ -29,6 +29,10 @@ MAIN: Mapping[str, LazyCommand] = {
     "epochs": LazyCommand(
         "inspect", "List the epochs of a job, oldest first, with the state of each."
     ),
+    "estimate": LazyCommand(
+        "query.estimate",
+        "Estimate what a restore costs: files, bytes, rows, seconds and memory.",
+    ),
     "expire": LazyCommand(
         "gc.expire", "Delete the oldest epochs of a managed job, and the files that only they list."
     ),

@@ -1,4 +1,4 @@
-"""How far sources and watermarks are over the epochs of a job, by a real Arroyo and by ours."""
+"""How far sources and watermarks are over the epochs of a job, and what a restore would cost."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import pytest
 
 from arroyo_dagster.errors import InputError
 from arroyo_dagster.state.operations.query.advance import source_advance, watermark_advance
+from arroyo_dagster.state.operations.query.restore_estimate import estimate_restore
 from arroyo_dagster.state.operations.query.state import StateCatalog, open_state
+from arroyo_dagster.state.planning.restore.reads import restore_plan
 from tests.compat.arroyo import ARCHIVES, unpack
 from tests.jobs import written_by_word_job
 
@@ -49,3 +51,22 @@ def test_a_partition_that_stands_still_is_named() -> None:
         source_advance(job, 3, {"nowhere": 1})
     with pytest.raises(InputError, match="one epoch or more"):
         watermark_advance(job, 0)
+
+
+def test_a_restore_is_estimated_at_any_parallelism_and_retention(arroyo: StateCatalog) -> None:
+    for job in arroyo.jobs():
+        epoch = job.epoch()
+        for parallelism in (None, 1, 5):
+            found = estimate_restore(epoch, parallelism=parallelism)
+            plan = restore_plan(epoch.checkpoint, parallelism)
+            assert sum(one.opens for one in found.tables) == plan.opens
+            assert sum(one.files for one in found.tables) == len(plan.files)
+            assert found.seconds > 0
+            for one in found.tables:
+                assert 0 <= one.most_rows <= one.rows
+        long = estimate_restore(epoch, retention_micros=10**18)
+        none = estimate_restore(epoch, retention_micros=0)
+        assert sum(one.rows for one in none.tables) <= sum(one.rows for one in long.tables)
+        assert none.memory_bytes <= long.memory_bytes
+    with pytest.raises(InputError, match="1 or more"):
+        estimate_restore(epoch, parallelism=0)
