@@ -4,6 +4,7 @@
 |---|---|
 | `arroyo."pl_1/job_1".join_2.left` | a table of an operator |
 | `arroyo."pl_1/job_1@12".join_2.left` | at epoch 12; or `@latest`, `@2026-01-01T12:00:00Z` |
+| `arroyo.words."count-words".hits` | a state of a dataflow: dataflow, service, state |
 | `arroyo."pl_1/job_1".epochs` | a metadata table of a job |
 | `arroyo.jobs` | a metadata table of the checkpoint URL |
 

@@ -121,7 +121,31 @@ class StateCatalog:
                 expected='"pipeline/job".operator.table',
                 next_step="name the job and the operator, too",
             )
-        return self.epoch(parsed.job).table(parsed.operator, parsed.table)
+        try:
+            epoch = self.epoch(parsed.job)
+        except NotFoundError:
+            found = self._of_dataflow(parsed)
+            if found is None:
+                raise
+            return found
+        return epoch.table(parsed.operator, parsed.table)
+
+    def _of_dataflow(self, name: QueryName) -> EpochTable | None:
+        """Return the state that is named as `dataflow.service.state`; None = there is none.
+
+        A dataflow with a namespace has it before its name, which may be left out.
+        """
+        dataflow, epoch = split_epoch(name.job or "")
+        for job in self.jobs():
+            pipeline = job.paths.pipeline or ""
+            named = f".{pipeline}".endswith(f".{dataflow}")
+            if job.paths.job != name.operator or not named:
+                continue
+            at = self.epoch(job.name if epoch is None else f"{job.name}@{epoch}")
+            tables = [one for one in at.tables() if one.name.table == name.table]
+            if len(tables) == 1:
+                return tables[0]
+        return None
 
     def epoch(self, job: str) -> StateEpoch:
         """Return an epoch by `job`, the newest, or by `job@epoch`; as `table`."""
