@@ -19,11 +19,19 @@ MAIN: Mapping[str, LazyCommand] = {
     "completion": LazyCommand(
         "completion", "Print the script that completes commands and options in a shell."
     ),
+    "diff": LazyCommand(
+        "query.diff",
+        "Print what changed between two epochs: inserted, updated, removed and expired rows.",
+    ),
     "doctor": LazyCommand(
         "doctor", "Check whether this machine and the store are ready for jobs and maintenance."
     ),
     "epochs": LazyCommand(
         "inspect", "List the epochs of a job, oldest first, with the state of each."
+    ),
+    "estimate": LazyCommand(
+        "query.estimate",
+        "Estimate what a restore costs: files, bytes, rows, seconds and memory.",
     ),
     "expire": LazyCommand(
         "gc.expire", "Delete the oldest epochs of a managed job, and the files that only they list."
@@ -40,10 +48,18 @@ MAIN: Mapping[str, LazyCommand] = {
     "gc": LazyCommand(
         "gc.group", "Delete unreferenced state: expired epochs, orphans, dead jobs.", is_group=True
     ),
+    "get": LazyCommand(
+        "query.get",
+        "Look up the rows of one key: only the files and row groups that may hold it are read.",
+    ),
     "health": LazyCommand("health", "Find jobs that are late, growing, fragmented or expensive."),
     "jobs": LazyCommand("inspect", "List the jobs below the checkpoint URL."),
     "lease": LazyCommand("leases", "End the lease of a process that hangs.", is_group=True),
     "leases": LazyCommand("leases", "List the newest lease of each kind on JOB, or on all jobs."),
+    "offsets": LazyCommand(
+        "query.advance",
+        "Print how far each partition of each source is read, how fast, and which stand still.",
+    ),
     "ownership": LazyCommand(
         "ownership",
         "Mark prefixes whose state is seen, and never compacted, rewritten or deleted.",
@@ -64,10 +80,15 @@ MAIN: Mapping[str, LazyCommand] = {
         is_group=True,
     ),
     "show": LazyCommand("show", "Print the operators, tables, files, rows and bytes of an epoch."),
+    "sql": LazyCommand("query.sql", "Query any table of any job at any epoch."),
     "stop": LazyCommand("run", "Ask a running managed job to stop with a checkpoint."),
     "unpin": LazyCommand("pins", "Let an epoch expire with the others again."),
     "verify": LazyCommand(
         "verify", "Check whether a job can be restored from an epoch, and print why not."
+    ),
+    "watermarks": LazyCommand(
+        "query.advance",
+        "Print how far event time has advanced at each operator, and how far it is behind.",
     ),
 }
 

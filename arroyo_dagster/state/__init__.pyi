@@ -83,6 +83,11 @@ from .operations.gc.pins import unpin_epochs as unpin_epochs
 from .operations.gc.plan import GcRequest as GcRequest
 from .operations.gc.plan import plan_collection as plan_collection
 from .operations.gc.plan import plan_gc as plan_gc
+from .operations.query.state import StateCatalog as StateCatalog
+from .operations.query.state import StateEpoch as StateEpoch
+from .operations.query.state import StateJob as StateJob
+from .operations.query.state import open_state as open_state
+from .operations.query.table import EpochTable as EpochTable
 from .operations.restore.rollback import plan_rollback as plan_rollback
 from .operations.restore.rollback import run_rollback as run_rollback
 from .operations.verify.job import JobVerdict as JobVerdict

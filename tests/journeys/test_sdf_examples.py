@@ -13,7 +13,9 @@ import pytest
 from click.testing import CliRunner
 
 from arroyo_dagster.cli import main
+from arroyo_dagster.errors import NotFoundError
 from arroyo_dagster.sdf_testing import DataflowTrial
+from arroyo_dagster.state.operations.query.state import open_state
 
 PROJECT = Path(__file__).parents[2]
 EXAMPLES = PROJECT / "examples" / "sdf"
@@ -50,6 +52,16 @@ def test_a23_known_words_have_their_count_and_unknown_ones_zero(tmp_path: Path) 
         {"word": "blue", "count": 0, "longest-sentence": 0, "share": 0.0},
         {"word": "red", "count": 1, "longest-sentence": 2, "share": 0.1667},
     ]
+    # States have the names of every query: dataflow, service, state.
+    hits = open_state(str(state)).table('words."count-words".hits').to_arrow()
+    assert dict(zip(*hits.to_pydict().values(), strict=True)) == {
+        "one": 1,
+        "fish": 3,
+        "two": 1,
+        "red": 1,
+    }
+    with pytest.raises(NotFoundError):
+        open_state(str(state)).table('words."count-words".hit')
 
 
 @pytest.fixture(scope="module")

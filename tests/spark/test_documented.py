@@ -32,11 +32,13 @@ def test_the_pipeline_runs_on_spark(session: Any, tmp_path: Path, capsys: Any) -
     url = f"file://{tmp_path}/shop-on-spark"
     rows = _run(f"arroyo-state rows shop/main totals totals --url {url} --json", tmp_path)
     assert '"value": 300' in rows
-    code, _ = blocks(PAGE, "python")
-    exec(code.replace("file:///tmp/shop-on-spark", url), {})
+    verifying, querying, _ = blocks(PAGE, "python")
+    exec(verifying.replace("file:///tmp/shop-on-spark", url), {})
     passed, *engines = capsys.readouterr().out.splitlines()
     assert passed == "True"
     assert engines[0].startswith("verify files: Spark (")
+    exec(querying.replace("file:///tmp/shop-on-spark", url), {})
+    assert "|ada|  300|" in capsys.readouterr().out
 
 
 def test_the_states_are_data_frames(
@@ -46,6 +48,6 @@ def test_the_states_are_data_frames(
     first = next(line for line in blocks("docs/sdf.md", "sh")[0].splitlines() if "sdf run" in line)
     url = f"file://{tmp_path}/words"
     _run(first, PROJECT, ARROYO__CHECKPOINT_URL=url)
-    _, code = blocks(PAGE, "python")
+    *_, code = blocks(PAGE, "python")
     exec(code.replace("file:///tmp/words", url), {})
     assert "rain" in capsys.readouterr().out

@@ -5,7 +5,6 @@ Source: sdf-states.md 4.1, 4.2; error E46.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -15,36 +14,17 @@ import polars as pl
 
 from arroyo_dagster.dataflow.errors import SqlError
 from arroyo_dagster.dataflow.storage.columns import KEY, UPDATED_AT
-
-_TOKEN = re.compile(
-    r"""(?P<space>\s+|--[^\n]*|/\*.*?\*/)
-      | (?P<text>'(?:[^']|'')*')
-      | (?P<quoted>"(?:[^"]|"")*"|`(?:[^`]|``)*`)
-      | (?P<parameter>(?<!:):(?!:)[A-Za-z_]\w*)
-      | (?P<word>[^\W\d]\w*)
-      | (?P<number>\d[\w.]*)
-      | (?P<other>.)""",
-    re.VERBOSE | re.DOTALL,
+from arroyo_dagster.state.operations.query.sql_text import (
+    SqlFailure,
+    SqlToken,
+    file_function,
+    first_that_writes,
+    short_sql,
+    sql_failures,
+    sql_tokens,
 )
-_READS = {"select", "with", "show", "explain", "from", "values", "(", "table", "describe"}
+
 _MAX_LISTED = 20
-_FILES = re.compile(r"(?:read|scan)_(?:csv|parquet|ipc|n?d?json|avro|delta|iceberg)", re.IGNORECASE)
-"""Functions of Polars that read files: state files, too, without what masks and hides rows."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Token:
-    kind: str
-    text: str
-
-    @property
-    def word(self) -> str:
-        """The token in lower case if it can be a keyword, else an empty text."""
-        return self.text.lower() if self.kind in ("word", "other") else ""
-
-
-def _tokens(text: str) -> list[_Token]:
-    return [_Token(str(one.lastgroup), one.group()) for one in _TOKEN.finditer(text)]
 
 
 @dataclass(frozen=True)
@@ -113,7 +93,7 @@ class Tables:
             SqlError: unknown table or column, a syntax error, a statement that writes, or a
                 parameter without a valid value (E46).
         """
-        tokens = _tokens(text)
+        tokens = sql_tokens(text)
         words = [one for one in tokens if one.kind != "space"]
         _check_reads(text, words)
         if [one.word for one in words[:2]] == ["show", "tables"]:
@@ -122,7 +102,7 @@ class Tables:
         bound = _bound(text, tokens, params or {})
         return self._answer(text, bound)
 
-    def _answer(self, text: str, tokens: list[_Token]) -> pl.DataFrame:
+    def _answer(self, text: str, tokens: list[SqlToken]) -> pl.DataFrame:
         timed = self.star_includes_updated_at or any(
             one.text.strip('"`').lower() == UPDATED_AT for one in tokens
         )
@@ -132,14 +112,11 @@ class Tables:
         query = "".join(one.text for one in tokens)
         _check_reads_no_file(query)
         try:
-            answer: pl.DataFrame = scope._context(timed).execute(query, eager=True)
+            with sql_failures():
+                answer: pl.DataFrame = scope._context(timed).execute(query, eager=True)
             return answer
-        except pl.exceptions.PolarsError as error:
-            raise self._refused(text, str(error)) from error
-        except Exception as error:  # a panic inside Polars is no PolarsError
-            if type(error).__name__ != "PanicException":
-                raise
-            raise self._refused(text, str(error)) from error
+        except SqlFailure as error:
+            raise self._refused(text, str(error)) from error.__cause__
         finally:
             if scope is not self:
                 scope._contexts.clear()
@@ -153,7 +130,7 @@ class Tables:
             self._contexts[timed] = pl.SQLContext(frames, eager=True)
         return self._contexts[timed]
 
-    def _narrowed(self, tokens: list[_Token]) -> Tables:
+    def _narrowed(self, tokens: list[SqlToken]) -> Tables:
         """Return only one table with the rows of one key if the query reads a single key.
 
         A view may have millions of keys, and Polars would scan all of them.
@@ -170,71 +147,42 @@ class Tables:
             table.name: [*table.plain.columns, UPDATED_AT] for table in self.tables[:_MAX_LISTED]
         }
         return SqlError(
-            f"the query cannot be answered: {reason.strip().splitlines()[0] if reason else '?'}",
+            f"the query cannot be answered: {reason}",
             number="E46",
-            sql=_short(text),
+            sql=short_sql(text),
             tables=known[:_MAX_LISTED],
             columns=columns,
             next_step="check the names; quote names with a dash in back-ticks",
         )
 
 
-def _check_reads(text: str, words: Sequence[_Token]) -> None:
+def _check_reads(text: str, words: Sequence[SqlToken]) -> None:
     """Reject statements that do not begin with a keyword of a query."""
-    heads = _heads(words)
-    for head in heads or [""]:
-        if head not in _READS:
-            raise SqlError(
-                f"`{head or 'nothing'}` is not a query: states are read-only here; only the "
-                "service that owns a state changes it",
-                number="E46",
-                sql=_short(text),
-                next_step="begin with `select`, `with`, `show tables` or `explain`",
-            )
+    head = first_that_writes(words)
+    if head is not None:
+        raise SqlError(
+            f"`{head}` is not a query: states are read-only here; only the service that owns a "
+            "state changes it",
+            number="E46",
+            sql=short_sql(text),
+            next_step="begin with `select`, `with`, `show tables` or `explain`",
+        )
 
 
 def _check_reads_no_file(query: str) -> None:
-    """Reject functions that read files.
-
-    The text as a whole is searched, since Polars may divide it into tokens in another way.
-    """
-    found = _FILES.search(query)
-    if found is not None:
+    function = file_function(query)
+    if function is not None:
         raise SqlError(
-            f"`{found.group()}` reads files; a query reads only the states in scope",
+            f"`{function}` reads files; a query reads only the states in scope",
             number="E46",
-            sql=_short(query),
+            sql=short_sql(query),
             next_step="`show tables` lists the states",
         )
 
 
-def _heads(words: Sequence[_Token]) -> list[str]:
-    """Return the first word of each statement, and for `with` also the one after its subqueries."""
-    heads: list[str] = []
-    depth, begins, within = 0, True, False
-    for before, one in zip([None, *words], words, strict=False):
-        if begins and one.text != ";":
-            heads.append(one.word)
-            begins = one.word == "explain"
-            within = one.word == "with"
-        elif (
-            within
-            and depth == 0
-            and before is not None
-            and before.text == ")"
-            and one.text not in (",", "(")
-            and one.word != "as"
-        ):
-            heads.append(one.word)
-            within = False
-        depth += {"(": 1, ")": -1}.get(one.text, 0)
-        begins = begins or one.text == ";"
-    return heads
-
-
-def _bound(text: str, tokens: list[_Token], params: Mapping[str, Any]) -> list[_Token]:
+def _bound(text: str, tokens: list[SqlToken], params: Mapping[str, Any]) -> list[SqlToken]:
     """Return the tokens with each parameter replaced by a literal."""
-    bound: list[_Token] = []
+    bound: list[SqlToken] = []
     for one in tokens:
         if one.kind != "parameter":
             bound.append(one)
@@ -244,7 +192,7 @@ def _bound(text: str, tokens: list[_Token], params: Mapping[str, Any]) -> list[_
             raise SqlError(
                 f"the query has a parameter :{name} without a value",
                 number="E46",
-                sql=_short(text),
+                sql=short_sql(text),
                 given=sorted(params),
                 next_step="pass it: sql(text, params={…})",
             )
@@ -252,28 +200,28 @@ def _bound(text: str, tokens: list[_Token], params: Mapping[str, Any]) -> list[_
     return bound
 
 
-def _literal(name: str, value: Any) -> _Token:
+def _literal(name: str, value: Any) -> SqlToken:
     if value is None or isinstance(value, bool):
-        return _Token("word", {None: "null", True: "true", False: "false"}[value])
+        return SqlToken("word", {None: "null", True: "true", False: "false"}[value])
     if isinstance(value, int | float):
-        return _Token("number", f"({value!r})" if value < 0 else repr(value))
+        return SqlToken("number", f"({value!r})" if value < 0 else repr(value))
     if isinstance(value, str):
         escaped = value.replace("'", "''")
-        return _Token("text", f"'{escaped}'")
+        return SqlToken("text", f"'{escaped}'")
     raise SqlError(
         f"parameter :{name} is a {type(value).__name__}; expected text, a number, a bool or None",
         number="E46",
     )
 
 
-def _without_updated_at(tokens: list[_Token]) -> list[_Token]:
+def _without_updated_at(tokens: list[SqlToken]) -> list[SqlToken]:
     """Exclude `_updated_at` from every `*` of a projection."""
-    changed: list[_Token] = []
+    changed: list[SqlToken] = []
     before = ""
     for one in tokens:
         changed.append(one)
         if one.text == "*" and before in ("select", "distinct", ",", "."):
-            changed.append(_Token("other", f" exclude ({UPDATED_AT})"))
+            changed.append(SqlToken("other", f" exclude ({UPDATED_AT})"))
         if one.kind != "space":
             before = one.word or one.text
     return changed
@@ -281,13 +229,13 @@ def _without_updated_at(tokens: list[_Token]) -> list[_Token]:
 
 def point_query(text: str) -> tuple[str, str] | None:
     """Return the table and the key of a query that reads one key of one table; None = another."""
-    return _point_query([one for one in _tokens(text) if one.kind != "space"])
+    return _point_query([one for one in sql_tokens(text) if one.kind != "space"])
 
 
 _ONE_TABLE_ONLY = {"join", "union", "intersect", "except", "or", "not", "with", "values", "having"}
 
 
-def _point_query(words: list[_Token]) -> tuple[str, str] | None:
+def _point_query(words: list[SqlToken]) -> tuple[str, str] | None:
     """Return the table and the key if a query reads one table `where _key = '…'`, else None.
 
     Further conditions after `and` are allowed, as are `order`, `limit` and `group`.
@@ -307,7 +255,3 @@ def _point_query(words: list[_Token]) -> tuple[str, str] | None:
     if behind not in ([], [";"], ["and"], ["order"], ["limit"], ["group"]):
         return None
     return words[table].text.strip('"`'), key.text[1:-1].replace("''", "'")
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= 200 else f"{text[:197]}..."

@@ -9,6 +9,15 @@ _PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 _DIGITS = {"s": 0, "ms": 3, "us": 6, "ns": 9}
 
 
+def nanos_of(value: dt.datetime | dt.timedelta | int) -> int:
+    """Return a point in time, as nanoseconds since 1970 in UTC, or a duration, in nanoseconds."""
+    if isinstance(value, dt.datetime):
+        value = value.astimezone(dt.UTC).replace(tzinfo=None) - UNIX_EPOCH
+    if isinstance(value, dt.timedelta):
+        return value // dt.timedelta(microseconds=1) * 1000
+    return value
+
+
 def iso_micros(micros: int | None) -> str | None:
     """Format a point in time in UTC, `2013-01-01T10:00:00.000000Z`; None stays None."""
     return None if micros is None else format_moment(micros, "us", "Z")

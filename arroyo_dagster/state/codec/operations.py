@@ -109,6 +109,16 @@ class OperationKind(enum.IntEnum):
     DELETE_TIME_RANGE = 4
 
 
+def operation_names(operations: pa.ChunkedArray) -> pa.Array:
+    """Return the name of each operation, such as `insert` and `delete_key`.
+
+    Raises:
+        FormatError: as `operation_kinds`.
+    """
+    names = pa.array([kind.name.lower() for kind in OperationKind])
+    return names.take(pa.array(operation_kinds(operations)))
+
+
 def operation_kinds(operations: pa.ChunkedArray) -> npt.NDArray[np.uint8]:
     """Return the `OperationKind` of each row, without decoding the rest of its operation.
 

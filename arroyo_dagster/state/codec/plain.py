@@ -5,7 +5,6 @@ Numbers keep every digit; NaN and infinities, which JSON does not have, are text
 
 from __future__ import annotations
 
-import datetime as dt
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from arroyo_dagster.state.codec.bincode.shapes import pick_variant, struct_values
-from arroyo_dagster.state.codec.iso_times import UNIX_EPOCH, format_moment, format_span
+from arroyo_dagster.state.codec.iso_times import format_moment, format_span, nanos_of
 from arroyo_dagster.state.model.types import (
     UNIT,
     ArrayOf,
@@ -77,15 +76,11 @@ def _number(value: float) -> float | str:
 
 
 def _time(value: Any, described: TimeOf) -> str:
-    if isinstance(value, dt.timedelta):
-        value = value // dt.timedelta(microseconds=1) * 1000
-    elif isinstance(value, dt.datetime):
-        since = value.astimezone(dt.UTC).replace(tzinfo=None) - UNIX_EPOCH
-        value = since // dt.timedelta(microseconds=1) * 1000
+    nanos = nanos_of(value)
     return (
-        format_span(value, "ns")
+        format_span(nanos, "ns")
         if described.name == "duration"
-        else format_moment(value, "ns", "Z")
+        else format_moment(nanos, "ns", "Z")
     )
 
 

@@ -6,6 +6,7 @@ Columns are not selected by name, because names may repeat and contain dots.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import BinaryIO
 
 import pyarrow as pa
@@ -22,9 +23,20 @@ from arroyo_dagster.state.codec.parquet import (
     state_version,
 )
 
-_UNSIGNED = 2**64 - 1
 _FETCHED_BYTES = 1 << 26
 _TEXTS = (pa.string(), pa.binary())
+
+Bound = int | bytes | None
+"""A value as the statistics of a Parquet column hold it; None = no bound."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSize:
+    """The size of a row group: encoded, and compressed as it is stored."""
+
+    rows: int
+    size_bytes: int
+    compressed_bytes: int
 
 
 class DataFile:
@@ -53,6 +65,11 @@ class DataFile:
             self.schema: pa.Schema = self._file.schema_arrow
             self._leaves = list(_leaves(self.schema))
 
+    @property
+    def size_bytes(self) -> int:
+        """The size of the file."""
+        return self._size_bytes
+
     def close(self) -> None:
         """Close the given file; nothing can be read afterwards."""
         self._source.close()
@@ -67,6 +84,22 @@ class DataFile:
         """The number of rows in each row group."""
         footer = self._file.metadata
         return tuple(footer.row_group(at).num_rows for at in range(footer.num_row_groups))
+
+    @property
+    def group_sizes(self) -> tuple[GroupSize, ...]:
+        """The size of each row group, by the footer."""
+        footer = self._file.metadata
+        groups = [footer.row_group(at) for at in range(footer.num_row_groups)]
+        return tuple(
+            GroupSize(
+                rows=one.num_rows,
+                size_bytes=one.total_byte_size,
+                compressed_bytes=sum(
+                    one.column(at).total_compressed_size for at in range(one.num_columns)
+                ),
+            )
+            for one in groups
+        )
 
     def read(
         self, columns: Sequence[int], groups: Sequence[int], *, repeating: Sequence[str] = ()
@@ -204,18 +237,44 @@ class DataFile:
         return int(self._file.metadata.num_rows)
 
     def groups_within(
-        self, column: int, low: int | None, high: int | None, groups: Sequence[int]
+        self,
+        column: int,
+        low: Bound,
+        high: Bound,
+        groups: Sequence[int],
+        *,
+        nulls: bool = True,
     ) -> list[int]:
         """Return the row groups that may contain a value from `low` to `high`, or a null.
 
         Args:
-            column: the index of a column of whole numbers or times (as numbers in their unit).
+            column: the index of a column of whole numbers or times (as numbers in their unit), or
+                of texts or bytes (as bytes).
             low, high: both ends included; None = no bound.
+            nulls: whether a row group with a null is returned whatever its values are.
         """
         (leaf,) = self._leaves[column]
         with decoding(self._path):
             self._check(leaf, groups)
-            return [group for group in groups if self._may_hold(group, leaf, low, high)]
+            return [
+                group for group in groups if self._may_hold(group, leaf, low, high, nulls=nulls)
+            ]
+
+    def smallest(self, column: int) -> int | None:
+        """Return the smallest value of a column of whole numbers or times, by statistics.
+
+        Returns:
+            None if statistics are missing, or a value is null.
+        """
+        (leaf,) = self._leaves[column]
+        groups = range(len(self.row_groups))
+        with decoding(self._path):
+            self._check(leaf, groups)
+            found = [self._file.metadata.row_group(at).column(leaf).statistics for at in groups]
+        if any(one is None or not one.has_min_max or one.null_count != 0 for one in found):
+            return None
+        least = [one.min_raw for one in found]
+        return min(least) if least and all(isinstance(one, int) for one in least) else None
 
     def _check(self, leaf: int, groups: Sequence[int]) -> None:
         # pyarrow aborts the process when it reads statistics from a damaged footer. Reading one
@@ -227,21 +286,30 @@ class DataFile:
             )
             next(iter(batches), None)
 
-    def _may_hold(self, group: int, leaf: int, low: int | None, high: int | None) -> bool:
+    def _may_hold(self, group: int, leaf: int, low: Bound, high: Bound, *, nulls: bool) -> bool:
         found = self._file.metadata.row_group(group).column(leaf).statistics
-        if found is None or not found.has_min_max or not found.has_null_count or found.null_count:
+        if found is None or not found.has_min_max:
+            return True
+        if nulls and (not found.has_null_count or found.null_count):
             return True
         least, most = found.min_raw, found.max_raw
-        if not isinstance(least, int) or not isinstance(most, int):
-            return True
-        if pa.types.is_unsigned_integer(self._type_of(leaf)):
+        kind = self._type_of(leaf)
+        if pa.types.is_unsigned_integer(kind) and isinstance(least, int):
             # Statistics store an unsigned number as a signed one with the same bits.
-            least, most = least & _UNSIGNED, most & _UNSIGNED
-        return (high is None or least <= high) and (low is None or most >= low)
+            bits = (1 << kind.bit_width) - 1
+            least, most = least & bits, most & bits
+        return not (_less(most, low) or _less(high, least))
 
     def _type_of(self, leaf: int) -> pa.DataType:
         place = next(at for at, leaves in enumerate(self._leaves) if leaf in leaves)
         return self.schema.field(place).type
+
+
+def _less(one: Bound, other: Bound) -> bool:
+    """Whether one value is certainly less than another; values of two kinds are not compared."""
+    if isinstance(one, int) and isinstance(other, int):
+        return one < other
+    return isinstance(one, bytes) and isinstance(other, bytes) and one < other
 
 
 def _leaves(schema: pa.Schema) -> Iterator[range]:

@@ -400,6 +400,12 @@ def is_data_file(path: str) -> bool:
     return within and name.startswith("table-")
 
 
+def written_epoch(path: str) -> Epoch | None:
+    """Return the epoch in whose directory a data file was written; None = in none."""
+    found = (parse_checkpoint_dir(segment) for segment in path.split("/"))
+    return next((epoch for epoch in found if epoch is not None), None)
+
+
 def parse_data_file(path: str, table: str) -> int | None:
     """Return the subtask in the name of a data file that it wrote; None for any other file."""
     name = path.rpartition("/")[2]

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from arroyo_dagster.errors import FormatError, InputError
 from arroyo_dagster.state.codec.parquet import BATCH_ROWS, encode_rows
-from arroyo_dagster.state.codec.row_groups import DataFile
+from arroyo_dagster.state.codec.row_groups import Bound, DataFile
 from arroyo_dagster.state.codec.schema import file_schema, schema_to_json
 from arroyo_dagster.state.model.ids import Epoch, StatePath
 from arroyo_dagster.state.model.keys import KeyRange
@@ -29,6 +29,8 @@ WHOLE_BYTES = 1 << 18
 """Files up to this size are read as a whole: another request costs more than the saved bytes."""
 _Made = TypeVar("_Made")
 _FILES_AHEAD = 4
+SMALL_FILE_BYTES = 1 << 23
+"""The largest file that `chunks` decodes as a whole."""
 SLICE_ROWS = 1 << 15
 """The maximum number of rows in a piece of a file; a multiple of Arroyo's record batches."""
 
@@ -43,12 +45,28 @@ class ReadRequest:
         cutoff_micros: row groups that are older as a whole may be left out. Other row groups may
             contain older rows, which the caller must filter. 0 = none.
         batches: whether record batches are numbered.
+        bounds: row groups without a value in these bounds may be left out.
     """
 
     keys: KeyRange
     columns: tuple[int, ...]
     cutoff_micros: int = 0
     batches: bool = False
+    bounds: tuple[ValueBounds, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ValueBounds:
+    """The values of a column that a read needs, as statistics hold them.
+
+    Attributes:
+        column: its index in the file schema of the table.
+        low, high: both ends inclusive; None = no bound.
+    """
+
+    column: int
+    low: Bound
+    high: Bound
 
 
 class TimeFileReader:
@@ -89,6 +107,24 @@ class TimeFileReader:
                         batches = batch_numbers([rows.num_rows]) if part.batches else None
                         yield self._stored(rows, where, part, batches)
 
+    def chunks(self, files: Iterable[TimeFile], part: ReadRequest) -> Iterator[StoredRows]:
+        """Read rows as `stream`, but small files as a whole, several at a time.
+
+        Memory holds up to a few files of `SMALL_FILE_BYTES`, and one piece of a larger file.
+        """
+
+        def chunks_of(file: TimeFile) -> Iterable[StoredRows]:
+            data = self._open(file, part)
+            if data.size_bytes > SMALL_FILE_BYTES:
+                data.close()
+                return self.stream([file], part)
+            with closing(data):
+                return [self._read_open(data, file, part)]
+
+        wanted = ((file, 1) for file in _wanted(files, part))
+        for chunks in read_ahead(chunks_of, wanted, _FILES_AHEAD):
+            yield from chunks
+
     def ahead(
         self, files: Iterable[TimeFile], part: ReadRequest, then: Callable[[StoredRows], _Made]
     ) -> Iterator[_Made]:
@@ -98,12 +134,13 @@ class TimeFileReader:
 
     def _read_file(self, file: TimeFile, part: ReadRequest) -> StoredRows:
         with closing(self._open(file, part)) as data:
-            where, groups = self._places(data, file, part), self._groups(data, file, part)
-            batches = (
-                batch_numbers([data.row_groups[at] for at in groups]) if part.batches else None
-            )
-            rows = data.read(where.places, groups, repeating=(data.schema.names[-1],))
-            return self._stored(rows, where, part, batches)
+            return self._read_open(data, file, part)
+
+    def _read_open(self, data: DataFile, file: TimeFile, part: ReadRequest) -> StoredRows:
+        where, groups = self._places(data, file, part), self._groups(data, file, part)
+        batches = batch_numbers([data.row_groups[at] for at in groups]) if part.batches else None
+        rows = data.read(where.places, groups, repeating=(data.schema.names[-1],))
+        return self._stored(rows, where, part, batches)
 
     def _places(self, data: DataFile, file: TimeFile, part: ReadRequest) -> _Places:
         sources = self._sources(data.schema, file)
@@ -191,10 +228,15 @@ class TimeFileReader:
         if not part.keys.covers(file.min_routing_key, file.max_routing_key):
             return True
         merged = part.cutoff_micros > 0 and file.compaction_generation > 0
-        return merged or len(part.columns) < len(self._schema) - 2
+        return merged or bool(part.bounds) or len(part.columns) < len(self._schema) - 2
 
     def _groups(self, data: DataFile, file: TimeFile, part: ReadRequest) -> list[int]:
         groups = list(range(len(data.row_groups)))
+        sources = self._sources(data.schema, file) if part.bounds else ()
+        for one in part.bounds:
+            source = sources[one.column]
+            if source is not None and groups:
+                groups = data.groups_within(source, one.low, one.high, groups, nulls=False)
         if len(groups) < 2:
             return groups  # its bounds are those of the file, which is needed
         width = len(data.schema)

@@ -1,0 +1,1 @@
+"""Commands that query state: `sql`, `get`, `diff`, `offsets`, `watermarks`. They change none."""

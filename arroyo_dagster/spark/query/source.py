@@ -1,0 +1,271 @@
+"""The data source `arroyo` of Spark: any table of any job at any epoch, as Arrow batches.
+
+```python
+from arroyo_dagster.spark.query.source import register_source
+
+register_source(spark)
+orders = spark.read.format("arroyo").load('s3://bucket/arroyo', table='"shop/main".join_2."left"')
+```
+
+| Option | Meaning |
+|---|---|
+| `path` | the checkpoint URL |
+| `table` | the name of a table, as in SQL; a metadata table, too |
+| `epoch`, `at` | an epoch by its number, `latest`, or a time; default: the newest visible one |
+| `raw` | `true`: every stored row, with the file that holds it |
+| `partitions` | into how many partitions a table is divided; default: 8 |
+| `unsigned`, `nanos` | see `TypeOptions` |
+| `store.NAME` | an option of the store's client |
+
+Columns are those of the schema that is asked for: Spark prunes none for sources in Python. Filters
+choose files and row groups; Spark evaluates them again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import (  # noqa: TID253 - the classes below extend these
+    DataSource,
+    DataSourceReader,
+    EqualTo,
+    Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    InputPartition,
+    IsNotNull,
+    IsNull,
+    LessThan,
+    LessThanOrEqual,
+)
+
+from arroyo_dagster.errors import InputError
+from arroyo_dagster.spark.query.types import TypeOptions
+from arroyo_dagster.state.operations.query.metadata_tables import find_metadata
+from arroyo_dagster.state.operations.query.names import not_found, parse_name
+from arroyo_dagster.state.operations.query.scans import ScanRequest
+from arroyo_dagster.state.operations.query.state import open_state
+from arroyo_dagster.state.operations.query.table import EpochTable
+from arroyo_dagster.state.tables.comparisons import ColumnFilter, Comparison, bind
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.types import StructType
+
+FORMAT = "arroyo"
+PUSH_DOWN = "spark.sql.python.filterPushdown.enabled"
+_PARTITIONS = 8
+_STORE = "store."
+_KNOWN = ("path", "table", "epoch", "at", "raw", "partitions", "unsigned", "nanos")
+_RELATIONS: Mapping[type[Filter], str] = {
+    EqualTo: "=",
+    LessThan: "<",
+    LessThanOrEqual: "<=",
+    GreaterThan: ">",
+    GreaterThanOrEqual: ">=",
+    In: "in",
+    IsNull: "is null",
+    IsNotNull: "is not null",
+}
+
+
+def register_source(session: SparkSession) -> None:
+    """Make the format `arroyo` known to a session, and let it push filters down."""
+    session.dataSource.register(ArroyoSource)
+    session.conf.set(PUSH_DOWN, "true")
+
+
+class ArroyoSource(DataSource):
+    """The data source; see the module."""
+
+    @classmethod
+    def name(cls) -> str:
+        """Return the name of the format."""
+        return FORMAT
+
+    def schema(self) -> StructType:
+        """Return all columns; errors as `SourceOptions.of` and reading the metadata."""
+        options = SourceOptions.of(self.options)
+        return spark_schema(options.types.schema_of(options.schema))
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """Return a reader of the columns of a schema."""
+        options = SourceOptions.of(self.options)
+        nullable = {field.name: field.nullable for field in schema}
+        return SourceReader(options.rows(), options.types, options.partitions, nullable)
+
+
+def spark_schema(schema: pa.Schema) -> StructType:
+    """Return a schema as Spark has it."""
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    return from_arrow_schema(schema, prefer_timestamp_ntz=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceOptions:
+    """The options of a read, checked."""
+
+    url: str
+    table: str
+    epoch: str | None
+    raw: bool
+    partitions: int
+    types: TypeOptions
+    store: Mapping[str, str]
+
+    @classmethod
+    def of(cls, given: Mapping[str, str]) -> SourceOptions:
+        """Check the options of a read.
+
+        Raises:
+            InputError: one is missing, unknown or wrong.
+        """
+        options = {name.lower(): value for name, value in given.items()}
+        store = {
+            name[len(_STORE) :]: value for name, value in options.items() if name.startswith(_STORE)
+        }
+        for name in options:
+            if name not in _KNOWN and not name.startswith(_STORE):
+                raise not_found("option", name, _KNOWN)
+        for name, meaning in (("path", "the checkpoint URL"), ("table", "the name of a table")):
+            if not options.get(name):
+                raise InputError(f"the option {name} is missing: {meaning}", format=FORMAT)
+        epoch, at = options.get("epoch"), options.get("at")
+        if epoch and at:
+            raise InputError("give one of the options epoch and at", epoch=epoch, at=at)
+        return cls(
+            url=options["path"],
+            table=options["table"],
+            epoch=epoch or at,
+            raw=_flag("raw", options.get("raw", "false")),
+            partitions=_count("partitions", options.get("partitions", str(_PARTITIONS))),
+            types=TypeOptions(options.get("unsigned", "decimal"), options.get("nanos", "exact")),
+            store=store,
+        )
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The Arrow schema of the table; errors as `rows`."""
+        name = parse_name(self.table)
+        if name.operator is None:
+            return find_metadata(open_state(self.url, options=self.store or None), name).schema
+        return self.rows().schema
+
+    def rows(self) -> EpochTable | pa.Table:
+        """Return the table, or the rows of a metadata table.
+
+        Raises:
+            NotFoundError, InputError, FormatError: as `StateCatalog.table`.
+        """
+        state, name = open_state(self.url, options=self.store or None), parse_name(self.table)
+        if name.operator is None:
+            return find_metadata(state, name, self.epoch).read()
+        if self.epoch is not None and name.job is not None:
+            name = replace(name, job=f"{name.job}@{self.epoch}")
+        table = state.table(name)
+        return table.raw() if self.raw else table
+
+
+def _flag(name: str, value: str) -> bool:
+    if value.lower() not in ("true", "false"):
+        raise InputError(f"not a value of the option {name}: {value!r}", expected="true, false")
+    return value.lower() == "true"
+
+
+def _count(name: str, value: str) -> int:
+    if not value.isdecimal() or not int(value):
+        raise InputError(f"not a value of the option {name}: {value!r}", expected="1 or more")
+    return int(value)
+
+
+class Part(InputPartition):
+    """One part of a table."""
+
+    def __init__(self, request: ScanRequest | None) -> None:
+        super().__init__(None)
+        self.request = request
+
+
+class SourceReader(DataSourceReader):
+    """Reads a table in parts.
+
+    Args:
+        rows: the table, or the rows of a metadata table.
+        partitions: into how many parts a table is divided.
+        columns: the columns to read, in their order, and whether Spark takes them as nullable.
+    """
+
+    def __init__(
+        self,
+        rows: EpochTable | pa.Table,
+        types: TypeOptions,
+        partitions: int,
+        columns: Mapping[str, bool],
+    ) -> None:
+        self._rows = rows
+        self._types = types
+        self._partitions = partitions
+        schema = rows.schema
+        for name in columns:
+            if name not in schema.names:
+                raise not_found("column", name, schema.names)
+        self._places = tuple(schema.names.index(name) for name in columns)
+        fields = [schema.field(name).with_nullable(nullable) for name, nullable in columns.items()]
+        self._schema = types.schema_of(pa.schema(fields))
+        self._filters: tuple[ColumnFilter, ...] = ()
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
+        """Take what can choose files and row groups; Spark evaluates all filters again."""
+        if isinstance(self._rows, EpochTable) and not self._rows.mask:
+            schema = self._rows.schema
+            found = (_bound(one, schema) for one in filters)
+            self._filters = tuple(one for one in found if one is not None)
+        return filters
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """Return the parts; a metadata table is one."""
+        if not isinstance(self._rows, EpochTable):
+            return [Part(None)]
+        return [Part(request) for request in self._rows.splits(self._partitions)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of a part."""
+        assert isinstance(partition, Part)
+        if not isinstance(self._rows, EpochTable):
+            yield from self._batches(self._rows.select(list(self._places)))
+            return
+        assert partition.request is not None
+        request = replace(partition.request, columns=self._places, filters=self._filters)
+        for rows in self._rows.read(request):
+            yield from self._batches(rows)
+
+    def _batches(self, rows: pa.Table) -> list[pa.RecordBatch]:
+        columns = self._types.convert(rows).columns
+        batches: list[pa.RecordBatch] = pa.Table.from_arrays(
+            columns, schema=self._schema
+        ).to_batches()
+        return batches
+
+
+def _bound(one: Filter, schema: pa.Schema) -> ColumnFilter | None:
+    relation, given = _RELATIONS.get(type(one)), vars(one)
+    if relation is None or len(given["attribute"]) != 1:
+        return None
+    (name,) = given["attribute"]
+    if name not in schema.names:
+        return None
+    value = given.get("value")
+    values = tuple(map(_plain, value)) if isinstance(one, In) and value else _plain(value)
+    return bind(Comparison.of(name, relation, values), schema, schema.names.index(name))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Decimal) and value == value.to_integral_value():
+        return int(value)
+    return bytes(value) if isinstance(value, bytearray) else value

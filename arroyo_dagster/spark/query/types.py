@@ -1,0 +1,156 @@
+"""Arrow columns as Spark has them: exactly, or with an error that names the option to choose.
+
+Spark has no unsigned numbers, and times in microseconds only. By default unsigned numbers of 64
+bits become `decimal(20,0)`, and a time or duration with a part below the microsecond is an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from arroyo_dagster.errors import InputError
+
+UNSIGNED = ("decimal", "long")
+NANOS = ("exact", "floor", "long")
+_WIDER = {pa.uint8(): pa.int16(), pa.uint16(): pa.int32(), pa.uint32(): pa.int64()}
+
+
+@dataclass(frozen=True, slots=True)
+class TypeOptions:
+    """How types that Spark does not have are represented.
+
+    Attributes:
+        unsigned: `decimal` = `decimal(20,0)`; `long` = a long, and an error from 2^63 on.
+        nanos: `exact` = times in microseconds, and an error if there is a part below; `floor` =
+            without that part; `long` = the number of nanoseconds.
+
+    Raises:
+        InputError: another value.
+    """
+
+    unsigned: str = "decimal"
+    nanos: str = "exact"
+
+    def __post_init__(self) -> None:
+        for name, value, known in (
+            ("unsigned", self.unsigned, UNSIGNED),
+            ("nanos", self.nanos, NANOS),
+        ):
+            if value not in known:
+                raise InputError(
+                    f"not a value of the option {name}: {value!r}", expected=", ".join(known)
+                )
+
+    def type_of(self, kind: pa.DataType) -> pa.DataType:
+        """Return the Arrow type that a column has for Spark."""
+        types = pa.types
+        if kind in _WIDER:
+            return _WIDER[kind]
+        if kind == pa.uint64():
+            return pa.int64() if self.unsigned == "long" else pa.decimal128(20, 0)
+        if types.is_timestamp(kind) or types.is_duration(kind):
+            return self._time_type(kind)
+        if types.is_float16(kind):
+            return pa.float32()
+        if types.is_date64(kind):
+            return pa.date32()
+        if types.is_time(kind) or types.is_interval(kind) or types.is_decimal256(kind):
+            return pa.string()
+        return self._nested_type(kind)
+
+    def _time_type(self, kind: pa.DataType) -> pa.DataType:
+        if self.nanos == "long" and kind.unit == "ns":
+            return pa.int64()
+        if pa.types.is_duration(kind):
+            return pa.duration("us")
+        return pa.timestamp("us", kind.tz)
+
+    def _nested_type(self, kind: pa.DataType) -> pa.DataType:
+        types = pa.types
+        if types.is_struct(kind):
+            return pa.struct([field.with_type(self.type_of(field.type)) for field in kind])
+        if types.is_map(kind):
+            return pa.map_(self.type_of(kind.key_type), self.type_of(kind.item_type))
+        if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+            return pa.list_(self.type_of(kind.value_type))
+        return kind
+
+    def schema_of(self, schema: pa.Schema) -> pa.Schema:
+        """Return the columns that rows have for Spark."""
+        return pa.schema([field.with_type(self.type_of(field.type)) for field in schema])
+
+    def convert(self, rows: pa.Table) -> pa.Table:
+        """Convert rows to `schema_of` their columns.
+
+        Raises:
+            InputError: a value has no exact form; names the column and the option.
+        """
+        columns = [
+            self._column(column, field.name)
+            for field, column in zip(rows.schema, rows.columns, strict=True)
+        ]
+        return pa.Table.from_arrays(columns, schema=self.schema_of(rows.schema))
+
+    def _column(self, column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
+        kind = self.type_of(column.type)
+        if kind.equals(column.type):
+            return column
+        try:
+            chunks = [self._cast(_unsliced(chunk), kind) for chunk in column.chunks]
+        except pa.ArrowInvalid as error:
+            raise InputError(
+                f"a value has no exact form in Spark ({error})",
+                column=name,
+                type=str(column.type),
+                next_step="set the option nanos=floor or nanos=long for times, unsigned=decimal "
+                "for numbers",
+            ) from error
+        return pa.chunked_array(chunks, kind)
+
+    def _cast(self, values: pa.Array, kind: pa.DataType) -> pa.Array:
+        types = pa.types
+        found = values.type
+        if kind.equals(found):
+            return values
+        if types.is_struct(found):
+            parts = zip(values.flatten(), kind, strict=True)
+            fields = [self._cast(part, field.type) for part, field in parts]
+            return pa.StructArray.from_arrays(fields, fields=list(kind), mask=values.is_null())
+        if types.is_map(found):
+            return self._cast_map(values, kind)
+        if types.is_list(found) or types.is_large_list(found) or types.is_fixed_size_list(found):
+            plain = values.cast(pa.list_(found.value_type))
+            return _with_items(plain, lambda items: self._cast(items, kind.value_type))
+        if types.is_timestamp(found) or types.is_duration(found):
+            return self._cast_time(values, kind)
+        if types.is_interval(found) or types.is_decimal256(found):
+            return pa.array([None if one is None else str(one) for one in values.to_pylist()])
+        return values.cast(kind)
+
+    def _cast_time(self, values: pa.Array, kind: pa.DataType) -> pa.Array:
+        if kind == pa.int64():
+            return values.cast(kind)
+        if self.nanos != "floor" or values.type.unit != "ns":
+            return values.cast(kind, safe=True)
+        numbers = values.cast(pa.int64())
+        micros = pc.divide(numbers, 1000)  # rounds towards 0, which moves times before 1970
+        below = pc.less(numbers, pc.multiply(micros, 1000))
+        return pc.subtract(micros, below.cast(pa.int64())).cast(kind)
+
+    def _cast_map(self, values: pa.Array, kind: pa.DataType) -> pa.Array:
+        keys = self._cast(values.keys, kind.key_type)
+        items = self._cast(values.items, kind.item_type)
+        return pa.MapArray.from_arrays(values.offsets, keys, items, kind, mask=values.is_null())
+
+
+def _with_items(values: pa.Array, convert: Callable[[pa.Array], pa.Array]) -> pa.Array:
+    return pa.ListArray.from_arrays(values.offsets, convert(values.values), mask=values.is_null())
+
+
+def _unsliced(values: pa.Array) -> pa.Array:
+    """Return an array that begins its buffers: parts of others cannot be put together anew."""
+    return values if not values.offset else pa.concat_arrays([values.slice(0, 0), values])

@@ -1,0 +1,404 @@
+"""Scans of expiring tables.
+
+Filters on key columns are applied before removals and row generations, others after: whether a row
+is current depends on all rows of its key.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import pyarrow as pa
+
+from arroyo_dagster.state.codec.hashing.routing import HashVariant, key_hashes
+from arroyo_dagster.state.codec.operations import operation_names
+from arroyo_dagster.state.codec.plain import unique_names
+from arroyo_dagster.state.model.checkpoints import Checkpoint, OperatorCheckpoint
+from arroyo_dagster.state.model.ids import StatePath, TableName
+from arroyo_dagster.state.model.keys import KeyRange
+from arroyo_dagster.state.model.tables import (
+    OPERATION_COLUMN,
+    ExpiringTimeKeyConfig,
+    ExpiringTimeKeyFiles,
+    TimeFile,
+)
+from arroyo_dagster.state.operations.catalog.hash_variant import find_hash_variant
+from arroyo_dagster.state.operations.query.scans import (
+    COMPACTION_GENERATION,
+    FILE,
+    WRITTEN_EPOCH,
+    ScanRequest,
+    conform,
+    value_type,
+)
+from arroyo_dagster.state.planning.restore.reads import ALL_KEYS, ReadPlan, plan_read
+from arroyo_dagster.state.storage.store import ObjectStore
+from arroyo_dagster.state.tables.comparisons import ColumnFilter, Relation, filter_rows
+from arroyo_dagster.state.tables.expiring_time_key import ExpiringTimeKeyTable
+from arroyo_dagster.state.tables.generational import (
+    Role,
+    RowLayout,
+    newest_of,
+    restored,
+    role_of,
+    tuples,
+)
+from arroyo_dagster.state.tables.live_rows import LiveRows, StoredRows, not_older
+from arroyo_dagster.state.tables.restoring import fresh_batches
+from arroyo_dagster.state.tables.time_files import ReadRequest, TimeFileReader, ValueBounds
+
+_MOST_KEYS = 1000
+"""How many keys are hashed to choose files and row groups by their routing keys."""
+
+_FIRST_DELETE = b"\x00\x00"
+"""The smallest bytes after those of an insert; every other operation is at or above it."""
+
+
+@dataclass(frozen=True)
+class ExpiringScan:
+    """Scans an expiring table; see `Scan`.
+
+    Attributes:
+        checkpoint: the epoch, with only the operator of the table.
+        raw: return every stored row, with its file and operation.
+    """
+
+    store: ObjectStore
+    checkpoint: Checkpoint
+    name: TableName
+    raw: bool = False
+
+    # ---- facts -----------------------------------------------------------------------------------
+
+    @property
+    def operator(self) -> OperatorCheckpoint:
+        """The operator at the epoch."""
+        return self.checkpoint.operators[0]
+
+    @property
+    def managed(self) -> bool:
+        """Whether a managed job wrote the table. Arroyo treats every row as an insert."""
+        return self.checkpoint.progress is not None
+
+    @cached_property
+    def _table(self) -> ExpiringTimeKeyTable:
+        return ExpiringTimeKeyTable(self.operator.configs[self.name], self.store)
+
+    @property
+    def _config(self) -> ExpiringTimeKeyConfig:
+        return self._table.config
+
+    @cached_property
+    def _reader(self) -> TimeFileReader:
+        return TimeFileReader(self._config, self.store)
+
+    @cached_property
+    def _plan(self) -> ReadPlan:
+        listed = self.operator.tables[self.name]
+        assert isinstance(listed, ExpiringTimeKeyFiles)
+        if self.raw:
+            return ReadPlan(listed.files, ALL_KEYS, 0)
+        watermark = self.operator.min_watermark_micros
+        return plan_read(self._config, listed, watermark, managed=self.managed)
+
+    @cached_property
+    def schema(self) -> pa.Schema:
+        """The columns that the operator sees; a raw scan adds those of files and five more."""
+        stored = self._table.file_schema if self.raw else self._table.memory_schema
+        fields = [
+            pa.field(name, value_type(field.type), field.nullable)
+            for name, field in zip(unique_names(stored.names), stored, strict=True)
+        ]
+        if self.raw:
+            fields[-1] = pa.field(OPERATION_COLUMN, pa.string(), nullable=False)
+            fields.append(pa.field(FILE, pa.string(), nullable=False))
+            fields.append(pa.field(WRITTEN_EPOCH, pa.int64(), nullable=False))
+            fields.append(pa.field(COMPACTION_GENERATION, pa.int64(), nullable=False))
+        return pa.schema(fields)
+
+    @property
+    def paths(self) -> tuple[StatePath, ...]:
+        """See `Scan`."""
+        return tuple(file.path for file in self._plan.files)
+
+    @property
+    def key_columns(self) -> tuple[int, ...]:
+        """The columns of the storage key: rows that affect each other are equal in them."""
+        return self._table.key_indices
+
+    @property
+    def routing_columns(self) -> tuple[int, ...]:
+        """The columns that are hashed to the routing key."""
+        return self._config.schema.hashed_indices
+
+    @property
+    def variant(self) -> HashVariant:
+        """The build that hashed the keys; if several are possible, the first of them."""
+        return next(iter(self._variants), HashVariant.FALLBACK)
+
+    @property
+    def is_generational(self) -> bool:
+        """Whether each key has one current row, the newest."""
+        return self._config.generational and not self.raw
+
+    @property
+    def timestamp_name(self) -> str:
+        """The column of event time."""
+        return str(self.schema.field(self._table.timestamp_index).name)
+
+    @property
+    def cutoff_micros(self) -> int:
+        """The event time before which rows have expired; 0 = none has."""
+        return self._plan.cutoff_micros
+
+    @property
+    def divisible_by_file(self) -> bool:
+        """See `Scan`."""
+        return self.raw or not (self._config.generational or self._has_deletes)
+
+    @property
+    def divisible_by_key(self) -> bool:
+        """See `Scan`."""
+        if not self.routing_columns or self._plan.whole_batches:
+            return False
+        return self.divisible_by_file or self._table.is_divisible
+
+    @cached_property
+    def _has_deletes(self) -> bool:
+        if not self.managed:
+            return False
+        operation = len(self._table.file_schema) - 1
+        bounds = (ValueBounds(operation, _FIRST_DELETE, None),)
+        request = ReadRequest(keys=ALL_KEYS, columns=(), bounds=bounds)
+        return any(part.deletes for part in self._reader.stream(self._plan.files, request))
+
+    # ---- rows ------------------------------------------------------------------------------------
+
+    def rows(self, request: ScanRequest) -> Iterator[pa.Table]:
+        """See `Scan`."""
+        request = self._of_keys(request)
+        if self.raw:
+            yield from self._raw_rows(request)
+        elif self._has_deletes:
+            yield self._finish(self._replayed(request), range(len(self.schema)), request)
+        elif self._config.generational:
+            yield from self._current(request)
+        else:
+            needed = self._needed(request, self._time_columns)
+            for part in self._parts(request, needed, request.filters):
+                yield self._finish(self._fresh(part, needed), needed, request)
+
+    def _of_keys(self, request: ScanRequest) -> ScanRequest:
+        """Leave out what the routing keys of the filters exclude."""
+        hashes = self._wanted_hashes(request)
+        if hashes is None:
+            return request
+        within = [one for one in hashes if request.keys.contains(one)]
+        if not within:
+            return replace(request, files=frozenset())
+        files = [
+            file.path
+            for file in self._files(request)
+            if any(file.min_routing_key <= one <= file.max_routing_key for one in within)
+        ]
+        request = replace(request, files=frozenset(files))
+        if self._plan.whole_batches:
+            return request  # whether a row is kept depends on the rows of other keys beside it
+        return replace(request, keys=KeyRange(min(within), max(within)))
+
+    def _wanted_hashes(self, request: ScanRequest) -> list[int] | None:
+        """Return the routing keys that rows which match can have; None = any."""
+        exact = (Relation.EQUAL, Relation.IN)
+        filters = {one.place: one for one in request.filters if one.relation in exact}
+        wanted = [filters.get(at) for at in self.routing_columns]
+        values = [one.values for one in wanted if one is not None]
+        combined = math.prod(map(len, values))
+        if not values or len(values) < len(wanted) or combined > _MOST_KEYS:
+            return None
+        keys = list(itertools.product(*values))
+        columns = [
+            pa.array([one.as_py() for one in column], self._table.memory_schema.field(at).type)
+            for at, column in zip(self.routing_columns, zip(*keys, strict=True), strict=True)
+        ]
+        variants = self._variants if keys else ()
+        found = [key_hashes(columns, variant=variant).to_pylist() for variant in variants]
+        return [one for hashes in found for one in hashes] if found or not keys else None
+
+    @cached_property
+    def _variants(self) -> tuple[HashVariant, ...]:
+        """The builds that may have hashed the keys; empty = none that is known."""
+        if self.managed:
+            return (HashVariant.FALLBACK,)
+        return find_hash_variant(self.store, self.checkpoint).possible
+
+    @property
+    def _time_columns(self) -> set[int]:
+        return {self._table.timestamp_index} if self._plan.cutoff_micros > 0 else set()
+
+    def _needed(self, request: ScanRequest, more: set[int]) -> tuple[int, ...]:
+        compared = {one.place for one in request.filters}
+        return tuple(sorted({*request.columns, *compared, *more}))
+
+    def _parts(
+        self, request: ScanRequest, columns: Sequence[int], filters: Sequence[ColumnFilter]
+    ) -> Iterator[StoredRows]:
+        """Yield stored rows, without row groups that cannot match the filters."""
+        width = len(self._table.file_schema)
+        bounds = [
+            ValueBounds(one.place, *limits)
+            for one in filters
+            if one.place < width - 1 and (limits := one.bounds()) is not None
+        ]
+        read = ReadRequest(
+            keys=request.keys,
+            columns=tuple(columns),
+            cutoff_micros=self._plan.cutoff_micros,
+            batches=self._plan.whole_batches,
+            bounds=tuple(bounds),
+        )
+        return self._reader.chunks(self._files(request), read)
+
+    def _files(self, request: ScanRequest) -> list[TimeFile]:
+        """Return the files that may hold rows that match."""
+        files = self._plan.files
+        if request.files is not None:
+            files = tuple(file for file in files if file.path in request.files)
+        times = [one for one in request.filters if one.place == self._table.timestamp_index]
+        latest = [limits[0] for one in times if (limits := one.bounds()) is not None]
+        oldest = max((one for one in latest if isinstance(one, int)), default=None)
+        return [
+            file for file in files if oldest is None or file.max_timestamp_micros >= oldest // 1000
+        ]
+
+    def _fresh(self, part: StoredRows, columns: Sequence[int]) -> pa.Table:
+        """Return the rows that are within the retention."""
+        cutoff = self._plan.cutoff_micros
+        if cutoff <= 0 or not part.rows.num_rows:
+            return part.rows
+        at = columns.index(self._table.timestamp_index)
+        if self._plan.whole_batches:
+            return fresh_batches(part, at, cutoff)
+        return part.rows.filter(not_older(part.rows.column(at), cutoff))
+
+    def _finish(self, rows: pa.Table, columns: Sequence[int], request: ScanRequest) -> pa.Table:
+        """Filter rows that have some of the columns, and return those that are asked for."""
+        places = list(columns)
+        rows = conform(rows, pa.schema([self.schema.field(at) for at in places]))
+        rows = filter_rows(rows, [_at(one, places) for one in request.filters])
+        return rows.select([places.index(at) for at in request.columns])
+
+    def _key_filters(self, request: ScanRequest) -> list[ColumnFilter]:
+        return [one for one in request.filters if one.place in self.key_columns]
+
+    def _replayed(self, request: ScanRequest) -> pa.Table:
+        """Return the rows that are left after removals and, of generational tables, row
+        generations.
+        """
+        filters = self._key_filters(request)
+        parts = self._parts(request, range(len(self._table.memory_schema)), filters)
+        live = LiveRows(self._table.form)
+        live.replay([_filtered(part, filters) for part in parts])
+        live.evict(self._plan.cutoff_micros)
+        rows = live.rows()
+        if not self._config.generational:
+            return rows
+        layout = RowLayout.of(self._config, self._table.memory_schema, managed=self.managed)
+        return restored(newest_of([rows], layout), layout, Role.ROWS)
+
+    def _current(self, request: ScanRequest) -> Iterator[pa.Table]:
+        """Yield the current rows of a generational table without removals."""
+        role = role_of(self._config, managed=self.managed)
+        layout = RowLayout.of(self._config, self._table.memory_schema, managed=self.managed)
+        ruling = {*layout.keys, *layout.routing, layout.timestamp, layout.generation}
+        ruling |= set() if layout.count is None else {layout.count}
+        needed = self._needed(request, ruling)
+        projected = _projected(layout, needed)
+        kept = newest_of(self._chunks(request, needed), projected)
+        if role is Role.TUPLES and self.routing_columns:
+            groups = self._group_keys(request)
+            kept = kept.slice(0, 0) if groups is None else tuples(kept, projected, groups)
+        else:
+            kept = restored(kept, projected, role)
+        yield self._finish(kept, needed, request)
+
+    def _chunks(self, request: ScanRequest, needed: Sequence[int]) -> Iterator[pa.Table]:
+        filters = self._key_filters(request)
+        yield pa.schema([self._table.memory_schema.field(at) for at in needed]).empty_table()
+        places = list(needed)
+        for part in self._parts(request, needed, filters):
+            yield filter_rows(self._fresh(part, needed), [_at(one, places) for one in filters])
+
+    def _group_keys(self, request: ScanRequest) -> list[pa.ChunkedArray] | None:
+        """Return the keys of the aggregate that this table `b` belongs to; None = it has no
+        table `a`, so that a restore keeps no row of `b`.
+        """
+        others = [
+            name
+            for name, config in self.operator.configs.items()
+            if isinstance(config.config, ExpiringTimeKeyConfig)
+            and config.config.generational
+            and role_of(config.config, managed=self.managed) is Role.ACCUMULATORS
+            and name in self.operator.tables
+        ]
+        if len(others) != 1:
+            return None
+        groups = replace(self, name=others[0])
+        wanted = ScanRequest(columns=groups.key_columns, keys=request.keys)
+        found = pa.concat_tables(groups.rows(wanted))
+        return [found.column(at) for at in range(found.num_columns)]
+
+    # ---- stored rows -----------------------------------------------------------------------------
+
+    def _raw_rows(self, request: ScanRequest) -> Iterator[pa.Table]:
+        stored = len(self._table.file_schema)
+        needed = self._needed(request, set())
+        of_file = tuple(at for at in needed if at < stored)
+        for file in self._files(request):
+            here = replace(request, files=frozenset([file.path]))
+            for part in self._parts(here, of_file, request.filters):
+                columns = {
+                    at: part.rows.column(place) for place, at in enumerate(of_file)
+                } | self._columns_of(file, part.rows.num_rows)
+                if stored - 1 in needed:
+                    columns[stored - 1] = operation_names(part.operations)
+                rows = pa.Table.from_arrays(
+                    [columns[at] for at in needed],
+                    names=[self.schema.field(at).name for at in needed],
+                )
+                yield self._finish(rows, needed, request)
+
+    def _columns_of(self, file: TimeFile, rows: int) -> dict[int, pa.Array]:
+        values = (str(file.path), file.epoch, file.compaction_generation)
+        first = len(self._table.file_schema)
+        return {
+            first + at: pa.repeat(pa.scalar(value, self.schema.field(first + at).type), rows)
+            for at, value in enumerate(values)
+        }
+
+
+def _at(one: ColumnFilter, places: Sequence[int]) -> ColumnFilter:
+    return replace(one, place=places.index(one.place))
+
+
+def _filtered(part: StoredRows, filters: Sequence[ColumnFilter]) -> StoredRows:
+    rows, operations = part.rows, part.operations
+    for one in filters if rows.num_rows else ():
+        mask = one.mask(rows)
+        rows, operations = rows.filter(mask), operations.filter(mask)
+    return StoredRows(rows, operations)
+
+
+def _projected(layout: RowLayout, columns: Sequence[int]) -> RowLayout:
+    """Return the layout of rows that have only some of the columns."""
+    place = list(columns).index
+    return RowLayout(
+        keys=tuple(map(place, layout.keys)),
+        routing=tuple(map(place, layout.routing)),
+        timestamp=place(layout.timestamp),
+        generation=place(layout.generation),
+        count=None if layout.count is None else place(layout.count),
+    )

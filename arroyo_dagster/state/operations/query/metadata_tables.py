@@ -1,0 +1,420 @@
+"""Metadata tables: what is known of jobs, epochs, files and deletions, as rows.
+
+Each has the column `job` first, and exists below every job, `arroyo."pl_1/job_1".files`, and for
+all jobs of the checkpoint URL, `arroyo.files`. Tables of an epoch show the newest visible one;
+`arroyo."pl_1/job_1@12".files` shows another, `@all` every visible one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from arroyo_dagster.errors import ArroyoStateError, NotFoundError
+from arroyo_dagster.state.model.checkpoints import CheckpointState
+from arroyo_dagster.state.model.garbage import PlanKind
+from arroyo_dagster.state.model.ids import StatePath
+from arroyo_dagster.state.model.layout import written_epoch
+from arroyo_dagster.state.model.tables import (
+    ExpiringTimeKeyConfig,
+    ExpiringTimeKeyFiles,
+    GlobalKeyedFiles,
+)
+from arroyo_dagster.state.operations.catalog.jobs import list_epochs, stored_sizes, summarise_job
+from arroyo_dagster.state.operations.catalog.leases import list_leases
+from arroyo_dagster.state.operations.gc.journal import read_journal
+from arroyo_dagster.state.operations.gc.pins import read_pins
+from arroyo_dagster.state.operations.gc.plan import GcRequest, plan_gc
+from arroyo_dagster.state.operations.gc.quarantine import list_quarantines
+from arroyo_dagster.state.operations.query.metadata_rows import (
+    CommitRow,
+    DataFileRow,
+    JobEpochRow,
+    JobRow,
+    JournalRow,
+    KeyRangeRow,
+    LeaseRow,
+    OperatorRow,
+    OrphanRow,
+    PinRow,
+    QuarantineRow,
+    RowGroupRow,
+    TableRow,
+    WatermarkRow,
+    rows_schema,
+    rows_table,
+)
+from arroyo_dagster.state.operations.query.names import QueryName, not_found, split_epoch
+from arroyo_dagster.state.operations.query.positions import SourcePosition, source_positions
+from arroyo_dagster.state.operations.query.state import StateCatalog, StateEpoch, StateJob
+from arroyo_dagster.state.operations.query.table import EpochTable
+from arroyo_dagster.state.planning.restore.reads import job_watermark_micros, restore_plan
+from arroyo_dagster.state.storage.concurrency import concurrently
+from arroyo_dagster.state.tables.time_files import open_data_file
+
+
+@dataclass(frozen=True, slots=True)
+class MetadataTable:
+    """A metadata table.
+
+    Attributes:
+        name: such as `files`.
+        row: the class of its rows.
+        of_job: returns the rows of a job; None = it is of an epoch.
+        of_epoch: returns the rows of one epoch.
+    """
+
+    name: str
+    row: type[Any]
+    of_job: Callable[[StateJob], Iterable[Any]] | None = None
+    of_epoch: Callable[[StateEpoch], Iterable[Any]] | None = None
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns."""
+        return rows_schema(self.row)
+
+    @property
+    def description(self) -> str:
+        """What one row is."""
+        return (self.row.__doc__ or "").strip().partition("\n")[0]
+
+    def read(self, jobs: Sequence[StateJob], epoch: str | None = None) -> pa.Table:
+        """Read the rows of jobs.
+
+        Args:
+            epoch: as `StateJob.epochs_named` takes it; has no effect on tables of jobs.
+
+        Raises:
+            NotFoundError: the one job that is named has no such epoch.
+            FormatError: an object does not decode.
+        """
+        parts = concurrently(lambda job: list(self._of_job(job, epoch, len(jobs) == 1)), jobs)
+        return rows_table(self.row, (row for part in parts for row in part))
+
+    def _of_job(self, job: StateJob, epoch: str | None, alone: bool) -> Iterator[Any]:
+        if self.of_job is not None:
+            yield from self.of_job(job)
+        elif self.of_epoch is not None:
+            if not alone and not job.epochs():
+                return  # of all jobs: one that has not begun has no row
+            for one in job.epochs_named(epoch):
+                yield from self.of_epoch(one)
+
+
+# ---- of jobs -------------------------------------------------------------------------------------
+
+
+def _jobs(job: StateJob) -> Iterator[JobRow]:
+    found = summarise_job(job.catalog.store, job.paths)
+    newest = found.newest
+    yield JobRow(
+        job=job.name,
+        pipeline=job.paths.pipeline,
+        name=job.paths.job,
+        layout=job.paths.layout.value,
+        epochs=found.epochs,
+        newest_epoch=found.newest_epoch,
+        state=None if newest is None else newest.state.value,
+        finished_at_micros=None if newest is None else newest.finish_time_micros,
+        watermark_micros=found.watermark_micros,
+        problem=None if found.problem is None else str(found.problem),
+    )
+
+
+def _epochs(job: StateJob) -> Iterator[JobEpochRow]:
+    for one in list_epochs(job.catalog.store, job.paths):
+        checkpoint = one.checkpoint
+        yield JobEpochRow(
+            job=job.name,
+            epoch=one.epoch,
+            worker_generation=one.worker_generation,
+            state=None if one.state is None else one.state.value,
+            started_at_micros=None if checkpoint is None else checkpoint.start_time_micros,
+            finished_at_micros=None if checkpoint is None else checkpoint.finish_time_micros,
+            watermark_micros=None if checkpoint is None else job_watermark_micros(checkpoint),
+            operators=None if checkpoint is None else len(checkpoint.operators),
+            files=one.files,
+            size_bytes=one.size_bytes,
+            new_files=one.new_files,
+            new_size_bytes=one.new_size_bytes,
+            missing=one.missing,
+            problem=None if one.problem is None else str(one.problem),
+        )
+
+
+def _pins(job: StateJob) -> Iterator[PinRow]:
+    for pin in read_pins(job.catalog.store, job.paths).pins:
+        yield PinRow(
+            job=job.name,
+            epoch=pin.epoch,
+            reason=pin.reason,
+            owner=pin.owner,
+            pinned_at_micros=pin.pinned_at_micros,
+            released=pin.released,
+        )
+
+
+def _leases(job: StateJob) -> Iterator[LeaseRow]:
+    for lease in list_leases(job.catalog.store, [job.paths]):
+        record = lease.record
+        yield LeaseRow(
+            job=job.name,
+            kind=lease.kind,
+            owner=None if record is None else record.owner,
+            host=None if record is None else record.host,
+            pid=None if record is None else record.pid,
+            description=None if record is None else record.description,
+            acquired_at_micros=None if record is None else record.acquired_at_micros,
+            renewed_at_micros=None if record is None else record.renewed_at_micros,
+            expires_at_micros=None if record is None else record.expires_at_micros,
+            problem=None if lease.problem is None else str(lease.problem),
+        )
+
+
+def _journal(job: StateJob) -> Iterator[JournalRow]:
+    for entry in read_journal(job.catalog.store, job.paths):
+        yield JournalRow(
+            job=job.name,
+            run=entry.run,
+            owner=entry.owner,
+            at_micros=entry.at_micros,
+            kind=entry.kind,
+            path=entry.path,
+            size_bytes=entry.size_bytes,
+            outcome=entry.outcome,
+        )
+
+
+def _orphans(job: StateJob) -> Iterator[OrphanRow]:
+    try:
+        plan = plan_gc(job.catalog.store, job.paths, GcRequest(kind=PlanKind.ORPHANS))
+    except ArroyoStateError as error:
+        # That gc refuses is an answer: nothing is known to be an orphan.
+        yield OrphanRow(job=job.name, path=None, size_bytes=None, problem=str(error))
+        return
+    for packed in (plan.data, plan.records, plan.metadata):
+        for one in packed:
+            yield OrphanRow(job=job.name, path=one.path, size_bytes=one.size_bytes, problem=None)
+
+
+def _quarantine(job: StateJob) -> Iterator[QuarantineRow]:
+    for quarantine, moved in list_quarantines(job.catalog.store, job.paths):
+        for one in moved:
+            yield QuarantineRow(
+                job=job.name,
+                quarantine=quarantine.name,
+                moved_at_micros=quarantine.moved_at_micros,
+                path=one.path,
+                copy=one.copy,
+                size_bytes=one.size_bytes,
+            )
+
+
+# ---- of epochs -----------------------------------------------------------------------------------
+
+
+def _operators(epoch: StateEpoch) -> Iterator[OperatorRow]:
+    for operator in epoch.operators:
+        yield OperatorRow(
+            job=epoch.job.name,
+            epoch=epoch.number,
+            operator=operator.operator,
+            parallelism=operator.parallelism,
+            tables=len(operator.tables),
+            watermark_micros=operator.min_watermark_micros,
+            max_watermark_micros=operator.max_watermark_micros,
+        )
+
+
+def _sizes(epoch: StateEpoch) -> dict[StatePath, int]:
+    return stored_sizes(epoch.job.catalog.store, epoch.checkpoint.paths)
+
+
+def _tables(epoch: StateEpoch) -> Iterator[TableRow]:
+    sizes = _sizes(epoch)
+    for table in epoch.tables():
+        operator = table.scan.operator
+        name = table.scan.name
+        config, files = operator.configs[name], operator.tables[name]
+        expiring = config.config if isinstance(config.config, ExpiringTimeKeyConfig) else None
+        yield TableRow(
+            job=epoch.job.name,
+            epoch=epoch.number,
+            operator=operator.operator,
+            table=name,
+            name=str(table.name),
+            kind=config.kind.label,
+            description=config.config.description,
+            owner=epoch.job.catalog.catalogue.owner_of(operator.operator, config),
+            retention_micros=None if expiring is None else expiring.retention_micros,
+            generational=None if expiring is None else expiring.generational,
+            files=len(files.paths),
+            size_bytes=sum(sizes.get(path, 0) for path in dict.fromkeys(files.paths)),
+        )
+
+
+def _files(epoch: StateEpoch) -> Iterator[DataFileRow]:
+    sizes = _sizes(epoch)
+    for table in epoch.tables():
+        operator, name = table.scan.operator, table.scan.name
+        files = operator.tables[name]
+        listed = files.files if isinstance(files, ExpiringTimeKeyFiles) else ()
+        for place, path in enumerate(files.paths):
+            file = listed[place] if listed else None
+            yield DataFileRow(
+                job=epoch.job.name,
+                epoch=epoch.number,
+                operator=operator.operator,
+                table=name,
+                place=place,
+                path=path,
+                size_bytes=sizes.get(path),
+                written_epoch=written_epoch(path) if file is None else file.epoch,
+                compaction_generation=None if file is None else file.compaction_generation,
+                min_routing_key=None if file is None else file.min_routing_key,
+                max_routing_key=None if file is None else file.max_routing_key,
+                max_timestamp_micros=None if file is None else file.max_timestamp_micros,
+            )
+
+
+def _row_groups(epoch: StateEpoch) -> Iterator[RowGroupRow]:
+    store = epoch.job.catalog.store
+    files = [(table, path) for table in epoch.tables() for path in table.scan.paths]
+
+    def groups(file: tuple[EpochTable, StatePath]) -> list[RowGroupRow]:
+        table, path = file
+        with closing(open_data_file(store, path)) as data:
+            return [
+                RowGroupRow(
+                    job=epoch.job.name,
+                    epoch=epoch.number,
+                    operator=table.scan.operator.operator,
+                    table=table.scan.name,
+                    path=path,
+                    row_group=at,
+                    rows=one.rows,
+                    size_bytes=one.size_bytes,
+                    compressed_bytes=one.compressed_bytes,
+                )
+                for at, one in enumerate(data.group_sizes)
+            ]
+
+    for found in concurrently(groups, files):
+        yield from found
+
+
+def _watermarks(epoch: StateEpoch) -> Iterator[WatermarkRow]:
+    finished = epoch.checkpoint.finish_time_micros
+    for operator in epoch.operators:
+        watermark = operator.min_watermark_micros
+        yield WatermarkRow(
+            job=epoch.job.name,
+            epoch=epoch.number,
+            operator=operator.operator,
+            finished_at_micros=finished,
+            watermark_micros=watermark,
+            max_watermark_micros=operator.max_watermark_micros,
+            lag_seconds=None if watermark is None else (finished - watermark) / 1e6,
+        )
+
+
+def _commits(epoch: StateEpoch) -> Iterator[CommitRow]:
+    pending = epoch.checkpoint.state is CheckpointState.COMMITTING
+    for operator in epoch.operators:
+        for name, files in sorted(operator.tables.items()):
+            if not isinstance(files, GlobalKeyedFiles):
+                continue
+            for subtask, data in sorted(files.commit_data_by_subtask.items()):
+                yield CommitRow(
+                    job=epoch.job.name,
+                    epoch=epoch.number,
+                    operator=operator.operator,
+                    table=name,
+                    subtask=subtask,
+                    size_bytes=len(data),
+                    pending=pending,
+                )
+
+
+def _key_ranges(epoch: StateEpoch) -> Iterator[KeyRangeRow]:
+    for read in restore_plan(epoch.checkpoint, sizes=_sizes(epoch)).reads:
+        yield KeyRangeRow(
+            job=epoch.job.name,
+            epoch=epoch.number,
+            operator=read.operator,
+            table=read.table,
+            subtask=read.subtask,
+            min_routing_key=read.keys.start,
+            max_routing_key=read.keys.end,
+            files=len(read.files),
+            size_bytes=read.size_bytes,
+        )
+
+
+METADATA_TABLES = {
+    one.name: one
+    for one in (
+        MetadataTable("jobs", JobRow, of_job=_jobs),
+        MetadataTable("epochs", JobEpochRow, of_job=_epochs),
+        MetadataTable("operators", OperatorRow, of_epoch=_operators),
+        MetadataTable("tables", TableRow, of_epoch=_tables),
+        MetadataTable("files", DataFileRow, of_epoch=_files),
+        MetadataTable("row_groups", RowGroupRow, of_epoch=_row_groups),
+        MetadataTable("offsets", SourcePosition, of_epoch=source_positions),
+        MetadataTable("watermarks", WatermarkRow, of_epoch=_watermarks),
+        MetadataTable("commits", CommitRow, of_epoch=_commits),
+        MetadataTable("key_ranges", KeyRangeRow, of_epoch=_key_ranges),
+        MetadataTable("pins", PinRow, of_job=_pins),
+        MetadataTable("leases", LeaseRow, of_job=_leases),
+        MetadataTable("journal", JournalRow, of_job=_journal),
+        MetadataTable("orphans", OrphanRow, of_job=_orphans),
+        MetadataTable("quarantine", QuarantineRow, of_job=_quarantine),
+    )
+}
+"""By name."""
+
+
+@dataclass(frozen=True, slots=True)
+class MetadataRows:
+    """A metadata table of some jobs; see `find_metadata`."""
+
+    table: MetadataTable
+    jobs: Sequence[StateJob]
+    epoch: str | None
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns."""
+        return self.table.schema
+
+    def read(self) -> pa.Table:
+        """Read the rows; errors as `MetadataTable.read`."""
+        return self.table.read(self.jobs, self.epoch)
+
+
+def find_metadata(state: StateCatalog, name: QueryName, epoch: str | None = None) -> MetadataRows:
+    """Find a metadata table by its name; nothing of its rows is read.
+
+    Args:
+        epoch: of which epochs, unless the name says so.
+
+    Raises:
+        NotFoundError: there is no such metadata table or job; names the nearest.
+    """
+    table = METADATA_TABLES.get(name.table)
+    if table is None:
+        raise not_found("metadata table", name.table, METADATA_TABLES)
+    if name.job is None:
+        return MetadataRows(table, state.jobs(), epoch)
+    job, named = split_epoch(name.job)
+    if named is not None:
+        try:
+            return MetadataRows(table, [state.job(name.job)], epoch)
+        except NotFoundError:
+            pass  # else the name of a job contains an @
+    return MetadataRows(table, [state.job(job)], named or epoch)

@@ -1,0 +1,116 @@
+"""How far the sources of a job have read at one epoch, in one form for every connector."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from arroyo_dagster.state.codec.plain import plain_rows
+from arroyo_dagster.state.operations.query.global_scan import KEY, VALUE, GlobalScan
+from arroyo_dagster.state.operations.query.metadata_rows import Micros
+from arroyo_dagster.state.operations.query.state import StateEpoch
+from arroyo_dagster.state.operations.query.table import EpochTable
+from arroyo_dagster.state.runtime.source_state import OFFSETS
+
+MANAGED = "managed source"
+_POSITIONS = ("offset", "count", "counter", "event_count", "stream_sequence_number")
+"""Fields that count what was read, in the states of sources."""
+_SOURCE = "source"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourcePosition:
+    """How far one partition of a source is read.
+
+    Attributes:
+        connector: such as `Kafka source`.
+        partition: the partition, file, shard or subtask, as text.
+        position: the offset, or the number of records, lines or events; None = it has no number.
+        finished: whether it is read to its end; None = the state does not say.
+        state: the whole state, as JSON.
+    """
+
+    job: str
+    epoch: int
+    finished_at_micros: Micros
+    operator: str
+    table: str
+    connector: str
+    partition: str
+    position: int | None
+    finished: bool | None
+    state: str
+
+
+def source_positions(epoch: StateEpoch) -> list[SourcePosition]:
+    """Return the positions of all sources at an epoch, from source to sink.
+
+    Raises:
+        FormatError, NotFoundError: as reading the tables.
+    """
+    return [one for table in epoch.tables() for one in _of_table(epoch, table)]
+
+
+def _of_table(epoch: StateEpoch, table: EpochTable) -> Iterator[SourcePosition]:
+    scan = table.scan
+    if not isinstance(scan, GlobalScan):
+        return
+    connector = _connector(epoch, scan)
+    if connector is None:
+        return
+    for entry in plain_rows(table.to_arrow()):
+        partition, value = _partition(entry[KEY], entry[VALUE], connector)
+        yield SourcePosition(
+            job=epoch.job.name,
+            epoch=epoch.number,
+            finished_at_micros=epoch.checkpoint.finish_time_micros,
+            operator=scan.operator.operator,
+            table=scan.name,
+            connector=connector,
+            partition=partition,
+            position=_position(value),
+            finished=_finished(value),
+            state=json.dumps(value),
+        )
+
+
+def _connector(epoch: StateEpoch, scan: GlobalScan) -> str | None:
+    config = scan.operator.configs[scan.name]
+    if epoch.checkpoint.progress is not None:
+        return MANAGED if scan.name == OFFSETS and config.config.description else None
+    known = scan.catalogue.describe(scan.operator.operator, config)
+    return known.owner if known is not None and known.owner.endswith(_SOURCE) else None
+
+
+def _partition(key: Any, value: Any, connector: str) -> tuple[str, Any]:
+    """Return the partition of an entry and its state; of a managed source, a part of its offset."""
+    if connector == MANAGED:
+        return key, json.loads(value)
+    if isinstance(value, Mapping) and "partition" in value:
+        return str(value["partition"]), value
+    if isinstance(value, Mapping) and "shard_id" in value:
+        return f"{value.get('stream_name')}/{value['shard_id']}", value
+    return key if isinstance(key, str) else json.dumps(key), value
+
+
+def _position(value: Any) -> int | None:
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, int):
+        return value
+    if isinstance(value, str) and value.isdecimal():
+        return int(value)
+    if isinstance(value, Mapping):
+        fields = [*(value.get(name) for name in _POSITIONS), *value.values()]
+        found = (_position(one) for one in fields if not isinstance(one, str))
+        return next((one for one in found if one is not None), None)
+    return None
+
+
+def _finished(value: Any) -> bool | None:
+    if isinstance(value, Mapping) and "closed" in value:
+        return bool(value["closed"])
+    text = json.dumps(value)
+    return True if '"Finished"' in text else (False if "RecordsRead" in text else None)

@@ -1,0 +1,329 @@
+"""The state below a checkpoint URL, job by job and epoch by epoch, for programs.
+
+```python
+from arroyo_dagster import open_state
+
+state = open_state("s3://bucket/arroyo")
+for job in state.jobs():
+    epoch = job.epoch()
+    print(job.name, epoch.number, [str(table.name) for table in epoch.tables()])
+```
+
+Nothing is written, and jobs may run meanwhile.
+"""
+
+from __future__ import annotations
+
+import bisect
+import datetime as dt
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+from arroyo_dagster.errors import FormatError, InputError, NotFoundError
+from arroyo_dagster.state.codec.iso_times import iso_micros, nanos_of
+from arroyo_dagster.state.metadata.reader import BackendReader
+from arroyo_dagster.state.model.checkpoints import Checkpoint, OperatorCheckpoint
+from arroyo_dagster.state.model.ids import Epoch, TableName
+from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.model.numbers import parse_number
+from arroyo_dagster.state.model.tables import GlobalKeyedFiles
+from arroyo_dagster.state.operations.catalog.jobs import find_job, list_jobs
+from arroyo_dagster.state.operations.catalog.query import load_epoch
+from arroyo_dagster.state.operations.query.expiring_scan import ExpiringScan
+from arroyo_dagster.state.operations.query.global_scan import GlobalScan
+from arroyo_dagster.state.operations.query.names import (
+    QueryName,
+    not_found,
+    parse_name,
+    split_epoch,
+)
+from arroyo_dagster.state.operations.query.table import EpochTable
+from arroyo_dagster.state.planning.privacy import NOTHING_PRIVATE, PrivateColumns
+from arroyo_dagster.state.planning.restore.reads import ordered_operators
+from arroyo_dagster.state.storage import open_store
+from arroyo_dagster.state.storage.store import ObjectStore
+from arroyo_dagster.state.storage.wrappers import WriteProtected
+from arroyo_dagster.state.tables.known.catalogue import Catalogue, default_catalogue
+
+LATEST, ALL = "latest", "all"
+Moment = int | str | dt.datetime
+"""A point in time: microseconds since 1970, ISO 8601 text, or a datetime; UTC if it has no zone."""
+
+
+def open_state(
+    url: str | ObjectStore,
+    *,
+    options: Mapping[str, Any] | None = None,
+    private: PrivateColumns = NOTHING_PRIVATE,
+    catalogue: Catalogue | None = None,
+) -> StateCatalog:
+    """Open the state below a checkpoint URL for queries; nothing is read yet.
+
+    Args:
+        url: as Arroyo takes it, or an open store.
+        options: of the store's client; see `open_store`.
+        private: columns whose values are masked; see `PrivateColumns`.
+        catalogue: decodes entries whose types the job did not store; None = the tables registered
+            in this process, see `register_table`.
+
+    Raises:
+        InputError: `url` is no checkpoint URL.
+    """
+    store = open_store(url, options=options) if isinstance(url, str) else url
+    return StateCatalog(WriteProtected(store), private, catalogue or default_catalogue())
+
+
+@dataclass(frozen=True)
+class StateCatalog:
+    """All jobs below a checkpoint URL; created by `open_state`."""
+
+    store: ObjectStore
+    private: PrivateColumns = field(repr=False)
+    catalogue: Catalogue = field(repr=False)
+
+    def jobs(self) -> list[StateJob]:
+        """Return the jobs, ordered by path.
+
+        Raises:
+            NotFoundError: the root does not exist.
+            InputError: the root is not empty, but contains no job.
+        """
+        return [StateJob(self, paths) for paths in list_jobs(self.store)]
+
+    def job(self, name: str) -> StateJob:
+        """Return a job by `job`, or `pipeline/job` where several pipelines have a job of that name.
+
+        Raises:
+            NotFoundError: no such job; names the nearest.
+            InputError: the name is ambiguous.
+        """
+        try:
+            return StateJob(self, find_job(self.store, name))
+        except NotFoundError as error:
+            if "job" not in error.facts:
+                raise
+            roots = [str(paths.root) for paths in list_jobs(self.store)]
+            raise not_found("job", name, roots, url=self.store.url) from error
+
+    def table(self, name: str | QueryName) -> EpochTable:
+        """Return a table by its name in queries, such as `"pl_1/job_1@12".join_2.left`.
+
+        Raises:
+            InputError: not the name of a table of an operator.
+            NotFoundError: there is no such job, epoch, operator or table; names the nearest.
+        """
+        parsed = parse_name(name) if isinstance(name, str) else name
+        if parsed.job is None or parsed.operator is None:
+            raise InputError(
+                f"{parsed} does not name a table of an operator",
+                expected='"pipeline/job".operator.table',
+                next_step="name the job and the operator, too",
+            )
+        try:
+            epoch = self.epoch(parsed.job)
+        except NotFoundError:
+            found = self._of_dataflow(parsed)
+            if found is None:
+                raise
+            return found
+        return epoch.table(parsed.operator, parsed.table)
+
+    def _of_dataflow(self, name: QueryName) -> EpochTable | None:
+        """Return the state that is named as `dataflow.service.state`; None = there is none.
+
+        A dataflow with a namespace has it before its name, which may be left out.
+        """
+        dataflow, epoch = split_epoch(name.job or "")
+        for job in self.jobs():
+            pipeline = job.paths.pipeline or ""
+            named = f".{pipeline}".endswith(f".{dataflow}")
+            if job.paths.job != name.operator or not named:
+                continue
+            at = self.epoch(job.name if epoch is None else f"{job.name}@{epoch}")
+            tables = [one for one in at.tables() if one.name.table == name.table]
+            if len(tables) == 1:
+                return tables[0]
+        return None
+
+    def epoch(self, job: str) -> StateEpoch:
+        """Return an epoch by `job`, the newest, or by `job@epoch`; as `table`."""
+        name, chosen = split_epoch(job)
+        if chosen is not None:
+            try:
+                return self.job(job).epoch()  # the name of a job may contain an @
+            except NotFoundError:
+                pass
+        epochs = self.job(name).epochs_named(chosen)
+        if len(epochs) != 1:
+            raise InputError(
+                f"one epoch is needed here, not {len(epochs)}",
+                job=job,
+                next_step="name one by its number, a time, or `latest`",
+            )
+        return epochs[0]
+
+
+@dataclass(frozen=True)
+class StateJob:
+    """One job."""
+
+    catalog: StateCatalog = field(repr=False)
+    paths: JobPaths
+
+    @property
+    def name(self) -> str:
+        """The name in queries: `job` or `pipeline/job`."""
+        return str(self.paths.root)
+
+    def epochs(self) -> list[Epoch]:
+        """Return the numbers of the visible epochs, ascending."""
+        return list(BackendReader(self.catalog.store, self.paths).epochs())
+
+    def epoch(self, epoch: int | str | None = None, *, at: Moment | None = None) -> StateEpoch:
+        """Return an epoch, with its metadata read.
+
+        Args:
+            epoch: its number; None or `latest` = the newest visible one.
+            at: the newest epoch that was finished at this time, by the writer's clock.
+
+        Raises:
+            NotFoundError: no such epoch, or none at that time; lists the existing ones.
+            InputError: both are given, or the time is not one.
+            FormatError: an object of the epoch is missing or does not decode.
+        """
+        if at is not None:
+            if epoch is not None:
+                raise InputError("an epoch is chosen by its number or by a time", job=self.name)
+            return StateEpoch(self, self._at(_micros(at)))
+        if isinstance(epoch, str) and epoch != LATEST:
+            raise InputError(f"not an epoch: {epoch!r}", expected="a number or 'latest'")
+        number = None if epoch is None or isinstance(epoch, str) else epoch
+        return StateEpoch(self, load_epoch(self.catalog.store, self.paths, number))
+
+    def epochs_named(self, text: str | None = None) -> list[StateEpoch]:
+        """Return the epochs that a text names: a number, a time, `latest` (also None), or `all`.
+
+        Raises:
+            NotFoundError, InputError, FormatError: as `epoch`.
+        """
+        if text == ALL:
+            return self.epoch_range()
+        if text is None or text == LATEST:
+            return [self.epoch()]
+        number = parse_number(text)
+        return [self.epoch(number) if number is not None else self.epoch(at=text)]
+
+    def epoch_range(self, first: int | None = None, last: int | None = None) -> list[StateEpoch]:
+        """Return the visible epochs from `first` to `last`, both inclusive; None = no bound."""
+        return [
+            self.epoch(number)
+            for number in self.epochs()
+            if (first is None or number >= first) and (last is None or number <= last)
+        ]
+
+    def _at(self, micros: int) -> Checkpoint:
+        """Find the newest epoch finished at a time: a few reads, however many epochs there are."""
+        numbers = self.epochs()
+        found: dict[Epoch, Checkpoint] = {}
+
+        def finished(number: Epoch) -> int:
+            found[number] = load_epoch(self.catalog.store, self.paths, number)
+            return found[number].finish_time_micros
+
+        place = bisect.bisect_right(numbers, micros, key=finished)
+        if not place:
+            raise NotFoundError(
+                "no epoch of the job that is left was finished at that time",
+                job=self.name,
+                at=iso_micros(micros),
+                oldest=iso_micros(finished(numbers[0])) if numbers else None,
+                next_step="choose a later time",
+            )
+        number = numbers[place - 1]
+        return found.get(number) or load_epoch(self.catalog.store, self.paths, number)
+
+
+@dataclass(frozen=True)
+class StateEpoch:
+    """One epoch of a job. `checkpoint` is its metadata."""
+
+    job: StateJob = field(repr=False)
+    checkpoint: Checkpoint = field(repr=False)
+
+    @property
+    def number(self) -> Epoch:
+        """The number of the epoch."""
+        return self.checkpoint.epoch
+
+    @cached_property
+    def operators(self) -> tuple[OperatorCheckpoint, ...]:
+        """The operators, from source to sink."""
+        return ordered_operators(self.checkpoint)
+
+    def tables(self) -> list[EpochTable]:
+        """Return the tables, operator by operator."""
+        return [
+            self._table(operator, name)
+            for operator in self.operators
+            for name in sorted(operator.tables)
+            if name in operator.configs
+        ]
+
+    def table(self, operator: str, table: str) -> EpochTable:
+        """Return a table of an operator.
+
+        Raises:
+            NotFoundError: there is no such operator or table; names the nearest.
+            FormatError: the table has no configuration, or one of the other kind.
+        """
+        found = self.checkpoint.operator(operator)
+        where = {"job": self.job.name, "epoch": self.number}
+        if found is None:
+            names = [one.operator for one in self.operators]
+            raise not_found("operator", operator, names, **where)
+        if table not in found.tables:
+            raise not_found("table", table, found.tables, operator=operator, **where)
+        return self._table(found, TableName(table))
+
+    def _table(self, operator: OperatorCheckpoint, name: TableName) -> EpochTable:
+        files, config = operator.tables[name], operator.configs.get(name)
+        catalog = self.job.catalog
+        if config is None or config.kind is not files.kind:
+            raise FormatError(
+                f"the metadata holds a {files.kind.label} table without its configuration",
+                job=self.job.name,
+                epoch=self.number,
+                operator=operator.operator,
+                table=name,
+                next_step="check it with `arroyo-state verify`",
+            )
+        scan: ExpiringScan | GlobalScan
+        if isinstance(files, GlobalKeyedFiles):
+            scan = GlobalScan(catalog.store, operator, name, catalog.catalogue)
+        else:
+            alone = replace(self.checkpoint, operators=(operator,))
+            scan = ExpiringScan(catalog.store, alone, name)
+        return EpochTable(
+            name=QueryName(name, operator.operator, self.job.name),
+            paths=self.job.paths,
+            epoch=self.number,
+            scan=scan,
+            mask=catalog.private.table(self.job.paths, operator.operator, name),
+        )
+
+
+def _micros(moment: Moment) -> int:
+    if isinstance(moment, int):
+        return moment
+    if isinstance(moment, str):
+        try:
+            moment = dt.datetime.fromisoformat(moment)
+        except ValueError as error:
+            raise InputError(
+                f"not a point in time: {moment!r}",
+                expected="ISO 8601, such as 2026-01-31T12:00:00Z",
+            ) from error
+    aware = moment if moment.tzinfo is not None else moment.replace(tzinfo=dt.UTC)
+    return nanos_of(aware) // 1000

@@ -1,0 +1,296 @@
+"""A table of a job at one epoch, read lazily: nothing but the metadata is read before it is asked.
+
+```python
+from arroyo_dagster import open_state
+
+orders = open_state("s3://bucket/arroyo").job("shop/main").epoch().table("join_2", "left")
+print(orders.schema)
+rows = orders.to_arrow(columns=["order_id", "_timestamp"], where=[("customer", "=", 17)])
+```
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from arroyo_dagster.errors import InputError, NotFoundError
+from arroyo_dagster.state.metadata.reader import BackendReader
+from arroyo_dagster.state.model.ids import Epoch
+from arroyo_dagster.state.model.keys import range_for_server
+from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.operations.query.expiring_scan import ExpiringScan
+from arroyo_dagster.state.operations.query.global_scan import KEY, GlobalScan
+from arroyo_dagster.state.operations.query.masking import mask_rows, mask_schema
+from arroyo_dagster.state.operations.query.names import QueryName, not_found
+from arroyo_dagster.state.operations.query.scans import ScanRequest
+from arroyo_dagster.state.planning.privacy import TableMask
+from arroyo_dagster.state.storage.store import ObjectStore
+from arroyo_dagster.state.tables.comparisons import Comparison, bind, filter_rows
+
+if TYPE_CHECKING:
+    import polars as pl
+
+Where = Iterable[tuple[str, str, Any] | tuple[str, str] | Comparison]
+"""Conditions that all must hold: `("column", "=", value)`; see `Relation`."""
+
+
+@dataclass(frozen=True)
+class EpochTable:
+    """The rows of one table at one epoch.
+
+    By default these are the rows that a restore at the epoch loads: the retention and removals are
+    applied, and of generational tables each key has its newest row. `raw()` has every stored row.
+
+    Attributes:
+        name: the name in queries.
+        epoch: the epoch that is read.
+        scan: reads the rows; it can be sent to other processes.
+    """
+
+    name: QueryName
+    paths: JobPaths
+    epoch: Epoch
+    scan: ExpiringScan | GlobalScan
+    mask: TableMask = field(repr=False)
+
+    @property
+    def store(self) -> ObjectStore:
+        """The store that is read."""
+        return self.scan.store
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns; a repeated name has `_1`, `_2`… appended.
+
+        Raises:
+            NotFoundError, FormatError: reading entries, of a global keyed table whose types the job
+                did not store.
+        """
+        with self._reading():
+            return mask_schema(self.scan.schema, self.mask)
+
+    @property
+    def key_columns(self) -> tuple[str, ...]:
+        """The columns of the key by which `lookup` finds rows; empty = the table has no key."""
+        if isinstance(self.scan, GlobalScan):
+            return (KEY,)
+        return tuple(self.schema.field(at).name for at in self.scan.key_columns)
+
+    def raw(self) -> EpochTable:
+        """Return every stored row, with `_operation`, `_file`, `_epoch` and more."""
+        return replace(self, scan=replace(self.scan, raw=True))
+
+    # ---- reading ---------------------------------------------------------------------------------
+
+    def to_batches(
+        self, columns: Sequence[str] | None = None, where: Where = (), limit: int | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield rows as Arrow batches, in no order; little more than a few files is in memory.
+
+        Args:
+            columns: the columns, in this order; None = all.
+            where: conditions that all must hold. They also choose files and row groups.
+            limit: stop after this many rows.
+
+        Raises:
+            NotFoundError: no such column; or the epoch was collected while it was read.
+            FormatError: a file is broken.
+            InputError: a condition is of the wrong form, or its value of the wrong type.
+        """
+        schema = self.schema
+        wanted = schema.names if columns is None else list(columns)
+        places = tuple(self._place(schema, name) for name in wanted)
+        comparisons = [_comparison(one) for one in where]
+        filters = [self._bound(schema, one) for one in comparisons]
+        if self.mask:
+            # Private values are replaced before a condition sees them.
+            masked = self.read(ScanRequest(columns=tuple(range(len(schema)))))
+            parts = (filter_rows(part, filters).select(places) for part in masked)
+        else:
+            parts = self.read(ScanRequest(columns=places, filters=tuple(filters)))
+        yield from _limited(parts, limit)
+
+    def read(self, request: ScanRequest) -> Generator[pa.Table, None, None]:
+        """Yield the rows of a request, masked; a part of them that `splits` returned, or all."""
+        with self._reading():
+            for rows in self.scan.rows(request):
+                yield mask_rows(rows, self.mask, self.key_columns) if self.mask else rows
+
+    def to_arrow(
+        self, columns: Sequence[str] | None = None, where: Where = (), limit: int | None = None
+    ) -> pa.Table:
+        """Return rows as an Arrow table; arguments and errors as `to_batches`."""
+        schema = self.schema
+        names = schema.names if columns is None else list(columns)
+        fields = [schema.field(self._place(schema, name)) for name in names]
+        batches = list(self.to_batches(names, where, limit))
+        return pa.Table.from_batches(batches, pa.schema(fields))
+
+    def to_polars(self) -> pl.LazyFrame:
+        """Return the rows as a lazy frame; projections, filters and limits reach the files.
+
+        Maps are lists of structs of `key` and `value`.
+        """
+        from arroyo_dagster.state.operations.query.polars_frames import lazy_frame
+
+        return lazy_frame(self)
+
+    def to_pandas(
+        self, columns: Sequence[str] | None = None, where: Where = (), limit: int | None = None
+    ) -> Any:
+        """Return rows as a frame of pandas, which must be installed; else as `to_arrow`."""
+        return self.to_arrow(columns, where, limit).to_pandas()
+
+    def to_spark(self, session: Any) -> Any:
+        """Return the rows as a frame of Spark; see `arroyo_dagster.spark.query.frames`."""
+        from importlib import import_module
+
+        # By name, since this package does not import Spark.
+        return import_module("arroyo_dagster.spark.query.frames").frame_of(session, self)
+
+    def lookup(self, key: object) -> pa.Table:
+        """Return the rows of one key. Only files and row groups that may hold it are read.
+
+        Args:
+            key: the value of the key column; of several key columns a tuple in their order, or a
+                mapping by name. Of a global keyed table as its column `key` has it: a mapping for
+                a struct.
+
+        Raises:
+            InputError: the table has no key, or the key is of another form.
+            NotFoundError: the epoch was collected while it was read.
+            FormatError: a file is broken.
+        """
+        names = self.key_columns
+        if not names:
+            raise InputError(
+                "the rows of this table have no key",
+                table=str(self.name),
+                next_step="filter by columns instead",
+            )
+        if self.mask:
+            raise InputError(
+                "the table has private columns, so it cannot be looked up by key",
+                table=str(self.name),
+                next_step="look it up without private columns",
+            )
+        if isinstance(self.scan, GlobalScan) and not self.scan.raw:
+            with self._reading():
+                return self.scan.entry(key)
+        return self.to_arrow(where=_key_conditions(names, key, str(self.name)))
+
+    def splits(self, count: int) -> list[ScanRequest]:
+        """Divide a complete scan into up to `count` parts that can be read on their own."""
+        everything = ScanRequest(columns=tuple(range(len(self.scan.schema))))
+        paths = list(dict.fromkeys(self.scan.paths))
+        if count > 1 and self.scan.divisible_by_file and paths:
+            parts = [frozenset(paths[at::count]) for at in range(min(count, len(paths)))]
+            return [replace(everything, files=part) for part in parts]
+        if count > 1 and self.scan.divisible_by_key:
+            ranges = [range_for_server(at, count) for at in range(count)]
+            return [replace(everything, keys=keys) for keys in ranges]
+        return [everything]
+
+    # ---- parts -----------------------------------------------------------------------------------
+
+    def _place(self, schema: pa.Schema, name: str) -> int:
+        if name not in schema.names:
+            raise not_found("column", name, schema.names, table=str(self.name))
+        return int(schema.get_field_index(name))
+
+    def _bound(self, schema: pa.Schema, one: Comparison) -> Any:
+        place = self._place(schema, one.column)
+        found = bind(one, schema, place)
+        if found is None:
+            raise InputError(
+                f"the column cannot be compared with this value: {one.values!r:.80}",
+                table=str(self.name),
+                column=one.column,
+                expected=str(schema.field(place).type),
+                next_step="give a value of the column's type; floats and nested columns cannot be "
+                "compared here: filter the rows that were read",
+            )
+        return found
+
+    def _reading(self) -> _Reading:
+        return _Reading(self)
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """Tells an epoch that was collected while it was read from a missing file."""
+
+    table: EpochTable
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, NotFoundError) and "column" not in error.facts:
+            raise missing_object(self.table.store, self.table.paths, self.table.epoch, error)
+
+
+def missing_object(
+    store: ObjectStore, paths: JobPaths, epoch: Epoch, error: NotFoundError
+) -> Exception:
+    """Return the error for an object of an epoch that is missing: the epoch was collected, or the
+    state is damaged.
+    """
+    epochs = BackendReader(store, paths).epochs()
+    newest = epochs[-1] if epochs else None
+    if epoch not in epochs:
+        there = "the job has none any more" if newest is None else f"the newest is {newest}"
+        return NotFoundError(
+            f"epoch {epoch} was collected; {there}",
+            job=paths.root,
+            epoch=epoch,
+            next_step="read the newest epoch, or pin the epoch that you need with "
+            "`arroyo-state pins add`",
+        )
+    error.facts = {"job": paths.root, "epoch": epoch} | error.facts
+    error.next_step = "check the epoch with `arroyo-state verify`"
+    return error
+
+
+def _comparison(one: Any) -> Comparison:
+    if isinstance(one, Comparison):
+        return one
+    if not isinstance(one, tuple | list) or len(one) not in (2, 3) or not isinstance(one[0], str):
+        raise InputError(f"not a condition: {one!r:.80}", expected='("column", "=", value)')
+    return Comparison.of(*one)
+
+
+def _key_conditions(names: Sequence[str], key: object, table: str) -> list[Comparison]:
+    values: Sequence[object]
+    if isinstance(key, Mapping) and set(key) == set(names):
+        values = [key[name] for name in names]
+    elif isinstance(key, tuple | list) and len(key) == len(names):
+        values = key
+    elif len(names) == 1:
+        values = [key]
+    else:
+        raise InputError(
+            f"the key has {len(names)} columns",
+            table=table,
+            columns=", ".join(names),
+            next_step="give a tuple of their values, or a mapping by name",
+        )
+    return [
+        Comparison.of(name, "is null") if value is None else Comparison.of(name, "=", value)
+        for name, value in zip(names, values, strict=True)
+    ]
+
+
+def _limited(parts: Iterable[pa.Table], limit: int | None) -> Iterator[pa.RecordBatch]:
+    left = limit
+    for rows in parts:
+        kept = rows if left is None else rows.slice(0, left)
+        yield from kept.to_batches()
+        if left is not None:
+            left -= kept.num_rows
+            if left <= 0:
+                return
