@@ -45,6 +45,7 @@ CASES = (
     Case("offsets main", "advances"),
     Case("watermarks main", "fastest subtask ahead"),
     Case("estimate main", "a restore takes about"),
+    Case("export main count counts exported", "written"),
     Case("get main count counts apple", "apple"),
     Case("verify main", "hello/main epoch 2 can be restored"),
     Case("verify job_U5O5jKZxJg", "can be restored", root="arroyo"),

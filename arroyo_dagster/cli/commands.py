@@ -36,6 +36,10 @@ MAIN: Mapping[str, LazyCommand] = {
     "expire": LazyCommand(
         "gc.expire", "Delete the oldest epochs of a managed job, and the files that only they list."
     ),
+    "export": LazyCommand(
+        "query.export",
+        "Export a table to Parquet files below TARGET, a URL: one epoch, or epoch after epoch.",
+    ),
     "fleet": LazyCommand(
         "fleet.group",
         "Inspect all jobs at once: abandoned prefixes, cost by tenant, service levels.",

@@ -32,10 +32,10 @@ def test_positions_of_a_real_arroyo_advance(arroyo: StateCatalog) -> None:
                 assert one.rate is not None
                 assert one.rate > 0
         newest = job.epoch()
-        for mark in watermark_advance(job):
-            operator = newest.checkpoint.operator(mark.operator)
+        for one in watermark_advance(job):
+            operator = newest.checkpoint.operator(one.operator)
             assert operator is not None
-            assert mark.watermark_micros == operator.min_watermark_micros
+            assert one.watermark_micros == operator.min_watermark_micros
 
 
 def test_a_partition_that_stands_still_is_named() -> None:

@@ -1,1 +1,1 @@
-"""Commands that query state: `sql`, `get`, `diff`, `offsets`, `watermarks`. They change none."""
+"""Commands that query state. They change none, and write only where they are told to."""

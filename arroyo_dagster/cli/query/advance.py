@@ -51,7 +51,7 @@ def offsets_command(
       arroyo-state offsets orders/main --high-water 0=120000 --url s3://bucket/arroyo
     """
     found = source_advance(
-        open_state(open_to_read(url)).job(job), epochs, dict(map(_mark, high_water))
+        open_state(open_to_read(url)).job(job), epochs, dict(map(_high_water, high_water))
     )
     if as_json:
         print_json([_partition_json(one) for one in found])
@@ -63,7 +63,7 @@ def offsets_command(
         click.echo("No source of the job keeps a position in its state.")
 
 
-def _mark(text: str) -> tuple[str, int]:
+def _high_water(text: str) -> tuple[str, int]:
     partition, equals, offset = text.rpartition("=")
     if not equals or not offset.isdecimal():
         raise click.BadParameter(f"{text!r} is not PARTITION=OFFSET", param_hint="--high-water")
@@ -156,7 +156,8 @@ def _watermark_json(one: WatermarkAdvance) -> dict[str, Any]:
         "lag_seconds": None if one.lag_micros is None else one.lag_micros / 1e6,
         "ahead_seconds": None if one.ahead_micros is None else one.ahead_micros / 1e6,
         "rate": one.rate,
-        "marks": [
-            {"finished_at": iso_micros(at), "watermark": iso_micros(mark)} for at, mark in one.marks
+        "watermarks": [
+            {"finished_at": iso_micros(at), "watermark": iso_micros(reached)}
+            for at, reached in one.watermarks
         ],
     }

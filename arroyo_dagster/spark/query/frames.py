@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from arroyo_dagster.spark.jobs import slots
-from arroyo_dagster.spark.query.types import TypeOptions
+from arroyo_dagster.state.operations.query.common_types import TypeOptions
 from arroyo_dagster.state.operations.query.names import not_found
 from arroyo_dagster.state.operations.query.state import StateCatalog
 from arroyo_dagster.state.operations.query.table import EpochTable
@@ -17,7 +17,7 @@ from arroyo_dagster.state.operations.query.table import EpochTable
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-_PARTS_PER_SLOT = 3
+_TASKS_PER_SLOT = 3
 
 
 def frame_of(
@@ -45,7 +45,7 @@ def frame_of(
         if name not in schema.names:
             raise not_found("column", name, schema.names, table=str(table.name))
     places = tuple(schema.names.index(name) for name in names)
-    parts = table.splits(slots(session) * _PARTS_PER_SLOT)
+    parts = table.splits(slots(session) * _TASKS_PER_SLOT)
 
     def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:

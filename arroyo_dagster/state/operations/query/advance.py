@@ -64,15 +64,15 @@ def source_advance(
     for positions in concurrently(source_positions, newest_epochs(job, epochs)):
         for one in positions:
             found[one.operator, one.table, one.partition].append(one)
-    marks = dict(high_water or {})
-    unknown = sorted(marks.keys() - {partition for _, _, partition in found})
+    ends = dict(high_water or {})
+    unknown = sorted(ends.keys() - {partition for _, _, partition in found})
     if unknown:
         raise InputError(
             f"no source has a partition {unknown[0]!r}",
             job=job.name,
             partitions=", ".join(sorted({partition for _, _, partition in found})[:20]),
         )
-    return [_advance(ones, marks.get(ones[-1].partition)) for ones in found.values()]
+    return [_advance(ones, ends.get(ones[-1].partition)) for ones in found.values()]
 
 
 def newest_epochs(job: StateJob, epochs: int) -> list[StateEpoch]:
@@ -116,7 +116,7 @@ class WatermarkAdvance:
         ahead_micros: how far the fastest subtask is ahead of it.
         lag_micros: how far it is behind the end of the newest epoch, by the writer's clock.
         rate: seconds of event time a second over the epochs; 1 = it keeps up. None = unknown.
-        marks: `(finished_at_micros, watermark_micros)` at each epoch, oldest first.
+        watermarks: `(finished_at_micros, watermark_micros)` at each epoch, oldest first.
     """
 
     operator: str
@@ -124,30 +124,28 @@ class WatermarkAdvance:
     ahead_micros: int | None
     lag_micros: int | None
     rate: float | None
-    marks: tuple[tuple[int, int | None], ...]
+    watermarks: tuple[tuple[int, int | None], ...]
 
 
 def watermark_advance(job: StateJob, epochs: int = EPOCHS) -> list[WatermarkAdvance]:
     """Return how the watermark of each operator advanced; arguments as `source_advance`."""
-    marks: dict[str, list[tuple[int, int | None]]] = defaultdict(list)
+    by_operator: dict[str, list[tuple[int, int | None]]] = defaultdict(list)
     found = newest_epochs(job, epochs)
     for epoch in found:
-        for operator in epoch.operators:
+        for one in epoch.operators:
             finished = epoch.checkpoint.finish_time_micros
-            marks[operator.operator].append((finished, operator.min_watermark_micros))
+            by_operator[one.operator].append((finished, one.min_watermark_micros))
     return [
-        _watermark(
-            operator.operator, operator.max_watermark_micros, tuple(marks[operator.operator])
-        )
-        for operator in found[-1].operators
+        _watermark(one.operator, one.max_watermark_micros, tuple(by_operator[one.operator]))
+        for one in found[-1].operators
     ]
 
 
 def _watermark(
-    operator: str, most: int | None, marks: tuple[tuple[int, int | None], ...]
+    operator: str, most: int | None, found: tuple[tuple[int, int | None], ...]
 ) -> WatermarkAdvance:
-    finished, watermark = marks[-1]
-    known = [(at, mark) for at, mark in marks if mark is not None]
+    finished, watermark = found[-1]
+    known = [(at, reached) for at, reached in found if reached is not None]
     rate = None
     if len(known) > 1 and known[-1][0] > known[0][0]:
         rate = (known[-1][1] - known[0][1]) / (known[-1][0] - known[0][0])
@@ -157,5 +155,5 @@ def _watermark(
         ahead_micros=None if watermark is None or most is None else most - watermark,
         lag_micros=None if watermark is None else finished - watermark,
         rate=rate,
-        marks=marks,
+        watermarks=found,
     )

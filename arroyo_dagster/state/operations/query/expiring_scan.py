@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -194,7 +194,8 @@ class ExpiringScan:
 
     def _of_keys(self, request: ScanRequest) -> ScanRequest:
         """Leave out what the routing keys of the filters exclude."""
-        hashes = self._wanted_hashes(request)
+        fields = [(at, self._table.memory_schema.field(at).type) for at in self.routing_columns]
+        hashes = _wanted_hashes(request.filters, fields, lambda: self._variants)
         if hashes is None:
             return request
         within = [one for one in hashes if request.keys.contains(one)]
@@ -209,24 +210,6 @@ class ExpiringScan:
         if self._plan.whole_batches:
             return request  # whether a row is kept depends on the rows of other keys beside it
         return replace(request, keys=KeyRange(min(within), max(within)))
-
-    def _wanted_hashes(self, request: ScanRequest) -> list[int] | None:
-        """Return the routing keys that rows which match can have; None = any."""
-        exact = (Relation.EQUAL, Relation.IN)
-        filters = {one.place: one for one in request.filters if one.relation in exact}
-        wanted = [filters.get(at) for at in self.routing_columns]
-        values = [one.values for one in wanted if one is not None]
-        combined = math.prod(map(len, values))
-        if not values or len(values) < len(wanted) or combined > _MOST_KEYS:
-            return None
-        keys = list(itertools.product(*values))
-        columns = [
-            pa.array([one.as_py() for one in column], self._table.memory_schema.field(at).type)
-            for at, column in zip(self.routing_columns, zip(*keys, strict=True), strict=True)
-        ]
-        variants = self._variants if keys else ()
-        found = [key_hashes(columns, variant=variant).to_pylist() for variant in variants]
-        return [one for hashes in found for one in hashes] if found or not keys else None
 
     @cached_property
     def _variants(self) -> tuple[HashVariant, ...]:
@@ -336,14 +319,7 @@ class ExpiringScan:
         """Return the keys of the aggregate that this table `b` belongs to; None = it has no
         table `a`, so that a restore keeps no row of `b`.
         """
-        others = [
-            name
-            for name, config in self.operator.configs.items()
-            if isinstance(config.config, ExpiringTimeKeyConfig)
-            and config.config.generational
-            and role_of(config.config, managed=self.managed) is Role.ACCUMULATORS
-            and name in self.operator.tables
-        ]
+        others = _accumulator_tables(self.operator, managed=self.managed)
         if len(others) != 1:
             return None
         groups = replace(self, name=others[0])
@@ -360,9 +336,9 @@ class ExpiringScan:
         for file in self._files(request):
             here = replace(request, files=frozenset([file.path]))
             for part in self._parts(here, of_file, request.filters):
-                columns = {
-                    at: part.rows.column(place) for place, at in enumerate(of_file)
-                } | self._columns_of(file, part.rows.num_rows)
+                columns = dict(zip(of_file, part.rows.columns, strict=True))
+                more = _columns_of(file, list(self.schema)[stored:], part.rows.num_rows)
+                columns |= dict(enumerate(more, stored))
                 if stored - 1 in needed:
                     columns[stored - 1] = operation_names(part.operations)
                 rows = pa.Table.from_arrays(
@@ -371,13 +347,26 @@ class ExpiringScan:
                 )
                 yield self._finish(rows, needed, request)
 
-    def _columns_of(self, file: TimeFile, rows: int) -> dict[int, pa.Array]:
-        values = (str(file.path), file.epoch, file.compaction_generation)
-        first = len(self._table.file_schema)
-        return {
-            first + at: pa.repeat(pa.scalar(value, self.schema.field(first + at).type), rows)
-            for at, value in enumerate(values)
-        }
+
+def _columns_of(file: TimeFile, fields: Sequence[pa.Field], rows: int) -> list[pa.Array]:
+    """Return the columns that a raw scan adds for a file."""
+    values = (str(file.path), file.epoch, file.compaction_generation)
+    return [
+        pa.repeat(pa.scalar(value, field.type), rows)
+        for value, field in zip(values, fields, strict=True)
+    ]
+
+
+def _accumulator_tables(operator: OperatorCheckpoint, *, managed: bool) -> list[TableName]:
+    """Return the tables `a` of an aggregate."""
+    return [
+        name
+        for name, config in operator.configs.items()
+        if isinstance(config.config, ExpiringTimeKeyConfig)
+        and config.config.generational
+        and role_of(config.config, managed=managed) is Role.ACCUMULATORS
+        and name in operator.tables
+    ]
 
 
 def _at(one: ColumnFilter, places: Sequence[int]) -> ColumnFilter:
@@ -402,3 +391,30 @@ def _projected(layout: RowLayout, columns: Sequence[int]) -> RowLayout:
         generation=place(layout.generation),
         count=None if layout.count is None else place(layout.count),
     )
+
+
+def _wanted_hashes(
+    given: Sequence[ColumnFilter],
+    routing: Sequence[tuple[int, pa.DataType]],
+    variants: Callable[[], Sequence[HashVariant]],
+) -> list[int] | None:
+    """Return the routing keys that rows which match can have; None = any.
+
+    Args:
+        routing: the columns that are hashed, and their types.
+        variants: returns the builds that may have hashed them.
+    """
+    exact = (Relation.EQUAL, Relation.IN)
+    filters = {one.place: one for one in given if one.relation in exact}
+    values = [filters[at].values for at, _ in routing if at in filters]
+    if not values or len(values) < len(routing) or math.prod(map(len, values)) > _MOST_KEYS:
+        return None
+    keys = list(itertools.product(*values))
+    if not keys:
+        return []
+    columns = [
+        pa.array([one.as_py() for one in column], kind)
+        for (_, kind), column in zip(routing, zip(*keys, strict=True), strict=True)
+    ]
+    found = [key_hashes(columns, variant=variant).to_pylist() for variant in variants()]
+    return [one for hashes in found for one in hashes] if found else None

@@ -231,7 +231,8 @@ class _Reading:
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, NotFoundError) and "column" not in error.facts:
-            raise missing_object(self.table.store, self.table.paths, self.table.epoch, error)
+            table = self.table
+            raise missing_object(table.store, table.paths, table.epoch, error) from error
 
 
 def missing_object(

@@ -1,6 +1,7 @@
-"""Arrow columns as Spark has them: exactly, or with an error that names the option to choose.
+"""Arrow columns as Spark, Delta and Iceberg have them: exactly, or with an error that names the
+option to choose.
 
-Spark has no unsigned numbers, and times in microseconds only. By default unsigned numbers of 64
+They have no unsigned numbers, and times in microseconds only. By default unsigned numbers of 64
 bits become `decimal(20,0)`, and a time or duration with a part below the microsecond is an error.
 """
 
@@ -21,7 +22,7 @@ _WIDER = {pa.uint8(): pa.int16(), pa.uint16(): pa.int32(), pa.uint32(): pa.int64
 
 @dataclass(frozen=True, slots=True)
 class TypeOptions:
-    """How types that Spark does not have are represented.
+    """How types that Spark, Delta and Iceberg do not have are represented.
 
     Attributes:
         unsigned: `decimal` = `decimal(20,0)`; `long` = a long, and an error from 2^63 on.
@@ -46,7 +47,7 @@ class TypeOptions:
                 )
 
     def type_of(self, kind: pa.DataType) -> pa.DataType:
-        """Return the Arrow type that a column has for Spark."""
+        """Return the Arrow type that a column has there."""
         types = pa.types
         if kind in _WIDER:
             return _WIDER[kind]
@@ -80,7 +81,7 @@ class TypeOptions:
         return kind
 
     def schema_of(self, schema: pa.Schema) -> pa.Schema:
-        """Return the columns that rows have for Spark."""
+        """Return the columns that rows have there."""
         return pa.schema([field.with_type(self.type_of(field.type)) for field in schema])
 
     def convert(self, rows: pa.Table) -> pa.Table:
@@ -103,7 +104,7 @@ class TypeOptions:
             chunks = [self._cast(_unsliced(chunk), kind) for chunk in column.chunks]
         except pa.ArrowInvalid as error:
             raise InputError(
-                f"a value has no exact form in Spark ({error})",
+                f"a value has no exact form in microseconds or signed numbers ({error})",
                 column=name,
                 type=str(column.type),
                 next_step="set the option nanos=floor or nanos=long for times, unsigned=decimal "
