@@ -19,6 +19,7 @@ import pytest
 
 from arroyo_dagster.state.metadata import lease as leases
 from arroyo_dagster.state.metadata import lease_records
+from arroyo_dagster.state.operations.gc import plan as gc_plan
 from arroyo_dagster.state.storage import MemoryStore
 from arroyo_dagster.state.storage.wrappers import Crash, Wrapper
 
@@ -187,6 +188,7 @@ def simulated(world: World) -> Iterator[None]:
         return "the test" if world.current is None else world.current.name
 
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gc_plan, "wall_clock", world.clock)
         for module in (leases, lease_records):
             patch.setattr(module, "process_here", process_here)
         defaults = leases.LeaseOptions.__init__.__kwdefaults__
