@@ -77,7 +77,7 @@ MAIN: Mapping[str, LazyCommand] = {
     "rows": LazyCommand(
         "show", "Print the decoded rows of a table, as a restore of the epoch would load them."
     ),
-    "run": LazyCommand("run", "Run a pipeline from its newest checkpoint."),
+    "run": LazyCommand("run", "Run a pipeline from its newest checkpoint.", runs_user_code=True),
     "sdf": LazyCommand(
         "sdf.group",
         "SDF keyed states: declared in YAML, written by one service, read by others.",
@@ -157,6 +157,7 @@ SDF: Mapping[str, LazyCommand] = {
     "run": LazyCommand(
         "sdf.run",
         "Run the services of a dataflow, in process or on Spark, each from its newest checkpoint.",
+        runs_user_code=True,
     ),
     "schema": LazyCommand("sdf.check", "Print the JSON Schema of a kind of file, for editors."),
     "show": LazyCommand(

@@ -6,7 +6,8 @@ import functools
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -27,6 +28,7 @@ from arroyo_dagster.redaction import (
 )
 
 if TYPE_CHECKING:
+    from arroyo_dagster.state.model.layout import JobPaths
     from arroyo_dagster.state.planning.privacy import PrivateColumns
     from arroyo_dagster.state.storage.store import ObjectStore
 
@@ -269,6 +271,29 @@ def read_delete_options(given: str | None) -> dict[str, Any] | None:
         raise InputError(f"{DELETE_VARIABLE} contains no JSON object")
     register_settings(found)
     return found
+
+
+@contextmanager
+def leased(
+    store: ObjectStore, paths: JobPaths, owner: str, wait_seconds: float
+) -> Iterator[ObjectStore]:
+    """Hold the lease on a job for a command. Its operations do not take it again.
+
+    Args:
+        owner: what the command does, for people.
+        wait_seconds: how long to wait for another process that maintains the job.
+
+    Raises:
+        LeaseHeldError: it still does; `main` exits with code 4.
+    """
+    from arroyo_dagster.state.metadata.lease import LeaseOptions, lease
+
+    def print_event(event: str) -> None:
+        click.echo(f"{paths.root}: {event}", err=True)
+
+    options = LeaseOptions(wait_seconds=wait_seconds, on_event=print_event)
+    with lease(store, paths, owner, options) as held:
+        yield held
 
 
 def open_catalogue(url: str) -> ObjectStore:

@@ -6,7 +6,6 @@ Precedence: option, environment, file, default. A file contains neither secrets 
 from __future__ import annotations
 
 import os
-import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -40,6 +39,8 @@ def read_config(path: Path, root: LazyGroup) -> dict[str, Any]:
     Raises:
         InputError: not a TOML file, or a key that is unknown, a secret or a confirmation.
     """
+    import tomllib
+
     try:
         found = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import click
@@ -19,6 +20,7 @@ from arroyo_dagster.cli.rendering import (
     age,
     clock,
     format_state,
+    print_beside_progress,
     print_json,
     print_no_jobs,
     print_table,
@@ -61,7 +63,7 @@ def jobs(
     directory = directory_of_environment(api, database, assume)
     store = open_to_read(url)
     with show_progress(as_json=as_json) as on_progress:
-        found = summarise_jobs(store, on_progress)
+        found = summarise_jobs(store, on_progress, _print_unlisted)
     asked = ask(directory, [job.paths for job in found])
     pairs = list(zip(found, asked.answers, strict=True))
     if as_json:
@@ -76,6 +78,14 @@ def jobs(
         for note in notes(asked):
             click.echo(note)
     report([*(job.problem for job in found), *asked.errors])
+
+
+def _print_unlisted(paths: Sequence[str]) -> None:
+    """Print which directories are left out; control characters are escaped."""
+    print_beside_progress(
+        f"warning: no store can write these names, so the directories are not listed as jobs: "
+        f"{', '.join(map(repr, paths))}"
+    )
 
 
 def _job_json(job: JobSummary, answer: JobAnswer, asked: JobAnswers) -> dict[str, Any]:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
+from arroyo_dagster.cli.light_imports import light_imports
+
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
@@ -19,11 +21,13 @@ class LazyCommand(NamedTuple):
         module: its module below `arroyo_dagster.cli`, which adds it to its group.
         help: the first sentence of its help.
         is_group: whether it is a group of commands.
+        runs_user_code: whether it runs functions of the user, which may need any package.
     """
 
     module: str
     help: str
     is_group: bool = False
+    runs_user_code: bool = False
 
 
 class LazyGroup(click.Group):
@@ -61,6 +65,9 @@ class LazyGroup(click.Group):
 
         `ctx.obj` of the outermost group returns them, by the words and the command.
         """
+        called = self.lazy.get(args[0])
+        if called is not None and not (called.is_group or called.runs_user_code):
+            ctx.with_resource(light_imports())
         if self.get_command(ctx, args[0]) is None and not ctx.resilient_parsing:
             self._refuse(ctx, args[0])
         name, command, rest = super().resolve_command(ctx, args)

@@ -6,13 +6,22 @@ from typing import Any
 
 import click
 
-from arroyo_dagster.cli.common import main, open_to_read, open_url, ownership_option, store_options
+from arroyo_dagster.cli.common import (
+    leased,
+    main,
+    open_to_read,
+    open_url,
+    ownership_option,
+    store_options,
+)
 from arroyo_dagster.cli.gc.options import find_any_job, wait_for_deletions
 from arroyo_dagster.cli.gc.rendering import (
     pins_json,
 )
 from arroyo_dagster.cli.rendering import clock, print_json, print_table
+from arroyo_dagster.cli.settings import settings_options
 from arroyo_dagster.state.model.ids import Epoch
+from arroyo_dagster.state.model.leases import LeaseSettings
 from arroyo_dagster.state.operations.gc.pins import pin_epoch, read_pins, unpin_epochs
 
 
@@ -20,9 +29,17 @@ from arroyo_dagster.state.operations.gc.pins import pin_epoch, read_pins, unpin_
 @click.argument("job")
 @click.argument("epoch", type=click.IntRange(0))
 @click.option("--reason", default="", help="A note for people.")
+@settings_options(LeaseSettings)
 @ownership_option
 @store_options
-def pin_command(job: str, epoch: int, reason: str, url: str | None, as_json: bool) -> None:
+def pin_command(
+    job: str,
+    epoch: int,
+    reason: str,
+    lease_wait_seconds: float,
+    url: str | None,
+    as_json: bool,
+) -> None:
     """Keep an epoch until it is unpinned, and check that it is restorable.
 
     Waits ten seconds if the epoch is outside its job's retention, because the job may be deleting
@@ -33,18 +50,21 @@ def pin_command(job: str, epoch: int, reason: str, url: str | None, as_json: boo
       arroyo-state pin orders/main 42 --reason "before the upgrade" --url s3://bucket/arroyo
     """
     store = open_url(url)
-    found = pin_epoch(
-        store, find_any_job(store, job), Epoch(epoch), reason=reason, sleep=wait_for_deletions
-    )
+    paths = find_any_job(store, job)
+    with leased(store, paths, "arroyo-state pin", lease_wait_seconds) as held:
+        found = pin_epoch(held, paths, Epoch(epoch), reason=reason, sleep=wait_for_deletions)
     _print_pins(pins_json(found), as_json)
 
 
 @main.command("unpin")
 @click.argument("job")
 @click.argument("epoch", type=click.IntRange(0))
+@settings_options(LeaseSettings)
 @ownership_option
 @store_options
-def unpin_command(job: str, epoch: int, url: str | None, as_json: bool) -> None:
+def unpin_command(
+    job: str, epoch: int, lease_wait_seconds: float, url: str | None, as_json: bool
+) -> None:
     """Let an epoch expire with the others again.
 
     \b
@@ -52,7 +72,9 @@ def unpin_command(job: str, epoch: int, url: str | None, as_json: bool) -> None:
       arroyo-state unpin orders/main 42 --url s3://bucket/arroyo
     """
     store = open_url(url)
-    found = unpin_epochs(store, find_any_job(store, job), [Epoch(epoch)])
+    paths = find_any_job(store, job)
+    with leased(store, paths, "arroyo-state unpin", lease_wait_seconds) as held:
+        found = unpin_epochs(held, paths, [Epoch(epoch)])
     _print_pins(pins_json(found), as_json)
 
 

@@ -7,11 +7,20 @@ from collections.abc import Callable, Iterator, Mapping
 
 import click
 
-from arroyo_dagster.cli.common import main, open_to_read, open_url, ownership_option, store_options
+from arroyo_dagster.cli.common import (
+    leased,
+    main,
+    open_to_read,
+    open_url,
+    ownership_option,
+    store_options,
+)
 from arroyo_dagster.cli.rendering import clock, print_json, print_table
+from arroyo_dagster.cli.settings import settings_options
 from arroyo_dagster.state.codec.plans import plan_to_json
 from arroyo_dagster.state.model.ids import Epoch
 from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.model.leases import EXPIRED_SECONDS, LeaseSettings
 from arroyo_dagster.state.model.rollback import RollbackOutcome, RollbackPlan
 from arroyo_dagster.state.operations.catalog.jobs import find_job
 from arroyo_dagster.state.operations.restore.rollback import (
@@ -25,14 +34,24 @@ from arroyo_dagster.state.storage.store import ObjectStore
 
 FILES_PRINTED = 10
 
+_OWNER = "arroyo-state rollback"
+
 
 @main.command()
 @click.argument("job")
 @click.argument("epoch", type=click.IntRange(0), required=False)
 @click.option("--yes", is_flag=True, help="Roll back. Without it, print the plan only.")
+@settings_options(LeaseSettings)
 @ownership_option
 @store_options
-def rollback(job: str, epoch: int | None, yes: bool, url: str | None, as_json: bool) -> None:
+def rollback(
+    job: str,
+    epoch: int | None,
+    yes: bool,
+    lease_wait_seconds: float,
+    url: str | None,
+    as_json: bool,
+) -> None:
     """Take a managed job back to an older epoch. Dry run unless --yes is given.
 
     The content of EPOCH becomes the newest epoch, and the sources go back to its offsets. Later
@@ -58,7 +77,7 @@ def rollback(job: str, epoch: int | None, yes: bool, url: str | None, as_json: b
         _print_plan(plan)
         click.echo(f"Nothing was changed. To execute: {rollback_command(paths, plan.epoch)} --yes")
         return
-    outcome = run_rollback(store, plan_rollback(store, paths, epoch))
+    outcome = _planned_and_run(store, paths, epoch, lease_wait_seconds)
     if as_json:
         print_json({"plan": plan_to_json(outcome.plan), "done": True, "epoch": outcome.epoch})
         return
@@ -81,10 +100,19 @@ def go_back(store: ObjectStore, paths: JobPaths, epoch: int, write: Callable[[st
             "--yes"
         )
         return
-    plan = plan_rollback(store, paths, epoch)
-    for line in summary_lines(plan):
+    outcome = _planned_and_run(store, paths, epoch, EXPIRED_SECONDS)
+    for line in summary_lines(outcome.plan):
         write(line)
-    write(done_line(run_rollback(store, plan)))
+    write(done_line(outcome))
+
+
+def _planned_and_run(
+    store: ObjectStore, paths: JobPaths, epoch: int, wait_seconds: float
+) -> RollbackOutcome:
+    """Roll back under the lease. Who held it may have published an epoch: the plan is made then."""
+    plan_rollback(store, paths, epoch)  # an epoch that cannot be chosen needs no lease
+    with leased(store, paths, _OWNER, wait_seconds) as held:
+        return run_rollback(held, plan_rollback(held, paths, epoch))
 
 
 def done_line(outcome: RollbackOutcome) -> str:

@@ -23,6 +23,7 @@ from arroyo_dagster.cli.rendering import (
     print_table,
     report,
     seconds,
+    show_progress,
 )
 from arroyo_dagster.errors import ArroyoStateError, FormatError
 from arroyo_dagster.state.codec.hashing.ahash import HashVariant
@@ -192,8 +193,15 @@ def rows(
     """
     store = open_to_read(url)
     paths = find_job(store, job)
-    options = query.ReadOptions(epoch=epoch, limit=limit or None, history=history, private=private)
-    found = query.read_rows(store, paths, operator, table, options)
+    with show_progress(as_json=as_json) as on_progress:
+        options = query.ReadOptions(
+            epoch=epoch,
+            limit=limit or None,
+            history=history,
+            private=private,
+            on_progress=on_progress,
+        )
+        found = query.read_rows(store, paths, operator, table, options)
     if private and found.rows:
         click.echo(f"private columns of this table: {', '.join(found.masked) or 'none'}", err=True)
     if as_json:

@@ -246,7 +246,7 @@ class ArroyoStateComponent(dg.Component, YamlModel):
         store, session = self._store(), self.spark.session()
         AssumedJobs(self.assume)  # what is wrong is known now, with the file and the line
         for resource in (store, session):
-            resource.check_secrets()
+            resource.check_fields()
         return build_arroyo_definitions(
             store,
             spark=session,

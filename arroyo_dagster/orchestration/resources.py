@@ -25,6 +25,7 @@ from arroyo_dagster.orchestration.secrets import (
     refuse_secrets,
     resolve_variables,
     typed_fields,
+    variable_of,
 )
 from arroyo_dagster.orchestration.settings import setting_field
 from arroyo_dagster.spark.settings import SparkSettings
@@ -107,6 +108,30 @@ class ArroyoStateStore(NamedSecrets):
         self._typed = typed_fields(
             type(self), {} if context.run is None else context.run.run_config
         )
+
+    def check_fields(self) -> None:
+        """Refuse secrets in the fields, and options that no client knows. Opens no connection.
+
+        Raises:
+            InputError: a field holds a secret, or an option has an unknown name.
+        """
+        super().check_fields()
+        self._check_names("storage_options", self.checkpoint_url)
+        self._check_names("delete_options", self.checkpoint_url)
+        self._check_names("catalogue_options", self.catalogue_url)
+
+    def _check_names(self, field: str, url: str | None) -> None:
+        options = getattr(self, field)
+        if not options or not url or variable_of(url) or variable_of(options.get("client")):
+            return  # what a variable holds is not known before a tick or run
+        from arroyo_dagster.state.storage.remote.option_names import check_option_names
+        from arroyo_dagster.state.storage.urls import parse_url
+
+        try:
+            check_option_names(parse_url(_absolute(url)), options)
+        except InputError as error:
+            error.facts.setdefault("field", field)
+            raise
 
     def writable(self) -> "ObjectStore":
         """Return the store of the checkpoint URL. Only maintenance may call this.

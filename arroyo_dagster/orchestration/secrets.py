@@ -44,12 +44,12 @@ class NamedSecrets(dg.ConfigurableResource):  # type: ignore[type-arg]
         """Return what Dagster shows and stores.
 
         Raises:
-            InputError: a field holds a secret; the message does not repeat its value.
+            InputError: as `check_fields`.
         """
-        self.check_secrets()
+        self.check_fields()
         return super().get_resource_definition()
 
-    def check_secrets(self) -> None:
+    def check_fields(self) -> None:
         """Refuse secrets in the fields.
 
         Raises:

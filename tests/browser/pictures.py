@@ -33,7 +33,7 @@ class Shot:
         clicks: texts to click, one after the other, once the page shows `texts`; the last page
             shows `then`.
         images: how many pictures the page shows at least.
-        left, right, top: what is left out of the picture.
+        left, right, top, bottom: what is left out of the picture.
         scale: of the picture.
     """
 
@@ -48,6 +48,7 @@ class Shot:
     left: int = NAVIGATION
     right: int = 0
     top: int = 0
+    bottom: int = 0
     scale: float = 1.0
 
     def show(self, page: Page, url: str) -> None:
@@ -61,7 +62,7 @@ class Shot:
 
     def take(self, page: Page, path: Path) -> None:
         """Take the picture."""
-        area = (self.left, self.top, self.width - self.right, self.height)
+        area = (self.left, self.top, self.width - self.right, self.height - self.bottom)
         page.picture(path, area, scale=self.scale)
 
 
@@ -98,7 +99,7 @@ def shots(failed: Failed) -> Iterator[Shot]:
         name="compacted-state.png",
         path=_PARTITION.format("compacted_state", live),
         texts=("161 → 4", "files opened by a subtask", "forecast"),
-        top=180,
+        top=110,
     )
     yield Shot(
         path=_PARTITION.format("retained_epochs", live),
@@ -126,7 +127,7 @@ def shots(failed: Failed) -> Iterator[Shot]:
         name="fleet-overview.png",
         path="/assets/arroyo/fleet",
         texts=("arroyo/jobs_broken", "arroyo-state jobs --url URL", "vanished"),
-        width=1500,
+        width=1800,
         top=100,
         height=1150,
         scale=0.8,
@@ -155,6 +156,7 @@ def shots(failed: Failed) -> Iterator[Shot]:
             texts=("RUN_FAILURE", f"Failure: {text}"),
             width=1300,
             height=760,
+            bottom=130,  # the stack trace
         )
     # The last of these links leads to the first tick.
     yield Shot(

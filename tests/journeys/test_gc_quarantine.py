@@ -21,6 +21,7 @@ from arroyo_dagster.state.codec.gc import decode_gc_plan, gc_plan_to_json
 from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.model.ids import Epoch, OperatorId, TableName, WorkerGeneration
 from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.model.progress import Progress
 from arroyo_dagster.state.operations.gc.execute import GcOptions, run_gc
 from arroyo_dagster.state.operations.gc.journal import list_runs, read_journal
 from arroyo_dagster.state.operations.gc.pins import pin_epoch, read_pins, unpin_epochs
@@ -209,7 +210,9 @@ def test_a_purge_waits_for_its_time_and_can_be_stopped_anywhere() -> None:
     clock.days(8)
     assert len(purge(start, PATHS, clock=clock)) == 1
     counted = FaultInjecting(copied(start, clock=clock))
-    purge(counted, PATHS, yes=True, clock=clock)
+    reports: list[Progress] = []
+    purge(counted, PATHS, yes=True, clock=clock, on_progress=reports.append)
+    assert (reports[-1].step, reports[-1].share) == ("purged objects", 1.0)
     assert read_pins(counted, PATHS).quarantines == ()
     assert not [one.path for one in counted.list(PATHS.quarantine)]
     assert {entry.outcome for entry in read_journal(counted, PATHS) if entry.kind == "purge"} == {

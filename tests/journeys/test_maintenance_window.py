@@ -11,7 +11,13 @@ from typing import Any, Literal
 
 import pytest
 
-from arroyo_dagster.errors import ArroyoStateError, ConflictError, InputError, StorageError
+from arroyo_dagster.errors import (
+    ArroyoStateError,
+    ConflictError,
+    InputError,
+    LeaseHeldError,
+    StorageError,
+)
 from arroyo_dagster.state.codec.parquet import encode_rows
 from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.metadata.lease import LeaseOptions, lease
@@ -23,6 +29,7 @@ from arroyo_dagster.state.model.compaction import (
 from arroyo_dagster.state.model.layout import Layout, is_rewritten
 from arroyo_dagster.state.model.maintenance_window import WindowEnd, WindowLimits, WindowOutcome
 from arroyo_dagster.state.model.rewrite import RewriteShard
+from arroyo_dagster.state.operations.catalog.leases import break_lease
 from arroyo_dagster.state.operations.compaction import controlled_job, maintenance_window
 from arroyo_dagster.state.operations.compaction.maintenance_window import (
     WindowOptions,
@@ -389,6 +396,57 @@ def test_one_window_at_a_time() -> None:
             window(model)
         assert interrupted_windows(model.job.store, [paths], clock=model.clock) == []
     assert model.log == []
+
+
+@LAYOUTS
+def test_a_window_that_meets_a_lease_does_not_stop_the_job(layout: Layout) -> None:
+    model = running(layout)
+    before = content(model.job.store, model.job.paths)
+    with lease(model.job.store, model.job.paths, "gc", LeaseOptions(clock=model.clock)):
+        with pytest.raises(LeaseHeldError, match="gc"):
+            window(model)
+        with pytest.raises(LeaseHeldError, match="gc"):
+            window(model, lease_wait_seconds=20)
+    assert model.log == []
+    expect_running(model, before)
+
+
+@LAYOUTS
+def test_a_window_that_waited_for_a_lease_stops_the_job_then(layout: Layout) -> None:
+    model = running(layout)
+    before = content(model.job.store, model.job.paths)
+    states_while_held: list[str] = []
+    with contextlib.ExitStack() as held:
+        held.enter_context(
+            lease(model.job.store, model.job.paths, "gc", LeaseOptions(clock=model.clock))
+        )
+        held.callback(lambda: states_while_held.append(model.state))
+
+        def sleep(seconds: float) -> None:
+            held.close()
+            model.sleep(seconds)
+
+        assert window(model, sleep=sleep, lease_wait_seconds=65).end is WindowEnd.REWRITTEN
+    assert states_while_held == ["Running"]
+    expect_running(model, before)
+
+
+@LAYOUTS
+def test_a_window_whose_lease_is_taken_starts_the_job_again(layout: Layout) -> None:
+    model = running(layout)
+    store, paths = model.job.store, model.job.paths
+    before = content(store, paths)
+    with contextlib.ExitStack() as other:
+
+        def taken(held: ObjectStore, tasks: Sequence[RewriteTask]) -> Any:
+            break_lease(store, paths, "maintenance", clock=model.clock, sleep=lambda _: None)
+            other.enter_context(lease(store, paths, "gc", LeaseOptions(clock=model.clock)))
+            return rewrite_here(held, tasks)
+
+        outcome = window(model, run=taken)
+        assert (outcome.end, outcome.started) == (WindowEnd.KEPT, True)
+        assert model.log[-1] == "Running"
+    expect_running(model, before)
 
 
 # ---- the API fails -------------------------------------------------------------------------------

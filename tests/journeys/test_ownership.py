@@ -23,17 +23,21 @@ from arroyo_dagster.state.metadata.ownership import Owned, read_ownership, write
 from arroyo_dagster.state.model.compaction import CompactionPolicy, CompactionSettings
 from arroyo_dagster.state.model.garbage import PlanKind, Retention
 from arroyo_dagster.state.model.ids import Epoch
-from arroyo_dagster.state.model.layout import mark_path
+from arroyo_dagster.state.model.layout import Layout, mark_path
 from arroyo_dagster.state.operations.catalog.leases import break_lease
 from arroyo_dagster.state.operations.compaction.job import run_compaction
-from arroyo_dagster.state.operations.gc.execute import run_gc
-from arroyo_dagster.state.operations.gc.pins import pin_epoch
+from arroyo_dagster.state.operations.gc.execute import GcOptions, run_gc
+from arroyo_dagster.state.operations.gc.pins import pin_epoch, unpin_epochs
 from arroyo_dagster.state.operations.gc.plan import GcRequest
+from arroyo_dagster.state.operations.gc.quarantine import list_quarantines, purge
+from arroyo_dagster.state.operations.gc.undelete import run_undelete
 from arroyo_dagster.state.operations.restore.rollback import plan_rollback, run_rollback
 from arroyo_dagster.state.operations.verify.job import verify_job
 from arroyo_dagster.state.planning.ownership import EVERYTHING, Mark, Ownership, parse_ownership
 from arroyo_dagster.state.storage import MemoryStore, configure
 from arroyo_dagster.state.storage.store import ObjectStore
+from tests.arroyo_jobs import EVENTS, SECOND, ArroyoJob, table_rows, window_config
+from tests.arroyo_server import ModelArroyo, arroyo
 from tests.jobs import listing, run_word_job, word_job
 
 JOB: dict[str, Any] = {
@@ -56,7 +60,10 @@ LIBRARY: dict[str, Door] = {
     "expire": lambda store: run_gc(store, PATHS, EXPIRE),
     "orphans": lambda store: run_gc(store, PATHS, GcRequest(kind=PlanKind.ORPHANS)),
     "pin": lambda store: pin_epoch(store, PATHS, Epoch(7)),
+    "unpin": lambda store: unpin_epochs(store, PATHS, [Epoch(7)]),
     "rollback": lambda store: run_rollback(store, plan_rollback(store, PATHS, 4)),
+    "undelete": lambda store: run_undelete(store, PATHS, quarantine_of(store)),
+    "purge": lambda store: purge(store, PATHS, yes=True),
     "lease break": lambda store: break_lease(store, PATHS, "maintenance", sleep=lambda _: None),
 }
 COMMANDS: dict[str, list[str]] = {
@@ -64,8 +71,16 @@ COMMANDS: dict[str, list[str]] = {
     "expire": ["gc", "run", "expire", KEY, "--keep", "2", "--yes"],
     "orphans": ["gc", "run", "orphans", KEY, "--yes"],
     "pin": ["pin", KEY, "7"],
+    "unpin": ["unpin", KEY, "7"],
     "rollback": ["rollback", KEY, "4", "--yes"],
+    "undelete": ["gc", "undelete", KEY, "QUARANTINE", "--yes"],
+    "purge": ["gc", "purge", KEY, "--yes"],
 }
+
+
+def quarantine_of(store: ObjectStore) -> str:
+    ((found, _),) = list_quarantines(store, PATHS)
+    return found.name
 
 
 @pytest.fixture(scope="module")
@@ -73,6 +88,8 @@ def written() -> MemoryStore:
     found = MemoryStore()
     for job in ("main", "ours"):
         run_word_job(found, **JOB, job=job, max_epochs=8)
+    earlier = GcRequest(kind=PlanKind.EXPIRE, retention=Retention(keep_epochs=6))
+    run_gc(found, PATHS, earlier, GcOptions(quarantine=True))
     return found
 
 
@@ -157,11 +174,47 @@ def test_commands_refuse_with_the_same_sentence(
     else:
         assert run(store, "ownership", "set", "words", "borrowed", "--yes").exit_code == 0
     before = listing(store)
+    quarantine = quarantine_of(store)
     for command in COMMANDS.values():
-        found = run(store, *command, *more)
+        words = [quarantine if word == "QUARANTINE" else word for word in command]
+        found = run(store, *words, *more)
         assert found.exit_code == 1, found.output
         assert SENTENCE.format("borrowed") in found.output
         assert listing(store) == before
+
+
+def test_commands_refuse_to_stop_or_change_a_marked_arroyo_job(tmp_path: Path) -> None:
+    store = MemoryStore(f"ownership-arroyo-{tmp_path.name}")
+    model = ModelArroyo(ArroyoJob(Layout.PROTOCOL, watermark_micros=30 * SECOND, store=store))
+    rows = table_rows(EVENTS, [["a", "b"], [1, 2], [20 * SECOND * 1000] * 2])
+    for _ in range(4):
+        model.job.write({("tumbling_1", window_config(EVENTS, ["k"], retention=600)): rows})
+    job, said = model.job.job, ("--assume", f"{model.job.job}=stopped")
+    rewrite = ("compact", "run", job, *said, "--policy", "full", "--quiet", "0", "--yes")
+    undo = ("compact", "undo", job, *said, "--yes")
+    set_mark = ("ownership", "set", "pl_x", "borrowed", "--yes")
+    clear = ("ownership", "clear", "pl_x", "--yes")
+
+    def refused(*words: str) -> None:
+        assert run(store, *set_mark).exit_code == 0
+        before = listing(store)
+        found = run(store, *words)
+        assert found.exit_code == 1, found.output
+        assert SENTENCE.format("borrowed") in found.output
+        assert listing(store) == before
+        assert run(store, *clear).exit_code == 0
+
+    try:
+        with arroyo(model) as server:
+            api = ("--arroyo-api", server.url)
+            refused("compact", "window", job, "--now", *api, "--yes")
+        assert (model.state, model.stop, model.log) == ("Running", "none", [])
+        refused(*rewrite)
+        assert run(store, *rewrite).exit_code == 0
+        refused(*undo)
+        assert "was restored" in run(store, *undo).output
+    finally:
+        configure(None)
 
 
 def test_marks_are_set_listed_and_cleared(store: MemoryStore) -> None:

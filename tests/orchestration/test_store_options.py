@@ -15,6 +15,7 @@ from arroyo_dagster.orchestration.component import ArroyoStateComponent
 from arroyo_dagster.orchestration.definitions import build_arroyo_definitions
 from arroyo_dagster.orchestration.directory import ArroyoDirectory
 from arroyo_dagster.orchestration.resources import ArroyoStateStore, SparkSessionResource
+from arroyo_dagster.orchestration.secrets import NamedSecrets
 from arroyo_dagster.state.storage import MemoryStore, open_store
 from arroyo_dagster.state.storage.remote import open as opening
 from arroyo_dagster.state.storage.remote.options import Patience, patience_of
@@ -174,11 +175,12 @@ def test_what_is_no_secret_is_not_refused() -> None:
         "config_kwargs": {"signature_version": "s3v4", "max_pool_connections": 5},
         "token": "anon",
     }
-    ArroyoStateStore(
+    store = ArroyoStateStore(
         checkpoint_url="abfss://state@account.dfs.core.windows.net/key",
         storage_options=options,
         arroyo_database="/var/lib/arroyo/state.sqlite",
-    ).get_resource_definition()
+    )
+    NamedSecrets.check_fields(store)
     conf = {
         "spark.hadoop.fs.s3a.aws.credentials.provider": "com.amazonaws.auth.ProfileProvider",
         "spark.io.encryption.keySizeBits": "256",
@@ -194,6 +196,55 @@ def test_a_refusal_names_the_variable_that_holds_the_value(monkeypatch: pytest.M
         ArroyoStateStore(
             checkpoint_url="memory://x", storage_options={"secret_access_key": CANARY}
         ).get_resource_definition()
+
+
+@pytest.mark.parametrize(
+    ("field", "close"),
+    [("storage_options", "region"), ("delete_options", "region"), ("catalogue_options", "region")],
+)
+def test_an_option_that_no_client_knows_is_found_when_definitions_load(
+    field: str, close: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(opening, "open_store", None)
+    options: dict[str, Any] = {"regoin": "here", "secret_access_key": dg.EnvVar("NOT_SET")}
+    store = ArroyoStateStore(
+        checkpoint_url="s3://bucket/key", catalogue_url="s3://other/key", **{field: options}
+    )
+    with pytest.raises(InputError, match="obstore has no such option: regoin") as refused:
+        build_arroyo_definitions(store).get_repository_def()
+    assert refused.value.facts["field"] == field
+    assert refused.value.next_step == f"did you mean {close}?"
+
+
+def test_the_component_names_an_unknown_option() -> None:
+    with create_defs_folder_sandbox() as sandbox:
+        folder = sandbox.scaffold_component(
+            component_cls=ArroyoStateComponent,
+            defs_yaml_contents={
+                "type": "arroyo_dagster.ArroyoStateComponent",
+                "attributes": {
+                    "checkpoint_url": "s3://bucket/key",
+                    "storage_options": {"client": "fsspec", "requester_pay": True},
+                },
+            },
+        )
+        with (
+            pytest.raises(Exception, match="sandbox") as refused,
+            sandbox.load_component_and_build_defs(defs_path=folder),
+        ):
+            pass
+    shown = "".join(traceback.format_exception(refused.value))
+    assert "fsspec has no such option: requester_pay [" in shown
+    assert "did you mean requester_pays?" in shown
+
+
+def test_what_a_variable_holds_is_not_known_when_definitions_load() -> None:
+    ArroyoStateStore(
+        checkpoint_url=dg.EnvVar("URL"), storage_options={"regoin": "x"}
+    ).get_resource_definition()
+    ArroyoStateStore(
+        checkpoint_url="s3://bucket", storage_options={"client": dg.EnvVar("C"), "regoin": "x"}
+    ).get_resource_definition()
 
 
 def test_fields_for_the_launchpad_hold_no_secret_either() -> None:

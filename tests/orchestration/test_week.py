@@ -4,10 +4,12 @@ that was not made to fail.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,7 +25,12 @@ from arroyo_dagster.orchestration.catalog.assets import build_catalogue
 from arroyo_dagster.orchestration.catalog.checks import FILES_EXIST, RESTORABLE, kept_verdict
 from arroyo_dagster.orchestration.compaction.assets import CompactionConfig, build_compacted_state
 from arroyo_dagster.orchestration.directory import ArroyoDirectory
-from arroyo_dagster.orchestration.gc.assets import GcConfig, build_collection, build_gc_journal
+from arroyo_dagster.orchestration.gc.assets import (
+    GcConfig,
+    OrphansConfig,
+    build_collection,
+    build_gc_journal,
+)
 from arroyo_dagster.orchestration.job_pool import JobContext, JobLog, JobPool, Tools
 from arroyo_dagster.orchestration.maintenance import (
     MaintenanceAssets,
@@ -40,6 +47,8 @@ from arroyo_dagster.state.model.garbage import PlanKind, Retention
 from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.leases import EXPIRED_SECONDS
+from arroyo_dagster.state.model.maintenance_window import WindowEnd
+from arroyo_dagster.state.model.objects import ObjectKind, object_name
 from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
 from arroyo_dagster.state.operations.catalog.jobs import list_jobs
 from arroyo_dagster.state.operations.compaction.job import CompactionOptions, run_compaction
@@ -50,8 +59,10 @@ from arroyo_dagster.state.operations.verify.job import verify_job
 from arroyo_dagster.state.runtime.in_process import LocalRun
 from arroyo_dagster.state.storage import MemoryStore
 from arroyo_dagster.state.storage.wrappers import WriteProtected
+from tests.arroyo_server import arroyo
 from tests.jobs import listing, word_job
-from tests.orchestration.week import HOUR, Process, World, simulated, store_of
+from tests.orchestration.week import HOUR, SECOND, Process, World, simulated, store_of
+from tests.orchestration.week_arroyo import WindowedJob, running_job
 
 JOB: dict[str, Any] = {
     "rows_per_epoch": 2,
@@ -67,7 +78,12 @@ OPTIONS = MaintenanceOptions(
     min_backlog=8,
     compaction=CompactionConfig(policy="full", wait_seconds=0.0),
     gc=GcConfig(keep_epochs=KEEP, dry_run=False),
+    orphans=OrphansConfig(older_than_days=1 / 24, dry_run=False),
 )
+KINDS = ("compaction", "gc", "orphans")
+FIRST_EPOCHS = 4
+ORPHANED_EVERY = 3
+"""Of every third epoch there is a file of an attempt that was never published."""
 
 
 def kinds() -> dict[str, tuple[BatchKind, Any]]:
@@ -82,7 +98,7 @@ def kinds() -> dict[str, tuple[BatchKind, Any]]:
         journal=build_gc_journal(NAMING),
     )
     found = build_batches(NAMING, OPTIONS, assets)
-    return {name: (found[name].kind, found[name].settings) for name in ("compaction", "gc")}
+    return {name: (found[name].kind, found[name].settings) for name in KINDS}
 
 
 class Resource:
@@ -134,6 +150,8 @@ class Fleet:
     Attributes:
         ends: how many jobs of all runs ended how.
         failures: of runs that were not killed.
+        orphans: files that nothing references, and never will.
+        windows: Arroyo jobs that windows stop and start.
     """
 
     world: World
@@ -143,23 +161,43 @@ class Fleet:
     ends: Counter[str]
     failures: list[str]
     events: list[str]
+    orphans: set[StatePath] = field(default_factory=set)
+    windows: list[WindowedJob] = field(default_factory=list)
 
     def write(self, paths: JobPaths, epoch: int) -> None:
         """Let a job write one more epoch."""
         for path, data in self.epochs[paths][epoch].items():
             self.store.put(path, data)
+            if epoch % ORPHANED_EVERY == 0 and object_name(paths, path).kind is ObjectKind.DATA:
+                orphan = StatePath(f"{path[:-1]}{'0' if path[-1] != '0' else '1'}")
+                self.store.put(orphan, data)
+                self.orphans.add(orphan)
 
     def batch(self, kind: BatchKind, settings: Any, keys: Sequence[str]) -> Any:
-        """What a run of Dagster does, in a process of the simulation."""
+        """What a batch of Dagster does, in a process of the simulation: first without a wait."""
+        return self._run(kind, settings, keys, waits=(0.0, None))
 
+    def single(self, kind: BatchKind, settings: Any, key: str) -> Any:
+        """What the run of one partition does, for example of a backfill."""
+        return self._run(kind, settings, [key], waits=(None,))
+
+    def _run(
+        self,
+        kind: BatchKind,
+        settings: Any,
+        keys: Sequence[str],
+        *,
+        waits: Sequence[float | None],
+    ) -> Any:
         def work(process: Process) -> None:
             store: Any = Resource(store_of(process, self.store), self.catalogue)
             context: Any = SimpleNamespace(run=SimpleNamespace(run_id=process.name))
             config = SimpleNamespace(settings=settings, budget_minutes=10**6, parallel_jobs=1)
             tools = Tools(store, Runner(), ArroyoDirectory())
             pool = JobPool(kind.events, context, config, tools)
-            waiting = self._served(pool, context, keys, 0.0)
-            left = self._served(pool, context, waiting, None)
+            left = keys
+            for wait in waits:
+                left = self._served(pool, context, left, wait)
             self.ends["skipped"] += len(left)
             while not pool._lines.empty():
                 self.events.append(pool._lines.get()[1])
@@ -222,27 +260,44 @@ class Fleet:
         return work
 
 
-def built(jobs: int, epochs: int, seed: int) -> Fleet:
+def hours_of_epochs(number: int, hours: int, every_hours: int) -> list[int]:
+    """In which hours a job writes an epoch."""
+    later = [hour for hour in range(1, hours) if (hour + number) % every_hours == 0]
+    return [*[0] * FIRST_EPOCHS, *later]
+
+
+def built(jobs: int, hours: int, every_hours: int, seed: int) -> Fleet:
     """A fleet of running jobs; what each epoch adds is written beforehand."""
+    world = World(seed, time.time_ns() // 1000)
     found: dict[JobPaths, list[dict[StatePath, bytes]]] = {}
     for number in range(jobs):
+        written = hours_of_epochs(number, hours, every_hours)
+        times = [world.now_micros + hour * HOUR + at * SECOND for at, hour in enumerate(written)]
         store = MemoryStore()
-        job = word_job(store, rows=2 * epochs + 8, job=f"job{number}", **JOB)
+        job = word_job(store, rows=2 * len(written) + 8, job=f"job{number}", **JOB)
         run, before = LocalRun.start(job, store), dict[StatePath, str | None]()
         steps = found[job.paths] = []
-        for _ in range(epochs):
-            run.step()
-            now = listing(store)
-            steps.append({path: store.read(path) for path in now if now[path] != before.get(path)})
-            before = now
-    world = World(seed, time.time_ns() // 1000)
+        for micros in times:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(time, "time_ns", functools.partial(int, micros * 1000))
+                run.step()
+            after = listing(store)
+            changed = [path for path in after if after[path] != before.get(path)]
+            steps.append({path: store.read(path) for path in changed})
+            before = after
     store = MemoryStore(clock=world.clock)
     return Fleet(world, store, MemoryStore(), found, Counter(), [], [])
 
 
 def simulate(fleet: Fleet, hours: int, *, every_hours: int, kills: float) -> None:
-    """In each hour start all schedules of two Dagsters at the same minute, commands and checks."""
+    """In each hour start all schedules of two Dagsters at the same minute, commands, checks and
+    windows; in every so many hours a backfill of each job, too.
+    """
     world, chance = fleet.world, fleet.world.chance
+
+    def fate(most_calls: int) -> int | None:
+        return chance.randrange(1, most_calls) if chance.random() < kills else None
+
     batches, jobs = kinds(), list(fleet.epochs)
     epoch = dict.fromkeys(jobs, 0)
     running: dict[tuple[str, str], Process] = {}
@@ -250,8 +305,7 @@ def simulate(fleet: Fleet, hours: int, *, every_hours: int, kills: float) -> Non
     resource: Any = Resource(fleet.store, fleet.catalogue)
     for hour in range(hours):
         for number, paths in enumerate(jobs):
-            due = 4 if hour == 0 else int((hour + number) % every_hours == 0)
-            for _ in range(min(due, len(fleet.epochs[paths]) - epoch[paths])):
+            for _ in range(hours_of_epochs(number, hours, every_hours).count(hour)):
                 fleet.write(paths, epoch[paths])
                 epoch[paths] += 1
         for name, (kind, settings) in batches.items():
@@ -263,18 +317,29 @@ def simulate(fleet: Fleet, hours: int, *, every_hours: int, kills: float) -> Non
                 keys = decide(kind, asked, backlog, set(backlog))
                 if isinstance(keys, str):
                     continue
-                dies_at = chance.randrange(1, 400) if chance.random() < kills else None
                 work = fleet.batch(kind, settings, keys)
                 title = f"{dagster}-{name}-{hour}"
-                running[dagster, name] = world.start(title, work, dies_at=dies_at)
+                running[dagster, name] = world.start(title, work, dies_at=fate(400))
+            if hour % every_hours == 0:
+                for key in backlog:
+                    work = fleet.single(kind, settings, key)
+                    world.start(f"backfill-{name}-{hour}-{key}", work, dies_at=fate(100))
         for number, paths in enumerate(chance.sample(jobs, max(1, len(jobs) // 10))):
-            dies_at = chance.randrange(1, 60) if chance.random() < kills else None
             work = fleet.command(paths, compact=number % 2 == 0)
-            world.start(f"command-{hour}-{number}", work, dies_at=dies_at)
+            world.start(f"command-{hour}-{number}", work, dies_at=fate(60))
+        for job in fleet.windows:
+            job.write()
+            for dagster in ("first", "second"):
+                title = f"{dagster}-window-{hour}-{job.model.job.job}"
+                world.start(title, job.window, dies_at=fate(120))
         world.start(f"checks-{hour}", fleet.checks(chance.sample(jobs, max(1, len(jobs) // 5))))
         world.run_until(start + (hour + 1) * HOUR)
+    for job in fleet.windows:  # what a killed one left stopped is started by the next
+        world.start(f"last-window-{job.model.job.job}", job.window)
     world.run_until(start + (hours + 2) * HOUR)
     assert not world.busy
+    for job in fleet.windows:
+        job.check()
     for process in world.processes:
         if process.error is not None:
             fleet.failures.append(f"{process.name}: {process.error!r}")
@@ -290,17 +355,26 @@ def simulate(fleet: Fleet, hours: int, *, every_hours: int, kills: float) -> Non
 def test_in_a_week_of_collisions_nothing_fails_that_was_not_killed(
     jobs: int, hours: int, every_hours: int, seed: int
 ) -> None:
-    fleet = built(jobs, 4 + hours // every_hours, seed)
+    fleet = built(jobs, hours, every_hours, seed)
     WORLD[:] = [fleet.world]
-    with simulated(fleet.world):
+    with contextlib.ExitStack() as servers, simulated(fleet.world):
+        for number in range(max(1, jobs // 25)):
+            model = running_job(fleet.world, f"arroyo{number}")
+            url = servers.enter_context(arroyo(model)).url
+            fleet.windows.append(WindowedJob(model, url, fleet.ends, fleet.failures))
         simulate(fleet, hours, every_hours=every_hours, kills=0.15)
+    print(f"{dict(fleet.ends)}, {sum(one.killed for one in fleet.world.processes)} killed")
     assert fleet.failures == []
     assert fleet.ends["done"] > hours
     assert fleet.ends["done by command"]
     assert fleet.ends["checked"] == hours
+    assert fleet.ends[f"window {WindowEnd.REWRITTEN.value}"] >= hours // 2
     killed = [process for process in fleet.world.processes if process.killed]
     assert killed
     assert any("took over the lease of" in line for line in fleet.events) or jobs < 100
+    # Those of the last hours are younger than the grace period.
+    left = [path for path in fleet.orphans if fleet.store.head(path) is not None]
+    assert len(left) < len(fleet.orphans) / 2
     for paths in fleet.epochs:
         verdict = verify_job(fleet.store, paths, level=2).verdict
         assert verdict.passed, verdict.errors

@@ -97,7 +97,8 @@ def plan(job: str, url: str | None, as_json: bool, **given: Any) -> None:
     if is_arroyo_job(store, paths):
         print_rewrite(_plan_rewrite(store, paths, given), yes=False, as_json=as_json, in_full=True)
         return
-    found = plan_compaction(store, paths, _settings(given))
+    with show_progress(as_json=as_json) as on_progress:
+        found = plan_compaction(store, paths, _settings(given), on_progress=on_progress)
     if as_json:
         print_json(plan_to_json(found))
         return
@@ -269,7 +270,8 @@ def run(
                     )
                     outcomes.append(_compact(store, paths, settings, chosen, spark=spark))
             else:
-                plan = plan_compaction(store, paths, settings)
+                with show_progress(as_json=as_json, name=paths.root) as on_progress:
+                    plan = plan_compaction(store, paths, settings, on_progress=on_progress)
                 outcomes.append(CompactionOutcome.of_plan(plan))
         except ArroyoStateError as error:
             problems.append(error)

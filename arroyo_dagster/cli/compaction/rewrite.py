@@ -18,6 +18,7 @@ from arroyo_dagster.spark.settings import SparkSettings
 from arroyo_dagster.state.codec.plans import plan_to_json
 from arroyo_dagster.state.model.compaction import Forecast, LeftOut
 from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.model.leases import LeaseSettings
 from arroyo_dagster.state.model.progress import OnProgress, Progress, ProgressUnit
 from arroyo_dagster.state.model.rewrite import (
     QuietSettings,
@@ -32,6 +33,7 @@ from arroyo_dagster.state.operations.compaction.rewrite import (
     rewrite_here,
 )
 from arroyo_dagster.state.operations.compaction.rewrite_undo import (
+    UndoOptions,
     UndoOutcome,
     plan_undo,
     run_undo,
@@ -202,6 +204,7 @@ def format_rewrite(outcome: RewriteOutcome, *, yes: bool, started: bool = False)
 )
 @directory_options
 @token_option
+@settings_options(LeaseSettings)
 @ownership_option
 @store_options
 def undo(
@@ -211,6 +214,7 @@ def undo(
     database: str | None,
     assume: tuple[str, ...],
     token: str | None,
+    lease_wait_seconds: float,
     url: str | None,
     as_json: bool,
 ) -> None:
@@ -226,7 +230,7 @@ def undo(
     paths = find_job(store, job)
     directory = directory_of(api, database, assume, token)
     outcome = (
-        run_undo(store, paths, directory)
+        run_undo(store, paths, directory, UndoOptions(lease_wait_seconds=lease_wait_seconds))
         if yes
         else UndoOutcome.of_plan(plan_undo(store, paths, directory))
     )

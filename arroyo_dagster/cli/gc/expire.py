@@ -5,10 +5,11 @@ from __future__ import annotations
 import click
 
 from arroyo_dagster.cli.common import main, open_to_read, open_url, ownership_option, store_options
-from arroyo_dagster.cli.rendering import print_json, show_progress
-from arroyo_dagster.cli.settings import setting_option
+from arroyo_dagster.cli.rendering import print_json, print_lease_event, show_progress
+from arroyo_dagster.cli.settings import setting_option, settings_options
 from arroyo_dagster.state.codec.gc import gc_plan_to_json
 from arroyo_dagster.state.model.garbage import Retention
+from arroyo_dagster.state.model.leases import LeaseSettings
 from arroyo_dagster.state.model.units import format_bytes
 from arroyo_dagster.state.operations.catalog.jobs import find_job
 from arroyo_dagster.state.operations.gc.execute import GcOptions, GcOutcome, run_gc
@@ -20,9 +21,17 @@ from arroyo_dagster.state.operations.gc.plan import plan_gc
 @click.argument("job")
 @setting_option(Retention, "keep_epochs", required=True)
 @click.option("--yes", is_flag=True, help="Delete. Without it, print the plan only.")
+@settings_options(LeaseSettings)
 @ownership_option
 @store_options
-def expire(job: str, keep_epochs: int, yes: bool, url: str | None, as_json: bool) -> None:
+def expire(
+    job: str,
+    keep_epochs: int,
+    yes: bool,
+    lease_wait_seconds: float,
+    url: str | None,
+    as_json: bool,
+) -> None:
     """Delete the oldest epochs of a managed job, and the files that only they list.
 
     Dry run unless --yes is given.
@@ -36,7 +45,12 @@ def expire(job: str, keep_epochs: int, yes: bool, url: str | None, as_json: bool
     request = to_keep(keep_epochs)
     with show_progress(as_json=as_json) as on_progress:
         if yes:
-            outcome = run_gc(store, paths, request, GcOptions(on_progress=on_progress))
+            options = GcOptions(
+                lease_wait_seconds=lease_wait_seconds,
+                on_lease=print_lease_event(paths),
+                on_progress=on_progress,
+            )
+            outcome = run_gc(store, paths, request, options)
         else:
             plan = plan_gc(store, paths, request, on_progress=on_progress)
             outcome = GcOutcome.of_plan(plan)

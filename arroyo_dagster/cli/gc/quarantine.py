@@ -7,15 +7,27 @@ from collections.abc import Sequence
 
 import click
 
-from arroyo_dagster.cli.common import open_to_read, open_url, ownership_option, store_options
+from arroyo_dagster.cli.common import (
+    leased,
+    open_to_read,
+    open_url,
+    ownership_option,
+    store_options,
+)
 from arroyo_dagster.cli.gc.group import gc
 from arroyo_dagster.cli.gc.options import find_any_job, wait_for_deletions
 from arroyo_dagster.cli.gc.rendering import (
     format_undelete,
     moved_json,
 )
-from arroyo_dagster.cli.rendering import clock, print_json, print_table, show_progress
-from arroyo_dagster.cli.settings import Duration, format_duration
+from arroyo_dagster.cli.rendering import (
+    clock,
+    print_json,
+    print_lease_event,
+    print_table,
+    show_progress,
+)
+from arroyo_dagster.cli.settings import Duration, format_duration, settings_options
 from arroyo_dagster.cli.spark import session_of, spark_options
 from arroyo_dagster.spark.settings import SparkSettings
 from arroyo_dagster.state.model.garbage import (
@@ -23,6 +35,7 @@ from arroyo_dagster.state.model.garbage import (
     Moved,
 )
 from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.model.leases import LeaseSettings
 from arroyo_dagster.state.operations.gc.quarantine import list_quarantines, purge
 from arroyo_dagster.state.operations.gc.undelete import UndeleteOptions, plan_undelete, run_undelete
 from arroyo_dagster.state.storage.store import ObjectStore
@@ -36,6 +49,7 @@ _PURGE = dt.timedelta(microseconds=PURGE_MICROS)
 @click.option(
     "--yes", is_flag=True, help="Restore the objects. Without it, print what would be restored."
 )
+@settings_options(LeaseSettings)
 @ownership_option
 @spark_options("Compare and copy objects on Spark if they are many or large.")
 @store_options
@@ -43,6 +57,7 @@ def undelete_command(
     job: str,
     quarantine: str | None,
     yes: bool,
+    lease_wait_seconds: float,
     spark: SparkSettings | None,
     url: str | None,
     as_json: bool,
@@ -77,7 +92,12 @@ def undelete_command(
     moved: Sequence[Moved] = plan.objects
     if yes:
         with show_progress(as_json=as_json) as on_progress:
-            options = UndeleteOptions(sleep=wait_for_deletions, on_progress=on_progress)
+            options = UndeleteOptions(
+                sleep=wait_for_deletions,
+                on_progress=on_progress,
+                lease_wait_seconds=lease_wait_seconds,
+                on_lease=print_lease_event(paths),
+            )
             moved = _restored(store, paths, quarantine, options, spark)
     if as_json:
         fields = {"quarantines": plan.quarantines, "incomplete_epochs": plan.incomplete}
@@ -114,10 +134,16 @@ def _restored(
 @click.option(
     "--yes", is_flag=True, help="Delete the quarantines. Without it, print what would be deleted."
 )
+@settings_options(LeaseSettings)
 @ownership_option
 @store_options
 def purge_command(
-    job: str, older_than: dt.timedelta, yes: bool, url: str | None, as_json: bool
+    job: str,
+    older_than: dt.timedelta,
+    yes: bool,
+    lease_wait_seconds: float,
+    url: str | None,
+    as_json: bool,
 ) -> None:
     """Permanently delete what has been in quarantine for long enough.
 
@@ -127,9 +153,15 @@ def purge_command(
     """
     store = open_url(url) if yes else open_to_read(url)
     paths = find_any_job(store, job)
-    gone = purge(
-        store, paths, older_than_micros=older_than // dt.timedelta(microseconds=1), yes=yes
-    )
+    micros = older_than // dt.timedelta(microseconds=1)
+    if yes:
+        with (
+            show_progress(as_json=as_json) as on_progress,
+            leased(store, paths, "arroyo-state gc purge", lease_wait_seconds) as held,
+        ):
+            gone = purge(held, paths, older_than_micros=micros, yes=True, on_progress=on_progress)
+    else:
+        gone = purge(store, paths, older_than_micros=micros)
     if as_json:
         print_json({"done": yes, "quarantines": [one.name for one in gone]})
         return

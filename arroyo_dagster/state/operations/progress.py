@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import TypeVar
 
+from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.model.progress import OnProgress, Progress, ProgressUnit, no_progress
+from arroyo_dagster.state.storage.store import ObjectStore
+from arroyo_dagster.state.storage.wrappers import Wrapper
 
 SILENT_SECONDS = 3.0
+
+_T = TypeVar("_T")
 
 
 def timed(report: OnProgress, clock: Callable[[], float] = time.monotonic) -> OnProgress:
@@ -39,6 +45,29 @@ def counter(
             report_timed(Progress(step=step, done=done, total=total, unit=unit))
 
     return count
+
+
+class CountedReads(Wrapper):
+    """A store that reports how many of some files have been opened, each of them once.
+
+    Args:
+        step: as of `Progress`.
+    """
+
+    def __init__(
+        self, store: ObjectStore, paths: Collection[StatePath], report: OnProgress, step: str
+    ) -> None:
+        super().__init__(store)
+        self._left = set(paths)
+        self._count = counter(report, step, len(self._left), ProgressUnit.FILES)
+
+    def _call(self, verb: str, path: str, action: Callable[[], _T], data: bytes = b"") -> _T:
+        with self._lock:
+            first = path in self._left
+            self._left.discard(StatePath(path))
+        if first:
+            self._count()
+        return action()
 
 
 @contextmanager

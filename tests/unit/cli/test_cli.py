@@ -523,3 +523,14 @@ def test_arroyos_own_jobs_cannot_be_stopped_through_their_state() -> None:
     store.put(StatePath("old/checkpoints/checkpoint-0000001/operator-x/table-t-000"), b"")
     error = failure("stop", "old", url=store.url)
     assert "Arroyo job" in error["message"]
+
+
+def test_directories_with_names_that_no_store_can_write_are_named(tmp_path: Path) -> None:
+    run_word_job(open_store(str(tmp_path)), rows=8, sinks=0)
+    for name in ("a*b", "line\nbreak", "words/c?d"):
+        (tmp_path / name / "epochs").mkdir(parents=True)
+    found = CliRunner().invoke(cli.main, ["jobs", "--url", str(tmp_path)])
+    assert (found.exit_code, "main" in found.stdout) == (0, True)
+    (line,) = found.stderr.splitlines()
+    assert line.startswith("warning: no store can write these names")
+    assert line.endswith("'a*b', 'line\\nbreak', 'words/c?d'")

@@ -20,6 +20,9 @@ NEVER = {"dagster", "pyspark", "py4j", "pandas", "polars"}
 CLIENTS = {"obstore", "fsspec", "s3fs", "botocore", "tenacity", "aiohttp"}
 ASKING = {"http.client", "sqlite3", "psycopg", "ssl", "pendulum", "asyncio"}
 ARROW = {"pyarrow", "numpy"}
+WITHOUT_STORES = ASKING - {"ssl"}
+METADATA = {"importlib.metadata", "email.message", "tomllib", "zipfile", "csv"}
+"""What `importlib.metadata` loads, and what only a configuration file needs."""
 PROTOBUF = {"google.protobuf"}
 WRITING = {
     "pyarrow.compute",
@@ -63,12 +66,30 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.mark.parametrize(
     ("command", "banned"),
     [
-        (["jobs"], NEVER | CLIENTS | ASKING | ARROW | WRITING),
-        (["epochs", "main"], NEVER | CLIENTS | ASKING | ARROW | WRITING),
-        (["pins", "main"], NEVER | CLIENTS | ASKING | ARROW),
-        (["gc", "journal", "main"], NEVER | CLIENTS | ASKING | ARROW),
+        (["jobs"], NEVER | CLIENTS | ASKING | ARROW | WRITING | METADATA),
+        (["epochs", "main"], NEVER | CLIENTS | ASKING | ARROW | WRITING | METADATA),
+        (["pins", "main"], NEVER | CLIENTS | ASKING | ARROW | METADATA),
+        (["leases", "main"], NEVER | CLIENTS | ASKING | ARROW | METADATA),
+        (["ownership", "list"], NEVER | CLIENTS | ASKING | ARROW | METADATA),
+        (["gc", "journal", "main"], NEVER | CLIENTS | ASKING | ARROW | METADATA),
+        (["gc", "purge", "main"], NEVER | CLIENTS | ASKING | ARROW | METADATA),
+        (["gc", "undelete", "main"], NEVER | CLIENTS | ASKING | ARROW | METADATA),
         # `pyarrow.parquet` loads ssl itself.
-        (["show", "main"], NEVER | CLIENTS | WRITING | (ASKING - {"ssl"})),
+        (["show", "main"], NEVER | CLIENTS | WRITING | METADATA | WITHOUT_STORES),
+        (["rows", "main", "count", "counts"], NEVER | CLIENTS | METADATA | WITHOUT_STORES),
+        (["verify", "main"], NEVER | CLIENTS | METADATA | WITHOUT_STORES),
+        (["health"], NEVER | CLIENTS | METADATA | WITHOUT_STORES),
+        (["audit"], NEVER | CLIENTS | METADATA | WITHOUT_STORES),
+        (["fleet", "abandoned"], NEVER | CLIENTS | METADATA | WITHOUT_STORES),
+        (["fleet", "cost"], NEVER | CLIENTS | METADATA | WITHOUT_STORES),
+        (["fleet", "meet", "--most-files", "99"], NEVER | CLIENTS | METADATA | WITHOUT_STORES),
+        (["compact", "forecast"], NEVER | CLIENTS | METADATA | WITHOUT_STORES),
+        (["compact", "plan", "main"], NEVER | CLIENTS | METADATA | WITHOUT_STORES),
+        (["compact", "run", "main"], NEVER | CLIENTS | METADATA | WITHOUT_STORES),
+        (["rollback", "main", "1"], NEVER | CLIENTS | METADATA | WITHOUT_STORES),
+        (["expire", "main", "--keep", "9"], NEVER | CLIENTS | METADATA | WITHOUT_STORES),
+        (["gc", "plan", "expire", "main", "--keep", "9"], NEVER | CLIENTS | METADATA),
+        (["gc", "explain", "words/main/"], NEVER | CLIENTS | METADATA | WITHOUT_STORES),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

@@ -68,8 +68,14 @@ _T = TypeVar("_T")
 # ---- jobs ----------------------------------------------------------------------------------------
 
 
-def list_jobs(store: ObjectStore) -> list[JobPaths]:
+def list_jobs(
+    store: ObjectStore, on_unlisted: Callable[[Sequence[str]], None] = lambda paths: None
+) -> list[JobPaths]:
     """Return the jobs below the URL of a store, in both layouts, ordered by path.
+
+    Args:
+        on_unlisted: called with the directories that may be of jobs and are left out, because no
+            store can write their names, if there are any.
 
     Raises:
         NotFoundError: the root does not exist.
@@ -78,6 +84,11 @@ def list_jobs(store: ObjectStore) -> list[JobPaths]:
     known = list_levels(store)
     jobs = jobs_in(known)
     check_root(known, jobs, store.url)
+    left_out = [
+        f"{path}/{name}".lstrip("/") for path, level in known.items() for name in level.unusable
+    ]
+    if left_out:
+        on_unlisted(sorted(left_out))
     return jobs
 
 
@@ -101,7 +112,7 @@ def list_level(store: ObjectStore, path: str) -> Level:
     objects = {info.path.name for info in listing.objects}
     foreign = {below.name for below in listing.prefixes if isinstance(below, StoredName)}
     directories = {below.name for below in listing.prefixes if not isinstance(below, StoredName)}
-    return Level(frozenset(objects | foreign), frozenset(directories))
+    return Level(frozenset(objects | foreign), frozenset(directories), frozenset(foreign))
 
 
 def find_job(store: ObjectStore, name: str) -> JobPaths:
@@ -159,13 +170,18 @@ class JobSummary:
         return None if self.newest is None else job_watermark_micros(self.newest)
 
 
-def summarise_jobs(store: ObjectStore, on_progress: OnProgress = no_progress) -> list[JobSummary]:
+def summarise_jobs(
+    store: ObjectStore,
+    on_progress: OnProgress = no_progress,
+    on_unlisted: Callable[[Sequence[str]], None] = lambda paths: None,
+) -> list[JobSummary]:
     """Summarise every job below the URL by its newest epoch. Errors as `list_jobs`.
 
     Args:
         on_progress: called after each job, by any thread, by one at a time.
+        on_unlisted: as of `list_jobs`.
     """
-    jobs = list_jobs(store)
+    jobs = list_jobs(store, on_unlisted)
     count = counter(on_progress, "read jobs", len(jobs), ProgressUnit.JOBS)
 
     def summarise(paths: JobPaths) -> JobSummary:

@@ -31,6 +31,7 @@ from arroyo_dagster.state.model.ids import (
 from arroyo_dagster.state.model.layout import (
     JobPaths,
 )
+from arroyo_dagster.state.model.progress import OnProgress, no_progress
 from arroyo_dagster.state.model.tables import (
     ExpiringTimeKeyConfig,
     GlobalKeyedFiles,
@@ -39,6 +40,7 @@ from arroyo_dagster.state.model.tables import (
     TableKind,
 )
 from arroyo_dagster.state.model.types import Primitive
+from arroyo_dagster.state.operations.progress import CountedReads
 from arroyo_dagster.state.planning.privacy import (
     NOTHING_PRIVATE,
     UNKNOWN_BYTES,
@@ -250,6 +252,7 @@ class ReadOptions:
             in this process, see `register_table`.
         private: the columns whose values are masked. If there are any, bytes of unknown type are
             masked, too, and problems name no value.
+        on_progress: called after each file that is opened, by any thread, by one at a time.
     """
 
     epoch: int | None = None
@@ -257,6 +260,7 @@ class ReadOptions:
     history: bool = False
     catalogue: Catalogue | None = None
     private: PrivateColumns = NOTHING_PRIVATE
+    on_progress: OnProgress = no_progress
 
 
 def read_rows(
@@ -296,6 +300,8 @@ def read_rows(
     found, config, files = find_table(checkpoint, operator, table)
     from arroyo_dagster.state.tables.restoring import restored_rows
 
+    if chosen.on_progress is not no_progress:
+        store = CountedReads(store, files.paths, chosen.on_progress, "opened files")
     catalogue, limit = chosen.catalogue or default_catalogue(), chosen.limit
     mask = chosen.private.table(paths, found.operator, config.table)
     try:

@@ -16,8 +16,10 @@ from arroyo_dagster.state.model.compaction import (
 )
 from arroyo_dagster.state.model.ids import Epoch, StatePath
 from arroyo_dagster.state.model.layout import JobPaths, Layout
+from arroyo_dagster.state.model.progress import OnProgress, no_progress
 from arroyo_dagster.state.operations.catalog.jobs import newest_generation
 from arroyo_dagster.state.operations.compaction.forecasts import forecast_merges
+from arroyo_dagster.state.operations.progress import CountedReads
 from arroyo_dagster.state.operations.slowdown import last_slowdown
 from arroyo_dagster.state.planning.compaction.apply import apply_merges
 from arroyo_dagster.state.planning.compaction.plan import backlog, plan_merges
@@ -68,17 +70,19 @@ def plan_compaction(
     settings: CompactionSettings | None = None,
     *,
     sampled: bool = False,
+    on_progress: OnProgress = no_progress,
 ) -> CompactionPlan:
     """Plan the compaction of a job's newest epoch. Writes nothing: this is the dry run.
 
     Args:
         sampled: merge some of the files in memory to forecast the number of bytes afterwards.
+        on_progress: called after each file whose size was read, by any thread, by one at a time.
 
     Raises:
         NotFoundError: the job has no checkpoint.
         FormatError: a file that the checkpoint lists is missing.
     """
-    facts = compaction_facts(store, paths)
+    facts = compaction_facts(store, paths, on_progress)
     return make_plan(store, paths, facts, settings or CompactionSettings(), sampled=sampled)
 
 
@@ -134,7 +138,9 @@ def merge_tasks(
     ]
 
 
-def compaction_facts(store: ObjectStore, paths: JobPaths) -> CompactionFacts:
+def compaction_facts(
+    store: ObjectStore, paths: JobPaths, on_progress: OnProgress = no_progress
+) -> CompactionFacts:
     """Read the facts that a plan needs.
 
     Where files are missing because the job went on and the epoch expired meanwhile, the newest
@@ -146,11 +152,11 @@ def compaction_facts(store: ObjectStore, paths: JobPaths) -> CompactionFacts:
     for _ in range(_ATTEMPTS - 1):
         newest = newest_epoch(store, paths)
         try:
-            return _facts(store, paths)
+            return _facts(store, paths, on_progress)
         except (FormatError, NotFoundError):
             if newest_epoch(store, paths) == newest:
                 raise
-    return _facts(store, paths)
+    return _facts(store, paths, on_progress)
 
 
 def newest_epoch(store: ObjectStore, paths: JobPaths) -> Epoch | None:
@@ -158,13 +164,14 @@ def newest_epoch(store: ObjectStore, paths: JobPaths) -> Epoch | None:
     return max(ParquetBackend(store, paths).epochs(), default=None)
 
 
-def _facts(store: ObjectStore, paths: JobPaths) -> CompactionFacts:
+def _facts(store: ObjectStore, paths: JobPaths, on_progress: OnProgress) -> CompactionFacts:
     backend = ParquetBackend(store, paths)
     pending = [(p, r) for p, r in backend.compaction_records().items() if r is not None]
     checkpoint = backend.load()
     outputs = (path for _, r in pending for merged in r.merged for path in merged.output_paths)
     listed = list(dict.fromkeys((*checkpoint.paths, *outputs)))
-    found = concurrently(store.head, listed)
+    counted = CountedReads(store, listed, on_progress, "read file sizes")
+    found = concurrently(counted.head, listed)
     sizes = {info.path: info.size_bytes for info in found if info is not None}
     stamps = {info.path: stamp for info in found if info is not None and (stamp := _stamp(info))}
     missing = [path for path in dict.fromkeys(checkpoint.paths) if path not in sizes]

@@ -39,12 +39,14 @@ from arroyo_dagster.state.model.objects import (
     StoredObject,
     object_name,
 )
+from arroyo_dagster.state.model.progress import OnProgress, no_progress
 from arroyo_dagster.state.operations.engines import HERE, ItemRunner
 from arroyo_dagster.state.operations.gc.copies import COPY_BYTES, digest_stored, in_turn
 from arroyo_dagster.state.operations.gc.journal import Journal, RunHeader
 from arroyo_dagster.state.operations.gc.journal_chain import finish_open_runs
 from arroyo_dagster.state.operations.gc.pins import may_be_going, put_pins
 from arroyo_dagster.state.operations.gc.root_reader import Reader
+from arroyo_dagster.state.operations.progress import counter
 from arroyo_dagster.state.planning.engines import WorkAmount
 from arroyo_dagster.state.planning.gc.dead_jobs import UNREADABLE
 from arroyo_dagster.state.planning.gc.safety_checks import check_store_clock
@@ -260,12 +262,14 @@ def purge(
     yes: bool = False,
     owner: str = "arroyo-state gc purge",
     clock: Clock = wall_clock,
+    on_progress: OnProgress = no_progress,
 ) -> list[Quarantined]:
     """Delete quarantines that are old enough.
 
     Args:
         older_than_micros: the minimum age, by the clock of the store; at least an hour.
         yes: delete them; otherwise only return those that would be deleted.
+        on_progress: called after each batch of deleted objects.
 
     Raises:
         InputError: the age is less than an hour.
@@ -287,7 +291,7 @@ def purge(
         finish_open_runs(held, paths, held.list_dir(paths.journal).prefixes)
         going = _old(held, paths, now - older_than_micros)
         for one in going:
-            _purge_one(held, paths, one, owner, now)
+            _purge_one(held, paths, one, owner, now, on_progress)
     return going
 
 
@@ -297,7 +301,12 @@ def _old(store: ObjectStore, paths: JobPaths, before_micros: int) -> list[Quaran
 
 
 def _purge_one(
-    held: ObjectStore, paths: JobPaths, one: Quarantined, owner: str, now_micros: int
+    held: ObjectStore,
+    paths: JobPaths,
+    one: Quarantined,
+    owner: str,
+    now_micros: int,
+    on_progress: OnProgress,
 ) -> None:
     """Delete the copies first, then the index: it stays readable as long as it is registered."""
     directory = paths.quarantine / one.name
@@ -322,10 +331,12 @@ def _purge_one(
             quarantine=one.name,
         ),
     )
+    count = counter(on_progress, "purged objects", len(objects))
     for number, batch in enumerate(Packed(objects).batches(), start=1):
         journal.write([(number, batch)], {})
         delete_all(held, [stored.path for stored in batch])
         journal.write([(number, batch)], dict.fromkeys((b.path for b in batch), "deleted"))
+        count(len(batch))
     put_pins(
         held,
         paths,

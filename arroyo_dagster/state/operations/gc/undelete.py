@@ -65,6 +65,8 @@ class UndeleteOptions:
         owner: who runs it, for the lease, the journal and the pins.
         clock: microseconds since 1970 in UTC, by this machine.
         on_progress: called after each restored object, by any thread, by one at a time.
+        lease_wait_seconds: how long to wait for another process that maintains the job.
+        on_lease: called with what happens to the lease, for people.
         items: compares and copies the objects; in this process, or on Spark.
     """
 
@@ -73,6 +75,8 @@ class UndeleteOptions:
     sleep: Callable[[float], None] = time.sleep
     on_progress: OnProgress = no_progress
     items: ItemRunner = HERE
+    lease_wait_seconds: float = 0.0
+    on_lease: Callable[[str], None] = lambda event: None
 
 
 def run_undelete(
@@ -112,7 +116,10 @@ def run_undelete(
     chosen = options or UndeleteOptions()
     owner, clock = chosen.owner, chosen.clock
     _known(store, paths, name)
-    with lease(store, paths, owner, LeaseOptions(clock=clock)) as held:
+    asked = LeaseOptions(
+        wait_seconds=chosen.lease_wait_seconds, clock=clock, on_event=chosen.on_lease
+    )
+    with lease(store, paths, owner, asked) as held:
         fresh = plan_undelete(held, paths, name)
         if plan is not None:
             _check_plan(paths, plan, fresh)

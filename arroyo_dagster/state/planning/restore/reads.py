@@ -41,10 +41,16 @@ _JOIN_DATA = frozenset({"left join data", "right join data"})
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """The names of the objects and directories directly in one directory."""
+    """The names of the objects and directories directly in one directory.
+
+    Attributes:
+        objects: of objects, and of directories whose names no store can write.
+        unusable: the latter.
+    """
 
     objects: frozenset[str] = frozenset()
     directories: frozenset[str] = frozenset()
+    unusable: frozenset[str] = frozenset()
 
 
 def directories_to_list(known: Mapping[str, Level]) -> list[str]:

@@ -11,6 +11,7 @@ from arroyo_dagster.errors import InputError
 from arroyo_dagster.state.storage.local_disk import LocalDiskStore
 from arroyo_dagster.state.storage.memory import MemoryStore
 from arroyo_dagster.state.storage.remote.credentials import client_of_environment
+from arroyo_dagster.state.storage.remote.option_names import check_option_names
 from arroyo_dagster.state.storage.remote.options import chosen_client
 from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.storage.urls import CheckpointUrl, parse_url
@@ -52,6 +53,8 @@ def _opened(url: CheckpointUrl, options: dict[str, Any]) -> ObjectStore:
     if url.backend == "memory":
         return MemoryStore(url.bucket)
     if url.backend != "file":
+        if options:
+            check_option_names(url, options)
         client = chosen_client(options, client_of_environment(), str(url))
         # A client is loaded for the stores that need it: local disk needs none of them.
         if client == "obstore":

@@ -33,16 +33,18 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any
 
 from arroyo_dagster.errors import FormatError, InputError
 from arroyo_dagster.state.model.tables import TableConfig
 from arroyo_dagster.state.model.types import Type
 from arroyo_dagster.state.tables.known.built_in import BUILT_IN
+from arroyo_dagster.state.tables.known.installed import entry_points
 from arroyo_dagster.state.tables.known.tables import KnownTable
 
 if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
     from arroyo_dagster.state.codec.bincode.codec import Codec
 
 __all__ = [

@@ -1,0 +1,87 @@
+"""Commands that change a job wait for another process that maintains it, and are skipped then."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from arroyo_dagster import cli
+from arroyo_dagster.cli.common import EXIT_SKIPPED
+from arroyo_dagster.state.metadata.lease import LeaseOptions, lease
+from arroyo_dagster.state.model.garbage import PlanKind, Retention
+from arroyo_dagster.state.model.ids import Epoch, StatePath
+from arroyo_dagster.state.operations.gc.execute import GcOptions, run_gc
+from arroyo_dagster.state.operations.gc.pins import pin_epoch
+from arroyo_dagster.state.operations.gc.plan import GcRequest
+from arroyo_dagster.state.operations.gc.quarantine import list_quarantines
+from arroyo_dagster.state.operations.gc.steps import Pace
+from arroyo_dagster.state.storage import MemoryStore, configure
+from tests.jobs import listing, run_word_job, word_job
+
+JOB: dict[str, Any] = {"rows": 24, "rows_per_epoch": 2, "keep_epochs": None, "sinks": 0}
+PATHS = word_job(None, **JOB).paths  # type: ignore[arg-type]
+QUARANTINE = "QUARANTINE"
+COMMANDS = (
+    "pin main 7",
+    "unpin main 6",
+    "rollback main 7 --yes",
+    "expire main --keep 3 --yes",
+    "gc run expire main --keep 3 --yes",
+    "gc purge main --yes",
+    f"gc undelete main {QUARANTINE} --yes",
+    "compact run main --policy full --yes",
+)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Any:
+    found = MemoryStore(f"lease-wait-{tmp_path.name}")
+    run_word_job(found, **JOB, max_epochs=8)
+    pin_epoch(found, PATHS, Epoch(6))
+    expire = GcRequest(kind=PlanKind.EXPIRE, retention=Retention(keep_epochs=5))
+    run_gc(found, PATHS, expire, GcOptions(quarantine=True))
+    yield found
+    configure(None)
+
+
+def without_leases(store: MemoryStore) -> dict[StatePath, str | None]:
+    return {path: tag for path, tag in listing(store).items() if path.parent != PATHS.leases}
+
+
+def run(store: MemoryStore, command: str, *more: str) -> Result:
+    ((quarantine, _),) = list_quarantines(store, PATHS)
+    words = command.replace(QUARANTINE, quarantine.name).split()
+    return CliRunner().invoke(cli.main, [*words, *more, "--url", store.url])
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_that_may_not_wait_is_skipped_with_the_holder(
+    command: str, store: MemoryStore
+) -> None:
+    with lease(store, PATHS, "nightly compaction"):
+        before = without_leases(store)
+        found = run(store, command, "--lease-wait", "0")
+        assert without_leases(store) == before
+    assert found.exit_code == EXIT_SKIPPED, found.output
+    assert f"/{os.getpid()}" in found.stderr
+    assert "nightly compaction" in found.stderr
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_waits_for_the_lease(
+    command: str, store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with contextlib.ExitStack() as held:
+        held.enter_context(lease(store, PATHS, "nightly compaction"))
+        for kind in (LeaseOptions, Pace):
+            defaults = kind.__init__.__kwdefaults__
+            released = {**defaults, "sleep": lambda seconds: held.close()}
+            monkeypatch.setattr(kind.__init__, "__kwdefaults__", released)
+        found = run(store, command)
+    assert found.exit_code == 0, found.output
+    assert "nightly compaction" in found.stderr
