@@ -140,7 +140,7 @@ def told(tmp_path: Path, binding: TopicBinding) -> dict[str, Any]:
     topics = SparkTopics(open_store(f"{tmp_path}/state"))
     topics.source(binding, Shape(), StatePath("landed/words"), ("count",))
     reader: Any = Reader()
-    topics._bound["words"].topic.frame(reader)
+    topics.queries().streams["words"].stream.frame(reader)
     return reader.told  # type: ignore[no-any-return]
 
 

@@ -255,6 +255,13 @@ class Pipeline:
             if isinstance(node.operator, Sink)
         }
 
+    def check_connectors(self) -> None:
+        """Refuse a run in which a source cannot read or a sink cannot commit."""
+        for node in self.sources.values():
+            node.source.check()
+        for sink in self.sinks().values():
+            sink.check()
+
     def check(self) -> None:
         """Refuse a pipeline that cannot run: no source, or no operator."""
         if not self.sources or not self.operators:

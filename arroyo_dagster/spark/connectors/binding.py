@@ -1,0 +1,65 @@
+"""Binds the sources and sinks of a pipeline that need Spark to one run of it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+
+from arroyo_dagster.spark.connectors.queries import StagingQueries
+from arroyo_dagster.spark.connectors.sink import SinkBinding, SparkSink
+from arroyo_dagster.spark.connectors.source import SparkSource
+from arroyo_dagster.state.model.checkpoints import Checkpoint
+from arroyo_dagster.state.runtime.pipeline import Pipeline
+from arroyo_dagster.state.runtime.pipeline_run import OnEpoch
+from arroyo_dagster.state.storage.store import ObjectStore
+
+
+@contextlib.contextmanager
+def bound_to_run(pipeline: Pipeline, store: ObjectStore) -> Iterator[StagingQueries]:
+    """Bind sources and sinks within the context; the pipeline is to be packed inside it.
+
+    Args:
+        store: the object store of the state.
+
+    Raises:
+        InputError: Spark cannot store the offsets of a source; or a sink lacks a column.
+    """
+    sources = {
+        name: node.source
+        for name, node in pipeline.sources.items()
+        if isinstance(node.source, SparkSource)
+    }
+    sinks = {name: one for name, one in pipeline.sinks().items() if isinstance(one, SparkSink)}
+    try:
+        queries = StagingQueries(
+            {name: one.bind(store, pipeline.paths, name) for name, one in sources.items()}
+        )
+        for source in sources.values():
+            source.watch(queries)
+        for name, sink in sinks.items():
+            (edge,) = pipeline.operators[name].inputs
+            schema = pipeline.schema_of(edge.origin)
+            sink.bind(SinkBinding(store, name, schema, pipeline.paths.root))
+        yield queries
+    finally:
+        for source in sources.values():
+            source.watch(None)
+        for sink in sinks.values():
+            sink.bind(None)
+
+
+def noting(queries: StagingQueries, pipeline: Pipeline, on_epoch: OnEpoch | None) -> OnEpoch:
+    """Return a function for `PipelineRun.run` that removes staged rows which an epoch has taken.
+
+    Args:
+        on_epoch: called with every epoch, too.
+    """
+
+    def note(checkpoint: Checkpoint) -> None:
+        if checkpoint.progress is not None:
+            queries.note(pipeline.paths.root, json.loads(checkpoint.progress.offsets))
+        if on_epoch is not None:
+            on_epoch(checkpoint)
+
+    return note
