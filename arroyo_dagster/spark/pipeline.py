@@ -146,7 +146,7 @@ def run_pipeline(
                     max_epochs=chosen.max_epochs,
                     follow=chosen.follow,
                     interval_seconds=chosen.interval_seconds,
-                    on_epoch=noting(staging, pipeline, on_epoch),
+                    on_epoch=noting(staging, run.job, on_epoch),
                 )
         finally:
             if mine:

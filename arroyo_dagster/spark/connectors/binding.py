@@ -10,6 +10,7 @@ from arroyo_dagster.spark.connectors.queries import StagingQueries
 from arroyo_dagster.spark.connectors.sink import SinkBinding, SparkSink
 from arroyo_dagster.spark.connectors.source import SparkSource
 from arroyo_dagster.state.model.checkpoints import Checkpoint
+from arroyo_dagster.state.runtime.coordinator import JobRun
 from arroyo_dagster.state.runtime.pipeline import Pipeline
 from arroyo_dagster.state.runtime.pipeline_run import OnEpoch
 from arroyo_dagster.state.storage.store import ObjectStore
@@ -49,8 +50,11 @@ def bound_to_run(pipeline: Pipeline, store: ObjectStore) -> Iterator[StagingQuer
             sink.bind(None)
 
 
-def noting(queries: StagingQueries, pipeline: Pipeline, on_epoch: OnEpoch | None) -> OnEpoch:
+def noting(queries: StagingQueries, job: JobRun, on_epoch: OnEpoch | None) -> OnEpoch:
     """Return a function for `PipelineRun.run` that removes staged rows which an epoch has taken.
+
+    Those of the epoch that the run continues are removed at once: the run that wrote it may have
+    died before.
 
     Args:
         on_epoch: called with every epoch, too.
@@ -58,8 +62,13 @@ def noting(queries: StagingQueries, pipeline: Pipeline, on_epoch: OnEpoch | None
 
     def note(checkpoint: Checkpoint) -> None:
         if checkpoint.progress is not None:
-            queries.note(pipeline.paths.root, json.loads(checkpoint.progress.offsets))
+            queries.note(job.pipeline.paths.root, json.loads(checkpoint.progress.offsets))
+
+    def note_and_pass_on(checkpoint: Checkpoint) -> None:
+        note(checkpoint)
         if on_epoch is not None:
             on_epoch(checkpoint)
 
-    return note
+    if job.base is not None:
+        note(job.base)
+    return note_and_pass_on
