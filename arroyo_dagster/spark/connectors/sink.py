@@ -96,7 +96,7 @@ class SparkSink(FolderSink):
             )
         return self._bound
 
-    def check(self) -> None:
+    def check(self, rows: pa.Schema) -> None:
         """Refuse a run that is not on Spark."""
         _ = self.bound
 

@@ -188,8 +188,11 @@ class Sink(Operator):
     commit data of all subtasks, and called again after a crash. It must be idempotent.
     """
 
-    def check(self) -> None:
+    def check(self, rows: pa.Schema) -> None:
         """Refuse a run in which the sink could not commit; called before anything is written.
+
+        Args:
+            rows: the columns of the rows that it gets.
 
         Raises:
             InputError: it cannot, for example because it needs Spark.

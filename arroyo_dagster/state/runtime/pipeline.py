@@ -259,8 +259,9 @@ class Pipeline:
         """Refuse a run in which a source cannot read or a sink cannot commit."""
         for node in self.sources.values():
             node.source.check()
-        for sink in self.sinks().values():
-            sink.check()
+        for name, sink in self.sinks().items():
+            for edge in self.operators[name].inputs:
+                sink.check(self.schema_of(edge.origin))
 
     def check(self) -> None:
         """Refuse a pipeline that cannot run: no source, or no operator."""
