@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from tests.clusters.kafka import CONNECTOR, kafka_broker, resolved
+from tests.documentation import PROJECT, blocks
 
-PROJECT = Path(__file__).parents[2]
 pytestmark = pytest.mark.clusters
 
 APPLICATION = """
@@ -26,7 +26,7 @@ from arroyo_dagster.spark.settings import SparkSettings
 from arroyo_dagster.spark.staging import staged_batches
 from arroyo_dagster.state import Operator, Pipeline, global_table_config, open_store
 
-servers, folder, ivy, connector = sys.argv[1:]
+servers, folder, ivy, connector, documentation = sys.argv[1:]
 settings = SparkSettings(
     master="local[2]", packages=(connector,), conf={"spark.jars.ivy": ivy}
 )
@@ -57,13 +57,13 @@ def produce(words):
     frame.write.format("kafka").options(**options).save()
 
 
-def records():
-    options = {"kafka.bootstrap.servers": servers, "subscribe": "counts", "includeHeaders": "true"}
+def records(topic="counts"):
+    options = {"kafka.bootstrap.servers": servers, "subscribe": topic, "includeHeaders": "true"}
     frame = session.read.format("kafka").options(**options).load()
     return [
         {
             "key": bytes(row.key).decode(),
-            "value": json.loads(bytes(row.value)),
+            "value": bytes(row.value).decode(),
             **{header.key: bytes(header.value).decode() for header in row.headers},
         }
         for row in frame.collect()
@@ -115,6 +115,10 @@ except Crash:
     found["crashed"] = len(records())
 found["again"] = run()
 found["all"] = records()
+documented = {}
+exec(documentation.replace("HOST:9092", servers).replace('"orders"', '"words"'), documented)
+run_pipeline(documented["pipeline"], store, SparkOptions(session=session))
+found["copied"] = len(records("copied"))
 found["staged"] = staged_batches(store, pipeline.paths.spark_source("words"))
 print(json.dumps(found))
 session.stop()
@@ -124,9 +128,10 @@ session.stop()
 def _answer(folder: Path, servers: str) -> Any:
     application = folder / "application.py"
     application.write_text(APPLICATION)
+    documentation = blocks("docs/spark.md", "python")[0]
     ivy = str(resolved(CONNECTOR).parent)
     done = subprocess.run(
-        [sys.executable, str(application), servers, str(folder), ivy, CONNECTOR],
+        [sys.executable, str(application), servers, str(folder), ivy, CONNECTOR, documentation],
         env={**os.environ, "PYTHONPATH": str(PROJECT)},
         cwd=folder,
         capture_output=True,
@@ -142,7 +147,7 @@ def test_records_are_read_exactly_once_and_written_at_least_once(tmp_path: Path)
         found = _answer(tmp_path, servers)
     first, everything = found["first"], found["all"]
     assert (found["epochs"], len(first)) == (1, 4)
-    assert {(one["key"], one["value"]["n"]) for one in first} == {
+    assert {(one["key"], json.loads(one["value"])["n"]) for one in first} == {
         *(("to", 1), ("be", 1), ("or", 1), ("not", 1))
     }
     assert {one["arroyo-job"] for one in everything} == {"words/main/counts"}
@@ -151,8 +156,9 @@ def test_records_are_read_exactly_once_and_written_at_least_once(tmp_path: Path)
     once: dict[tuple[str, str], set[tuple[str, int]]] = {}
     for one in everything:
         header = one["arroyo-epoch"], one["arroyo-index"]
-        once.setdefault(header, set()).add((one["key"], one["value"]["n"]))
+        once.setdefault(header, set()).add((one["key"], json.loads(one["value"])["n"]))
     assert sorted(pair for (pair,) in once.values()) == [
         *(("be", 1), ("be", 2), ("not", 1), ("or", 1), ("to", 1), ("to", 2))
     ]
     assert found["staged"] == []
+    assert found["copied"] == 6

@@ -235,6 +235,19 @@ def test_an_error_of_the_source_names_it_and_the_next_step(place: Place) -> None
     assert "continues behind the last staged batch" in str(found.value.next_step)
 
 
+def test_a_row_without_event_time_is_refused_before_it_is_staged_and_can_be_left_out(
+    place: Place,
+) -> None:
+    place.write("a.json", "to")
+    (place.input / "b.json").write_text('{"word": "no time", "n": 7}')
+    with pytest.raises(StorageError, match="1 rows have no event time") as found:
+        place.run()
+    assert found.value.facts["source"] == "words"
+    place.pipeline = place.built(where="at IS NOT NULL")
+    place.run()
+    place.assert_exact()
+
+
 def test_a_source_of_spark_is_refused_in_process_before_anything_is_written(place: Place) -> None:
     place.write("a.json", "to")
     with pytest.raises(InputError, match="only Spark can run it") as found:

@@ -34,7 +34,10 @@ def bound_to_run(pipeline: Pipeline, store: ObjectStore) -> Iterator[StagingQuer
     sinks = {name: one for name, one in pipeline.sinks().items() if isinstance(one, SparkSink)}
     try:
         queries = StagingQueries(
-            {name: one.bind(store, pipeline.paths, name) for name, one in sources.items()}
+            {
+                name: source.bind(store, pipeline.paths, pipeline.sources[name])
+                for name, source in sources.items()
+            }
         )
         for source in sources.values():
             source.watch(queries)

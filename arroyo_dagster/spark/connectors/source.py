@@ -20,9 +20,9 @@ from arroyo_dagster.spark.staging import (
     Staging,
     query_location,
 )
-from arroyo_dagster.state.model.ids import OperatorId
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.runtime.operators import Offset, Source
+from arroyo_dagster.state.runtime.pipeline import SourceNode
 from arroyo_dagster.state.storage.store import ObjectStore
 
 _TIME = pa.timestamp("us", "UTC")
@@ -64,6 +64,8 @@ class SparkSource(Source):
             `rate-micro-batch` (timestamp, value). Other formats need it: the schema of a source is
             known before a session has started. Spark's timestamps are `timestamp("us", "UTC")`;
             they are cast to other units if nothing is lost.
+        where: the rows to take, as a condition of Spark SQL, such as `at IS NOT NULL`; None = all.
+            A row without event time fails the run before it is staged.
         checkpoint_location: where Spark stores the offsets of the source; it must outlive the job.
             None = beside the staged files, if the checkpoint URL is on local disk.
         batches_per_epoch: the maximum number of Spark's micro-batches in one epoch; how large a
@@ -79,6 +81,7 @@ class SparkSource(Source):
         options: Mapping[str, str] | None = None,
         *,
         schema: pa.Schema | None = None,
+        where: str | None = None,
         checkpoint_location: str | None = None,
         batches_per_epoch: int = BATCHES_PER_EPOCH,
     ) -> None:
@@ -88,6 +91,7 @@ class SparkSource(Source):
         self._options = {name: str(value) for name, value in (options or {}).items()}
         register_settings(self._options)
         self.schema = _chosen(format, _columns_of(format, self._options), schema)
+        self._where = where
         self._location = checkpoint_location
         self._batches_per_epoch = batches_per_epoch
         self._staged: StagedSource | None = None
@@ -95,8 +99,9 @@ class SparkSource(Source):
 
     # ---- the run ---------------------------------------------------------------------------------
 
-    def bind(self, store: ObjectStore, paths: JobPaths, operator: OperatorId) -> StagedStream:
+    def bind(self, store: ObjectStore, paths: JobPaths, node: SourceNode) -> StagedStream:
         """Choose where a job stages the rows. Errors as in `query_location`."""
+        operator = node.operator_id
         directory = paths.spark_source(operator)
         location = query_location(store, directory, self._location)
         self._staged = StagedSource(
@@ -109,8 +114,11 @@ class SparkSource(Source):
                 options=self._options,
                 schema=self.schema if self._format in _FILES else None,
                 columns=self.schema,
+                where=self._where,
             ),
-            staging=Staging(operator, store, directory, OwnColumns(self.schema), location),
+            staging=Staging(
+                operator, store, directory, OwnColumns(self.schema, node.timestamp), location
+            ),
             source=self._staged,
             readers=(paths.root,),
         )
@@ -167,16 +175,29 @@ class SparkSource(Source):
 
 @dataclass(frozen=True, slots=True)
 class OwnColumns:
-    """Converts Spark's rows to the columns of a source: the conversion of a `Staging`."""
+    """Converts Spark's rows to the columns of a source: the conversion of a `Staging`.
+
+    Attributes:
+        timestamp: the column of event time.
+    """
 
     schema: pa.Schema
+    timestamp: str
 
     def __call__(self, rows: pa.Table, batch: int, number: int) -> pa.Table:
         """Return the rows.
 
         Raises:
-            InputError: a value does not fit into the type of its column.
+            InputError: a row has no event time, or a value does not fit into the type of its
+                column.
         """
+        if missing := rows.column(self.timestamp).null_count:
+            # Once staged, such a row would fail every epoch.
+            raise InputError(
+                f"{missing} rows have no event time",
+                column=self.timestamp,
+                next_step=f'leave them out with where="{self.timestamp} IS NOT NULL"',
+            )
         try:
             return rows.select(self.schema.names).cast(self.schema)
         except (pa.ArrowInvalid, ValueError) as error:

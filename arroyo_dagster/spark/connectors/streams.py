@@ -29,6 +29,7 @@ class SparkStream:
         schema: the columns, in Arrow or in Spark's DDL, for formats that need it (`json`, `csv`,
             `parquet`).
         columns: the columns to take; None = all.
+        where: the rows to take, as a condition of Spark SQL; None = all.
     """
 
     name: str
@@ -36,13 +37,14 @@ class SparkStream:
     options: Mapping[str, str] = field(repr=False)
     schema: pa.Schema | str | None = None
     columns: pa.Schema | None = None
+    where: str | None = None
 
     def frame(self, session: SparkSession) -> DataFrame:
         """Return the stream.
 
         Raises:
-            InputError: Spark does not know the format, or rejects the options; or the stream has
-                no such column, or one of another type.
+            InputError: Spark does not know the format, or rejects the options or the condition; or
+                the stream has no such column, or one of another type.
         """
         from py4j.protocol import Py4JError
         from pyspark.errors import PySparkException
@@ -53,6 +55,7 @@ class SparkStream:
             reader = reader.schema(given)
         try:
             frame = reader.load()
+            frame = frame if self.where is None else frame.where(self.where)
         except (PySparkException, Py4JError) as error:
             raise InputError(
                 f"Spark cannot read this source ({failure_reason(error)})",
