@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.expressions import EqualTo, LessThan
 
 from arroyo_dagster.errors import ArroyoStateError, InputError, NotFoundError, ProtocolError
 from arroyo_dagster.state import DeltaSink, IcebergSink, Pipeline, TableSource, open_store
@@ -46,8 +47,8 @@ class DeltaPlace:
     def create(self, schema: pa.Schema) -> None:
         DeltaTable.create(f"{self.root}/table", schema)
 
-    def partition(self) -> None:
-        DeltaTable.create(f"{self.root}/table", COLUMNS, partition_by=["word"])
+    def partition(self, *columns: str) -> None:
+        DeltaTable.create(f"{self.root}/table", COLUMNS, partition_by=list(columns))
 
     def append(self, rows: pa.Table) -> None:
         write_deltalake(f"{self.root}/table", rows, mode="append")
@@ -87,10 +88,12 @@ class IcebergPlace:
     def create(self, schema: pa.Schema) -> None:
         self.opened.create_table("db.words", schema)
 
-    def partition(self) -> None:
-        self.create(COLUMNS)
+    def partition(self, *columns: str) -> None:
+        if not self.opened.table_exists("db.words"):
+            self.create(COLUMNS)
         with self.opened.load_table("db.words").update_spec() as update:
-            update.add_identity("word")
+            for column in columns:
+                update.add_identity(column)
 
     def append(self, rows: pa.Table) -> None:
         self.opened.load_table("db.words").append(rows)
@@ -243,6 +246,111 @@ def test_another_writer_that_commits_meanwhile_loses_nothing(
     assert_exact(place, copies=2)
 
 
+# ---- partitions ----------------------------------------------------------------------------------
+
+KEYS = [
+    "a",
+    None,
+    "ü / = %",
+    "a text longer than the sixteen characters of statistics",
+    "a text long",
+]
+TIMES = pa.array([1_000_000, None, 3_600_000_000, 86_400_000_000, -1], pa.timestamp("us", "UTC"))
+KEYED = pa.table(
+    {
+        "key": pa.array(KEYS * 4),
+        "number": pa.array([0, 1, None, -7] * 5, pa.int32()),
+        "flag": pa.array([True, False, None, True] * 5),
+        "day": pa.array([0, -1, None, 20_000] * 5, pa.date32()),
+        "time": pa.chunked_array([TIMES] * 4),
+        "at": pa.array(range(20), pa.timestamp("us", "UTC")),
+    }
+)
+
+
+def keyed(sink: TableSink) -> Pipeline:
+    pipeline = Pipeline("keyed", parallelism=2)
+    rows = pipeline.source("rows", TableSource(KEYED, rows_per_epoch=10), timestamp="at")
+    rows.key_by("number").sink("out", sink)
+    return pipeline
+
+
+def assert_keyed(found: pa.Table) -> None:
+    in_order = found.select(KEYED.column_names).cast(KEYED.schema).sort_by("at")
+    assert in_order.to_pylist() == KEYED.to_pylist()
+
+
+@pytest.mark.parametrize("columns", [["key"], ["number", "flag", "day"]], ids=",".join)
+def test_rows_of_a_partitioned_delta_table_keep_their_values(
+    columns: list[str], tmp_path: Path
+) -> None:
+    place = DeltaPlace(tmp_path)
+    run_pipeline(keyed(DeltaSink(f"{tmp_path}/table", partition_by=columns)), place.store)
+    assert_keyed(place.rows())
+    table = DeltaTable(f"{tmp_path}/table")
+    assert table.metadata().partition_columns == columns
+    wanted = len({tuple(row[name] for name in columns) for row in KEYED.to_pylist()})
+    assert len(table.partitions()) == wanted
+    if columns == ["key"]:
+        for key in filter(None, KEYS):  # files are found by their partitions
+            assert table.to_pyarrow_table(partitions=[("key", "=", key)]).num_rows == 4
+
+
+@pytest.mark.parametrize(
+    "transforms",
+    [
+        {"key": "identity"},
+        {"number": "identity", "day": "identity"},
+        {"time": "day"},
+        {"time": "hour", "day": "month", "at": "year"},
+    ],
+    ids=str,
+)
+def test_rows_of_a_partitioned_iceberg_table_keep_their_values(
+    transforms: dict[str, str], tmp_path: Path
+) -> None:
+    place = IcebergPlace(tmp_path)
+    place.create(KEYED.schema.append(COLUMNS.field("_timestamp")))
+    with place.opened.load_table("db.words").update_spec() as update:
+        for column, transform in transforms.items():
+            update.add_field(column, transform)
+    run_pipeline(keyed(IcebergSink("db.words", place.catalog)), place.store)
+    assert_keyed(place.rows())
+    wanted = {
+        tuple(_rounded(row[name], unit) for name, unit in transforms.items())
+        for row in KEYED.to_pylist()
+    }
+    table = place.opened.load_table("db.words")
+    assert table.inspect.partitions().num_rows == len(wanted)
+    for key in filter(None, KEYS):  # files are found by their partitions
+        assert table.scan(row_filter=EqualTo("key", key)).to_arrow().num_rows == 4
+    assert table.scan(row_filter=LessThan("at", "1970-01-01T00:00:00.000010+00:00")).count() == 10
+
+
+def _rounded(value: Any, unit: str) -> Any:
+    digits = {"year": 4, "month": 7, "day": 10, "hour": 13}.get(unit)
+    return value if value is None or digits is None else str(value)[:digits]
+
+
+def test_partitions_that_a_sink_cannot_write_are_refused(tmp_path: Path) -> None:
+    place = IcebergPlace(tmp_path)
+    place.create(COLUMNS)
+    with place.opened.load_table("db.words").update_spec() as update:
+        update.add_field("n", "bucket[4]")
+    with pytest.raises(InputError, match=r"partitions by bucket\[4\]"):
+        place.sink()
+    delta = DeltaPlace(tmp_path)
+    for column in ("time", "nothing"):
+        with pytest.raises(InputError, match="by which Delta can partition"):
+            run_pipeline(keyed(DeltaSink(f"{tmp_path}/t", partition_by=[column])), delta.store)
+    empty = KEYED.set_column(0, "key", pa.array([""] * 20))
+    pipeline = Pipeline("empty")
+    rows = pipeline.source("rows", TableSource(empty, rows_per_epoch=10), timestamp="at")
+    rows.sink("out", DeltaSink(f"{tmp_path}/t", partition_by=["key"]))
+    with pytest.raises(InputError, match="an empty text in 'key' would be null"):
+        run_pipeline(pipeline, delta.store)
+
+
 # ---- what is refused -----------------------------------------------------------------------------
 
 
@@ -299,10 +407,13 @@ def _crash(*_: Any) -> None:
     raise Crash
 
 
-def test_partitioned_tables_are_refused(place: Place) -> None:
-    place.partition()
-    with pytest.raises(InputError, match="partition"):
-        run(place)
+def test_a_table_that_is_partitioned_in_another_way_is_refused(place: Place) -> None:
+    pipeline = built(place)
+    place.partition("word")
+    with pytest.raises(InputError, match="partitioned in another way") as found:
+        run_pipeline(pipeline, place.store)
+    assert found.value.facts["table_by"] == ["word"]
+    assert found.value.facts["sink_by"] == []
 
 
 def test_a_missing_file_is_named_and_the_table_stays(

@@ -31,12 +31,12 @@ class KafkaSink(SparkSink):
     """Writes rows to a topic of Kafka, at least once.
 
     Spark's workers write the records of an epoch after the epoch is ready. Records can come twice,
-    with equal headers, and only those of one epoch: of the newest one, if the run dies after they
-    were sent and before this was recorded, and of any, if Spark repeats a task that has sent some
-    of them. Each record has the headers `arroyo-job` (`pipeline/job/operator`), `arroyo-epoch` and
-    `arroyo-index` (subtask and number of the row in it). The three together are unique: a consumer
-    that remembers those of an epoch can leave out the repeated ones. Records of one subtask are
-    sent in their order, those of several subtasks in any.
+    with equal headers: those of the newest epoch, if the run dies after they were sent and before
+    this was recorded; and some of any epoch, if Spark repeats a task that has sent some of them.
+    Each record has the headers `arroyo-job` (`pipeline/job/operator`), `arroyo-epoch` and
+    `arroyo-index` (subtask and number of the row in it). The three together are unique as long as
+    the job has its state: a consumer that remembers those of an epoch can leave out the repeated
+    ones. Records of one subtask are sent in their order, those of several subtasks in any.
 
     The connector must be on Spark's class path:
     `org.apache.spark:spark-sql-kafka-0-10_2.13:VERSION` in `SparkSettings.packages`.

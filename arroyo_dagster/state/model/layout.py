@@ -374,7 +374,7 @@ def parse_staged_name(name: str) -> Epoch | None:
 
 
 def parse_staged_subtask(name: str) -> int | None:
-    """Return the subtask in the name of a file that a sink has staged; None as above."""
+    """Return the subtask in the name of a file that a sink has staged; None for any other name."""
     found = _STAGED.fullmatch(name)
     return int(found[2]) if found else None
 

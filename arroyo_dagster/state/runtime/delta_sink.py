@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -15,6 +15,7 @@ from arroyo_dagster.redaction import redact_text, redacted_cause
 from arroyo_dagster.state.runtime.table_sink import (
     COMMIT_ATTEMPTS,
     EpochAppend,
+    PartitionKey,
     TableSink,
     table_schema,
 )
@@ -24,6 +25,13 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
 
 _NOT_CHECKED_HERE = ("delta.constraints.", "delta.columnMapping.mode")
+_PARTITION_TYPES = (
+    pa.types.is_string,
+    pa.types.is_large_string,
+    pa.types.is_integer,
+    pa.types.is_boolean,
+    pa.types.is_date,
+)
 _NOT_WRITTEN_HERE = ("delta.invariants", "delta.generationExpression", "delta.identity.start")
 
 
@@ -38,10 +46,12 @@ class DeltaSink(TableSink):
 
     The first commit creates a table that does not exist. The sink never changes the columns of a
     table: rows with other columns are refused before the run writes anything. Tables with
-    partitions, constraints, column mapping or generated columns are refused.
+    constraints, column mapping or generated columns are refused.
 
     Args:
         url: the table; any URL that the checkpoint URL may have.
+        partition_by: the columns by which the table is partitioned: text, whole numbers, booleans
+            or dates.
         options: for the client of a remote store, as `open_store` takes them; deltalake gets them
             as its `storage_options`.
 
@@ -49,8 +59,15 @@ class DeltaSink(TableSink):
         InputError: the package deltalake is not installed.
     """
 
-    def __init__(self, url: str, options: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        url: str,
+        options: Mapping[str, Any] | None = None,
+        *,
+        partition_by: Sequence[str] = (),
+    ) -> None:
         super().__init__(url, options)
+        self.partitioned_by = tuple(PartitionKey(column) for column in partition_by)
         with explained_imports():
             import deltalake  # noqa: F401
         self.table = url
@@ -61,16 +78,25 @@ class DeltaSink(TableSink):
         """Refuse a table that the rows do not fit into.
 
         Raises:
-            InputError: it has other columns, or properties that the sink cannot obey.
+            InputError: it has other columns or partitions, or properties that the sink cannot obey;
+                or the rows have no such columns to partition by.
         """
+        for key in self.partitioned_by:
+            at = rows.get_field_index(key.column)
+            if at < 0 or not any(fits(rows.field(at).type) for fits in _PARTITION_TYPES):
+                raise InputError(
+                    f"the rows have no column {key.column!r} by which Delta can partition them",
+                    table=self.table,
+                    columns=[f"{field.name}: {field.type}" for field in rows],
+                    next_step="partition by text, whole numbers, booleans or dates",
+                )
         table = self._open()
         if table is not None:
             self._check(table, rows, pending=False)
 
     def _check(self, table: DeltaTable, rows: pa.Schema, *, pending: bool) -> None:
         metadata, fields = table.metadata(), table.schema().fields
-        names = [f"partitions by {one}" for one in metadata.partition_columns]
-        names += [one for one in metadata.configuration if one.startswith(_NOT_CHECKED_HERE)]
+        names = [one for one in metadata.configuration if one.startswith(_NOT_CHECKED_HERE)]
         names += [key for field in fields for key in field.metadata if key in _NOT_WRITTEN_HERE]
         if names:
             raise InputError(
@@ -78,7 +104,14 @@ class DeltaSink(TableSink):
                 table=self.table,
                 next_step="write to a table without, and copy its rows from there",
             )
+        self.check_partitions([PartitionKey(one) for one in metadata.partition_columns])
         self.check_columns(rows, pa.schema(table.schema().to_arrow()), pending=pending)
+
+    def file_rows(self, rows: pa.Table) -> tuple[pa.Table, dict[str, str | None]]:
+        """Return the rows of a file without partition columns, and the values of those."""
+        names = [key.column for key in self.partitioned_by]
+        values = {name: _partition_text(rows.column(name)[0].as_py(), name) for name in names}
+        return rows.drop_columns(names), values
 
     def _open(self) -> DeltaTable | None:
         from deltalake import DeltaTable
@@ -133,7 +166,7 @@ class DeltaSink(TableSink):
             AddAction(
                 path=file.path,
                 size=file.size_bytes,
-                partition_values={},
+                partition_values=file.partition,
                 modification_time=now_millis,
                 data_change=True,
                 stats=json.dumps({"numRecords": file.rows}),
@@ -148,7 +181,13 @@ class DeltaSink(TableSink):
             ],
         )
         schema = table.schema()
-        table.create_write_transaction(actions, "append", schema, commit_properties=properties)
+        table.create_write_transaction(
+            actions,
+            "append",
+            schema,
+            partition_by=[key.column for key in self.partitioned_by],
+            commit_properties=properties,
+        )
 
     def _create(self, schema: pa.Schema) -> DeltaTable:
         """Create the table, unless another writer has just done so."""
@@ -160,6 +199,7 @@ class DeltaSink(TableSink):
                 self._uri,
                 table_schema(schema),
                 mode="ignore",
+                partition_by=[key.column for key in self.partitioned_by],
                 storage_options=self._storage_options,
             )
         except (DeltaError, OSError) as error:
@@ -172,3 +212,20 @@ class DeltaSink(TableSink):
             retryable=True,
             next_step="check the table and its options, then run it again; nothing is lost",
         )
+
+
+def _partition_text(value: Any, column: str) -> str | None:
+    """Return a partition value as Delta's log holds it.
+
+    Raises:
+        InputError: an empty text, which the log cannot tell from null.
+    """
+    if value == "":
+        raise InputError(
+            f"an empty text in {column!r} would be null in the Delta table",
+            column=column,
+            next_step="replace it in an operator before the sink, or partition by another column",
+        )
+    if isinstance(value, bool):
+        return str(value).lower()
+    return None if value is None else str(value)

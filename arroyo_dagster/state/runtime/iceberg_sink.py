@@ -11,13 +11,20 @@ import pyarrow as pa
 from arroyo_dagster.errors import ConflictError, InputError, NotFoundError, StorageError
 from arroyo_dagster.optional_packages import explained_imports
 from arroyo_dagster.redaction import redact_text, redacted_cause, register_settings
-from arroyo_dagster.state.runtime.table_sink import COMMIT_ATTEMPTS, EpochAppend, TableSink
+from arroyo_dagster.state.runtime.table_sink import (
+    COMMIT_ATTEMPTS,
+    EpochAppend,
+    PartitionKey,
+    TableSink,
+)
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
 
 JOB, EPOCH, FILES = "arroyo.job", "arroyo.epoch", "arroyo.files"
 """Properties of the summary of each snapshot."""
+
+_UNITS = ("year", "month", "day", "hour")
 
 
 class IcebergSink(TableSink):
@@ -30,7 +37,8 @@ class IcebergSink(TableSink):
     never published are not in the table; Iceberg's removal of orphan files deletes them.
 
     The table must exist. The sink never changes its columns: rows with other columns are refused
-    before the run writes anything. Tables with partitions are refused.
+    before the run writes anything. A table may be partitioned by columns, or by the year, month,
+    day or hour of a time; other partitions are refused.
 
     Args:
         table: `namespace.table`.
@@ -39,8 +47,8 @@ class IcebergSink(TableSink):
             with them.
 
     Raises:
-        InputError: the package pyiceberg is not installed, or the location has another form than a
-            checkpoint URL.
+        InputError: the package pyiceberg is not installed, the location has another form than a
+            checkpoint URL, or the table is partitioned in another way.
         NotFoundError: there is no such table.
         StorageError: the catalog does not answer.
     """
@@ -54,7 +62,9 @@ class IcebergSink(TableSink):
         self.table = table
         self._catalog = dict(catalog)
         register_settings(self._catalog)
-        super().__init__(f"{self._open().location().rstrip('/')}/data", options)
+        found = self._open()
+        super().__init__(f"{found.location().rstrip('/')}/data", options)
+        self.partitioned_by = tuple(self._partitions(found))
 
     def check(self, rows: pa.Schema) -> None:
         """Refuse a table that the rows do not fit into.
@@ -65,13 +75,24 @@ class IcebergSink(TableSink):
         self._check(self._open(), rows, pending=False)
 
     def _check(self, table: Table, rows: pa.Schema, *, pending: bool) -> None:
-        if not table.spec().is_unpartitioned():
-            raise InputError(
-                f"the sink cannot write to an Iceberg table with partitions ({table.spec()})",
-                table=self.table,
-                next_step="write to a table without partitions, and copy its rows from there",
-            )
+        self.check_partitions(self._partitions(table))
         self.check_columns(rows, table.schema().as_arrow(), pending=pending)
+
+    def _partitions(self, table: Table) -> list[PartitionKey]:
+        found = []
+        for field in table.spec().fields:
+            transform = str(field.transform)
+            if transform not in ("identity", *_UNITS):
+                raise InputError(
+                    f"the sink cannot write to an Iceberg table with partitions by {transform}",
+                    table=self.table,
+                    next_step="write to a table that is partitioned by columns, or by year, month, "
+                    "day or hour",
+                )
+            column = table.schema().find_column_name(field.source_id)
+            unit = None if transform == "identity" else transform
+            found.append(PartitionKey(str(column), unit))
+        return found
 
     def _open(self) -> Table:
         with explained_imports():

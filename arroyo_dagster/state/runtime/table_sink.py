@@ -12,11 +12,12 @@ import base64
 import hashlib
 import json
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from arroyo_dagster.errors import FormatError, InputError, ProtocolError
 from arroyo_dagster.redaction import register_settings
@@ -37,11 +38,35 @@ COMMIT_ATTEMPTS = 8
 
 @dataclass(frozen=True, slots=True)
 class AddedFile:
-    """A data file that a subtask has written. `path`: relative to the sink's URL."""
+    """A data file that a subtask has written.
+
+    Attributes:
+        path: relative to the sink's URL.
+        partition: the values of the table's partition columns, if the file does not hold them.
+    """
 
     path: StatePath
     size_bytes: int
     rows: int
+    partition: Mapping[str, str | None]
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionKey:
+    """A column by which a table is partitioned.
+
+    Attributes:
+        unit: `year`, `month`, `day` or `hour`, to which its times are rounded down; None = the
+            values as they are.
+    """
+
+    column: str
+    unit: str | None = None
+
+    def of(self, rows: pa.Table) -> pa.ChunkedArray:
+        """Return the key of each row."""
+        values = rows.column(self.column)
+        return values if self.unit is None else pc.floor_temporal(values, unit=self.unit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +125,8 @@ class TableSink(BufferingSink):
     pre_commit = PRE_COMMIT
     table: str
     """What messages call the table."""
+    partitioned_by: tuple[PartitionKey, ...] = ()
+    """How the table is partitioned; a subtask writes a file for each key of an epoch."""
 
     def __init__(self, url: str, options: Mapping[str, Any] | None = None) -> None:
         super().__init__()
@@ -120,21 +147,42 @@ class TableSink(BufferingSink):
         )
 
     def handle_checkpoint(self, ctx: OperatorContext, collector: Collector) -> None:
-        """Write the buffered rows to a data file, and store its name as commit data."""
+        """Write the buffered rows to data files, and store their names as commit data."""
         if not (batches := self.drained()):
             return
-        task = ctx.task_info
+        task, epoch = ctx.task_info, Epoch(ctx.epoch)
         rows = table_rows(pa.Table.from_batches(batches))
-        unique = uuid.uuid4().hex[:16]
-        path = StatePath(staged_name(Epoch(ctx.epoch), task.task_index, unique, ".parquet"))
-        data = encode_rows(rows)
-        self._store.put(path, data)
         found = {
             "writer": f"{JobPaths(task.job, task.pipeline).root}/{task.operator}",
             "schema": base64.b64encode(rows.schema.serialize()).decode(),
-            "files": [[path, len(data), rows.num_rows]],
+            "files": [
+                self._write(part, staged_name(epoch, task.task_index, unique, ".parquet"))
+                for part in self._parts(rows)
+                for unique in [uuid.uuid4().hex[:16]]
+            ],
         }
         ctx.table_manager.insert_committing_data(self.pre_commit, json.dumps(found).encode())
+
+    def _parts(self, rows: pa.Table) -> Iterator[pa.Table]:
+        """Divide rows by partition, each part in the order of the rows."""
+        if not self.partitioned_by:
+            yield rows
+            return
+        keys = pa.table({f"{at}": key.of(rows) for at, key in enumerate(self.partitioned_by)})
+        numbered = keys.append_column("row", pa.array(range(rows.num_rows), pa.int64()))
+        grouped = numbered.group_by(keys.column_names, use_threads=False)
+        for numbers in grouped.aggregate([("row", "list")]).column("row_list"):
+            yield rows.take(numbers.values)
+
+    def _write(self, rows: pa.Table, name: str) -> list[Any]:
+        kept, partition = self.file_rows(rows)
+        data = encode_rows(kept)
+        self._store.put(StatePath(name), data)
+        return [name, len(data), rows.num_rows, partition]
+
+    def file_rows(self, rows: pa.Table) -> tuple[pa.Table, dict[str, str | None]]:
+        """Return what a file holds of the rows of one partition, and the values of the others."""
+        return rows, {}
 
     def commit(self, epoch: Epoch, data: Mapping[TableName, Mapping[int, bytes]]) -> None:
         """Add the files of an epoch to the table, unless it has them.
@@ -173,6 +221,22 @@ class TableSink(BufferingSink):
                     "committing",
                 )
 
+    def check_partitions(self, found: Sequence[PartitionKey]) -> None:
+        """Check that the table is partitioned as the subtasks divide their rows.
+
+        Raises:
+            InputError: it is not.
+        """
+        if tuple(found) != self.partitioned_by:
+            raise InputError(
+                "the table is partitioned in another way than the sink writes it",
+                table=self.table,
+                table_by=[_named(key) for key in found],
+                sink_by=[_named(key) for key in self.partitioned_by],
+                next_step="build the sink with the partitions of the table; files of a pending "
+                "epoch need those that they were written with",
+            )
+
     def check_columns(self, rows: pa.Schema, table: pa.Schema, *, pending: bool = False) -> None:
         """Check that a table has exactly the columns of the rows: its schema is never changed.
 
@@ -206,6 +270,10 @@ class TableSink(BufferingSink):
                 else "change the operator's output_schema, or alter the table first: a sink never "
                 "changes the columns of a table",
             )
+
+
+def _named(key: PartitionKey) -> str:
+    return key.column if key.unit is None else f"{key.unit}({key.column})"
 
 
 def _commit_of(epoch: Epoch, data: Mapping[int, bytes]) -> EpochAppend | None:
