@@ -293,7 +293,7 @@ def test_rows_of_a_partitioned_delta_table_keep_their_values(
     assert len(table.partitions()) == wanted
     if columns == ["key"]:
         for key in filter(None, KEYS):  # files are found by their partitions
-            assert table.to_pyarrow_table(partitions=[("key", "=", key)]).num_rows == 4
+            assert table.to_pyarrow_table(filters=[("key", "=", key)]).num_rows == 4
 
 
 @pytest.mark.parametrize(

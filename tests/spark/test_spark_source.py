@@ -13,19 +13,22 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from arroyo_dagster.errors import ConflictError, InputError, StorageError
+from arroyo_dagster.errors import ConflictError, InputError, ProtocolError, StorageError
 from arroyo_dagster.spark.connectors import KafkaSink, SparkSink, SparkSource
+from arroyo_dagster.spark.connectors.binding import bound_to_run
 from arroyo_dagster.spark.connectors.queries import StagingQueries
 from arroyo_dagster.spark.connectors.streams import SparkStream
 from arroyo_dagster.spark.pipeline import SparkOptions, run_pipeline
 from arroyo_dagster.spark.staging import staged_batches
 from arroyo_dagster.state.metadata.backend import ParquetBackend
+from arroyo_dagster.state.operations.restore.rollback import plan_rollback
 from arroyo_dagster.state.runtime.connectors import ParquetSink, TableSource
 from arroyo_dagster.state.runtime.delta_sink import DeltaSink
 from arroyo_dagster.state.runtime.in_process import run_pipeline as run_in_process
@@ -97,6 +100,9 @@ def test_rows_are_read_once_over_several_runs_and_nothing_stays_staged(place: Pl
     assert place.run().epochs == 0
     place.assert_exact()
     assert staged_batches(place.store, place.directory) == []
+    with pytest.raises(ProtocolError, match="cannot go back: the staged rows") as found:
+        plan_rollback(place.store, place.pipeline.paths, 1)
+    assert found.value.facts["sources"] == "words"
 
 
 def test_files_that_arrive_during_a_run_that_follows_are_read(place: Place) -> None:
@@ -131,8 +137,15 @@ class Crash(BaseException):
     """The end of a process, at one point."""
 
 
-@pytest.mark.parametrize("behind", [False, True], ids=["before", "behind"])
-@pytest.mark.parametrize("point", ["publish", "note"])
+@pytest.mark.parametrize(
+    ("point", "behind"),
+    [
+        ("publish", False),
+        ("publish", True),
+        ("note", False),
+        pytest.param("note", True, marks=pytest.mark.soak),
+    ],
+)
 def test_a_run_that_ends_at_an_epoch_goes_on_exactly_once(
     place: Place, point: str, behind: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -158,6 +171,7 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from arroyo_dagster.spark import session
+from arroyo_dagster.spark.connectors.binding import bound_to_run
 from arroyo_dagster.spark.connectors.queries import StagingQueries
 from arroyo_dagster.spark.staging import Staging
 from arroyo_dagster.state.runtime.publisher import EpochPublisher
@@ -207,6 +221,18 @@ def test_a_driver_that_is_killed_goes_on_exactly_once(place: Place, point: str) 
 
 
 # ---- errors --------------------------------------------------------------------------------------
+
+
+def test_a_session_of_spark_connect_is_refused(place: Place) -> None:
+    builder = SimpleNamespace(endpoint="localhost:15002")
+    session: Any = SimpleNamespace(client=SimpleNamespace(_builder=builder))
+    with (
+        bound_to_run(place.pipeline, place.store) as queries,
+        pytest.raises(InputError, match="cannot be staged over Spark Connect") as found,
+        queries.running(session, follow=False),
+    ):
+        pass
+    assert found.value.facts["sources"] == "words"
 
 
 def test_a_query_that_fails_ends_the_run_with_its_error(place: Place, tmp_path: Path) -> None:
@@ -351,8 +377,6 @@ def test_workers_write_the_files_of_a_delta_table(place: Place) -> None:
     source = SparkSource("json", {"path": str(place.input)}, schema=WORDS)
     rows = place.pipeline.source("words", source, timestamp="at")
     rows.key_by("word").sink("out", DeltaSink(f"{place.root}/table"))
-    place.run()
-    place.write("b.json", "or")
     place.run()
     found = DeltaTable(f"{place.root}/table").to_pyarrow_table()
     numbered = zip(found["n"].to_pylist(), found["word"].to_pylist(), strict=True)
