@@ -10,6 +10,7 @@ be read again. See `docs/decisions/sdf-on-spark.md`.
 from __future__ import annotations
 
 import json
+import re
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -24,10 +25,10 @@ from arroyo_dagster.errors import (
     NotFoundError,
     ProtocolError,
 )
-from arroyo_dagster.spark.query_log import query_id
+from arroyo_dagster.spark.query_log import batch_digest, query_id
 from arroyo_dagster.state.codec.parquet import decode_file, encode_rows
 from arroyo_dagster.state.model.ids import StatePath
-from arroyo_dagster.state.model.numbers import parse_numbered
+from arroyo_dagster.state.model.numbers import number_pattern, parse_numbered
 from arroyo_dagster.state.runtime.operators import Offset, Source
 from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.store import ObjectStore
@@ -40,6 +41,7 @@ BATCHES_PER_EPOCH = 16
 Convert = Callable[[pa.Table, int, int], pa.Table]
 """Returns the rows to stage. Arguments: Spark's rows, their batch, their partition in Spark."""
 
+_ROWS = re.compile(rf"({number_pattern(12)})-{number_pattern(5)}-[0-9a-f]{{16}}\.parquet")
 _PARTITION_DDL = "partition int, name string"
 
 
@@ -110,25 +112,31 @@ class StagedSource(Source):
     def _files(self, batch: int) -> list[StagedFile]:
         path = list_path(self._directory, batch)
         try:
-            names = json.loads(self._store.read(path))
+            names, _ = _parse_list(self._store.read(path), path)
         except NotFoundError as error:
-            raise ProtocolError(
-                "records that an epoch of this run reads are missing",
-                source=self._name,
-                path=path,
-                next_step="look for them in backups of the folder",
-            ) from error
-        except ValueError as error:
-            raise FormatError("not a file list written by this package", path=path) from error
+            raise self._missing(path) from error
         return [StagedFile(batch, number, self._directory / name) for number, name in names]
+
+    def _missing(self, path: StatePath) -> ProtocolError:
+        return ProtocolError(
+            "records that an epoch of this run reads are missing",
+            source=self._name,
+            path=path,
+            next_step="look for them in backups of the folder",
+        )
 
     def read(self, partition: StagedFile) -> Iterator[pa.RecordBatch]:
         """Yield the rows of one file.
 
         Raises:
             InputError: they were staged with other columns.
+            ProtocolError: the file is missing.
         """
-        rows, _ = decode_file(self._store.read(partition.path), partition.path)
+        try:
+            data = self._store.read(partition.path)
+        except NotFoundError as error:
+            raise self._missing(partition.path) from error
+        rows, _ = decode_file(data, partition.path)
         if not rows.schema.equals(self.schema):
             raise InputError(
                 "rows were staged with other columns than the source has now",
@@ -141,22 +149,41 @@ class StagedSource(Source):
         yield from rows.to_batches()
 
     def forget(self, done: Offset) -> None:
-        """Remove the batches up to an offset (inclusive) that a ready epoch has read.
+        """Remove the rows up to an offset (inclusive) that a ready epoch has read.
 
-        Batches that cannot be deleted remain.
+        Rows of attempts that were never published go as well. What cannot be deleted remains. The
+        list of the newest batch remains: it shows `Staging` how far Spark's log must be.
         """
         before = int(done["batch"])
-        there = [one for one in staged_batches(self._store, self._directory) if one <= before]
-        for batch in there:
-            files = [file.path for file in self._files(batch)]
-            # Delete the list last, so that a partly deleted batch can still be found and deleted.
-            if not self._store.delete_many(files).failed:
-                self._store.delete_many([list_path(self._directory, batch)])
+        rows = [
+            one.path
+            for one in self._store.list(self._directory)
+            if (found := _ROWS.fullmatch(one.path.name)) and int(found[1]) <= before
+        ]
+        older = staged_batches(self._store, self._directory)[:-1]
+        lists = [list_path(self._directory, batch) for batch in older if batch <= before]
+        if not self._store.delete_many(rows).failed:
+            self._store.delete_many(lists)
 
 
 def list_path(directory: StatePath, batch: int) -> StatePath:
     """Return the path of the list of a batch's files; its creation publishes the batch."""
     return directory / f"{batch:012}.json"
+
+
+def _parse_list(data: bytes, path: StatePath) -> tuple[list[tuple[int, str]], str | None]:
+    """Return the files of a list, by number and name, and the digest of its batch.
+
+    Lists that were written before 2026-11-24 have no digest.
+    """
+    try:
+        found = json.loads(data)
+        files, digest = (
+            (found["files"], found["batch"]) if isinstance(found, dict) else (found, None)
+        )
+        return [(int(number), str(name)) for number, name in files], digest
+    except (ValueError, KeyError, TypeError) as error:
+        raise FormatError("not a file list written by this package", path=path) from error
 
 
 def staged_batches(store: ObjectStore, directory: StatePath, *, after: int = -1) -> list[int]:
@@ -243,15 +270,36 @@ class Staging:
 
         Raises:
             StorageError: the store failed; the batch is not published.
-            ConflictError: another query has staged batches in the directory.
+            ConflictError: another query has staged batches in the directory, or later ones than
+                Spark's log knows of.
         """
         self._check_query(query_id(frame.sparkSession, self.location))
         path = list_path(self.directory, batch)
-        if self.store.head(path) is not None:
+        digest = batch_digest(frame.sparkSession, self.location, batch)
+        published = staged_batches(self.store, self.directory, after=batch - 1)
+        if published:
+            self._check_batch(batch, digest, published)
             return
         parts = frame.mapInArrow(self._writer(batch), _PARTITION_DDL).collect()
         names = sorted((int(row.partition), str(row.name)) for row in parts)
-        self.store.create(path, json.dumps(names).encode())
+        self.store.create(path, json.dumps({"files": names, "batch": digest}).encode())
+
+    def _check_batch(self, batch: int, digest: str, published: Sequence[int]) -> None:
+        """Check that a batch is published, and with the same rows.
+
+        Jobs have read beyond its number: other rows under this number would never be read.
+        """
+        path = list_path(self.directory, batch)
+        known = _parse_list(self.store.read(path), path)[1] if batch in published else ""
+        if known not in (None, digest):
+            raise ConflictError(
+                "Spark's log of this source is older than the rows that were staged with it",
+                source=self.name,
+                batch=batch,
+                staged=published[-1],
+                location=self.location,
+                next_step="restore the newest copy of Spark's checkpoint of the source",
+            )
 
     def _writer(self, batch: int) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
         staging = self

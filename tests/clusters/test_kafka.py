@@ -23,7 +23,6 @@ from arroyo_dagster.spark.connectors import KafkaSink, SparkSource
 from arroyo_dagster.spark.pipeline import SparkOptions, run_pipeline
 from arroyo_dagster.spark.session import open_session
 from arroyo_dagster.spark.settings import SparkSettings
-from arroyo_dagster.spark.staging import staged_batches
 from arroyo_dagster.state import Operator, Pipeline, global_table_config, open_store
 
 servers, folder, ivy, connector, documentation = sys.argv[1:]
@@ -119,7 +118,8 @@ documented = {}
 exec(documentation.replace("HOST:9092", servers).replace('"orders"', '"words"'), documented)
 run_pipeline(documented["pipeline"], store, SparkOptions(session=session))
 found["copied"] = len(records("copied"))
-found["staged"] = staged_batches(store, pipeline.paths.spark_source("words"))
+staged = store.list(pipeline.paths.spark_source("words"))
+found["staged"] = [one.path for one in staged if one.path.endswith(".parquet")]
 print(json.dumps(found))
 session.stop()
 """

@@ -26,7 +26,6 @@ from arroyo_dagster.spark.connectors.binding import bound_to_run
 from arroyo_dagster.spark.connectors.queries import StagingQueries
 from arroyo_dagster.spark.connectors.streams import SparkStream
 from arroyo_dagster.spark.pipeline import SparkOptions, run_pipeline
-from arroyo_dagster.spark.staging import staged_batches
 from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.operations.restore.rollback import plan_rollback
 from arroyo_dagster.state.runtime.connectors import ParquetSink, TableSource
@@ -37,6 +36,7 @@ from arroyo_dagster.state.runtime.pipeline_run import RunOutcome
 from arroyo_dagster.state.runtime.publisher import EpochPublisher
 from arroyo_dagster.state.runtime.stop_requests import request_stop
 from arroyo_dagster.state.storage.remote.open import open_store
+from tests.spark.test_staging import staged_rows
 from tests.words import output_of
 
 PROJECT = Path(__file__).parents[2]
@@ -99,7 +99,7 @@ def test_rows_are_read_once_over_several_runs_and_nothing_stays_staged(place: Pl
     assert place.run().epochs == 1
     assert place.run().epochs == 0
     place.assert_exact()
-    assert staged_batches(place.store, place.directory) == []
+    assert staged_rows(place.store, place.directory) == []
     with pytest.raises(ProtocolError, match="cannot go back: the staged rows") as found:
         plan_rollback(place.store, place.pipeline.paths, 1)
     assert found.value.facts["sources"] == "words"
@@ -119,7 +119,7 @@ def test_files_that_arrive_during_a_run_that_follows_are_read(place: Place) -> N
         run.join(60)
     place.assert_exact()
     assert outcomes[0].newest is not None
-    assert staged_batches(place.store, place.directory) == []
+    assert staged_rows(place.store, place.directory) == []
 
 
 def _wait_until(is_so: Callable[[], bool], run: threading.Thread) -> None:
@@ -217,7 +217,7 @@ def test_a_driver_that_is_killed_goes_on_exactly_once(place: Place, point: str) 
     place.write("c.json", "not")
     place.run()
     place.assert_exact()
-    assert staged_batches(place.store, place.directory) == []
+    assert staged_rows(place.store, place.directory) == []
 
 
 # ---- errors --------------------------------------------------------------------------------------

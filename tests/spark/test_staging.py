@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,11 @@ from arroyo_dagster.state.storage.remote.open import open_store
 
 DATA = Path(__file__).parents[1] / "compat" / "data"
 DIRECTORY = StatePath("landed/words")
+
+
+def staged_rows(store: Any, directory: StatePath) -> list[StatePath]:
+    """The files of rows that are staged."""
+    return [one.path for one in store.list(directory) if one.path.endswith(".parquet")]
 
 
 class Place:
@@ -148,6 +154,42 @@ def test_another_log_of_spark_is_refused_and_nothing_is_taken_for_landed(place: 
         place.stage(log="recreated")
     place.stage()
     assert place.words() == ["to", "be"]
+
+
+def test_an_older_copy_of_the_log_is_refused_as_its_batches_would_not_be_read(
+    place: Place,
+) -> None:
+    place.write("a.json", "to")
+    place.stage()
+    shutil.copytree(place.root / "log", place.root / "backup")
+    place.write("b.json", "be")
+    place.stage()
+    source = place.source
+    taken = source.latest_offset(source.initial_offset())
+    source.forget(taken)
+    place.write("c.json", "or")
+    with pytest.raises(Exception, match="older than the rows that were staged"):
+        place.stage(log="backup")
+    place.stage()
+    assert place.words(taken) == ["or"]
+
+
+def test_rows_that_were_taken_are_not_kept_and_no_batch_comes_twice(place: Place) -> None:
+    place.write("a.json", "to")
+    place.stage()
+    source = place.source
+    taken = source.latest_offset(source.initial_offset())
+    source.forget(taken)
+    source.forget(taken)
+    assert staged_rows(place.store, DIRECTORY) == []
+    assert source.latest_offset(taken) == taken
+    with pytest.raises(ProtocolError, match="are missing"):
+        place.words()
+    place.write("b.json", "be")
+    place.stage()
+    assert place.words(taken) == ["be"]
+    source.forget(source.latest_offset(taken))
+    assert staged_batches(place.store, DIRECTORY) == [1]
 
 
 def test_a_topic_that_an_earlier_release_staged_is_read(tmp_path: Path) -> None:

@@ -6,10 +6,15 @@ import contextlib
 import json
 from collections.abc import Iterator
 
+import pyarrow as pa
+
+from arroyo_dagster.errors import InputError
+from arroyo_dagster.spark.connectors.columns import listed_columns
 from arroyo_dagster.spark.connectors.queries import StagingQueries
 from arroyo_dagster.spark.connectors.sink import SinkBinding, SparkSink
 from arroyo_dagster.spark.connectors.source import SparkSource
 from arroyo_dagster.state.model.checkpoints import Checkpoint
+from arroyo_dagster.state.model.ids import OperatorId
 from arroyo_dagster.state.runtime.coordinator import JobRun
 from arroyo_dagster.state.runtime.pipeline import Pipeline
 from arroyo_dagster.state.runtime.pipeline_run import OnEpoch
@@ -42,15 +47,26 @@ def bound_to_run(pipeline: Pipeline, store: ObjectStore) -> Iterator[StagingQuer
         for source in sources.values():
             source.watch(queries)
         for name, sink in sinks.items():
-            (edge,) = pipeline.operators[name].inputs
-            schema = pipeline.schema_of(edge.origin)
-            sink.bind(SinkBinding(store, name, schema, pipeline.paths.root))
+            sink.bind(SinkBinding(store, name, _columns(pipeline, name), pipeline.paths.root))
         yield queries
     finally:
         for source in sources.values():
             source.watch(None)
         for sink in sinks.values():
             sink.bind(None)
+
+
+def _columns(pipeline: Pipeline, sink: OperatorId) -> pa.Schema:
+    first, *others = [pipeline.schema_of(edge.origin) for edge in pipeline.operators[sink].inputs]
+    for other in others:
+        if not other.equals(first):
+            raise InputError(
+                "the streams that a sink of Spark writes have different columns",
+                operator=sink,
+                columns=[listed_columns(first), listed_columns(other)],
+                next_step="write each to a sink of its own, or give them the same output_schema",
+            )
+    return first
 
 
 def noting(queries: StagingQueries, job: JobRun, on_epoch: OnEpoch | None) -> OnEpoch:
