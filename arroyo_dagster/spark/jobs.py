@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pyspark import SparkContext
     from pyspark.sql import DataFrame, Row, SparkSession
 
-_PYTHON_ERROR = re.compile(r"[A-Za-z_.]+(Error|Exception): ")
+_PYTHON_ERROR = re.compile(r"(?!(org|java|scala|com|io)\.)[A-Za-z_.]+(Error|Exception): ")
 _MISSING_MODULE = re.compile(r"ModuleNotFoundError: No module named '([\w.]+)'")
 _OTHER_PYTHON = re.compile(r"[^\n]*\bPYTHON_VERSION_MISMATCH\b[^\n]*")
 _LOCAL_CORES = re.compile(r"local\[(\d+).*\]")
