@@ -38,6 +38,7 @@ _SPARK = OptionalPackage("Spark", "'pyspark>=4.2' 'pandas>=2.2,<3'")
 PACKAGES: Mapping[str, OptionalPackage] = {
     "adlfs": OptionalPackage("Azure through fsspec", "'arroyo-dagster[azure]'", _OBSTORE),
     "dagster": _DAGSTER,
+    "deltalake": OptionalPackage("DeltaSink", "'arroyo-dagster[delta]'"),
     "google.rpc": _CONNECT,
     "grpc": _CONNECT,
     "grpc_status": _CONNECT,
@@ -45,6 +46,7 @@ PACKAGES: Mapping[str, OptionalPackage] = {
     "gcsfs": OptionalPackage("GCS through fsspec", "'arroyo-dagster[gcs]'", _OBSTORE),
     "psycopg": OptionalPackage("postgresql://", "'arroyo-dagster[postgres]'"),
     "pydantic": _DAGSTER,
+    "pyiceberg": OptionalPackage("IcebergSink", "'arroyo-dagster[iceberg]'"),
     "pandas": _SPARK,
     "py4j": _SPARK,
     "pyspark": _SPARK,

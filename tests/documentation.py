@@ -31,7 +31,7 @@ def blocks(page: str, language: str) -> list[str]:
 def first_program(folder: Path) -> Iterator[None]:
     """The programs of the pages in a folder; forgotten afterwards, as by a new process."""
     for name, page in PROGRAMS.items():
-        (program,) = blocks(page, "python")
+        program, *_ = blocks(page, "python")
         (folder / f"{name}.py").write_text(program)
     try:
         yield

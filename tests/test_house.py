@@ -42,6 +42,7 @@ STATE: dict[str, tuple[set[str], set[str]]] = {
     "state.storage.arroyo.postgres": (BASE | {"state.model", "state.storage"}, {"psycopg"}),
 }
 LOW = BASE | {"state.model", "state.planning", "state.codec", "state.storage"}
+RUNTIME = LOW | {"state.tables", "state.metadata", "state.runtime"}
 FLOORS: dict[str, tuple[set[str], set[str]]] = {
     "": ({"*"}, set()),  # __init__: public names, each loaded when asked for
     "errors": (set(), set()),
@@ -54,6 +55,8 @@ FLOORS: dict[str, tuple[set[str], set[str]]] = {
     "state.tables": (LOW, ROWS),
     "state.metadata": (LOW | {"state.tables"}, ROWS),
     "state.runtime": (LOW | {"state.tables", "state.metadata"}, ROWS),
+    "state.runtime.delta_sink": (RUNTIME, ROWS | {"deltalake"}),
+    "state.runtime.iceberg_sink": (RUNTIME, ROWS | {"pyiceberg"}),
     "state.operations": (LOW | {"state.tables", "state.metadata", "state.runtime"}, ROWS),
     "dataflow": (BASE | {"state"}, ROWS | {"ruamel"}),
     "sdf": ({"dataflow"}, set()),

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pyspark import SparkContext
     from pyspark.sql import DataFrame, Row, SparkSession
 
-_PYTHON_ERROR = re.compile(r"[A-Za-z_]+(Error|Exception): ")
+_PYTHON_ERROR = re.compile(r"(?!(org|java|scala|com|io)\.)[A-Za-z_.]+(Error|Exception): ")
 _MISSING_MODULE = re.compile(r"ModuleNotFoundError: No module named '([\w.]+)'")
 _OTHER_PYTHON = re.compile(r"[^\n]*\bPYTHON_VERSION_MISMATCH\b[^\n]*")
 _LOCAL_CORES = re.compile(r"local\[(\d+).*\]")
@@ -71,7 +71,7 @@ def fetch_rows(session: SparkSession, frame: DataFrame) -> list[Row]:
                 "pyarrow; `ship` sends this package",
             ) from redacted_cause(error)
         raise StorageError(
-            f"tasks failed, and Spark gave up ({_reason(error)})",
+            f"tasks failed, and Spark gave up ({failure_reason(error)})",
             retryable=True,
             next_step="check Spark's log, then run it again; files that were written are not "
             "listed",
@@ -88,7 +88,7 @@ def _what_workers_lack(message: str) -> str | None:
     return None
 
 
-def _reason(error: Exception) -> str:
+def failure_reason(error: Exception) -> str:
     """Return the useful line of a Java and Python stack trace: the Python error, or the cause."""
     lines = [line.strip() for line in redact_text(str(error)).splitlines() if line.strip()]
     python = [line for line in lines if _PYTHON_ERROR.match(line)]

@@ -17,6 +17,7 @@ from dataclasses import InitVar, dataclass, field, replace
 from typing import TYPE_CHECKING, Self
 
 from arroyo_dagster.errors import ProtocolError
+from arroyo_dagster.spark.connectors.binding import bound_to_run, noting
 from arroyo_dagster.spark.jobs import fetch_rows, slots
 from arroyo_dagster.spark.session import open_session
 from arroyo_dagster.spark.settings import SparkChoice, SparkSettings
@@ -121,7 +122,8 @@ def run_pipeline(
         on_epoch: called with every epoch after it is published and committed.
 
     Raises:
-        InputError: Spark's workers cannot run this package, or do not share the disk of the state.
+        InputError: Spark's workers cannot run this package, or do not share the disk of the state;
+            or Spark cannot read a `SparkSource`.
         ConflictError: a newer run was started. Nothing is lost.
         StorageError: Spark did not start; or tasks failed or were lost, and Spark gave up. Nothing
             is lost.
@@ -130,21 +132,25 @@ def run_pipeline(
     if (newest := finished(store, pipeline)) is not None:
         return RunOutcome(epochs=0, newest=newest, exhausted=True)
     chosen = options or SparkOptions()
-    # Before the start: if this fails, it must not fence a run that is active.
-    packed = PackedPipeline.pack(pipeline)
-    session, mine = chosen.get_session()
-    try:
-        run = SparkRun.start(pipeline, store, session, packed)
-        with contextlib.closing(run.job):
-            return run.run(
-                max_epochs=chosen.max_epochs,
-                follow=chosen.follow,
-                interval_seconds=chosen.interval_seconds,
-                on_epoch=on_epoch,
-            )
-    finally:
-        if mine:
-            session.stop()
+    with bound_to_run(pipeline, store) as staging:
+        # Before the start: if this fails, it must not fence a run that is active.
+        packed = PackedPipeline.pack(pipeline)
+        session, mine = chosen.get_session()
+        try:
+            run = SparkRun.start(pipeline, store, session, packed)
+            with (
+                contextlib.closing(run.job),
+                staging.running(session, follow=chosen.follow),
+            ):
+                return run.run(
+                    max_epochs=chosen.max_epochs,
+                    follow=chosen.follow,
+                    interval_seconds=chosen.interval_seconds,
+                    on_epoch=noting(staging, run.job, on_epoch),
+                )
+        finally:
+            if mine:
+                session.stop()
 
 
 class SparkRun(PipelineRun):

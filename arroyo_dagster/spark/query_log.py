@@ -1,7 +1,8 @@
-"""The identity of a streaming query, from the log at its checkpoint location."""
+"""The identity of a streaming query and of its batches, from the log at its checkpoint location."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,12 @@ if TYPE_CHECKING:
 def query_id(session: SparkSession, location: str) -> str:
     """Return the id of the query at a checkpoint location; it is the same after restarts."""
     return str(json.loads(_read_text(session, f"{location}/metadata"))["id"])
+
+
+def batch_digest(session: SparkSession, location: str, batch: int) -> str:
+    """Return a digest of the offsets of a batch; the batch has others if another log planned it."""
+    planned = _read_text(session, f"{location}/offsets/{batch}")
+    return hashlib.sha256(planned.encode()).hexdigest()[:16]
 
 
 def _read_text(session: SparkSession, path: str) -> str:

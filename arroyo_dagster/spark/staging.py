@@ -1,26 +1,23 @@
-"""Use any streaming source of Spark as the source of a topic: its records are staged in files.
+"""Use any streaming source of Spark as the source of a job: its rows are staged in files.
 
 A streaming query reads the source (Kafka, files, any format on the class path) and writes each of
-its micro-batches once: Parquet files of records, then a list of these files. The creation of the
-list publishes the batch. `StagedSource` reads such batches from any offset, with the same rows in
-the same order, in process or on Spark. The exactly-once processing of a job therefore does not
-depend on whether the source can be read again. See `docs/decisions/sdf-on-spark.md`.
+its micro-batches once: Parquet files of rows, then a list of these files. The creation of the list
+publishes the batch. `StagedSource` reads such batches from any offset, with the same rows in the
+same order. The exactly-once processing of a job therefore does not depend on whether the source can
+be read again. See `docs/decisions/sdf-on-spark.md`.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from arroyo_dagster.dataflow.storage.boundary import VALUE
-from arroyo_dagster.dataflow.topics.records import RECORDS
-from arroyo_dagster.dataflow.topics.rows import plain_rows
 from arroyo_dagster.errors import (
     ConflictError,
     FormatError,
@@ -28,64 +25,24 @@ from arroyo_dagster.errors import (
     NotFoundError,
     ProtocolError,
 )
-from arroyo_dagster.redaction import redact_text, redacted_cause
-from arroyo_dagster.spark.query_log import query_id
+from arroyo_dagster.spark.query_log import batch_digest, query_id
 from arroyo_dagster.state.codec.parquet import decode_file, encode_rows
 from arroyo_dagster.state.model.ids import StatePath
-from arroyo_dagster.state.model.numbers import parse_numbered
+from arroyo_dagster.state.model.numbers import number_pattern, parse_numbered
 from arroyo_dagster.state.runtime.operators import Offset, Source
 from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.store import ObjectStore
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
     from pyspark.sql.streaming.query import StreamingQuery
 
 BATCHES_PER_EPOCH = 16
-_BATCH_BITS, _PARTITION_BITS = 36, 24  # rows of a partition, partitions of a batch, batches
-_RAW = (pa.types.is_binary, pa.types.is_string, pa.types.is_large_binary, pa.types.is_large_string)
-_OF_KAFKA = frozenset({"key", VALUE, "partition", "offset", "timestamp"})
+Convert = Callable[[pa.Table, int, int], pa.Table]
+"""Returns the rows to stage. Arguments: Spark's rows, their batch, their partition in Spark."""
+
+_ROWS = re.compile(rf"({number_pattern(12)})-{number_pattern(5)}-[0-9a-f]{{16}}\.parquet")
 _PARTITION_DDL = "partition int, name string"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SparkTopic:
-    """A streaming source of Spark that a topic is bound to.
-
-    Attributes:
-        topic: the topic of the dataflow.
-        format: the format for `spark.readStream.format`; `kafka` needs its connector on the class
-            path.
-        options: the options for `.options`.
-        schema: the columns in Spark's DDL, for formats that need it (`json`, `csv`, `parquet`).
-    """
-
-    topic: str
-    format: str
-    options: Mapping[str, str] = field(repr=False)
-    schema: str | None = None
-
-    def frame(self, session: SparkSession) -> DataFrame:
-        """Return the stream.
-
-        Raises:
-            InputError: Spark does not know the format, or rejects the options.
-        """
-        from pyspark.errors import PySparkException
-
-        reader = session.readStream.format(self.format).options(**dict(self.options))
-        if self.schema is not None:
-            reader = reader.schema(self.schema)
-        try:
-            return reader.load()
-        except PySparkException as error:
-            raise InputError(
-                f"Spark cannot read this source ({redact_text(str(error)).splitlines()[0]})",
-                topic=self.topic,
-                format=self.format,
-                next_step="check its options; add a format that Spark does not include to the "
-                "class path with --conf spark.jars.packages=…",
-            ) from redacted_cause(error)
 
 
 # ---- reading staged batches ----------------------------------------------------------------------
@@ -101,31 +58,32 @@ class StagedFile:
 
 
 class StagedSource(Source):
-    """Reads the staged batches of a topic.
+    """Reads the staged batches of a stream.
 
     Args:
-        topic: the topic, for messages.
+        name: the topic or the operator, for messages.
         store: the object store of the batches.
-        directory: the directory of the topic.
+        directory: the directory of the batches.
+        schema: the columns of the staged rows.
         batches_per_epoch: the maximum number of Spark's batches per epoch.
 
     Raises:
         InputError: `batches_per_epoch` is below 1.
     """
 
-    schema = RECORDS
-
     def __init__(
         self,
-        topic: str,
+        name: str,
         store: ObjectStore,
         directory: StatePath,
+        schema: pa.Schema,
         *,
         batches_per_epoch: int = BATCHES_PER_EPOCH,
     ) -> None:
         if batches_per_epoch < 1:
-            raise InputError("batches_per_epoch is at least 1", topic=topic)
-        self._topic = topic
+            raise InputError("batches_per_epoch is at least 1", source=name)
+        self.schema = schema
+        self._name = name
         self._store = store
         self._directory = directory
         self._batches_per_epoch = batches_per_epoch
@@ -154,44 +112,78 @@ class StagedSource(Source):
     def _files(self, batch: int) -> list[StagedFile]:
         path = list_path(self._directory, batch)
         try:
-            names = json.loads(self._store.read(path))
+            names, _ = _parse_list(self._store.read(path), path)
         except NotFoundError as error:
-            raise ProtocolError(
-                "records that an epoch of this run reads are missing",
-                topic=self._topic,
-                path=path,
-                next_step="look for them in backups of the folder",
-            ) from error
-        except ValueError as error:
-            raise FormatError("not a file list written by this package", path=path) from error
+            raise self._missing(path) from error
         return [StagedFile(batch, number, self._directory / name) for number, name in names]
 
+    def _missing(self, path: StatePath) -> ProtocolError:
+        return ProtocolError(
+            "records that an epoch of this run reads are missing",
+            source=self._name,
+            path=path,
+            next_step="look for them in backups of the folder",
+        )
+
     def read(self, partition: StagedFile) -> Iterator[pa.RecordBatch]:
-        """Yield the records of one file."""
-        rows, _ = decode_file(self._store.read(partition.path), partition.path)
-        if not rows.schema.equals(RECORDS):
-            raise FormatError(
-                "the staged records have other columns than the source", path=partition.path
+        """Yield the rows of one file.
+
+        Raises:
+            InputError: they were staged with other columns.
+            ProtocolError: the file is missing.
+        """
+        try:
+            data = self._store.read(partition.path)
+        except NotFoundError as error:
+            raise self._missing(partition.path) from error
+        rows, _ = decode_file(data, partition.path)
+        if not rows.schema.equals(self.schema):
+            raise InputError(
+                "rows were staged with other columns than the source has now",
+                source=self._name,
+                path=partition.path,
+                staged=[f"{field.name}: {field.type}" for field in rows.schema],
+                expected=[f"{field.name}: {field.type}" for field in self.schema],
+                next_step="run the job with the former schema until it has taken them",
             )
         yield from rows.to_batches()
 
     def forget(self, done: Offset) -> None:
-        """Remove the batches up to an offset (inclusive) that a ready epoch has read.
+        """Remove the rows up to an offset (inclusive) that a ready epoch has read.
 
-        Batches that cannot be deleted remain.
+        Rows of attempts that were never published go as well. What cannot be deleted remains. The
+        list of the newest batch remains: it shows `Staging` how far Spark's log must be.
         """
         before = int(done["batch"])
-        there = [one for one in staged_batches(self._store, self._directory) if one <= before]
-        for batch in there:
-            files = [file.path for file in self._files(batch)]
-            # Delete the list last, so that a partly deleted batch can still be found and deleted.
-            if not self._store.delete_many(files).failed:
-                self._store.delete_many([list_path(self._directory, batch)])
+        rows = [
+            one.path
+            for one in self._store.list(self._directory)
+            if (found := _ROWS.fullmatch(one.path.name)) and int(found[1]) <= before
+        ]
+        older = staged_batches(self._store, self._directory)[:-1]
+        lists = [list_path(self._directory, batch) for batch in older if batch <= before]
+        if not self._store.delete_many(rows).failed:
+            self._store.delete_many(lists)
 
 
 def list_path(directory: StatePath, batch: int) -> StatePath:
     """Return the path of the list of a batch's files; its creation publishes the batch."""
     return directory / f"{batch:012}.json"
+
+
+def _parse_list(data: bytes, path: StatePath) -> tuple[list[tuple[int, str]], str | None]:
+    """Return the files of a list, by number and name, and the digest of its batch.
+
+    Lists that were written before 2026-11-24 have no digest.
+    """
+    try:
+        found = json.loads(data)
+        files, digest = (
+            (found["files"], found["batch"]) if isinstance(found, dict) else (found, None)
+        )
+        return [(int(number), str(name)) for number, name in files], digest
+    except (ValueError, KeyError, TypeError) as error:
+        raise FormatError("not a file list written by this package", path=path) from error
 
 
 def staged_batches(store: ObjectStore, directory: StatePath, *, after: int = -1) -> list[int]:
@@ -209,40 +201,65 @@ def staged_batches(store: ObjectStore, directory: StatePath, *, after: int = -1)
 # ---- staging -------------------------------------------------------------------------------------
 
 
+def query_location(store: ObjectStore, directory: StatePath, given: str | None) -> str:
+    """Return where Spark stores the offsets of the source whose rows are staged in a directory.
+
+    Args:
+        store: the object store of the batches.
+        directory: the directory in the store.
+        given: a path or URL that Spark can write to; None = beside the batches.
+
+    Raises:
+        InputError: none is given, and the store is not on local disk.
+    """
+    if given is not None:
+        return f"{given}/{directory}"
+    if not store.url.startswith("file:"):
+        raise InputError(
+            "Spark stores the offsets of its sources, and cannot do so below this URL",
+            url=store.url,
+            next_step="set --spark-checkpoint of `sdf run`, or checkpoint_location of a "
+            "SparkSource, to a path that Spark can write to",
+        )
+    return f"{store.url}/{directory}/spark"
+
+
 @dataclass(frozen=True, slots=True)
 class Staging:
-    """Stages the batches of one topic.
+    """Stages the batches of one stream.
 
     Attributes:
-        topic: the topic, for messages.
+        name: the topic or the operator, for messages.
         store: the object store of the batches.
-        directory: the directory of the topic.
-        encode: returns the value of a row from its cells, as `plain_rows` returns them. It is not
-            used if rows have a column `value` of text or bytes (`kafka`, `text`), which then is
-            the value.
+        directory: the directory of the batches.
+        convert: returns the rows to stage; called in workers.
         location: where Spark stores the offsets of the source; it must not be deleted.
     """
 
-    topic: str
+    name: str
     store: ObjectStore
     directory: StatePath
-    encode: Callable[[dict[str, Any]], bytes]
+    convert: Convert
     location: str
 
-    def start(self, frame: DataFrame, *, follow: bool, seconds: float = 0.0) -> StreamingQuery:
+    def start(
+        self,
+        frame: DataFrame,
+        stage: Callable[[DataFrame, int], None] | None = None,
+        *,
+        follow: bool,
+    ) -> StreamingQuery:
         """Start to stage a stream, and return its query.
 
         Args:
             frame: the stream.
-            follow: whether to continue with new records; else the query ends after those of now.
-            seconds: the minimum time between two batches; ignored without `follow`.
+            stage: called with each micro-batch and its number; None = the method `stage`.
+            follow: whether to continue with new rows; else the query ends after those of now.
         """
-        writer = frame.writeStream.foreachBatch(self.stage)
+        writer = frame.writeStream.foreachBatch(stage or self.stage)
         writer = writer.option("checkpointLocation", self.location)
         if not follow:
             writer = writer.trigger(availableNow=True)
-        elif seconds > 0:
-            writer = writer.trigger(processingTime=f"{seconds} seconds")
         return writer.start()
 
     def stage(self, frame: DataFrame, batch: int) -> None:
@@ -253,15 +270,36 @@ class Staging:
 
         Raises:
             StorageError: the store failed; the batch is not published.
-            ConflictError: another query has staged batches of the topic.
+            ConflictError: another query has staged batches in the directory, or later ones than
+                Spark's log knows of.
         """
         self._check_query(query_id(frame.sparkSession, self.location))
         path = list_path(self.directory, batch)
-        if self.store.head(path) is not None:
+        digest = batch_digest(frame.sparkSession, self.location, batch)
+        published = staged_batches(self.store, self.directory, after=batch - 1)
+        if published:
+            self._check_batch(batch, digest, published)
             return
         parts = frame.mapInArrow(self._writer(batch), _PARTITION_DDL).collect()
         names = sorted((int(row.partition), str(row.name)) for row in parts)
-        self.store.create(path, json.dumps(names).encode())
+        self.store.create(path, json.dumps({"files": names, "batch": digest}).encode())
+
+    def _check_batch(self, batch: int, digest: str, published: Sequence[int]) -> None:
+        """Check that a batch is published, and with the same rows.
+
+        Jobs have read beyond its number: other rows under this number would never be read.
+        """
+        path = list_path(self.directory, batch)
+        known = _parse_list(self.store.read(path), path)[1] if batch in published else ""
+        if known not in (None, digest):
+            raise ConflictError(
+                "Spark's log of this source is older than the rows that were staged with it",
+                source=self.name,
+                batch=batch,
+                staged=published[-1],
+                location=self.location,
+                next_step="restore the newest copy of Spark's checkpoint of the source",
+            )
 
     def _writer(self, batch: int) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
         staging = self
@@ -275,42 +313,15 @@ class Staging:
             if rows is None or not rows.num_rows:
                 return
             name = f"{batch:012}-{number:05}-{uuid.uuid4().hex[:16]}.parquet"
-            data = encode_rows(staging.records(rows, batch, number))
+            data = encode_rows(staging.convert(rows, batch, number))
             staging.store.put(staging.directory / name, data)
             columns = [pa.array([number], pa.int32()), pa.array([name])]
             yield pa.RecordBatch.from_arrays(columns, names=["partition", "name"])
 
         return write
 
-    def records(self, rows: pa.Table, batch: int, number: int) -> pa.Table:
-        """Convert Spark's rows to records of the topic, in their order.
-
-        Args:
-            rows: the rows.
-            batch, number: their batch and partition in Spark, which determine the offsets of
-                records from sources without offsets.
-        """
-        count, kafka = rows.num_rows, _OF_KAFKA <= set(rows.column_names)
-        first = (batch << _BATCH_BITS) + (number << _PARTITION_BITS)
-        columns: dict[str, Any] = {
-            "key": rows.column("key") if kafka else pa.nulls(count, pa.binary()),
-            VALUE: self._values(rows),
-            "partition": rows.column("partition") if kafka else pa.array([number] * count),
-            "offset": rows.column("offset") if kafka else pa.array(range(first, first + count)),
-            "timestamp": _times(rows),
-        }
-        return pa.table([_as(columns[field.name], field) for field in RECORDS], RECORDS)
-
-    def _values(self, rows: pa.Table) -> pa.ChunkedArray | pa.Array:
-        names = rows.column_names
-        if VALUE in names and any(is_raw(rows.column(VALUE).type) for is_raw in _RAW):
-            return rows.column(VALUE)
-        if set(names) == {"timestamp", VALUE}:  # `rate`
-            rows = rows.select([VALUE])
-        return pa.array([self.encode(row) for row in plain_rows(rows)], pa.binary())
-
     def _check_query(self, query: str) -> None:
-        """Check that the query is the one that staged the topic's first batch.
+        """Check that the query is the one that staged the first batch.
 
         A new query counts its batches from 0 again, so that they would be mistaken for published
         ones.
@@ -322,26 +333,10 @@ class Staging:
         if known != query:
             raise ConflictError(
                 "Spark's log of this source is not the log that its records were staged with",
-                topic=self.topic,
+                source=self.name,
                 path=path,
                 recorded_query=known,
                 query=query,
                 next_step="restore Spark's checkpoint of the source; or, to start anew with what "
                 "the source still has, delete this object and the objects beside it",
             )
-
-
-def _times(rows: pa.Table) -> pa.ChunkedArray | pa.Array:
-    """Return the timestamps of records; nulls if the source has none."""
-    if "timestamp" in rows.column_names and pa.types.is_timestamp(
-        rows.schema.field("timestamp").type
-    ):
-        return rows.column("timestamp")
-    return pa.nulls(rows.num_rows, pa.timestamp("ms"))
-
-
-def _as(values: pa.ChunkedArray | pa.Array, field: pa.Field) -> pa.ChunkedArray | pa.Array:
-    if pa.types.is_timestamp(field.type):
-        # Spark's timestamps are in microseconds, those of records in milliseconds.
-        return pc.floor_temporal(values, unit="millisecond").cast(field.type)
-    return values if values.type.equals(field.type) else values.cast(field.type)

@@ -12,13 +12,18 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
 import pytest
 from click.testing import CliRunner, Result
+from deltalake import DeltaTable
+from pyiceberg.catalog.sql import SqlCatalog
 
 from arroyo_dagster.cli import main
 from arroyo_dagster.state.codec.iso_times import iso_micros
 from arroyo_dagster.state.model.checkpoints import CheckpointState
+from arroyo_dagster.state.runtime.in_process import run_pipeline
 from arroyo_dagster.state.storage.remote.open import open_store
 from tests.commands import leaf_commands
 from tests.documentation import PAGES, PROJECT, blocks, first_program
@@ -136,6 +141,26 @@ def test_the_first_operator_runs_from_a_shell_and_prints_its_totals(place: Path)
         )
         assert answer.returncode == 0, answer.stderr
     assert {"key": "ada", "value": 300} in json.loads(answer.stdout)
+
+
+def test_the_orders_are_in_the_tables_of_delta_and_iceberg(place: Path) -> None:
+    program, sinks = blocks("docs/checkpoints.md", "python")
+    sinks = sinks.replace("/tmp/", f"{place}/")
+    found: dict[str, Any] = {}
+    exec(program, found)
+    opened = SqlCatalog(
+        "shop", uri=f"sqlite:///{place}/shop-catalog.db", warehouse=f"file://{place}/warehouse"
+    )
+    opened.create_namespace("shop")
+    time = pa.timestamp("us")
+    columns = found["orders"].schema.append(pa.field("_timestamp", time, nullable=False))
+    opened.create_table("shop.orders", columns)
+    exec(sinks, found)
+    run_pipeline(found["pipeline"], open_store(f"file://{place}/shop"))
+    iceberg = opened.load_table("shop.orders").scan().to_arrow()
+    delta = DeltaTable(f"{place}/shop-orders").to_pyarrow_table()
+    for table in (iceberg, delta):
+        assert sorted(table["cents"].to_pylist()) == [50, 100, 250]
 
 
 def test_the_program_of_keyed_state_leaves_the_open_hour(place: Path) -> None:

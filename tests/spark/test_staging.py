@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +12,11 @@ import pyarrow as pa
 import pytest
 
 from arroyo_dagster.dataflow.topics.cells import Shape
+from arroyo_dagster.dataflow.topics.records import RECORDS
 from arroyo_dagster.errors import InputError, ProtocolError, StorageError
+from arroyo_dagster.spark.connectors.streams import SparkStream
+from arroyo_dagster.spark.dataflow.records import TopicRecords
 from arroyo_dagster.spark.staging import (
-    SparkTopic,
     StagedSource,
     Staging,
     list_path,
@@ -21,7 +25,13 @@ from arroyo_dagster.spark.staging import (
 from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.storage.remote.open import open_store
 
+DATA = Path(__file__).parents[1] / "compat" / "data"
 DIRECTORY = StatePath("landed/words")
+
+
+def staged_rows(store: Any, directory: StatePath) -> list[StatePath]:
+    """The files of rows that are staged."""
+    return [one.path for one in store.list(directory) if one.path.endswith(".parquet")]
 
 
 class Place:
@@ -33,8 +43,8 @@ class Place:
         self.input = root / "in"
         self.input.mkdir()
         self.store = open_store(str(root / "out"))
-        self.topic = SparkTopic(
-            topic="words",
+        self.stream = SparkStream(
+            name="words",
             format="json",
             options={"path": str(self.input), "maxFilesPerTrigger": "1"},
             schema="word string, count long, at timestamp",
@@ -45,16 +55,20 @@ class Place:
         (self.input / name).write_text("\n".join(lines) + "\n")
 
     def stage(self, log: str = "log", store: Any = None) -> None:
-        frame = self.topic.frame(self.session)
+        frame = self.stream.frame(self.session)
         staging = Staging(
-            "words", store or self.store, DIRECTORY, Shape().from_row, str(self.root / log)
+            "words",
+            store or self.store,
+            DIRECTORY,
+            TopicRecords(Shape().from_row),
+            str(self.root / log),
         )
         query = staging.start(frame, follow=False)
         query.awaitTermination()
 
     @property
     def source(self) -> StagedSource:
-        return StagedSource("words", self.store, DIRECTORY)
+        return StagedSource("words", self.store, DIRECTORY, RECORDS)
 
     def words(self, start: dict[str, Any] | None = None) -> list[str]:
         source = self.source
@@ -142,6 +156,55 @@ def test_another_log_of_spark_is_refused_and_nothing_is_taken_for_landed(place: 
     assert place.words() == ["to", "be"]
 
 
+def test_an_older_copy_of_the_log_is_refused_as_its_batches_would_not_be_read(
+    place: Place,
+) -> None:
+    place.write("a.json", "to")
+    place.stage()
+    shutil.copytree(place.root / "log", place.root / "backup")
+    place.write("b.json", "be")
+    place.stage()
+    source = place.source
+    taken = source.latest_offset(source.initial_offset())
+    source.forget(taken)
+    place.write("c.json", "or")
+    with pytest.raises(Exception, match="older than the rows that were staged"):
+        place.stage(log="backup")
+    place.stage()
+    assert place.words(taken) == ["or"]
+
+
+def test_rows_that_were_taken_are_not_kept_and_no_batch_comes_twice(place: Place) -> None:
+    place.write("a.json", "to")
+    place.stage()
+    source = place.source
+    taken = source.latest_offset(source.initial_offset())
+    source.forget(taken)
+    source.forget(taken)
+    assert staged_rows(place.store, DIRECTORY) == []
+    assert source.latest_offset(taken) == taken
+    with pytest.raises(ProtocolError, match="are missing"):
+        place.words()
+    place.write("b.json", "be")
+    place.stage()
+    assert place.words(taken) == ["be"]
+    source.forget(source.latest_offset(taken))
+    assert staged_batches(place.store, DIRECTORY) == [1]
+
+
+def test_a_topic_that_an_earlier_release_staged_is_read(tmp_path: Path) -> None:
+    with tarfile.open(DATA / "staged-0.1.0.tar.gz") as file:
+        file.extractall(tmp_path, filter="data")
+    store = open_store(str(tmp_path))
+    source = StagedSource("words", store, DIRECTORY, RECORDS)
+    start = source.initial_offset()
+    end = source.latest_offset(start)
+    assert end == {"batch": 1}
+    rows = [row for one in source.partitions(start, end) for row in source.read(one)]
+    words = [json.loads(value)["word"] for batch in rows for value in batch["value"].to_pylist()]
+    assert words == ["to", "be", "or"]
+
+
 def test_what_an_epoch_has_taken_can_be_forgotten_and_is_then_named_when_missed(
     place: Place,
 ) -> None:
@@ -159,13 +222,11 @@ def test_what_an_epoch_has_taken_can_be_forgotten_and_is_then_named_when_missed(
     assert found.value.facts["path"] == list_path(DIRECTORY, 0)
 
 
-def test_values_are_bytes_as_they_are_or_rows_as_json(tmp_path: Path) -> None:
-    staging = Staging(
-        "t", open_store(str(tmp_path)), DIRECTORY, Shape().from_row, str(tmp_path / "log")
-    )
+def test_values_are_bytes_as_they_are_or_rows_as_json() -> None:
+    records = TopicRecords(Shape().from_row)
 
     def values(**columns: pa.Array) -> list[bytes]:
-        return staging.records(pa.table(columns), 3, 2)["value"].to_pylist()  # type: ignore[no-any-return]
+        return records(pa.table(columns), 3, 2)["value"].to_pylist()  # type: ignore[no-any-return]
 
     at = pa.array([1_700_000_000_123_456], pa.timestamp("us", "UTC"))
     assert values(value=pa.array(["a line"])) == [b"a line"]
@@ -177,10 +238,8 @@ def test_values_are_bytes_as_they_are_or_rows_as_json(tmp_path: Path) -> None:
     }
 
 
-def test_records_of_kafka_keep_key_partition_offset_and_time(tmp_path: Path) -> None:
-    staging = Staging(
-        "t", open_store(str(tmp_path)), DIRECTORY, Shape().from_row, str(tmp_path / "log")
-    )
+def test_records_of_kafka_keep_key_partition_offset_and_time() -> None:
+    records = TopicRecords(Shape().from_row)
     rows = pa.table(
         {
             "key": pa.array([b"k", None], pa.binary()),
@@ -192,7 +251,7 @@ def test_records_of_kafka_keep_key_partition_offset_and_time(tmp_path: Path) -> 
             "timestampType": pa.array([0, 0], pa.int32()),
         }
     )
-    (first, second) = staging.records(rows, 0, 0).to_pylist()
+    (first, second) = records(rows, 0, 0).to_pylist()
     assert (first["key"], first["partition"], first["offset"]) == (b"k", 4, 17)
     assert (second["key"], second["value"]) == (None, b"[]")
     assert first["timestamp"].microsecond == 1000
@@ -200,5 +259,5 @@ def test_records_of_kafka_keep_key_partition_offset_and_time(tmp_path: Path) -> 
 
 def test_a_format_that_spark_does_not_know_is_named_with_what_to_do(session: Any) -> None:
     with pytest.raises(InputError, match="cannot read this source") as found:
-        SparkTopic(topic="t", format="kafka", options={"subscribe": "t"}).frame(session)
+        SparkStream(name="t", format="kafka", options={"subscribe": "t"}).frame(session)
     assert "spark.jars.packages" in str(found.value)

@@ -22,9 +22,9 @@ from arroyo_dagster.errors import InputError
 from arroyo_dagster.spark.dataflow.pipelines import run_pipelines
 from arroyo_dagster.spark.dataflow.topics import SparkTopics
 from arroyo_dagster.spark.pipeline import SparkOptions
-from arroyo_dagster.spark.staging import staged_batches
 from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.storage.remote.open import open_store
+from tests.spark.test_staging import staged_rows
 from tests.word_services import random_words, states_of, words_dataflow
 
 
@@ -92,7 +92,7 @@ def test_a_dataflow_reads_and_writes_through_spark_each_record_once(
     assert sum(1 for file in place.answers.glob("*.json") for _ in file.open()) == 2
     # What both readers of the topic have taken does not stay.
     staged = StatePath("tests.words/count/_arroyo_dagster/landed/words")
-    assert staged_batches(place.store, staged) == []
+    assert staged_rows(place.store, staged) == []
 
 
 def test_without_spark_such_a_topic_is_refused(tmp_path: Path) -> None:
@@ -140,7 +140,7 @@ def told(tmp_path: Path, binding: TopicBinding) -> dict[str, Any]:
     topics = SparkTopics(open_store(f"{tmp_path}/state"))
     topics.source(binding, Shape(), StatePath("landed/words"), ("count",))
     reader: Any = Reader()
-    topics._bound["words"].topic.frame(reader)
+    topics.queries().streams["words"].stream.frame(reader)
     return reader.told  # type: ignore[no-any-return]
 
 

@@ -28,6 +28,8 @@ from arroyo_dagster.spark.session import get_session, open_session
 from arroyo_dagster.spark.settings import SparkSettings
 from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.operations.catalog.job_directory import open_directory
+from arroyo_dagster.state.runtime.delta_sink import DeltaSink
+from arroyo_dagster.state.runtime.iceberg_sink import IcebergSink
 from arroyo_dagster.state.storage import open_store
 
 PROJECT = Path(__file__).parents[2]
@@ -48,6 +50,14 @@ def _azure() -> object:
     return open_store(url, options={"client": "fsspec"}).read(StatePath("x"))
 
 
+def _delta() -> object:
+    return DeltaSink("/nowhere")
+
+
+def _iceberg() -> object:
+    return IcebergSink("db.words", {"type": "sql", "uri": "sqlite://"})
+
+
 def _connect() -> object:
     return open_session(SparkSettings(remote="sc://127.0.0.1:1"))
 
@@ -55,7 +65,9 @@ def _connect() -> object:
 USES: dict[str, tuple[str, Callable[[], object]]] = {
     "azure": ("adlfs", _azure),
     "connect": ("grpc_status", _connect),
+    "delta": ("deltalake", _delta),
     "gcs": ("gcsfs", _gcs),
+    "iceberg": ("pyiceberg", _iceberg),
     "postgres": ("psycopg", _postgres),
 }
 """For each extra: the package that its code imports, and a call that needs it."""

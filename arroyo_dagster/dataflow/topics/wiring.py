@@ -231,9 +231,7 @@ class _Wiring:
         shape = self._shape(binding.topic, reading=True)
         if binding.kind == "spark":
             readers = tuple(self._readers[binding.topic])
-            directory = (
-                service_paths(self._dataflow, readers[0]).maintenance / "landed" / binding.topic
-            )
+            directory = service_paths(self._dataflow, readers[0]).spark_source(binding.topic)
             return self._opener(binding).source(binding, shape, directory, readers)
         formats: dict[str, Format] = {
             "jsonl": Lines(),

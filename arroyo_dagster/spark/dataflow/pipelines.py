@@ -18,7 +18,8 @@ from arroyo_dagster.dataflow.in_process import (
 )
 from arroyo_dagster.dataflow.topics.segments import SegmentSource
 from arroyo_dagster.errors import NotFoundError
-from arroyo_dagster.spark.dataflow.topics import SparkTopics
+from arroyo_dagster.spark.connectors.queries import StagingQueries
+from arroyo_dagster.spark.dataflow.topics import SparkTopics, topic_offsets
 from arroyo_dagster.spark.pipeline import SparkOptions, SparkRun
 from arroyo_dagster.state.model.checkpoints import Checkpoint
 from arroyo_dagster.state.model.clock import wall_clock
@@ -30,7 +31,6 @@ from arroyo_dagster.state.storage.store import ObjectStore
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-    from pyspark.sql.streaming.query import StreamingQuery
 
 _ASK_AGAIN_SECONDS = 0.5
 _STOP_POLL_SECONDS = 0.2
@@ -87,12 +87,11 @@ class _Together:
 
     def __post_init__(self) -> None:
         self._noting = threading.RLock()
+        self._staging = StagingQueries({}) if self.topics is None else self.topics.queries()
         self._application = uuid.uuid4().hex
 
     def in_rounds(self, pipelines: Sequence[Pipeline]) -> DataflowOutcome:
         """Run all pipelines in rounds, until a round has nothing new."""
-        if self.topics is not None:
-            self.topics.stage_all(self.session)
         options = DataflowOptions(
             max_rounds=self.options.max_epochs,
             until_idle=True,
@@ -100,18 +99,17 @@ class _Together:
             stop=self.stop,
             on_epoch=self._note_epoch,
         )
-        return run_dataflow(pipelines, self.store, options, between=self.between, start=self._start)
+        with self._staging.running(self.session, follow=False):
+            return run_dataflow(
+                pipelines, self.store, options, between=self.between, start=self._start
+            )
 
     def all_at_once(self, pipelines: Sequence[Pipeline]) -> DataflowOutcome:
         """Run each pipeline in a thread and stage topics; if one fails, stop the others with a
         checkpoint.
         """
-        staging = [] if self.topics is None else self.topics.start(self.session)
-        try:
-            done = self._in_threads(pipelines, staging)
-        finally:
-            for query in staging:
-                query.stop()
+        with self._staging.running(self.session, follow=True):
+            done = self._in_threads(pipelines)
         epochs = {one.paths.job: done[one.paths.root].epochs for one in pipelines}
         return DataflowOutcome(
             rounds=max(epochs.values(), default=0),
@@ -119,23 +117,19 @@ class _Together:
             ended=all(one.exhausted for one in done.values()),
         )
 
-    def _in_threads(
-        self, pipelines: Sequence[Pipeline], staging: Sequence[StreamingQuery]
-    ) -> dict[str, RunOutcome]:
+    def _in_threads(self, pipelines: Sequence[Pipeline]) -> dict[str, RunOutcome]:
         with ThreadPoolExecutor(max(1, len(pipelines)), "arroyo-service") as pool:
             runs: dict[str, Future[RunOutcome]] = {
                 one.paths.root: pool.submit(self._run, one) for one in pipelines
             }
             going = set(runs.values())
-            while going and not self.stop() and all(query.isActive for query in staging):
+            while going and not self.stop() and self._staging.active:
                 done, going = wait(going, timeout=_STOP_POLL_SECONDS, return_when=FIRST_EXCEPTION)
                 if any(run.exception() is not None for run in done):
                     break
             self._stop([one for one in pipelines if runs[one.paths.root] in going], runs)
         found = {root: run.result() for root, run in runs.items()}
-        for query in staging:
-            if (problem := query.exception()) is not None:
-                raise problem
+        self._staging.check()
         return found
 
     def _stop(self, pipelines: Sequence[Pipeline], runs: Mapping[str, Future[RunOutcome]]) -> None:
@@ -171,7 +165,6 @@ class _Together:
 
     def _note_epoch(self, pipeline: Pipeline, checkpoint: Checkpoint) -> None:
         with self._noting:
-            if self.topics is not None:
-                self.topics.note(pipeline, checkpoint)
+            self._staging.note(pipeline.job, topic_offsets(checkpoint))
             if self.on_epoch is not None:
                 self.on_epoch(pipeline, checkpoint)

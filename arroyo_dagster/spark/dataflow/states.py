@@ -17,6 +17,7 @@ from arroyo_dagster.dataflow.definition.definition import Dataflow, StateDef, Va
 from arroyo_dagster.dataflow.storage.columns import UPDATED_AT
 from arroyo_dagster.dataflow.views.snapshots import SnapshotReader, empty_frame
 from arroyo_dagster.dataflow.views.view import StateView, Views, service_paths
+from arroyo_dagster.spark.connectors.columns import for_spark
 from arroyo_dagster.spark.jobs import slots
 from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.model.clock import wall_clock_ms
@@ -29,13 +30,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _BATCH_ROWS = 65_536
-_SIGNED = {
-    pa.uint8(): pa.int16(),
-    pa.uint16(): pa.int32(),
-    pa.uint32(): pa.int64(),
-    pa.uint64(): pa.decimal128(20, 0),
-}
-"""Spark has no unsigned types; each maps to the smallest type that holds all of its values."""
 
 
 def state_frame(
@@ -121,7 +115,7 @@ class _RangeReader:
     def schema(self) -> pa.Schema:
         """The schema of the rows for Spark."""
         shown = self._view(empty_frame(self.state, live=self.live)).frame()
-        return for_spark(shown.to_arrow()).schema
+        return _for_spark(shown.to_arrow()).schema
 
     def function(self) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
         """Return a function for `mapInArrow`, which accepts plain functions only."""
@@ -138,25 +132,18 @@ class _RangeReader:
         reader = SnapshotReader(self.store, self.state, live=self.live, keys=keys)
         backend = ParquetBackend(self.store, self.paths)
         head = None if self.epoch is None else backend.load(self.epoch)
-        return for_spark(self._view(reader.at(head)).frame().to_arrow())
+        return _for_spark(self._view(reader.at(head)).frame().to_arrow())
 
     def _view(self, stored: Any) -> StateView:
         return StateView(self.state, self.epoch, stored, lambda: self.now_ms)
 
 
-def for_spark(rows: pa.Table) -> pa.Table:
-    """Convert rows to types that Spark has, without loss."""
-    columns, fields = [], []
-    for field, column in zip(rows.schema, rows.columns, strict=True):
-        kind = field.type
-        if pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
-            kind = pa.string()
-        if field.name == UPDATED_AT or pa.types.is_timestamp(kind):
-            kind = pa.timestamp("us", "UTC")
-        kind = _SIGNED.get(kind, kind)
-        columns.append(column.cast(kind))
-        fields.append(pa.field(field.name, kind))
-    return pa.Table.from_arrays(columns, schema=pa.schema(fields))
+def _for_spark(rows: pa.Table) -> pa.Table:
+    at = rows.schema.get_field_index(UPDATED_AT)
+    if at >= 0:
+        times = rows.column(at).cast(pa.timestamp("us", "UTC"))
+        rows = rows.set_column(at, UPDATED_AT, times)
+    return for_spark(rows)
 
 
 def _ddl(schema: pa.Schema) -> str:

@@ -56,7 +56,7 @@ EPOCH_RECORD = rf"epoch-({number_pattern(7)})\.record"
 STAGING = "_staging"
 """The directory of the files that a sink stages for an epoch, until the epoch commits them."""
 
-_STAGED = re.compile(rf"({number_pattern(7)})-{number_pattern(3)}-[0-9a-f]{{16}}\.[a-z]+")
+_STAGED = re.compile(rf"({number_pattern(7)})-({number_pattern(3)})-[0-9a-f]{{16}}\.[a-z]+")
 _LEVEL = re.compile(rf"-l({number_pattern()}){COMPACTED}\Z")
 _REWRITTEN_NAME = re.compile(rf"-{number_pattern(3)}{_REWRITTEN}[0-9a-f]{{16,}}\Z")
 _CHECKPOINT = re.compile(CHECKPOINT_DIR)
@@ -127,9 +127,13 @@ class JobPaths:
         """Return the directory of lines from a pipe, kept until their epoch is ready."""
         return self.maintenance / "stdin" / topic
 
-    def spark_sink(self, topic: str) -> StatePath:
-        """Return the directory of records that a Spark sink has staged for unfinished epochs."""
-        return self.maintenance / "spark-sinks" / topic
+    def spark_source(self, name: str) -> StatePath:
+        """Return the directory of rows that a Spark source has staged for the job."""
+        return self.maintenance / "landed" / name
+
+    def spark_sink(self, name: str) -> StatePath:
+        """Return the directory of rows that a Spark sink has staged for unfinished epochs."""
+        return self.maintenance / "spark-sinks" / name
 
     @cached_property
     def leases(self) -> StatePath:
@@ -367,6 +371,12 @@ def parse_staged_name(name: str) -> Epoch | None:
     """Return the epoch in the name of a file that a sink has staged; None for any other name."""
     found = _STAGED.fullmatch(name)
     return Epoch(int(found[1])) if found else None
+
+
+def parse_staged_subtask(name: str) -> int | None:
+    """Return the subtask in the name of a file that a sink has staged; None for any other name."""
+    found = _STAGED.fullmatch(name)
+    return int(found[2]) if found else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -103,6 +103,7 @@ class JobRun:
             FormatError: the checkpoint to continue from has missing or broken objects.
         """
         pipeline.check()
+        pipeline.check_connectors()
         backend = StateBackend(store, pipeline.paths, clock=clock)
         checks = cls.start_checks(store, pipeline, backend)
         newest = checks.before_start()

@@ -188,6 +188,16 @@ class Sink(Operator):
     commit data of all subtasks, and called again after a crash. It must be idempotent.
     """
 
+    def check(self, rows: pa.Schema) -> None:
+        """Refuse a run in which the sink could not commit; called before anything is written.
+
+        Args:
+            rows: the columns of the rows that it gets.
+
+        Raises:
+            InputError: it cannot, for example because it needs Spark.
+        """
+
     def commit(self, epoch: Epoch, data: Mapping[TableName, Mapping[int, bytes]]) -> None:
         """Make the epoch's prepared effects visible. `data`: commit data by table and subtask."""
         raise NotImplementedError(f"{type(self).__name__} does not commit")
@@ -198,6 +208,13 @@ class Source:
 
     schema: pa.Schema
     """The columns of its rows; `_timestamp` is added from the column named in `Pipeline.source`."""
+
+    def check(self) -> None:
+        """Refuse a run that could not read the source; called before anything is written.
+
+        Raises:
+            InputError: it cannot, for example because it needs Spark.
+        """
 
     def initial_offset(self) -> Offset:
         """Return the offset at which a job without state begins."""

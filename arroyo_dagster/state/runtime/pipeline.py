@@ -255,6 +255,14 @@ class Pipeline:
             if isinstance(node.operator, Sink)
         }
 
+    def check_connectors(self) -> None:
+        """Refuse a run in which a source cannot read or a sink cannot commit."""
+        for node in self.sources.values():
+            node.source.check()
+        for name, sink in self.sinks().items():
+            for edge in self.operators[name].inputs:
+                sink.check(self.schema_of(edge.origin))
+
     def check(self) -> None:
         """Refuse a pipeline that cannot run: no source, or no operator."""
         if not self.sources or not self.operators:

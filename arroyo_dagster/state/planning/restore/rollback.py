@@ -29,6 +29,9 @@ from arroyo_dagster.state.planning.restore.lineage import rolled_back
 
 UNREADABLE = "unreadable"
 _INVISIBLE = CheckpointState.INVISIBLE
+_STAGED = {"batch"}
+"""The member of the offset of a `SparkSource`."""
+
 _BETWEEN_SERVICES = "from:"
 """Prefix of the keys in an offset that name another service; see `sdf.topics.segments`."""
 
@@ -75,7 +78,8 @@ class RollbackFacts:
         worker_generation: the newest that was started; None in the legacy layout.
         at_rest: whether the run that wrote the newest epoch ended with it.
         siblings: the other jobs of the same pipeline.
-        kept_records: whether an SDF service stores records of its topics beside its state.
+        kept_records: whether the job stores rows of its sources, or an SDF service records of its
+            topics, beside its state until they are read.
     """
 
     paths: JobPaths
@@ -114,13 +118,15 @@ def make_plan(facts: RollbackFacts, epoch: Epoch) -> RollbackPlan:
         NotFoundError: the job has no such epoch.
         FormatError: the epoch cannot be restored.
         InputError: the epoch is the newest one, or the job is an Arroyo job.
-        ProtocolError: its commit is not finished, or other services depend on the job.
+        ProtocolError: its commit is not finished, other services depend on the job, or rows that it
+            would read again are deleted.
     """
     _check_managed(facts, epoch)
     target = _target(facts, epoch)
     offsets = _offsets(target)
     assert offsets is not None
     _check_services(facts, offsets)
+    _check_staged_rows(facts, offsets)
     given_up = _given_up(facts, epoch)
     newest = next((one.checkpoint for one in reversed(given_up) if one.checkpoint), None)
     return RollbackPlan(
@@ -253,6 +259,22 @@ def _check_services(facts: RollbackFacts, offsets: Mapping[str, Any]) -> None:
             job=facts.paths.root,
             services=", ".join(sorted(facts.siblings)) or None,
             next_step="run the dataflow again from its sources, below another URL or namespace; "
+            "nothing was changed",
+        )
+
+
+def _check_staged_rows(facts: RollbackFacts, offsets: Mapping[str, Any]) -> None:
+    """Refuse a pipeline with a source of Spark: staged rows are deleted after they were read."""
+    sources = [
+        name for name, one in offsets.items() if isinstance(one, dict) and set(one) == _STAGED
+    ]
+    if sources and facts.kept_records:
+        raise ProtocolError(
+            "this job cannot go back: the staged rows of its source that it would read again are "
+            "deleted",
+            job=facts.paths.root,
+            sources=", ".join(sorted(sources)),
+            next_step="run the pipeline under another job id, from what the source still has; "
             "nothing was changed",
         )
 

@@ -1,0 +1,3 @@
+from .kafka import KafkaSink as KafkaSink
+from .sink import SparkSink as SparkSink
+from .source import SparkSource as SparkSource

@@ -1,0 +1,331 @@
+"""The common part of the sinks of table formats: data files by subtasks, one commit per epoch.
+
+A subtask writes its rows to a data file in the directory of the table. No reader sees the file
+before the table's metadata lists it, which is what the commit of the epoch does. Together with the
+files the commit writes a token: who wrote them, the epoch, and a digest of the files. A repeated
+commit finds the token and adds nothing.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from arroyo_dagster.errors import FormatError, InputError, ProtocolError
+from arroyo_dagster.redaction import register_settings
+from arroyo_dagster.state.codec.parquet import encode_rows
+from arroyo_dagster.state.model.ids import Epoch, StatePath, TableName
+from arroyo_dagster.state.model.layout import JobPaths, staged_name
+from arroyo_dagster.state.model.tables import TableConfig
+from arroyo_dagster.state.runtime.connectors import PRE_COMMIT, BufferingSink
+from arroyo_dagster.state.runtime.operators import Collector, OperatorContext
+from arroyo_dagster.state.storage.concurrency import concurrently
+from arroyo_dagster.state.storage.remote.open import open_store
+from arroyo_dagster.state.storage.store import ObjectStore
+from arroyo_dagster.state.tables.global_keyed import global_table_config
+
+COMMIT_ATTEMPTS = 8
+"""How often a commit is tried while other writers commit to the table."""
+
+
+@dataclass(frozen=True, slots=True)
+class AddedFile:
+    """A data file that a subtask has written.
+
+    Attributes:
+        path: relative to the sink's URL.
+        partition: the values of the table's partition columns, if the file does not hold them.
+    """
+
+    path: StatePath
+    size_bytes: int
+    rows: int
+    partition: Mapping[str, str | None]
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionKey:
+    """A column by which a table is partitioned.
+
+    Attributes:
+        unit: `year`, `month`, `day` or `hour`, to which its times are rounded down; None = the
+            values as they are.
+    """
+
+    column: str
+    unit: str | None = None
+
+    def of(self, rows: pa.Table) -> pa.ChunkedArray:
+        """Return the key of each row."""
+        values = rows.column(self.column)
+        return values if self.unit is None else pc.floor_temporal(values, unit=self.unit)
+
+
+@dataclass(frozen=True, slots=True)
+class EpochAppend:
+    """What one epoch adds to a table.
+
+    Attributes:
+        writer: the operator that writes: `pipeline/job/operator`.
+        schema: the columns of the files.
+    """
+
+    writer: str
+    epoch: Epoch
+    files: tuple[AddedFile, ...]
+    schema: pa.Schema
+
+    @property
+    def digest(self) -> int:
+        """The digest of the files' names, which are unique to an attempt: 63 bits."""
+        names = "\n".join(sorted(file.path for file in self.files))
+        return int.from_bytes(hashlib.sha256(names.encode()).digest()[:8], "big") >> 1
+
+    def is_done(self, epoch: int | None, digest: int | None, table: str) -> bool:
+        """Return whether the table has these files, by the token of the writer's newest commit.
+
+        Args:
+            epoch, digest: the token; None = there is none.
+            table: for messages.
+
+        Raises:
+            ProtocolError: the token is of a later epoch, or of other files of this epoch: the job's
+                state is not the one that wrote them.
+        """
+        if epoch is None or epoch < self.epoch:
+            return False
+        if epoch == self.epoch and digest == self.digest:
+            return True
+        raise ProtocolError(
+            f"the table already has epoch {epoch} of this job, written from another state",
+            table=table,
+            job=self.writer,
+            epoch=self.epoch,
+            next_step="if the job's state was deleted or restored from a backup, give the job "
+            "another name, or restore the table as well; nothing was added",
+        )
+
+
+class TableSink(BufferingSink):
+    """Adds the rows of each epoch to a table exactly once; see the module.
+
+    Args:
+        url: the directory in which subtasks write data files.
+        options: as `open_store` takes them.
+    """
+
+    pre_commit = PRE_COMMIT
+    table: str
+    """What messages call the table."""
+    partitioned_by: tuple[PartitionKey, ...] = ()
+    """How the table is partitioned; a subtask writes a file for each key of an epoch."""
+
+    def __init__(self, url: str, options: Mapping[str, Any] | None = None) -> None:
+        super().__init__()
+        self._url = url
+        self._options = dict(options or {})
+        register_settings(self._options)
+
+    @property
+    def _store(self) -> ObjectStore:
+        return open_store(self._url, options=self._options)
+
+    def tables(self) -> Sequence[TableConfig]:
+        """Return the table of pre-commits."""
+        return (
+            global_table_config(
+                self.pre_commit, "pre-commit data", two_phase_commit=True, key=str, value=str
+            ),
+        )
+
+    def handle_checkpoint(self, ctx: OperatorContext, collector: Collector) -> None:
+        """Write the buffered rows to data files, and store their names as commit data."""
+        if not (batches := self.drained()):
+            return
+        task, epoch = ctx.task_info, Epoch(ctx.epoch)
+        rows = table_rows(pa.Table.from_batches(batches))
+        found = {
+            "writer": f"{JobPaths(task.job, task.pipeline).root}/{task.operator}",
+            "schema": base64.b64encode(rows.schema.serialize()).decode(),
+            "files": [
+                self._write(part, staged_name(epoch, task.task_index, unique, ".parquet"))
+                for part in self._parts(rows)
+                for unique in [uuid.uuid4().hex[:16]]
+            ],
+        }
+        ctx.table_manager.insert_committing_data(self.pre_commit, json.dumps(found).encode())
+
+    def _parts(self, rows: pa.Table) -> Iterator[pa.Table]:
+        """Divide rows by partition, each part in the order of the rows."""
+        if not self.partitioned_by:
+            yield rows
+            return
+        keys = pa.table({f"{at}": key.of(rows) for at, key in enumerate(self.partitioned_by)})
+        numbered = keys.append_column("row", pa.array(range(rows.num_rows), pa.int64()))
+        grouped = numbered.group_by(keys.column_names, use_threads=False)
+        for numbers in grouped.aggregate([("row", "list")]).column("row_list"):
+            yield rows.take(numbers.values)
+
+    def _write(self, rows: pa.Table, name: str) -> list[Any]:
+        kept, partition = self.file_rows(rows)
+        data = encode_rows(kept)
+        self._store.put(StatePath(name), data)
+        return [name, len(data), rows.num_rows, partition]
+
+    def file_rows(self, rows: pa.Table) -> tuple[pa.Table, dict[str, str | None]]:
+        """Return what a file holds of the rows of one partition, and the values of the others."""
+        return rows, {}
+
+    def commit(self, epoch: Epoch, data: Mapping[TableName, Mapping[int, bytes]]) -> None:
+        """Add the files of an epoch to the table, unless it has them.
+
+        Raises:
+            InputError: the table's columns are not those of the rows any more.
+            ProtocolError: a file is missing; or the table has files of another state of the job.
+            ConflictError: other writers always came first.
+            StorageError: the library could not read or write the table.
+        """
+        found = _commit_of(epoch, data.get(self.pre_commit, {}))
+        if found is not None:
+            self.add_files(found)
+
+    def add_files(self, commit: EpochAppend) -> None:
+        """Add files and the token in one commit of the table. Errors as in `commit`."""
+        raise NotImplementedError
+
+    def check_files(self, commit: EpochAppend) -> None:
+        """Check that the files are there: the cleaning of a table deletes what it does not list.
+
+        Raises:
+            ProtocolError: one is missing.
+        """
+        paths = [file.path for file in commit.files]
+        infos = concurrently(self._store.head, paths)
+        for path, info in zip(paths, infos, strict=True):
+            if info is None:
+                raise ProtocolError(
+                    "a data file that a checkpoint must commit is missing",
+                    table=self.table,
+                    epoch=commit.epoch,
+                    path=path,
+                    url=self._url,
+                    next_step="look for it in backups of the table; the checkpoint stays in state "
+                    "committing",
+                )
+
+    def check_partitions(self, found: Sequence[PartitionKey]) -> None:
+        """Check that the table is partitioned as the subtasks divide their rows.
+
+        Raises:
+            InputError: it is not.
+        """
+        if tuple(found) != self.partitioned_by:
+            raise InputError(
+                "the table is partitioned in another way than the sink writes it",
+                table=self.table,
+                table_by=[_named(key) for key in found],
+                sink_by=[_named(key) for key in self.partitioned_by],
+                next_step="build the sink with the partitions of the table; files of a pending "
+                "epoch need those that they were written with",
+            )
+
+    def check_columns(self, rows: pa.Schema, table: pa.Schema, *, pending: bool = False) -> None:
+        """Check that a table has exactly the columns of the rows: its schema is never changed.
+
+        Args:
+            rows: the columns of the rows.
+            table: the columns of the table.
+            pending: whether the rows are already written. Then the table may have more columns, if
+                they are nullable.
+
+        Raises:
+            InputError: it has not, with every difference.
+        """
+        wanted = {field.name: field for field in table_schema(table)}
+        found = {field.name: field for field in table_schema(rows)}
+        wrong = [f"{name} is not in the table" for name in found if name not in wanted]
+        for name, column in wanted.items():
+            own = found.get(name)
+            if own is None:
+                if not (pending and column.nullable):
+                    wrong.append(f"{name} is not in the rows")
+            elif own.type != column.type:
+                wrong.append(f"{name} is {own.type} in the rows, {column.type} in the table")
+            elif own.nullable and not column.nullable:
+                wrong.append(f"{name} is required in the table, and nullable in the rows")
+        if wrong:
+            raise InputError(
+                f"the rows do not have the columns of the table: {'; '.join(wrong)}",
+                table=self.table,
+                next_step="undo the change of the table, so that the epoch can be committed"
+                if pending
+                else "change the operator's output_schema, or alter the table first: a sink never "
+                "changes the columns of a table",
+            )
+
+
+def _named(key: PartitionKey) -> str:
+    return key.column if key.unit is None else f"{key.unit}({key.column})"
+
+
+def _commit_of(epoch: Epoch, data: Mapping[int, bytes]) -> EpochAppend | None:
+    """Return the commit of an epoch from the commit data of all subtasks; None = nothing to add."""
+    try:
+        found = [json.loads(one) for one in data.values()]
+        files = [AddedFile(StatePath(path), *rest) for one in found for path, *rest in one["files"]]
+        if not files:
+            return None
+        schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(found[0]["schema"])))
+        return EpochAppend(str(found[0]["writer"]), epoch, tuple(files), schema)
+    except (ValueError, KeyError, TypeError) as error:
+        raise FormatError(
+            "the commit data are not of this sink",
+            epoch=epoch,
+            next_step="run the pipeline once with the former sink, then change it",
+        ) from error
+
+
+def table_rows(rows: pa.Table) -> pa.Table:
+    """Convert rows to types that table formats have.
+
+    Raises:
+        InputError: a time has nanoseconds that would be lost.
+    """
+    try:
+        return rows.cast(table_schema(rows.schema))
+    except pa.ArrowInvalid as error:
+        raise InputError(
+            f"a value does not fit into the microseconds of a table ({error})",
+            next_step="round the times in an operator before the sink",
+        ) from error
+
+
+def table_schema(schema: pa.Schema) -> pa.Schema:
+    """Return columns in types that table formats have: times in microseconds, without metadata."""
+    return pa.schema(
+        [pa.field(field.name, _table_type(field.type), field.nullable) for field in schema]
+    )
+
+
+def _table_type(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_timestamp(kind):
+        return pa.timestamp("us", None if kind.tz is None else "UTC")
+    if pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
+        return pa.string()
+    if pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind):
+        return pa.binary()
+    if pa.types.is_dictionary(kind):
+        return _table_type(kind.value_type)
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return pa.list_(_table_type(kind.value_type))
+    if pa.types.is_struct(kind):
+        return pa.struct([pa.field(one.name, _table_type(one.type), one.nullable) for one in kind])
+    return kind

@@ -1,0 +1,383 @@
+"""Pipelines that read Spark's streaming sources: every row once, whatever dies when."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+
+from arroyo_dagster.errors import ConflictError, InputError, ProtocolError, StorageError
+from arroyo_dagster.spark.connectors import KafkaSink, SparkSink, SparkSource
+from arroyo_dagster.spark.connectors.binding import bound_to_run
+from arroyo_dagster.spark.connectors.queries import StagingQueries
+from arroyo_dagster.spark.connectors.streams import SparkStream
+from arroyo_dagster.spark.pipeline import SparkOptions, run_pipeline
+from arroyo_dagster.state.metadata.backend import ParquetBackend
+from arroyo_dagster.state.operations.restore.rollback import plan_rollback
+from arroyo_dagster.state.runtime.connectors import ParquetSink, TableSource
+from arroyo_dagster.state.runtime.delta_sink import DeltaSink
+from arroyo_dagster.state.runtime.in_process import run_pipeline as run_in_process
+from arroyo_dagster.state.runtime.pipeline import Pipeline
+from arroyo_dagster.state.runtime.pipeline_run import RunOutcome
+from arroyo_dagster.state.runtime.publisher import EpochPublisher
+from arroyo_dagster.state.runtime.stop_requests import request_stop
+from arroyo_dagster.state.storage.remote.open import open_store
+from tests.spark.test_staging import staged_rows
+from tests.words import output_of
+
+PROJECT = Path(__file__).parents[2]
+WORDS = pa.schema([("word", pa.string()), ("n", pa.int64()), ("at", pa.timestamp("us", "UTC"))])
+
+
+class Place:
+    """A folder in which files of words arrive, and a job that counts them."""
+
+    def __init__(self, session: Any, root: Path) -> None:
+        self.session = session
+        self.root = root
+        self.input = root / "in"
+        self.input.mkdir(exist_ok=True)
+        self.store = open_store(f"file://{root}/state")
+        self.pipeline = self.built()
+        self.directory = self.pipeline.paths.spark_source("words")
+        self.written: list[str] = []
+
+    def built(self, schema: pa.Schema = WORDS, **options: Any) -> Pipeline:
+        given = {"path": str(self.input), "maxFilesPerTrigger": "1"}
+        pipeline = Pipeline("words", parallelism=2)
+        source = SparkSource("json", given, schema=schema, **options)
+        rows = pipeline.source("words", source, timestamp="at")
+        rows.key_by("word").sink("out", ParquetSink(str(self.root / "out")))
+        return pipeline
+
+    def write(self, name: str, *words: str) -> None:
+        lines = []
+        for number, word in enumerate(words, start=len(self.written)):
+            at = dt.datetime(2026, 1, 1) + dt.timedelta(seconds=number)
+            lines.append(json.dumps({"word": word, "n": number, "at": f"{at.isoformat()}Z"}))
+        hidden = self.input / f".{name}"
+        hidden.write_text("\n".join(lines) + "\n")
+        hidden.rename(self.input / name)
+        self.written += words
+
+    def run(self, **options: Any) -> RunOutcome:
+        chosen = SparkOptions(session=self.session, **options)
+        return run_pipeline(self.pipeline, self.store, chosen)
+
+    @property
+    def words(self) -> list[tuple[int, str]]:
+        return sorted((n, word) for word, n, *_ in output_of(self.root / "out"))
+
+    def assert_exact(self) -> None:
+        assert self.words == list(enumerate(self.written))
+
+
+@pytest.fixture
+def place(session: Any, tmp_path: Path) -> Place:
+    return Place(session, tmp_path)
+
+
+def test_rows_are_read_once_over_several_runs_and_nothing_stays_staged(place: Place) -> None:
+    place.write("a.json", "to", "be")
+    assert place.run().epochs == 1
+    place.write("b.json", "or")
+    place.write("c.json", "not")
+    assert place.run().epochs == 1
+    assert place.run().epochs == 0
+    place.assert_exact()
+    assert staged_rows(place.store, place.directory) == []
+    with pytest.raises(ProtocolError, match="cannot go back: the staged rows") as found:
+        plan_rollback(place.store, place.pipeline.paths, 1)
+    assert found.value.facts["sources"] == "words"
+
+
+def test_files_that_arrive_during_a_run_that_follows_are_read(place: Place) -> None:
+    place.write("a.json", "to", "be")
+    outcomes: list[RunOutcome] = []
+    run = threading.Thread(target=lambda: outcomes.append(place.run(follow=True)))
+    run.start()
+    try:
+        _wait_until(lambda: len(place.words) == 2, run)
+        place.write("b.json", "or", "not")
+        _wait_until(lambda: len(place.words) == 4, run)
+    finally:
+        request_stop(place.store, place.pipeline.paths, time.time_ns() // 1000)
+        run.join(60)
+    place.assert_exact()
+    assert outcomes[0].newest is not None
+    assert staged_rows(place.store, place.directory) == []
+
+
+def _wait_until(is_so: Callable[[], bool], run: threading.Thread) -> None:
+    until = time.monotonic() + 60
+    while not is_so():
+        assert run.is_alive()
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
+# ---- crashes -------------------------------------------------------------------------------------
+
+
+class Crash(BaseException):
+    """The end of a process, at one point."""
+
+
+@pytest.mark.parametrize(
+    ("point", "behind"),
+    [
+        ("publish", False),
+        ("publish", True),
+        ("note", False),
+        pytest.param("note", True, marks=pytest.mark.soak),
+    ],
+)
+def test_a_run_that_ends_at_an_epoch_goes_on_exactly_once(
+    place: Place, point: str, behind: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.write("a.json", "to", "be")
+    target, name = {"publish": (EpochPublisher, "publish"), "note": (StagingQueries, "note")}[point]
+    real = getattr(target, name)
+
+    def crash(*given: Any) -> None:
+        if behind:
+            real(*given)
+        raise Crash
+
+    monkeypatch.setattr(target, name, crash)
+    with pytest.raises(Crash):
+        place.run()
+    monkeypatch.undo()
+    place.write("b.json", "or")
+    place.run()
+    place.assert_exact()
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from arroyo_dagster.spark import session
+from arroyo_dagster.spark.connectors.binding import bound_to_run
+from arroyo_dagster.spark.connectors.queries import StagingQueries
+from arroyo_dagster.spark.staging import Staging
+from arroyo_dagster.state.runtime.publisher import EpochPublisher
+from arroyo_dagster.state.storage.local_disk import LocalDiskStore
+from tests.spark.test_spark_source import Place
+
+def kill(*_):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+point, root = sys.argv[1:]
+if point == "rows-staged":
+    create = LocalDiskStore.create
+    LocalDiskStore.create = lambda self, path, data: (
+        kill() if "/landed/" in path and path.endswith(".json") else create(self, path, data)
+    )
+elif point == "batch-staged":
+    stage = Staging.stage
+    Staging.stage = lambda *given: (stage(*given), kill())
+elif point == "subtasks-written":
+    EpochPublisher.publish = kill
+else:
+    StagingQueries.note = kill
+Place(session.get_session("local[2]")[0], Path(root)).run()
+"""
+SOAKED = ("batch-staged", "subtasks-written", "epoch-ready")
+
+
+@pytest.mark.parametrize(
+    "point", ["rows-staged", *(pytest.param(one, marks=pytest.mark.soak) for one in SOAKED)]
+)
+def test_a_driver_that_is_killed_goes_on_exactly_once(place: Place, point: str) -> None:
+    place.write("a.json", "to", "be")
+    place.write("b.json", "or")
+    with (place.root / "log").open("wb") as log:
+        command = [sys.executable, "-c", KILLED, point, str(place.root)]
+        done = subprocess.Popen(
+            command, cwd=PROJECT, stdout=log, stderr=log, start_new_session=True
+        )
+        status = done.wait()
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(done.pid, signal.SIGKILL)  # the JVM
+    assert status == -signal.SIGKILL, (place.root / "log").read_text()
+    place.write("c.json", "not")
+    place.run()
+    place.assert_exact()
+    assert staged_rows(place.store, place.directory) == []
+
+
+# ---- errors --------------------------------------------------------------------------------------
+
+
+def test_a_session_of_spark_connect_is_refused(place: Place) -> None:
+    builder = SimpleNamespace(endpoint="localhost:15002")
+    session: Any = SimpleNamespace(client=SimpleNamespace(_builder=builder))
+    with (
+        bound_to_run(place.pipeline, place.store) as queries,
+        pytest.raises(InputError, match="cannot be staged over Spark Connect") as found,
+        queries.running(session, follow=False),
+    ):
+        pass
+    assert found.value.facts["sources"] == "words"
+
+
+def test_a_query_that_fails_ends_the_run_with_its_error(place: Place, tmp_path: Path) -> None:
+    place.write("a.json", "to")
+    place.run()
+    place.write("b.json", "be")
+    place.pipeline = place.built(checkpoint_location=f"file://{tmp_path}/another-log")
+    for follow in (False, True):
+        with pytest.raises(ConflictError, match="not the log that its records were") as found:
+            place.run(follow=follow)
+        assert found.value.facts["source"] == "words"
+    place.pipeline = place.built()
+    place.run()
+    place.assert_exact()
+
+
+def test_an_error_of_the_source_names_it_and_the_next_step(place: Place) -> None:
+    place.write("a.json", "to")
+    place.pipeline = place.built(schema=WORDS.set(2, pa.field("at", pa.timestamp("ms", "UTC"))))
+    late = {"word": "late", "n": 1, "at": "2026-01-01T00:00:00.000001Z"}
+    (place.input / "b.json").write_text(json.dumps(late))
+    with pytest.raises(StorageError, match=r"could not read this source.*does not fit") as found:
+        place.run()
+    assert found.value.facts["source"] == "words"
+    assert found.value.facts["format"] == "json"
+    assert "continues behind the last staged batch" in str(found.value.next_step)
+
+
+def test_a_row_without_event_time_is_refused_before_it_is_staged_and_can_be_left_out(
+    place: Place,
+) -> None:
+    place.write("a.json", "to")
+    (place.input / "b.json").write_text('{"word": "no time", "n": 7}')
+    with pytest.raises(StorageError, match="1 rows have no event time") as found:
+        place.run()
+    assert found.value.facts["source"] == "words"
+    place.pipeline = place.built(where="at IS NOT NULL")
+    place.run()
+    place.assert_exact()
+
+
+def test_a_source_of_spark_is_refused_in_process_before_anything_is_written(place: Place) -> None:
+    place.write("a.json", "to")
+    with pytest.raises(InputError, match="only Spark can run it") as found:
+        run_in_process(place.pipeline, place.store)
+    assert "--spark" in str(found.value.next_step)
+    place.run()
+    backend = ParquetBackend(place.store, place.pipeline.paths)
+    generation = backend.load().worker_generation
+    with pytest.raises(InputError, match="only Spark can run it"):
+        run_in_process(place.pipeline, place.store)
+    assert backend.load().worker_generation == generation
+    place.run()
+    place.assert_exact()
+
+
+@pytest.mark.parametrize("sink", [SparkSink("json"), KafkaSink("localhost:9", "words")])
+def test_a_sink_of_spark_is_refused_in_process(sink: SparkSink, tmp_path: Path) -> None:
+    pipeline = Pipeline("words")
+    rows = pa.table({"at": pa.array([1], pa.timestamp("us"))})
+    pipeline.source("words", TableSource(rows, rows_per_epoch=1), timestamp="at").sink("out", sink)
+    store = open_store(f"file://{tmp_path}/state")
+    with pytest.raises(InputError, match="only Spark can run it"):
+        run_in_process(pipeline, store)
+    assert not (tmp_path / "state").exists()
+
+
+def test_the_columns_of_a_source_are_known_when_the_pipeline_is_built() -> None:
+    names = SparkSource("kafka", {"subscribe": "words"}).schema.names
+    assert names == ["key", "value", "topic", "partition", "offset", "timestamp", "timestampType"]
+    assert "headers" in SparkSource("kafka", {"includeHeaders": "true"}).schema.names
+    assert SparkSource("rate").schema.names == ["timestamp", "value"]
+    some = pa.schema([("timestamp", pa.timestamp("ms"))])
+    assert SparkSource("rate", schema=some).schema == some
+    with pytest.raises(InputError, match="has no column 'word'"):
+        SparkSource("kafka", schema=WORDS)
+    with pytest.raises(InputError, match="not known before Spark reads it") as found:
+        SparkSource("json", {"path": "in"})
+    assert "schema=" in str(found.value.next_step)
+
+
+def test_a_source_without_the_declared_columns_is_refused(place: Place) -> None:
+    place.pipeline = Pipeline("words")
+    rows = place.pipeline.source("words", SparkSource("nowhere", schema=WORDS), timestamp="at")
+    rows.sink("out", ParquetSink(str(place.root / "out")))
+    with pytest.raises(InputError, match="Spark cannot read this source") as found:
+        place.run()
+    assert found.value.facts["source"] == "words"
+    stream = SparkStream(name="words", format="rate", options={}, columns=WORDS)
+    with pytest.raises(InputError, match="has no column 'word' of type string"):
+        stream.frame(place.session)
+
+
+def test_rows_that_were_staged_with_other_columns_are_refused(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.write("a.json", "to")
+    monkeypatch.setattr(EpochPublisher, "publish", _crash)
+    with pytest.raises(Crash):
+        place.run()
+    monkeypatch.undo()
+    place.pipeline = place.built(schema=WORDS.append(pa.field("more", pa.string())))
+    with pytest.raises(InputError, match="staged with other columns") as found:
+        place.run()
+    assert "former schema" in str(found.value.next_step)
+    place.pipeline = place.built()
+    place.run()
+    place.assert_exact()
+
+
+def _crash(*_: Any) -> None:
+    raise Crash
+
+
+# ---- sinks ---------------------------------------------------------------------------------------
+
+
+def test_a_sink_of_spark_writes_each_row_of_a_pipeline(place: Place) -> None:
+    place.write("a.json", "to", "be")
+    out = place.root / "spark-out"
+    pipeline = Pipeline("words", parallelism=2)
+    source = SparkSource("json", {"path": str(place.input)}, schema=WORDS)
+    rows = pipeline.source("words", source, timestamp="at")
+    rows.key_by("word").sink("out", SparkSink("json", {"path": str(out)}))
+    place.pipeline = pipeline
+    place.run()
+    place.write("b.json", "or")
+    place.run()
+    found = [json.loads(line) for file in out.glob("*.json") for line in file.open()]
+    assert sorted((row["n"], row["word"]) for row in found) == list(enumerate(place.written))
+    assert {"word", "n", "at", "_timestamp"} == set(found[0])
+    assert not [
+        one
+        for one in place.store.list()
+        if one.path.name.endswith(".parquet") and "spark-sinks" in one.path
+    ]
+
+
+def test_workers_write_the_files_of_a_delta_table(place: Place) -> None:
+    place.write("a.json", "to", "be")
+    place.pipeline = Pipeline("words", parallelism=2)
+    source = SparkSource("json", {"path": str(place.input)}, schema=WORDS)
+    rows = place.pipeline.source("words", source, timestamp="at")
+    rows.key_by("word").sink("out", DeltaSink(f"{place.root}/table"))
+    place.run()
+    found = DeltaTable(f"{place.root}/table").to_pyarrow_table()
+    numbered = zip(found["n"].to_pylist(), found["word"].to_pylist(), strict=True)
+    assert sorted(numbered) == list(enumerate(place.written))
