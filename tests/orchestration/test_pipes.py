@@ -5,12 +5,15 @@ import shutil
 import signal
 import subprocess
 import sys
+import textwrap
 import threading
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
 from typing import Any
+from unittest.mock import MagicMock
 
 import dagster as dg
 import pytest
@@ -20,15 +23,23 @@ from dagster._core.pipes.utils import (
     PipesTempFileMessageReader,
     open_pipes_session,
 )
+from dagster.components.testing import create_defs_folder_sandbox
 
+from arroyo_dagster import ArroyoStateComponent
 from arroyo_dagster.errors import InputError
 from arroyo_dagster.orchestration.definitions import build_arroyo_definitions
-from arroyo_dagster.orchestration.pipes import EXTERNAL_TAG, PipesRunner, run_pipes_command
+from arroyo_dagster.orchestration.pipes import (
+    EXTERNAL_TAG,
+    PipesRunner,
+    load_client,
+    run_pipes_command,
+)
 from arroyo_dagster.orchestration.resources import ArroyoStateStore
 from arroyo_dagster.orchestration.runners import InProcessRunner, MaintenanceRunner
 from arroyo_dagster.state.metadata.lease import lease, newest_lease
 from arroyo_dagster.state.operations.verify.job import verify_job
 from arroyo_dagster.state.storage.remote.open import open_store
+from tests.documentation import blocks
 from tests.jobs import run_word_job, state_of, word_job
 
 PROJECT = Path(__file__).parents[2]
@@ -436,3 +447,80 @@ def test_a_process_that_no_client_started_says_so() -> None:
     )
     assert done.returncode == 1
     assert b"no Pipes client started this process" in done.stderr
+
+
+# ---- the component and the pages -----------------------------------------------------------------
+
+
+def test_the_component_takes_a_client_of_the_project(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "clients_of_a_project.py").write_text(
+        "import dagster as dg\ndef submit():\n    return dg.PipesSubprocessClient()\nnone = 3\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    pipes: dict[str, Any] = {"client": "clients_of_a_project:submit"}
+    spark = {"pipes": {**pipes, "arguments": {"command": SERVE}}, "in_process_mb": 5}
+    runner = runner_of(tmp_path, spark)
+    assert isinstance(runner, PipesRunner)
+    assert isinstance(runner.client, dg.PipesSubprocessClient)
+    assert runner.arguments == {"command": SERVE}
+    assert runner.thresholds.size_bytes == 5 << 20
+    for name, said in (
+        ("clients_of_a_project:none", "is no Pipes client, but of type int"),
+        ("clients_of_a_project:more", "there is no Pipes client"),
+        ("clients_of_a_project", "there is no Pipes client"),
+        ("no_such_module:client", "there is no Pipes client"),
+    ):
+        with pytest.raises(InputError, match=said):
+            load_client(name)
+
+
+def runner_of(folder: Path, spark: Any) -> Any:
+    """The runner of a component with these settings of Spark."""
+    attributes = {"checkpoint_url": f"{folder}/checkpoints", "spark": spark}
+    given = {"type": "arroyo_dagster.ArroyoStateComponent", "attributes": attributes}
+    with create_defs_folder_sandbox() as sandbox:
+        path = sandbox.scaffold_component(ArroyoStateComponent, defs_yaml_contents=given)
+        with sandbox.load_component_and_build_defs(path) as (component, defs):
+            dg.Definitions.validate_loadable(defs)
+            assert isinstance(component, ArroyoStateComponent)
+            store = component._store()
+            return component.spark.runner(component.spark.session(), "spark", store)
+
+
+class AnyModule(ModuleType):
+    """A client library that is not installed here: each of its names takes any arguments."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return ClusterClient if name.endswith("Client") and "Pipes" in name else MagicMock()
+
+
+PLACES = ("pipes", "kubernetes", "emr", "dataproc", "databricks")
+LIBRARIES = ("boto3", "dagster_k8s", "dagster_aws.pipes", "dagster_gcp.pipes")
+LIBRARIES += ("google.cloud.dataproc_v1.types", "google.cloud.storage")
+LIBRARIES += ("dagster_databricks", "databricks.sdk", "databricks.sdk.service.jobs")
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_the_programs_of_a_page_load(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    served: list[Any] = []
+    monkeypatch.setattr("arroyo_dagster.cli.pipes.serve", lambda **given: served.append(given))
+    for name in LIBRARIES:
+        for end in range(1, name.count(".") + 2):
+            above = ".".join(name.split(".")[:end])
+            if above != "google":
+                monkeypatch.setitem(sys.modules, above, AnyModule(above))
+    monkeypatch.setattr(ClusterClient, "__init__", lambda self, **given: None)
+    monkeypatch.setattr("dagster_pipes.PipesS3MessageWriter", MagicMock())
+    programs = blocks(f"docs/operate/spark-{place}.md", "python")
+    assert programs
+    for code in programs:
+        found: dict[str, Any] = {}
+        exec(compile(textwrap.dedent(code), place, "exec", dont_inherit=True), found)
+        if "defs" in found:
+            dg.Definitions.validate_loadable(found["defs"])
+        else:
+            assert served.pop() is not None
