@@ -158,9 +158,7 @@ def test_kills_of_a_worker_the_client_and_the_server_of_spark_connect(tmp_path: 
             assert killed_at < EPOCHS
             with job.run("--remote", remote) as process:
                 job.wait(process, killed_at + 1)
-                kill_server(remote)
-                assert job.wait_for_end(process) == 1
-                assert "Traceback" not in job.log.read_text()
+                kill_server(remote)  # its client would try for ten minutes
         with (
             connect_server(tmp_path, sys.executable, **server) as remote,
             job.run("--remote", remote) as process,

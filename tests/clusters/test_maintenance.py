@@ -19,6 +19,7 @@ from arroyo_dagster.state.model.layout import is_compacted
 from arroyo_dagster.state.operations.compaction.job import run_compaction
 from arroyo_dagster.state.operations.gc.execute import run_gc
 from arroyo_dagster.state.operations.verify.job import verify_job
+from arroyo_dagster.state.storage import MemoryStore
 from arroyo_dagster.state.storage.remote.open import open_store
 from tests.clusters.standalone import standalone
 from tests.clusters.test_connect import connect_server
@@ -31,7 +32,7 @@ pytestmark = pytest.mark.clusters
 FILES = 10_000
 ORPHANS = 500
 JOB: dict[str, Any] = {
-    "rows": 10_000,
+    "rows": 5_200,
     "rows_per_epoch": 20,
     "keep_epochs": None,
     "merge_files_after": 1_000_000,
@@ -80,6 +81,7 @@ from arroyo_dagster.spark.settings import SparkSettings
 from arroyo_dagster.spark.thresholds import SparkThresholds
 from arroyo_dagster.spark.verify import verify_job_on_spark
 from arroyo_dagster.state.operations.catalog.jobs import find_job
+from arroyo_dagster.state.storage import MemoryStore
 from arroyo_dagster.state.storage.remote.open import open_store
 
 given = json.loads(sys.argv[1])
@@ -97,11 +99,17 @@ opened.session.stop()
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A job at rest with so many data files, and orphans that are old."""
+    """A job at rest with so many files, and orphans that are old."""
     root = tmp_path_factory.mktemp("written") / "checkpoints"
-    run_word_job(open_store(str(root)), **JOB)
-    data = [path for path in root.rglob("*") if path.name.startswith("table-")]
-    assert len(data) >= FILES
+    memory = MemoryStore()  # a disk would be flushed for each file
+    run_word_job(memory, **JOB)
+    for one in memory.list(""):
+        path = root / one.path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(memory.get(one.path))
+    files = [path for path in root.rglob("*") if path.is_file()]
+    assert len(files) >= FILES
+    data = [path for path in files if path.name.startswith("table-")]
     for number, path in enumerate(sorted(data)[:ORPHANS]):
         orphan = path.with_name(f"{path.name}-{number:032x}")
         shutil.copyfile(path, orphan)
