@@ -16,11 +16,12 @@ from pydantic import Field
 
 from arroyo_dagster.errors import InputError, StorageError
 from arroyo_dagster.orchestration.failures import as_failure
-from arroyo_dagster.orchestration.resources import SPARK_TAG, ArroyoStateStore
+from arroyo_dagster.orchestration.resources import SPARK_TAG, ArroyoStateStore, absolute_url
 from arroyo_dagster.orchestration.runners import InProcessRunner, SparkThresholdFields
 from arroyo_dagster.orchestration.secrets import NamedSecrets, refuse_secrets, variable_of
 from arroyo_dagster.redaction import redact_text, redacted_cause
 from arroyo_dagster.state.model.compaction import CompactionSettings, MergeOutcome
+from arroyo_dagster.state.model.garbage import PlanKind
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.planning.engines import EngineChoice, StepEngine, WorkAmount
 
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 EXTERNAL_TAG = "arroyo/external"
 """The tag of a run with what the Pipes client says of the process, such as its id and its page."""
 _MOST_CHARACTERS = 200
-_ONLY_HERE = "the job's status is checked before each request, by a source only this host has"
+_ONLY_HERE = "the job's status comes from a source that only this host has"
 
 
 class _StepContext(dg.OpExecutionContext):
@@ -191,15 +192,22 @@ class PipesRunner(SparkThresholdFields, InProcessRunner, NamedSecrets):
     def _choose_gc(
         self, request: "GcRequest", options: "GcOptions", plan: "GcPlan"
     ) -> EngineChoice:
+        """Choose where a plan is executed.
+
+        The process elsewhere makes its own plan. It can ask the API, but neither a database nor
+        what a user assumes; of managed jobs nobody is asked. It gets no inventory.
+        """
         copied = options.quarantine
         amount = WorkAmount(
             size_bytes=plan.size_bytes if copied else 0,
             files=plan.objects if copied else 0,
             objects=plan.objects,
         )
-        # The process elsewhere can ask the API, too, but not what a user assumes.
-        known = len(request.directory.sources) == (self.store.arroyo_api_url is not None)
-        return self.thresholds.choose("delete", amount, only_here=None if known else _ONLY_HERE)
+        managed = plan.proof.condition is None and request.kind is not PlanKind.DEAD_JOB
+        api_only = len(request.directory.sources) == (self.store.arroyo_api_url is not None)
+        plain = request.inventory is None and request.others is None and not request.unreadable
+        portable = plain and (managed or api_only)
+        return self.thresholds.choose("delete", amount, only_here=None if portable else _ONLY_HERE)
 
     def _ask(
         self,
@@ -238,7 +246,7 @@ def _gc_outcome(answer: Mapping[str, Any]) -> "GcOutcome":
 def _store_request(store: ArroyoStateStore) -> dict[str, Any]:
     """Return how to open the store elsewhere: with names of variables, never with secrets."""
     return {
-        "url": store.checkpoint_url,
+        "url": absolute_url(store.checkpoint_url),
         "storage_options": _with_names(store.storage_options),
         "delete_options": _with_names(store.delete_options),
         "ownership": dict(store.ownership),

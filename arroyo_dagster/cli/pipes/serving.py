@@ -68,8 +68,11 @@ def serve(
             message_writer=message_writer,
             params_loader=params_loader,
         ) as pipes:
-            for message in split_document(_answer(pipes, spark or SparkSettings())):
+            request = dict(pipes.extras.get(REQUEST, {}))
+            asked = Asked(request, spark or SparkSettings(), pipes.log.info)
+            for message in split_document(_answer(pipes, asked)):
                 pipes.report_custom_message(message)
+        asked.close()
     except KeyboardInterrupt:
         sys.exit(EXIT_INTERRUPTED)
 
@@ -108,8 +111,7 @@ def _follow_parent() -> None:
     threading.Thread(target=watch, name="arroyo-parent", daemon=True).start()
 
 
-def _answer(pipes: PipesContext, spark: SparkSettings) -> dict[str, Any]:
-    asked = Asked(dict(pipes.extras.get(REQUEST, {})), spark, pipes.log.info)
+def _answer(pipes: PipesContext, asked: Asked) -> dict[str, Any]:
     try:
         asked.check()
         with contextlib.closing(LogLines(asked.log)) as lines, contextlib.redirect_stderr(lines):

@@ -49,6 +49,7 @@ class Asked:
     spark: SparkSettings
     log: Callable[[str], None]
     partial: dict[str, Any] = dataclasses.field(default_factory=dict)
+    _opened: Any = None
 
     def check(self) -> None:
         """Refuse what this version cannot do.
@@ -73,11 +74,16 @@ class Asked:
         """Return the session; the first call starts it and logs which Spark it is."""
         from arroyo_dagster.spark.session import open_session
 
-        opened = open_session(self.spark)
-        if "spark" not in self.partial:
-            self.partial["spark"] = str(opened.choice)
-            self.log(f"Spark: {opened.choice}")
-        return opened.session
+        if self._opened is None:
+            self._opened = open_session(self.spark)
+            self.partial["spark"] = str(self._opened.choice)
+            self.log(f"Spark: {self._opened.choice}")
+        return self._opened.session
+
+    def close(self) -> None:
+        """Stop the session that was started for this."""
+        if self._opened is not None and self._opened.started:
+            self._opened.session.stop()
 
     def paths(self) -> JobPaths:
         """Return the job."""
