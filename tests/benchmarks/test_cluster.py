@@ -98,7 +98,7 @@ def test_two_workers_beside_one_in_work_that_needs_the_processor(tmp_path: Path)
 
 def _run(folder: Path, workers: int) -> Run:
     place = folder / f"workers-{workers}"
-    place.mkdir()
+    (place / "state").mkdir(parents=True)
     with standalone(place, workers=workers) as cluster:
         command = [sys.executable, "-m", "arroyo_dagster.cli", "run", "digests.py:pipeline"]
         command += ["--url", str(place / "state"), "--spark", *on(cluster)]
