@@ -38,6 +38,7 @@ _SPARK = OptionalPackage("Spark", "'pyspark>=4.2' 'pandas>=2.2,<3'")
 PACKAGES: Mapping[str, OptionalPackage] = {
     "adlfs": OptionalPackage("Azure through fsspec", "'arroyo-dagster[azure]'", _OBSTORE),
     "dagster": _DAGSTER,
+    "dagster_pipes": OptionalPackage("Dagster Pipes", "dagster-pipes"),
     "deltalake": OptionalPackage("DeltaSink", "'arroyo-dagster[delta]'"),
     "google.rpc": _CONNECT,
     "grpc": _CONNECT,

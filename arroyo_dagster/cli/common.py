@@ -120,13 +120,14 @@ def exit_code(problems: Sequence[ArroyoStateError]) -> int:
 
 def print_error(error: ArroyoStateError) -> None:
     if _wants_json():
-        click.echo(json.dumps({"error": _error_json(error)}, ensure_ascii=False), err=True)
+        click.echo(json.dumps({"error": error_json(error)}, ensure_ascii=False), err=True)
     else:
         kind = "skipped" if isinstance(error, LeaseHeldError) else type(error).__name__
         click.echo(without_secrets(f"{kind}: {error}"), err=True)
 
 
-def _error_json(error: ArroyoStateError) -> dict[str, Any]:
+def error_json(error: ArroyoStateError) -> dict[str, Any]:
+    """Convert an error to JSON values without secrets; `error_from_json` is the inverse."""
     facts = {
         name: value if isinstance(value, int | float | None) else without_secrets(str(value))
         for name, value in error.facts.items()

@@ -250,7 +250,7 @@ class ArroyoStateComponent(dg.Component, YamlModel):
         return build_arroyo_definitions(
             store,
             spark=session,
-            runner=self.spark.runner(session, self.maintenance.engine),
+            runner=self.spark.runner(session, self.maintenance.engine, store),
             maintenance=self.maintenance.options(),
             translator=_Translated(self.owners, self.tags, self.translation, self.docs_url),
             deployment=self.deployment,

@@ -193,16 +193,26 @@ class JobPool:
         threads = min(self._config.parallel_jobs, len(keys))
         interrupts, waiting = Interrupts(), deque[Future[ServedJob]]()
 
-        def submit(key: str) -> Future[ServedJob]:
-            job = JobContext(
+        def job_context(key: str) -> JobContext:
+            return JobContext(
                 self._context,
                 key,
                 log=JobLog(key, self._lines),
                 more_jobs_follow=more_jobs_follow,
                 lease_wait_seconds=lease_wait_seconds,
             )
+
+        if self._tools.runner.one_job_at_a_time:
+            for key in keys:
+                served = self._serve(job_context(key), interrupts)
+                self._write_lines(0.0)
+                yield served
+            return
+
+        def submit(key: str) -> Future[ServedJob]:
             # Dagster keeps the context of the step in a context variable.
-            return pool.submit(contextvars.copy_context().run, self._serve, job, interrupts)
+            run = contextvars.copy_context().run
+            return pool.submit(run, self._serve, job_context(key), interrupts)
 
         with ThreadPoolExecutor(threads, "arroyo-job") as pool:
             try:

@@ -1,7 +1,6 @@
 """Format numbers, times, small tables and curves as Dagster metadata."""
 
 import re
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import pairwise
@@ -10,14 +9,12 @@ from urllib.parse import quote
 
 import dagster as dg
 
-from arroyo_dagster.state.model.progress import OnProgress, Progress, format_progress
 from arroyo_dagster.state.model.units import format_bytes, format_micros
 
 DATA_VERSION = "dagster/data_version"
 """The tag of an event that holds the observed version of an asset."""
 
 TABLE_ROWS = 50
-_LOG_SECONDS = 10.0
 _LEFT, _TOP, _WIDTH, _HEIGHT = 72, 10, 260, 40
 """The area of a curve, in pixels; what is at the left of it is left at its right, too."""
 _POINTS = 50
@@ -156,24 +153,6 @@ def with_commands(text: str, commands: Iterable[str]) -> str:
     """Return a description in Markdown, with commands of `arroyo-state` for a shell."""
     lines = "\n".join(f"arroyo-state {command} --url URL" for command in commands)
     return f"{text}\n\n```sh\n{lines}\n```" if lines else text
-
-
-def progress_logger(
-    log: Callable[[str], object], clock: Callable[[], float] = time.monotonic
-) -> OnProgress:
-    """Return a callback that logs progress every ten seconds, and at the end."""
-    logged: Progress | None = None
-    logged_at = clock()
-
-    def log_progress(progress: Progress) -> None:
-        nonlocal logged, logged_at
-        early = clock() - logged_at < _LOG_SECONDS and progress.share != 1
-        if early or progress == logged:  # a heartbeat repeats what was reported
-            return
-        logged, logged_at = progress, clock()
-        log(format_progress(progress))
-
-    return log_progress
 
 
 def relative_error(forecast: int, outcome: int) -> float | None:

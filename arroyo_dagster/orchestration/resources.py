@@ -128,7 +128,7 @@ class ArroyoStateStore(NamedSecrets):
         from arroyo_dagster.state.storage.urls import parse_url
 
         try:
-            check_option_names(parse_url(_absolute(url)), options)
+            check_option_names(parse_url(absolute_url(url)), options)
         except InputError as error:
             error.facts.setdefault("field", field)
             raise
@@ -259,7 +259,7 @@ class ArroyoStateStore(NamedSecrets):
             options, given = resolve_variables(field, getattr(self, field)), None
             if field == "storage_options" and self.delete_options:
                 given = resolve_variables("delete_options", self.delete_options)
-            self._stores[url] = open_store(_absolute(url), options=options, delete_options=given)
+            self._stores[url] = open_store(absolute_url(url), options=options, delete_options=given)
         store: ObjectStore = self._stores[url]
         return store
 
@@ -268,7 +268,7 @@ class ArroyoStateStore(NamedSecrets):
         from arroyo_dagster.state.operations.catalog.owner import checkpoint_place
 
         options = resolve_variables("storage_options", self.storage_options)
-        return checkpoint_place(_absolute(self.checkpoint_url), options)
+        return checkpoint_place(absolute_url(self.checkpoint_url), options)
 
     def _catalogue(self) -> "ObjectStore":
         from arroyo_dagster.state.operations.catalog.owner import check_apart
@@ -322,7 +322,8 @@ class ArroyoStateStore(NamedSecrets):
             announce_catalogue(self._instance, place, catalogue, owner.identity)
 
 
-def _absolute(url: str) -> str:
+def absolute_url(url: str) -> str:
+    """Return a URL, or the absolute form of a path."""
     return url if ":" in url else os.path.abspath(url)
 
 

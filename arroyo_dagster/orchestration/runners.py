@@ -2,7 +2,7 @@
 
 import threading
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import dagster as dg
 from pydantic import Field
@@ -30,7 +30,11 @@ _OLD_METHODS = {
 
 
 class MaintenanceRunner(dg.ConfigurableResource, ABC):  # type: ignore[type-arg]
-    """Compacts jobs and runs gc plans. Two are built in; subclass it to add another engine."""
+    """Compacts jobs and runs gc plans. Three are built in; subclass it to add another engine."""
+
+    one_job_at_a_time: ClassVar[bool] = False
+    """Whether a batch serves its jobs one after the other, in the main thread: the only one that an
+    interrupt reaches while it waits for a process."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         """Refuse the methods of release 0.1: nobody would call them.
@@ -75,10 +79,9 @@ class MaintenanceRunner(dg.ConfigurableResource, ABC):  # type: ignore[type-arg]
         return rewrite_here
 
 
-class SparkRunner(MaintenanceRunner):
-    """Runs on Spark. No session is started if there is little or nothing to do."""
+class SparkThresholdFields(dg.ConfigurableResource):  # type: ignore[type-arg]
+    """From which amount of work a runner leaves the process of the step."""
 
-    spark: dg.ResourceDependency[SparkSessionResource]
     in_process_mb: int = Field(
         default=64,
         description="Steps that read or copy fewer MiB run in the process of the step.",
@@ -100,6 +103,12 @@ class SparkRunner(MaintenanceRunner):
             files=self.spark_from_files,
             objects=self.spark_from_objects,
         )
+
+
+class SparkRunner(SparkThresholdFields, MaintenanceRunner):
+    """Runs on Spark. No session is started if there is little or nothing to do."""
+
+    spark: dg.ResourceDependency[SparkSessionResource]
 
     def _session(self) -> Any:
         with _STARTING:  # jobs of a batch are served at the same time, in one session

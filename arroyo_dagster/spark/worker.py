@@ -119,7 +119,9 @@ def _modules_not_installed() -> list[ModuleType]:
     return [
         module
         for name, module in sorted(sys.modules.items())
-        if not name.startswith(("__main__", "arroyo_dagster"))
+        # spark-submit puts its own pyspark and py4j on the path, as zip files.
+        if not name.startswith(("__main__", "arroyo_dagster", "pyspark.", "py4j."))
+        and name not in ("pyspark", "py4j")
         and isinstance(module, ModuleType)
         and module.__name__ == name
         and (file := getattr(module, "__file__", None))

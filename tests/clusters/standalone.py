@@ -10,7 +10,7 @@ import sysconfig
 import time
 import venv
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from pyspark.find_spark_home import _find_spark_home
@@ -23,10 +23,33 @@ NOT_ON_WORKERS = ("arroyo_dagster", "__editable__", "lazy_loader", "tenacity")
 
 @dataclass(frozen=True, slots=True)
 class StandaloneCluster:
-    """A master with workers of one core each."""
+    """A master with workers of one core each.
+
+    Attributes:
+        daemons: their processes, by the names `master`, `worker-0`, `worker-1`…
+    """
 
     master: str
     folder: Path
+    daemons: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+
+    def kill(self, name: str) -> None:
+        """End a daemon with SIGKILL."""
+        self.daemons[name].kill()
+        self.daemons[name].wait()
+
+    def start_worker(self, number: int, *, hidden: Path | None = None) -> None:
+        """Start a worker of one core."""
+        name = f"worker-{number}"
+        at = ("--host", "127.0.0.1", "--cores", "1", "--memory", f"{MEMORY_MB}m")
+        work = ("--webui-port", str(free_port()), "--work-dir", str(self.folder / f"work-{number}"))
+        self.daemons[name] = _started(
+            self.folder, name, "worker.Worker", *at, *work, self.master, hidden=hidden
+        )
+
+    def wait_for_worker(self, number: int) -> None:
+        """Wait until a worker has registered with the master."""
+        wait_for(self.folder / f"worker-{number}.log", "Successfully registered with master")
 
 
 def free_port() -> int:
@@ -61,28 +84,20 @@ def standalone(
         hidden: for each worker a folder in which it sees nothing that others write; None = none.
     """
     port, page = free_port(), free_port()
-    at = ("--host", "127.0.0.1")
-    daemons = []
+    cluster = StandaloneCluster(f"spark://127.0.0.1:{port}", folder)
     try:
-        master = ("master.Master", *at, "--port", str(port), "--webui-port", str(page))
-        daemons.append(_started(folder, "master", *master, hidden=None))
+        at = ("--host", "127.0.0.1", "--port", str(port), "--webui-port", str(page))
+        cluster.daemons["master"] = _started(folder, "master", "master.Master", *at, hidden=None)
         wait_for(folder / "master.log", "I have been elected leader")
-        url = f"spark://127.0.0.1:{port}"
         for number in range(workers):
-            size = ("--cores", "1", "--memory", f"{MEMORY_MB}m", "--webui-port", str(free_port()))
-            work = ("--work-dir", str(folder / f"work-{number}"), url)
-            own = hidden[number] if number < len(hidden) else None
-            one = _started(
-                folder, f"worker-{number}", "worker.Worker", *at, *size, *work, hidden=own
-            )
-            daemons.append(one)
+            cluster.start_worker(number, hidden=hidden[number] if number < len(hidden) else None)
         for number in range(workers):
-            wait_for(folder / f"worker-{number}.log", "Successfully registered with master")
-        yield StandaloneCluster(url, folder)
+            cluster.wait_for_worker(number)
+        yield cluster
     finally:
-        for one in reversed(daemons):
+        for one in reversed(cluster.daemons.values()):
             one.terminate()
-        for one in daemons:
+        for one in cluster.daemons.values():
             try:
                 one.wait(20)
             except subprocess.TimeoutExpired:

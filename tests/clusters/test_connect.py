@@ -20,20 +20,23 @@ pytestmark = pytest.mark.clusters
 
 
 @contextlib.contextmanager
-def connect_server(folder: Path, python: str) -> Iterator[str]:
-    """Run a server with two slots, whose workers use an interpreter."""
+def connect_server(
+    folder: Path, python: str, *, master: str = "local[2]", **conf: str
+) -> Iterator[str]:
+    """Run a server whose workers use an interpreter; with two slots, unless a master is given."""
     port, home = free_port(), _find_spark_home()
     settings = {
+        **conf,
         "spark.connect.grpc.binding.address": "127.0.0.1",
         "spark.connect.grpc.binding.port": str(port),
         "spark.ui.enabled": "false",
     }
     options = [part for name, value in settings.items() for part in ("--conf", f"{name}={value}")]
     server = "org.apache.spark.sql.connect.service.SparkConnectServer"
-    line = [f"{home}/bin/spark-submit", "--master", "local[2]", *options, "--class", server]
+    line = [f"{home}/bin/spark-submit", "--master", master, *options, "--class", server]
     environment = {**os.environ, "PYSPARK_PYTHON": python, "SPARK_LOCAL_IP": "127.0.0.1"}
     environment.pop("PYTHONPATH", None)
-    log = folder / "connect.log"
+    log = folder / f"connect-{port}.log"
     with log.open("wb") as file:
         process = subprocess.Popen(
             [*line, "spark-internal"], env=environment, stdout=file, stderr=file, cwd=folder

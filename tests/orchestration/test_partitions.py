@@ -21,7 +21,6 @@ from arroyo_dagster.orchestration.partitions import (
 from arroyo_dagster.orchestration.rendering import (
     content,
     duration,
-    progress_logger,
     size,
     sparkline,
     table,
@@ -31,7 +30,7 @@ from arroyo_dagster.orchestration.schedules import DueOptions, build_due_schedul
 from arroyo_dagster.orchestration.translator import DagsterArroyoTranslator, Naming
 from arroyo_dagster.state.model.ids import JobId, PipelineId
 from arroyo_dagster.state.model.layout import JobPaths
-from arroyo_dagster.state.model.progress import Progress
+from arroyo_dagster.state.model.progress import Progress, progress_logger
 from tests.fleets import Written, legacy_job, protocol_job
 
 MANY = [f"p{at}/main" for at in range(100)]

@@ -36,6 +36,7 @@ from arroyo_dagster.orchestration.translator import (
 from arroyo_dagster.state.model.clock import wall_clock
 from arroyo_dagster.state.model.job_facts import JobCondition
 from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.model.progress import progress_logger
 from arroyo_dagster.state.model.units import format_bytes
 from arroyo_dagster.state.planning.verify.findings import Verdict, merged
 from arroyo_dagster.state.planning.verify.fleet import GoneJob
@@ -142,7 +143,7 @@ class _Refresh:
         options = RefreshOptions(
             max_new_epochs=max_epochs,
             earlier=self._store.earlier(),
-            on_progress=shown.progress_logger(self._context.log.info),
+            on_progress=progress_logger(self._context.log.info),
         )
         for paths in jobs:
             try:

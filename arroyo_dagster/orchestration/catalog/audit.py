@@ -12,6 +12,7 @@ from arroyo_dagster.orchestration.failures import as_failure, fail
 from arroyo_dagster.orchestration.resources import ArroyoStateStore
 from arroyo_dagster.orchestration.translator import AUDIT, EPOCH_CATALOG, Naming, specified_assets
 from arroyo_dagster.state.model.clock import wall_clock
+from arroyo_dagster.state.model.progress import progress_logger
 from arroyo_dagster.state.model.verify import AuditSettings
 from arroyo_dagster.state.planning.verify.audit_checks import (
     AUDIT_CHECKS,
@@ -70,7 +71,7 @@ def build_audit(naming: Naming, settings: AuditSettings) -> dg.AssetsDefinition:
                     AuditOptions(
                         earlier=arroyo_store.earlier(),
                         on_job=log,
-                        on_progress=shown.progress_logger(context.log.info),
+                        on_progress=progress_logger(context.log.info),
                     ),
                 )
                 problem = next(iter(run.failed.values()), None)

@@ -12,6 +12,7 @@ from arroyo_dagster.orchestration.failures import as_failure
 from arroyo_dagster.orchestration.resources import ArroyoStateStore
 from arroyo_dagster.orchestration.translator import EPOCH_CATALOG, HEALTH, Naming, specified_assets
 from arroyo_dagster.state.model.health import HealthLimits
+from arroyo_dagster.state.model.progress import progress_logger
 from arroyo_dagster.state.model.units import format_bytes
 from arroyo_dagster.state.planning.health_checks.checks import (
     HEALTH_CHECKS,
@@ -51,7 +52,7 @@ def build_health(naming: Naming, limits: HealthLimits) -> dg.AssetsDefinition:
                 limits,
                 HealthOptions(
                     earlier=arroyo_store.earlier(),
-                    on_progress=shown.progress_logger(context.log.info),
+                    on_progress=progress_logger(context.log.info),
                 ),
             )
         if context.selected_asset_keys:

@@ -8,7 +8,6 @@ import dagster as dg
 from pydantic import Field
 
 from arroyo_dagster.errors import ArroyoStateError
-from arroyo_dagster.orchestration import rendering as shown
 from arroyo_dagster.orchestration.catalog.checks import RESTORABLE, check_result, kept_verdict
 from arroyo_dagster.orchestration.compaction.rendering import compaction_metadata
 from arroyo_dagster.orchestration.compaction.rewrite import (
@@ -36,6 +35,7 @@ from arroyo_dagster.state.model.compaction import (
 )
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.leases import LeaseSettings
+from arroyo_dagster.state.model.progress import progress_logger
 from arroyo_dagster.state.model.rewrite import QuietSettings
 from arroyo_dagster.state.planning.verify.checks import effective, row_parity
 
@@ -220,7 +220,7 @@ def compacted(
             wait_seconds=config.wait_seconds,
             sampled=True,
             on_merge=on_merge,
-            on_progress=shown.progress_logger(context.log.info),
+            on_progress=progress_logger(context.log.info),
             on_published=published.append,
         )
         outcome = runner.run_compaction(store.writable(), paths, config.settings(), options)

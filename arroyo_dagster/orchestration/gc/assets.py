@@ -24,7 +24,6 @@ from arroyo_dagster.orchestration.failures import (
 from arroyo_dagster.orchestration.gc import rendering as gc_shown
 from arroyo_dagster.orchestration.launchpad import LaunchpadConfig
 from arroyo_dagster.orchestration.partitions import job_of
-from arroyo_dagster.orchestration.rendering import progress_logger
 from arroyo_dagster.orchestration.resources import ArroyoStateStore
 from arroyo_dagster.orchestration.runners import MaintenanceRunner
 from arroyo_dagster.orchestration.settings import configured, setting_field
@@ -40,6 +39,7 @@ from arroyo_dagster.orchestration.translator import (
 )
 from arroyo_dagster.state.model.garbage import DeletionSettings, GraceSettings, PlanKind, Retention
 from arroyo_dagster.state.model.leases import LeaseSettings
+from arroyo_dagster.state.model.progress import progress_logger
 from arroyo_dagster.state.planning.verify.findings import Verdict
 
 if TYPE_CHECKING:
@@ -219,6 +219,7 @@ def _collection_events(
         options = GcOptions(
             quarantine=config.quarantine,
             max_checkpoint_slowdown=config.max_checkpoint_slowdown,
+            approved=config.approved_plan is not None,
             owner=f"dagster run {context.run.run_id}",
             lease_wait_seconds=lease_wait_seconds(context, config),
             on_lease=context.log.info,

@@ -23,8 +23,14 @@ from arroyo_dagster.orchestration.gc.assets import (
     OrphansConfig,
 )
 from arroyo_dagster.orchestration.maintenance import MaintenanceOptions
-from arroyo_dagster.orchestration.resources import SparkSessionResource
-from arroyo_dagster.orchestration.runners import InProcessRunner, MaintenanceRunner, SparkRunner
+from arroyo_dagster.orchestration.pipes import PipesRunner, load_client
+from arroyo_dagster.orchestration.resources import ArroyoStateStore, SparkSessionResource
+from arroyo_dagster.orchestration.runners import (
+    InProcessRunner,
+    MaintenanceRunner,
+    SparkRunner,
+    SparkThresholdFields,
+)
 from arroyo_dagster.orchestration.secrets import as_variable
 from arroyo_dagster.orchestration.settings import setting_field, settings_config
 from arroyo_dagster.orchestration.yaml.model import YamlModel
@@ -184,6 +190,29 @@ class Maintenance(YamlModel):
         )
 
 
+class Pipes(YamlModel):
+    """The Dagster Pipes client that starts a process for each job's maintenance."""
+
+    client: str = Field(
+        description="The client, as module:name, or a function without arguments that returns one.",
+        examples=["my_project.clients:spark_submit"],
+    )
+    arguments: Options = _like(
+        PipesRunner,
+        "arguments",
+        examples=[{"command": ["spark-submit", "--master", "yarn", "maintain.py"]}],
+    )
+
+    def runner(self, store: ArroyoStateStore, thresholds: dict[str, int]) -> PipesRunner:
+        """Return what starts the process.
+
+        Raises:
+            InputError: there is no such client.
+        """
+        client = load_client(self.client)
+        return PipesRunner(client=client, store=store, arguments=self.arguments, **thresholds)
+
+
 class Spark(YamlModel):
     """How to start Spark for maintenance; unused with `engine: in-process`."""
 
@@ -214,6 +243,12 @@ class Spark(YamlModel):
     )
     spark_from_files: int = _like(SparkRunner, "spark_from_files")
     spark_from_objects: int = _like(SparkRunner, "spark_from_objects")
+    pipes: Pipes | None = Field(
+        default=None,
+        description="Let a Dagster Pipes client start a process for each job that reaches a "
+        "threshold, such as an application of spark-submit. Fields other than the thresholds are "
+        "unused then.",
+    )
 
     def session(self) -> SparkSessionResource:
         """Return the session of these fields."""
@@ -226,16 +261,16 @@ class Spark(YamlModel):
             stop_on_teardown=self.stop_on_teardown,
         )
 
-    def runner(self, session: SparkSessionResource, engine: str) -> MaintenanceRunner:
+    def runner(
+        self, session: SparkSessionResource, engine: str, store: ArroyoStateStore
+    ) -> MaintenanceRunner:
         """Return what compacts and deletes."""
         if engine == "in-process":
             return InProcessRunner()
-        return SparkRunner(
-            spark=session,
-            in_process_mb=self.in_process_mb,
-            spark_from_files=self.spark_from_files,
-            spark_from_objects=self.spark_from_objects,
-        )
+        thresholds = {name: getattr(self, name) for name in SparkThresholdFields.model_fields}
+        if self.pipes is not None:
+            return self.pipes.runner(store, thresholds)
+        return SparkRunner(spark=session, **thresholds)
 
 
 class Sensor(YamlModel):

@@ -14,19 +14,20 @@ from arroyo_dagster.state.model.rollback import RollbackPlan
 
 def plan_to_json(plan: CompactionPlan | RewritePlan | RollbackPlan) -> dict[str, Any]:
     """Convert a plan to an object of JSON values, with its fields by name."""
-    found: dict[str, Any] = _plain(plan)
+    found: dict[str, Any] = plain_values(plan)
     return found
 
 
-def _plain(value: Any) -> Any:
+def plain_values(value: Any) -> Any:
+    """Convert dataclasses, enums, mappings and sequences to JSON values; bytes are left out."""
     if dataclasses.is_dataclass(value):
-        return {field.name: _plain(getattr(value, field.name)) for field in _fields(value)}
+        return {field.name: plain_values(getattr(value, field.name)) for field in _fields(value)}
     if isinstance(value, enum.Enum):
         return value.value
     if isinstance(value, Mapping):
-        return {str(key): _plain(one) for key, one in value.items()}
+        return {str(key): plain_values(one) for key, one in value.items()}
     if isinstance(value, tuple | list):
-        return [_plain(one) for one in value]
+        return [plain_values(one) for one in value]
     if isinstance(value, str):
         return str(value)
     return value

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import enum
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from arroyo_dagster.state.model.units import format_bytes, format_micros
 
+_LOG_SECONDS = 10.0
 LEAST_SHARE = 0.02
 """Below this share the speed so far does not predict the remaining time."""
 
@@ -82,6 +84,24 @@ def format_progress(progress: Progress) -> str:
     else:
         time = f"{left:.0f} s left" if left < 60 else f"{format_micros(left * 1e6)} left"
     return f"{progress.step}: {share}{done}{of}{unit}, {time}"
+
+
+def progress_logger(
+    log: Callable[[str], object], clock: Callable[[], float] = time.monotonic
+) -> OnProgress:
+    """Return a callback that logs progress every ten seconds, and at the end."""
+    logged: Progress | None = None
+    logged_at = clock()
+
+    def log_progress(progress: Progress) -> None:
+        nonlocal logged, logged_at
+        early = clock() - logged_at < _LOG_SECONDS and progress.share != 1
+        if early or progress == logged:  # a heartbeat repeats what was reported
+            return
+        logged, logged_at = progress, clock()
+        log(format_progress(progress))
+
+    return log_progress
 
 
 def _amount(count: int, unit: ProgressUnit) -> str:

@@ -91,6 +91,8 @@ class GcOptions(DeletionSettings):
         owner: who runs it, for the lease and the journal.
         lease_wait_seconds: how long to wait for a process that holds the lease of the job.
         on_lease: called with a sentence about the lease; see `LeaseOptions.on_event`.
+        approved: whether a person has approved the given plan. What executes it elsewhere, from a
+            plan of its own, then refuses any other.
         clock: microseconds since 1970 in UTC, by this machine.
         on_progress: called after every few thousand objects, and at least every few seconds.
         on_done: called with the outcome as soon as everything is deleted and read back, before an
@@ -104,6 +106,7 @@ class GcOptions(DeletionSettings):
     owner: str = "arroyo-state gc"
     lease_wait_seconds: float = 0.0
     on_lease: Callable[[str], None] = lambda event: None
+    approved: bool = False
     clock: Clock = wall_clock
     on_progress: OnProgress = no_progress
     on_done: Callable[[GcOutcome], None] = lambda outcome: None
