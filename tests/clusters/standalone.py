@@ -23,10 +23,15 @@ NOT_ON_WORKERS = ("arroyo_dagster", "__editable__", "lazy_loader", "tenacity")
 
 @dataclass(frozen=True, slots=True)
 class StandaloneCluster:
-    """A master with workers of one core each."""
+    """A master with workers of one core each.
+
+    Attributes:
+        workers: the process ids of the workers.
+    """
 
     master: str
     folder: Path
+    workers: tuple[int, ...]
 
 
 def free_port() -> int:
@@ -78,7 +83,7 @@ def standalone(
             daemons.append(one)
         for number in range(workers):
             wait_for(folder / f"worker-{number}.log", "Successfully registered with master")
-        yield StandaloneCluster(url, folder)
+        yield StandaloneCluster(url, folder, tuple(one.pid for one in daemons[1:]))
     finally:
         for one in reversed(daemons):
             one.terminate()

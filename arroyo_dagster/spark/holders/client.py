@@ -1,0 +1,84 @@
+"""What a task does to have an epoch of its subtask written where the subtask is held."""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+from collections.abc import Sequence
+
+import pyarrow as pa
+
+from arroyo_dagster.spark.chunks import PLACE, chunk_batches, chunks_of
+from arroyo_dagster.spark.holders.channel import HolderAddress
+from arroyo_dagster.spark.holders.conversation import (
+    BlockedError,
+    Conversation,
+    HungError,
+    Request,
+)
+from arroyo_dagster.spark.holders.messages import (
+    Meeting,
+    Placed,
+    RemoteFailure,
+    RemoteTraceback,
+    Work,
+    as_stream,
+)
+from arroyo_dagster.spark.holders.slot import own_slot
+from arroyo_dagster.spark.holders.subtasks import HeldSubtasks, LevelWork
+from arroyo_dagster.state.runtime.exchange import ExchangeChunk
+
+_HERE = HeldSubtasks()
+"""Of a worker that cannot start a process."""
+
+
+def run_level(
+    work: LevelWork,
+    subtask: int,
+    rows: Sequence[pa.RecordBatch],
+    placed: HolderAddress | None,
+    meeting: Meeting,
+) -> list[pa.RecordBatch]:
+    """Write one epoch of a subtask where it is held; return its output, its report, and its place.
+
+    If the holder is gone, the holder of this worker takes the subtask over. What a holder sent
+    before it ended half way is not used.
+
+    Args:
+        rows: the chunks of this level and subtask, at least one.
+        placed: the holder of the subtask; None = none yet.
+
+    Raises:
+        StorageError: the holder of this worker ended while it worked.
+        Exception: user code or the store failed; the text is that of the original error.
+    """
+    request = Request(pickle.dumps(Work(work, subtask, meeting.idle_seconds)), as_stream(rows))
+    slot, lost, blocked = own_slot(meeting), None, False
+    holder: HolderAddress | None = None
+    output: list[pa.RecordBatch] | RemoteFailure | None = None
+    if slot is not None and placed is not None:
+        try:
+            with contextlib.closing(Conversation.begin(placed, meeting)) as conversation:
+                holder, output = conversation.address, conversation.run(request)
+            if holder != placed:
+                lost = placed  # another process has its place
+        except OSError as error:
+            lost, blocked = placed, isinstance(error, BlockedError)
+            if slot.name == placed.name:
+                slot.forget(hung=isinstance(error, HungError))
+    if slot is not None and output is None:
+        found = slot.begin()
+        if found is not None:
+            with contextlib.closing(found):
+                holder, output = found.address, slot.run(found, request)
+    if output is None:
+        holder, chunks = None, (chunk for batch in rows for chunk in chunks_of(batch))
+        output = list(chunk_batches(_HERE.run(work, subtask, chunks)))
+    if isinstance(output, RemoteFailure):
+        raise output.as_error() from RemoteTraceback(output.text)
+    if slot is not None and meeting.start:
+        slot.address()
+    own = None if slot is None else slot.known_address()
+    place = Placed(work.level, subtask, holder, own, lost, blocked)
+    chunk = ExchangeChunk(0, subtask, PLACE, work.level, pickle.dumps(place))
+    return [*output, *chunk_batches([chunk])]
