@@ -11,10 +11,11 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 import pyarrow as pa
 
-from arroyo_dagster.spark.chunks import FAILURE, PLACE, chunk_batches, chunks_of
+from arroyo_dagster.spark.chunks import FAILURE, PLACE, ChunkStream, chunk_batches, chunks_of
 from arroyo_dagster.spark.holders import slot as slots
 from arroyo_dagster.spark.holders.channel import Secret
 from arroyo_dagster.spark.holders.client import run_level
@@ -31,11 +32,11 @@ from arroyo_dagster.state.runtime.pipeline_run import EpochReports, PipelineRun,
 from arroyo_dagster.state.runtime.task import EpochPlan, merged_watermarks
 from arroyo_dagster.state.storage.store import ObjectStore
 
-Ask = Callable[["HeldRun", LevelWork, int, list[pa.RecordBatch], Meeting], list[pa.RecordBatch]]
+Ask = Callable[["HeldRun", LevelWork, int, pa.Buffer, Meeting], list[pa.RecordBatch]]
 
 
 def ask_once(
-    run: HeldRun, work: LevelWork, subtask: int, rows: list[pa.RecordBatch], meeting: Meeting
+    run: HeldRun, work: LevelWork, subtask: int, rows: pa.Buffer, meeting: Meeting
 ) -> list[pa.RecordBatch]:
     placed = run.placement.of_level(work.level).get(subtask)
     return run_level(work, subtask, rows, placed, meeting)
@@ -65,14 +66,17 @@ class HeldRun(PipelineRun):
         for level in range(1, self.pipeline.levels + 1):
             work = LevelWork(self._packed, self.job.store, self._run_id, level, plan)
             for subtask in range(self.pipeline.parallelism):
-                rows = list(chunk_batches(waiting.pop((level, subtask), [])))
+                stream = ChunkStream()
+                for batch in chunk_batches(waiting.pop((level, subtask), [])):
+                    stream.write(batch)
                 with self._workers.worker(subtask):
-                    output = self.ask(self, work, subtask, rows, meeting)
+                    output = self.ask(self, work, subtask, stream.close(), meeting)
                 for chunk in [one for batch in output for one in chunks_of(batch)]:
                     if chunk.edge == FAILURE:
                         raise pickle.loads(chunk.payload)
                     if chunk.level:
-                        waiting.setdefault((chunk.level, chunk.subtask), []).append(chunk)
+                        sent = replace(chunk, payload=bytes(chunk.payload))
+                        waiting.setdefault((chunk.level, chunk.subtask), []).append(sent)
                     elif chunk.edge == PLACE:
                         places.append(pickle.loads(chunk.payload))
                     else:
@@ -99,6 +103,8 @@ class Workers:
         )
         meeting = self.meeting()
         owner = ProcessId.of(self.owner.pid)
+        # A fork of pytest's process would have all that it has.
+        self._may_fork, slots.may_fork = slots.may_fork, lambda: False
         self.slots = [WorkerSlot.claim(meeting, owner) for _ in range(count)]
 
     def meeting(self, *, then_stop: bool = False) -> Meeting:
@@ -119,6 +125,7 @@ class Workers:
         return [slot._process for slot in self.slots if slot._process is not None]
 
     def close(self) -> None:
+        slots.may_fork = self._may_fork
         processes = self.processes()
         assert self.owner.stdin is not None
         self.owner.stdin.close()

@@ -75,7 +75,13 @@ class Located(Operator):
 
 
 def located_pipeline(
-    log: Path, *, epochs: int, rows_per_epoch: int = KEYS, parallelism: int = 8, **options: Any
+    log: Path,
+    *,
+    epochs: int,
+    rows_per_epoch: int = KEYS,
+    parallelism: int = 8,
+    name: str = "located",
+    **options: Any,
 ) -> Pipeline:
     """One level of subtasks that each get rows in every epoch."""
     rows = epochs * rows_per_epoch
@@ -85,7 +91,7 @@ def located_pipeline(
             "at": pa.array(range(rows), pa.timestamp("ms")),
         }
     )
-    pipeline = Pipeline("located", parallelism=parallelism, merge_files_after=8)
+    pipeline = Pipeline(name, parallelism=parallelism, merge_files_after=8)
     source = TableSource(table, rows_per_epoch=rows_per_epoch, splits=2)
     keyed = pipeline.source("rows", source, timestamp="at").key_by("key")
     keyed.apply("count", Located(str(log), **options))

@@ -56,7 +56,35 @@ def _batch(chunks: list[ExchangeChunk]) -> pa.RecordBatch:
 
 
 def chunks_of(batch: pa.RecordBatch) -> Iterator[ExchangeChunk]:
-    """Yield the chunks of a batch."""
-    columns = [batch.column(index).to_pylist() for index in range(batch.num_columns)]
-    for level, subtask, edge, order, payload in zip(*columns, strict=True):
+    """Yield the chunks of a batch. Payloads of rows are not copied: they are `pa.Buffer`."""
+    columns = [batch.column(index).to_pylist() for index in range(4)]
+    payloads = batch.column(4)
+    for place, (level, subtask, edge, order) in enumerate(zip(*columns, strict=True)):
+        payload = payloads[place].as_buffer() if edge >= 0 else payloads[place].as_py()
         yield ExchangeChunk(level, subtask, edge, order, payload)
+
+
+class ChunkStream:
+    """Batches of chunks of one schema, encoded as they come."""
+
+    def __init__(self) -> None:
+        self._sink = pa.BufferOutputStream()
+        self._writer: pa.ipc.RecordBatchStreamWriter | None = None
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Append a batch."""
+        if self._writer is None:
+            self._writer = pa.ipc.new_stream(self._sink, batch.schema)
+        self._writer.write_batch(batch)
+
+    def close(self) -> pa.Buffer:
+        """Return the Arrow IPC stream; there was at least one batch."""
+        assert self._writer is not None
+        self._writer.close()
+        return self._sink.getvalue()
+
+
+def decode_stream(data: bytearray | pa.Buffer) -> Iterator[ExchangeChunk]:
+    """Yield the chunks of a `ChunkStream`."""
+    for batch in pa.ipc.open_stream(pa.py_buffer(data)):
+        yield from chunks_of(batch)

@@ -179,8 +179,8 @@ class SparkRun(PipelineRun):
 
         Args:
             packed: the pipeline, packed; None = pack it now.
-            application: an id that concurrent runs with the same workers share; None = a new one.
-                A worker drops the subtasks of other applications.
+            application: an id of this run, or one that concurrent runs of different jobs share;
+                None = a new one. The subtasks of an earlier run of the job are dropped.
         """
         packed = packed or PackedPipeline.pack(pipeline)
         probe = check_workers(session, store)

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from arroyo_dagster.errors import ArroyoStateError
-from arroyo_dagster.spark.chunks import chunk_batches
+from arroyo_dagster.spark.chunks import ChunkStream, chunk_batches
 from arroyo_dagster.spark.holders.channel import HolderAddress
 from arroyo_dagster.spark.holders.client import run_level
 from arroyo_dagster.spark.holders.messages import Meeting
@@ -89,20 +89,20 @@ class LevelRunner:
 
     def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Pass on the rows of later levels, run this level, and yield its report."""
-        mine: list[pa.RecordBatch] = []
+        mine, subtask = ChunkStream(), None
         for batch in batches:
-            if not batch.num_rows:
-                continue
             ours = pc.equal(batch.column(0), self.work.level)
-            if pc.all(ours).as_py():
-                mine.append(batch)
-                continue
-            mine += [part] if (part := batch.filter(ours)).num_rows else []
-            yield batch.filter(pc.invert(ours))
-        if mine:
-            yield from self._level(mine[0].column(1)[0].as_py(), mine)
+            later = batch.filter(pc.invert(ours))
+            if later.num_rows:
+                batch = batch.filter(ours)
+                yield later
+            if batch.num_rows:
+                mine.write(batch)
+                subtask = batch.column(1)[0].as_py()
+        if subtask is not None:
+            yield from self._level(subtask, mine.close())
 
-    def _level(self, subtask: int, rows: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def _level(self, subtask: int, rows: pa.Buffer) -> Iterator[pa.RecordBatch]:
         try:
             if self.work.probe is not None:
                 self.work.probe.check()

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import pickle
-from collections.abc import Sequence
 
 import pyarrow as pa
 
-from arroyo_dagster.spark.chunks import PLACE, chunk_batches, chunks_of
+from arroyo_dagster.spark.chunks import PLACE, chunk_batches, decode_stream
 from arroyo_dagster.spark.holders.channel import HolderAddress
 from arroyo_dagster.spark.holders.conversation import (
     BlockedError,
@@ -22,7 +21,6 @@ from arroyo_dagster.spark.holders.messages import (
     RemoteFailure,
     RemoteTraceback,
     Work,
-    as_stream,
 )
 from arroyo_dagster.spark.holders.slot import own_slot
 from arroyo_dagster.spark.holders.subtasks import HeldSubtasks, LevelWork
@@ -35,7 +33,7 @@ _HERE = HeldSubtasks()
 def run_level(
     work: LevelWork,
     subtask: int,
-    rows: Sequence[pa.RecordBatch],
+    rows: pa.Buffer,
     placed: HolderAddress | None,
     meeting: Meeting,
 ) -> list[pa.RecordBatch]:
@@ -45,14 +43,14 @@ def run_level(
     before it ended half way is not used.
 
     Args:
-        rows: the chunks of this level and subtask, at least one.
+        rows: the chunks of this level and subtask, as a `ChunkStream`.
         placed: the holder of the subtask; None = none yet.
 
     Raises:
         StorageError: the holder of this worker ended while it worked.
         Exception: user code or the store failed; the text is that of the original error.
     """
-    request = Request(pickle.dumps(Work(work, subtask, meeting.idle_seconds)), as_stream(rows))
+    request = Request(pickle.dumps(Work(work, subtask, meeting.idle_seconds)), rows)
     slot, lost, blocked = own_slot(meeting), None, False
     holder: HolderAddress | None = None
     output: list[pa.RecordBatch] | RemoteFailure | None = None
@@ -72,8 +70,8 @@ def run_level(
             with contextlib.closing(found):
                 holder, output = found.address, slot.run(found, request)
     if output is None:
-        holder, chunks = None, (chunk for batch in rows for chunk in chunks_of(batch))
-        output = list(chunk_batches(_HERE.run(work, subtask, chunks)))
+        holder, chunks = None, decode_stream(rows)
+        output = list(chunk_batches(_HERE.run(work, subtask, chunks, meeting.idle_seconds)))
     if isinstance(output, RemoteFailure):
         raise output.as_error() from RemoteTraceback(output.text)
     if slot is not None and meeting.start:

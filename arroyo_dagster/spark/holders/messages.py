@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import pickle
 import traceback
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-
-import pyarrow as pa
 
 from arroyo_dagster.errors import ArroyoStateError
 from arroyo_dagster.spark.holders.channel import HolderAddress, Secret
@@ -57,7 +54,7 @@ class Placed:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """The request of one task: an epoch of one subtask. Its rows follow as Arrow IPC.
+    """The request of one task: an epoch of one subtask. Its rows follow as a `ChunkStream`.
 
     Attributes:
         idle_seconds: how long the process waits for the next request before it ends.
@@ -114,12 +111,3 @@ class RemoteTraceback(Exception):
 
     def __str__(self) -> str:
         return f"\n{self.args[0]}"
-
-
-def as_stream(batches: Sequence[pa.RecordBatch]) -> pa.Buffer:
-    """Encode batches of one schema, at least one, as an Arrow IPC stream."""
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, batches[0].schema) as writer:
-        for batch in batches:
-            writer.write_batch(batch)
-    return sink.getvalue()

@@ -14,7 +14,6 @@ import queue
 import select
 import signal
 import socket
-import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -22,9 +21,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-import pyarrow as pa
-
-from arroyo_dagster.spark.chunks import chunk_batches, chunks_of
+from arroyo_dagster.spark.chunks import ChunkStream, chunk_batches, decode_stream
 from arroyo_dagster.spark.holders.channel import (
     ALIVE,
     CHUNKS,
@@ -38,12 +35,13 @@ from arroyo_dagster.spark.holders.channel import (
     bound_loss,
     welcome,
 )
-from arroyo_dagster.spark.holders.messages import RemoteFailure, Work, as_stream
+from arroyo_dagster.spark.holders.messages import RemoteFailure, Work
 from arroyo_dagster.spark.holders.process_id import ProcessId
 from arroyo_dagster.spark.holders.subtasks import HeldSubtasks
 
 _POLL_SECONDS = 1.0
-_FIRST_IDLE_SECONDS = _TRANSFER_SECONDS = 60.0
+_FIRST_IDLE_SECONDS = 60.0
+_TRANSFER_SECONDS = 300.0
 
 
 class _Phase(Enum):
@@ -123,11 +121,12 @@ class Holder:
         try:
             asked: Work = pickle.loads(request.work)
             self._idle_seconds = asked.idle_seconds
-            rows = pa.ipc.open_stream(pa.py_buffer(request.rows))
-            request.rows = bytearray()
-            chunks = [chunk for batch in rows for chunk in chunks_of(batch)]
-            for batch in chunk_batches(self._subtasks.run(asked.level_work, asked.subtask, chunks)):
-                channel.send(CHUNKS, memoryview(as_stream([batch])))
+            rows, request.rows = decode_stream(request.rows), bytearray()
+            output = self._subtasks.run(asked.level_work, asked.subtask, rows, asked.idle_seconds)
+            for batch in chunk_batches(output):
+                stream = ChunkStream()
+                stream.write(batch)
+                channel.send(CHUNKS, memoryview(stream.close()))
         except BaseException as error:
             kind, payload = ERROR, RemoteFailure.of(error).dumps()
         else:
@@ -196,8 +195,6 @@ class Holder:
         request.advance(_Phase.WAITING, _Phase.ENDED)
         if request.advance(_Phase.RUNNING, _Phase.ENDED):
             # Spark ends a worker whose task is cancelled, and user code in it. So does this.
-            print("a Spark task is gone; the holder that works for it ends", file=sys.stderr)
-            sys.stderr.flush()
             os._exit(1)
 
 

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import gc
 import json
 import os
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import uuid
+from collections.abc import Mapping
 from dataclasses import asdict, astuple
 from itertools import count
+from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
@@ -28,6 +33,7 @@ from arroyo_dagster.spark.holders.channel import (
 )
 from arroyo_dagster.spark.holders.conversation import Conversation, HungError, Request
 from arroyo_dagster.spark.holders.messages import Meeting, RemoteFailure
+from arroyo_dagster.spark.holders.process import main
 from arroyo_dagster.spark.holders.process_id import ProcessId
 
 _STARTS = 2
@@ -51,7 +57,6 @@ class WorkerSlot:
         self._meeting = meeting
         self._owner = owner
         self._claim = claim  # bound as long as this process lives
-        self._child: subprocess.Popen[bytes] | None = None
         self._process: int | None = None
         self._address: HolderAddress | None = None
         self._next_start = 0.0
@@ -93,9 +98,9 @@ class WorkerSlot:
         if hung and self._process is not None:
             with contextlib.suppress(OSError):
                 os.kill(self._process, signal.SIGKILL)
-        if self._child is not None and (hung or self._child.poll() is not None):
-            self._child.wait()
-            self._child = None
+        if self._process is not None:
+            with contextlib.suppress(ChildProcessError):  # another worker's child
+                os.waitpid(self._process, 0 if hung else os.WNOHANG)
         self._address = self._process = None
 
     def begin(self) -> Conversation | None:
@@ -157,14 +162,51 @@ class WorkerSlot:
                 "listeners": numbers,
                 "alive_seconds": self._meeting.silence_seconds / _ALIVE_SHARE,
             }
-            line = [sys.executable, "-c", _START]
-            # Through a pipe: arguments and variables of a process can be read by others.
-            child = subprocess.Popen(line, stdin=subprocess.PIPE, pass_fds=numbers)
-            self._child, self._process = child, child.pid
-            assert child.stdin is not None
-            with child.stdin:
-                child.stdin.write(json.dumps(given).encode() + b"\n")
+            start = _fork if may_fork() else _spawn
+            self._process = start(given)
         return address
+
+
+def may_fork() -> bool:
+    """Whether a fork of this process is safe, which saves a second of imports.
+
+    A library whose threads are missing in the child may hang there. jemalloc, which comes with
+    pyarrow, starts its own again.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return False
+    own = str(os.getpid())
+    tasks = Path("/proc/self/task")
+    names = [(task / "comm").read_text() for task in tasks.iterdir() if task.name != own]
+    return all(name.strip() == "jemalloc_bg_thd" for name in names)
+
+
+def _fork(given: Mapping[str, Any]) -> int:
+    process = os.fork()
+    if process:
+        return process
+    try:
+        # Nothing of Spark's may stay open here. Numbers stay taken: objects of frames below, which
+        # never end, would close others.
+        null = os.open(os.devnull, os.O_RDONLY)
+        for number in map(int, os.listdir("/proc/self/fd")):
+            if number > 2 and number not in given["listeners"]:
+                os.dup2(null, number)
+        gc.freeze()
+        main(given)
+    finally:
+        os._exit(1)
+
+
+def _spawn(given: Mapping[str, Any]) -> int:
+    line = [sys.executable, "-c", _START]
+    # Through a pipe: arguments and variables of a process can be read by others.
+    child = subprocess.Popen(line, stdin=subprocess.PIPE, pass_fds=given["listeners"])
+    assert child.stdin is not None
+    with child.stdin:
+        child.stdin.write(json.dumps(given).encode() + b"\n")
+    child.returncode = 0  # `forget` waits for it
+    return child.pid
 
 
 def _bound(name: str) -> socket.socket:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import pickle
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -20,7 +21,7 @@ from arroyo_dagster.state.storage.store import ObjectStore
 
 
 class RunId(NamedTuple):
-    """One run of one job. `application`: the id that concurrent runs share."""
+    """One run of one job. `application`: an id of the run, or one that concurrent runs share."""
 
     application: str
     job: str
@@ -31,7 +32,7 @@ class LevelWork:
     """What the subtasks of one level need to write one epoch, besides their rows.
 
     Attributes:
-        run_id: the run; a process drops the subtasks of other applications.
+        run_id: the run; a process drops the subtasks of earlier runs of the job.
         probe: what a process must see before it writes, if the state is on disk.
     """
 
@@ -59,23 +60,37 @@ class _SubtaskId(NamedTuple):
     subtask: int
 
 
+class _Held(NamedTuple):
+    epoch: Epoch
+    task: LevelTask
+    until: float
+
+
 class HeldSubtasks:
     """Subtasks of a process. Not thread-safe: one call of `run` at a time."""
 
     def __init__(self) -> None:
-        self._held: dict[_SubtaskId, tuple[Epoch, LevelTask]] = {}
+        self._held: dict[_SubtaskId, _Held] = {}
 
     def run(
-        self, work: LevelWork, index: int, chunks: Iterable[ExchangeChunk]
+        self,
+        work: LevelWork,
+        index: int,
+        chunks: Iterable[ExchangeChunk],
+        idle_seconds: float,
     ) -> Iterator[ExchangeChunk]:
         """Write one epoch of subtask `index`; yield its rows for later levels, then its report.
 
         An error that is not retryable is yielded as a `FAILURE`. After an error the subtask is
         dropped, and the next call restores it.
+
+        Args:
+            idle_seconds: how long the subtask is held without another call.
         """
         self._drop_others(work)
         key = _SubtaskId(work.run_id, work.level, index)
-        _, task = self._held.pop(key, (None, None))
+        held = self._held.pop(key, None)
+        task = None if held is None else held.task
         try:
             if work.probe is not None:
                 work.probe.check()
@@ -87,20 +102,25 @@ class HeldSubtasks:
             yield failure(error, index)
             return
         if not work.plan.then_stop:
-            self._held[key] = (work.plan.epoch, task)
+            until = time.monotonic() + idle_seconds
+            self._held[key] = _Held(work.plan.epoch, task, until)
         report = TaskReport(work.level, index, task.reports, task.watermarks_micros)
         yield ExchangeChunk(0, index, REPORT, work.level, pickle.dumps(report))
 
     def _drop_others(self, work: LevelWork) -> None:
-        """Drop subtasks of other applications, and those that missed an epoch.
+        """Drop subtasks that no task will ask for: of earlier runs, and those that moved.
 
         Every subtask writes every epoch: one that is not at the epoch before has moved.
         """
+        now = time.monotonic()
         gone = [
             key
-            for key, (epoch, _) in self._held.items()
-            if key.run_id.application != work.run_id.application
-            or (key.run_id == work.run_id and epoch < work.plan.epoch - 1)
+            for key, held in self._held.items()
+            if (
+                held.epoch < work.plan.epoch - 1
+                if key.run_id == work.run_id
+                else key.run_id.job == work.run_id.job or held.until < now
+            )
         ]
         for key in gone:
             del self._held[key]

@@ -30,7 +30,7 @@ from arroyo_dagster.spark.holders.conversation import Conversation
 from arroyo_dagster.spark.holders.messages import Meeting, Placed
 from arroyo_dagster.spark.holders.placement import Placement
 from arroyo_dagster.spark.holders.process_id import ProcessId
-from arroyo_dagster.spark.holders.slot import WorkerSlot
+from arroyo_dagster.spark.holders.slot import WorkerSlot, may_fork
 from arroyo_dagster.spark.holders.subtasks import LevelWork
 from arroyo_dagster.state.model.tables import TableConfig
 from arroyo_dagster.state.runtime.connectors import TableSource
@@ -158,7 +158,7 @@ def test_a_subtask_is_taken_over_from_a_holder_that_ended(tmp_path: Path, when: 
     with started_workers() as workers:
 
         def ask(
-            run: HeldRun, work: LevelWork, subtask: int, rows: list[pa.RecordBatch], at: Meeting
+            run: HeldRun, work: LevelWork, subtask: int, rows: pa.Buffer, at: Meeting
         ) -> list[pa.RecordBatch]:
             chosen = (work.plan.epoch, work.level) == (2, 1)
             if chosen and when == "before":
@@ -322,7 +322,7 @@ def test_tasks_that_meet_at_a_holder_wait_for_each_other(tmp_path: Path, shared:
     outputs = []
 
     def ask(
-        run: HeldRun, work: LevelWork, subtask: int, rows: list[pa.RecordBatch], meeting: Meeting
+        run: HeldRun, work: LevelWork, subtask: int, rows: pa.Buffer, meeting: Meeting
     ) -> list[pa.RecordBatch]:
         threads = [
             threading.Thread(
@@ -349,7 +349,7 @@ def test_an_epoch_that_two_tasks_ask_for_counts_once(
     store, pipeline = _store(tmp_path), _counting(tmp_path)
 
     def ask(
-        run: HeldRun, work: LevelWork, subtask: int, rows: list[pa.RecordBatch], meeting: Meeting
+        run: HeldRun, work: LevelWork, subtask: int, rows: pa.Buffer, meeting: Meeting
     ) -> list[pa.RecordBatch]:
         outputs = [ask_once(run, work, subtask, rows, meeting) for _ in range(2)]
         return outputs[chosen]
@@ -363,8 +363,9 @@ ASKER = """
 import pickle, sys
 from arroyo_dagster.spark.holders import slot
 from arroyo_dagster.spark.holders.client import run_level
+import pyarrow as pa
 work, subtask, rows, placed, meeting = pickle.load(sys.stdin.buffer)
-run_level(work, subtask, rows, placed, meeting)
+run_level(work, subtask, pa.py_buffer(rows), placed, meeting)
 """
 
 
@@ -378,7 +379,7 @@ def test_a_cancelled_task_ends_the_user_code_that_ran_for_it(tmp_path: Path) -> 
     store, pipeline = _store(tmp_path), _counting(tmp_path, _wait_for_ever)
 
     def ask(
-        run: HeldRun, work: LevelWork, subtask: int, rows: list[pa.RecordBatch], meeting: Meeting
+        run: HeldRun, work: LevelWork, subtask: int, rows: pa.Buffer, meeting: Meeting
     ) -> list[pa.RecordBatch]:
         if (work.plan.epoch, work.level) == (2, 1):
             placed = run.placement.of_level(1)[0]
@@ -389,7 +390,7 @@ def test_a_cancelled_task_ends_the_user_code_that_ran_for_it(tmp_path: Path) -> 
                 env=ENVIRONMENT,
             ) as asker:
                 assert asker.stdin is not None
-                asker.stdin.write(pickle.dumps((work, subtask, rows, placed, meeting)))
+                asker.stdin.write(pickle.dumps((work, subtask, rows.to_pybytes(), placed, meeting)))
                 asker.stdin.close()
                 until = time.monotonic() + 30
                 while not (tmp_path / "tripped").exists():
@@ -445,7 +446,7 @@ def test_a_holder_ends_when_no_task_came_for_a_while(tmp_path: Path) -> None:
 
 CLAIMING = """
 import pickle, sys
-from arroyo_dagster.spark.holders.slot import WorkerSlot
+from arroyo_dagster.spark.holders.slot import WorkerSlot, may_fork
 meeting, owner = pickle.load(sys.stdin.buffer)
 slot = WorkerSlot.claim(meeting, owner)
 address = slot.address()
@@ -461,10 +462,53 @@ def test_a_new_worker_takes_the_holder_of_one_that_ended(tmp_path: Path) -> None
         found = []
         for number in range(2):
             file = tmp_path / f"worker-{number}"
-            subprocess.run([sys.executable, "-c", CLAIMING, str(file)], input=given, check=True)
+            line = [sys.executable, "-c", CLAIMING, str(file)]
+            subprocess.run(line, input=given, check=True, env=ENVIRONMENT)
             found.append(file.read_text().split())
     assert found[0] == found[1]
     wait_until_ended(int(found[0][2]))
+
+
+FORKING = """
+import os, pickle, sys
+from arroyo_dagster.spark.holders import slot as slots
+meeting, owner = pickle.load(sys.stdin.buffer)
+file = open(sys.argv[1], "w")
+assert slots.may_fork()
+slots._spawn = None
+slot = slots.WorkerSlot.claim(meeting, owner)
+address = slot.address()
+slot.begin().close()
+folder = f"/proc/{slot._process}/fd"
+links = [os.readlink(f"{folder}/{number}") for number in os.listdir(folder)]
+sockets = sum(link.startswith("socket:") for link in links)
+print(sockets, sys.argv[1] in links, slot._process, file=file)
+"""
+
+
+def test_a_process_without_threads_forks_its_holder(tmp_path: Path) -> None:
+    with started_workers(0) as workers:
+        given = pickle.dumps((workers.meeting(), ProcessId.of(workers.owner.pid)))
+        file = tmp_path / "found"
+        line = [sys.executable, "-c", FORKING, str(file)]
+        alone = {**ENVIRONMENT, "OMP_NUM_THREADS": "1"}  # as Spark sets it
+        subprocess.run(line, input=given, check=True, env=alone)
+        sockets, inherited, process = file.read_text().split()
+        # Its listener; neither the claim of the worker nor an open file.
+        assert (sockets, inherited) == ("1", "False")
+        assert ProcessId.of(int(process)).is_alive()
+    wait_until_ended(int(process))
+
+
+def test_a_process_with_threads_does_not_fork() -> None:
+    asked = threading.Event()
+    thread = threading.Thread(target=asked.wait)
+    thread.start()
+    try:
+        assert not may_fork()
+    finally:
+        asked.set()
+        thread.join()
 
 
 def test_a_worker_that_cannot_start_a_process_keeps_the_state_itself(
@@ -484,7 +528,7 @@ def test_subtasks_that_moved_are_dropped(tmp_path: Path, shared: Workers) -> Non
     pipeline, store = located_pipeline(log, epochs=epochs, parallelism=4), _store(tmp_path)
 
     def ask(
-        run: HeldRun, work: LevelWork, subtask: int, rows: list[pa.RecordBatch], meeting: Meeting
+        run: HeldRun, work: LevelWork, subtask: int, rows: pa.Buffer, meeting: Meeting
     ) -> list[pa.RecordBatch]:
         placed = run.placement.of_level(1).get(subtask)
         if (work.plan.epoch, subtask) == (3, 1):
@@ -501,6 +545,39 @@ def test_subtasks_that_moved_are_dropped(tmp_path: Path, shared: Workers) -> Non
     assert found.starts == {0: 1, 1: 2, 2: 1, 3: 1}
     # The former process learns that it has moved when it is asked for another, an epoch later.
     assert [found.copies[epoch] for epoch in range(1, epochs + 1)] == [4, 4, 5, 4, 4, 4]
+
+
+def test_runs_of_different_jobs_do_not_drop_each_others_subtasks(
+    tmp_path: Path, shared: Workers
+) -> None:
+    logs = [tmp_path / name for name in ("one", "two")]
+    pipelines = [
+        located_pipeline(log, epochs=3, parallelism=2, name=f"job{number}")
+        for number, log in enumerate(logs)
+    ]
+    with contextlib.ExitStack() as both:
+        runs = [
+            both.enter_context(held_run(pipeline, _store(tmp_path), shared))
+            for pipeline in pipelines
+        ]
+        for _ in range(3):
+            for run in runs:
+                run.step()
+    for log in logs:
+        assert Places.read(log).starts == {0: 1, 1: 1}
+
+
+def test_a_later_run_of_a_job_begins_anew(tmp_path: Path, shared: Workers) -> None:
+    """The state of an earlier run that ended without a last checkpoint is dropped."""
+    log = tmp_path / "log"
+    pipeline, store = located_pipeline(log, epochs=4, parallelism=2), _store(tmp_path)
+    for _ in range(2):
+        with held_run(pipeline, store, shared) as run:
+            run.step()
+            run.step()
+    found = Places.read(log)
+    assert found.starts == {0: 2, 1: 2}
+    assert set(found.copies.values()) == {2}
 
 
 # ---- user code -----------------------------------------------------------------------------------
