@@ -97,7 +97,7 @@ class Workers:
     def __init__(self, count: int, silence_seconds: float) -> None:
         self.secret = Secret.new()
         self.silence_seconds = silence_seconds
-        self.idle_seconds = 60.0
+        self.idle_seconds = 600.0
         self.owner = subprocess.Popen(
             [sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE
         )
@@ -136,7 +136,7 @@ class Workers:
             wait_until_ended(process)
 
 
-def wait_until_ended(process: int, seconds: float = 20.0) -> None:
+def wait_until_ended(process: int, seconds: float = 60.0) -> None:
     """Wait for the end of a process, a child or not."""
     until = time.monotonic() + seconds
     known = ProcessId.of(process)

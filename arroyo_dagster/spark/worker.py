@@ -43,6 +43,7 @@ class SplitReader:
         """Return a function for `mapInArrow`, which accepts plain functions only."""
 
         def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            self.packed.unpack()  # before a fork, which then has the modules too
             for batch in batches:
                 for task in batch.column(0).to_pylist():
                     if task < self.early:

@@ -20,8 +20,8 @@ pytestmark = pytest.mark.clusters
 
 
 @contextlib.contextmanager
-def connect_server(folder: Path, python: str) -> Iterator[str]:
-    """Run a server with two slots, whose workers use an interpreter."""
+def connect_server(folder: Path, python: str, **variables: str) -> Iterator[str]:
+    """Run a server with two slots, whose workers use an interpreter, and variables."""
     port, home = free_port(), _find_spark_home()
     settings = {
         "spark.connect.grpc.binding.address": "127.0.0.1",
@@ -33,6 +33,7 @@ def connect_server(folder: Path, python: str) -> Iterator[str]:
     line = [f"{home}/bin/spark-submit", "--master", "local[2]", *options, "--class", server]
     environment = {**os.environ, "PYSPARK_PYTHON": python, "SPARK_LOCAL_IP": "127.0.0.1"}
     environment.pop("PYTHONPATH", None)
+    environment |= variables
     log = folder / "connect.log"
     with log.open("wb") as file:
         process = subprocess.Popen(

@@ -13,8 +13,9 @@ import pytest
 
 from arroyo_dagster.state.storage import open_store
 from tests.clusters.standalone import SETTINGS, standalone
+from tests.clusters.test_connect import connect_server
 from tests.clusters.test_standalone import PROJECT
-from tests.located import Places, counts_of, located_pipeline
+from tests.located import KEYS, Places, counts_of, located_pipeline
 
 pytestmark = pytest.mark.clusters
 SUBTASKS, EPOCHS, AFTER = 8, 100, 20
@@ -81,9 +82,8 @@ def test_subtasks_stay_on_a_cluster_and_those_of_a_lost_worker_move_once(tmp_pat
     with standalone(tmp_path) as cluster:
         lost = {"kill_after": EPOCHS, "victim": cluster.workers[0]}
         found = drive(tmp_path, cluster.master, epochs=EPOCHS + AFTER, **lost)
-    print(json.dumps(found["seconds"]))
+    assert found["epochs"] == EPOCHS + AFTER
     calm = Places.read(log, up_to_epoch=EPOCHS)
-    print(calm)
     assert all(len(held) == EPOCHS for held in calm.processes.values())
     assert max(calm.moves.values()) <= 2, calm.moves
     assert calm.starts == {subtask: 1 + moves for subtask, moves in calm.moves.items()}
@@ -99,4 +99,17 @@ def test_subtasks_stay_on_a_cluster_and_those_of_a_lost_worker_move_once(tmp_pat
     pipeline = located_pipeline(log, epochs=EPOCHS + AFTER)
     counts = counts_of(open_store(f"file://{tmp_path}/state"), pipeline)
     assert set(counts.values()) == {EPOCHS + AFTER}
-    assert len(counts) == 400
+    assert len(counts) == KEYS
+
+
+def test_subtasks_stay_over_spark_connect(tmp_path: Path) -> None:
+    epochs, log = 20, tmp_path / "located.log"
+    with connect_server(tmp_path, sys.executable, PYTHONPATH=str(PROJECT)) as remote:
+        drive(tmp_path, remote, epochs=epochs)
+    found = Places.read(log)
+    assert max(found.moves.values()) <= 2, found.moves
+    assert found.starts == {subtask: 1 + moves for subtask, moves in found.moves.items()}
+    assert found.copies[epochs] <= 1.3 * SUBTASKS, found.copies
+    pipeline = located_pipeline(log, epochs=epochs)
+    counts = counts_of(open_store(f"file://{tmp_path}/state"), pipeline)
+    assert set(counts.values()) == {epochs}

@@ -162,6 +162,7 @@ class WorkerSlot:
                 "listeners": numbers,
                 "alive_seconds": self._meeting.silence_seconds / _ALIVE_SHARE,
             }
+            pa.array([])  # imports pandas, if it is there: before a fork, not in both processes
             start = _fork if may_fork() else _spawn
             self._process = start(given)
         return address
