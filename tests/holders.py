@@ -39,7 +39,7 @@ def ask_once(
     run: HeldRun, work: LevelWork, subtask: int, rows: pa.Buffer, meeting: Meeting
 ) -> list[pa.RecordBatch]:
     placed = run.placement.of_level(work.level).get(subtask)
-    return run_level(work, subtask, rows, placed, meeting)
+    return run_level(work.level, pickle.dumps(work), subtask, rows, placed, meeting)
 
 
 class HeldRun(PipelineRun):

@@ -200,7 +200,8 @@ class SparkRun(PipelineRun):
         frame = frame.mapInArrow(reader.function(), CHUNK_DDL)
         for level in range(1, levels + 1):
             work = LevelWork(self._packed, self.job.store, self._run_id, level, plan, self._probe)
-            runner = LevelRunner(work, self._placement.of_level(level), meeting)
+            placed = self._placement.of_level(level)
+            runner = LevelRunner(level, pickle.dumps(work), placed, meeting, self._probe)
             frame = frame.repartitionById(parallelism, "subtask")
             frame = frame.mapInArrow(runner.function(), CHUNK_DDL)
         found: list[TaskReport] = []

@@ -14,8 +14,9 @@ from arroyo_dagster.spark.holders.channel import HolderAddress
 from arroyo_dagster.spark.holders.client import run_level
 from arroyo_dagster.spark.holders.messages import Meeting
 from arroyo_dagster.spark.holders.slot import start_early
-from arroyo_dagster.spark.holders.subtasks import LevelWork, failure
+from arroyo_dagster.spark.holders.subtasks import failure
 from arroyo_dagster.spark.packing import PackedPipeline
+from arroyo_dagster.spark.workers import DiskProbe
 from arroyo_dagster.state.runtime.exchange import (
     WATERMARK,
     ExchangeChunk,
@@ -73,12 +74,16 @@ class LevelRunner:
     """Runs one level of one epoch in a worker, as the function of `mapInArrow`.
 
     Attributes:
+        work: the pickled `LevelWork`.
         placed: by subtask, the process that holds it.
+        probe: what a worker must see before it writes, if the state is on disk.
     """
 
-    work: LevelWork
+    level: int
+    work: bytes
     placed: Mapping[int, HolderAddress]
     meeting: Meeting
+    probe: DiskProbe | None
 
     def function(self) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
         """Return a function for `mapInArrow`, which accepts plain functions only."""
@@ -92,7 +97,7 @@ class LevelRunner:
         """Pass on the rows of later levels, run this level, and yield its report."""
         mine, subtask = ChunkStream(), None
         for batch in batches:
-            ours = pc.equal(batch.column(0), self.work.level)
+            ours = pc.equal(batch.column(0), self.level)
             later = batch.filter(pc.invert(ours))
             if later.num_rows:
                 batch = batch.filter(ours)
@@ -105,9 +110,9 @@ class LevelRunner:
 
     def _level(self, subtask: int, rows: pa.Buffer) -> Iterator[pa.RecordBatch]:
         try:
-            if self.work.probe is not None:
-                self.work.probe.check()
+            if self.probe is not None:
+                self.probe.check()
         except ArroyoStateError as error:
             return chunk_batches([failure(error, subtask)])
         placed = self.placed.get(subtask)
-        return iter(run_level(self.work, subtask, rows, placed, self.meeting))
+        return iter(run_level(self.level, self.work, subtask, rows, placed, self.meeting))

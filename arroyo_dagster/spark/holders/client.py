@@ -23,7 +23,7 @@ from arroyo_dagster.spark.holders.messages import (
     Work,
 )
 from arroyo_dagster.spark.holders.slot import own_slot
-from arroyo_dagster.spark.holders.subtasks import HeldSubtasks, LevelWork
+from arroyo_dagster.spark.holders.subtasks import HeldSubtasks
 from arroyo_dagster.state.runtime.exchange import ExchangeChunk
 
 _HERE = HeldSubtasks()
@@ -31,7 +31,8 @@ _HERE = HeldSubtasks()
 
 
 def run_level(
-    work: LevelWork,
+    level: int,
+    work: bytes,
     subtask: int,
     rows: pa.Buffer,
     placed: HolderAddress | None,
@@ -43,6 +44,7 @@ def run_level(
     before it ended half way is not used.
 
     Args:
+        work: a pickled `LevelWork`.
         rows: the chunks of this level and subtask, as a `ChunkStream`.
         placed: the holder of the subtask; None = none yet.
 
@@ -71,12 +73,14 @@ def run_level(
                 holder, output = found.address, slot.run(found, request)
     if output is None:
         holder, chunks = None, decode_stream(rows)
-        output = list(chunk_batches(_HERE.run(work, subtask, chunks, meeting.idle_seconds)))
+        output = list(
+            chunk_batches(_HERE.run(pickle.loads(work), subtask, chunks, meeting.idle_seconds))
+        )
     if isinstance(output, RemoteFailure):
         raise output.as_error() from RemoteTraceback(output.text)
     if slot is not None and meeting.start:
         slot.address()
     own = None if slot is None else slot.known_address()
-    place = Placed(work.level, subtask, holder, own, lost, blocked)
-    chunk = ExchangeChunk(0, subtask, PLACE, work.level, pickle.dumps(place))
+    place = Placed(level, subtask, holder, own, lost, blocked)
+    chunk = ExchangeChunk(0, subtask, PLACE, level, pickle.dumps(place))
     return [*output, *chunk_batches([chunk])]

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 
 from arroyo_dagster.errors import ArroyoStateError
 from arroyo_dagster.spark.holders.channel import HolderAddress, Secret
-from arroyo_dagster.spark.holders.subtasks import LevelWork
 
 SILENCE_SECONDS = 300.0
 """User code that blocks all threads of its process for longer, in one call into C, is ended."""
@@ -57,10 +56,11 @@ class Work:
     """The request of one task: an epoch of one subtask. Its rows follow as a `ChunkStream`.
 
     Attributes:
+        level_work: a pickled `LevelWork`, which the task passes on as the driver made it.
         idle_seconds: how long the process waits for the next request before it ends.
     """
 
-    level_work: LevelWork
+    level_work: bytes
     subtask: int
     idle_seconds: float
 

@@ -37,7 +37,7 @@ from arroyo_dagster.spark.holders.channel import (
 )
 from arroyo_dagster.spark.holders.messages import RemoteFailure, Work
 from arroyo_dagster.spark.holders.process_id import ProcessId
-from arroyo_dagster.spark.holders.subtasks import HeldSubtasks
+from arroyo_dagster.spark.holders.subtasks import HeldSubtasks, LevelWork
 
 _POLL_SECONDS = 1.0
 _FIRST_IDLE_SECONDS = 60.0
@@ -122,7 +122,8 @@ class Holder:
             asked: Work = pickle.loads(request.work)
             self._idle_seconds = asked.idle_seconds
             rows, request.rows = decode_stream(request.rows), bytearray()
-            output = self._subtasks.run(asked.level_work, asked.subtask, rows, asked.idle_seconds)
+            work: LevelWork = pickle.loads(asked.level_work)
+            output = self._subtasks.run(work, asked.subtask, rows, asked.idle_seconds)
             for batch in chunk_batches(output):
                 stream = ChunkStream()
                 stream.write(batch)

@@ -261,7 +261,7 @@ def test_a_holder_that_works_for_long_says_that_it_is_alive(tmp_path: Path) -> N
     ) -> list[pa.RecordBatch]:
         if (work.plan.epoch, work.level) == (2, 1):
             placed = run.placement.of_level(1)[0]
-            request = Request(pickle.dumps(Work(work, subtask, 60.0)), rows)
+            request = Request(pickle.dumps(Work(pickle.dumps(work), subtask, 60.0)), rows)
             with contextlib.closing(Conversation.begin(placed, meeting)) as conversation:
                 receive = conversation._channel.receive
 
@@ -391,7 +391,7 @@ from arroyo_dagster.spark.holders import slot
 from arroyo_dagster.spark.holders.client import run_level
 import pyarrow as pa
 work, subtask, rows, placed, meeting = pickle.load(sys.stdin.buffer)
-run_level(work, subtask, pa.py_buffer(rows), placed, meeting)
+run_level(work.level, pickle.dumps(work), subtask, pa.py_buffer(rows), placed, meeting)
 """
 
 
@@ -563,8 +563,8 @@ def test_subtasks_that_moved_are_dropped(tmp_path: Path, shared: Workers) -> Non
         if (work.plan.epoch, subtask) == (3, 1):
             placed = None  # the worker takes what is held elsewhere: 1 % 2 + 1
             with shared.worker(0):
-                return run_level(work, subtask, rows, placed, meeting)
-        return run_level(work, subtask, rows, placed, meeting)
+                return run_level(work.level, pickle.dumps(work), subtask, rows, placed, meeting)
+        return run_level(work.level, pickle.dumps(work), subtask, rows, placed, meeting)
 
     with held_run(pipeline, store, shared, ask) as run:
         run.placement._spread = lambda level: None  # type: ignore[method-assign]
