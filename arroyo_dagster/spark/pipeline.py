@@ -17,20 +17,17 @@ from dataclasses import InitVar, dataclass, field, replace
 from typing import TYPE_CHECKING, Self
 
 from arroyo_dagster.errors import ProtocolError
+from arroyo_dagster.spark.chunks import CHUNK_DDL, FAILURE, PLACE
 from arroyo_dagster.spark.connectors.binding import bound_to_run, noting
+from arroyo_dagster.spark.holders.messages import Placed
+from arroyo_dagster.spark.holders.placement import Placement, driver_host, driver_secret
+from arroyo_dagster.spark.holders.subtasks import LevelWork, RunId, TaskReport
 from arroyo_dagster.spark.jobs import fetch_rows, slots
+from arroyo_dagster.spark.packing import PackedPipeline
 from arroyo_dagster.spark.session import open_session
 from arroyo_dagster.spark.settings import SparkChoice, SparkSettings
 from arroyo_dagster.spark.tasks import TASKS_PER_SLOT
-from arroyo_dagster.spark.worker import (
-    CHUNK_DDL,
-    FAILURE,
-    LevelRunner,
-    PackedPipeline,
-    RunId,
-    SplitReader,
-    TaskReport,
-)
+from arroyo_dagster.spark.worker import LevelRunner, SplitReader
 from arroyo_dagster.spark.workers import DiskProbe, check_workers
 from arroyo_dagster.state.runtime.coordinator import JobRun, finished
 from arroyo_dagster.state.runtime.in_process import warn_of_adopt
@@ -169,6 +166,10 @@ class SparkRun(PipelineRun):
         self._packed = packed
         self._run_id = run_id
         self._probe = probe
+        self._slots = slots(session)
+        host = driver_host(session)
+        parallelism = job.pipeline.parallelism
+        self._placement = Placement(driver_secret(), parallelism, self._slots, host)
 
     @classmethod
     def start(
@@ -184,8 +185,8 @@ class SparkRun(PipelineRun):
 
         Args:
             packed: the pipeline, packed; None = pack it now.
-            application: an id that concurrent runs with the same workers share; None = a new one.
-                A worker drops the subtasks of other applications.
+            application: an id of this run, or one that concurrent runs of different jobs share;
+                None = a new one. The subtasks of an earlier run of the job are dropped.
         """
         packed = packed or PackedPipeline.pack(pipeline)
         probe = check_workers(session, store)
@@ -197,21 +198,25 @@ class SparkRun(PipelineRun):
     def process(self, plan: EpochPlan, splits: Sequence[SourceSplit]) -> EpochReports:
         """Process the rows of one epoch as one Spark job: a stage that reads, one per level."""
         parallelism, levels = self.pipeline.parallelism, self.pipeline.levels
-        tasks = max(1, min(len(splits), slots(self._session) * TASKS_PER_SLOT))
-        reader = SplitReader(self._packed, [splits[task::tasks] for task in range(tasks)])
+        meeting = self._placement.meeting(then_stop=plan.then_stop)
+        tasks = max(1, min(len(splits), self._slots * TASKS_PER_SLOT))
+        parts = [splits[task::tasks] for task in range(tasks)]
+        reader = SplitReader(self._packed, parts, meeting, early=parallelism)
         frame = self._session.range(0, tasks, 1, tasks)
         frame = frame.mapInArrow(reader.function(), CHUNK_DDL)
         for level in range(1, levels + 1):
-            runner = LevelRunner(
-                self._packed, self.job.store, self._run_id, level, plan, self._probe
-            )
+            work = LevelWork(self._packed, self.job.store, self._run_id, level, plan, self._probe)
+            placed = self._placement.of_level(level)
+            runner = LevelRunner(level, pickle.dumps(work), placed, meeting, self._probe)
             frame = frame.repartitionById(parallelism, "subtask")
             frame = frame.mapInArrow(runner.function(), CHUNK_DDL)
         found: list[TaskReport] = []
+        places: list[Placed] = []
         for row in fetch_rows(self._session, frame):
             if row.edge == FAILURE:
                 raise pickle.loads(row.payload)
-            found.append(pickle.loads(row.payload))
+            (places if row.edge == PLACE else found).append(pickle.loads(row.payload))
+        self._placement.learn(places)
         expected = levels * parallelism
         if len({(report.level, report.subtask) for report in found}) != expected:
             raise ProtocolError(

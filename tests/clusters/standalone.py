@@ -51,6 +51,11 @@ class StandaloneCluster:
         """Wait until a worker has registered with the master."""
         wait_for(self.folder / f"worker-{number}.log", "Successfully registered with master")
 
+    @property
+    def workers(self) -> tuple[int, ...]:
+        """The process ids of the workers."""
+        return tuple(one.pid for name, one in self.daemons.items() if name != "master")
+
 
 def free_port() -> int:
     with socket.socket() as one:

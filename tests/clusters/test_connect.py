@@ -7,7 +7,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -21,9 +21,18 @@ pytestmark = pytest.mark.clusters
 
 @contextlib.contextmanager
 def connect_server(
-    folder: Path, python: str, *, master: str = "local[2]", **conf: str
+    folder: Path,
+    python: str,
+    *,
+    master: str = "local[2]",
+    variables: Mapping[str, str] | None = None,
+    **conf: str,
 ) -> Iterator[str]:
-    """Run a server whose workers use an interpreter; with two slots, unless a master is given."""
+    """Run a server whose workers use an interpreter; with two slots, unless a master is given.
+
+    Args:
+        variables: environment variables of the server and of its workers.
+    """
     port, home = free_port(), _find_spark_home()
     settings = {
         **conf,
@@ -36,6 +45,7 @@ def connect_server(
     line = [f"{home}/bin/spark-submit", "--master", master, *options, "--class", server]
     environment = {**os.environ, "PYSPARK_PYTHON": python, "SPARK_LOCAL_IP": "127.0.0.1"}
     environment.pop("PYTHONPATH", None)
+    environment |= dict(variables or {})
     log = folder / f"connect-{port}.log"
     with log.open("wb") as file:
         process = subprocess.Popen(

@@ -1,0 +1,82 @@
+"""Pipelines with their user code, packed for processes that may lack the user's modules."""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+import sys
+import sysconfig
+import threading
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+from arroyo_dagster.errors import InputError
+from arroyo_dagster.state.runtime.pipeline import Pipeline
+
+_REMEMBERED_PIPELINES = 64
+_PIPELINES: dict[str, Pipeline] = {}
+_PACKING = threading.Lock()
+"""Guards cloudpickle's registry, which is global to the process, against concurrent runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class PackedPipeline:
+    """A pipeline with its user code, pickled once per run and unpickled once per process."""
+
+    data: bytes
+    digest: str
+
+    @classmethod
+    def pack(cls, pipeline: Pipeline) -> PackedPipeline:
+        """Pickle a pipeline, including the code of modules that are not installed.
+
+        Raises:
+            InputError: a part of it cannot be pickled.
+        """
+        from pyspark import cloudpickle
+
+        with _PACKING:
+            return cls._packed(cloudpickle, pipeline)
+
+    @classmethod
+    def _packed(cls, cloudpickle: Any, pipeline: Pipeline) -> PackedPipeline:
+        local = _modules_not_installed()
+        for module in local:
+            cloudpickle.register_pickle_by_value(module)
+        try:
+            data: bytes = cloudpickle.dumps(pipeline)
+        except (pickle.PicklingError, TypeError, AttributeError) as error:
+            raise InputError(
+                f"the pipeline cannot be sent to Spark's workers ({error})",
+                pipeline=pipeline.name,
+                next_step="open files, connections and locks in on_start, not earlier",
+            ) from error
+        finally:
+            for module in local:
+                cloudpickle.unregister_pickle_by_value(module)
+        return cls(data, hashlib.sha256(data).hexdigest())
+
+    def unpack(self) -> Pipeline:
+        """Return the pipeline; in one process, repeated calls return the same object."""
+        found = _PIPELINES.pop(self.digest, None) or pickle.loads(self.data)
+        _PIPELINES[self.digest] = found  # keeps the order of use, oldest first
+        while len(_PIPELINES) > _REMEMBERED_PIPELINES:
+            del _PIPELINES[next(iter(_PIPELINES))]
+        return found
+
+
+def _modules_not_installed() -> list[ModuleType]:
+    """Return the loaded modules that workers may be unable to import: the user's own files."""
+    installed = tuple(sysconfig.get_paths().values())
+    return [
+        module
+        for name, module in sorted(sys.modules.items())
+        # spark-submit puts its own pyspark and py4j on the path, as zip files.
+        if not name.startswith(("__main__", "arroyo_dagster", "pyspark.", "py4j."))
+        and name not in ("pyspark", "py4j")
+        and isinstance(module, ModuleType)
+        and module.__name__ == name
+        and (file := getattr(module, "__file__", None))
+        and not file.startswith(installed)
+    ]

@@ -1,0 +1,800 @@
+"""Processes that hold subtasks: whatever ends, hangs or comes twice, the state is exact."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import decimal
+import json
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from arroyo_dagster.errors import InputError, StorageError
+from arroyo_dagster.spark.holders.channel import (
+    ALIVE,
+    Channel,
+    HolderAddress,
+    Secret,
+    connect,
+    own_host,
+)
+from arroyo_dagster.spark.holders.client import run_level
+from arroyo_dagster.spark.holders.conversation import Conversation, Request
+from arroyo_dagster.spark.holders.messages import Meeting, Placed, Work
+from arroyo_dagster.spark.holders.placement import Placement
+from arroyo_dagster.spark.holders.process_id import ProcessId
+from arroyo_dagster.spark.holders.slot import WorkerSlot, may_fork
+from arroyo_dagster.spark.holders.subtasks import LevelWork
+from arroyo_dagster.state.model.tables import TableConfig
+from arroyo_dagster.state.runtime.connectors import TableSource
+from arroyo_dagster.state.runtime.in_process import run_pipeline
+from arroyo_dagster.state.runtime.operators import Collector, Operator, OperatorContext
+from arroyo_dagster.state.runtime.pipeline import Pipeline
+from arroyo_dagster.state.storage import open_store
+from arroyo_dagster.state.storage.store import ObjectStore
+from arroyo_dagster.state.tables.global_keyed import global_table_config
+from tests.holders import (
+    HeldRun,
+    Workers,
+    ask_once,
+    end,
+    held_run,
+    started_workers,
+    wait_until_ended,
+)
+from tests.located import Places, located_pipeline
+from tests.words import newest, output_of, random_words, tables_of, words_pipeline
+
+EPOCHS, ROWS = 4, 60
+ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Workers]:
+    with started_workers(2) as workers:
+        yield workers
+
+
+def _store(tmp_path: Path, name: str = "state") -> ObjectStore:
+    return open_store(f"file://{tmp_path}/{name}", options={"sync": False})
+
+
+class Trip(Operator):
+    """Counts by key; does in one epoch, once, what a test says, and writes down where it runs."""
+
+    output_schema = pa.schema([("key", pa.string()), ("n", pa.int64())])
+
+    def __init__(self, folder: Path, trip: Any = None, epoch: int = 2) -> None:
+        self._folder, self._trip, self._epoch = str(folder), trip, epoch
+
+    def tables(self) -> Sequence[TableConfig]:
+        return [global_table_config("counts", key=str, value=int)]
+
+    def on_start(self, ctx: OperatorContext) -> None:
+        self.counts = ctx.table_manager.get_global_keyed_state("counts", str, int)
+
+    def process_batch(
+        self, batch: pa.RecordBatch, ctx: OperatorContext, collector: Collector
+    ) -> None:
+        keys = batch["key"].to_pylist()
+        for key in keys:
+            self.counts.insert(key, (self.counts.get(key) or 0) + 1)
+        collector.collect(
+            pa.record_batch([keys, [self.counts.get(key) for key in keys]], self.output_schema)
+        )
+
+    def handle_checkpoint(self, ctx: OperatorContext, collector: Collector) -> None:
+        folder = Path(self._folder)
+        with contextlib.suppress(FileExistsError):
+            if self._trip is not None and ctx.epoch == self._epoch:
+                (folder / "tripped").touch(exist_ok=False)
+                self._trip(folder)
+
+
+def _counting(tmp_path: Path, trip: Any = None, **options: Any) -> Pipeline:
+    """Two levels: what the first puts out must come once, too."""
+    pipeline = Pipeline("counting", parallelism=1)
+    keys = [f"k{number % 7}" for number in range(EPOCHS * ROWS)]
+    rows = pa.table({"key": keys, "at": pa.array(range(len(keys)), pa.timestamp("ms"))})
+    source = TableSource(rows, rows_per_epoch=ROWS)
+    first = pipeline.source("rows", source, timestamp="at").key_by("key")
+    again = first.apply("count", Trip(tmp_path, trip, **options)).key_by("n")
+    again.apply("again", CountAgain())
+    return pipeline
+
+
+class CountAgain(Operator):
+    def tables(self) -> Sequence[TableConfig]:
+        return [global_table_config("times", key=int, value=int)]
+
+    def process_batch(
+        self, batch: pa.RecordBatch, ctx: OperatorContext, collector: Collector
+    ) -> None:
+        times = ctx.table_manager.get_global_keyed_state("times", int, int)
+        for n in batch["n"].to_pylist():
+            times.insert(n, (times.get(n) or 0) + 1)
+
+
+def _expected(tmp_path: Path) -> Any:
+    store, pipeline = _store(tmp_path, "expected"), _counting(tmp_path)
+    run_pipeline(pipeline, store)
+    return tables_of(store, newest(store, pipeline))
+
+
+def _lost(run: HeldRun) -> list[list[int]]:
+    """By epoch, the levels whose holder was gone."""
+    return [[one.level for one in places if one.lost is not None] for places in run.placed]
+
+
+def test_held_subtasks_write_what_a_run_in_process_writes(tmp_path: Path, shared: Workers) -> None:
+    rows = random_words(240, 4)
+    found = {}
+    for name in ("held", "here"):
+        store, output = _store(tmp_path, name), tmp_path / f"{name}-output"
+        pipeline = words_pipeline(rows, f"file://{output}", rows_per_epoch=60, parallelism=3)
+        if name == "here":
+            run_pipeline(pipeline, store)
+        else:
+            with held_run(pipeline, store, shared) as run:
+                run.run()
+            assert _lost(run) == [[], [], [], []]
+        found[name] = (tables_of(store, newest(store, pipeline)), output_of(output))
+    assert found["held"] == found["here"]
+
+
+# ---- a holder ends -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_subtask_is_taken_over_from_a_holder_that_ended(tmp_path: Path, when: str) -> None:
+    store, pipeline = _store(tmp_path), _counting(tmp_path)
+    with started_workers() as workers:
+
+        def ask(
+            run: HeldRun, work: LevelWork, subtask: int, rows: pa.Buffer, at: Meeting
+        ) -> list[pa.RecordBatch]:
+            chosen = (work.plan.epoch, work.level) == (2, 1)
+            if chosen and when == "before":
+                end(workers.processes()[0])
+            output = ask_once(run, work, subtask, rows, at)
+            if chosen and when == "after":
+                end(workers.processes()[0])
+            return output
+
+        with held_run(pipeline, store, workers, ask) as run:
+            run.run()
+    # The other level of the same process is taken over by the process that has come.
+    assert _lost(run) == ([[], [1, 2], [], []] if when == "before" else [[], [2], [1], []])
+    assert tables_of(store, newest(store, pipeline)) == _expected(tmp_path)
+
+
+def _in_a_holder() -> None:
+    assert "pytest" not in sys.modules
+
+
+def _die(folder: Path) -> None:
+    _in_a_holder()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _die_twice(folder: Path) -> None:
+    _in_a_holder()
+    if not (folder / "twice").exists():
+        (folder / "twice").touch()
+        (folder / "tripped").unlink()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_subtask_is_taken_over_from_a_holder_that_ends_while_it_works(tmp_path: Path) -> None:
+    store, pipeline = _store(tmp_path), _counting(tmp_path, _die)
+    with started_workers() as workers, held_run(pipeline, store, workers) as run:
+        run.run()
+    assert _lost(run) == [[], [1, 2], [], []]
+    assert tables_of(store, newest(store, pipeline)) == _expected(tmp_path)
+
+
+def test_user_code_that_ends_every_process_fails_the_task(tmp_path: Path) -> None:
+    store, pipeline = _store(tmp_path), _counting(tmp_path, _die_twice)
+    with started_workers() as workers:
+        with (
+            held_run(pipeline, store, workers) as run,
+            pytest.raises(StorageError, match="ended while it worked") as failed,
+        ):
+            run.run()
+        assert failed.value.retryable
+        assert newest(store, pipeline).epoch == 1
+        with held_run(pipeline, store, workers) as run:
+            run.run()
+    assert tables_of(store, newest(store, pipeline)) == _expected(tmp_path)
+
+
+# ---- a holder answers late -----------------------------------------------------------------------
+
+
+def _stop(folder: Path) -> None:
+    _in_a_holder()
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def test_a_holder_that_hangs_is_ended_and_its_subtask_taken_over(tmp_path: Path) -> None:
+    store, pipeline = _store(tmp_path), _counting(tmp_path, _stop)
+    with started_workers() as workers:
+        with held_run(pipeline, store, workers) as run:
+            assert run.step() is not None
+            workers.silence_seconds = 8.0
+            hung = workers.processes()[0]
+            assert run.step() is not None
+            workers.silence_seconds = 60.0
+            run.run()
+        wait_until_ended(hung)
+    assert _lost(run)[1] == [1, 2]
+    assert tables_of(store, newest(store, pipeline)) == _expected(tmp_path)
+
+
+def _work_until_told(folder: Path) -> None:
+    _in_a_holder()
+    until = time.monotonic() + 60
+    while not (folder / "heard").exists():
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+def test_a_holder_that_works_for_long_says_that_it_is_alive(tmp_path: Path) -> None:
+    store, pipeline = _store(tmp_path), _counting(tmp_path, _work_until_told)
+
+    def ask(
+        run: HeldRun, work: LevelWork, subtask: int, rows: pa.Buffer, meeting: Meeting
+    ) -> list[pa.RecordBatch]:
+        if (work.plan.epoch, work.level) == (2, 1):
+            placed = run.placement.of_level(1)[0]
+            request = Request(pickle.dumps(Work(pickle.dumps(work), subtask, 60.0)), rows)
+            with contextlib.closing(Conversation.begin(placed, meeting)) as conversation:
+                receive = conversation._channel.receive
+
+                def listen(limit: int | None = None) -> tuple[bytes, bytearray]:
+                    kind, payload = receive(limit)
+                    if kind == ALIVE:
+                        (tmp_path / "heard").touch()
+                    return kind, payload
+
+                conversation._channel.receive = listen  # type: ignore[method-assign]
+                assert isinstance(conversation.run(request), list)
+        return ask_once(run, work, subtask, rows, meeting)
+
+    with started_workers() as workers, held_run(pipeline, store, workers, ask) as run:
+        run.run()
+    assert (tmp_path / "heard").exists()
+    assert _lost(run) == [[], [], [], []]
+    assert tables_of(store, newest(store, pipeline)) == _expected(tmp_path)
+
+
+# ---- who asks ------------------------------------------------------------------------------------
+
+
+def test_nobody_without_the_secret_is_served(tmp_path: Path, shared: Workers) -> None:
+    with shared.worker(0) as slot:
+        address = slot.address()
+    assert address is not None
+    other = replace(shared.meeting(), secret=Secret.new())
+    with pytest.raises(OSError):
+        Conversation.begin(address, other)
+    for said in (b"", b"H", b"H" + (1 << 40).to_bytes(8, "big"), os.urandom(300)):
+        with connect(address, across=False) as connection:
+            connection.sendall(said)
+    # One that does not know the secret cannot pass for a holder either.
+    with socket.socket(socket.AF_UNIX) as impostor:
+        impostor.bind("\0arroyo-impostor")
+        impostor.listen()
+
+        def pretend() -> None:
+            with Channel(impostor.accept()[0]) as channel:
+                channel.send(b"H", os.urandom(32))
+                channel.receive()
+                channel.send(b"P", os.urandom(32) + address.about(1))
+
+        thread = threading.Thread(target=pretend)
+        thread.start()
+        with pytest.raises(ConnectionAbortedError):
+            Conversation.begin(replace(address, name="arroyo-impostor"), shared.meeting())
+        thread.join()
+    found = Conversation.begin(address, shared.meeting())
+    found.close()
+    assert found.address == address
+
+
+def test_the_secret_is_not_shown(shared: Workers) -> None:
+    shown = repr(shared.meeting()) + repr(shared.secret)
+    assert shared.secret.value.hex() not in shown
+    assert repr(shared.secret.value) not in shown
+    for process in shared.processes():
+        for name in ("cmdline", "environ"):
+            assert shared.secret.value.hex() not in Path(f"/proc/{process}/{name}").read_text()
+
+
+class Alone(Operator):
+    """Fails if another subtask runs in the same process at the same time."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = str(folder)
+
+    def process_batch(
+        self, batch: pa.RecordBatch, ctx: OperatorContext, collector: Collector
+    ) -> None:
+        mark = Path(self._folder, f"busy-{os.getpid()}")
+        mark.touch(exist_ok=False)
+        time.sleep(0.05)
+        mark.unlink()
+
+
+def test_tasks_that_meet_at_a_holder_wait_for_each_other(tmp_path: Path, shared: Workers) -> None:
+    pipeline = Pipeline("alone", parallelism=1)
+    rows = pa.table({"key": ["a"], "at": pa.array([1], pa.timestamp("s"))})
+    keyed = pipeline.source("rows", TableSource(rows, rows_per_epoch=1), timestamp="at")
+    keyed.key_by("key").apply("alone", Alone(tmp_path))
+    outputs = []
+
+    def ask(
+        run: HeldRun, work: LevelWork, subtask: int, rows: pa.Buffer, meeting: Meeting
+    ) -> list[pa.RecordBatch]:
+        threads = [
+            threading.Thread(
+                target=lambda: outputs.append(ask_once(run, work, subtask, rows, meeting))
+            )
+            for _ in range(3)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return outputs[0]
+
+    with held_run(pipeline, _store(tmp_path), shared, ask) as run:
+        run.run()
+    assert len(outputs) == 3
+
+
+@pytest.mark.parametrize("chosen", [0, 1])
+def test_an_epoch_that_two_tasks_ask_for_counts_once(
+    tmp_path: Path, shared: Workers, chosen: int
+) -> None:
+    """Whichever report the driver takes: of a speculative task, or of one that Spark retried."""
+    store, pipeline = _store(tmp_path), _counting(tmp_path)
+
+    def ask(
+        run: HeldRun, work: LevelWork, subtask: int, rows: pa.Buffer, meeting: Meeting
+    ) -> list[pa.RecordBatch]:
+        outputs = [ask_once(run, work, subtask, rows, meeting) for _ in range(2)]
+        return outputs[chosen]
+
+    with held_run(pipeline, store, shared, ask) as run:
+        run.run()
+    assert tables_of(store, newest(store, pipeline)) == _expected(tmp_path)
+
+
+ASKER = """
+import pickle, sys
+from arroyo_dagster.spark.holders import slot
+from arroyo_dagster.spark.holders.client import run_level
+import pyarrow as pa
+work, subtask, rows, placed, meeting = pickle.load(sys.stdin.buffer)
+run_level(work.level, pickle.dumps(work), subtask, pa.py_buffer(rows), placed, meeting)
+"""
+
+
+def _wait_for_ever(folder: Path) -> None:
+    _in_a_holder()
+    while True:
+        time.sleep(0.1)
+
+
+def test_a_cancelled_task_ends_the_user_code_that_ran_for_it(tmp_path: Path) -> None:
+    store, pipeline = _store(tmp_path), _counting(tmp_path, _wait_for_ever)
+
+    def ask(
+        run: HeldRun, work: LevelWork, subtask: int, rows: pa.Buffer, meeting: Meeting
+    ) -> list[pa.RecordBatch]:
+        if (work.plan.epoch, work.level) == (2, 1):
+            placed = run.placement.of_level(1)[0]
+            process = workers.processes()[0]
+            with subprocess.Popen(
+                [sys.executable, "-c", ASKER],
+                stdin=subprocess.PIPE,
+                env=ENVIRONMENT,
+            ) as asker:
+                assert asker.stdin is not None
+                asker.stdin.write(pickle.dumps((work, subtask, rows.to_pybytes(), placed, meeting)))
+                asker.stdin.close()
+                until = time.monotonic() + 30
+                while not (tmp_path / "tripped").exists():
+                    assert time.monotonic() < until
+                    time.sleep(0.02)
+                asker.kill()
+            wait_until_ended(process)
+        return ask_once(run, work, subtask, rows, meeting)
+
+    with started_workers() as workers, held_run(pipeline, store, workers, ask) as run:
+        run.run()
+    assert _lost(run) == [[], [1, 2], [], []]
+    assert tables_of(store, newest(store, pipeline)) == _expected(tmp_path)
+
+
+# ---- the life of a holder ------------------------------------------------------------------------
+
+
+def test_a_holder_ends_with_its_owner_even_in_the_middle_of_user_code(tmp_path: Path) -> None:
+    store, pipeline = _store(tmp_path), _counting(tmp_path, _wait_for_ever)
+    with started_workers() as workers:
+
+        def stop_owner() -> None:
+            while not (tmp_path / "tripped").exists():
+                time.sleep(0.02)
+            workers.owner.kill()
+            workers.owner.wait()
+
+        thread = threading.Thread(target=stop_owner)
+        thread.start()
+        with held_run(pipeline, store, workers) as run:
+            run.step()
+            process = workers.processes()[0]
+            run.run()
+        thread.join()
+        wait_until_ended(process)
+    # No other holder can be started, and the worker does without.
+    assert {place.holder for place in run.placed[-1]} == {None}
+    assert tables_of(store, newest(store, pipeline)) == _expected(tmp_path)
+
+
+def test_a_holder_ends_when_no_task_came_for_a_while(tmp_path: Path) -> None:
+    store, pipeline = _store(tmp_path), _counting(tmp_path)
+    with started_workers() as workers:
+        workers.idle_seconds = 1.0
+        with held_run(pipeline, store, workers) as run:
+            run.step()
+            wait_until_ended(workers.processes()[0])
+            run.run()
+    assert run.placed[1][0].lost is not None
+    assert tables_of(store, newest(store, pipeline)) == _expected(tmp_path)
+
+
+CLAIMING = """
+import pickle, sys
+from arroyo_dagster.spark.holders.slot import WorkerSlot, may_fork
+meeting, owner = pickle.load(sys.stdin.buffer)
+slot = WorkerSlot.claim(meeting, owner)
+address = slot.address()
+with open(sys.argv[1], "w") as file:
+    print(slot.name, address.holder, slot._process, file=file)
+"""
+
+
+def test_a_new_worker_takes_the_holder_of_one_that_ended(tmp_path: Path) -> None:
+    """Spark ends workers that are idle for a minute: the state must outlast them."""
+    with started_workers(0) as workers:
+        given = pickle.dumps((workers.meeting(), ProcessId.of(workers.owner.pid)))
+        found = []
+        for number in range(2):
+            file = tmp_path / f"worker-{number}"
+            line = [sys.executable, "-c", CLAIMING, str(file)]
+            subprocess.run(line, input=given, check=True, env=ENVIRONMENT)
+            found.append(file.read_text().split())
+    assert found[0] == found[1]
+    wait_until_ended(int(found[0][2]))
+
+
+FORKING = """
+import os, pickle, sys, time
+from arroyo_dagster.spark.holders import slot as slots
+meeting, owner = pickle.load(sys.stdin.buffer)
+file = open(sys.argv[1], "w")
+assert slots.may_fork()
+slots._spawn = None
+slot = slots.WorkerSlot.claim(meeting, owner)
+address = slot.address()
+until = time.monotonic() + 60
+slot.begin().close()
+folder = f"/proc/{slot._process}/fd"
+links = sockets = None
+while sockets != 1 and time.monotonic() < until:  # it closes the connection of `begin`
+    links = [os.readlink(f"{folder}/{number}") for number in os.listdir(folder)]
+    sockets = sum(link.startswith("socket:") for link in links)
+print(sockets, sys.argv[1] in links, slot._process, file=file)
+"""
+
+
+def test_a_process_without_threads_forks_its_holder(tmp_path: Path) -> None:
+    with started_workers(0) as workers:
+        given = pickle.dumps((workers.meeting(), ProcessId.of(workers.owner.pid)))
+        file = tmp_path / "found"
+        line = [sys.executable, "-c", FORKING, str(file)]
+        alone = {**ENVIRONMENT, "OMP_NUM_THREADS": "1"}  # as Spark sets it
+        subprocess.run(line, input=given, check=True, env=alone)
+        sockets, inherited, process = file.read_text().split()
+        # Its listener; neither the claim of the worker nor an open file.
+        assert (sockets, inherited) == ("1", "False")
+        assert ProcessId.of(int(process)).is_alive()
+    wait_until_ended(int(process))
+
+
+def test_a_process_with_threads_does_not_fork() -> None:
+    asked = threading.Event()
+    thread = threading.Thread(target=asked.wait)
+    thread.start()
+    try:
+        assert not may_fork()
+    finally:
+        asked.set()
+        thread.join()
+
+
+def test_a_worker_that_cannot_start_a_process_keeps_the_state_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, pipeline = _store(tmp_path), _counting(tmp_path)
+    monkeypatch.setattr("arroyo_dagster.spark.holders.slot._START", "raise SystemExit(1)")
+    with started_workers() as workers, held_run(pipeline, store, workers) as run:
+        run.run()
+    assert {place.holder for places in run.placed for place in places} == {None}
+    assert tables_of(store, newest(store, pipeline)) == _expected(tmp_path)
+
+
+def test_subtasks_that_moved_are_dropped(tmp_path: Path, shared: Workers) -> None:
+    """Only the process that held a subtask last keeps it: memory is that of one copy."""
+    log, epochs = tmp_path / "log", 6
+    pipeline, store = located_pipeline(log, epochs=epochs, parallelism=4), _store(tmp_path)
+
+    def ask(
+        run: HeldRun, work: LevelWork, subtask: int, rows: pa.Buffer, meeting: Meeting
+    ) -> list[pa.RecordBatch]:
+        placed = run.placement.of_level(1).get(subtask)
+        if (work.plan.epoch, subtask) == (3, 1):
+            placed = None  # the worker takes what is held elsewhere: 1 % 2 + 1
+            with shared.worker(0):
+                return run_level(work.level, pickle.dumps(work), subtask, rows, placed, meeting)
+        return run_level(work.level, pickle.dumps(work), subtask, rows, placed, meeting)
+
+    with held_run(pipeline, store, shared, ask) as run:
+        run.placement._spread = lambda level: None  # type: ignore[method-assign]
+        run.run()
+    found = Places.read(log)
+    assert found.moves == {0: 0, 1: 1, 2: 0, 3: 0}
+    assert found.starts == {0: 1, 1: 2, 2: 1, 3: 1}
+    # The former process learns that it has moved when it is asked for another, an epoch later.
+    assert [found.copies[epoch] for epoch in range(1, epochs + 1)] == [4, 4, 5, 4, 4, 4]
+
+
+def test_runs_of_different_jobs_do_not_drop_each_others_subtasks(
+    tmp_path: Path, shared: Workers
+) -> None:
+    logs = [tmp_path / name for name in ("one", "two")]
+    pipelines = [
+        located_pipeline(log, epochs=3, parallelism=2, name=f"job{number}")
+        for number, log in enumerate(logs)
+    ]
+    with contextlib.ExitStack() as both:
+        runs = [
+            both.enter_context(held_run(pipeline, _store(tmp_path), shared))
+            for pipeline in pipelines
+        ]
+        for _ in range(3):
+            for run in runs:
+                run.step()
+    for log in logs:
+        assert Places.read(log).starts == {0: 1, 1: 1}
+
+
+def test_a_later_run_of_a_job_begins_anew(tmp_path: Path, shared: Workers) -> None:
+    """The state of an earlier run that ended without a last checkpoint is dropped."""
+    log = tmp_path / "log"
+    pipeline, store = located_pipeline(log, epochs=4, parallelism=2), _store(tmp_path)
+    for _ in range(2):
+        with held_run(pipeline, store, shared) as run:
+            run.step()
+            run.step()
+    found = Places.read(log)
+    assert found.starts == {0: 2, 1: 2}
+    assert set(found.copies.values()) == {2}
+
+
+# ---- user code -----------------------------------------------------------------------------------
+
+
+class OwnError(ValueError):
+    def __init__(self, key: str, number: int) -> None:  # cannot be unpickled from its message
+        super().__init__(f"{key} is not {number}")
+
+
+def _fail(folder: Path) -> None:
+    raise OwnError("a", 3)
+
+
+def _refuse(folder: Path) -> None:
+    raise InputError("not like this", operator="count", next_step="change it")
+
+
+def _fail_for_now(folder: Path) -> None:
+    raise StorageError("not now", retryable=True, path="p")
+
+
+@pytest.mark.parametrize(
+    ("trip", "text"),
+    [
+        pytest.param(_fail, "a is not 3", id="an error of the user's"),
+        pytest.param(_refuse, "not like this [operator=count]. Next: change it", id="final"),
+        pytest.param(_fail_for_now, "not now [path=p]", id="retryable"),
+    ],
+)
+def test_errors_read_as_where_they_were_raised(
+    tmp_path: Path, shared: Workers, trip: Any, text: str
+) -> None:
+    with pytest.raises(Exception) as here:
+        run_pipeline(_counting(tmp_path, trip), _store(tmp_path, "here"))
+    (tmp_path / "tripped").unlink()
+    store, pipeline = _store(tmp_path), _counting(tmp_path, trip)
+    with (
+        held_run(pipeline, store, shared) as run,
+        pytest.raises(Exception) as there,
+    ):
+        run.run()
+    assert str(there.value) == str(here.value) == text
+    assert type(there.value).__qualname__ == type(here.value).__qualname__
+    assert type(there.value).__module__ == type(here.value).__module__
+    # The others of the process are still there, and the failed one is restored.
+    with held_run(pipeline, store, shared) as run:
+        run.run()
+    assert tables_of(store, newest(store, pipeline)) == _expected(tmp_path)
+
+
+def _look_around(folder: Path) -> None:
+    before = signal.signal(signal.SIGALRM, signal.SIG_DFL)  # fails outside of the main thread
+    found = {
+        "main": threading.current_thread() is threading.main_thread(),
+        "alarm": before == signal.SIG_DFL,
+        "int": signal.getsignal(signal.SIGINT) is signal.default_int_handler,
+        "term": signal.getsignal(signal.SIGTERM) == signal.SIG_DFL,
+        "variables": len(contextvars.copy_context()),
+        "decimal": decimal.getcontext().prec,
+        "warnings": len(warnings.filters),
+        "stdin": sys.stdin.read(),
+    }
+    (folder / "found.json").write_text(json.dumps(found))
+
+
+LOOKING = """
+import sys
+from pathlib import Path
+import arroyo_dagster.spark.holders.process
+from tests.unit.spark.test_holders import _look_around
+_look_around(Path(sys.argv[1]))
+"""
+
+
+def test_user_code_finds_the_main_thread_of_a_fresh_process(
+    tmp_path: Path, shared: Workers
+) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    here.mkdir()
+    there.mkdir()
+    line = [sys.executable, "-c", LOOKING, str(here)]
+    subprocess.run(line, stdin=subprocess.DEVNULL, check=True, env=ENVIRONMENT)
+    with held_run(_counting(there, _look_around), _store(tmp_path), shared) as run:
+        run.run()
+    found = json.loads((there / "found.json").read_text())
+    assert found == json.loads((here / "found.json").read_text())
+    assert found["main"]
+
+
+# ---- across hosts --------------------------------------------------------------------------------
+
+
+def test_a_holder_of_another_host_is_reached_over_tcp_only_if_that_is_allowed() -> None:
+    with started_workers(0) as workers:
+        meeting = replace(workers.meeting(), driver_host="127.0.0.1")
+        slot = WorkerSlot.claim(meeting, ProcessId.of(workers.owner.pid))
+        address = slot.address()
+        assert address is not None
+        assert (address.host, address.port is None) == ("127.0.0.1", False)
+        elsewhere = replace(address, name="arroyo-not-here")
+        found = Conversation.begin(elsewhere, meeting)
+        found.close()
+        assert found.address == address
+        with pytest.raises(OSError):
+            Conversation.begin(elsewhere, workers.meeting())
+        with pytest.raises(OSError):
+            Conversation.begin(elsewhere, replace(meeting, secret=Secret.new()))
+        workers.slots.append(slot)
+
+
+def test_the_address_of_a_host_is_the_one_that_faces_the_driver() -> None:
+    assert own_host("127.0.0.1") == "127.0.0.1"
+    assert own_host("no-such-host.invalid") is None
+
+
+# ---- the driver ----------------------------------------------------------------------------------
+
+
+def _at(name: str) -> HolderAddress:
+    return HolderAddress(name, f"socket-{name}", "10.0.0.1", 7)
+
+
+def _placed(holders: str, lost: dict[int, str] | None = None, *, blocked: bool = False) -> Any:
+    """What tasks report, a letter for the holder of each subtask."""
+    gone = lost or {}
+    return [
+        Placed(
+            1,
+            subtask,
+            _at(name),
+            _at(name),
+            _at(gone[subtask]) if subtask in gone else None,
+            blocked,
+        )
+        for subtask, name in enumerate(holders)
+    ]
+
+
+def _names(placement: Placement) -> str:
+    return "".join(one.holder for _, one in sorted(placement.of_level(1).items()))
+
+
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [("abababab", "abababab"), ("aaaaaaab", "aaaabbbb"), ("aaaaaaaa", "aaaaaaaa"), ("aab", "aab")],
+)
+def test_subtasks_are_spread_over_the_holders_that_ran(first: str, then: str) -> None:
+    placement = Placement(Secret.new(), len(first), 2, None)
+    placement.learn(_placed(first))
+    assert _names(placement) == then
+    placement.learn(_placed(then))
+    assert _names(placement) == then
+
+
+def test_subtasks_are_spread_once_in_a_run() -> None:
+    placement = Placement(Secret.new(), 4, 2, None)
+    placement.learn(_placed("aaab"))
+    assert _names(placement) == "aabb"
+    for found in ("aaaa", "aaab", "baaa"):
+        placement.learn(_placed(found))
+    assert placement._balanced <= {(1, subtask) for subtask in range(4)}
+    assert len(placement._balanced) <= 4
+
+
+def test_holders_that_are_gone_get_no_subtasks() -> None:
+    placement = Placement(Secret.new(), 4, 2, None)
+    placement.learn(_placed("abab"))
+    placement.learn(_placed("bbbb", {0: "a", 2: "a"}))
+    assert _names(placement) == "bbbb"
+    assert placement.meeting(then_stop=False).start  # for a worker that comes later
+    placement.learn(_placed("bbbc"))
+    assert _names(placement) == "bbcc"
+
+
+def test_hosts_that_do_not_reach_each_other_are_left_alone() -> None:
+    placement = Placement(Secret.new(), 2, 2, "10.0.0.9")
+    placement.learn(_placed("ab"))
+    assert placement.meeting(then_stop=False).driver_host == "10.0.0.9"
+    # `a` was not reached by the task of subtask 1, and ran that of subtask 0.
+    placement.learn(_placed("ab", {1: "a"}, blocked=True))
+    assert placement.meeting(then_stop=False).driver_host is None
+
+
+def test_holders_wait_longer_where_epochs_are_far_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    placement = Placement(Secret.new(), 2, 2, None)
+    now[0] = 3600.0
+    assert placement.meeting(then_stop=False).idle_seconds == 900 + 3 * 3600
+    assert placement.meeting(then_stop=True).idle_seconds == 900
