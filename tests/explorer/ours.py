@@ -268,7 +268,8 @@ class Job:
             layout=self.paths.layout,
         )
         # Only what the coordinator looks at: nothing runs, so nothing is planned.
-        pipeline.sources[SOURCE] = None  # type: ignore[assignment]
+        opaque = types.SimpleNamespace(check=lambda: None)
+        pipeline.sources[SOURCE] = types.SimpleNamespace(source=opaque)  # type: ignore[assignment]
         nothing = types.SimpleNamespace(operator=types.SimpleNamespace(tables=tuple))
         pipeline.operators[OPERATOR] = nothing  # type: ignore[assignment]
         return pipeline
