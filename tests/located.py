@@ -123,20 +123,21 @@ class Places:
         processes: dict[int, dict[int, int]] = {}
         starts: Counter[int] = Counter()
         copies: dict[int, dict[int, int]] = {}
-        begun = after_epoch == 0
+        started: Counter[int] = Counter()  # since the last epoch of the subtask
         for line in log.read_text().splitlines():
             fact = json.loads(line)
-            if fact["event"] == "epoch":
-                begun = begun or fact["epoch"] > after_epoch
-                if up_to_epoch is not None and fact["epoch"] > up_to_epoch:
-                    break
-                if fact["epoch"] > after_epoch:
-                    processes.setdefault(fact["subtask"], {})[fact["epoch"]] = fact["process"]
-                    if fact["copies"] is not None:
-                        held = copies.setdefault(fact["epoch"], {})
-                        held[fact["process"]] = max(fact["copies"], held.get(fact["process"], 0))
-            elif begun:
-                starts[fact["subtask"]] += 1
+            subtask = fact["subtask"]
+            if fact["event"] == "start":
+                started[subtask] += 1
+                continue
+            before, epoch = started.pop(subtask, 0), fact["epoch"]
+            if epoch <= after_epoch or (up_to_epoch is not None and epoch > up_to_epoch):
+                continue
+            starts[subtask] += before
+            processes.setdefault(subtask, {})[epoch] = fact["process"]
+            if fact["copies"] is not None:
+                held = copies.setdefault(epoch, {})
+                held[fact["process"]] = max(fact["copies"], held.get(fact["process"], 0))
         return cls(
             {subtask: [by[e] for e in sorted(by)] for subtask, by in sorted(processes.items())},
             starts,
