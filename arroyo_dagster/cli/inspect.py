@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import click
@@ -63,7 +65,7 @@ def jobs(
     directory = directory_of_environment(api, database, assume)
     store = open_to_read(url)
     with show_progress(as_json=as_json) as on_progress:
-        found = summarise_jobs(store, on_progress, _print_unlisted)
+        found = summarise_jobs(store, on_progress, partial(_print_unlisted, as_json))
     asked = ask(directory, [job.paths for job in found])
     pairs = list(zip(found, asked.answers, strict=True))
     if as_json:
@@ -80,12 +82,13 @@ def jobs(
     report([*(job.problem for job in found), *asked.errors])
 
 
-def _print_unlisted(paths: Sequence[str]) -> None:
+def _print_unlisted(as_json: bool, paths: Sequence[str]) -> None:
     """Print which directories are left out; control characters are escaped."""
-    print_beside_progress(
-        f"warning: no store can write these names, so the directories are not listed as jobs: "
-        f"{', '.join(map(repr, paths))}"
-    )
+    text = "no store can write these names, so the directories are not listed as jobs"
+    if as_json:
+        click.echo(json.dumps({"warning": text, "names": list(paths)}), err=True)
+    else:
+        print_beside_progress(f"warning: {text}: {', '.join(map(repr, paths))}")
 
 
 def _job_json(job: JobSummary, answer: JobAnswer, asked: JobAnswers) -> dict[str, Any]:

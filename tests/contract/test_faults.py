@@ -427,8 +427,7 @@ class TestDeletes:
 
 
 def test_an_option_nobody_knows_is_refused(server: Faulty) -> None:
-    store = open_s3(f"s3::http://{server.endpoint}/bucket/key", nonsense="x")
     with pytest.raises(InputError, match="nonsense"):
-        store.read(P("a"))
+        open_s3(f"s3::http://{server.endpoint}/bucket/key", nonsense="x")
     with pytest.raises(InputError, match="client='fsspec'"):
         open_s3(f"s3::http://{server.endpoint}/b", client_kwargs={"verify": False})

@@ -383,7 +383,9 @@ def test_the_command_prints_all_of_them_and_ends_with_an_error(
     }
     assert set(shown) == healthy | damaged
     assert {name for name, job in shown.items() if job["problem"]} == damaged
-    errors = [json.loads(line)["error"] for line in result.stderr.splitlines()]
+    said = [json.loads(line) for line in result.stderr.splitlines()]
+    errors = [one["error"] for one in said if "error" in one]
+    assert [one["names"] for one in said if "warning" in one]
     assert len(errors) == len(damaged)
     assert all(error["next_step"] for error in errors)
     plain = CliRunner().invoke(main, ["jobs", "--url", url], catch_exceptions=False)

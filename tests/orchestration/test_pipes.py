@@ -280,7 +280,7 @@ def test_secrets_are_names_of_variables_that_the_process_resolves(
         "storage_options"
     ].values()
     with pytest.raises(InputError, match="PipesRunner: arguments"):
-        subprocess_runner(store, arguments={"env": {"S3_SECRET": "canary"}}).check_secrets()
+        subprocess_runner(store, arguments={"env": {"S3_SECRET": "canary"}}).check_fields()
 
 
 def test_only_the_approved_plan_is_executed(root: Path, instance: dg.DagsterInstance) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import click
 
 from arroyo_dagster.cli.common import main, open_to_read, private_option, store_options
@@ -57,7 +59,7 @@ def export_command(
     url: str | None,
     as_json: bool,
 ) -> None:
-    """Export a table to Parquet files below TARGET, a URL: one epoch, or epoch after epoch.
+    """Export a table to Parquet files below TARGET, a folder or URL: one epoch or several.
 
     JOB is JOB or JOB@EPOCH. Each epoch is a folder, `epoch=12`, with an object `_SUCCESS` that is
     written last: what is there already is not exported again, so that a schedule can repeat the
@@ -76,7 +78,8 @@ def export_command(
     types = None
     if nanos is not None or unsigned is not None:
         types = TypeOptions(unsigned or UNSIGNED[0], nanos or NANOS[0])
-    folder = ParquetTarget(store=open_store(target), types=types)
+    url_of_target = target if "://" in target else str(Path(target).absolute())
+    folder = ParquetTarget(store=open_store(url_of_target), types=types)
     if folder.store.url.rstrip("/") == state.store.url.rstrip("/"):
         raise InputError(
             "the target is the checkpoint URL itself",

@@ -509,7 +509,10 @@ slot.begin().close()
 folder = f"/proc/{slot._process}/fd"
 links = sockets = None
 while sockets != 1 and time.monotonic() < until:  # it closes the connection of `begin`
-    links = [os.readlink(f"{folder}/{number}") for number in os.listdir(folder)]
+    try:
+        links = [os.readlink(f"{folder}/{number}") for number in os.listdir(folder)]
+    except FileNotFoundError:
+        continue  # one was closed meanwhile
     sockets = sum(link.startswith("socket:") for link in links)
 print(sockets, sys.argv[1] in links, slot._process, file=file)
 """
