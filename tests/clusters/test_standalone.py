@@ -66,6 +66,7 @@ def drive(folder: Path, master: str, url: str, *, ship: bool = False, **conf: st
         "pipeline": f"{folder / 'hello.py'}:pipeline",
     }
     environment = {**os.environ, "PYTHONPATH": str(PROJECT)}
+    environment.pop("PYSPARK_PYTHON", None)  # of a session of this process; it would win
     done = subprocess.run(
         [sys.executable, "-c", DRIVER, json.dumps(given)],
         env=environment,

@@ -82,7 +82,6 @@ class KeyedJob(Machine):
 
     def model(self) -> KeyedModel:
         model, first, watermark = KeyedModel(), 0, None
-        assert self.clocks == sorted(self.clocks)
         for last, clock in zip(self.boundaries, self.clocks, strict=True):
             model.begin(clock)
             for number in range(first, last):
@@ -125,3 +124,14 @@ class KeyedJob(Machine):
 
 TestKeyedJob = KeyedJob.TestCase
 TestKeyedJob.settings = settings(fewer_examples(2), stateful_step_count=10)
+
+
+def test_the_clock_of_rows_by_key_does_not_go_back_with_that_of_the_machine() -> None:
+    job = KeyedJob()
+    job.begin(parallelism=1)
+    job.go_on(epochs=[([("c", "again", 2), ("a", "set", 0)], 0)])
+    job.stop()
+    job.time_goes_by(later=-5)
+    job.keep(epochs=[([("a", "put", 4)], 1), ([("c", "entry", 2)], 1)])
+    job.state_and_output_are_those_of_the_model()
+    assert job.clocks == sorted(job.clocks)

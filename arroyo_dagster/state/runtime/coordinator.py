@@ -25,6 +25,7 @@ from arroyo_dagster.state.model.checkpoints import (
 from arroyo_dagster.state.model.clock import Clock, wall_clock
 from arroyo_dagster.state.model.ids import Epoch, OperatorId
 from arroyo_dagster.state.model.layout import Layout
+from arroyo_dagster.state.model.tables import ExpiringTimeKeyFiles
 from arroyo_dagster.state.planning.restore.checkpoint import carry_operator, merge_operator
 from arroyo_dagster.state.planning.restore.partially_collected import LEGACY_EPOCHS_BEFORE_NEWEST
 from arroyo_dagster.state.runtime.merged_files import MergedFiles
@@ -37,7 +38,7 @@ from arroyo_dagster.state.runtime.start_checks import StartChecks
 from arroyo_dagster.state.runtime.stop_requests import requested_stop
 from arroyo_dagster.state.runtime.task import EpochPlan
 from arroyo_dagster.state.storage.store import ObjectStore
-from arroyo_dagster.state.tables.keyed.definition import is_by_clock
+from arroyo_dagster.state.tables.keyed.definition import KeyedDefinition, is_by_clock
 from arroyo_dagster.state.tables.manager import TableManager
 from arroyo_dagster.state.tables.messages import Compaction
 from arroyo_dagster.state.tables.table import TaskInfo
@@ -79,6 +80,7 @@ class JobRun:
         self._sources: Mapping[OperatorId, SourceState] = {}
         self._compacted: dict[OperatorId, tuple[Compaction, ...]] = {}
         self._unfinished: Epoch | None = None
+        self._clock_micros = 0
         self._next_alarm_micros = 0 if _may_have_alarms(pipeline, self.base) else None
         self._held = contextlib.ExitStack()
 
@@ -227,7 +229,7 @@ class JobRun:
             watermarks_micros=self.watermarks_micros,
             compacted=self._compacted,
             clock_micros=max(
-                self.backend.clock(), self.base.finish_time_micros if self.base else 0
+                self.backend.clock(), self._clock_micros, _reached_clock_micros(self.base)
             ),
         )
 
@@ -250,6 +252,7 @@ class JobRun:
             ProtocolError: a subtask did not report.
         """
         self._unfinished = plan.epoch
+        self._clock_micros = plan.clock_micros
         reports = list(reports)
         alarms = [report.next_alarm_micros for _, report in reports]
         taken = self._files.take_over(self._operators(plan, reports, offsets, watermarks_micros))
@@ -332,6 +335,26 @@ def _take_lease(held: contextlib.ExitStack, backend: StateBackend) -> int:
     )
     backend.store = leased
     return leased.lease.token
+
+
+def _reached_clock_micros(base: Checkpoint | None) -> int:
+    """Return the engine's clock that an epoch has reached: the next one is not before it.
+
+    A publisher whose clock is behind finishes an epoch before the clock of its rows by key, which
+    a later delete must not precede.
+    """
+    if base is None:
+        return 0
+    keyed = (
+        file.max_timestamp_micros
+        for operator in base.operators
+        for name, files in operator.tables.items()
+        if isinstance(files, ExpiringTimeKeyFiles)
+        and name in operator.configs
+        and KeyedDefinition.of(operator.configs[name]) is not None
+        for file in files.files
+    )
+    return max(base.finish_time_micros, *keyed, 0)
 
 
 def _may_have_alarms(pipeline: Pipeline, base: Checkpoint | None) -> bool:
