@@ -136,7 +136,7 @@ def run(
     )
 
 
-def shown(result: dg.ExecuteInProcessResult, asset: str) -> dict[str, Any]:
+def metadata_of(result: dg.ExecuteInProcessResult, asset: str) -> dict[str, Any]:
     """The metadata of an asset, without what differs between two runs or copies of a job."""
     (event,) = (
         one
@@ -178,7 +178,7 @@ def test_the_pages_of_a_run_elsewhere_are_those_of_a_run_here(
     before = state_of(open_store(str(root)), PIPELINE)
     there = run(root, instance, job, config, subprocess_runner(store_of(root)))
     assert there.success, failure_of(there)
-    assert shown(there, asset) == shown(here, asset)
+    assert metadata_of(there, asset) == metadata_of(here, asset)
     assert checks(there) == checks(here)
     after = state_of(open_store(str(root)), PIPELINE)
     assert {**after, "": before[""]} == before  # the epoch apart

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from arroyo_dagster.cli.common import main, open_to_read, private_option, store_options
+from arroyo_dagster.cli.query.output import format_cell
 from arroyo_dagster.cli.rendering import print_json, print_table
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ def diff_command(
             click.echo(f"\n{one.operator} {one.table}")
             rows = _rows(one, keys, limit)
             columns = list(rows[0])
-            print_table(columns, [[_cell(row[name]) for name in columns] for row in rows])
+            print_table(columns, [[format_cell(row[name]) for name in columns] for row in rows])
             if len(rows) < one.changes.num_rows:
                 click.echo(f"{len(rows)} of {one.changes.num_rows}; --limit 0 prints all")
 
@@ -108,9 +109,3 @@ def _json(one: TableDiff, with_rows: bool, keys: bool, limit: int) -> dict[str, 
     if with_rows or keys:
         found["rows"] = _rows(one, keys, limit)
     return found
-
-
-def _cell(value: object) -> object:
-    import json
-
-    return value if value is None or isinstance(value, str | int) else json.dumps(value)

@@ -34,7 +34,9 @@ def print_rows(rows: pa.Table, form: str) -> None:
         print_json(plain_rows(rows))
     elif form == "table":
         columns = unique_names(rows.schema.names)
-        print_table(columns, [[_cell(one) for one in row.values()] for row in plain_rows(rows)])
+        print_table(
+            columns, [[format_cell(one) for one in row.values()] for row in plain_rows(rows)]
+        )
         click.echo(f"{rows.num_rows} rows" if rows.num_rows != 1 else "1 row")
     else:
         _write_text(rows, sys.stdout, form)
@@ -88,10 +90,11 @@ def _write_text(rows: pa.Table, file: IO[str], form: str) -> None:
     writer = csv.writer(file)
     writer.writerow(unique_names(rows.schema.names))
     for row in plain_rows(rows):
-        writer.writerow("" if one is None else _cell(one) for one in row.values())
+        writer.writerow("" if one is None else format_cell(one) for one in row.values())
 
 
-def _cell(value: object) -> object:
+def format_cell(value: object) -> object:
+    """Return a plain value for a cell: lists and objects as JSON."""
     if value is None or isinstance(value, str | int | float):
         return value
     return json.dumps(value, ensure_ascii=False)

@@ -80,7 +80,7 @@ class JobRun:
         self._sources: Mapping[OperatorId, SourceState] = {}
         self._compacted: dict[OperatorId, tuple[Compaction, ...]] = {}
         self._unfinished: Epoch | None = None
-        self._clock_micros = 0
+        self._clock_micros = _keyed_clock_micros(self.base)
         self._next_alarm_micros = 0 if _may_have_alarms(pipeline, self.base) else None
         self._held = contextlib.ExitStack()
 
@@ -229,7 +229,9 @@ class JobRun:
             watermarks_micros=self.watermarks_micros,
             compacted=self._compacted,
             clock_micros=max(
-                self.backend.clock(), self._clock_micros, _reached_clock_micros(self.base)
+                self.backend.clock(),
+                self._clock_micros,
+                self.base.finish_time_micros if self.base else 0,
             ),
         )
 
@@ -337,24 +339,22 @@ def _take_lease(held: contextlib.ExitStack, backend: StateBackend) -> int:
     return leased.lease.token
 
 
-def _reached_clock_micros(base: Checkpoint | None) -> int:
-    """Return the engine's clock that an epoch has reached: the next one is not before it.
+def _keyed_clock_micros(base: Checkpoint | None) -> int:
+    """Return the engine's clock of the newest row by key: no later epoch may have an earlier one.
 
     A publisher whose clock is behind finishes an epoch before the clock of its rows by key, which
     a later delete must not precede.
     """
-    if base is None:
-        return 0
     keyed = (
         file.max_timestamp_micros
-        for operator in base.operators
+        for operator in (base.operators if base else ())
         for name, files in operator.tables.items()
         if isinstance(files, ExpiringTimeKeyFiles)
         and name in operator.configs
         and KeyedDefinition.of(operator.configs[name]) is not None
         for file in files.files
     )
-    return max(base.finish_time_micros, *keyed, 0)
+    return max(keyed, default=0)
 
 
 def _may_have_alarms(pipeline: Pipeline, base: Checkpoint | None) -> bool:

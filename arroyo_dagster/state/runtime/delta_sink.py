@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from arroyo_dagster.errors import ConflictError, InputError, StorageError
+from arroyo_dagster.errors import InputError, StorageError
 from arroyo_dagster.optional_packages import explained_imports
 from arroyo_dagster.redaction import redact_text, redacted_cause
 from arroyo_dagster.state.runtime.table_sink import (
-    COMMIT_ATTEMPTS,
     EpochAppend,
+    OvertakenError,
     PartitionKey,
     TableSink,
     table_schema,
@@ -128,34 +128,23 @@ class DeltaSink(TableSink):
     def _storage_options(self) -> dict[str, str]:
         return {name: str(value) for name, value in self._options.items()}
 
-    def add_files(self, commit: EpochAppend) -> None:
-        """Add files in one transaction of the table; see `TableSink.commit`."""
+    def add_files_once(self, commit: EpochAppend) -> None:
+        """Add files in one transaction of the table; see `TableSink.add_files_once`."""
         from deltalake.exceptions import CommitFailedError, DeltaError
 
-        failed: Exception | None = None
-        for _ in range(COMMIT_ATTEMPTS):
-            table = self._open() or self._create(commit.schema)
-            recorded = table.transaction_version(commit.writer)
-            digest = table.transaction_version(f"{commit.writer}/files")
-            if commit.is_done(recorded, digest, self.table):
-                return
-            self._check(table, commit.schema, pending=True)
-            self.check_files(commit)
-            try:
-                self._add(table, commit)
-            except CommitFailedError as error:
-                failed = error  # another writer, or another run of this job, has just committed
-            except (DeltaError, OSError) as error:
-                raise self._failed(error) from redacted_cause(error)
-            else:
-                return
-        raise ConflictError(
-            f"other writers committed to the table during {COMMIT_ATTEMPTS} attempts",
-            table=self.table,
-            epoch=commit.epoch,
-            retryable=True,
-            next_step="run it again: the epoch is ready and will be added then",
-        ) from failed
+        table = self._open() or self._create(commit.schema)
+        recorded = table.transaction_version(commit.writer)
+        digest = table.transaction_version(f"{commit.writer}/files")
+        if commit.is_done(recorded, digest, self.table):
+            return
+        self._check(table, commit.schema, pending=True)
+        self.check_files(commit)
+        try:
+            self._add(table, commit)
+        except CommitFailedError as error:
+            raise OvertakenError from error
+        except (DeltaError, OSError) as error:
+            raise self._failed(error) from redacted_cause(error)
 
     def _add(self, table: DeltaTable, commit: EpochAppend) -> None:
         from deltalake import CommitProperties, Transaction

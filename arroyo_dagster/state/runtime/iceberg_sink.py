@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from arroyo_dagster.errors import ConflictError, InputError, NotFoundError, StorageError
+from arroyo_dagster.errors import InputError, NotFoundError, StorageError
 from arroyo_dagster.optional_packages import explained_imports
 from arroyo_dagster.redaction import redact_text, redacted_cause, register_settings
 from arroyo_dagster.state.runtime.table_sink import (
-    COMMIT_ATTEMPTS,
     EpochAppend,
+    OvertakenError,
     PartitionKey,
     TableSink,
 )
@@ -118,33 +118,22 @@ class IcebergSink(TableSink):
         except Exception as error:
             raise self._failed(error) from redacted_cause(error)
 
-    def add_files(self, commit: EpochAppend) -> None:
-        """Add files in one transaction of the table; see `TableSink.commit`."""
+    def add_files_once(self, commit: EpochAppend) -> None:
+        """Add files in one transaction of the table; see `TableSink.add_files_once`."""
         from pyiceberg.exceptions import CommitFailedException
 
-        failed: Exception | None = None
-        for _ in range(COMMIT_ATTEMPTS):
-            table = self._open()
-            token = json.loads(table.properties.get(_property(commit), "{}"))
-            if commit.is_done(token.get("epoch"), token.get("files"), self.table):
-                return
-            self._check(table, commit.schema, pending=True)
-            self.check_files(commit)
-            try:
-                self._add(table, commit)
-            except CommitFailedException as error:
-                failed = error  # another writer, or another run of this job, has just committed
-            except Exception as error:
-                raise self._failed(error) from redacted_cause(error)
-            else:
-                return
-        raise ConflictError(
-            f"other writers committed to the table during {COMMIT_ATTEMPTS} attempts",
-            table=self.table,
-            epoch=commit.epoch,
-            retryable=True,
-            next_step="run it again: the epoch is ready and will be added then",
-        ) from failed
+        table = self._open()
+        token = json.loads(table.properties.get(_property(commit), "{}"))
+        if commit.is_done(token.get("epoch"), token.get("files"), self.table):
+            return
+        self._check(table, commit.schema, pending=True)
+        self.check_files(commit)
+        try:
+            self._add(table, commit)
+        except CommitFailedException as error:
+            raise OvertakenError from error
+        except Exception as error:
+            raise self._failed(error) from redacted_cause(error)
 
     def _add(self, table: Table, commit: EpochAppend) -> None:
         epoch = int(commit.epoch)

@@ -19,7 +19,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from arroyo_dagster.errors import FormatError, InputError, ProtocolError
+from arroyo_dagster.errors import ConflictError, FormatError, InputError, ProtocolError
 from arroyo_dagster.redaction import register_settings
 from arroyo_dagster.state.codec.parquet import encode_rows
 from arroyo_dagster.state.model.ids import Epoch, StatePath, TableName
@@ -114,6 +114,10 @@ class EpochAppend:
         )
 
 
+class OvertakenError(Exception):
+    """Another writer committed to a table first; its cause is the library's error."""
+
+
 class TableSink(BufferingSink):
     """Adds the rows of each epoch to a table exactly once; see the module.
 
@@ -199,6 +203,28 @@ class TableSink(BufferingSink):
 
     def add_files(self, commit: EpochAppend) -> None:
         """Add files and the token in one commit of the table. Errors as in `commit`."""
+        failed: BaseException | None = None
+        for _ in range(COMMIT_ATTEMPTS):
+            try:
+                self.add_files_once(commit)
+            except OvertakenError as error:
+                failed = error.__cause__
+            else:
+                return
+        raise ConflictError(
+            f"other writers committed to the table during {COMMIT_ATTEMPTS} attempts",
+            table=self.table,
+            epoch=commit.epoch,
+            retryable=True,
+            next_step="run it again: the epoch is ready and will be added then",
+        ) from failed
+
+    def add_files_once(self, commit: EpochAppend) -> None:
+        """Read the table, and add files and the token unless it has them. Errors as in `commit`.
+
+        Raises:
+            OvertakenError: another writer, or another run of this job, has just committed.
+        """
         raise NotImplementedError
 
     def check_files(self, commit: EpochAppend) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -143,11 +143,6 @@ def _scalar(value: Any, kind: pa.DataType) -> pa.Scalar:
     if isinstance(value, bool) is not pa.types.is_boolean(kind):
         raise TypeError(f"{value!r} is no {kind}")
     return pa.scalar(value, kind)
-
-
-def names_of(comparisons: Iterable[Comparison]) -> frozenset[str]:
-    """Return the columns that are compared."""
-    return frozenset(one.column for one in comparisons)
 
 
 def _raw(value: pa.Scalar) -> int | bytes | None:

@@ -118,14 +118,7 @@ def _newest(opened: _Opened, operator: OperatorCheckpoint, role: Role) -> pa.Tab
     rows = newest_of(opened.slices(), opened.layout)
     if role is not Role.TUPLES:
         return restored(rows, opened.layout, role)
-    keys = [
-        name
-        for name, config in operator.configs.items()
-        if isinstance(config.config, ExpiringTimeKeyConfig)
-        and config.config.generational
-        and role_of(config.config, managed=opened.managed) is Role.ACCUMULATORS
-        and name in operator.tables
-    ]
+    keys = accumulator_tables(operator, managed=opened.managed)
     if len(keys) != 1:
         return rows.slice(0, 0)  # tuples of keys that are not in table `a` are left out
     groups = _Opened.of(opened.store, operator, keys[0], managed=opened.managed)
@@ -196,13 +189,34 @@ class _Opened:
         """Return the rows of a piece that are within the retention; `timestamp_index`: of event
         time, if not all columns were read.
         """
-        cutoff = self.plan.cutoff_micros
-        if cutoff <= 0 or not part.rows.num_rows:
-            return part.rows
         at = self.table.timestamp_index if timestamp_index is None else timestamp_index
-        if self.plan.whole_batches:
-            return fresh_batches(part, at, cutoff)
-        return part.rows.filter(not_older(part.rows.column(at), cutoff))
+        return fresh_rows(part, self.plan, at)
+
+
+def accumulator_tables(operator: OperatorCheckpoint, *, managed: bool) -> list[TableName]:
+    """Return the tables `a` of an updating aggregate; normally one."""
+    return [
+        name
+        for name, config in operator.configs.items()
+        if isinstance(config.config, ExpiringTimeKeyConfig)
+        and config.config.generational
+        and role_of(config.config, managed=managed) is Role.ACCUMULATORS
+        and name in operator.tables
+    ]
+
+
+def fresh_rows(part: StoredRows, plan: ReadPlan, timestamp_index: int) -> pa.Table:
+    """Return the stored rows that are within the retention.
+
+    Args:
+        timestamp_index: of event time among the columns of `part`, if the plan has a cutoff.
+    """
+    cutoff = plan.cutoff_micros
+    if cutoff <= 0 or not part.rows.num_rows:
+        return part.rows
+    if plan.whole_batches:
+        return fresh_batches(part, timestamp_index, cutoff)
+    return part.rows.filter(not_older(part.rows.column(timestamp_index), cutoff))
 
 
 def _batches_of(part: StoredRows) -> np.ndarray[tuple[int], np.dtype[np.int64]]:

@@ -316,7 +316,7 @@ def test_nobody_without_the_secret_is_served(tmp_path: Path, shared: Workers) ->
     assert found.address == address
 
 
-def test_the_secret_is_not_shown(shared: Workers) -> None:
+def test_the_secret_is_not_in_any_text(shared: Workers) -> None:
     shown = repr(shared.meeting()) + repr(shared.secret)
     assert shared.secret.value.hex() not in shown
     assert repr(shared.secret.value) not in shown

@@ -47,8 +47,8 @@ from arroyo_dagster.state.tables.generational import (
     role_of,
     tuples,
 )
-from arroyo_dagster.state.tables.live_rows import LiveRows, StoredRows, not_older
-from arroyo_dagster.state.tables.restoring import fresh_batches
+from arroyo_dagster.state.tables.live_rows import LiveRows, StoredRows
+from arroyo_dagster.state.tables.restoring import accumulator_tables, fresh_rows
 from arroyo_dagster.state.tables.time_files import ReadRequest, TimeFileReader, ValueBounds
 
 _MOST_KEYS = 1000
@@ -259,13 +259,8 @@ class ExpiringScan:
 
     def _fresh(self, part: StoredRows, columns: Sequence[int]) -> pa.Table:
         """Return the rows that are within the retention."""
-        cutoff = self._plan.cutoff_micros
-        if cutoff <= 0 or not part.rows.num_rows:
-            return part.rows
-        at = columns.index(self._table.timestamp_index)
-        if self._plan.whole_batches:
-            return fresh_batches(part, at, cutoff)
-        return part.rows.filter(not_older(part.rows.column(at), cutoff))
+        at = self._table.timestamp_index
+        return fresh_rows(part, self._plan, columns.index(at) if at in columns else at)
 
     def _finish(self, rows: pa.Table, columns: Sequence[int], request: ScanRequest) -> pa.Table:
         """Filter rows that have some of the columns, and return those that are asked for."""
@@ -319,7 +314,7 @@ class ExpiringScan:
         """Return the keys of the aggregate that this table `b` belongs to; None = it has no
         table `a`, so that a restore keeps no row of `b`.
         """
-        others = _accumulator_tables(self.operator, managed=self.managed)
+        others = accumulator_tables(self.operator, managed=self.managed)
         if len(others) != 1:
             return None
         groups = replace(self, name=others[0])
@@ -354,18 +349,6 @@ def _columns_of(file: TimeFile, fields: Sequence[pa.Field], rows: int) -> list[p
     return [
         pa.repeat(pa.scalar(value, field.type), rows)
         for value, field in zip(values, fields, strict=True)
-    ]
-
-
-def _accumulator_tables(operator: OperatorCheckpoint, *, managed: bool) -> list[TableName]:
-    """Return the tables `a` of an aggregate."""
-    return [
-        name
-        for name, config in operator.configs.items()
-        if isinstance(config.config, ExpiringTimeKeyConfig)
-        and config.config.generational
-        and role_of(config.config, managed=managed) is Role.ACCUMULATORS
-        and name in operator.tables
     ]
 
 

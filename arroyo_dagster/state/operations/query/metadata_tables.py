@@ -14,7 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from arroyo_dagster.errors import ArroyoStateError, NotFoundError
+from arroyo_dagster.errors import ArroyoStateError
 from arroyo_dagster.state.model.checkpoints import CheckpointState
 from arroyo_dagster.state.model.garbage import PlanKind
 from arroyo_dagster.state.model.ids import StatePath
@@ -48,7 +48,7 @@ from arroyo_dagster.state.operations.query.metadata_rows import (
     rows_schema,
     rows_table,
 )
-from arroyo_dagster.state.operations.query.names import QueryName, not_found, split_epoch
+from arroyo_dagster.state.operations.query.names import QueryName, not_found
 from arroyo_dagster.state.operations.query.positions import SourcePosition, source_positions
 from arroyo_dagster.state.operations.query.state import StateCatalog, StateEpoch, StateJob
 from arroyo_dagster.state.operations.query.table import EpochTable
@@ -411,10 +411,5 @@ def find_metadata(state: StateCatalog, name: QueryName, epoch: str | None = None
         raise not_found("metadata table", name.table, METADATA_TABLES)
     if name.job is None:
         return MetadataRows(table, state.jobs(), epoch)
-    job, named = split_epoch(name.job)
-    if named is not None:
-        try:
-            return MetadataRows(table, [state.job(name.job)], epoch)
-        except NotFoundError:
-            pass  # else the name of a job contains an @
-    return MetadataRows(table, [state.job(job)], named or epoch)
+    job, named = state.find(name.job)
+    return MetadataRows(table, [job], named or epoch)

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from arroyo_dagster.errors import FormatError, InputError, NotFoundError
+from arroyo_dagster.errors import InputError, NotFoundError
 from arroyo_dagster.state.codec.iso_times import iso_micros, nanos_of
 from arroyo_dagster.state.metadata.reader import BackendReader
 from arroyo_dagster.state.model.checkpoints import Checkpoint, OperatorCheckpoint
@@ -41,7 +41,7 @@ from arroyo_dagster.state.operations.query.names import (
 )
 from arroyo_dagster.state.operations.query.table import EpochTable
 from arroyo_dagster.state.planning.privacy import NOTHING_PRIVATE, PrivateColumns
-from arroyo_dagster.state.planning.restore.reads import ordered_operators
+from arroyo_dagster.state.planning.restore.reads import config_of, ordered_operators
 from arroyo_dagster.state.storage import open_store
 from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.storage.wrappers import WriteProtected
@@ -147,15 +147,23 @@ class StateCatalog:
                 return tables[0]
         return None
 
-    def epoch(self, job: str) -> StateEpoch:
-        """Return an epoch by `job`, the newest, or by `job@epoch`; as `table`."""
-        name, chosen = split_epoch(job)
-        if chosen is not None:
+    def find(self, name: str) -> tuple[StateJob, str | None]:
+        """Return the job that `job` or `job@epoch` names, and the text that names the epoch.
+
+        The name of a job may contain an @. Errors as `job`.
+        """
+        job, epoch = split_epoch(name)
+        if epoch is not None:
             try:
-                return self.job(job).epoch()  # the name of a job may contain an @
+                return self.job(name), None
             except NotFoundError:
                 pass
-        epochs = self.job(name).epochs_named(chosen)
+        return self.job(job), epoch
+
+    def epoch(self, job: str) -> StateEpoch:
+        """Return an epoch by `job`, the newest, or by `job@epoch`; as `table`."""
+        found, chosen = self.find(job)
+        epochs = found.epochs_named(chosen)
         if len(epochs) != 1:
             raise InputError(
                 f"one epoch is needed here, not {len(epochs)}",
@@ -288,17 +296,8 @@ class StateEpoch:
         return self._table(found, TableName(table))
 
     def _table(self, operator: OperatorCheckpoint, name: TableName) -> EpochTable:
-        files, config = operator.tables[name], operator.configs.get(name)
-        catalog = self.job.catalog
-        if config is None or config.kind is not files.kind:
-            raise FormatError(
-                f"the metadata holds a {files.kind.label} table without its configuration",
-                job=self.job.name,
-                epoch=self.number,
-                operator=operator.operator,
-                table=name,
-                next_step="check it with `arroyo-state verify`",
-            )
+        config_of(self.checkpoint, operator, name)  # refuses one that is missing or of another kind
+        files, catalog = operator.tables[name], self.job.catalog
         scan: ExpiringScan | GlobalScan
         if isinstance(files, GlobalKeyedFiles):
             scan = GlobalScan(catalog.store, operator, name, catalog.catalogue)

@@ -401,7 +401,7 @@ def find_table(
         )
     for name, files in operator.tables.items():
         if name == table_name:
-            return operator, _config_of(checkpoint, operator, name, files), files
+            return operator, config_of(checkpoint, operator, name), files
     raise NotFoundError(
         "the operator has no such table at this epoch",
         job=checkpoint.job,
@@ -413,10 +413,13 @@ def find_table(
     )
 
 
-def _config_of(
-    checkpoint: Checkpoint, operator: OperatorCheckpoint, name: TableName, files: TableFiles
-) -> TableConfig:
-    config = operator.configs.get(name)
+def config_of(checkpoint: Checkpoint, operator: OperatorCheckpoint, name: TableName) -> TableConfig:
+    """Return the configuration of a table that an operator has.
+
+    Raises:
+        FormatError: it has none, or one of the other kind.
+    """
+    files, config = operator.tables[name], operator.configs.get(name)
     if config is None or config.kind is not files.kind:
         raise FormatError(
             f"the metadata holds a {files.kind.label} table without its configuration",
