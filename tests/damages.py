@@ -797,7 +797,8 @@ def _record_of(
 
 def compaction_outputs_gone(scene: Scene) -> Expected:
     gone = scene.paths.root / "gone-compacted"
-    path = scene.backend.write_compaction_record(_record_of(scene, scene.pairs(), (gone,)))
+    path = scene.paths.compaction_record(scene.newest.epoch, "x")
+    scene.backend.write_compaction_record(_record_of(scene, scene.pairs(), (gone,)), path)
     return warnings("compaction-outputs-gone", path)
 
 
@@ -813,7 +814,8 @@ def compaction_taken_over_in_part(scene: Scene) -> Expected:
     scene.store.put(output, scene.store.read(path))
     scene.edit_files(operator, table, lambda files: (*files.files, output))
     record = _record_of(scene, (operator, table, path), (output,))
-    scene.backend.write_compaction_record(record)
+    path_of_record = scene.paths.compaction_record(scene.newest.epoch, "x")
+    scene.backend.write_compaction_record(record, path_of_record)
     return errors("file-doubled", path)
 
 

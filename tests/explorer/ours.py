@@ -21,7 +21,6 @@ from unittest import mock
 import pyarrow as pa
 
 from arroyo_dagster.errors import ArroyoStateError, FormatError, NotFoundError
-from arroyo_dagster.state.metadata import backend as backend_module
 from arroyo_dagster.state.metadata import expiry as expiry_module
 from arroyo_dagster.state.metadata import lease as lease_module
 from arroyo_dagster.state.metadata import restorable as restorable_module
@@ -54,6 +53,7 @@ from arroyo_dagster.state.model.tables import (
 )
 from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
 from arroyo_dagster.state.operations.catalog.jobs import list_jobs
+from arroyo_dagster.state.operations.compaction import publish as publish_module
 from arroyo_dagster.state.operations.compaction.job import CompactionOptions, run_compaction
 from arroyo_dagster.state.operations.compaction.rewrite import RewriteOptions, run_rewrite
 from arroyo_dagster.state.operations.compaction.rewrite_undo import UndoOptions, run_undo
@@ -203,7 +203,7 @@ def replaced_machinery() -> Iterator[None]:
         mock.patch.object(lease_module, "process_here", _process),
         mock.patch.object(lease_module, "uuid", names),
         mock.patch.object(conditional_create, "uuid", names),
-        mock.patch.object(backend_module, "uuid", names),
+        mock.patch.object(publish_module, "uuid", names),
         mock.patch.object(merging_module, "uuid", names),
         mock.patch.object(quarantine_module, "uuid", names),
         mock.patch.object(rewriting_module, "uuid", names),

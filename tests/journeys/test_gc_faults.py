@@ -4,6 +4,7 @@ have brought back an epoch that nobody can restore; and the way out where nothin
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
@@ -21,9 +22,11 @@ from arroyo_dagster.state.codec import metadata
 from arroyo_dagster.state.codec.references import operator_references
 from arroyo_dagster.state.metadata import expiry as expiry_module
 from arroyo_dagster.state.metadata.backend import ParquetBackend
+from arroyo_dagster.state.model.compaction import CompactionPolicy, CompactionSettings
 from arroyo_dagster.state.model.ids import Epoch, StatePath, WorkerGeneration
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
+from arroyo_dagster.state.operations.compaction.job import CompactionOptions, run_compaction
 from arroyo_dagster.state.operations.gc.execute import GcOptions, run_gc
 from arroyo_dagster.state.operations.gc.pins import pin_epoch, read_pins, unpin_epochs
 from arroyo_dagster.state.operations.gc.plan import plan_gc
@@ -31,6 +34,7 @@ from arroyo_dagster.state.operations.gc.quarantine import list_quarantines
 from arroyo_dagster.state.operations.gc.roots import newest_root, read_roots
 from arroyo_dagster.state.operations.gc.steps import Pace
 from arroyo_dagster.state.operations.gc.undelete import UndeleteOptions, run_undelete
+from arroyo_dagster.state.runtime.in_process import LocalRun
 from arroyo_dagster.state.storage import (
     Crash,
     FaultInjecting,
@@ -43,10 +47,13 @@ from arroyo_dagster.state.storage.wrappers import Wrapper
 from tests.explorer import mutants
 from tests.fleets import OPERATOR, Written, legacy_job
 from tests.gc_jobs import (
+    JOB,
     PATHS,
     Clock,
+    Hiding,
     Interrupted,
     begun,
+    clock_of_all,
     dead,
     directory,
     expiry,
@@ -56,7 +63,7 @@ from tests.gc_jobs import (
     whole,
     without_ours,
 )
-from tests.jobs import copied
+from tests.jobs import copied, word_job
 from tests.journeys.test_gc_refused import refused
 from tests.journeys.test_gc_refused import (
     test_a_job_that_starts_while_it_is_collected_stops_the_collection as stopped_by_a_start,
@@ -217,6 +224,33 @@ def test_epochs_of_the_legacy_layout_that_no_listing_shows_are_found_out(hidden:
     for asked in (expiry(2, j="stopped"), orphans(j="stopped")):
         with pytest.raises(ProtocolError, match="the listing is incomplete"):
             plan_gc(seen, paths, asked, now_micros=clock())
+
+
+def test_merged_files_that_wait_stay_where_a_listing_hides_their_record(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock, gap = clock_of_all(monkeypatch), threading.Event()
+    store = MemoryStore(clock=clock)
+    cut = Hiding(store, lambda path: gap.is_set() and path.startswith(PATHS.compactions))
+    run = LocalRun.start(word_job(store, **JOB), cut)
+    full = CompactionSettings(policy=CompactionPolicy.FULL)
+    for epochs in (6, 2):  # the record of the first is adopted by then, and its name forgotten
+        for _ in range(epochs):
+            run.step()
+        outcome = run_compaction(store, PATHS, full, CompactionOptions(clock=clock))
+        assert outcome.published == "record"
+    assert outcome.record is not None
+    assert read_pins(store, PATHS).compactions == (outcome.record.name,)
+    merged = [path for one in outcome.merges for path in one.merged.output_paths]
+    gap.set()
+    run.step()  # does not see the record
+    clock.days(30)
+    run.step()
+    run_gc(cut, PATHS, orphans(), GcOptions(clock=clock, pace=QUICK))
+    assert all(map(store.head, merged))
+    gap.clear()
+    run.step()
+    assert set(merged) & set(ParquetBackend(store, PATHS).load().paths)
 
 
 class FirstListingEndsEarly(Wrapper):

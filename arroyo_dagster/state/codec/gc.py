@@ -29,7 +29,7 @@ from arroyo_dagster.state.model.objects import Packed, StoredObject
 
 
 def encode_pins(job_pins: JobPins) -> bytes:
-    """Encode `retained.json`: pins, quarantines and rewrite records."""
+    """Encode `retained.json`: pins, quarantines, and names of maintenance records."""
     return encode_json(
         {
             "version": job_pins.version,
@@ -45,6 +45,7 @@ def encode_pins(job_pins: JobPins) -> bytes:
             ],
             "quarantines": list(job_pins.quarantines),
             "rewrites": list(job_pins.rewrites),
+            "compactions": list(job_pins.compactions),
         }
     )
 
@@ -65,6 +66,7 @@ def decode_pins(data: bytes, path: str) -> JobPins:
             ),
             quarantines=fields.texts("quarantines"),
             rewrites=fields.texts("rewrites") if "rewrites" in fields else (),
+            compactions=fields.texts("compactions") if "compactions" in fields else (),
             version=fields.number("version"),
         )
 

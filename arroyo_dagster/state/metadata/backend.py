@@ -6,7 +6,6 @@ crates/arroyo-state-protocol/src/{store,workflow}.rs.
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -355,13 +354,14 @@ class ParquetBackend(BackendReader):
         if replace(found, writer_worker_generation=writer, unknown=b"") != marker:
             raise ProtocolError("the commit marker belongs to another checkpoint", path=path)
 
-    def write_compaction_record(self, record: CompactionRecord) -> StatePath:
-        """Write a compaction record, which the job's writer adopts at its next checkpoint."""
+    def write_compaction_record(self, record: CompactionRecord, path: StatePath) -> None:
+        """Write a compaction record, which the job's writer adopts at its next checkpoint.
+
+        Args:
+            path: of `JobPaths.compaction_record`.
+        """
         self._protocol_only()
-        name = f"{record.epoch:07}-{uuid.uuid4().hex[:16]}.json"
-        path = self.paths.compactions / name
         self.store.put(path, compaction_records.encode_compaction_record(record))
-        return path
 
     # ---- cleaning up -----------------------------------------------------------------------------
 

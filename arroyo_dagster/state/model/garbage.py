@@ -207,11 +207,13 @@ class JobPins:
 
     Attributes:
         rewrites: names of the records that undo rewrites of epochs of an Arroyo job.
+        compactions: names of compaction records, including some that were adopted meanwhile.
     """
 
     pins: tuple[Pin, ...] = ()
     quarantines: tuple[str, ...] = ()
     rewrites: tuple[str, ...] = ()
+    compactions: tuple[str, ...] = ()
     version: int = 1
 
     @property

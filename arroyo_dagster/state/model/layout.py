@@ -119,6 +119,10 @@ class JobPaths:
         """The directory of compaction records that wait for the job's writer."""
         return self.maintenance / "compactions"
 
+    def compaction_record(self, epoch: Epoch, name: str) -> StatePath:
+        """Return the compaction record of this name, of a compaction of this epoch."""
+        return self.compactions / f"{epoch:07}-{name}.json"
+
     def topic(self, topic: str) -> StatePath:
         """Return the directory of records that an SDF service publishes to other services."""
         return self.maintenance / "topics" / topic

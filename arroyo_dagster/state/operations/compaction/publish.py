@@ -7,6 +7,7 @@ shorter lists (`design.md` 7).
 
 from __future__ import annotations
 
+import uuid
 from dataclasses import dataclass, replace
 
 from arroyo_dagster.errors import ConflictError
@@ -21,6 +22,7 @@ from arroyo_dagster.state.model.compaction import (
 )
 from arroyo_dagster.state.model.ids import Epoch, StatePath
 from arroyo_dagster.state.operations.compaction.plan import CompactionFacts
+from arroyo_dagster.state.operations.gc.pins import keep_compaction
 from arroyo_dagster.state.planning.compaction.apply import apply_merges
 from arroyo_dagster.state.planning.compaction.plan import forecast
 from arroyo_dagster.state.planning.engines import EngineChoice
@@ -115,7 +117,9 @@ def publish_record(
         created_at_micros=backend.clock(),
         merged=tuple(outcome.merged for outcome in outcomes),
     )
-    path = backend.write_compaction_record(record)
+    path = backend.paths.compaction_record(plan.epoch, uuid.uuid4().hex[:16])
+    keep_compaction(backend.store, backend.paths, path.name)
+    backend.write_compaction_record(record, path)
     return replace(_outcome(facts, plan, outcomes), published="record", record=path)
 
 

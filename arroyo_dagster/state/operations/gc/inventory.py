@@ -322,9 +322,12 @@ def _compactions(store: ObjectStore, paths: JobPaths, found: Inventory) -> dict[
     """Return the files of compactions that the job has not adopted. Refuse undecodable records."""
     listed = [one.path for one in found.maintenance if one.path.parent == paths.compactions]
     reader = Reader(store, paths)
-    read = concurrently(lambda p: reader.optional(p, decode_compaction_record), listed)
+    # An incomplete listing hides none: records are named before they are written.
+    named = [paths.compactions / name for name in reader.job_pins().compactions]
+    known = list(dict.fromkeys((*listed, *named)))
+    read = concurrently(lambda p: reader.optional(p, decode_compaction_record), known)
     touched: dict[StatePath, Packed] = {}
-    for path, record in zip(listed, read, strict=True):
+    for path, record in zip(known, read, strict=True):
         if record is None:
             continue  # adopted or dropped meanwhile: an epoch lists the merged files, or none does
         if (record.pipeline, record.job) != (paths.pipeline, paths.job):

@@ -19,6 +19,7 @@ from arroyo_dagster.state.model.ids import Epoch
 from arroyo_dagster.state.model.layout import JobPaths, Layout
 from arroyo_dagster.state.operations.gc.roots import newest_root
 from arroyo_dagster.state.planning.restore.copied_jobs import check_own
+from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.store import ObjectStore
 
 ANY = Epoch(0)
@@ -182,6 +183,20 @@ def forget_released(
     )
     if stays != found.pins:
         put_pins(held, paths, lambda kept: replace(kept, pins=stays))
+
+
+def keep_compaction(held: ObjectStore, paths: JobPaths, name: str) -> None:
+    """Name a compaction record before it is written, so that no incomplete listing hides it. Forget
+    the names of records that the job's writer has adopted.
+
+    Args:
+        held: the store, under the lease.
+        name: of the record.
+    """
+    named = read_pins(held, paths).compactions
+    there = concurrently(held.head, [paths.compactions / one for one in named])
+    waiting = [one for one, info in zip(named, there, strict=True) if info is not None]
+    put_pins(held, paths, lambda kept: replace(kept, compactions=(*waiting, name)))
 
 
 def keep_rewrite(held: ObjectStore, paths: JobPaths, name: str) -> None:
