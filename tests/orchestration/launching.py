@@ -17,13 +17,9 @@ from typing import Any
 
 import dagster as dg
 import graphql
-from dagster._core.storage.tags import GRPC_INFO_TAG
 from dagster._core.workspace.context import WorkspaceProcessContext
 from dagster._core.workspace.load_target import PythonFileTarget
 from dagster._daemon.monitoring.run_monitoring import execute_run_monitoring_iteration
-from dagster._grpc.client import DagsterGrpcClient
-from dagster._grpc.types import CanCancelExecutionRequest, CanCancelExecutionResult
-from dagster._serdes import deserialize_value
 from dagster_graphql.schema import create_schema
 
 from arroyo_dagster.orchestration.definitions import build_arroyo_definitions
@@ -181,10 +177,13 @@ class Webserver:
         raise AssertionError(f"{found.status} after {PATIENCE_SECONDS} seconds")
 
     def _alive(self, run: dg.DagsterRun) -> bool:
-        server = json.loads(run.tags[GRPC_INFO_TAG])
-        client = DagsterGrpcClient(socket=server.get("socket"), port=server.get("port"))
-        answer = client.can_cancel_execution(CanCancelExecutionRequest(run_id=run.run_id))
-        return deserialize_value(answer, CanCancelExecutionResult).can_cancel
+        """Whether its process is there: a run that the daemon fails has ended before it."""
+        for entry in self.instance.all_logs(run.run_id, of_type=dg.DagsterEventType.ENGINE_EVENT):
+            assert entry.dagster_event is not None
+            process = entry.dagster_event.engine_event_data.metadata.get("pid")
+            if process is not None and Path(f"/proc/{process.value}").exists():
+                return True
+        return False
 
 
 @contextmanager
