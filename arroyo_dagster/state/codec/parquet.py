@@ -128,7 +128,7 @@ class RowsEncoder:
         """Add rows as one row group, or as several if there are more than `row_group_rows`."""
         if self._writer is None:
             self._writer = pq.ParquetWriter(
-                self._sink, self._schema, **{**_settings(), **self._form(rows)}
+                self._sink, self._schema, **{**_settings(), **self._form(rows, row_group_rows)}
             )
         self._writer.write_table(rows, row_group_size=row_group_rows)
 
@@ -140,13 +140,18 @@ class RowsEncoder:
         self._writer.close()
         return self._sink.getvalue()  # no copy, unlike Arrow's buffers
 
-    def _form(self, rows: pa.Table) -> dict[str, object]:
+    def _form(self, rows: pa.Table, row_group_rows: int) -> dict[str, object]:
         found: dict[str, object] = dict(column_encodings(rows))
         if self._sorted_by is not None and _is_flat(self._schema, self._sorted_by):
             found["sorting_columns"] = [pq.SortingColumn(self._sorted_by)]
         if self._bloom_filter is not None:
             name = self._schema.field(self._bloom_filter).name
-            found["bloom_filter_options"] = {name: {"ndv": max(1, rows.num_rows), "fpp": 0.01}}
+            found["bloom_filter_options"] = {
+                name: {
+                    "ndv": max(1, min(rows.num_rows, row_group_rows)),
+                    "fpp": 0.01,
+                }
+            }
         return found
 
 

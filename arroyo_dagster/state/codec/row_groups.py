@@ -5,8 +5,10 @@ Columns are not selected by name, because names may repeat and contain dots.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import bisect
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import BinaryIO
 
 import pyarrow as pa
@@ -39,36 +41,83 @@ class GroupSize:
     compressed_bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class ValueLimits:
+    """The smallest and largest value of a column in a row group; None = not in the statistics."""
+
+    least: Bound
+    most: Bound
+    has_nulls: bool
+
+
+class KnownFooter:
+    """The footer of a data file, and what was decoded of it so far.
+
+    Attributes:
+        metadata: as pyarrow has it.
+        size_bytes: of the file.
+        limits: by Parquet column and row group; filled as they are asked for.
+    """
+
+    def __init__(self, metadata: pq.FileMetaData, size_bytes: int) -> None:
+        self.metadata = metadata
+        self.size_bytes = size_bytes
+        self.limits: dict[tuple[int, int], ValueLimits] = {}
+
+    @cached_property
+    def group_sizes(self) -> tuple[GroupSize, ...]:
+        """The size of each row group."""
+        groups = [self.metadata.row_group(at) for at in range(self.metadata.num_row_groups)]
+        return tuple(
+            GroupSize(
+                rows=one.num_rows,
+                size_bytes=one.total_byte_size,
+                compressed_bytes=sum(
+                    one.column(at).total_compressed_size for at in range(one.num_columns)
+                ),
+            )
+            for one in groups
+        )
+
+
 class DataFile:
     """A data file that can be read in parts; opening it reads the footer.
 
     Args:
         source: its bytes, or a file that reads ranges of them.
         path: for errors.
+        footer: of this file, if it was opened before.
 
     Raises:
         FormatError: here and in every method: it is not Parquet, or a part is broken.
     """
 
-    def __init__(self, source: bytes | BinaryIO, path: str) -> None:
+    def __init__(
+        self, source: bytes | BinaryIO, path: str, footer: KnownFooter | None = None
+    ) -> None:
         self._path = path
         # A small file needs no threads. And an Arrow thread that releases Python's bytes while the
         # interpreter shuts down aborts the process (SIGABRT), as seen with short commands.
         self._threads = not isinstance(source, bytes)
         with decoding(self._path):
-            self._size_bytes = source_size(source)
+            size_bytes = source_size(source) if footer is None else footer.size_bytes
             self._source = pa.BufferReader(source) if isinstance(source, bytes) else source
             self._file = pq.ParquetFile(
-                self._source, page_checksum_verification=True, pre_buffer=self._threads
+                self._source,
+                metadata=footer and footer.metadata,
+                page_checksum_verification=True,
+                pre_buffer=self._threads,
             )
-            check_footer(self._file.metadata)
+            if footer is None:
+                check_footer(self._file.metadata)
+            self.footer = footer or KnownFooter(self._file.metadata, size_bytes)
             self.schema: pa.Schema = self._file.schema_arrow
             self._leaves = list(_leaves(self.schema))
 
     @property
     def size_bytes(self) -> int:
         """The size of the file."""
-        return self._size_bytes
+        return self.footer.size_bytes
 
     def close(self) -> None:
         """Close the given file; nothing can be read afterwards."""
@@ -82,24 +131,12 @@ class DataFile:
     @property
     def row_groups(self) -> tuple[int, ...]:
         """The number of rows in each row group."""
-        footer = self._file.metadata
-        return tuple(footer.row_group(at).num_rows for at in range(footer.num_row_groups))
+        return tuple(size.rows for size in self.group_sizes)
 
     @property
     def group_sizes(self) -> tuple[GroupSize, ...]:
         """The size of each row group, by the footer."""
-        footer = self._file.metadata
-        groups = [footer.row_group(at) for at in range(footer.num_row_groups)]
-        return tuple(
-            GroupSize(
-                rows=one.num_rows,
-                size_bytes=one.total_byte_size,
-                compressed_bytes=sum(
-                    one.column(at).total_compressed_size for at in range(one.num_columns)
-                ),
-            )
-            for one in groups
-        )
+        return self.footer.group_sizes
 
     def read(
         self, columns: Sequence[int], groups: Sequence[int], *, repeating: Sequence[str] = ()
@@ -123,7 +160,7 @@ class DataFile:
             groups,
             leaves,
             path=self._path,
-            size_bytes=self._size_bytes,
+            size_bytes=self.size_bytes,
             use_threads=self._threads,
         )
 
@@ -254,11 +291,42 @@ class DataFile:
             nulls: whether a row group with a null is returned whatever its values are.
         """
         (leaf,) = self._leaves[column]
-        with decoding(self._path):
-            self._check(leaf, groups)
-            return [
-                group for group in groups if self._may_hold(group, leaf, low, high, nulls=nulls)
-            ]
+        if self._ascends(leaf) and isinstance(low, int) and isinstance(high, int):
+            return self._groups_between(leaf, low, high, groups)
+        limits = self._limits(leaf, groups)
+        return [
+            group
+            for group, one in zip(groups, limits, strict=True)
+            if (nulls and one.has_nulls) or not (_less(one.most, low) or _less(high, one.least))
+        ]
+
+    def _ascends(self, leaf: int) -> bool:
+        """Whether rows ascend by a column of whole numbers without nulls, as the footer says."""
+        footer = self._file.metadata
+        order = footer.row_group(0).sorting_columns if footer.num_row_groups > 1 else ()
+        if [(one.column_index, one.descending) for one in order[:1]] != [(leaf, False)]:
+            return False
+        (first,) = self._limits(leaf, [0])
+        return isinstance(first.least, int) and not first.has_nulls
+
+    def _groups_between(self, leaf: int, low: int, high: int, groups: Sequence[int]) -> list[int]:
+        """Return the groups of an ascending column that may hold a value from `low` to `high`.
+
+        Statistics of few groups are read.
+        """
+
+        def limit(end: str) -> Callable[[int], int]:
+            def of_group(group: int) -> int:
+                found = getattr(self._limits(leaf, [group])[0], end)
+                if not isinstance(found, int):
+                    raise FormatError("a sorted column has no statistics", path=self._path)
+                return found
+
+            return of_group
+
+        first = bisect.bisect_left(groups, low, key=limit("most"))
+        last = bisect.bisect_right(groups, high, key=limit("least"))
+        return list(groups[first:last])
 
     def smallest(self, column: int) -> int | None:
         """Return the smallest value of a column of whole numbers or times, by statistics.
@@ -267,14 +335,21 @@ class DataFile:
             None if statistics are missing, or a value is null.
         """
         (leaf,) = self._leaves[column]
-        groups = range(len(self.row_groups))
-        with decoding(self._path):
-            self._check(leaf, groups)
-            found = [self._file.metadata.row_group(at).column(leaf).statistics for at in groups]
-        if any(one is None or not one.has_min_max or one.null_count != 0 for one in found):
+        limits = self._limits(leaf, range(len(self.row_groups)))
+        if any(one.has_nulls for one in limits):
             return None
-        least = [one.min_raw for one in found]
-        return min(least) if least and all(isinstance(one, int) for one in least) else None
+        least = [one.least for one in limits if isinstance(one.least, int)]
+        return min(least) if least and len(least) == len(limits) else None
+
+    def _limits(self, leaf: int, groups: Sequence[int]) -> list[ValueLimits]:
+        """Return the limits of a Parquet column in row groups, by statistics."""
+        known = self.footer.limits
+        missing = [group for group in groups if (leaf, group) not in known]
+        if missing:
+            with decoding(self._path):
+                self._check(leaf, missing)
+                known |= {(leaf, group): self._limits_of(leaf, group) for group in missing}
+        return [known[leaf, group] for group in groups]
 
     def _check(self, leaf: int, groups: Sequence[int]) -> None:
         # pyarrow aborts the process when it reads statistics from a damaged footer. Reading one
@@ -286,19 +361,20 @@ class DataFile:
             )
             next(iter(batches), None)
 
-    def _may_hold(self, group: int, leaf: int, low: Bound, high: Bound, *, nulls: bool) -> bool:
+    def _limits_of(self, leaf: int, group: int) -> ValueLimits:
         found = self._file.metadata.row_group(group).column(leaf).statistics
         if found is None or not found.has_min_max:
-            return True
-        if nulls and (not found.has_null_count or found.null_count):
-            return True
+            return ValueLimits(None, None, has_nulls=True)
+        has_nulls = not found.has_null_count or found.null_count > 0
         least, most = found.min_raw, found.max_raw
         kind = self._type_of(leaf)
         if pa.types.is_unsigned_integer(kind) and isinstance(least, int):
             # Statistics store an unsigned number as a signed one with the same bits.
             bits = (1 << kind.bit_width) - 1
             least, most = least & bits, most & bits
-        return not (_less(most, low) or _less(high, least))
+        if not isinstance(least, int | bytes):
+            least = most = None
+        return ValueLimits(least, most, has_nulls)
 
     def _type_of(self, leaf: int) -> pa.DataType:
         place = next(at for at, leaves in enumerate(self._leaves) if leaf in leaves)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ import pyarrow.compute as pc
 
 from arroyo_dagster.errors import FormatError, InputError
 from arroyo_dagster.state.codec.parquet import BATCH_ROWS, encode_rows
-from arroyo_dagster.state.codec.row_groups import Bound, DataFile
+from arroyo_dagster.state.codec.row_groups import Bound, DataFile, GroupSize
 from arroyo_dagster.state.codec.schema import file_schema, schema_to_json
 from arroyo_dagster.state.model.ids import Epoch, StatePath
 from arroyo_dagster.state.model.keys import KeyRange
@@ -23,14 +22,13 @@ from arroyo_dagster.state.model.tables import ExpiringTimeKeyConfig, TimeFile
 from arroyo_dagster.state.planning.restore.schema_evolution import changed_in, how_to_read
 from arroyo_dagster.state.storage.concurrency import ahead, concurrently, read_ahead
 from arroyo_dagster.state.storage.store import ObjectStore
+from arroyo_dagster.state.tables.data_files import FooterCache, open_data_file
 from arroyo_dagster.state.tables.live_rows import NANOS_PER_MICRO, StoredRows
 
-WHOLE_BYTES = 1 << 18
-"""Files up to this size are read as a whole: another request costs more than the saved bytes."""
 _Made = TypeVar("_Made")
 _FILES_AHEAD = 4
-SMALL_FILE_BYTES = 1 << 23
-"""The largest file that `chunks` decodes as a whole."""
+CHUNK_BYTES = 1 << 23
+"""How many stored bytes `chunks` decodes at a time."""
 SLICE_ROWS = 1 << 15
 """The maximum number of rows in a piece of a file; a multiple of Arroyo's record batches."""
 
@@ -74,13 +72,20 @@ class TimeFileReader:
 
     Args:
         config: the table, with the notes in its metadata about older columns.
+        footers: of files that were opened before; None = each is opened anew.
     """
 
-    def __init__(self, config: ExpiringTimeKeyConfig, store: ObjectStore) -> None:
+    def __init__(
+        self,
+        config: ExpiringTimeKeyConfig,
+        store: ObjectStore,
+        footers: FooterCache | None = None,
+    ) -> None:
         self._config = config
         self._schema = file_schema(config)
         self._changed_in = changed_in(config.schema)
         self._store = store
+        self._footers = footers
 
     def read(self, files: Iterable[TimeFile], part: ReadRequest) -> list[StoredRows]:
         """Read the part of `files` that is in `part.keys`, in replay order.
@@ -98,7 +103,7 @@ class TimeFileReader:
         numbered within a piece, and none spans two pieces.
         """
         wanted = _wanted(files, part)
-        opened = ahead(lambda file: open_data_file(self._store, file.path), wanted)
+        opened = ahead(lambda file: self._open_ranges(file.path), wanted)
         for file, data in zip(wanted, opened, strict=True):
             with closing(data):
                 where = self._places(data, file, part)
@@ -108,22 +113,36 @@ class TimeFileReader:
                         yield self._stored(rows, where, part, batches)
 
     def chunks(self, files: Iterable[TimeFile], part: ReadRequest) -> Iterator[StoredRows]:
-        """Read rows as `stream`, but small files as a whole, several at a time.
+        """Read rows as `stream`, but in larger pieces: row groups that are small together are
+        decoded as one, and several files are read at a time.
 
-        Memory holds up to a few files of `SMALL_FILE_BYTES`, and one piece of a larger file.
+        Memory holds up to a few pieces of `CHUNK_BYTES` as stored.
         """
 
         def chunks_of(file: TimeFile) -> Iterable[StoredRows]:
-            data = self._open(file, part)
-            if data.size_bytes > SMALL_FILE_BYTES:
-                data.close()
-                return self.stream([file], part)
+            data = self._open_begin(file, part)
+            if data.size_bytes > CHUNK_BYTES:
+                sizes = [data.group_sizes[at] for at in self._groups(data, file, part)]
+                if sum(one.compressed_bytes for one in sizes) > CHUNK_BYTES:
+                    data.close()
+                    return self._in_chunks(file, part)
             with closing(data):
                 return [self._read_open(data, file, part)]
 
         wanted = ((file, 1) for file in _wanted(files, part))
         for chunks in read_ahead(chunks_of, wanted, _FILES_AHEAD):
             yield from chunks
+
+    def _in_chunks(self, file: TimeFile, part: ReadRequest) -> Iterator[StoredRows]:
+        with closing(self._open_ranges(file.path)) as data:
+            where, sizes = self._places(data, file, part), data.group_sizes
+            for groups in _neighbours(self._groups(data, file, part), sizes):
+                if len(groups) > 1 or sizes[groups[0]].compressed_bytes <= CHUNK_BYTES:
+                    yield self._decoded(data, where, groups, part)
+                    continue
+                for rows in data.slices(where.places, groups[0], SLICE_ROWS):
+                    batches = batch_numbers([rows.num_rows]) if part.batches else None
+                    yield self._stored(rows, where, part, batches)
 
     def ahead(
         self, files: Iterable[TimeFile], part: ReadRequest, then: Callable[[StoredRows], _Made]
@@ -138,6 +157,11 @@ class TimeFileReader:
 
     def _read_open(self, data: DataFile, file: TimeFile, part: ReadRequest) -> StoredRows:
         where, groups = self._places(data, file, part), self._groups(data, file, part)
+        return self._decoded(data, where, groups, part)
+
+    def _decoded(
+        self, data: DataFile, where: _Places, groups: Sequence[int], part: ReadRequest
+    ) -> StoredRows:
         batches = batch_numbers([data.row_groups[at] for at in groups]) if part.batches else None
         rows = data.read(where.places, groups, repeating=(data.schema.names[-1],))
         return self._stored(rows, where, part, batches)
@@ -219,7 +243,21 @@ class TimeFileReader:
     def _open(self, file: TimeFile, part: ReadRequest) -> DataFile:
         if not self._may_skip(file, part):
             return DataFile(self._store.read(file.path), file.path)
-        return open_data_file(self._store, file.path)
+        return self._open_ranges(file.path)
+
+    def _open_begin(self, file: TimeFile, part: ReadRequest) -> DataFile:
+        """Open a file that is needed whole, or in chunks if it is large."""
+        if self._may_skip(file, part):
+            return self._open_ranges(file.path)
+        begin = self._store.read_range(file.path, 0, CHUNK_BYTES)
+        if len(begin) < CHUNK_BYTES:
+            return DataFile(begin, file.path)
+        return self._open_ranges(file.path)
+
+    def _open_ranges(self, path: StatePath) -> DataFile:
+        if self._footers is not None:
+            return self._footers.open(path)
+        return open_data_file(self._store, path)
 
     def _may_skip(self, file: TimeFile, part: ReadRequest) -> bool:
         """Whether reading a part of the file may suffice. Normally only a merged file has several
@@ -305,19 +343,19 @@ def _wanted(files: Iterable[TimeFile], part: ReadRequest) -> list[TimeFile]:
     return [one for one in files if keys.intersects(one.min_routing_key, one.max_routing_key)]
 
 
-def open_data_file(store: ObjectStore, path: StatePath) -> DataFile:
-    """Open a data file to read parts of it; a small file is read as a whole.
-
-    Raises:
-        NotFoundError: the file does not exist.
-        FormatError: the file is not Parquet.
-    """
-    source = store.open_input(path)
-    if source.seek(0, io.SEEK_END) > WHOLE_BYTES:
-        return DataFile(source, path)
-    with source:
-        source.seek(0)
-        return DataFile(source.read(), path)
+def _neighbours(groups: Sequence[int], sizes: Sequence[GroupSize]) -> Iterator[list[int]]:
+    """Divide row groups into runs of up to `CHUNK_BYTES` as stored; a larger one is alone."""
+    run: list[int] = []
+    run_bytes = 0
+    for at in groups:
+        size = sizes[at].compressed_bytes
+        if run and run_bytes + size > CHUNK_BYTES:
+            yield run
+            run, run_bytes = [], 0
+        run.append(at)
+        run_bytes += size
+    if run:
+        yield run
 
 
 def in_range(hashes: pa.ChunkedArray, keys: KeyRange) -> pa.ChunkedArray:

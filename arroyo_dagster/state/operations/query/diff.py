@@ -29,9 +29,9 @@ from arroyo_dagster.state.operations.query.scans import ScanRequest
 from arroyo_dagster.state.operations.query.state import StateEpoch
 from arroyo_dagster.state.operations.query.table import EpochTable
 from arroyo_dagster.state.storage.concurrency import concurrently
+from arroyo_dagster.state.tables.data_files import open_data_file
 from arroyo_dagster.state.tables.grouping import group_codes
 from arroyo_dagster.state.tables.live_rows import NANOS_PER_MICRO, nanos
-from arroyo_dagster.state.tables.time_files import open_data_file
 
 CHANGE = "_change"
 _Rows = npt.NDArray[np.int64]

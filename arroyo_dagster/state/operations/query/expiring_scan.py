@@ -38,6 +38,7 @@ from arroyo_dagster.state.operations.query.scans import (
 from arroyo_dagster.state.planning.restore.reads import ALL_KEYS, ReadPlan, plan_read
 from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.tables.comparisons import ColumnFilter, Relation, filter_rows
+from arroyo_dagster.state.tables.data_files import FooterCache
 from arroyo_dagster.state.tables.expiring_time_key import ExpiringTimeKeyTable
 from arroyo_dagster.state.tables.generational import (
     Role,
@@ -94,7 +95,7 @@ class ExpiringScan:
 
     @cached_property
     def _reader(self) -> TimeFileReader:
-        return TimeFileReader(self._config, self.store)
+        return TimeFileReader(self._config, self.store, FooterCache(self.store))
 
     @cached_property
     def _plan(self) -> ReadPlan:

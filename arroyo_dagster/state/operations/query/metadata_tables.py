@@ -54,7 +54,7 @@ from arroyo_dagster.state.operations.query.state import StateCatalog, StateEpoch
 from arroyo_dagster.state.operations.query.table import EpochTable
 from arroyo_dagster.state.planning.restore.reads import job_watermark_micros, restore_plan
 from arroyo_dagster.state.storage.concurrency import concurrently
-from arroyo_dagster.state.tables.time_files import open_data_file
+from arroyo_dagster.state.tables.data_files import open_data_file
 
 
 @dataclass(frozen=True, slots=True)

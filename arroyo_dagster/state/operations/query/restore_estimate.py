@@ -27,7 +27,7 @@ from arroyo_dagster.state.planning.fleet.service_level import DEFAULT_RATES, Res
 from arroyo_dagster.state.planning.restore.reads import TableRead, restore_plan
 from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.store import ObjectStore
-from arroyo_dagster.state.tables.time_files import open_data_file
+from arroyo_dagster.state.tables.data_files import open_data_file
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,9 +34,9 @@ from arroyo_dagster.state.model.tables import (
 from arroyo_dagster.state.model.types import Type
 from arroyo_dagster.state.planning.verify.files import FileFacts, Footer, ListedFile, RowScan
 from arroyo_dagster.state.storage.store import ObjectStore
+from arroyo_dagster.state.tables.data_files import WHOLE_BYTES
 from arroyo_dagster.state.tables.forms import columns_of, stored_form
 from arroyo_dagster.state.tables.known.catalogue import Catalogue
-from arroyo_dagster.state.tables.time_files import WHOLE_BYTES
 
 _MOST_ROWS = 8192
 _NANOS_PER_MICRO = 1000

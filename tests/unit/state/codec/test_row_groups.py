@@ -108,3 +108,39 @@ def test_a_store_that_fails_is_not_mistaken_for_a_broken_file() -> None:
 
     with pytest.raises(StorageError, match="no answer"):
         DataFile(Failing(encoded()), "f")
+
+
+def in_groups(numbers: list[int], size: int, *, ascending: bool) -> DataFile:
+    order = [pq.SortingColumn(0)] if ascending else None
+    rows = pa.table({"h": pa.array(numbers, pa.uint64())}, schema=UNSIGNED)
+    return DataFile(encoded(rows, row_group_size=size, sorting_columns=order), "f")
+
+
+UNSIGNED = pa.schema([pa.field("h", pa.uint64(), nullable=False)])
+
+
+@pytest.mark.parametrize("size", [1, 3, 100])
+def test_groups_of_sorted_rows_are_found_by_few_statistics(size: int) -> None:
+    numbers = sorted([1, 1, 1, 1, 5, 7, 7, 9, 2**63 - 1, 2**63, 2**63 + 5, 2**64 - 1])
+    for low in (0, 1, 2, 7, 2**63, 2**64 - 1):
+        for high in (1, 6, 7, 2**63, 2**64 - 1):
+            found, expected = (
+                file.groups_within(0, low, high, range(len(file.row_groups)), nulls=False)
+                for file in (
+                    in_groups(numbers, size, ascending=True),
+                    in_groups(numbers, size, ascending=False),
+                )
+            )
+            assert found == expected
+    many = in_groups(list(range(1000)), 1, ascending=True)
+    assert many.groups_within(0, 500, 501, range(1000)) == [500, 501]
+    assert len(many.footer.limits) < 30
+
+
+def test_a_file_is_opened_again_by_its_footer_alone() -> None:
+    data = encoded(ROWS, row_group_size=1)
+    first = DataFile(data, "f")
+    again = DataFile(data, "f", first.footer)
+    for place in range(len(SCHEMA)):
+        assert again.read([place], [2]).equals(first.read([place], [2]))
+    assert again.size_bytes == len(data)

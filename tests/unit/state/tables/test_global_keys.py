@@ -17,7 +17,7 @@ from arroyo_dagster.state.codec.parquet import (
 )
 from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.storage import MemoryStore
-from arroyo_dagster.state.tables import global_keys, time_files
+from arroyo_dagster.state.tables import data_files, global_keys
 from arroyo_dagster.state.tables.global_keyed import GlobalKeyedTable, global_table_config
 from arroyo_dagster.state.tables.global_keys import (
     first_entries,
@@ -94,7 +94,7 @@ def test_keys_of_one_hash_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_a_large_file_is_read_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(global_keys, "SLICE_ROWS", 7)
-    monkeypatch.setattr(time_files, "WHOLE_BYTES", 1)
+    monkeypatch.setattr(data_files, "WHOLE_BYTES", 1)
     store = MemoryStore()
     pairs = {f"{number:04}".encode(): bytes([number % 256]) for number in range(100)}
     paths = stored(store, [("write", pairs), ("remove", dict(list(pairs.items())[10:20]))])
