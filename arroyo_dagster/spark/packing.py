@@ -20,6 +20,14 @@ _PACKING = threading.Lock()
 """Guards cloudpickle's registry, which is global to the process, against concurrent runs."""
 
 
+def pickled(work: Any) -> bytes:
+    """Pickle what a task is told; the class of its store may be one of the program itself."""
+    from pyspark import cloudpickle
+
+    data: bytes = cloudpickle.dumps(work)  # type: ignore[no-untyped-call]
+    return data
+
+
 @dataclass(frozen=True, slots=True)
 class PackedPipeline:
     """A pipeline with its user code, pickled once per run and unpickled once per process."""

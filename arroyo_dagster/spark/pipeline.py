@@ -23,7 +23,7 @@ from arroyo_dagster.spark.holders.messages import Placed
 from arroyo_dagster.spark.holders.placement import Placement, driver_host, driver_secret
 from arroyo_dagster.spark.holders.subtasks import LevelWork, RunId, TaskReport
 from arroyo_dagster.spark.jobs import fetch_rows, slots
-from arroyo_dagster.spark.packing import PackedPipeline
+from arroyo_dagster.spark.packing import PackedPipeline, pickled
 from arroyo_dagster.spark.session import open_session
 from arroyo_dagster.spark.settings import SparkChoice, SparkSettings
 from arroyo_dagster.spark.tasks import TASKS_PER_SLOT
@@ -207,7 +207,7 @@ class SparkRun(PipelineRun):
         for level in range(1, levels + 1):
             work = LevelWork(self._packed, self.job.store, self._run_id, level, plan, self._probe)
             placed = self._placement.of_level(level)
-            runner = LevelRunner(level, pickle.dumps(work), placed, meeting, self._probe)
+            runner = LevelRunner(level, pickled(work), placed, meeting, self._probe)
             frame = frame.repartitionById(parallelism, "subtask")
             frame = frame.mapInArrow(runner.function(), CHUNK_DDL)
         found: list[TaskReport] = []

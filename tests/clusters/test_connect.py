@@ -56,7 +56,7 @@ def connect_server(
         yield f"sc://127.0.0.1:{port}"
     finally:
         process.terminate()
-        process.wait(30)
+        process.wait(120)
 
 
 def command(folder: Path, url: str, *words: str) -> str:

@@ -19,6 +19,7 @@ from arroyo_dagster.state.runtime.operators import Collector, Operator, Operator
 from arroyo_dagster.state.runtime.pipeline import Pipeline
 from arroyo_dagster.state.runtime.stop_requests import request_stop
 from arroyo_dagster.state.storage.remote.open import open_store
+from arroyo_dagster.state.storage.wrappers import Wrapper
 from tests.compat.arroyo import DATA
 from tests.seeds import soak_seeds
 from tests.words import (
@@ -58,7 +59,12 @@ def test_the_same_stream_gives_equal_tables_in_process_and_on_spark(
 
 def test_a_run_that_was_stopped_goes_on_with_the_next_row(tmp_path: Path) -> None:
     rows = random_words(240, 3)
-    store, output = _paths(tmp_path, "stopped")
+    inner, output = _paths(tmp_path, "stopped")
+
+    class Own(Wrapper):
+        """A store of the program itself, which workers cannot import."""
+
+    store = Own(inner)
     pipeline = words_pipeline(rows, f"file://{output}", rows_per_epoch=60)
     first = run_pipeline(pipeline, store, SparkOptions(max_epochs=2))
     assert first.newest is not None
