@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import polars as pl
 import pyarrow as pa
 import pytest
 
-from arroyo_dagster.state.model.compaction import CompactionPolicy, CompactionSettings
+from arroyo_dagster.state.model.compaction import CompactionPolicy, CompactionSettings, SortOrder
+from arroyo_dagster.state.model.ids import JobId
+from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.tables import ExpiringTimeKeyFiles
 from arroyo_dagster.state.operations.compaction.job import run_compaction
+from arroyo_dagster.state.operations.query import diff
+from arroyo_dagster.state.operations.query.diff import diff_tables
 from arroyo_dagster.state.operations.query.sql import SqlCatalog
 from arroyo_dagster.state.operations.query.state import open_state
 from arroyo_dagster.state.operations.query.table import EpochTable
@@ -141,3 +147,62 @@ def test_polars_against_duckdb(comparison: Comparison, url: str, query: str) -> 
             connection.execute(text).to_arrow_table()
 
     comparison.ratio(polars, duck, goal=1.0)
+
+
+def test_look_up_in_a_file_sorted_by_key(comparison: Comparison, url: str, tmp_path: Path) -> None:
+    """Warm: metadata and footers are known. The peer restores the table."""
+    store = open_store(str(tmp_path))
+    for info in open_store(url).list():
+        store.put(info.path, open_store(url).read(info.path))
+    run_compaction(
+        store, PATHS, CompactionSettings(policy=CompactionPolicy.FULL, sort=SortOrder.KEY)
+    )
+    table = _table(str(tmp_path))
+    for key in range(200):
+        table.lookup(key)
+    comparison.ratio(lambda _: table.lookup(4711), lambda _: table.to_arrow(), goal=0.1)
+
+
+GENERATIONAL = timestamp_table_config(
+    "g", retention_micros=10**15, schema=SCHEMA, keys=["key"], generational=True
+)
+
+
+def _generations(keys: np.ndarray[Any, Any], generation: int) -> pa.Table:
+    chance, count = np.random.default_rng(generation), len(keys)
+    return pa.table(
+        [
+            pa.array(keys),
+            pa.array(chance.integers(0, 1000, count)),
+            pa.array(chance.normal(size=count)),
+            pa.array(np.char.add("flight-", chance.integers(0, 10**6, count).astype(str))),
+            pa.array(np.full(count, 10**12 + generation), pa.timestamp("ns")),
+            pa.array(np.full(count, generation), pa.uint64()),
+        ],
+        schema=SCHEMA.append(pa.field("_generation", pa.uint64(), nullable=False)),
+    )
+
+
+def test_diff_of_keyed_tables_that_share_files(comparison: Comparison, tmp_path: Path) -> None:
+    """One row in a hundred has a newer generation. The peer reads both tables whole."""
+    store = open_store(str(tmp_path))
+    chance = np.random.default_rng(0)
+    old = [np.arange(at, ROWS, EPOCHS) for at in range(EPOCHS)]
+    new = chance.choice(ROWS, ROWS // 100, replace=False)
+    made = [_generations(keys, 0) for keys in old] + [_generations(new, 1)]
+    batches = (stored_rows(GENERATIONAL, rows) for rows in made)
+    files = time_files(store, GENERATIONAL, batches, 2)
+    before, after = PATHS, JobPaths(JobId("after"), PATHS.pipeline)
+    publish(store, [(GENERATIONAL, ExpiringTimeKeyFiles(files=files[:-2]))], paths=before)
+    publish(store, [(GENERATIONAL, ExpiringTimeKeyFiles(files=files))], paths=after)
+    state = open_state(str(tmp_path))
+
+    def compared(_: Any) -> None:
+        pair = [state.job(one.root).epoch().table(OPERATOR, "g") for one in (before, after)]
+        assert len(diff_tables(*pair).changes) == 2 * len(new)
+
+    def brute_force(_: Any) -> None:
+        with mock.patch.object(diff, "_changed_keys", return_value=None):
+            compared(_)
+
+    comparison.ratio(compared, brute_force, goal=0.1, rounds=3)

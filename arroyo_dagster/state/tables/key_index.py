@@ -6,7 +6,7 @@ are compared themselves.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeAlias
 
@@ -22,6 +22,7 @@ RowPlaces = npt.NDArray[np.int64]
 Hashes = npt.NDArray[np.uint64]
 
 _TEXTS = (pa.string(), pa.large_string(), pa.binary(), pa.large_binary())
+_FIRST_BITS = 22
 _MIX = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -42,6 +43,38 @@ def hashes_of(columns: Sequence[Column]) -> Hashes:
         found = mine if found is None else found * _MIX + mine
     assert found is not None
     return found
+
+
+class KeySet:
+    """A set of keys that holds some others as well: a hash is all that it has of each.
+
+    Args:
+        hashes: as `hashes_of` returns them.
+    """
+
+    def __init__(self, hashes: Iterable[Hashes]) -> None:
+        self._hashes = np.unique(np.concatenate([np.zeros(0, np.uint64), *hashes]))
+        # Most of the keys that are not in a small set have no hash with the same first bits there.
+        self._begins = np.zeros(1 << _FIRST_BITS, bool)
+        self._begins[self._first(self._hashes)] = True
+
+    def __len__(self) -> int:
+        return len(self._hashes)
+
+    def contains(self, columns: Sequence[Column]) -> npt.NDArray[np.bool_]:
+        """Return which rows may have a key of the set; false only for those that have none."""
+        hashes = hashes_of(columns)
+        found = self._begins[self._first(hashes)]
+        near = np.flatnonzero(found)
+        if len(near):
+            wanted = hashes[near]
+            at = np.searchsorted(self._hashes, wanted)
+            found[near] = self._hashes[np.minimum(at, len(self._hashes) - 1)] == wanted
+        return found
+
+    @staticmethod
+    def _first(hashes: Hashes) -> Hashes:
+        return hashes >> np.uint64(64 - _FIRST_BITS)
 
 
 class KeyIndex:

@@ -31,6 +31,7 @@ from arroyo_dagster.state.operations.query.table import EpochTable
 from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.tables.data_files import open_data_file
 from arroyo_dagster.state.tables.grouping import group_codes
+from arroyo_dagster.state.tables.key_index import KeySet
 from arroyo_dagster.state.tables.live_rows import NANOS_PER_MICRO, nanos
 
 CHANGE = "_change"
@@ -128,9 +129,11 @@ def diff_tables(before: EpochTable | None, after: EpochTable | None) -> TableDif
     if len(shared) == len({*before.scan.paths, *after.scan.paths}):
         empty = after.schema.empty_table()
         return _compared(before, after, empty, empty, skipped=len(shared))
+    changed = None
     if not (before.scan.divisible_by_file and after.scan.divisible_by_file):
+        changed = _changed_keys(before, after)
         shared = frozenset()  # rows of one file decide which rows of another are current
-    rows = [_rows(table, shared) for table in (before, after)]
+    rows = [_rows(table, shared, changed) for table in (before, after)]
     return _compared(before, after, rows[0], rows[1], skipped=len(shared))
 
 
@@ -138,14 +141,34 @@ def _columns(table: EpochTable) -> str:
     return ", ".join(f"{field.name} {field.type}" for field in table.schema)
 
 
-def _rows(table: EpochTable | None, without: frozenset[StatePath] | None) -> pa.Table | None:
-    """Return the rows of a table; `without`: files that are left out."""
+def _rows(
+    table: EpochTable | None,
+    without: frozenset[StatePath] | None,
+    keys: KeySet | None = None,
+) -> pa.Table | None:
+    """Return the rows of a table; `without`: files that are left out; `keys`: other rows are."""
     if table is None:
         return None
-    request = ScanRequest(columns=tuple(range(len(table.schema))))
+    request = ScanRequest(columns=tuple(range(len(table.schema))), key_set=keys)
     if without:
         request = replace(request, files=frozenset(table.scan.paths) - without)
     return pa.concat_tables([table.schema.empty_table(), *table.read(request)])
+
+
+def _changed_keys(before: EpochTable, after: EpochTable) -> KeySet | None:
+    """Return the keys whose rows may differ: those in files that one of the two does not list, and
+    of rows that expire in between. None if that is unknown, or if they share no file.
+    """
+    scans = [one.scan for one in (before, after) if isinstance(one.scan, ExpiringScan)]
+    shared = frozenset(before.scan.paths) & frozenset(after.scan.paths)
+    isolated = len(scans) == 2 and all(one.divisible_by_key_set for one in scans)
+    if not shared or not isolated or before.store.url != after.store.url:
+        return None
+    hashes = [found for one in scans for found in one.key_hashes_in({*one.paths} - shared)]
+    cutoffs = [one.cutoff_micros for one in scans]
+    if cutoffs[0] != cutoffs[1]:
+        hashes += scans[1].key_hashes_in(shared - _same_files(before, after), max(cutoffs))
+    return KeySet(hashes)
 
 
 def _same_files(before: EpochTable, after: EpochTable) -> frozenset[StatePath]:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from arroyo_dagster.state.codec.hashing.routing import HashVariant, key_hashes
 from arroyo_dagster.state.codec.operations import operation_names
@@ -48,7 +49,8 @@ from arroyo_dagster.state.tables.generational import (
     role_of,
     tuples,
 )
-from arroyo_dagster.state.tables.live_rows import LiveRows, StoredRows
+from arroyo_dagster.state.tables.key_index import Hashes, can_index, hashes_of
+from arroyo_dagster.state.tables.live_rows import NANOS_PER_MICRO, LiveRows, StoredRows, nanos
 from arroyo_dagster.state.tables.restoring import accumulator_tables, fresh_rows
 from arroyo_dagster.state.tables.time_files import ReadRequest, TimeFileReader, ValueBounds
 
@@ -168,6 +170,17 @@ class ExpiringScan:
             return False
         return self.divisible_by_file or self._table.is_divisible
 
+    @property
+    def divisible_by_key_set(self) -> bool:
+        """Whether the rows of some keys can be scanned on their own."""
+        columns = [self._table.memory_schema.field(at).type for at in self.key_columns]
+        of_other_tables = self.is_generational and self._role is Role.TUPLES
+        return not (self.raw or self._plan.whole_batches or of_other_tables) and can_index(columns)
+
+    @property
+    def _role(self) -> Role:
+        return role_of(self._config, managed=self.managed)
+
     @cached_property
     def _has_deletes(self) -> bool:
         if not self.managed:
@@ -189,9 +202,31 @@ class ExpiringScan:
         elif self._config.generational:
             yield from self._current(request)
         else:
-            needed = self._needed(request, self._time_columns)
+            keys = set() if request.key_set is None else {*self.key_columns}
+            needed = self._needed(request, self._time_columns | keys)
             for part in self._parts(request, needed, request.filters):
-                yield self._finish(self._fresh(part, needed), needed, request)
+                chosen = self._of_set(part, request, needed)
+                yield self._finish(self._fresh(chosen, needed), needed, request)
+
+    def key_hashes_in(
+        self, files: Collection[StatePath], before_micros: int | None = None
+    ) -> Iterator[Hashes]:
+        """Yield hashes, for a `KeySet`, of the keys of the stored rows in some files.
+
+        Args:
+            before_micros: only of rows with an event time before it; None = all.
+        """
+        at = self._table.timestamp_index
+        columns = sorted({*self.key_columns, at})
+        request = ReadRequest(keys=ALL_KEYS, columns=tuple(columns))
+        wanted = [file for file in self._plan.files if file.path in files]
+        for part in self._reader.chunks(wanted, request):
+            rows = part.rows
+            if before_micros is not None:
+                limit = nanos(before_micros * NANOS_PER_MICRO)
+                rows = rows.filter(pc.less(rows.column(columns.index(at)), limit))
+            if rows.num_rows:
+                yield hashes_of([rows.column(columns.index(key)) for key in self.key_columns])
 
     def _of_keys(self, request: ScanRequest) -> ScanRequest:
         """Leave out what the routing keys of the filters exclude."""
@@ -278,9 +313,10 @@ class ExpiringScan:
         generations.
         """
         filters = self._key_filters(request)
-        parts = self._parts(request, range(len(self._table.memory_schema)), filters)
+        columns = range(len(self._table.memory_schema))
+        parts = self._parts(request, columns, filters)
         live = LiveRows(self._table.form)
-        live.replay([_filtered(part, filters) for part in parts])
+        live.replay([_filtered(self._of_set(part, request, columns), filters) for part in parts])
         live.evict(self._plan.cutoff_micros)
         rows = live.rows()
         if not self._config.generational:
@@ -290,7 +326,7 @@ class ExpiringScan:
 
     def _current(self, request: ScanRequest) -> Iterator[pa.Table]:
         """Yield the current rows of a generational table without removals."""
-        role = role_of(self._config, managed=self.managed)
+        role = self._role
         layout = RowLayout.of(self._config, self._table.memory_schema, managed=self.managed)
         ruling = {*layout.keys, *layout.routing, layout.timestamp, layout.generation}
         ruling |= set() if layout.count is None else {layout.count}
@@ -309,7 +345,16 @@ class ExpiringScan:
         yield pa.schema([self._table.memory_schema.field(at) for at in needed]).empty_table()
         places = list(needed)
         for part in self._parts(request, needed, filters):
-            yield filter_rows(self._fresh(part, needed), [_at(one, places) for one in filters])
+            chosen = self._of_set(part, request, needed)
+            yield filter_rows(self._fresh(chosen, needed), [_at(one, places) for one in filters])
+
+    def _of_set(self, part: StoredRows, request: ScanRequest, columns: Sequence[int]) -> StoredRows:
+        """Return the rows whose keys are in the set that is asked for."""
+        if request.key_set is None or not part.rows.num_rows:
+            return part
+        keys = [part.rows.column(list(columns).index(at)) for at in self.key_columns]
+        mask = pa.array(request.key_set.contains(keys))
+        return StoredRows(part.rows.filter(mask), part.operations.filter(mask))
 
     def _group_keys(self, request: ScanRequest) -> list[pa.ChunkedArray] | None:
         """Return the keys of the aggregate that this table `b` belongs to; None = it has no

@@ -17,6 +17,7 @@ from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.model.keys import KeyRange
 from arroyo_dagster.state.planning.restore.reads import ALL_KEYS
 from arroyo_dagster.state.tables.comparisons import ColumnFilter
+from arroyo_dagster.state.tables.key_index import KeySet
 
 FILE, WRITTEN_EPOCH = "_file", "_epoch"
 COMPACTION_GENERATION, STATE_VERSION = "_compaction_generation", "_state_version"
@@ -32,12 +33,15 @@ class ScanRequest:
         keys: rows with a routing key outside are left out, both ends inclusive; other than all keys
             only if the scan is divisible by key.
         files: only rows of these files; None = of all. Only if the scan is divisible by file.
+        key_set: rows of other keys may be left out; None = all keys. Only if the scan is divisible
+            by key set.
     """
 
     columns: tuple[int, ...]
     filters: tuple[ColumnFilter, ...] = ()
     keys: KeyRange = ALL_KEYS
     files: frozenset[StatePath] | None = None
+    key_set: KeySet | None = None
 
 
 class Scan(Protocol):
