@@ -34,13 +34,17 @@ def test_the_pipeline_runs_on_spark(session: Any, tmp_path: Path, capsys: Any) -
     url = f"file://{tmp_path}/shop-on-spark"
     rows = _run(f"arroyo-state rows shop/main totals totals --url {url} --json", tmp_path)
     assert '"value": 300' in rows
-    _, verifying, querying, _ = blocks(PAGE, "python")
+    _, verifying, querying, streaming, _ = blocks(PAGE, "python")
     exec(verifying.replace("file:///tmp/shop-on-spark", url), {})
     passed, *engines = capsys.readouterr().out.splitlines()
     assert passed == "True"
     assert engines[0].startswith("verify files: Spark (")
-    exec(querying.replace("file:///tmp/shop-on-spark", url), {})
+    names: dict[str, object] = {}
+    exec(querying.replace("file:///tmp/shop-on-spark", url), names)
     assert "|ada|  300|" in capsys.readouterr().out
+    exec(streaming.replace("/tmp/", f"{tmp_path}/"), names)
+    written = [file.read_text() for file in (tmp_path / "shop-changes").glob("*.json")]
+    assert '"_change":"inserted"' in "".join(written)
 
 
 def test_the_states_are_data_frames(

@@ -16,10 +16,17 @@ from pyspark.sql import functions as f
 from arroyo_dagster.errors import InputError, NotFoundError
 from arroyo_dagster.spark.query.frames import frame_of, register_views
 from arroyo_dagster.spark.query.source import register_source
+from arroyo_dagster.state.metadata.backend import ParquetBackend
+from arroyo_dagster.state.model.ids import Epoch
 from arroyo_dagster.state.operations.query.common_types import TypeOptions
+from arroyo_dagster.state.operations.query.diff import diff_tables
 from arroyo_dagster.state.operations.query.state import StateCatalog, open_state
 from arroyo_dagster.state.operations.query.table import EpochTable
+from arroyo_dagster.state.runtime.in_process import LocalRun
+from arroyo_dagster.state.storage.remote.open import open_store
 from tests.compat.arroyo import unpack
+from tests.gc_jobs import PATHS
+from tests.jobs import word_job
 
 FLOORED = TypeOptions(nanos="floor")
 
@@ -140,3 +147,79 @@ def test_a_scan_reads_workers_disks_through_the_store(
     frame = read(reading, state, table, raw="true", partitions="3")
     assert frame.rdd.getNumPartitions() == min(3, len(set(table.scan.paths)))
     assert frame.count() == table.to_arrow().num_rows
+
+
+def job_of_changes(tmp_path: Path) -> tuple[StateCatalog, LocalRun]:
+    store = open_store(str(tmp_path / "state"))
+    run = LocalRun.start(word_job(store, rows=60, keep_epochs=None), store)
+    return open_state(str(tmp_path / "state")), run
+
+
+def changed(rows: pa.Table) -> Counter[str]:
+    return Counter(repr(row) for row in rows.to_pylist())
+
+
+def test_changes_are_a_stream_of_epochs(reading: Any, tmp_path: Path) -> None:
+    state, run = job_of_changes(tmp_path)
+    for _ in range(3):
+        run.step()
+    source = reading.readStream.format("arroyo").options(
+        table='"words/main".keep."rows"', changes="true", nanos="floor", partitions="2"
+    )
+
+    def read_what_is_there() -> pa.Table:
+        query = (
+            source.load(state.store.url)
+            .writeStream.format("parquet")
+            .option("checkpointLocation", str(tmp_path / "offsets"))
+            .trigger(availableNow=True)
+            .start(str(tmp_path / "rows"))
+        )
+        assert query.awaitTermination(60)
+        if query.exception() is not None:
+            raise query.exception()
+        return reading.read.parquet(str(tmp_path / "rows")).toArrow()
+
+    job = state.job("main")
+    first = read_what_is_there()
+    assert set(first.column("_change").to_pylist()) == {"inserted"}
+    assert set(first.column("_epoch").to_pylist()) == {3}
+    whole = job.epoch(3).table("keep", "rows").to_arrow()
+    assert changed(first.select(whole.column_names)) == changed(FLOORED.convert(whole))
+    for _ in range(3):
+        run.step()
+    found = read_what_is_there()
+    expected = changed(first)
+    for before, after in ((3, 4), (4, 5), (5, 6)):
+        diff = diff_tables(*(job.epoch(at).table("keep", "rows") for at in (before, after)))
+        numbered = diff.changes.append_column(
+            "_epoch", pa.array([after] * len(diff.changes), pa.int64())
+        )
+        expected += changed(FLOORED.convert(numbered))
+    assert changed(found) == expected
+    assert changed(read_what_is_there()) == expected
+    once = reading.read.format("arroyo").options(
+        table='"words/main".keep."rows"', changes="true", nanos="floor", epoch="3"
+    )
+    assert changed(once.load(state.store.url).toArrow()) == expected - changed(first)
+
+
+def test_a_stream_names_what_is_wrong(reading: Any, tmp_path: Path) -> None:
+    state, run = job_of_changes(tmp_path)
+    for _ in range(3):
+        run.step()
+    job = '"words/main"'
+    for options, message in (
+        ({"table": f'{job}.keep."rows"'}, "set the option changes=true"),
+        ({"table": f"{job}.epochs", "changes": "true"}, "do not go with a metadata table"),
+        ({"table": f'{job}.keep."rows"', "changes": "true", "raw": "true"}, "with raw"),
+        ({"table": '"main@2".keep."rows"', "changes": "true"}, "as the option epoch"),
+    ):
+        with pytest.raises(PySparkException, match=message):  # noqa: PT012 - Spark asks late
+            frame = reading.readStream.format("arroyo").options(**options).load(state.store.url)
+            query = frame.writeStream.format("noop").trigger(availableNow=True).start()
+            query.awaitTermination(60)
+    options = {"table": f'{job}.keep."rows"', "changes": "true", "epoch": "1", "nanos": "floor"}
+    ParquetBackend(open_store(state.store.url), PATHS).cleanup_checkpoint(Epoch(3))
+    with pytest.raises(PySparkException, match="pin the epochs"):
+        reading.read.format("arroyo").options(**options).load(state.store.url).toArrow()

@@ -13,6 +13,7 @@ orders = spark.read.format("arroyo").load('s3://bucket/arroyo', table='"shop/mai
 | `table` | the name of a table, as in SQL; a metadata table, too |
 | `epoch`, `at` | an epoch by its number, `latest`, or a time; default: the newest visible one |
 | `raw` | `true`: every stored row, with the file that holds it |
+| `changes` | `true`: what changed from epoch to epoch, also as a stream; see `changes.py` |
 | `partitions` | into how many partitions a table is divided; default: 8 |
 | `unsigned`, `nanos` | see `TypeOptions` |
 | `store.NAME` | an option of the store's client |
@@ -32,6 +33,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import (  # noqa: TID253 - the classes below extend these
     DataSource,
     DataSourceReader,
+    DataSourceStreamReader,
     EqualTo,
     Filter,
     GreaterThan,
@@ -45,6 +47,9 @@ from pyspark.sql.datasource import (  # noqa: TID253 - the classes below extend 
 )
 
 from arroyo_dagster.errors import InputError
+from arroyo_dagster.spark.query.changes import ChangesReader, ChangesStream, TableChanges
+from arroyo_dagster.spark.query.columns import AskedColumns
+from arroyo_dagster.state.model.ids import Epoch
 from arroyo_dagster.state.operations.query.common_types import TypeOptions
 from arroyo_dagster.state.operations.query.metadata_tables import find_metadata
 from arroyo_dagster.state.operations.query.names import not_found, parse_name
@@ -61,7 +66,7 @@ FORMAT = "arroyo"
 PUSH_DOWN = "spark.sql.python.filterPushdown.enabled"
 _PARTITIONS = 8
 _STORE = "store."
-_KNOWN = ("path", "table", "epoch", "at", "raw", "partitions", "unsigned", "nanos")
+_KNOWN = ("path", "table", "epoch", "at", "raw", "changes", "partitions", "unsigned", "nanos")
 _RELATIONS: Mapping[type[Filter], str] = {
     EqualTo: "=",
     LessThan: "<",
@@ -96,8 +101,27 @@ class ArroyoSource(DataSource):
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return a reader of the columns of a schema."""
         options = SourceOptions.of(self.options)
-        nullable = {field.name: field.nullable for field in schema}
-        return SourceReader(options.rows(), options.types, options.partitions, nullable)
+        asked = {field.name: field.nullable for field in schema}
+        if options.changes:
+            return ChangesReader(options.table_changes(), asked)
+        return SourceReader(options.rows(), options.types, options.partitions, asked)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - as above
+        """Return a reader of the changes of a table.
+
+        Raises:
+            InputError: the option `changes` is not set; errors as of `reader`.
+        """
+        options = SourceOptions.of(self.options)
+        if not options.changes:
+            raise InputError(
+                "a stream reads the changes of a table",
+                table=options.table,
+                next_step="set the option changes=true; the rows have _change and _epoch then",
+            )
+        return ChangesStream(
+            options.table_changes(), {field.name: field.nullable for field in schema}
+        )
 
 
 def spark_schema(schema: pa.Schema) -> StructType:
@@ -115,6 +139,7 @@ class SourceOptions:
     table: str
     epoch: str | None
     raw: bool
+    changes: bool
     partitions: int
     types: TypeOptions
     store: Mapping[str, str]
@@ -144,6 +169,7 @@ class SourceOptions:
             table=options["table"],
             epoch=epoch or at,
             raw=_flag("raw", options.get("raw", "false")),
+            changes=_flag("changes", options.get("changes", "false")),
             partitions=_count("partitions", options.get("partitions", str(_PARTITIONS))),
             types=TypeOptions(options.get("unsigned", "decimal"), options.get("nanos", "exact")),
             store=store,
@@ -152,10 +178,33 @@ class SourceOptions:
     @property
     def schema(self) -> pa.Schema:
         """The Arrow schema of the table; errors as `rows`."""
+        if self.changes:
+            return self.table_changes().schema
         name = parse_name(self.table)
         if name.operator is None:
             return find_metadata(open_state(self.url, options=self.store or None), name).schema
         return self.rows().schema
+
+    def table_changes(self) -> TableChanges:
+        """Return the changes of the table.
+
+        Raises:
+            InputError: the name or another option does not go with changes.
+        """
+        name = parse_name(self.table)
+        for option, given in (("raw", self.raw), ("a metadata table", name.operator is None)):
+            if given:
+                raise InputError(f"changes do not go with {option}", table=self.table)
+        state = open_state(self.url, options=self.store or None)
+        found = state.table(name)
+        if "@" in (name.job or "") and not str(found.name.job).endswith(name.job or ""):
+            raise InputError(
+                "changes are those of many epochs, and the name has one",
+                table=self.table,
+                next_step="give the epoch before the first changes as the option epoch",
+            )
+        first = None if self.epoch is None else Epoch(_count("epoch", self.epoch))
+        return TableChanges(state, found, first, self.types, self.partitions)
 
     def rows(self) -> EpochTable | pa.Table:
         """Return the table, or the rows of a metadata table.
@@ -209,15 +258,8 @@ class SourceReader(DataSourceReader):
         columns: Mapping[str, bool],
     ) -> None:
         self._rows = rows
-        self._types = types
         self._partitions = partitions
-        schema = rows.schema
-        for name in columns:
-            if name not in schema.names:
-                raise not_found("column", name, schema.names)
-        self._places = tuple(schema.names.index(name) for name in columns)
-        fields = [schema.field(name).with_nullable(nullable) for name, nullable in columns.items()]
-        self._schema = types.schema_of(pa.schema(fields))
+        self._columns = AskedColumns(rows.schema, types, columns)
         self._filters: tuple[ColumnFilter, ...] = ()
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
@@ -238,19 +280,12 @@ class SourceReader(DataSourceReader):
         """Yield the rows of a part."""
         assert isinstance(partition, Part)
         if not isinstance(self._rows, EpochTable):
-            yield from self._batches(self._rows.select(list(self._places)))
+            yield from self._columns.batches(self._rows.select(list(self._columns.places)))
             return
         assert partition.request is not None
-        request = replace(partition.request, columns=self._places, filters=self._filters)
+        request = replace(partition.request, columns=self._columns.places, filters=self._filters)
         for rows in self._rows.read(request):
-            yield from self._batches(rows)
-
-    def _batches(self, rows: pa.Table) -> list[pa.RecordBatch]:
-        columns = self._types.convert(rows).columns
-        batches: list[pa.RecordBatch] = pa.Table.from_arrays(
-            columns, schema=self._schema
-        ).to_batches()
-        return batches
+            yield from self._columns.batches(rows)
 
 
 def _bound(one: Filter, schema: pa.Schema) -> ColumnFilter | None:
