@@ -67,14 +67,18 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> str:
     return folder
 
 
-@pytest.fixture(scope="module")
-def compacted(url: str, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The same, compacted."""
+@pytest.fixture(scope="module", params=[None, *SortOrder], ids=str)
+def form(request: pytest.FixtureRequest, url: str, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The same as it was written, and compacted in each order."""
+    if request.param is None:
+        return url
     folder = tmp_path_factory.mktemp("compacted")
     store = open_store(str(folder))
     for info in open_store(url).list():
         store.put(info.path, open_store(url).read(info.path))
-    run_compaction(store, PATHS, CompactionSettings(policy=CompactionPolicy.FULL))
+    run_compaction(
+        store, PATHS, CompactionSettings(policy=CompactionPolicy.FULL, sort=request.param)
+    )
     return str(folder)
 
 
@@ -86,11 +90,8 @@ def _name() -> str:
     return f'"{PATHS.root}"."{OPERATOR}".t'
 
 
-@pytest.mark.parametrize("form", ["written", "compacted"])
-def test_key_filter_against_full_restore(
-    comparison: Comparison, request: pytest.FixtureRequest, form: str
-) -> None:
-    table = _table(request.getfixturevalue("url" if form == "written" else form))
+def test_key_filter_against_full_restore(comparison: Comparison, form: str) -> None:
+    table = _table(form)
 
     def filtered(_: Any) -> None:
         table.to_polars().filter(pl.col("key") == 4711).select("a").collect()
@@ -98,11 +99,11 @@ def test_key_filter_against_full_restore(
     comparison.ratio(filtered, lambda _: table.to_arrow(), goal=0.1)
 
 
-@pytest.mark.parametrize("form", ["written", "compacted"])
-def test_look_up_against_full_restore(
-    comparison: Comparison, request: pytest.FixtureRequest, form: str
-) -> None:
-    table = _table(request.getfixturevalue("url" if form == "written" else form))
+def test_look_up_against_full_restore(comparison: Comparison, form: str) -> None:
+    """Warm: metadata and footers are known."""
+    table = _table(form)
+    for key in range(200):
+        table.lookup(key)
     comparison.ratio(lambda _: table.lookup(4711), lambda _: table.to_arrow(), goal=0.1)
 
 
@@ -147,20 +148,6 @@ def test_polars_against_duckdb(comparison: Comparison, url: str, query: str) -> 
             connection.execute(text).to_arrow_table()
 
     comparison.ratio(polars, duck, goal=1.0)
-
-
-def test_look_up_in_a_file_sorted_by_key(comparison: Comparison, url: str, tmp_path: Path) -> None:
-    """Warm: metadata and footers are known. The peer restores the table."""
-    store = open_store(str(tmp_path))
-    for info in open_store(url).list():
-        store.put(info.path, open_store(url).read(info.path))
-    run_compaction(
-        store, PATHS, CompactionSettings(policy=CompactionPolicy.FULL, sort=SortOrder.KEY)
-    )
-    table = _table(str(tmp_path))
-    for key in range(200):
-        table.lookup(key)
-    comparison.ratio(lambda _: table.lookup(4711), lambda _: table.to_arrow(), goal=0.1)
 
 
 GENERATIONAL = timestamp_table_config(

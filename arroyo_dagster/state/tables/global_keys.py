@@ -62,6 +62,10 @@ class KeyedFile:
         """Yield its values, or the operations that remove, a few thousand at a time."""
         return (rows.column(0) for rows in self._slices(self.places[1:]))
 
+    def entries(self) -> Iterator[tuple[pa.ChunkedArray, pa.ChunkedArray]]:
+        """Yield its keys and values, or operations, a few thousand at a time."""
+        return ((rows.column(0), rows.column(1)) for rows in self._slices(self.places))
+
     def _slices(self, places: Sequence[int]) -> Iterator[pa.Table]:
         for group in range(len(self.data.row_groups)):
             yield from self.data.slices(places, group, SLICE_ROWS)
@@ -121,6 +125,61 @@ def first_entries(store: ObjectStore, files: Sequence[StatePath], limit: int) ->
     Raises:
         FormatError, NotFoundError: as `open_keyed_files`.
     """
+    live = _live_keys(store, files)
+    shown = live.rows[:limit]
+    values: dict[int, tuple[int, bytes]] = {}
+    for path, (start, end) in zip(files, itertools.pairwise(live.starts), strict=True):
+        here = np.sort(shown[(shown >= start) & (shown < end)])
+        if len(here):
+            values.update(zip(here.tolist(), _values(store, path, here - start), strict=True))
+    names = live.keys.take(pa.array(shown)).to_pylist()
+    return Entries(
+        count=len(live.rows),
+        first={key: values[row] for key, row in zip(names, shown.tolist(), strict=True)},
+    )
+
+
+def stream_entries(
+    store: ObjectStore, files: Sequence[StatePath]
+) -> Iterator[tuple[pa.ChunkedArray, pa.ChunkedArray]]:
+    """Yield the entries that result from `files`, in replay order: keys and values, in no order.
+
+    Memory holds all keys, and a few thousand values.
+
+    Raises:
+        FormatError, NotFoundError: as `open_keyed_files`.
+    """
+    live = _live_keys(store, files)
+    wanted = np.zeros(int(live.starts[-1]), bool)
+    wanted[live.rows] = True
+    pairs = zip(files, itertools.pairwise(live.starts), strict=True)
+    needed = [(path, wanted[start:end]) for path, (start, end) in pairs if wanted[start:end].any()]
+    opened = ahead(lambda path: open_keyed_file(store, path), [path for path, _ in needed])
+    for file, (_, mask) in zip(opened, needed, strict=True):
+        with closing(file.data):
+            before = 0
+            for keys, values in file.entries():
+                here = pa.array(mask[before : before + len(keys)])
+                before += len(keys)
+                yield keys.filter(here), values.filter(here)
+
+
+@dataclass(frozen=True, slots=True)
+class _LiveKeys:
+    """The keys in some files, and which of them have a value.
+
+    Attributes:
+        keys: all keys, those of the first file first.
+        rows: indices of the last writes that are no removals, by first appearance of their keys.
+        starts: the index of the first key of each file; the last one is the number of keys.
+    """
+
+    keys: pa.ChunkedArray
+    rows: EntryPlaces
+    starts: EntryPlaces
+
+
+def _live_keys(store: ObjectStore, files: Sequence[StatePath]) -> _LiveKeys:
     chunks: list[pa.Array] = []
     rows, removes = [0], []
     for file in open_keyed_files(store, files):
@@ -131,18 +190,7 @@ def first_entries(store: ObjectStore, files: Sequence[StatePath], limit: int) ->
     keys = pa.chunked_array(chunks, _BINARY)
     last, starts = _last_rows(keys), np.cumsum(rows)
     in_file = np.searchsorted(starts, last, side="right") - 1
-    live = last[~np.array(removes, bool)[in_file]]
-    shown = live[:limit]
-    values: dict[int, tuple[int, bytes]] = {}
-    for path, (start, end) in zip(files, itertools.pairwise(starts), strict=True):
-        here = np.sort(shown[(shown >= start) & (shown < end)])
-        if len(here):
-            values.update(zip(here.tolist(), _values(store, path, here - start), strict=True))
-    names = keys.take(pa.array(shown)).to_pylist()
-    return Entries(
-        count=len(live),
-        first={key: values[row] for key, row in zip(names, shown.tolist(), strict=True)},
-    )
+    return _LiveKeys(keys, last[~np.array(removes, bool)[in_file]], starts)
 
 
 def _values(store: ObjectStore, path: StatePath, rows: EntryPlaces) -> list[tuple[int, bytes]]:

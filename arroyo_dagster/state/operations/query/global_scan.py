@@ -31,9 +31,13 @@ from arroyo_dagster.state.operations.query.scans import (
 )
 from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.tables.comparisons import filter_rows
-from arroyo_dagster.state.tables.global_keys import KeyedFile, first_entries, open_keyed_files
+from arroyo_dagster.state.tables.global_keys import (
+    KeyedFile,
+    first_entries,
+    open_keyed_files,
+    stream_entries,
+)
 from arroyo_dagster.state.tables.known.catalogue import Catalogue, TableForm
-from arroyo_dagster.state.tables.last_writes import REMOVED, last_writes
 
 KEY, VALUE = "key", "value"
 _SAMPLE_ENTRIES = 1000
@@ -96,7 +100,7 @@ class GlobalScan:
 
     def rows(self, request: ScanRequest) -> Iterator[pa.Table]:
         """See `Scan`."""
-        for rows in self._stored() if self.raw else [self._last()]:
+        for rows in self._stored() if self.raw else self._last():
             yield filter_rows(rows, request.filters).select(list(request.columns))
 
     def entry(self, key: object) -> pa.Table:
@@ -139,26 +143,19 @@ class GlobalScan:
             )
         return key
 
-    def _last(self) -> pa.Table:
-        keys, values, versions = last_writes(
-            self.store, [(path, 0) for path in self.paths]
-        ).columns()
-        kept = pa.array(versions != REMOVED)
-        columns = [keys.filter(kept), values.filter(kept)]
-        return pa.Table.from_arrays(self._decoded(columns), schema=self.schema)
+    def _last(self) -> Iterator[pa.Table]:
+        for entries in stream_entries(self.store, self.paths):
+            yield pa.Table.from_arrays(self._decoded(list(entries)), schema=self.schema)
 
     def _stored(self) -> Iterator[pa.Table]:
         for file in open_keyed_files(self.store, self.paths):
             with closing(file.data):
-                yield self._of_file(file)
+                for keys, seconds in file.entries():
+                    yield self._of_file(file, keys, seconds)
 
-    def _of_file(self, file: KeyedFile) -> pa.Table:
-        keys, seconds = (
-            file.keys(),
-            pa.chunked_array(
-                [chunk for part in file.seconds() for chunk in part.chunks], pa.binary()
-            ),
-        )
+    def _of_file(
+        self, file: KeyedFile, keys: pa.ChunkedArray, seconds: pa.ChunkedArray
+    ) -> pa.Table:
         if file.removes:
             columns = [
                 self._decode(keys, self.form.key_type),
