@@ -41,11 +41,12 @@ ROWS = int(10**6 * float(os.environ.get("ARROYO_BENCH_SCALE", "1")))
 EPOCHS = 20
 
 
-def _rows(seed: int) -> pa.Table:
-    chance, count = np.random.default_rng(seed), ROWS // EPOCHS
+def made_rows(seed: int, rows: int) -> pa.Table:
+    """The rows of one of `EPOCHS` epochs that have so many together."""
+    chance, count = np.random.default_rng(seed), rows // EPOCHS
     return pa.table(
         [
-            pa.array(chance.integers(0, ROWS // 10, count)),
+            pa.array(chance.integers(0, rows // 10, count)),
             pa.array(chance.integers(0, 1000, count)),
             pa.array(chance.normal(size=count)),
             pa.array(np.char.add("flight-", chance.integers(0, 10**6, count).astype(str))),
@@ -61,7 +62,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = str(tmp_path_factory.mktemp("written"))
     store = open_store(folder)
     files = time_files(
-        store, CONFIG, (stored_rows(CONFIG, _rows(seed)) for seed in range(EPOCHS)), 2
+        store, CONFIG, (stored_rows(CONFIG, made_rows(seed, ROWS)) for seed in range(EPOCHS)), 2
     )
     publish(store, [(CONFIG, ExpiringTimeKeyFiles(files=files))])
     return folder
