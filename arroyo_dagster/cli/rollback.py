@@ -15,7 +15,7 @@ from arroyo_dagster.cli.common import (
     ownership_option,
     store_options,
 )
-from arroyo_dagster.cli.rendering import clock, print_json, print_table
+from arroyo_dagster.cli.rendering import clock, print_json, print_table, show_progress
 from arroyo_dagster.cli.settings import settings_options
 from arroyo_dagster.state.codec.plans import plan_to_json
 from arroyo_dagster.state.model.ids import Epoch
@@ -70,7 +70,8 @@ def rollback(
         _list(store, paths, as_json=as_json)
         return
     if not yes:
-        plan = plan_rollback(store, paths, epoch)
+        with show_progress(as_json=as_json, name=paths.root) as on_progress:
+            plan = plan_rollback(store, paths, epoch, on_progress)
         if as_json:
             print_json({"plan": plan_to_json(plan), "done": False, "epoch": None})
             return

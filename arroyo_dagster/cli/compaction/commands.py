@@ -95,7 +95,8 @@ def plan(job: str, url: str | None, as_json: bool, **given: Any) -> None:
     store = open_to_read(url)
     paths = find_job(store, job)
     if is_arroyo_job(store, paths):
-        print_rewrite(_plan_rewrite(store, paths, given), yes=False, as_json=as_json, in_full=True)
+        planned = _plan_rewrite(store, paths, given, as_json=as_json)
+        print_rewrite(planned, yes=False, as_json=as_json, in_full=True)
         return
     with show_progress(as_json=as_json) as on_progress:
         found = plan_compaction(store, paths, _settings(given), on_progress=on_progress)
@@ -259,7 +260,7 @@ def run(
                     )
                     outcomes.append(_rewrite(store, paths, given, waiting, spark=spark))
             elif is_arroyo_job(store, paths):
-                outcomes.append(_plan_rewrite(store, paths, given))
+                outcomes.append(_plan_rewrite(store, paths, given, as_json=as_json))
             elif yes:
                 with show_progress(as_json=as_json, name=paths.root) as on_progress:
                     chosen = CompactionOptions(
@@ -306,9 +307,13 @@ def _sleep_and_report(paths: JobPaths) -> Callable[[float], None]:
     return sleep
 
 
-def _plan_rewrite(store: ObjectStore, paths: JobPaths, given: dict[str, Any]) -> RewriteOutcome:
+def _plan_rewrite(
+    store: ObjectStore, paths: JobPaths, given: dict[str, Any], *, as_json: bool
+) -> RewriteOutcome:
     directory = directory_of(given["api"], given["database"], given["assume"], given["token"])
-    return RewriteOutcome.of_plan(plan_rewrite(store, paths, directory, _settings(given)))
+    with show_progress(as_json=as_json, name=paths.root) as on_progress:
+        plan = plan_rewrite(store, paths, directory, _settings(given), on_progress=on_progress)
+    return RewriteOutcome.of_plan(plan)
 
 
 def _rewrite(

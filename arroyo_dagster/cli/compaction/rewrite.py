@@ -11,7 +11,7 @@ import click
 from arroyo_dagster.cli.common import open_to_read, open_url, ownership_option, store_options
 from arroyo_dagster.cli.compaction.group import compact
 from arroyo_dagster.cli.directory import TOKEN_VARIABLE, directory_of, directory_options
-from arroyo_dagster.cli.rendering import print_json, print_table
+from arroyo_dagster.cli.rendering import print_json, print_lease_event, print_table
 from arroyo_dagster.cli.settings import settings_options
 from arroyo_dagster.cli.spark import session_of
 from arroyo_dagster.spark.settings import SparkSettings
@@ -229,8 +229,9 @@ def undo(
     store = open_url(url) if yes else open_to_read(url)
     paths = find_job(store, job)
     directory = directory_of(api, database, assume, token)
+    options = UndoOptions(lease_wait_seconds=lease_wait_seconds, on_lease=print_lease_event(paths))
     outcome = (
-        run_undo(store, paths, directory, UndoOptions(lease_wait_seconds=lease_wait_seconds))
+        run_undo(store, paths, directory, options)
         if yes
         else UndoOutcome.of_plan(plan_undo(store, paths, directory))
     )

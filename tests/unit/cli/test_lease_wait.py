@@ -13,14 +13,21 @@ from click.testing import CliRunner, Result
 from arroyo_dagster import cli
 from arroyo_dagster.cli.common import EXIT_SKIPPED
 from arroyo_dagster.state.metadata.lease import LeaseOptions, lease
+from arroyo_dagster.state.model.compaction import CompactionPolicy, CompactionSettings
 from arroyo_dagster.state.model.garbage import PlanKind, Retention
 from arroyo_dagster.state.model.ids import Epoch, StatePath
+from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.operations.catalog.job_directory import AssumedJobs, JobDirectory
+from arroyo_dagster.state.operations.catalog.jobs import list_jobs
+from arroyo_dagster.state.operations.compaction.rewrite import RewriteOptions, run_rewrite
+from arroyo_dagster.state.operations.compaction.rewrite_undo import UndoOptions
 from arroyo_dagster.state.operations.gc.execute import GcOptions, run_gc
 from arroyo_dagster.state.operations.gc.pins import pin_epoch
 from arroyo_dagster.state.operations.gc.plan import GcRequest
 from arroyo_dagster.state.operations.gc.quarantine import list_quarantines
 from arroyo_dagster.state.operations.gc.steps import Pace
-from arroyo_dagster.state.storage import MemoryStore, configure
+from arroyo_dagster.state.storage import MemoryStore, ObjectStore, configure, open_store
+from tests.compat.arroyo import unpack
 from tests.jobs import listing, run_word_job, word_job
 
 JOB: dict[str, Any] = {"rows": 24, "rows_per_epoch": 2, "keep_epochs": None, "sinks": 0}
@@ -36,6 +43,11 @@ COMMANDS = (
     f"gc undelete main {QUARANTINE} --yes",
     "compact run main --policy full --yes",
 )
+PIPELINE = """
+from arroyo_dagster.state.storage import open_store
+from tests.jobs import word_job
+job = word_job(open_store({url!r}), **{options!r})
+"""
 
 
 @pytest.fixture
@@ -85,3 +97,47 @@ def test_a_command_waits_for_the_lease(
         found = run(store, command)
     assert found.exit_code == 0, found.output
     assert "nightly compaction" in found.stderr
+
+
+@pytest.fixture
+def running(store: MemoryStore, tmp_path: Path) -> str:
+    """The command that goes on with the job from an earlier epoch."""
+    file = tmp_path / "pipeline.py"
+    file.write_text(PIPELINE.format(url=store.url, options=JOB))
+    return f"run {file}:job --epochs 1 --from-epoch 7"
+
+
+def test_a_run_from_an_epoch_waits_for_the_lease(
+    running: str, store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    test_a_command_waits_for_the_lease(running, store, monkeypatch)
+
+
+@pytest.fixture
+def rewritten(tmp_path: Path) -> tuple[ObjectStore, JobPaths]:
+    """An Arroyo job at rest whose compaction can be undone."""
+    found = open_store(unpack("legacy", tmp_path))
+    paths = list_jobs(found)[0]
+    directory = JobDirectory([AssumedJobs({str(paths.root): "stopped"})])
+    settings = CompactionSettings(policy=CompactionPolicy.FULL)
+    options = RewriteOptions(quiet_seconds=0.0)
+    assert run_rewrite(found, paths, directory, settings, options).published
+    return found, paths
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_an_undo_of_a_rewrite_waits_for_the_lease(
+    waits: bool, rewritten: tuple[ObjectStore, JobPaths], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, paths = rewritten
+    command = ["compact", "undo", str(paths.root), "--assume", f"{paths.root}=stopped", "--yes"]
+    with contextlib.ExitStack() as held:
+        held.enter_context(lease(store, paths, "nightly compaction"))
+        defaults = UndoOptions.__init__.__kwdefaults__
+        released = {**defaults, "sleep": lambda seconds: held.close()}
+        monkeypatch.setattr(UndoOptions.__init__, "__kwdefaults__", released)
+        more = [] if waits else ["--lease-wait", "0"]
+        found = CliRunner().invoke(cli.main, [*command, *more, "--url", store.url])
+    assert found.exit_code == (0 if waits else EXIT_SKIPPED), found.output
+    assert "nightly compaction" in found.stderr
+    assert bool(store.list_dir(paths.rewrites).objects) == (not waits)

@@ -29,6 +29,7 @@ from arroyo_dagster.state.model.checkpoints import Checkpoint
 from arroyo_dagster.state.model.clock import Clock, wall_clock
 from arroyo_dagster.state.model.compaction import CompactionSettings, LeftOut
 from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.model.progress import OnProgress, no_progress
 from arroyo_dagster.state.model.rewrite import (
     QuietSettings,
     RewriteOutcome,
@@ -54,6 +55,7 @@ from arroyo_dagster.state.operations.compaction.rewrite_preconditions import (
     take_snapshot,
 )
 from arroyo_dagster.state.operations.compaction.rewrite_publish import Publication, publish
+from arroyo_dagster.state.operations.progress import counter
 from arroyo_dagster.state.planning.compaction.rewrite import (
     TableFacts,
     TableKey,
@@ -84,6 +86,7 @@ def plan_rewrite(
     settings: CompactionSettings | None = None,
     *,
     sampled: bool = False,
+    on_progress: OnProgress = no_progress,
 ) -> RewritePlan:
     """Plan the rewrite of the epoch that an Arroyo job would restore. Writes nothing: this is the
     dry run.
@@ -94,6 +97,7 @@ def plan_rewrite(
     Args:
         directory: the source of the job's status.
         sampled: rewrite some of the files in memory to forecast the number of bytes afterwards.
+        on_progress: called with how many files were looked at and rewritten for the forecast.
 
     Raises:
         InputError: the job is a managed job.
@@ -101,9 +105,11 @@ def plan_rewrite(
         FormatError: a file that the checkpoint lists is missing.
     """
     snapshot, settings = take_snapshot(store, paths, directory), settings or CompactionSettings()
-    facts = table_facts(store, snapshot)
+    facts = table_facts(store, snapshot, on_progress)
     plan = _plan(snapshot, facts, settings)
-    return _sampled(store, paths, snapshot, facts, plan, settings) if sampled else plan
+    if not sampled:
+        return plan
+    return _sampled(store, paths, snapshot, facts, plan, settings, on_progress)
 
 
 def rewrite_planner(
@@ -125,10 +131,13 @@ def _sampled(
     facts: TableFacts,
     plan: RewritePlan,
     settings: CompactionSettings,
+    on_progress: OnProgress = no_progress,
 ) -> RewritePlan:
     tasks = _tasks(paths, snapshot, plan)
     part_bytes: dict[TableKey, list[int]] = {}
+    count = counter(on_progress, "rewrites forecast", len(tasks))
     for task, size_bytes in zip(tasks, forecast_rewrites(store, tasks), strict=True):
+        count()
         key = task.table.operator, task.table.table
         part_bytes.setdefault(key, []).append(size_bytes)
     return _plan(snapshot, facts, settings, part_bytes)

@@ -20,6 +20,7 @@ from arroyo_dagster.state.model.checkpoints import Checkpoint, CheckpointState
 from arroyo_dagster.state.model.ids import OUR_DIRECTORY, Epoch, StatePath
 from arroyo_dagster.state.model.job_facts import JobAnswer, JobCondition
 from arroyo_dagster.state.model.layout import JobPaths, Layout, is_rewritten
+from arroyo_dagster.state.model.progress import OnProgress, no_progress
 from arroyo_dagster.state.model.rewrite import RewriteInput
 from arroyo_dagster.state.model.tables import (
     ExpiringTimeKeyConfig,
@@ -27,6 +28,7 @@ from arroyo_dagster.state.model.tables import (
     TimeFile,
 )
 from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
+from arroyo_dagster.state.operations.progress import counter
 from arroyo_dagster.state.operations.verify.job import verify_job
 from arroyo_dagster.state.planning.compaction.rewrite import (
     PASS_A_SOURCE,
@@ -180,8 +182,13 @@ def guards_of(
     return {checkpoint.ref: written, paths.checkpoints(): later}
 
 
-def table_facts(store: ObjectStore, snapshot: JobSnapshot) -> TableFacts:
+def table_facts(
+    store: ObjectStore, snapshot: JobSnapshot, on_progress: OnProgress = no_progress
+) -> TableFacts:
     """Return the facts about the epoch's tables that its metadata does not contain.
+
+    Args:
+        on_progress: called with how many files were looked at.
 
     Raises:
         FormatError: a file that the epoch lists is missing.
@@ -195,7 +202,14 @@ def table_facts(store: ObjectStore, snapshot: JobSnapshot) -> TableFacts:
     }
     listed = list(dict.fromkeys(snapshot.checkpoint.paths))
     elsewhere = [path for path in listed if path not in snapshot.listing]
-    found = {info.path: info for info in concurrently(store.head, elsewhere) if info is not None}
+    count = counter(on_progress, "files looked at", len(elsewhere))
+
+    def head(path: StatePath) -> ObjectInfo | None:
+        info = store.head(path)
+        count()
+        return info
+
+    found = {info.path: info for info in concurrently(head, elsewhere) if info is not None}
     known = {**snapshot.listing, **found}
     missing = [path for path in listed if path not in known]
     if missing:

@@ -75,11 +75,13 @@ class UndoOptions:
     Attributes:
         owner: who runs it, for the lease.
         lease_wait_seconds: how long to wait for a process that holds the job's lease.
+        on_lease: called with a sentence about the lease; see `LeaseOptions.on_event`.
         clock: microseconds since 1970 in UTC, by this machine.
     """
 
     owner: str = "arroyo-state compact"
     lease_wait_seconds: float = 0.0
+    on_lease: Callable[[str], None] = lambda event: None
     clock: Clock = wall_clock
     sleep: Callable[[float], None] = time.sleep
 
@@ -131,7 +133,10 @@ def run_undo(
         paths,
         chosen.owner,
         LeaseOptions(
-            wait_seconds=chosen.lease_wait_seconds, clock=chosen.clock, sleep=chosen.sleep
+            wait_seconds=chosen.lease_wait_seconds,
+            clock=chosen.clock,
+            sleep=chosen.sleep,
+            on_event=chosen.on_lease,
         ),
     ) as held:
         snapshot, path, changed = _what_changed(held, paths, directory)

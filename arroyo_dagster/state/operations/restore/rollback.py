@@ -30,6 +30,7 @@ from arroyo_dagster.state.model.clock import Clock, wall_clock
 from arroyo_dagster.state.model.garbage import JobPins, Pin
 from arroyo_dagster.state.model.ids import Epoch, JobId, StatePath, WorkerGeneration
 from arroyo_dagster.state.model.layout import JobPaths, Layout
+from arroyo_dagster.state.model.progress import OnProgress, no_progress
 from arroyo_dagster.state.model.rollback import (
     CommittedOutput,
     GivenUpEpoch,
@@ -99,8 +100,13 @@ def rollback_done(store: ObjectStore, paths: JobPaths, epoch: int) -> Epoch | No
     return done_before(_facts(store, paths), Epoch(epoch))
 
 
-def plan_rollback(store: ObjectStore, paths: JobPaths, epoch: int) -> RollbackPlan:
+def plan_rollback(
+    store: ObjectStore, paths: JobPaths, epoch: int, on_progress: OnProgress = no_progress
+) -> RollbackPlan:
     """Plan a rollback to an epoch. Writes nothing: this is the dry run.
+
+    Args:
+        on_progress: called with how many epochs were read.
 
     Raises:
         NotFoundError: the job has no such epoch.
@@ -108,15 +114,17 @@ def plan_rollback(store: ObjectStore, paths: JobPaths, epoch: int) -> RollbackPl
         InputError: the epoch is the newest one, or the job is an Arroyo job.
         ProtocolError: the commit of the epoch is not finished, or other services depend on the job.
     """
-    facts = _facts(store, paths)
+    facts = _facts(store, paths, on_progress)
     plan = make_plan(facts, Epoch(epoch))
     ParquetBackend(store, paths).prepare_checkpoint_load(plan.epoch)
     return _measured(store, facts, plan)
 
 
-def _facts(store: ObjectStore, paths: JobPaths) -> RollbackFacts:
+def _facts(
+    store: ObjectStore, paths: JobPaths, on_progress: OnProgress = no_progress
+) -> RollbackFacts:
     backend = ParquetBackend(store, paths)
-    summaries = list_epochs(store, paths)
+    summaries = list_epochs(store, paths, on_progress=on_progress)
     numbers = {*backend.every_epoch()}
     listed = {one.epoch for one in summaries}
     epochs = [
