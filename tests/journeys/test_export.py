@@ -15,8 +15,8 @@ from click.testing import CliRunner
 
 from arroyo_dagster.cli import main
 from arroyo_dagster.errors import ConflictError, NotFoundError, StorageError
+from arroyo_dagster.state.codec.common_types import TypeOptions
 from arroyo_dagster.state.model.ids import Epoch, StatePath
-from arroyo_dagster.state.operations.query.common_types import TypeOptions
 from arroyo_dagster.state.operations.query.diff import CHANGE, Change
 from arroyo_dagster.state.operations.query.export import (
     ParquetTarget,

@@ -16,7 +16,7 @@ from pyspark.sql import functions as f
 from arroyo_dagster.errors import InputError, NotFoundError
 from arroyo_dagster.spark.query.frames import frame_of, register_views
 from arroyo_dagster.spark.query.source import register_source
-from arroyo_dagster.state.operations.query.common_types import TypeOptions
+from arroyo_dagster.state.codec.common_types import TypeOptions
 from arroyo_dagster.state.operations.query.state import StateCatalog, open_state
 from arroyo_dagster.state.operations.query.table import EpochTable
 from tests.compat.arroyo import unpack

@@ -9,9 +9,9 @@ import click
 from arroyo_dagster.cli.common import main, open_to_read, private_option, store_options
 from arroyo_dagster.cli.rendering import print_json, print_table
 from arroyo_dagster.errors import InputError
+from arroyo_dagster.state.codec.common_types import NANOS, UNSIGNED, TypeOptions
 from arroyo_dagster.state.model.ids import Epoch
 from arroyo_dagster.state.model.units import format_bytes
-from arroyo_dagster.state.operations.query.common_types import NANOS, UNSIGNED, TypeOptions
 from arroyo_dagster.state.operations.query.export import (
     ParquetTarget,
     export_changes,

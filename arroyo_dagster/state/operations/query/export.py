@@ -17,8 +17,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from arroyo_dagster.errors import ConflictError
+from arroyo_dagster.state.codec.common_types import TypeOptions
 from arroyo_dagster.state.model.ids import Epoch, StatePath
-from arroyo_dagster.state.operations.query.common_types import TypeOptions
 from arroyo_dagster.state.operations.query.diff import TableDiff, diff_epochs
 from arroyo_dagster.state.operations.query.state import StateJob
 from arroyo_dagster.state.operations.query.table import EpochTable
