@@ -38,7 +38,7 @@ MAIN: Mapping[str, LazyCommand] = {
     ),
     "export": LazyCommand(
         "query.export",
-        "Export a table to Parquet files below TARGET, a folder or URL: one epoch or several.",
+        "Export a table to Parquet files, Delta or Iceberg: one epoch or several.",
     ),
     "fleet": LazyCommand(
         "fleet.group",

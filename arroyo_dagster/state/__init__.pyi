@@ -74,6 +74,11 @@ from .operations.compaction.rewrite_undo import UndoPlan as UndoPlan
 from .operations.compaction.rewrite_undo import plan_undo as plan_undo
 from .operations.compaction.rewrite_undo import run_undo as run_undo
 from .operations.compaction.rewrite_undo import undo_rewrite as undo_rewrite
+from .operations.export.epochs import export_changes as export_changes
+from .operations.export.epochs import export_epochs as export_epochs
+from .operations.export.lake import DeltaTarget as DeltaTarget
+from .operations.export.lake import IcebergTarget as IcebergTarget
+from .operations.export.parquet import ParquetTarget as ParquetTarget
 from .operations.gc.execute import GcOptions as GcOptions
 from .operations.gc.execute import GcOutcome as GcOutcome
 from .operations.gc.execute import collect as collect

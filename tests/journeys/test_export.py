@@ -17,13 +17,13 @@ from arroyo_dagster.cli import main
 from arroyo_dagster.errors import ConflictError, NotFoundError, StorageError
 from arroyo_dagster.state.codec.common_types import TypeOptions
 from arroyo_dagster.state.model.ids import Epoch, StatePath
-from arroyo_dagster.state.operations.query.diff import CHANGE, Change
-from arroyo_dagster.state.operations.query.export import (
-    ParquetTarget,
+from arroyo_dagster.state.operations.export.epochs import (
     change_feed,
     export_changes,
     export_epochs,
 )
+from arroyo_dagster.state.operations.export.parquet import ParquetTarget
+from arroyo_dagster.state.operations.query.diff import CHANGE, Change
 from arroyo_dagster.state.operations.query.state import StateJob, open_state
 from arroyo_dagster.state.storage import MemoryStore, ObjectStore, open_store
 from arroyo_dagster.state.storage.wrappers import Crash, FaultInjecting

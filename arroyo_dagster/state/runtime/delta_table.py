@@ -126,7 +126,12 @@ class OpenDeltaTable(OpenTable):
         return found.num_rows, rows or 0, sizes or 0
 
     def append(
-        self, files: Sequence[AddedFile], token: CommitToken, added_columns: Sequence[pa.Field] = ()
+        self,
+        files: Sequence[AddedFile],
+        token: CommitToken,
+        *,
+        epoch: int | None = None,
+        added_columns: Sequence[pa.Field] = (),
     ) -> None:
         """Add columns in one transaction, then files and the token in another."""
         from deltalake.exceptions import CommitFailedError, DeltaError
@@ -134,7 +139,7 @@ class OpenDeltaTable(OpenTable):
         try:
             if added_columns:
                 self._add_columns(added_columns)
-            self._append(files, token)
+            self._append(files, token, token.epoch if epoch is None else epoch)
         except CommitFailedError as error:
             raise OvertakenError from error
         except (DeltaError, OSError) as error:
@@ -146,7 +151,7 @@ class OpenDeltaTable(OpenTable):
         fields = Schema.from_arrow(pa.schema(columns)).fields
         self._table.alter.add_columns(list(fields))
 
-    def _append(self, files: Sequence[AddedFile], token: CommitToken) -> None:
+    def _append(self, files: Sequence[AddedFile], token: CommitToken, epoch: int) -> None:
         from deltalake import CommitProperties, Transaction
         from deltalake.transaction import AddAction, RemoveAction
 
@@ -163,7 +168,7 @@ class OpenDeltaTable(OpenTable):
             for file in files
         ]
         properties = CommitProperties(
-            custom_metadata={"arroyoJob": token.writer, "arroyoEpoch": str(token.epoch)},
+            custom_metadata={"arroyoJob": token.writer, "arroyoEpoch": str(epoch)},
             app_transactions=[
                 Transaction(token.writer, token.epoch),
                 Transaction(f"{token.writer}/{token.mark_name}", token.mark),

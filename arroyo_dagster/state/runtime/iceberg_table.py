@@ -149,24 +149,33 @@ class OpenIcebergTable(OpenTable):
         )
 
     def append(
-        self, files: Sequence[AddedFile], token: CommitToken, added_columns: Sequence[pa.Field] = ()
+        self,
+        files: Sequence[AddedFile],
+        token: CommitToken,
+        *,
+        epoch: int | None = None,
+        added_columns: Sequence[pa.Field] = (),
     ) -> None:
         """Add columns, files and the token in one transaction."""
         from pyiceberg.exceptions import CommitFailedException
 
         try:
-            self._append(files, token, added_columns)
+            self._append(files, token, token.epoch if epoch is None else epoch, added_columns)
         except CommitFailedException as error:
             raise OvertakenError from error
         except Exception as error:
             raise _failed(self._name, error) from redacted_cause(error)
 
     def _append(
-        self, files: Sequence[AddedFile], token: CommitToken, added_columns: Sequence[pa.Field]
+        self,
+        files: Sequence[AddedFile],
+        token: CommitToken,
+        epoch: int,
+        added_columns: Sequence[pa.Field],
     ) -> None:
         summary = {
             JOB: token.writer,
-            EPOCH: str(token.epoch),
+            EPOCH: str(epoch),
             f"arroyo.{token.mark_name}": str(token.mark),
         }
         text = json.dumps({"epoch": token.epoch, token.mark_name: token.mark})

@@ -109,11 +109,17 @@ class OpenTable(ABC):
 
     @abstractmethod
     def append(
-        self, files: Sequence[AddedFile], token: CommitToken, added_columns: Sequence[pa.Field] = ()
+        self,
+        files: Sequence[AddedFile],
+        token: CommitToken,
+        *,
+        epoch: int | None = None,
+        added_columns: Sequence[pa.Field] = (),
     ) -> None:
         """Add files and a token in one commit.
 
         Args:
+            epoch: of the files, for the history of the table; None = the token's.
             added_columns: new columns of the table, nullable. Formats whose transactions cannot add
                 columns add them in a commit before.
 
