@@ -97,6 +97,8 @@ from .operations.restore.rollback import plan_rollback as plan_rollback
 from .operations.restore.rollback import run_rollback as run_rollback
 from .operations.verify.job import JobVerdict as JobVerdict
 from .operations.verify.job import verify_job as verify_job
+from .planning.exports import TableExport as TableExport
+from .planning.exports import TargetOptions as TargetOptions
 from .planning.privacy import PrivateColumns as PrivateColumns
 from .runtime.connectors import ParquetReplay as ParquetReplay
 from .runtime.connectors import ParquetSink as ParquetSink

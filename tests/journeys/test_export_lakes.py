@@ -355,6 +355,18 @@ def test_changes_add_up_to_the_newest_epoch(place: Place, job: StateJob) -> None
     assert Counter(rows) == as_multiset(newest)
 
 
+def test_changes_that_do_not_follow_those_of_the_table_are_refused(
+    place: Place, job: StateJob
+) -> None:
+    """Epoch 2 was collected before epoch 3 was exported: what changed in between would be lost."""
+    numbers = job.epochs()
+    list(export_changes(job, "keep", "rows", place.target(), numbers[0], numbers[1]))
+    with pytest.raises(ConflictError, match=f"which end at epoch {numbers[1]}"):
+        list(export_changes(job, "keep", "rows", place.target(), numbers[2]))
+    list(export_changes(job, "keep", "rows", place.target(), numbers[1]))
+    assert {*place.rows()["epoch"].to_pylist()} <= {*numbers[1:]}
+
+
 # ---- the command ---------------------------------------------------------------------------------
 
 

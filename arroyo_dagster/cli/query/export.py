@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from pathlib import Path
-
 import click
 
 from arroyo_dagster.cli.common import main, open_to_read, private_option, store_options
 from arroyo_dagster.cli.rendering import print_json, print_table
 from arroyo_dagster.cli.settings import NamedValue
-from arroyo_dagster.errors import InputError
-from arroyo_dagster.state.codec.common_types import NANOS, UNSIGNED, TypeOptions
+from arroyo_dagster.state.codec.common_types import NANOS, UNSIGNED
 from arroyo_dagster.state.model.ids import Epoch
 from arroyo_dagster.state.model.units import format_bytes
 from arroyo_dagster.state.operations.export.epochs import export_changes, export_epochs
-from arroyo_dagster.state.operations.export.lake import DeltaTarget, IcebergTarget
-from arroyo_dagster.state.operations.export.parquet import ParquetTarget
-from arroyo_dagster.state.operations.export.targets import ExportTarget
+from arroyo_dagster.state.operations.export.tables import open_target
 from arroyo_dagster.state.operations.query.state import open_state
+from arroyo_dagster.state.planning.exports import FORMATS, TargetOptions
 from arroyo_dagster.state.planning.privacy import PrivateColumns
-from arroyo_dagster.state.runtime.lake_table import TABLE_TYPES
-from arroyo_dagster.state.storage.remote.open import open_store
-
-FORMATS = ("parquet", "delta", "iceberg")
 
 
 @main.command("export")
@@ -112,25 +103,14 @@ def export_command(
         raise click.UsageError("choose one of --every-epoch and --changes")
     state = open_state(open_to_read(url), private=private)
     epoch = state.epoch(job)
-    chosen_target: ExportTarget
-    if table_format == "iceberg":
-        chosen_target = IcebergTarget(
-            table=target,
-            catalog={"name": catalog, **dict(catalog_properties)},
-            types=_types(nanos, unsigned, TABLE_TYPES),
-            epoch_column=epoch_column,
-        )
-    else:
-        target_url = target if "://" in target else f"file://{Path(target).absolute()}"
-        store = open_store(target_url)
-        _check_target(target, store.url, state.store.url)
-        if table_format == "delta":
-            types = _types(nanos, unsigned, TABLE_TYPES)
-            chosen_target = DeltaTarget(url=target_url, types=types, epoch_column=epoch_column)
-        else:
-            plain = nanos is None and unsigned is None
-            as_known = None if plain else _types(nanos, unsigned, TypeOptions())
-            chosen_target = ParquetTarget(store=store, types=as_known)
+    to = TargetOptions(
+        format=table_format,
+        unsigned=unsigned,
+        nanos=nanos,
+        epoch_column=epoch_column,
+        catalog={"name": catalog, **dict(catalog_properties)},
+    )
+    chosen_target = open_target(target, to, state.store.url)
     numbers = epoch.job.epochs()
     if changes:
         first = numbers[0] if epoch.number == numbers[-1] else epoch.number
@@ -165,16 +145,3 @@ def export_command(
             for one in found
         ],
     )
-
-
-def _check_target(target: str, url: str, state_url: str) -> None:
-    if url.rstrip("/") == state_url.rstrip("/"):
-        raise InputError(
-            "the target is the checkpoint URL itself",
-            target=target,
-            next_step="export to another folder",
-        )
-
-
-def _types(nanos: str | None, unsigned: str | None, types: TypeOptions) -> TypeOptions:
-    return replace(types, nanos=nanos or types.nanos, unsigned=unsigned or types.unsigned)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from arroyo_dagster.errors import ConflictError
 from arroyo_dagster.state.model.ids import Epoch
 from arroyo_dagster.state.operations.export.targets import (
     ExportedEpoch,
@@ -35,7 +36,7 @@ def export_epochs(
     """
     for number in epochs:
         epoch = job.epoch(number)
-        unit = _unit(epoch, f"{job.name} {operator} {table}")
+        unit = unit_of(epoch, operator, table)
         found = target.exported(unit)
         if found is None:
             at = epoch.table(operator, table)
@@ -43,9 +44,10 @@ def export_epochs(
         yield found
 
 
-def _unit(epoch: StateEpoch, source: str) -> ExportUnit:
+def unit_of(epoch: StateEpoch, operator: str, table: str, *, changes: bool = False) -> ExportUnit:
+    """Return what an epoch of a table, or its changes, is called in targets."""
     return ExportUnit(
-        source=source,
+        source=f"{epoch.job.name} {operator} {table}{' changes' if changes else ''}",
         epoch=epoch.number,
         finished_at_micros=epoch.checkpoint.finish_time_micros,
     )
@@ -67,15 +69,34 @@ def export_changes(
     """Export what changed from each visible epoch to the next, as `change_feed` yields it.
 
     The rows of an epoch have the additional column `_change`; see `Change`. Errors as of
-    `change_feed` and `export_epochs`.
+    `change_feed` and `export_epochs`, and:
+
+    Raises:
+        ConflictError: the target ends at another epoch than the changes begin at: some would be
+            missing.
     """
+    newest: Epoch | None = None
     for before, number in _pairs(job, first, last):
-        unit = _unit(job.epoch(number), f"{job.name} {operator} {table} changes")
+        unit = unit_of(job.epoch(number), operator, table, changes=True)
         found = target.exported(unit)
         if found is None:
+            newest = newest or target.newest(unit.source)
+            if newest not in (None, before):
+                raise _gap(unit.source, before, number, newest)
             changes = _changes(job, operator, table, before, number).diff.changes
             found = target.write(unit, [changes], changes.schema)
+        newest = number
         yield found
+
+
+def _gap(source: str, before: Epoch, epoch: Epoch, newest: Epoch | None) -> ConflictError:
+    return ConflictError(
+        f"the changes from epoch {before} to {epoch} do not follow those of the target, which end "
+        f"at epoch {newest}",
+        source=source,
+        next_step=f"if epoch {newest} was collected, the changes up to epoch {before} are lost: "
+        "export to another target, and more often or with more epochs kept",
+    )
 
 
 # ---- changes -------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from arroyo_dagster.errors import ConflictError, InputError
 from arroyo_dagster.state.codec.common_types import TypeOptions
-from arroyo_dagster.state.model.ids import StatePath
+from arroyo_dagster.state.model.ids import Epoch, StatePath
 from arroyo_dagster.state.operations.export.parquet import parts
 from arroyo_dagster.state.operations.export.targets import (
     ExportedEpoch,
@@ -72,9 +72,15 @@ class LakeTarget(ExportTarget):
         table = self.lake.open()
         return None if table is None else self._exported(table, unit)
 
+    def newest(self, source: str) -> Epoch | None:
+        """Return the newest epoch, by the token of the last commit."""
+        table = self.lake.open()
+        token = None if table is None else table.token(_writer(source), _FINISHED)
+        return None if token is None else Epoch(token.epoch)
+
     def _exported(self, table: OpenTable, unit: ExportUnit) -> ExportedEpoch | None:
         self._check_table(table, unit)
-        newest = table.token(_writer(unit), _FINISHED)
+        newest = table.token(_writer(unit.source), _FINISHED)
         if newest is not None:
             replaced = unit.epoch == newest.epoch and unit.finished_at_micros != newest.mark
             # An epoch before the newest one that was finished after it: the numbers began anew.
@@ -173,12 +179,12 @@ class LakeTarget(ExportTarget):
             found = self._exported(table, unit)
             if found is not None:
                 return found  # another process was faster; its commit has the same rows
-            newest = table.token(_writer(unit), _FINISHED)
+            newest = table.token(_writer(unit.source), _FINISHED)
             if newest is not None and unit.epoch < newest.epoch:
                 token = newest  # an older epoch, after a newer one
             else:
                 token = CommitToken(
-                    _writer(unit), int(unit.epoch), unit.finished_at_micros, _FINISHED
+                    _writer(unit.source), int(unit.epoch), unit.finished_at_micros, _FINISHED
                 )
             known = self._of_rows(table)
             _fitted(columns, known, self.lake.name)
@@ -265,8 +271,8 @@ class IcebergTarget(LakeTarget):
         return rows.add_column(0, columns.field(0), epochs)
 
 
-def _writer(unit: ExportUnit) -> str:
-    return f"export {unit.source}"
+def _writer(source: str) -> str:
+    return f"export {source}"
 
 
 def _fitted(rows: pa.Schema, table: pa.Schema, name: str) -> pa.Schema:

@@ -15,8 +15,10 @@ from io import BytesIO
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from arroyo_dagster.errors import NotFoundError
 from arroyo_dagster.state.codec.common_types import TypeOptions
 from arroyo_dagster.state.model.ids import Epoch, StatePath
+from arroyo_dagster.state.model.numbers import parse_number
 from arroyo_dagster.state.operations.export.targets import (
     ExportedEpoch,
     ExportTarget,
@@ -55,6 +57,20 @@ class ParquetTarget(ExportTarget):
             raise other_state(self.store.url, unit)
         sizes = {name: found[name] for name in ("files", "rows", "size_bytes")}
         return ExportedEpoch(epoch=unit.epoch, new=False, **sizes)
+
+    def newest(self, source: str) -> Epoch | None:
+        """Return the newest complete epoch: one LIST of the folder, and one HEAD."""
+        try:
+            folders = self.store.list_dir().prefixes
+        except NotFoundError:
+            return None
+        numbers = sorted(parse_number(one.removeprefix("epoch=")) or 0 for one in folders)
+        complete = (
+            Epoch(one)
+            for one in reversed(numbers)
+            if one and self.store.head(_folder(Epoch(one)) / SUCCESS) is not None
+        )
+        return next(complete, None)
 
     def write(self, unit: ExportUnit, rows: Iterable[pa.Table], schema: pa.Schema) -> ExportedEpoch:
         """Write the files of an epoch, then its `_SUCCESS`; see `ExportTarget.write`."""

@@ -57,6 +57,14 @@ class ExportTarget(ABC):
         """
 
     @abstractmethod
+    def newest(self, source: str) -> Epoch | None:
+        """Return the newest epoch of a source that the target has; None = it has none.
+
+        Raises:
+            StorageError: the target could not be read.
+        """
+
+    @abstractmethod
     def write(self, unit: ExportUnit, rows: Iterable[pa.Table], schema: pa.Schema) -> ExportedEpoch:
         """Write the rows of an epoch that is not exported.
 
