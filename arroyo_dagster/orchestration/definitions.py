@@ -21,6 +21,7 @@ from arroyo_dagster.orchestration.catalog.audit import build_audit
 from arroyo_dagster.orchestration.catalog.checks import RECENT
 from arroyo_dagster.orchestration.catalog.forget import build_forget_job
 from arroyo_dagster.orchestration.catalog.health import build_health
+from arroyo_dagster.orchestration.catalog.progress import build_progress
 from arroyo_dagster.orchestration.catalog.sensor import SensorOptions, build_checkpoint_sensor
 from arroyo_dagster.orchestration.catalog.tenants import TenantOptions
 from arroyo_dagster.orchestration.compaction.assets import build_compacted_state
@@ -184,6 +185,12 @@ def build_arroyo_definitions(
         dg.AssetSelection.assets(catalogue),
         "Catalogue new epochs of a job.",
     )
+    progress = build_progress(naming)
+    progress_job = _in_process(
+        naming.name("arroyo_progress"),
+        dg.AssetSelection.assets(progress),
+        "Show how far the sources and the event time of a job are.",
+    )
     fleet_job = _in_process(
         naming.name("arroyo_fleet"),
         dg.AssetSelection.assets(fleet),
@@ -275,14 +282,14 @@ def build_arroyo_definitions(
         )
     shared = dg.Definitions(
         assets=[
-            *(checkpoint_spec(naming), catalogue, fleet, healths, audits),
+            *(checkpoint_spec(naming), catalogue, progress, fleet, healths, audits),
             *(compacted, expiry_assets, orphans, dead_jobs, journal),
             *sdf_assets,
             *exported,
         ],
         jobs=[
             *(refresh_job, fleet_job, health_job, audit_job, sync_job, compaction_job, gc_job),
-            build_forget_job(naming, recent=recent),
+            *(progress_job, build_forget_job(naming, recent=recent)),
             *(orphans_job, dead_jobs_job, *batch_jobs.values(), *sdf_jobs, *export_jobs),
         ],
         sensors=sensors,

@@ -17,6 +17,7 @@ from arroyo_dagster.state.planning.exports import CHANGES, EVERY, FORMATS, NEWES
 CHECKPOINT = "checkpoint"
 EPOCH_CATALOG = "epoch_catalog"
 OPERATOR_METADATA = "operator_metadata"
+PROGRESS = "progress"
 FLEET = "fleet"
 HEALTH = "health"
 AUDIT = "audit"
@@ -37,9 +38,9 @@ class ArroyoTableProps:
     """What is known about an asset when it is named.
 
     Attributes:
-        table: `checkpoint`, `epoch_catalog`, `operator_metadata`, `fleet`, `health`, `audit`,
-            `compacted_state`, `retained_epochs`, `orphans`, `dead_jobs`, each of these three with
-            `_plan` too, `gc_journal`, or `exported_state`.
+        table: `checkpoint`, `epoch_catalog`, `operator_metadata`, `progress`, `fleet`, `health`,
+            `audit`, `compacted_state`, `retained_epochs`, `orphans`, `dead_jobs`, each of these
+            three with `_plan` too, `gc_journal`, or `exported_state`.
         deployment: the name of the deployment, if one instance has several.
         export: of `exported_state`, which export it is.
     """
@@ -79,6 +80,11 @@ _TABLES = {
         "Every data file that a table of an operator lists, at every present epoch.",
         ("show JOB EPOCH", "rows JOB OPERATOR TABLE"),
         kinds=("arroyo", "parquet"),
+    ),
+    PROGRESS: _AssetText(
+        "How far each partition of the sources is read, how fast, and how far event time is "
+        "behind, over the newest epochs of a job.",
+        ("offsets JOB", "watermarks JOB"),
     ),
     FLEET: _AssetText("A summary of all jobs, over time.", ("jobs",)),
     HEALTH: _AssetText(

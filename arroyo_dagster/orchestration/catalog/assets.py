@@ -270,12 +270,22 @@ def _epochs_metadata(one: "Refreshed") -> dict[str, Any]:
             "duration by epoch": shown.sparkline(
                 [row.duration_micros for row in recent], lambda micros: str(shown.duration(micros))
             ),
+            "watermark lag by epoch": shown.sparkline(
+                [_watermark_lag(row) for row in recent], lambda micros: str(shown.duration(micros))
+            ),
             "newest epochs": shown.table(
                 map(_epoch_line, history.epochs[: -EPOCHS_LISTED - 1 : -1])
             ),
             "dagster/partition_row_count": len(history.epochs),
         }
     )
+
+
+def _watermark_lag(row: "EpochRow") -> int | None:
+    """Return how far event time was behind the end of an epoch, in microseconds."""
+    if row.watermark_micros is None or row.finished_micros is None:
+        return None
+    return row.finished_micros - row.watermark_micros
 
 
 def _format_epoch(row: "EpochRow") -> str:
