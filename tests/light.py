@@ -46,6 +46,8 @@ CASES = (
     Case("offsets main", "advances"),
     Case("watermarks main", "fastest subtask ahead"),
     Case("estimate main", "a restore takes about"),
+    Case("skew main count counts", "2 rows"),
+    Case("growth main", "in 30 days"),
     Case("export main count counts exported", "written"),
     Case("export main count counts exported --format delta", DELTA, 1),
     Case("get main count counts be", "1 row"),

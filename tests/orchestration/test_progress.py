@@ -9,11 +9,13 @@ from urllib.parse import unquote
 import pytest
 
 from arroyo_dagster.orchestration.catalog.progress import _rates
+from arroyo_dagster.state.model.units import format_bytes
 from arroyo_dagster.state.operations.query.advance import (
     PartitionAdvance,
     source_advance,
     watermark_advance,
 )
+from arroyo_dagster.state.operations.query.growth import table_growth
 from arroyo_dagster.state.operations.query.positions import SourcePosition
 from arroyo_dagster.state.operations.query.state import open_state
 from tests.fleets import Written, protocol_job
@@ -72,6 +74,25 @@ def test_several_jobs_of_one_run_have_an_event_each(deployed: Any) -> None:
     assert {event.partition: event.metadata["newest epoch"].value for event in events} == {
         name: open_state(deployed.store).job(name).epochs()[-1] for name in (JOB, str(other.root))
     }
+
+
+def test_the_catalogue_has_curves_of_lags_and_of_the_largest_tables(deployed: Any) -> None:
+    put_job(deployed)
+    result = deployed.run("arroyo_refresh", JOB)
+    epochs, operators = (
+        dict(next(one for one in events if one.asset_key.path[-1] == name).metadata)
+        for events in [result.asset_materializations_for_node("arroyo_catalog")]
+        for name in ("epoch_catalog", "operator_metadata")
+    )
+    job = open_state(deployed.store).job(JOB)
+    assert "at last" in unquote(epochs["watermark lag by epoch"].md_str)
+    (rows,) = (one for one in table_growth(job, 100) if one.table == "rows")
+    newest = format_bytes(rows.growth.sizes[-1][1])
+    assert f"![{newest} at last" in unquote(operators["size of keep rows"].md_str)
+    forecast = rows.growth.after_days(30)
+    assert forecast is not None
+    assert operators["size of keep rows in 30 days"].text == format_bytes(forecast)
+    assert operators["largest subtask of keep rows"].text.endswith("× the average")
 
 
 def test_the_rate_of_a_step_sums_partitions_whose_both_ends_are_known() -> None:
