@@ -20,8 +20,14 @@ from pyiceberg.catalog.sql import SqlCatalog
 from arroyo_dagster.cli import main
 from arroyo_dagster.errors import ConflictError, InputError, NotFoundError, StorageError
 from arroyo_dagster.state.model.ids import Epoch
+from arroyo_dagster.state.operations.export import parquet
 from arroyo_dagster.state.operations.export.epochs import export_changes, export_epochs
-from arroyo_dagster.state.operations.export.lake import DeltaTarget, IcebergTarget, LakeTarget
+from arroyo_dagster.state.operations.export.lake import (
+    SOURCE,
+    DeltaTarget,
+    IcebergTarget,
+    LakeTarget,
+)
 from arroyo_dagster.state.operations.export.targets import ExportUnit
 from arroyo_dagster.state.operations.query.diff import CHANGE, Change
 from arroyo_dagster.state.operations.query.state import StateJob, open_state
@@ -150,6 +156,19 @@ def test_every_epoch_is_in_the_table_once_in_any_order(place: Place, job: StateJ
         job.epoch(one).table("keep", "rows").to_arrow().num_rows for one in numbers
     ]
     assert place.commits() == commits
+
+
+def test_a_large_epoch_is_several_files_in_one_commit(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files are closed at a size, so that no more than one is in memory."""
+    monkeypatch.setattr(parquet, "PART_BYTES", 1)
+    pieces = [pa.table({"a": [at]}) for at in range(3)]
+    unit = ExportUnit(source="a", epoch=Epoch(1), finished_at_micros=1)
+    found = place.target().write(unit, pieces, pieces[0].schema)
+    assert (found.files, found.rows) == (3, 3)
+    assert place.commits() == ["1"]
+    assert sorted(place.rows()["a"].to_pylist()) == [0, 1, 2]
 
 
 # ---- crashes -------------------------------------------------------------------------------------
@@ -292,6 +311,13 @@ def test_later_epochs_may_have_other_columns(place: Place) -> None:
     with pytest.raises(InputError, match="have a column 'epoch' already"):
         written(place, 4, pa.table({"epoch": [4]}))
     assert place.rows().num_rows == 3
+
+
+def test_a_required_column_that_an_epoch_lacks_is_named(place: Place) -> None:
+    columns = [pa.field("epoch", pa.int64()), pa.field("must", pa.int64(), nullable=False)]
+    place.target().lake.create(pa.schema(columns), ["epoch"], {SOURCE: "a"})
+    with pytest.raises(InputError, match="must is required in the table"):
+        written(place, 1, pa.table({"a": [1]}))
 
 
 def test_rows_with_an_epoch_column_have_it_beside_the_epochs(place: Place) -> None:

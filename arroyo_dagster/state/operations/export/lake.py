@@ -168,6 +168,18 @@ class LakeTarget(ExportTarget):
     def _file_rows(self, rows: pa.Table, unit: ExportUnit, columns: pa.Schema) -> pa.Table:
         return rows
 
+    def _token(self, table: OpenTable, unit: ExportUnit) -> tuple[CommitToken, bool]:
+        """Return the token of a commit, and whether it is another than the table has.
+
+        An epoch that is older than the newest one leaves the token as it is. It is written all the
+        same: by it, a table format tells that two commits conflict.
+        """
+        newest = table.token(_writer(unit.source), _FINISHED)
+        if newest is not None and unit.epoch < newest.epoch:
+            return newest, False
+        mark = unit.finished_at_micros
+        return CommitToken(_writer(unit.source), int(unit.epoch), mark, _FINISHED), True
+
     def _commit(
         self, unit: ExportUnit, files: Sequence[AddedFile], columns: pa.Schema
     ) -> ExportedEpoch:
@@ -179,18 +191,12 @@ class LakeTarget(ExportTarget):
             found = self._exported(table, unit)
             if found is not None:
                 return found  # another process was faster; its commit has the same rows
-            newest = table.token(_writer(unit.source), _FINISHED)
-            if newest is not None and unit.epoch < newest.epoch:
-                token = newest  # an older epoch, after a newer one
-            else:
-                token = CommitToken(
-                    _writer(unit.source), int(unit.epoch), unit.finished_at_micros, _FINISHED
-                )
+            token, changed = self._token(table, unit)
             known = self._of_rows(table)
             _fitted(columns, known, self.lake.name)
             added = [one.with_nullable(True) for one in columns if one.name not in known.names]
             try:
-                if files or token is not newest:
+                if files or changed:
                     table.append(files, token, epoch=int(unit.epoch), added_columns=added)
             except OvertakenError as error:
                 failed = error.__cause__
@@ -200,7 +206,7 @@ class LakeTarget(ExportTarget):
                     files=len(files),
                     rows=sum(file.rows for file in files),
                     size_bytes=sum(file.size_bytes for file in files),
-                    new=bool(files) or token is not newest,
+                    new=bool(files) or changed,
                 )
         raise ConflictError(
             f"other writers committed to the table during {COMMIT_ATTEMPTS} attempts",
@@ -279,8 +285,17 @@ def _fitted(rows: pa.Schema, table: pa.Schema, name: str) -> pa.Schema:
     """Return the columns of rows, in the types that a table has for them.
 
     Raises:
-        InputError: a column has another type in the table, which does not hold its values.
+        InputError: a column has another type in the table, which does not hold its values; or the
+            table requires a column that the rows do not have.
     """
+    for one in table:
+        if not one.nullable and one.name not in rows.names:
+            raise InputError(
+                f"{one.name} is required in the table, and not in this epoch",
+                table=name,
+                column=one.name,
+                next_step="export the epochs from this one on to another table",
+            )
     fitted = []
     for one in rows:
         at = table.get_field_index(one.name)
