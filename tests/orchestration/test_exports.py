@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import dagster as dg
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
@@ -91,6 +92,15 @@ def test_every_epoch_and_every_change_is_exported(prepared: Any, tmp_path: Path)
     ]
     columns = found["changes"].metadata["dagster/column_schema"].schema.columns
     assert columns[-1].name == "_change"
+
+
+def test_private_columns_are_masked_in_what_is_exported(prepared: Any, tmp_path: Path) -> None:
+    prepared.build(exports=[export(tmp_path)], private_columns=["word"])
+    (found,) = materialized(prepared.run("arroyo_export", JOB))
+    epoch = found.metadata["newest epoch"].value
+    rows = pq.read_table(tmp_path / f"epoch={epoch}" / "part-00000.parquet")
+    assert rows.num_rows
+    assert all(word.startswith("private:") for word in rows["word"].to_pylist())
 
 
 def test_a_job_whose_table_is_not_exported_has_no_event(prepared: Any, tmp_path: Path) -> None:
