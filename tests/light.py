@@ -25,6 +25,7 @@ class Case(NamedTuple):
 
 
 SPARK = "Spark needs the package pyspark, which is not installed. Next: install it: pip install"
+DELTA = "Delta needs the package deltalake, which is not installed. Next: install it: pip install"
 PACKAGE = "sdf/packages/text/sdf-package.yaml"
 WORDS = "sdf/words/dataflow.yaml"
 BOUND = "--bindings sdf/words/bindings.yaml"
@@ -45,7 +46,10 @@ CASES = (
     Case("offsets main", "advances"),
     Case("watermarks main", "fastest subtask ahead"),
     Case("estimate main", "a restore takes about"),
+    Case("skew main count counts", "2 rows"),
+    Case("growth main", "in 30 days"),
     Case("export main count counts exported", "written"),
+    Case("export main count counts exported --format delta", DELTA, 1),
     Case("get main count counts be", "1 row"),
     Case("verify main", "hello/main epoch 2 can be restored"),
     Case("verify job_U5O5jKZxJg", "can be restored", root="arroyo"),

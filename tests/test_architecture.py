@@ -20,8 +20,8 @@ WITHIN = {
     "state",
     "state.storage.remote",
     "state.storage.arroyo.postgres",
-    "state.runtime.delta_sink",
-    "state.runtime.iceberg_sink",
+    "state.runtime.delta_table",
+    "state.runtime.iceberg_table",
     "orchestration.resources",
 }
 """Floors that the picture does not draw: each is part of another, or only has names of others."""

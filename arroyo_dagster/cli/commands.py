@@ -38,7 +38,7 @@ MAIN: Mapping[str, LazyCommand] = {
     ),
     "export": LazyCommand(
         "query.export",
-        "Export a table to Parquet files below TARGET, a folder or URL: one epoch or several.",
+        "Export a table to Parquet files, Delta or Iceberg: one epoch or several.",
     ),
     "fleet": LazyCommand(
         "fleet.group",
@@ -55,6 +55,9 @@ MAIN: Mapping[str, LazyCommand] = {
     "get": LazyCommand(
         "query.get",
         "Look up the rows of one key: only the files and row groups that may hold it are read.",
+    ),
+    "growth": LazyCommand(
+        "query.growth", "Print how the tables of a job grow, with a forecast of their size."
     ),
     "health": LazyCommand("health", "Find jobs that are late, growing, fragmented or expensive."),
     "jobs": LazyCommand("inspect", "List the jobs below the checkpoint URL."),
@@ -84,6 +87,9 @@ MAIN: Mapping[str, LazyCommand] = {
         is_group=True,
     ),
     "show": LazyCommand("show", "Print the operators, tables, files, rows and bytes of an epoch."),
+    "skew": LazyCommand(
+        "query.skew", "Print which subtasks and keys hold most of a table: rows and bytes."
+    ),
     "sql": LazyCommand("query.sql", "Query any table of any job at any epoch."),
     "stop": LazyCommand("run", "Ask a running managed job to stop with a checkpoint."),
     "unpin": LazyCommand("pins", "Let an epoch expire with the others again."),

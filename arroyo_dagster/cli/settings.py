@@ -153,7 +153,7 @@ def _value(field: SettingField) -> dict[str, Any]:
     }
 
 
-class _NamedValue(click.ParamType):  # type: ignore[type-arg] # generic in some releases only
+class NamedValue(click.ParamType):  # type: ignore[type-arg] # generic in some releases only
     """NAME=VALUE."""
 
     name = "name=value"
@@ -173,7 +173,7 @@ class _NamedValue(click.ParamType):  # type: ignore[type-arg] # generic in some 
 def _type(field: SettingField) -> Any:
     setting = field.setting
     if field.kind is Mapping:
-        return _NamedValue()
+        return NamedValue()
     if field.kind in (str, tuple):
         return click.STRING
     least = setting.minimum if setting.above is None else setting.above

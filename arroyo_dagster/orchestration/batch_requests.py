@@ -35,7 +35,7 @@ _UNFINISHED = (
 
 
 class BatchConfig(LaunchpadConfig):
-    """Which jobs a batch serves, and its time budget. Each kind adds a field `settings`."""
+    """Which jobs a batch serves, and its time budget. A kind may add a field `settings`."""
 
     jobs: list[str] = Field(
         default_factory=list,
@@ -56,7 +56,7 @@ class BatchKind:
 
     Attributes:
         name: of the Dagster job; its op has the same name with the suffix `_op`.
-        config: a subclass of `BatchConfig` with a field `settings`.
+        config: a subclass of `BatchConfig`.
         events: does the work for one job and yields its events.
         backlog: returns the backlog of each job.
         min_backlog: jobs with a smaller backlog wait.
@@ -198,7 +198,7 @@ class BatchRequests:
     """Requests the batches of one kind.
 
     Attributes:
-        settings: of the kind; its defaults unless given.
+        settings: of the kind; its defaults unless given, None = it has none.
         most_jobs: the maximum number of jobs in one batch.
         budget_minutes: a batch starts no further job after this time.
         parallel_jobs: how many jobs a batch serves at the same time.

@@ -16,6 +16,7 @@ from arroyo_dagster.orchestration.translator import (
     DagsterArroyoTranslator,
     deployment_identifier,
 )
+from arroyo_dagster.orchestration.yaml.exports import Export
 from arroyo_dagster.orchestration.yaml.fields import (
     MINUTE,
     Checks,
@@ -158,6 +159,22 @@ class ArroyoStateComponent(dg.Component, YamlModel):
         description="Show the cost by tenant in the fleet's overview. Default: without tenants.",
         examples=[{"expression": "{pipeline}"}],
     )
+    exports: list[Export] = Field(
+        default_factory=list,
+        description="Tables that are exported to Parquet, Delta or Iceberg; each is an asset.",
+        examples=[
+            [
+                {
+                    "name": "order_counts",
+                    "jobs": "shop/main",
+                    "operator": "count",
+                    "table": "counts",
+                    "target": "s3://lake/order_counts",
+                    "format": "delta",
+                }
+            ]
+        ],
+    )
     owners: list[Owner] = Field(
         default_factory=list,
         description="Owners of all assets: team:NAME, or e-mail addresses.",
@@ -268,6 +285,7 @@ class ArroyoStateComponent(dg.Component, YamlModel):
             tenants=None if self.tenants is None else self.tenants.options(),
             directory=ArroyoDirectory(assume=self.assume),
             window=None if self.window is None else self.window.options(),
+            exports=[one.settings() for one in self.exports],
         )
 
     def _store(self) -> ArroyoStateStore:

@@ -21,6 +21,7 @@ from arroyo_dagster.orchestration.catalog.audit import build_audit
 from arroyo_dagster.orchestration.catalog.checks import RECENT
 from arroyo_dagster.orchestration.catalog.forget import build_forget_job
 from arroyo_dagster.orchestration.catalog.health import build_health
+from arroyo_dagster.orchestration.catalog.progress import build_progress
 from arroyo_dagster.orchestration.catalog.sensor import SensorOptions, build_checkpoint_sensor
 from arroyo_dagster.orchestration.catalog.tenants import TenantOptions
 from arroyo_dagster.orchestration.compaction.assets import build_compacted_state
@@ -38,6 +39,10 @@ from arroyo_dagster.orchestration.dataflow.assets import (
 )
 from arroyo_dagster.orchestration.dataflow.graph import SdfGraph
 from arroyo_dagster.orchestration.directory import ArroyoDirectory
+from arroyo_dagster.orchestration.export.assets import (
+    build_export_requests,
+    build_exported_state,
+)
 from arroyo_dagster.orchestration.gc.assets import build_collection, build_gc_journal
 from arroyo_dagster.orchestration.maintenance import (
     COMPACTION_CRON,
@@ -55,6 +60,7 @@ from arroyo_dagster.orchestration.runners import MaintenanceRunner, SparkRunner
 from arroyo_dagster.orchestration.schedules import (
     AUDIT_CRON,
     BACKGROUND_TAGS,
+    EXPORTS_CRON,
     FLEET_CRON,
     HEALTH_CRON,
     REFRESH_CRON,
@@ -68,6 +74,7 @@ from arroyo_dagster.orchestration.translator import (
 from arroyo_dagster.state.model.garbage import PlanKind
 from arroyo_dagster.state.model.health import HealthLimits
 from arroyo_dagster.state.model.verify import AuditSettings
+from arroyo_dagster.state.planning.exports import TableExport
 from arroyo_dagster.state.planning.privacy import PrivateColumns
 
 STORE = "arroyo_store"
@@ -100,6 +107,7 @@ class ScheduleOptions:
     gc: str = GC_CRON
     orphans: str = ORPHANS_CRON
     dead_jobs: str = DEAD_JOBS_CRON
+    exports: str = EXPORTS_CRON
     timezone: str = "UTC"
 
 
@@ -125,6 +133,7 @@ def build_arroyo_definitions(
     tenants: TenantOptions | None = None,
     directory: ArroyoDirectory | None = None,
     window: MaintenanceWindow | None = None,
+    exports: Sequence[TableExport] = (),
 ) -> dg.Definitions:
     """Build the assets, checks, jobs, sensor, schedules and resources of one deployment.
 
@@ -157,10 +166,11 @@ def build_arroyo_definitions(
         directory: where the status of Arroyo jobs comes from; without it no Arroyo job is
             rewritten.
         window: which running Arroyo jobs may be stopped to be rewritten, and when; none by default.
+        exports: tables that are exported to Parquet, Delta or Iceberg; each is an asset.
 
     Raises:
         InvalidDefinition: a dataflow.yaml has errors.
-        InputError: a private column has an empty part.
+        InputError: a private column has an empty part, or two exports have the same name.
     """
     naming = Naming(
         translator or DagsterArroyoTranslator(), jobs_partitions(deployment), deployment
@@ -174,6 +184,12 @@ def build_arroyo_definitions(
         naming.name("arroyo_refresh"),
         dg.AssetSelection.assets(catalogue),
         "Catalogue new epochs of a job.",
+    )
+    progress = build_progress(naming)
+    progress_job = _in_process(
+        naming.name("arroyo_progress"),
+        dg.AssetSelection.assets(progress),
+        "Show how far the sources and the event time of a job are.",
     )
     fleet_job = _in_process(
         naming.name("arroyo_fleet"),
@@ -234,6 +250,19 @@ def build_arroyo_definitions(
             journal=journal,
         ),
     )
+    exported: list[dg.AssetsDefinition] = []
+    export_jobs = []
+    if exports:
+        private = PrivateColumns.of(private_columns)
+        exported.append(build_exported_state(naming, exports, graphs, private))
+        export_jobs.append(
+            _in_process(
+                naming.name("arroyo_export"),
+                dg.AssetSelection.assets(*exported),
+                "Export the tables of one job.",
+            )
+        )
+        batches["exports"] = build_export_requests(naming, exports, *exported)
     batch_jobs = {name: build_batch_job(one.kind, naming) for name, one in batches.items()}
     sdf_assets = [asset for graph in graphs for asset in build_sdf_assets(graph, naming, sdf)]
     sensors = [
@@ -253,14 +282,15 @@ def build_arroyo_definitions(
         )
     shared = dg.Definitions(
         assets=[
-            *(checkpoint_spec(naming), catalogue, fleet, healths, audits),
+            *(checkpoint_spec(naming), catalogue, progress, fleet, healths, audits),
             *(compacted, expiry_assets, orphans, dead_jobs, journal),
             *sdf_assets,
+            *exported,
         ],
         jobs=[
             *(refresh_job, fleet_job, health_job, audit_job, sync_job, compaction_job, gc_job),
-            build_forget_job(naming, recent=recent),
-            *(orphans_job, dead_jobs_job, *batch_jobs.values(), *sdf_jobs),
+            *(progress_job, build_forget_job(naming, recent=recent)),
+            *(orphans_job, dead_jobs_job, *batch_jobs.values(), *sdf_jobs, *export_jobs),
         ],
         sensors=sensors,
         schedules=[

@@ -170,6 +170,7 @@ class JobPool:
         self._of_job = events
         self._context = context
         self._config = config
+        self._settings = getattr(config, "settings", None)
         self._tools = Tools(
             _ThreadStore(tools.store),  # type: ignore[arg-type] # it has the same methods
             tools.runner,
@@ -269,7 +270,7 @@ class JobPool:
             return served
         try:
             with interrupts.here():
-                for event in self._of_job(job, self._config.settings, self._tools):
+                for event in self._of_job(job, self._settings, self._tools):
                     served.events.append(event)
         except InterruptedThreadError:
             pass  # the main thread raises its own

@@ -15,6 +15,7 @@ HEALTH_CRON = "37 * * * *"
 AUDIT_CRON = "23 1 * * *"
 SYNC_CRON = "7 * * * *"
 REFRESH_CRON = "*/30 * * * *"
+EXPORTS_CRON = "27 * * * *"
 MOST_RUNS = 50
 JOB_TAG = "arroyo/job_id"
 """The run tag whose value is the partition key: for limits on concurrent runs of one job."""

@@ -12,10 +12,12 @@ import dagster as dg
 from arroyo_dagster.errors import InputError
 from arroyo_dagster.orchestration.rendering import with_commands
 from arroyo_dagster.state.model.ids import checked_name
+from arroyo_dagster.state.planning.exports import CHANGES, EVERY, FORMATS, NEWEST, TableExport
 
 CHECKPOINT = "checkpoint"
 EPOCH_CATALOG = "epoch_catalog"
 OPERATOR_METADATA = "operator_metadata"
+PROGRESS = "progress"
 FLEET = "fleet"
 HEALTH = "health"
 AUDIT = "audit"
@@ -24,6 +26,7 @@ RETAINED_EPOCHS = "retained_epochs"
 ORPHANS = "orphans"
 DEAD_JOBS = "dead_jobs"
 GC_JOURNAL = "gc_journal"
+EXPORTED_STATE = "exported_state"
 
 STATE_GROUP = "arroyo_state"
 MAINTENANCE_GROUP = "arroyo_maintenance"
@@ -35,14 +38,16 @@ class ArroyoTableProps:
     """What is known about an asset when it is named.
 
     Attributes:
-        table: `checkpoint`, `epoch_catalog`, `operator_metadata`, `fleet`, `health`, `audit`,
-            `compacted_state`, `retained_epochs`, `orphans`, `dead_jobs`, each of these three with
-            `_plan` too, or `gc_journal`.
+        table: `checkpoint`, `epoch_catalog`, `operator_metadata`, `progress`, `fleet`, `health`,
+            `audit`, `compacted_state`, `retained_epochs`, `orphans`, `dead_jobs`, each of these
+            three with `_plan` too, `gc_journal`, or `exported_state`.
         deployment: the name of the deployment, if one instance has several.
+        export: of `exported_state`, which export it is.
     """
 
     table: str
     deployment: str | None = None
+    export: TableExport | None = None
 
 
 @dataclass(frozen=True)
@@ -75,6 +80,11 @@ _TABLES = {
         "Every data file that a table of an operator lists, at every present epoch.",
         ("show JOB EPOCH", "rows JOB OPERATOR TABLE"),
         kinds=("arroyo", "parquet"),
+    ),
+    PROGRESS: _AssetText(
+        "How far each partition of the sources is read, how fast, and how far event time is "
+        "behind, over the newest epochs of a job.",
+        ("offsets JOB", "watermarks JOB"),
     ),
     FLEET: _AssetText("A summary of all jobs, over time.", ("jobs",)),
     HEALTH: _AssetText(
@@ -134,7 +144,28 @@ _TABLES = {
 }
 
 TABLES = tuple(_TABLES)
-"""The names of all assets, as in `ArroyoTableProps.table`."""
+"""The names of all assets but those of exports, as in `ArroyoTableProps.table`."""
+
+_EXPORTED = {
+    NEWEST: "the newest epoch at each run",
+    EVERY: "every epoch",
+    CHANGES: "what changed from each epoch to the next",
+}
+
+
+def _export_text(export: TableExport) -> _AssetText:
+    form = export.to.format
+    how = "" if form == FORMATS[0] else f" --format {form}"
+    return _AssetText(
+        f"The table `{export.table}` of the operator `{export.operator}` of `{export.jobs}`, "
+        f"exported to {form.capitalize()}: {_EXPORTED[export.epochs]}, each once.",
+        (f"export JOB {export.operator} {export.table} TARGET{how}",),
+        kinds=("arroyo", _KINDS.get(form, form)),
+    )
+
+
+_KINDS = {"delta": "deltalake"}
+"""What Dagster calls formats."""
 
 
 class DagsterArroyoTranslator:
@@ -146,14 +177,15 @@ class DagsterArroyoTranslator:
 
     def get_asset_spec(self, props: ArroyoTableProps) -> dg.AssetSpec:
         """Return key, group, kinds, description, tags, owners and metadata of an asset."""
-        shown = _TABLES.get(props.table)
+        export = props.export
+        shown = _TABLES.get(props.table) if export is None else _export_text(export)
         if shown is None:
             raise InputError("there is no such asset", table=props.table, tables=list(_TABLES))
         deployment = [props.deployment] if props.deployment else []
         # How long ago any job was heard of tells whether the sensor is alive, nothing more.
         policy = dg.FreshnessPolicy.time_window(fail_window=_SENSOR_ALIVE)
         return dg.AssetSpec(
-            ["arroyo", *deployment, props.table],
+            ["arroyo", *deployment, props.table, *(() if export is None else (export.name,))],
             group_name=shown.group,
             kinds=set(shown.kinds),
             description=with_commands(shown.text, shown.commands),
@@ -268,6 +300,14 @@ class Naming:
         return spec.replace_attributes(
             deps=[*spec.deps, *(self.key(one) for one in deps)],
             partitions_def=self.jobs if partitioned else None,
+        )
+
+    def export_spec(self, export: TableExport, deps: Iterable[dg.AssetKey]) -> dg.AssetSpec:
+        """Return the spec of the asset of an export, which may have nothing to do."""
+        props = ArroyoTableProps(EXPORTED_STATE, self.deployment, export)
+        spec = self.translator.get_asset_spec(props)
+        return spec.replace_attributes(
+            deps=[*spec.deps, *deps], partitions_def=self.jobs, skippable=True
         )
 
     def key(self, table: str) -> dg.AssetKey:

@@ -74,6 +74,11 @@ from .operations.compaction.rewrite_undo import UndoPlan as UndoPlan
 from .operations.compaction.rewrite_undo import plan_undo as plan_undo
 from .operations.compaction.rewrite_undo import run_undo as run_undo
 from .operations.compaction.rewrite_undo import undo_rewrite as undo_rewrite
+from .operations.export.epochs import export_changes as export_changes
+from .operations.export.epochs import export_epochs as export_epochs
+from .operations.export.lake import DeltaTarget as DeltaTarget
+from .operations.export.lake import IcebergTarget as IcebergTarget
+from .operations.export.parquet import ParquetTarget as ParquetTarget
 from .operations.gc.execute import GcOptions as GcOptions
 from .operations.gc.execute import GcOutcome as GcOutcome
 from .operations.gc.execute import collect as collect
@@ -92,6 +97,8 @@ from .operations.restore.rollback import plan_rollback as plan_rollback
 from .operations.restore.rollback import run_rollback as run_rollback
 from .operations.verify.job import JobVerdict as JobVerdict
 from .operations.verify.job import verify_job as verify_job
+from .planning.exports import TableExport as TableExport
+from .planning.exports import TargetOptions as TargetOptions
 from .planning.privacy import PrivateColumns as PrivateColumns
 from .runtime.connectors import ParquetReplay as ParquetReplay
 from .runtime.connectors import ParquetSink as ParquetSink

@@ -240,7 +240,7 @@ def test_the_component_loads(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "code",
     blocks("docs/dagster.md", "python"),
-    ids=["defs", "window", "own assets", "conditions", "selection"],
+    ids=["defs", "window", "exports", "own assets", "conditions", "selection"],
 )
 def test_the_definitions_load(code: str) -> None:
     import dagster as dg

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections import Counter
+from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 
@@ -15,15 +16,16 @@ from click.testing import CliRunner
 
 from arroyo_dagster.cli import main
 from arroyo_dagster.errors import ConflictError, NotFoundError, StorageError
+from arroyo_dagster.state.codec.common_types import TypeOptions
 from arroyo_dagster.state.model.ids import Epoch, StatePath
-from arroyo_dagster.state.operations.query.common_types import TypeOptions
-from arroyo_dagster.state.operations.query.diff import CHANGE, Change
-from arroyo_dagster.state.operations.query.export import (
-    ParquetTarget,
+from arroyo_dagster.state.operations.export.epochs import (
     change_feed,
     export_changes,
     export_epochs,
+    unit_of,
 )
+from arroyo_dagster.state.operations.export.parquet import ParquetTarget
+from arroyo_dagster.state.operations.query.diff import CHANGE, Change
 from arroyo_dagster.state.operations.query.state import StateJob, open_state
 from arroyo_dagster.state.storage import MemoryStore, ObjectStore, open_store
 from arroyo_dagster.state.storage.wrappers import Crash, FaultInjecting
@@ -86,6 +88,22 @@ def test_changes_add_up_to_the_newest_epoch(job: StateJob) -> None:
     assert +Counter(rows) == newest
     feed = list(change_feed(job, "count", "counts", numbers[0]))
     assert [one.epoch for one in feed] == numbers[1:]
+
+
+def test_changes_that_do_not_follow_those_of_the_folder_are_refused(job: StateJob) -> None:
+    target, numbers = ParquetTarget(store=MemoryStore()), job.epochs()
+    list(export_changes(job, "keep", "rows", target, numbers[0], numbers[1]))
+    with pytest.raises(ConflictError, match=f"which end at epoch {numbers[1]}"):
+        list(export_changes(job, "keep", "rows", target, numbers[2]))
+    assert len(list(export_changes(job, "keep", "rows", target, numbers[1]))) == len(numbers) - 2
+
+
+def test_an_epoch_of_a_job_that_began_anew_is_refused(job: StateJob) -> None:
+    target, epoch = ParquetTarget(store=MemoryStore()), job.epochs()[0]
+    list(export_epochs(job, "keep", "rows", target, [epoch]))
+    unit = unit_of(job.epoch(epoch), "keep", "rows")
+    with pytest.raises(ConflictError, match="of another state of the job"):
+        target.exported(replace(unit, finished_at_micros=unit.finished_at_micros + 1))
 
 
 def _tuples(rows: pa.Table) -> list[tuple[object, ...]]:

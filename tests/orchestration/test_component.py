@@ -428,7 +428,7 @@ def test_a_scaffolded_file_lists_every_field_and_is_valid() -> None:
     text = format_yaml(TYPE, ArroyoStateComponent, given)
     assert yaml.safe_load(text) == {"type": TYPE, "attributes": given}
     assert max(map(len, text.splitlines())) <= 100
-    everything = yaml.safe_load(re.sub(r"(?m)^( +)#(\w)", r"\1\2", text))["attributes"]
+    everything = yaml.safe_load(re.sub(r"(?m)^( +)#(- |  )?(\w)", r"\1\2\3", text))["attributes"]
     assert everything.keys() == ArroyoStateComponent.model_fields.keys()
     schema = Draft202012Validator(ArroyoStateComponent.model().model_json_schema())
     assert [error.message for error in schema.iter_errors(everything)] == []

@@ -16,9 +16,9 @@ from pyspark.sql import functions as f
 from arroyo_dagster.errors import InputError, NotFoundError
 from arroyo_dagster.spark.query.frames import frame_of, register_views
 from arroyo_dagster.spark.query.source import register_source
+from arroyo_dagster.state.codec.common_types import TypeOptions
 from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.model.ids import Epoch
-from arroyo_dagster.state.operations.query.common_types import TypeOptions
 from arroyo_dagster.state.operations.query.diff import diff_tables
 from arroyo_dagster.state.operations.query.state import StateCatalog, open_state
 from arroyo_dagster.state.operations.query.table import EpochTable

@@ -70,14 +70,6 @@ def _high_water(text: str) -> tuple[str, int]:
     return partition, int(offset)
 
 
-def _state(one: PartitionAdvance) -> str:
-    if one.newest.finished:
-        return "finished"
-    if len(one.positions) < 2:
-        return "one epoch only"
-    return "stands still" if one.stands_still else "advances"
-
-
 def _partition_cells(one: PartitionAdvance, with_lag: bool) -> list[object]:
     position = one.newest.position
     cells: list[object] = [
@@ -87,7 +79,7 @@ def _partition_cells(one: PartitionAdvance, with_lag: bool) -> list[object]:
         one.newest.state if position is None else position,
         None if one.rate is None else f"{one.rate:.1f}",
         clock(one.advanced_at_micros),
-        _state(one),
+        one.status,
     ]
     return [*cells, one.lag] if with_lag else cells
 

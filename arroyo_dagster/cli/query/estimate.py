@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from arroyo_dagster.cli.common import EXIT_FINDINGS, main, open_to_read, store_options
-from arroyo_dagster.cli.rendering import print_json, print_table
+from arroyo_dagster.cli.rendering import bar, print_json, print_table
 from arroyo_dagster.cli.settings import Duration, NamedSetting
 from arroyo_dagster.state.model.settings import settings_from
 from arroyo_dagster.state.model.units import format_bytes
@@ -18,8 +18,6 @@ from arroyo_dagster.state.operations.query.restore_estimate import (
 )
 from arroyo_dagster.state.operations.query.state import open_state
 from arroyo_dagster.state.planning.fleet.service_level import RestoreRates
-
-_BAR = 30
 
 
 @main.command("estimate")
@@ -96,8 +94,7 @@ def _print(found: RestoreEstimate) -> None:
     )
     most = max(found.subtask_bytes, default=0)
     for at, size in enumerate(found.subtask_bytes):
-        bar = "█" * (round(_BAR * size / most) if most else 0)
-        click.echo(f"subtask {at:3}  {format_bytes(size):>10}  {bar}")
+        click.echo(f"subtask {at:3}  {format_bytes(size):>10}  {bar(size, most)}")
     click.echo(
         f"a restore takes about {found.seconds:.1f} s, and {format_bytes(found.memory_bytes)} of "
         "memory in the largest subtask"

@@ -1,25 +1,20 @@
-"""`export`: a table as Parquet files, one epoch or epoch after epoch, each exactly once."""
+"""`export`: a table to Parquet files, Delta or Iceberg, each epoch exactly once."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import click
 
 from arroyo_dagster.cli.common import main, open_to_read, private_option, store_options
 from arroyo_dagster.cli.rendering import print_json, print_table
-from arroyo_dagster.errors import InputError
+from arroyo_dagster.cli.settings import NamedValue
+from arroyo_dagster.state.codec.common_types import NANOS, UNSIGNED
 from arroyo_dagster.state.model.ids import Epoch
 from arroyo_dagster.state.model.units import format_bytes
-from arroyo_dagster.state.operations.query.common_types import NANOS, UNSIGNED, TypeOptions
-from arroyo_dagster.state.operations.query.export import (
-    ParquetTarget,
-    export_changes,
-    export_epochs,
-)
+from arroyo_dagster.state.operations.export.epochs import export_changes, export_epochs
+from arroyo_dagster.state.operations.export.tables import open_target
 from arroyo_dagster.state.operations.query.state import open_state
+from arroyo_dagster.state.planning.exports import FORMATS, TargetOptions
 from arroyo_dagster.state.planning.privacy import PrivateColumns
-from arroyo_dagster.state.storage.remote.open import open_store
 
 
 @main.command("export")
@@ -27,6 +22,34 @@ from arroyo_dagster.state.storage.remote.open import open_store
 @click.argument("operator")
 @click.argument("table")
 @click.argument("target")
+@click.option(
+    "--format",
+    "table_format",
+    type=click.Choice(FORMATS),
+    default=FORMATS[0],
+    help="What TARGET is: a folder of Parquet files, a Delta table, or NAMESPACE.TABLE of an "
+    "Iceberg catalog. Default: parquet.",
+)
+@click.option(
+    "--catalog",
+    metavar="NAME",
+    default="default",
+    help="The Iceberg catalog, as pyiceberg's own configuration names it. Default: default.",
+)
+@click.option(
+    "--property",
+    "catalog_properties",
+    type=NamedValue(),
+    multiple=True,
+    help="A property of the Iceberg catalog, such as uri=sqlite:///catalog.db; repeatable. "
+    "Secrets belong into pyiceberg's configuration.",
+)
+@click.option(
+    "--epoch-column",
+    metavar="NAME",
+    default="epoch",
+    help="The column of a Delta or Iceberg table that has the number of the epoch. Default: epoch.",
+)
 @click.option("--every-epoch", is_flag=True, help="Export every visible epoch, oldest first.")
 @click.option(
     "--changes",
@@ -51,6 +74,10 @@ def export_command(
     operator: str,
     table: str,
     target: str,
+    table_format: str,
+    catalog: str,
+    catalog_properties: tuple[tuple[str, str], ...],
+    epoch_column: str,
     every_epoch: bool,
     changes: bool,
     nanos: str | None,
@@ -59,40 +86,38 @@ def export_command(
     url: str | None,
     as_json: bool,
 ) -> None:
-    """Export a table to Parquet files below TARGET, a folder or URL: one epoch or several.
+    """Export a table to Parquet files, Delta or Iceberg: one epoch or several.
 
-    JOB is JOB or JOB@EPOCH. Each epoch is a folder, `epoch=12`, with an object `_SUCCESS` that is
-    written last: what is there already is not exported again, so that a schedule can repeat the
-    command. By default columns keep their types; with --nanos or --unsigned they become those that
-    Spark, Delta and Iceberg know.
+    JOB is JOB or JOB@EPOCH. TARGET is a folder or URL, of Iceberg NAMESPACE.TABLE. Each epoch is a
+    folder, `epoch=12`, with an object `_SUCCESS` that is written last; of Delta and Iceberg it is a
+    partition, added by one commit. What is there already is not exported again, so that a schedule
+    can repeat the command. In Parquet columns keep their types by default; with --nanos or
+    --unsigned they become those that Spark, Delta and Iceberg know.
 
     \b
     Examples:
       arroyo-state export orders/main count counts s3://lake/counts --url s3://bucket/arroyo
-      arroyo-state export orders/main count counts s3://lake/counts --every-epoch --nanos floor
+      arroyo-state export orders/main count counts s3://lake/counts --every-epoch --format delta
     """
     if every_epoch and changes:
         raise click.UsageError("choose one of --every-epoch and --changes")
     state = open_state(open_to_read(url), private=private)
     epoch = state.epoch(job)
-    types = None
-    if nanos is not None or unsigned is not None:
-        types = TypeOptions(unsigned or UNSIGNED[0], nanos or NANOS[0])
-    url_of_target = target if "://" in target else str(Path(target).absolute())
-    folder = ParquetTarget(store=open_store(url_of_target), types=types)
-    if folder.store.url.rstrip("/") == state.store.url.rstrip("/"):
-        raise InputError(
-            "the target is the checkpoint URL itself",
-            target=target,
-            next_step="export to another folder",
-        )
+    to = TargetOptions(
+        format=table_format,
+        unsigned=unsigned,
+        nanos=nanos,
+        epoch_column=epoch_column,
+        catalog={"name": catalog, **dict(catalog_properties)},
+    )
+    chosen_target = open_target(target, to, state.store.url)
     numbers = epoch.job.epochs()
     if changes:
         first = numbers[0] if epoch.number == numbers[-1] else epoch.number
-        found = list(export_changes(epoch.job, operator, table, folder, first))
+        found = list(export_changes(epoch.job, operator, table, chosen_target, first))
     else:
         chosen = numbers if every_epoch else [Epoch(epoch.number)]
-        found = list(export_epochs(epoch.job, operator, table, folder, chosen))
+        found = list(export_epochs(epoch.job, operator, table, chosen_target, chosen))
     if as_json:
         print_json(
             [

@@ -19,6 +19,7 @@ from arroyo_dagster.orchestration.catalog.checks import (
     not_checked,
 )
 from arroyo_dagster.orchestration.catalog.fleet_checks import Fleet, fleet_check_specs
+from arroyo_dagster.orchestration.catalog.table_curves import table_curves
 from arroyo_dagster.orchestration.catalog.tenants import TenantOptions, tenant_lines
 from arroyo_dagster.orchestration.directory import ArroyoDirectory
 from arroyo_dagster.orchestration.failures import as_failure, fail, name_failed_checks
@@ -270,12 +271,22 @@ def _epochs_metadata(one: "Refreshed") -> dict[str, Any]:
             "duration by epoch": shown.sparkline(
                 [row.duration_micros for row in recent], lambda micros: str(shown.duration(micros))
             ),
+            "watermark lag by epoch": shown.sparkline(
+                [_watermark_lag(row) for row in recent], lambda micros: str(shown.duration(micros))
+            ),
             "newest epochs": shown.table(
                 map(_epoch_line, history.epochs[: -EPOCHS_LISTED - 1 : -1])
             ),
             "dagster/partition_row_count": len(history.epochs),
         }
     )
+
+
+def _watermark_lag(row: "EpochRow") -> int | None:
+    """Return how far event time was behind the end of an epoch, in microseconds."""
+    if row.watermark_micros is None or row.finished_micros is None:
+        return None
+    return row.finished_micros - row.watermark_micros
 
 
 def _format_epoch(row: "EpochRow") -> str:
@@ -335,6 +346,7 @@ def _operators_metadata(one: "Refreshed") -> dict[str, Any]:
             else f"{shown.counted(tables, 'table')} with files, of "
             f"{shown.counted(newest.operators or 0, 'operator')}",
             "unreadable files": shown.number(unreadable) if unreadable else None,
+            **({} if newest is None else table_curves(history, newest)),
             "tables of the newest epoch": shown.table(_table_lines(files)),
             "dagster/partition_row_count": len(history.files),
         }

@@ -89,6 +89,9 @@ class ScheduleTimes(YamlModel):
     dead_jobs: Cron = Field(
         default=ScheduleOptions.dead_jobs, description="Cron of the gc of dead jobs."
     )
+    exports: Cron = Field(
+        default=ScheduleOptions.exports, description="Cron of the exports of tables."
+    )
     timezone: TimeZone = Field(
         default="UTC", description="Time zone of the schedules above, for example `Europe/Berlin`."
     )

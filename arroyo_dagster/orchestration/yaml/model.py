@@ -9,7 +9,7 @@ of most fields are lost. The models here are stricter: a text counts as a templa
 import re
 from collections.abc import Mapping
 from types import NoneType
-from typing import Annotated, Any, NoReturn, Self, get_args
+from typing import Annotated, Any, NoReturn, Self, get_args, get_origin
 
 import dagster as dg
 from pydantic import (
@@ -121,7 +121,10 @@ def _yaml_type(kind: Any) -> Any:
     if isinstance(kind, type) and issubclass(kind, YamlModel):
         return kind.model()
     nested = [one for one in get_args(kind) if isinstance(one, type) and issubclass(one, YamlModel)]
-    return nested[0].model() | None if nested else kind
+    if not nested:
+        return kind
+    model: Any = nested[0].model()
+    return list[model] if get_origin(kind) is list else model | None
 
 
 def _field_of(field: Any) -> Any:
@@ -187,6 +190,8 @@ def _closest(name: str, known: list[str]) -> str:
 def _fields_at(model: type[BaseModel], path: Any) -> Mapping[str, Any]:
     fields = model.model_fields
     for name in path:
+        if isinstance(name, int):  # an item of a list has the fields of the list's type
+            continue
         kinds = [fields[name].annotation, *get_args(fields[name].annotation)]
         models = [one for one in kinds if isinstance(one, type) and one is not NoneType]
         fields = next((one.model_fields for one in models if issubclass(one, BaseModel)), {})

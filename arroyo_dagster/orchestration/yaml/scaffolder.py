@@ -2,8 +2,8 @@
 
 import json
 import textwrap
-from collections.abc import Iterator
-from typing import Any, ClassVar
+from collections.abc import Iterable, Iterator
+from typing import Any, ClassVar, get_origin
 
 import dagster as dg
 from pydantic import BaseModel, ConfigDict, Field
@@ -83,11 +83,24 @@ def _fields(model: type[YamlModel], given: dict[str, Any], indent: str) -> Itera
             yield f"{indent}{name}: {json.dumps(given[name])}"
         elif section is not None:
             yield f"{indent}#{name}:"
-            yield from _fields(section, {}, f"{indent}  ")
+            lines = _fields(section, {}, f"{indent}  ")
+            yield from _item(lines) if get_origin(field.annotation) is list else lines
         else:
             yield f"{indent}#{name}: {_value(field)}"
         if indent == "  ":
             yield ""
+
+
+def _item(lines: Iterable[str]) -> Iterator[str]:
+    """Yield the lines of fields as those of one item of a list."""
+    mark = "- "
+    for line in lines:
+        before, _, text = line.partition("#")
+        if text.startswith(" "):
+            yield line
+        else:
+            yield f"{before}#{mark}{text}"
+            mark = "  "
 
 
 def _section(kind: Any) -> type[YamlModel] | None:

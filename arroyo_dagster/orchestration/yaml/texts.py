@@ -118,6 +118,12 @@ Name = Annotated[str, *texts_of_form(r"^[A-Za-z0-9_.-]+$", "a name: use letters,
 """A name that may stand in names of Dagster."""
 
 
+ExportName = Annotated[
+    str, *texts_of_form(r"^[A-Za-z0-9_]+$", "a name: use letters, digits and underscores")
+]
+"""A name that may stand in keys of assets."""
+
+
 def _check_ownership(given: dict[str, str]) -> dict[str, str]:
     try:
         parse_ownership(given)

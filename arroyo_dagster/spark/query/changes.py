@@ -29,8 +29,8 @@ from pyspark.sql.datasource import (  # noqa: TID253 - the classes below extend 
 
 from arroyo_dagster.errors import InputError, NotFoundError
 from arroyo_dagster.spark.query.columns import AskedColumns
+from arroyo_dagster.state.codec.common_types import TypeOptions
 from arroyo_dagster.state.model.ids import Epoch
-from arroyo_dagster.state.operations.query.common_types import TypeOptions
 from arroyo_dagster.state.operations.query.diff import CHANGE, Change, diff_tables
 from arroyo_dagster.state.operations.query.scans import WRITTEN_EPOCH, ScanRequest
 from arroyo_dagster.state.operations.query.state import StateCatalog, StateJob

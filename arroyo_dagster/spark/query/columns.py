@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import pyarrow as pa
 
-from arroyo_dagster.state.operations.query.common_types import TypeOptions
+from arroyo_dagster.state.codec.common_types import TypeOptions
 from arroyo_dagster.state.operations.query.names import not_found
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from arroyo_dagster.spark.jobs import slots
-from arroyo_dagster.state.operations.query.common_types import TypeOptions
+from arroyo_dagster.state.codec.common_types import TypeOptions
 from arroyo_dagster.state.operations.query.names import not_found
 from arroyo_dagster.state.operations.query.state import StateCatalog
 from arroyo_dagster.state.operations.query.table import EpochTable

@@ -49,8 +49,8 @@ from pyspark.sql.datasource import (  # noqa: TID253 - the classes below extend 
 from arroyo_dagster.errors import InputError
 from arroyo_dagster.spark.query.changes import ChangesReader, ChangesStream, TableChanges
 from arroyo_dagster.spark.query.columns import AskedColumns
+from arroyo_dagster.state.codec.common_types import TypeOptions
 from arroyo_dagster.state.model.ids import Epoch
-from arroyo_dagster.state.operations.query.common_types import TypeOptions
 from arroyo_dagster.state.operations.query.metadata_tables import find_metadata
 from arroyo_dagster.state.operations.query.names import not_found, parse_name
 from arroyo_dagster.state.operations.query.scans import ScanRequest

@@ -1,9 +1,7 @@
 """The common part of the sinks of table formats: data files by subtasks, one commit per epoch.
 
-A subtask writes its rows to a data file in the directory of the table. No reader sees the file
-before the table's metadata lists it, which is what the commit of the epoch does. Together with the
-files the commit writes a token: who wrote them, the epoch, and a digest of the files. A repeated
-commit finds the token and adds nothing.
+A subtask writes its rows to a data file in the directory of the table; the commit of the epoch adds
+the files to the table (`lake_table`). The token has a digest of the files.
 """
 
 from __future__ import annotations
@@ -17,7 +15,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from arroyo_dagster.errors import ConflictError, FormatError, InputError, ProtocolError
 from arroyo_dagster.redaction import register_settings
@@ -26,47 +23,24 @@ from arroyo_dagster.state.model.ids import Epoch, StatePath, TableName
 from arroyo_dagster.state.model.layout import JobPaths, staged_name
 from arroyo_dagster.state.model.tables import TableConfig
 from arroyo_dagster.state.runtime.connectors import PRE_COMMIT, BufferingSink
+from arroyo_dagster.state.runtime.lake_table import (
+    COMMIT_ATTEMPTS,
+    TABLE_TYPES,
+    AddedFile,
+    CommitToken,
+    LakeTable,
+    OpenTable,
+    OvertakenError,
+    PartitionKey,
+)
 from arroyo_dagster.state.runtime.operators import Collector, OperatorContext
 from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.remote.open import open_store
 from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.tables.global_keyed import global_table_config
 
-COMMIT_ATTEMPTS = 8
-"""How often a commit is tried while other writers commit to the table."""
-
-
-@dataclass(frozen=True, slots=True)
-class AddedFile:
-    """A data file that a subtask has written.
-
-    Attributes:
-        path: relative to the sink's URL.
-        partition: the values of the table's partition columns, if the file does not hold them.
-    """
-
-    path: StatePath
-    size_bytes: int
-    rows: int
-    partition: Mapping[str, str | None]
-
-
-@dataclass(frozen=True, slots=True)
-class PartitionKey:
-    """A column by which a table is partitioned.
-
-    Attributes:
-        unit: `year`, `month`, `day` or `hour`, to which its times are rounded down; None = the
-            values as they are.
-    """
-
-    column: str
-    unit: str | None = None
-
-    def of(self, rows: pa.Table) -> pa.ChunkedArray:
-        """Return the key of each row."""
-        values = rows.column(self.column)
-        return values if self.unit is None else pc.floor_temporal(values, unit=self.unit)
+FILES = "files"
+"""The mark of a sink's token: the digest of the files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,23 +63,28 @@ class EpochAppend:
         names = "\n".join(sorted(file.path for file in self.files))
         return int.from_bytes(hashlib.sha256(names.encode()).digest()[:8], "big") >> 1
 
-    def is_done(self, epoch: int | None, digest: int | None, table: str) -> bool:
+    @property
+    def token(self) -> CommitToken:
+        """What the table keeps of the commit."""
+        return CommitToken(self.writer, int(self.epoch), self.digest, FILES)
+
+    def is_done(self, token: CommitToken | None, table: str) -> bool:
         """Return whether the table has these files, by the token of the writer's newest commit.
 
         Args:
-            epoch, digest: the token; None = there is none.
+            token: None = there is none.
             table: for messages.
 
         Raises:
             ProtocolError: the token is of a later epoch, or of other files of this epoch: the job's
                 state is not the one that wrote them.
         """
-        if epoch is None or epoch < self.epoch:
+        if token is None or token.epoch < self.epoch:
             return False
-        if epoch == self.epoch and digest == self.digest:
+        if token == self.token:
             return True
         raise ProtocolError(
-            f"the table already has epoch {epoch} of this job, written from another state",
+            f"the table already has epoch {token.epoch} of this job, written from another state",
             table=table,
             job=self.writer,
             epoch=self.epoch,
@@ -114,29 +93,30 @@ class EpochAppend:
         )
 
 
-class OvertakenError(Exception):
-    """Another writer committed to a table first; its cause is the library's error."""
-
-
 class TableSink(BufferingSink):
     """Adds the rows of each epoch to a table exactly once; see the module.
 
     Args:
+        lake: the table.
         url: the directory in which subtasks write data files.
         options: as `open_store` takes them.
     """
 
     pre_commit = PRE_COMMIT
-    table: str
-    """What messages call the table."""
     partitioned_by: tuple[PartitionKey, ...] = ()
     """How the table is partitioned; a subtask writes a file for each key of an epoch."""
 
-    def __init__(self, url: str, options: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, lake: LakeTable, url: str, options: Mapping[str, Any] | None = None) -> None:
         super().__init__()
+        self._lake = lake
         self._url = url
         self._options = dict(options or {})
         register_settings(self._options)
+
+    @property
+    def table(self) -> str:
+        """What messages call the table."""
+        return self._lake.name
 
     @property
     def _store(self) -> ObjectStore:
@@ -225,7 +205,33 @@ class TableSink(BufferingSink):
         Raises:
             OvertakenError: another writer, or another run of this job, has just committed.
         """
-        raise NotImplementedError
+        table = self._lake.open() or self.created(commit.schema)
+        if commit.is_done(table.token(commit.writer, FILES), self.table):
+            return
+        self.check_table(table, commit.schema, pending=True)
+        self.check_files(commit)
+        table.append(commit.files, commit.token)
+
+    def created(self, rows: pa.Schema) -> OpenTable:
+        """Create the table, which does not exist.
+
+        Raises:
+            NotFoundError: the sink creates none.
+            StorageError: the library could not write it.
+        """
+        names = [key.column for key in self.partitioned_by]
+        return self._lake.create(TABLE_TYPES.schema_of(rows), names, {})
+
+    def check_table(self, table: OpenTable, rows: pa.Schema, *, pending: bool) -> None:
+        """Check that rows fit into a table; arguments as of `check_columns`.
+
+        Raises:
+            InputError: the table has other columns or partitions, or settings that the sink cannot
+                obey.
+        """
+        table.check_writable()
+        self.check_partitions(table.partitioned_by)
+        self.check_columns(rows, table.columns, pending=pending)
 
     def check_files(self, commit: EpochAppend) -> None:
         """Check that the files are there: the cleaning of a table deletes what it does not list.
@@ -275,8 +281,8 @@ class TableSink(BufferingSink):
         Raises:
             InputError: it has not, with every difference.
         """
-        wanted = {field.name: field for field in table_schema(table)}
-        found = {field.name: field for field in table_schema(rows)}
+        wanted = {field.name: field for field in TABLE_TYPES.schema_of(table)}
+        found = {field.name: field for field in TABLE_TYPES.schema_of(rows)}
         wrong = [f"{name} is not in the table" for name in found if name not in wanted]
         for name, column in wanted.items():
             own = found.get(name)
@@ -320,38 +326,16 @@ def _commit_of(epoch: Epoch, data: Mapping[int, bytes]) -> EpochAppend | None:
 
 
 def table_rows(rows: pa.Table) -> pa.Table:
-    """Convert rows to types that table formats have.
+    """Convert rows to the types that table formats have.
 
     Raises:
         InputError: a time has nanoseconds that would be lost.
     """
     try:
-        return rows.cast(table_schema(rows.schema))
-    except pa.ArrowInvalid as error:
+        return TABLE_TYPES.convert(rows)
+    except InputError as error:
         raise InputError(
-            f"a value does not fit into the microseconds of a table ({error})",
+            f"a value does not fit into the microseconds of a table ({error.message})",
+            column=error.facts.get("column"),
             next_step="round the times in an operator before the sink",
         ) from error
-
-
-def table_schema(schema: pa.Schema) -> pa.Schema:
-    """Return columns in types that table formats have: times in microseconds, without metadata."""
-    return pa.schema(
-        [pa.field(field.name, _table_type(field.type), field.nullable) for field in schema]
-    )
-
-
-def _table_type(kind: pa.DataType) -> pa.DataType:
-    if pa.types.is_timestamp(kind):
-        return pa.timestamp("us", None if kind.tz is None else "UTC")
-    if pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
-        return pa.string()
-    if pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind):
-        return pa.binary()
-    if pa.types.is_dictionary(kind):
-        return _table_type(kind.value_type)
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        return pa.list_(_table_type(kind.value_type))
-    if pa.types.is_struct(kind):
-        return pa.struct([pa.field(one.name, _table_type(one.type), one.nullable) for one in kind])
-    return kind

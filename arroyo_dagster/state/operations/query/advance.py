@@ -45,6 +45,15 @@ class PartitionAdvance:
             and self.newest.finished is not True
         )
 
+    @property
+    def status(self) -> str:
+        """What the epochs say: `finished`, `one epoch only`, `stands still` or `advances`."""
+        if self.newest.finished:
+            return "finished"
+        if len(self.positions) < 2:
+            return "one epoch only"
+        return "stands still" if self.stands_still else "advances"
+
 
 def source_advance(
     job: StateJob, epochs: int = EPOCHS, high_water: Mapping[str, int] | None = None

@@ -49,6 +49,14 @@ from arroyo_dagster.state.operations.query.metadata_rows import (
     rows_table,
 )
 from arroyo_dagster.state.operations.query.names import QueryName, not_found
+from arroyo_dagster.state.operations.query.operator_state import (
+    JoinSideRow,
+    SessionRow,
+    WindowRow,
+    join_sides,
+    sessions,
+    windows,
+)
 from arroyo_dagster.state.operations.query.positions import SourcePosition, source_positions
 from arroyo_dagster.state.operations.query.state import StateCatalog, StateEpoch, StateJob
 from arroyo_dagster.state.operations.query.table import EpochTable
@@ -367,6 +375,9 @@ METADATA_TABLES = {
         MetadataTable("row_groups", RowGroupRow, of_epoch=_row_groups),
         MetadataTable("offsets", SourcePosition, of_epoch=source_positions),
         MetadataTable("watermarks", WatermarkRow, of_epoch=_watermarks),
+        MetadataTable("windows", WindowRow, of_epoch=windows),
+        MetadataTable("sessions", SessionRow, of_epoch=sessions),
+        MetadataTable("join_sides", JoinSideRow, of_epoch=join_sides),
         MetadataTable("commits", CommitRow, of_epoch=_commits),
         MetadataTable("key_ranges", KeyRangeRow, of_epoch=_key_ranges),
         MetadataTable("pins", PinRow, of_job=_pins),

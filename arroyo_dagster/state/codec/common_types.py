@@ -1,8 +1,9 @@
 """Arrow columns as Spark, Delta and Iceberg have them: exactly, or with an error that names the
 option to choose.
 
-They have no unsigned numbers, and times in microseconds only. By default unsigned numbers of 64
-bits become `decimal(20,0)`, and a time or duration with a part below the microsecond is an error.
+They have no unsigned numbers, times in microseconds only, and time zones as UTC only. By default
+unsigned numbers of 64 bits become `decimal(20,0)`, and a time or duration with a part below the
+microsecond is an error.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from arroyo_dagster.errors import InputError
 
 UNSIGNED = ("decimal", "long")
 NANOS = ("exact", "floor", "long")
+DURATIONS = ("duration", "long")
 _WIDER = {pa.uint8(): pa.int16(), pa.uint16(): pa.int32(), pa.uint32(): pa.int64()}
 
 
@@ -28,6 +30,8 @@ class TypeOptions:
         unsigned: `decimal` = `decimal(20,0)`; `long` = a long, and an error from 2^63 on.
         nanos: `exact` = times in microseconds, and an error if there is a part below; `floor` =
             without that part; `long` = the number of nanoseconds.
+        durations: `duration` = in microseconds, as Spark has them; `long` = their number, for table
+            formats, which have none.
 
     Raises:
         InputError: another value.
@@ -35,11 +39,13 @@ class TypeOptions:
 
     unsigned: str = "decimal"
     nanos: str = "exact"
+    durations: str = "duration"
 
     def __post_init__(self) -> None:
         for name, value, known in (
             ("unsigned", self.unsigned, UNSIGNED),
             ("nanos", self.nanos, NANOS),
+            ("durations", self.durations, DURATIONS),
         ):
             if value not in known:
                 raise InputError(
@@ -61,19 +67,25 @@ class TypeOptions:
             return pa.date32()
         if types.is_time(kind) or types.is_interval(kind) or types.is_decimal256(kind):
             return pa.string()
+        if types.is_large_string(kind) or types.is_string_view(kind):
+            return pa.string()
+        if types.is_large_binary(kind) or types.is_binary_view(kind):
+            return pa.binary()
+        if types.is_dictionary(kind):
+            return self.type_of(kind.value_type)
         return self._nested_type(kind)
 
     def _time_type(self, kind: pa.DataType) -> pa.DataType:
         if self.nanos == "long" and kind.unit == "ns":
             return pa.int64()
         if pa.types.is_duration(kind):
-            return pa.duration("us")
-        return pa.timestamp("us", kind.tz)
+            return pa.int64() if self.durations == "long" else pa.duration("us")
+        return pa.timestamp("us", None if kind.tz is None else "UTC")
 
     def _nested_type(self, kind: pa.DataType) -> pa.DataType:
         types = pa.types
         if types.is_struct(kind):
-            return pa.struct([field.with_type(self.type_of(field.type)) for field in kind])
+            return pa.struct([self._field(field) for field in kind])
         if types.is_map(kind):
             return pa.map_(self.type_of(kind.key_type), self.type_of(kind.item_type))
         if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
@@ -82,7 +94,10 @@ class TypeOptions:
 
     def schema_of(self, schema: pa.Schema) -> pa.Schema:
         """Return the columns that rows have there."""
-        return pa.schema([field.with_type(self.type_of(field.type)) for field in schema])
+        return pa.schema([self._field(field) for field in schema])
+
+    def _field(self, field: pa.Field) -> pa.Field:
+        return pa.field(field.name, self.type_of(field.type), field.nullable)
 
     def convert(self, rows: pa.Table) -> pa.Table:
         """Convert rows to `schema_of` their columns.
@@ -117,6 +132,8 @@ class TypeOptions:
         found = values.type
         if kind.equals(found):
             return values
+        if types.is_dictionary(found):
+            return self._cast(values.dictionary_decode(), kind)
         if types.is_struct(found):
             parts = zip(values.flatten(), kind, strict=True)
             fields = [self._cast(part, field.type) for part, field in parts]
@@ -134,7 +151,9 @@ class TypeOptions:
 
     def _cast_time(self, values: pa.Array, kind: pa.DataType) -> pa.Array:
         if kind == pa.int64():
-            return values.cast(kind)
+            if self.nanos == "long" and values.type.unit == "ns":
+                return values.cast(kind)
+            return self._cast_time(values, pa.duration("us")).cast(kind)
         if self.nanos != "floor" or values.type.unit != "ns":
             return values.cast(kind, safe=True)
         numbers = values.cast(pa.int64())

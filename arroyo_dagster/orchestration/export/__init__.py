@@ -1,0 +1,1 @@
+"""Exports of tables as assets, one for each export; it decides nothing about them."""

@@ -1,0 +1,417 @@
+"""Exports to Delta and Iceberg: every epoch once, whatever dies when, with the columns of each."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from click.testing import CliRunner
+from deltalake import DeltaTable, write_deltalake
+from pyiceberg.catalog.sql import SqlCatalog
+
+from arroyo_dagster.cli import main
+from arroyo_dagster.errors import ConflictError, InputError, NotFoundError, StorageError
+from arroyo_dagster.state.model.ids import Epoch
+from arroyo_dagster.state.operations.export import parquet
+from arroyo_dagster.state.operations.export.epochs import export_changes, export_epochs
+from arroyo_dagster.state.operations.export.lake import (
+    SOURCE,
+    DeltaTarget,
+    IcebergTarget,
+    LakeTarget,
+)
+from arroyo_dagster.state.operations.export.targets import ExportUnit
+from arroyo_dagster.state.operations.query.diff import CHANGE, Change
+from arroyo_dagster.state.operations.query.state import StateJob, open_state
+from arroyo_dagster.state.runtime.delta_table import OpenDeltaTable
+from arroyo_dagster.state.runtime.iceberg_table import OpenIcebergTable
+from arroyo_dagster.state.runtime.lake_table import OpenTable
+from arroyo_dagster.state.storage import open_store
+from tests.jobs import as_multiset, written_by_word_job
+
+PROJECT = Path(__file__).parents[2]
+
+
+class DeltaPlace:
+    """A folder with a Delta table."""
+
+    opened: type[OpenTable] = OpenDeltaTable
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def target(self, **more: Any) -> LakeTarget:
+        return DeltaTarget(url=f"file://{self.root}/table", **more)
+
+    @property
+    def words(self) -> list[str]:
+        return [f"{self.root}/table", "--format", "delta"]
+
+    def rows(self) -> pa.Table:
+        return DeltaTable(f"{self.root}/table").to_pyarrow_table()
+
+    def commits(self) -> list[str]:
+        found = DeltaTable(f"{self.root}/table").history()
+        return [one["arroyoEpoch"] for one in reversed(found) if "arroyoEpoch" in one]
+
+    def append(self, rows: pa.Table) -> None:
+        write_deltalake(f"{self.root}/table", rows, mode="append")
+
+    def create(self, columns: pa.Schema) -> None:
+        DeltaTable.create(f"{self.root}/table", columns)
+
+
+class IcebergPlace:
+    """A folder with a catalog and an Iceberg table."""
+
+    opened: type[OpenTable] = OpenIcebergTable
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.catalog = {
+            "name": "test",
+            "type": "sql",
+            "uri": f"sqlite:///{root}/catalog.db",
+            "warehouse": f"file://{root}/warehouse",
+        }
+
+    def target(self, **more: Any) -> LakeTarget:
+        return IcebergTarget(table="db.words", catalog=self.catalog, **more)
+
+    @property
+    def words(self) -> list[str]:
+        given = [f"--property={name}={value}" for name, value in self.catalog.items()]
+        return ["db.words", "--format", "iceberg", *given]
+
+    def rows(self) -> pa.Table:
+        return SqlCatalog(**self.catalog).load_table("db.words").scan().to_arrow()
+
+    def commits(self) -> list[str]:
+        snapshots = SqlCatalog(**self.catalog).load_table("db.words").snapshots()
+        return [one.summary["arroyo.epoch"] for one in snapshots if one.summary is not None]
+
+    def append(self, rows: pa.Table) -> None:
+        SqlCatalog(**self.catalog).load_table("db.words").append(rows)
+
+    def create(self, columns: pa.Schema) -> None:
+        catalog = SqlCatalog(**self.catalog)
+        catalog.create_namespace("db")
+        catalog.create_table("db.words", columns)
+
+
+Place = DeltaPlace | IcebergPlace
+PLACES: dict[str, type[Place]] = {"delta": DeltaPlace, "iceberg": IcebergPlace}
+
+
+@pytest.fixture(params=PLACES)
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    return PLACES[request.param](tmp_path)
+
+
+@pytest.fixture(scope="module")
+def job() -> StateJob:
+    return open_state(
+        written_by_word_job(rows=60, keep_epochs=None, retention_micros=20_000_000)
+    ).job("main")
+
+
+def of_epoch(rows: pa.Table, epoch: int) -> pa.Table:
+    return rows.filter(pa.compute.equal(rows["epoch"], epoch)).drop_columns(["epoch"])
+
+
+def assert_exact(place: Place, job: StateJob, epochs: Iterable[int]) -> None:
+    """Compare the table with every epoch's rows, as multisets."""
+    found = place.rows()
+    assert {*found["epoch"].to_pylist()} == {*epochs}
+    for epoch in epochs:
+        rows = place.target().types.convert(job.epoch(epoch).table("keep", "rows").to_arrow())
+        assert as_multiset(of_epoch(found, epoch).select(rows.column_names)) == as_multiset(rows)
+
+
+def export(place: Place, job: StateJob, epochs: Iterable[Epoch], **more: Any) -> list[Any]:
+    return list(export_epochs(job, "keep", "rows", place.target(**more), epochs))
+
+
+def test_every_epoch_is_in_the_table_once_in_any_order(place: Place, job: StateJob) -> None:
+    numbers = job.epochs()
+    (newest,) = export(place, job, numbers[-1:])
+    assert newest.new
+    assert newest.files == 1
+    assert_exact(place, job, numbers[-1:])
+    assert [one.new for one in export(place, job, numbers)] == [True] * (len(numbers) - 1) + [False]
+    assert_exact(place, job, numbers)
+    commits = place.commits()
+    assert commits == [str(one) for one in (numbers[-1], *numbers[:-1])]
+    again = export(place, job, numbers)
+    assert not any(one.new for one in again)
+    assert [one.rows for one in again] == [
+        job.epoch(one).table("keep", "rows").to_arrow().num_rows for one in numbers
+    ]
+    assert place.commits() == commits
+
+
+def test_a_large_epoch_is_several_files_in_one_commit(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files are closed at a size, so that no more than one is in memory."""
+    monkeypatch.setattr(parquet, "PART_BYTES", 1)
+    pieces = [pa.table({"a": [at]}) for at in range(3)]
+    unit = ExportUnit(source="a", epoch=Epoch(1), finished_at_micros=1)
+    found = place.target().write(unit, pieces, pieces[0].schema)
+    assert (found.files, found.rows) == (3, 3)
+    assert place.commits() == ["1"]
+    assert sorted(place.rows()["a"].to_pylist()) == [0, 1, 2]
+
+
+# ---- crashes -------------------------------------------------------------------------------------
+
+
+class Crash(BaseException):
+    """The end of a process, at one point."""
+
+
+@pytest.mark.parametrize("behind", [False, True], ids=["before", "behind"])
+def test_an_export_that_ends_around_its_commit_is_completed(
+    place: Place, job: StateJob, behind: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    numbers = job.epochs()
+    export(place, job, numbers[:1])
+    real = place.opened.append
+
+    def crash(*given: Any, **named: Any) -> None:
+        if behind:
+            real(*given, **named)
+        raise Crash
+
+    monkeypatch.setattr(place.opened, "append", crash)
+    with pytest.raises(Crash):
+        export(place, job, numbers)
+    monkeypatch.undo()
+    assert_exact(place, job, numbers[: 2 if behind else 1])
+    assert [one.new for one in export(place, job, numbers)][:2] == [False, not behind]
+    assert_exact(place, job, numbers)
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from arroyo_dagster import open_state
+from tests.journeys import test_export_lakes as lakes
+
+place = lakes.PLACES[sys.argv[1]](Path(sys.argv[2]))
+job = open_state(f"file://{sys.argv[2]}/state").job("main")
+place.opened.append = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
+lakes.export(place, job, job.epochs())
+"""
+
+
+@pytest.mark.parametrize("kind", PLACES)
+def test_a_process_killed_between_data_and_commit_loses_and_doubles_nothing(
+    kind: str, job: StateJob, tmp_path: Path
+) -> None:
+    copied = open_store(f"file://{tmp_path}/state")
+    for info in job.catalog.store.list():
+        copied.put(info.path, job.catalog.store.read(info.path))
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED, kind, str(tmp_path)],
+        cwd=PROJECT,
+        env={**os.environ, "PYTHONPATH": str(PROJECT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    place = PLACES[kind](tmp_path)
+    assert place.rows().num_rows == 0
+    assert [*tmp_path.rglob("part-*.parquet")], "its data file is there, and in no table"
+    export(place, job, job.epochs())
+    assert_exact(place, job, job.epochs())
+
+
+def test_two_exports_at_the_same_time_add_an_epoch_once(
+    place: Place, job: StateJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    numbers = job.epochs()
+    export(place, job, numbers[:1])
+    real, raced = place.opened.append, []
+
+    def after_another(*given: Any, **named: Any) -> None:
+        if not raced:
+            raced.append(1)
+            export(place, job, numbers[1:2])  # both have found that the epoch is missing
+        real(*given, **named)
+
+    monkeypatch.setattr(place.opened, "append", after_another)
+    (found,) = export(place, job, numbers[1:2])
+    assert raced
+    assert not found.new
+    assert_exact(place, job, numbers[:2])
+
+
+# ---- what is refused -----------------------------------------------------------------------------
+
+
+def test_tables_of_others_are_refused(place: Place, job: StateJob, tmp_path: Path) -> None:
+    export(place, job, job.epochs()[:1])
+    with pytest.raises(ConflictError, match="epochs of words/main keep rows"):
+        list(export_epochs(job, "count", "counts", place.target(), job.epochs()[:1]))
+    with pytest.raises(NotFoundError):
+        export(place, job, [Epoch(999)])
+    other = type(place)(tmp_path / "other")
+    other.root.mkdir()
+    other.create(pa.schema([pa.field("n", pa.int64())]))
+    with pytest.raises(InputError, match="not created by an export"):
+        export(other, job, job.epochs()[:1])
+
+
+@pytest.mark.parametrize("at", [0, 1], ids=["older", "newest"])
+def test_epochs_of_a_job_that_began_anew_are_refused(place: Place, job: StateJob, at: int) -> None:
+    """Its epoch 1 is another one: taking it for the old one would lose all of its rows."""
+    numbers = job.epochs()[:2]
+    export(place, job, numbers)
+    finished = job.epoch(numbers[1]).checkpoint.finish_time_micros
+    unit = ExportUnit(
+        source="words/main keep rows", epoch=numbers[at], finished_at_micros=finished + 1
+    )
+    with pytest.raises(ConflictError, match="of another state of the job"):
+        place.target().exported(unit)
+    with pytest.raises(ConflictError, match="of another state of the job"):
+        place.target().write(unit, [], pa.schema([]))
+
+
+# ---- columns -------------------------------------------------------------------------------------
+
+
+def written(place: Place, epoch: int, rows: pa.Table, **more: Any) -> Any:
+    unit = ExportUnit(source="a", epoch=Epoch(epoch), finished_at_micros=epoch)
+    target = place.target(**more)
+    return target.exported(unit) or target.write(unit, [rows], rows.schema)
+
+
+def test_later_epochs_may_have_other_columns(place: Place) -> None:
+    written(place, 1, pa.table({"a": [1], "gone": ["x"], "wide": [1]}))
+    written(place, 2, pa.table({"a": [2], "more": [{"n": [1, None]}], "wide": [2]}))
+    written(place, 3, pa.table({"a": [3], "wide": pa.array([3], pa.int32())}))
+    rows = place.rows().sort_by("epoch").to_pylist()
+    assert rows == [
+        {"epoch": 1, "a": 1, "gone": "x", "wide": 1, "more": None},
+        {"epoch": 2, "a": 2, "gone": None, "wide": 2, "more": {"n": [1, None]}},
+        {"epoch": 3, "a": 3, "gone": None, "wide": 3, "more": None},
+    ]
+    with pytest.raises(InputError, match="a is string in this epoch, int64 in the table"):
+        written(place, 4, pa.table({"a": ["4"]}))
+    with pytest.raises(InputError, match="have a column 'epoch' already"):
+        written(place, 4, pa.table({"epoch": [4]}))
+    assert place.rows().num_rows == 3
+
+
+def test_a_required_column_that_an_epoch_lacks_is_named(place: Place) -> None:
+    columns = [pa.field("epoch", pa.int64()), pa.field("must", pa.int64(), nullable=False)]
+    place.target().lake.create(pa.schema(columns), ["epoch"], {SOURCE: "a"})
+    with pytest.raises(InputError, match="must is required in the table"):
+        written(place, 1, pa.table({"a": [1]}))
+
+
+def test_rows_with_an_epoch_column_have_it_beside_the_epochs(place: Place) -> None:
+    written(place, 7, pa.table({"epoch": ["x"]}), epoch_column="at_epoch")
+    assert place.rows().to_pylist() == [{"at_epoch": 7, "epoch": "x"}]
+
+
+def test_every_type_of_arrow_keeps_its_values(place: Place) -> None:
+    columns = {
+        "u64": pa.array([2**64 - 1, None], pa.uint64()),
+        "u32": pa.array([2**32 - 1, 0], pa.uint32()),
+        "ns": pa.array([1_000, -1_000], pa.timestamp("ns")),
+        "zoned": pa.array([1_000, None], pa.timestamp("ns", "Europe/Berlin")),
+        "took": pa.array([5_000, -5_000], pa.duration("ns")),
+        "text": pa.array(["a", "b"], pa.large_string()),
+        "coded": pa.array(["a", "a"]).dictionary_encode(),
+        "bytes": pa.array([b"a", None], pa.binary()),
+        "map": pa.array([[("a", 1)], []], pa.map_(pa.string(), pa.uint64())),
+        "day": pa.array([0, 1], pa.date32()),
+        "flag": pa.array([True, None]),
+    }
+    written(place, 1, pa.table(columns))
+    found = place.rows().drop_columns(["epoch"])
+    wanted = pa.table(
+        {
+            **columns,
+            "u64": columns["u64"].cast(pa.decimal128(20, 0)),
+            "u32": columns["u32"].cast(pa.int64()),
+            "ns": columns["ns"].cast(pa.timestamp("us")),
+            "zoned": columns["zoned"].cast(pa.timestamp("us", "UTC")),
+            "took": pa.array([5, -5]),
+        }
+    )
+    for name in wanted.column_names:
+        assert found[name].to_pylist() == wanted[name].to_pylist(), name
+    with pytest.raises(InputError, match="nanos=floor"):
+        written(place, 2, pa.table({"ns": pa.array([1], pa.timestamp("ns"))}))
+
+
+def test_an_epoch_without_rows_is_exported_once(place: Place) -> None:
+    empty = pa.table({"a": pa.array([], pa.int64())})
+    assert written(place, 1, empty).new
+    assert not written(place, 1, empty).new
+    written(place, 3, pa.table({"a": [1]}))
+    assert not written(place, 2, empty).new, "nothing to add"
+    assert place.rows().to_pylist() == [{"epoch": 3, "a": 1}]
+
+
+def test_changes_add_up_to_the_newest_epoch(place: Place, job: StateJob) -> None:
+    numbers = job.epochs()
+    for _ in range(2):
+        list(export_changes(job, "keep", "rows", place.target(), numbers[0]))
+    first = place.target().types.convert(job.epoch(numbers[0]).table("keep", "rows").to_arrow())
+    rows, changes = as_multiset(first), place.rows()
+    kinds = changes[CHANGE].to_pylist()
+    taken = changes.select(first.column_names)
+    added = [kind in (Change.INSERTED.value, Change.UPDATED_TO.value) for kind in kinds]
+    rows += as_multiset(taken.filter(pa.array(added)))
+    rows -= as_multiset(taken.filter(pa.array([not one for one in added])))
+    newest = place.target().types.convert(job.epoch().table("keep", "rows").to_arrow())
+    assert Counter(rows) == as_multiset(newest)
+
+
+def test_changes_that_do_not_follow_those_of_the_table_are_refused(
+    place: Place, job: StateJob
+) -> None:
+    """Epoch 2 was collected before epoch 3 was exported: what changed in between would be lost."""
+    numbers = job.epochs()
+    list(export_changes(job, "keep", "rows", place.target(), numbers[0], numbers[1]))
+    with pytest.raises(ConflictError, match=f"which end at epoch {numbers[1]}"):
+        list(export_changes(job, "keep", "rows", place.target(), numbers[2]))
+    list(export_changes(job, "keep", "rows", place.target(), numbers[1]))
+    assert {*place.rows()["epoch"].to_pylist()} <= {*numbers[1:]}
+
+
+# ---- the command ---------------------------------------------------------------------------------
+
+
+def test_the_command_is_repeatable(place: Place, job: StateJob, tmp_path: Path) -> None:
+    url = f"file://{tmp_path}/state"
+    for info in job.catalog.store.list():
+        open_store(url).put(info.path, job.catalog.store.read(info.path))
+    words = ["export", "main", "keep", "rows", *place.words, "--url", url]
+    first = CliRunner().invoke(main, [*words, "--every-epoch"])
+    assert first.exit_code == 0, first.output
+    assert "written" in first.output
+    again = CliRunner().invoke(main, words)
+    assert "was there" in again.output
+    assert_exact(place, job, job.epochs())
+
+
+def test_a_catalog_that_does_not_answer_is_named(job: StateJob) -> None:
+    target = IcebergTarget(
+        table="db.words", catalog={"name": "x", "type": "rest", "uri": "http://127.0.0.1:9"}
+    )
+    with pytest.raises(StorageError, match="pyiceberg failed"):
+        list(export_epochs(job, "keep", "rows", target, job.epochs()))
