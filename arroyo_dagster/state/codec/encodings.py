@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import functools
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+
+from arroyo_dagster.state.codec.digest import list_parts
 
 DICTIONARY_BYTES = 1 << 20
 """The largest estimated size of a dictionary that is written."""
@@ -34,6 +36,8 @@ _COMPRESSIBLE = 0.9
 """ZSTD does not pay if a larger share of the bytes remains."""
 _SLOW_STEP = 1 << 44
 """The limit of differences for delta encoding: almost five hours of ns timestamps."""
+_BATCH_ROWS = 1 << 14
+_BATCH_BYTES = 1 << 22
 _DELTA = "DELTA_BINARY_PACKED"
 
 
@@ -77,7 +81,25 @@ def writer_options(rows: pa.Table, *, dictionaries: bool = True) -> dict[str, An
         "use_dictionary": [path for path, leaf in chosen.items() if leaf.dictionary] or False,
         "column_encoding": {path: _DELTA for path, leaf in chosen.items() if leaf.delta} or None,
         "dictionary_pagesize_limit": _DICTIONARY_LIMIT_BYTES,
+        "write_batch_size": _batch_rows(rows),
     }
+
+
+def _batch_rows(rows: pa.Table) -> int | None:
+    """Return how many values are written at a time; the size of a page is checked in between. The
+    statistics of a dictionary are collected once per batch.
+    """
+    small = rows.nbytes * _BATCH_ROWS <= _BATCH_BYTES * rows.num_rows
+    return _BATCH_ROWS if small else None
+
+
+def with_dictionaries(schema: pa.Schema, columns: Collection[int]) -> pa.Schema:
+    """Return a schema with some columns, by index, as dictionaries of their type."""
+    for at in columns:
+        field = schema.field(at)
+        if not pa.types.is_dictionary(field.type):
+            schema = schema.set(at, field.with_type(pa.dictionary(pa.int32(), field.type)))
+    return schema
 
 
 @functools.lru_cache(maxsize=256)
@@ -120,10 +142,8 @@ def _children(array: pa.Array) -> Sequence[pa.Array]:
     kind = array.type
     if pa.types.is_struct(kind):
         return tuple(array.field(at) for at in range(kind.num_fields))
-    if pa.types.is_map(kind):
-        entries = array.cast(pa.list_(pa.struct([kind.key_field, kind.item_field]))).flatten()
-        return tuple(entries.field(at) for at in range(2))
-    return (array.flatten(),)
+    _, values = list_parts(array)
+    return _children(values) if pa.types.is_map(kind) else (values,)
 
 
 def _encoding(leaf: pa.ChunkedArray) -> LeafEncoding:

@@ -5,6 +5,7 @@ Source: crates/arroyo-state/src/tables/global_keyed_map.rs and expiring_time_key
 
 from __future__ import annotations
 
+import base64
 import io
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -36,6 +37,7 @@ REMOVAL_SCHEMA = pa.schema(
     ]
 )
 _VERSION = b"version"
+_ARROW_SCHEMA = "ARROW:schema"
 _BOUNDED = {KEY_HASH_COLUMN: 2**64 - 1, TIMESTAMP_COLUMN: -1}
 _RAW = ("min_raw", "max_raw")
 _BUFFER_BYTES = 1 << 16
@@ -99,6 +101,8 @@ class RowsEncoder:
     The values of the first row group determine the encoding of each column.
 
     Args:
+        schema: of the rows as they are stored. Text columns of the rows may be dictionaries, the
+            same columns in every row group.
         sorted_by: the index of the column by which the rows ascend; None = unsorted.
         bloom_filter: the index of a column for which to write Bloom filters; None = none.
     """
@@ -119,10 +123,12 @@ class RowsEncoder:
 
     def write(self, rows: pa.Table, row_group_rows: int = MAX_ROW_GROUP_ROWS) -> None:
         """Add rows as one row group, or as several if there are more than `row_group_rows`."""
+        for at, (given, stored) in enumerate(zip(rows.schema, self._schema, strict=True)):
+            if given.type != stored.type:
+                # A second dictionary would end the dictionary encoding of the column.
+                rows = rows.set_column(at, given, rows.column(at).unify_dictionaries())
         if self._writer is None:
-            self._writer = pq.ParquetWriter(
-                self._sink, self._schema, **_settings(), **self._form(rows)
-            )
+            self._writer = self._open(rows)
         self._writer.write_table(rows, row_group_size=row_group_rows)
 
     def finish(self) -> bytes:
@@ -132,6 +138,15 @@ class RowsEncoder:
         assert self._writer is not None
         self._writer.close()
         return self._sink.getvalue()  # no copy, unlike Arrow's buffers
+
+    def _open(self, rows: pa.Table) -> pq.ParquetWriter:
+        options = {**_settings(), **self._form(rows)}
+        if rows.schema.equals(self._schema):
+            return pq.ParquetWriter(self._sink, self._schema, **options)
+        writer = pq.ParquetWriter(self._sink, rows.schema, **{**options, "store_schema": False})
+        stored = base64.b64encode(self._schema.serialize()).decode()
+        writer.add_key_value_metadata({_ARROW_SCHEMA: stored})
+        return writer
 
     def _form(self, rows: pa.Table) -> dict[str, object]:
         found = writer_options(rows)
