@@ -152,7 +152,7 @@ def is_list(kind: pa.DataType) -> bool:
     )
 
 
-def list_parts(array: Any) -> tuple[npt.NDArray[np.int64], pa.Array]:
+def list_elements(array: Any) -> tuple[npt.NDArray[np.int64], pa.Array]:
     """Return the length of each list, 0 for nulls, and the elements of all lists."""
     kind = array.type
     if pa.types.is_map(kind):
@@ -279,7 +279,7 @@ def _of_words(
 
 def _of_lists(array: Any) -> _Hashes:
     """Hash a list by its length and its elements in order; a map is a list of pairs."""
-    lengths, values = list_parts(array)
+    lengths, values = list_elements(array)
     ends = np.cumsum(lengths)
     places = np.arange(int(lengths.sum())) - np.repeat(ends - lengths, lengths)
     inner = _hashed(values)

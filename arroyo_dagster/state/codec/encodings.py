@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from arroyo_dagster.state.codec.digest import list_parts
+from arroyo_dagster.state.codec.digest import list_elements
 
 DICTIONARY_BYTES = 1 << 20
 """The largest estimated size of a dictionary that is written."""
@@ -142,7 +142,7 @@ def _children(array: pa.Array) -> Sequence[pa.Array]:
     kind = array.type
     if pa.types.is_struct(kind):
         return tuple(array.field(at) for at in range(kind.num_fields))
-    _, values = list_parts(array)
+    _, values = list_elements(array)
     return _children(values) if pa.types.is_map(kind) else (values,)
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from arroyo_dagster.state.codec.digest import is_list, is_text, list_parts, value_codes
+from arroyo_dagster.state.codec.digest import is_list, is_text, list_elements, value_codes
 from arroyo_dagster.state.model.compaction import RowsDigest
 
 CHUNK_ROWS = 1 << 13
@@ -175,7 +175,7 @@ def _hashes_of_valid(array: pa.Array) -> Iterator[int]:
         for at in range(kind.num_fields):
             yield from _hashes_of(array.field(at))
     elif is_list(kind):
-        lengths, values = list_parts(array)
+        lengths, values = list_elements(array)
         yield _hash(lengths)
         yield from _hashes_of(values)
     elif pa.types.is_boolean(kind):
