@@ -10,10 +10,11 @@ import pyarrow as pa
 import pytest
 
 from arroyo_dagster.errors import FormatError
-from arroyo_dagster.state.codec.parquet import decode_file, encode_rows
+from arroyo_dagster.state.codec.parquet import decode_file, encode_pair_columns, encode_rows
 from arroyo_dagster.state.model.compaction import (
     MergeOutcome,
     OutputForm,
+    PairsMerge,
     RowsMerge,
     SortOrder,
 )
@@ -25,8 +26,10 @@ from arroyo_dagster.state.tables.expiring_time_key import (
     ExpiringTimeKeyTable,
     timestamp_table_config,
 )
+from arroyo_dagster.state.tables.global_keyed import global_table_config
+from arroyo_dagster.state.tables.merge.pairs import merge_pairs
 from arroyo_dagster.state.tables.merge.rows import merge_rows
-from tests.fabricated import OPERATOR, stored_rows, time_files
+from tests.fabricated import OPERATOR, pair_files, stored_rows, time_files
 
 SCHEMA = pa.schema(
     [
@@ -226,3 +229,67 @@ def test_both_forms_of_the_proof_find(name: str, sort: SortOrder) -> None:
 def test_the_order_of_rows_is_proved_where_it_is_kept(name: str) -> None:
     assert not merged(SortOrder.REPLAY, IN_ORDER_ONLY[name]).same
     assert merged(SortOrder.TIME, IN_ORDER_ONLY[name]).same
+
+
+# ---- global tables -------------------------------------------------------------------------------
+
+PAIRS = global_table_config("g", key=bytes, value=bytes)
+Pairs = list[tuple[bytes, bytes]]
+
+
+class CorruptingPairs(MemoryStore):
+    """Stores other pairs than given, once `corrupt` is set."""
+
+    corrupt: Callable[[Pairs], Pairs] | None = None
+
+    def put(self, path: StatePath, data: bytes) -> None:
+        if self.corrupt is not None:
+            rows, version = decode_file(data, path)
+            pairs = self.corrupt(list(zip(*(c.to_pylist() for c in rows.columns), strict=True)))
+            columns = [pa.array(list(column), pa.binary()) for column in zip(*pairs, strict=True)]
+            data = encode_pair_columns(*columns, rows.schema, version=version)
+        super().put(path, data)
+
+
+def merged_pairs(corrupt: Callable[[Pairs], Pairs] | None) -> MergeOutcome:
+    store = CorruptingPairs()
+    writes: list[tuple[dict[bytes, bytes | None], int]] = [
+        ({b"key %05d" % key: b"%d" % (key * number) for key in range(0, 3000, number)}, 0)
+        for number in (1, 2, 3)
+    ]
+    inputs = pair_files(store, PAIRS, writes)
+    store.corrupt = corrupt
+    merge = PairsMerge(
+        operator=OPERATOR, table=PAIRS.table, inputs=inputs, size_bytes=0, from_oldest=True
+    )
+    return merge_pairs(PAIRS, store, merge, lambda suffix: StatePath(f"new{suffix}"))
+
+
+PAIR_CORRUPTIONS: dict[str, Callable[[Pairs], Pairs]] = {
+    "a value": lambda pairs: [(pairs[0][0], b"other"), *pairs[1:]],
+    "an older value of the key": lambda pairs: [*pairs[:6], (pairs[6][0], b"6"), *pairs[7:]],
+    "a key": lambda pairs: [*pairs[:-1], (b"other", pairs[-1][1])],
+    "two values exchanged": lambda pairs: [
+        (pairs[1][0], pairs[2][1]) if at == 1 else (pairs[2][0], pairs[1][1]) if at == 2 else pair
+        for at, pair in enumerate(pairs)
+    ],
+    "a key and its value exchanged": lambda pairs: [(pairs[0][1], pairs[0][0]), *pairs[1:]],
+    "a lost pair": lambda pairs: [*pairs[:2000], *pairs[2001:]],
+    "a pair twice": lambda pairs: [*pairs[:2000], *pairs[1999:]],
+    "two pairs out of order": lambda pairs: [pairs[1], pairs[0], *pairs[2:]],
+}
+
+
+def test_the_pairs_as_they_are_pass() -> None:
+    outcome = merged_pairs(lambda pairs: pairs)
+    assert outcome.same
+    assert outcome.rows_out == 3000
+
+
+@pytest.mark.parametrize("name", PAIR_CORRUPTIONS)
+def test_other_pairs_are_found(name: str) -> None:
+    try:
+        outcome = merged_pairs(PAIR_CORRUPTIONS[name])
+    except FormatError:
+        return  # a key twice, or out of order
+    assert not outcome.same
