@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from arroyo_dagster.state.model.compaction import RowsDigest
 
@@ -60,7 +61,7 @@ def digest_rows(table: pa.Table) -> RowsDigest:
 def value_codes(values: pa.Array, rows: npt.NDArray[np.int64] | None = None) -> _Hashes:
     """Hash every value, or those in some rows. Equal values have equal hashes; different values
     almost never do."""
-    if rows is not None and _is_text(values.type) and not values.null_count:
+    if rows is not None and is_text(values.type) and not values.null_count:
         return _mixed(_of_bytes(values, rows))
     blocks = [
         _mixed(_hashed(values.slice(start, _BLOCK_ROWS)))
@@ -127,22 +128,41 @@ def _of_values(array: pa.Array) -> _Hashes:
         for index in range(kind.num_fields):
             hashes = _mixed(hashes * _STEP + _hashed(array.field(index)))
         return hashes
-    if pa.types.is_fixed_size_list(kind) or _is_list_view(kind):
-        return _of_values(array.cast(pa.list_(kind.value_type)))
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_map(kind):
+    if is_list(kind):
         return _of_lists(array)
     if pa.types.is_boolean(kind):
         return _spread(array.fill_null(False).to_numpy(zero_copy_only=False).astype(np.uint64))
-    if _is_text(kind):
+    if is_text(kind):
         return _of_bytes(array)
     return _of_fixed_width(array)
 
 
-def _is_list_view(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind))
+def is_list(kind: pa.DataType) -> bool:
+    """Whether values are lists of any form, or maps."""
+    return any(
+        of_kind(kind)
+        for of_kind in (
+            pa.types.is_list,
+            pa.types.is_large_list,
+            pa.types.is_fixed_size_list,
+            pa.types.is_list_view,
+            pa.types.is_large_list_view,
+            pa.types.is_map,
+        )
+    )
 
 
-def _is_text(kind: pa.DataType) -> bool:
+def list_elements(array: Any) -> tuple[npt.NDArray[np.int64], pa.Array]:
+    """Return the length of each list, 0 for nulls, and the elements of all lists."""
+    kind = array.type
+    if pa.types.is_map(kind):
+        array = array.cast(pa.list_(pa.struct([kind.key_field, kind.item_field])))
+    lengths = pc.list_value_length(array).fill_null(0).to_numpy().astype(np.int64)
+    return lengths, array.flatten()  # without the elements that a null may span
+
+
+def is_text(kind: pa.DataType) -> bool:
+    """Whether values are text or bytes of any length."""
     return any(
         of_kind(kind)
         for of_kind in (
@@ -259,14 +279,10 @@ def _of_words(
 
 def _of_lists(array: Any) -> _Hashes:
     """Hash a list by its length and its elements in order; a map is a list of pairs."""
-    offsets = array.offsets.to_numpy(zero_copy_only=False).astype(np.int64)
-    values = array.values.slice(int(offsets[0]), int(offsets[-1] - offsets[0]))
-    offsets -= int(offsets[0])
-    valid = array.is_valid().to_numpy(zero_copy_only=False)
-    lengths = np.where(valid, np.diff(offsets), 0)  # a null may still span elements
-    places = np.arange(int(lengths.sum())) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-    inner = _hashed(values)[np.repeat(offsets[:-1], lengths) + places]
+    lengths, values = list_elements(array)
+    ends = np.cumsum(lengths)
+    places = np.arange(int(lengths.sum())) - np.repeat(ends - lengths, lengths)
+    inner = _hashed(values)
     powers = np.multiply.accumulate(np.full(int(lengths.max(initial=0)) + 1, _BASE))
     sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum(_mixed(inner) * powers[places])])
-    ends = np.cumsum(lengths)
     return _mixed((sums[ends] - sums[ends - lengths]) ^ (lengths.astype(np.uint64) * _STEP))

@@ -5,18 +5,19 @@ Source: crates/arroyo-state/src/tables/global_keyed_map.rs and expiring_time_key
 
 from __future__ import annotations
 
+import base64
 import io
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import BinaryIO
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from arroyo_dagster.errors import ArroyoStateError, FormatError, StorageError
 from arroyo_dagster.state.codec.bounded import read_groups
+from arroyo_dagster.state.codec.encodings import writer_options
 from arroyo_dagster.state.model.tables import KEY_HASH_COLUMN, TIMESTAMP_COLUMN
 
 SMALL_BYTES = 1 << 20
@@ -36,21 +37,15 @@ REMOVAL_SCHEMA = pa.schema(
     ]
 )
 _VERSION = b"version"
+_ARROW_SCHEMA = "ARROW:schema"
 _BOUNDED = {KEY_HASH_COLUMN: 2**64 - 1, TIMESTAMP_COLUMN: -1}
 _RAW = ("min_raw", "max_raw")
 _BUFFER_BYTES = 1 << 16
 _CHUNK_BYTES = 1 << 22
 BATCH_ROWS = 1024
 """The number of rows in a record batch of Arroyo's reader."""
-_SAMPLE_ROWS = 1 << 14
-_MIN_SAMPLE_ROWS = 1 << 12
 _WIDE_BYTES = 256
 """The average size from which values of `encode_single_rows` are compressed."""
-_REPEATING = 0.93
-"""A column in which a larger share of a sample's values is distinct gets no dictionary: its values
-would exceed a dictionary page."""
-_SLOW_STEP = 1 << 44
-"""The limit of differences for delta encoding: almost five hours of ns timestamps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +63,11 @@ class FooterFacts:
 
 
 def encode_rows(rows: pa.Table, *, row_group_rows: int = MAX_ROW_GROUP_ROWS) -> bytes:
-    """Encode the rows of an expiring table: ZSTD level 1, statistics, `ARROW:schema` only."""
+    """Encode the rows of an expiring table: statistics, `ARROW:schema` as the only metadata, and
+    each column as `writer_options` chooses.
+    """
     sink = pa.BufferOutputStream()
-    with pq.ParquetWriter(sink, rows.schema, **_settings()) as writer:
+    with pq.ParquetWriter(sink, rows.schema, **_settings(), **writer_options(rows)) as writer:
         writer.write_table(rows, row_group_size=row_group_rows)
     return sink.getvalue().to_pybytes()  # type: ignore[no-any-return]
 
@@ -89,7 +86,6 @@ def encode_single_rows(rows: pa.Table) -> bytes:
     settings = {
         **_settings(),
         "compression": compression,
-        "compression_level": None,
         "use_dictionary": False,
         "write_statistics": False,
     }
@@ -102,10 +98,11 @@ def encode_single_rows(rows: pa.Table) -> bytes:
 class RowsEncoder:
     """Encodes rows of an expiring table, one row group after the other, as `encode_rows` does.
 
-    The values of the first row group determine the encoding of each column: a column with few
-    repetitions gets no dictionary, and a slowly ascending one is delta-encoded.
+    The values of the first row group determine the encoding of each column.
 
     Args:
+        schema: of the rows as they are stored. Text columns of the rows may be dictionaries, the
+            same columns in every row group.
         sorted_by: the index of the column by which the rows ascend; None = unsorted.
         bloom_filter: the index of a column for which to write Bloom filters; None = none.
     """
@@ -126,10 +123,12 @@ class RowsEncoder:
 
     def write(self, rows: pa.Table, row_group_rows: int = MAX_ROW_GROUP_ROWS) -> None:
         """Add rows as one row group, or as several if there are more than `row_group_rows`."""
+        for at, (given, stored) in enumerate(zip(rows.schema, self._schema, strict=True)):
+            if given.type != stored.type:
+                # A second dictionary would end the dictionary encoding of the column.
+                rows = rows.set_column(at, given, rows.column(at).unify_dictionaries())
         if self._writer is None:
-            self._writer = pq.ParquetWriter(
-                self._sink, self._schema, **{**_settings(), **self._form(rows, row_group_rows)}
-            )
+            self._writer = self._open(rows, row_group_rows)
         self._writer.write_table(rows, row_group_size=row_group_rows)
 
     def finish(self) -> bytes:
@@ -140,8 +139,17 @@ class RowsEncoder:
         self._writer.close()
         return self._sink.getvalue()  # no copy, unlike Arrow's buffers
 
+    def _open(self, rows: pa.Table, row_group_rows: int) -> pq.ParquetWriter:
+        options = {**_settings(), **self._form(rows, row_group_rows)}
+        if rows.schema.equals(self._schema):
+            return pq.ParquetWriter(self._sink, self._schema, **options)
+        writer = pq.ParquetWriter(self._sink, rows.schema, **{**options, "store_schema": False})
+        stored = base64.b64encode(self._schema.serialize()).decode()
+        writer.add_key_value_metadata({_ARROW_SCHEMA: stored})
+        return writer
+
     def _form(self, rows: pa.Table, row_group_rows: int) -> dict[str, object]:
-        found: dict[str, object] = dict(column_encodings(rows))
+        found = writer_options(rows)
         if self._sorted_by is not None and _is_flat(self._schema, self._sorted_by):
             found["sorting_columns"] = [pq.SortingColumn(self._sorted_by)]
         if self._bloom_filter is not None:
@@ -158,64 +166,6 @@ class RowsEncoder:
 def _is_flat(schema: pa.Schema, place: int) -> bool:
     """Return whether the column at `place` is the Parquet column with the same index."""
     return not any(pa.types.is_nested(schema.field(at).type) for at in range(place))
-
-
-def column_encodings(rows: pa.Table) -> dict[str, object]:
-    """Return the encodings for columns with such values, as arguments of a Parquet writer.
-
-    Source: parquet-rs reads DELTA_BINARY_PACKED in every release that any Arroyo was built with.
-    """
-    if rows.num_rows < _MIN_SAMPLE_ROWS:
-        return {}
-    every = -(-rows.num_rows // _SAMPLE_ROWS)
-    sample = rows.take(np.arange(0, rows.num_rows, every))
-    twice = {name for name in rows.schema.names if rows.schema.names.count(name) > 1}
-    plain, delta = set(), {}
-    for at, field in enumerate(rows.schema):
-        if field.name in twice or not _has_choice(field.type):
-            continue
-        values = sample.column(at).drop_null()
-        if len(values) < _MIN_SAMPLE_ROWS or _repeats(values):
-            continue
-        plain.add(field.name)
-        if _ascends_slowly(rows.column(at)):
-            delta[field.name] = "DELTA_BINARY_PACKED"
-    if not plain:
-        return {}
-    repeating = [leaf for leaf in _leaf_paths(rows.schema) if leaf.partition(".")[0] not in plain]
-    found: dict[str, object] = {"use_dictionary": repeating or False}
-    return {**found, "column_encoding": delta} if delta else found
-
-
-def _leaf_paths(schema: pa.Schema) -> list[str]:
-    sink = pa.BufferOutputStream()
-    with pq.ParquetWriter(sink, schema, use_compliant_nested_type=False):
-        pass
-    parquet = pq.ParquetFile(pa.BufferReader(sink.getvalue())).schema
-    return [parquet.column(at).path for at in range(len(parquet))]
-
-
-def _has_choice(kind: pa.DataType) -> bool:
-    types = pa.types
-    return bool(
-        types.is_integer(kind)
-        or types.is_floating(kind)
-        or types.is_timestamp(kind)
-        or types.is_string(kind)
-        or types.is_binary(kind)
-        or types.is_large_string(kind)
-        or types.is_large_binary(kind)
-    ) and not types.is_float16(kind)
-
-
-def _ascends_slowly(values: pa.ChunkedArray) -> bool:
-    kind = values.type
-    if kind not in (pa.int64(), pa.uint64()) and not pa.types.is_timestamp(kind):
-        return False
-    first = values.slice(0, _MIN_SAMPLE_ROWS).drop_null().cast(kind)
-    numbers = pa.concat_arrays(first.chunks).view(pa.int64()).to_numpy()
-    steps = np.diff(numbers)
-    return bool(len(steps)) and int(np.abs(steps).max()) < _SLOW_STEP
 
 
 def encode_pairs(
@@ -240,32 +190,26 @@ def encode_pair_columns(
     keys: pa.Array, seconds: pa.Array, schema: pa.Schema, *, version: int
 ) -> bytes:
     """Encode columns as `encode_pairs` does; they must already be ordered by key."""
-    sink = pa.BufferOutputStream()
-    settings = {
-        **_settings(),
-        "use_dictionary": _repeats(seconds.slice(0, _SAMPLE_ROWS)) and ["value"],
-    }
-    with pq.ParquetWriter(sink, schema, write_statistics=False, **settings) as writer:
+
+    def group(start: int) -> pa.Table:
+        columns = [
+            one.slice(start, MAX_ROW_GROUP_ROWS).cast(pa.binary()) for one in (keys, seconds)
+        ]
+        return pa.Table.from_arrays(columns, schema=schema)
+
+    options = writer_options(group(0), dictionaries=False)
+    sink = io.BytesIO()
+    with pq.ParquetWriter(sink, schema, **_settings(), **options, write_statistics=False) as writer:
         writer.add_key_value_metadata({_VERSION.decode(): str(version)})
         for start in range(0, len(keys), MAX_ROW_GROUP_ROWS):
-            group = [one.slice(start, MAX_ROW_GROUP_ROWS) for one in (keys, seconds)]
-            small = [one.cast(pa.binary()) for one in group]
-            writer.write_table(pa.Table.from_arrays(small, schema=schema))
-    return sink.getvalue().to_pybytes()  # type: ignore[no-any-return]
-
-
-def _repeats(values: pa.Array | pa.ChunkedArray) -> bool:
-    import pyarrow.compute as pc
-
-    return bool(pc.count_distinct(values).as_py() < _REPEATING * len(values))
+            writer.write_table(group(start))
+    return sink.getvalue()
 
 
 def _settings() -> dict[str, object]:
     # parquet-rs takes names inside lists from the Parquet schema. With pyarrow's compliant names,
     # the first restore that filters rows by key range would fail.
     return {
-        "compression": "zstd",
-        "compression_level": 1,
         "use_compliant_nested_type": False,
         "store_schema": True,
         # A flipped bit in a page often decompresses to other values; checksums detect it.

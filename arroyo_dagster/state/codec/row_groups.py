@@ -6,7 +6,7 @@ Columns are not selected by name, because names may repeat and contain dots.
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import BinaryIO
@@ -27,6 +27,8 @@ from arroyo_dagster.state.codec.parquet import (
 
 _FETCHED_BYTES = 1 << 26
 _TEXTS = (pa.string(), pa.binary())
+_NARROW = 6
+"""Bytes per text in the file, up to which texts repeat: a plain one takes four and its own."""
 
 Bound = int | bytes | None
 """A value as the statistics of a Parquet column hold it; None = no bound."""
@@ -210,13 +212,14 @@ class DataFile:
         ]
         return pa.Table.from_arrays(found, schema=pa.schema(fields))
 
-    def stream(self, batch_rows: int, *, dictionaries: bool = False) -> Iterator[pa.Table]:
+    def stream(self, batch_rows: int, *, dictionaries: Collection[int] = ()) -> Iterator[pa.Table]:
         """Yield all rows in order, `batch_rows` at a time, with little more of the file in memory.
 
         Args:
-            dictionaries: return text columns as dictionaries if the file encodes them so.
+            dictionaries: text columns by index, to return as dictionaries if the file encodes them
+                so. Others of the same name may be returned as dictionaries, too.
         """
-        texts = self._dictionaries() if dictionaries else []
+        texts = [self.schema.field(at).name for at in dictionaries if self._has_dictionary(at)]
         leaves = [leaf for column in self._leaves for leaf in column]
         if self.rows <= batch_rows and not texts:
             with decoding(self._path):
@@ -240,21 +243,31 @@ class DataFile:
                 self._source,
                 metadata=self._file.metadata,
                 read_dictionary=dictionaries,
-                pre_buffer=fetched,
+                pre_buffer=fetched and self._threads,
                 buffer_size=0 if fetched else 1 << 20,
                 page_checksum_verification=True,
             )
 
-    def _dictionaries(self) -> list[str]:
-        """Return the text columns that have a dictionary in every row group."""
-        footer = self._file.metadata
-        groups = [footer.row_group(at) for at in range(footer.num_row_groups)]
-        return [
-            field.name
-            for field, leaves in zip(self.schema, self._leaves, strict=True)
-            if field.type in _TEXTS
-            and all(group.column(leaves.start).has_dictionary_page for group in groups)
-        ]
+    @property
+    def repeating_texts(self) -> frozenset[int]:
+        """The text columns, by index, whose values repeat so often that dictionaries save work."""
+        return frozenset(
+            at
+            for at, field in enumerate(self.schema)
+            if field.type in _TEXTS and self._has_dictionary(at) and self._width(at) <= _NARROW
+        )
+
+    def _chunks(self, column: int) -> list[pq.ColumnChunkMetaData]:
+        footer, leaf = self._file.metadata, self._leaves[column].start
+        return [footer.row_group(at).column(leaf) for at in range(footer.num_row_groups)]
+
+    def _has_dictionary(self, column: int) -> bool:
+        chunks = self._chunks(column)
+        return bool(chunks) and all(chunk.has_dictionary_page for chunk in chunks)
+
+    def _width(self, column: int) -> float:
+        size_bytes = sum(chunk.total_uncompressed_size for chunk in self._chunks(column))
+        return float(size_bytes / max(1, self.rows))
 
     def _all_of(self, batches: Iterator[pa.RecordBatch], group: int) -> Iterator[pa.RecordBatch]:
         """Yield the batches of a row group. Raises FormatError: their number of rows is wrong."""

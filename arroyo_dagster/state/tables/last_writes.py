@@ -6,7 +6,8 @@ out only if its key equals that of a newer write byte by byte.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -18,7 +19,7 @@ import pyarrow.compute as pc
 from arroyo_dagster.state.codec.digest import combined_codes, value_codes
 from arroyo_dagster.state.model.compaction import RowsDigest
 from arroyo_dagster.state.model.ids import StatePath
-from arroyo_dagster.state.storage.concurrency import read_ahead
+from arroyo_dagster.state.storage.concurrency import in_background, read_ahead
 from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.tables.grouping import group_codes
 from arroyo_dagster.state.tables.pair_files import decode_pair_columns
@@ -28,9 +29,13 @@ REMOVED = -1
 
 _AHEAD_BYTES = 1 << 24
 _UNKNOWN_BYTES = 1 << 20
+_LITTLE_BYTES = 1 << 18
 _FIRST_SLOTS = 1 << 12
 _FIBONACCI = np.uint64(0x9E3779B97F4A7C15)
 _HASH_BITS = 64
+_BLOCK_ROWS = 1 << 13
+_PLACE = np.uint64(2**32 - 1)
+_HALF = np.uint64(32)
 _NONE = -1
 _Codes = npt.NDArray[np.uint64]
 _Places = npt.NDArray[np.int64]
@@ -66,24 +71,26 @@ def _last_writes(
     exact: bool,
 ) -> LastWrites:
     found, newest_first = LastWrites(exact=exact), files[::-1]
-    decoded = decoded_ahead(store, newest_first)
-    for (path, _), pairs in zip(newest_first, decoded, strict=True):
-        found.add(pairs)
-        on_file(path, len(pairs))
+    with closing(decoded_ahead(store, newest_first)) as decoded:
+        for (path, _), pairs in zip(newest_first, decoded, strict=True):
+            found.add(pairs)
+            on_file(path, len(pairs))
     return found
 
 
 def decoded_ahead(
     store: ObjectStore, files: Sequence[tuple[StatePath, int]]
-) -> Iterator[CodedPairs]:
-    """Decode files in the order given; some are read before they are requested."""
+) -> Generator[CodedPairs, None, None]:
+    """Decode files in the order given; some are read before they are requested.
 
-    def decoded(path: StatePath) -> CodedPairs:
-        return decode_pairs(store.read(path), path)
-
-    return read_ahead(
-        decoded, ((path, size or _UNKNOWN_BYTES) for path, size in files), _AHEAD_BYTES
-    )
+    One thread decodes while the caller works. More of them would only share the caches: to find
+    the last writes takes longer than to decode them.
+    """
+    weighed = [(path, size or _UNKNOWN_BYTES) for path, size in files]
+    data = read_ahead(store.read, weighed, _AHEAD_BYTES)
+    decoded = (decode_pairs(found, path) for (path, _), found in zip(files, data, strict=True))
+    little = sum(size for _, size in weighed) < _LITTLE_BYTES
+    return decoded if little else in_background(decoded)
 
 
 class SharedHash(Exception):
@@ -160,12 +167,13 @@ class LastWrites:
             SharedHash: start again with `exact`.
         """
         codes = pairs.codes if self._ids is None else self._numbered(pairs.keys, self._ids)
-        rows = np.arange(len(pairs))
-        if not pairs.ascending:
-            rows = _last_of_each(pairs.keys)
-        known = self._index.find(codes[rows])
-        seen, new = rows[known != _NONE], rows[known == _NONE]
-        if not _same(pairs.keys, seen, self._keys.array(), known[known != _NONE]):
+        rows: _Places | None = None if pairs.ascending else _last_of_each(pairs.keys)
+        known = self._index.find(codes if rows is None else codes[rows])
+        seen, new = np.flatnonzero(known != _NONE), np.flatnonzero(known == _NONE)
+        places = known[seen]
+        if rows is not None:
+            seen, new = rows[seen], rows[new]
+        if not _same(pairs.keys, seen, self._keys.array(), places):
             raise SharedHash
         self._index.insert(codes[new])
         taken = pa.array(new)
@@ -198,12 +206,18 @@ class LastWrites:
     def by_version(self) -> dict[int, tuple[pa.Array, pa.Array]]:
         """Return keys and seconds of the last writes, ordered by key, for each version."""
         keys, seconds, versions = self.columns()
+        if len(versions) and (versions == versions[0]).all():
+            return {int(versions[0]): _ordered(keys, seconds)}
         found = {}
         for version in np.unique(versions).tolist():
             places = pa.array(np.flatnonzero(versions == version))
-            order = places.take(pc.sort_indices(keys.take(places)))
-            found[version] = (keys.take(order), seconds.take(order))
+            found[version] = _ordered(keys.take(places), seconds.take(places))
         return found
+
+
+def _ordered(keys: pa.Array, seconds: pa.Array) -> tuple[pa.Array, pa.Array]:
+    order = pc.sort_indices(keys)
+    return keys.take(order), seconds.take(order)
 
 
 def _last_of_each(keys: pa.Array) -> _Places:
@@ -211,6 +225,11 @@ def _last_of_each(keys: pa.Array) -> _Places:
     groups = group_codes([keys], len(keys))[::-1]
     first = np.unique(groups, return_index=True)[1]
     return np.sort(len(keys) - 1 - first)
+
+
+def _blocks(count: int) -> Iterator[slice]:
+    """Yield slices of so many rows that what is computed of them stays in the cache of a core."""
+    return (slice(start, start + _BLOCK_ROWS) for start in range(0, count, _BLOCK_ROWS))
 
 
 def _same(keys: pa.Array, rows: _Places, others: pa.Array, places: _Places) -> bool:
@@ -221,25 +240,42 @@ def _same(keys: pa.Array, rows: _Places, others: pa.Array, places: _Places) -> b
 
 
 class _CodeIndex:
-    """Hashes in insertion order, and the place of each: a hash table with linear probing."""
+    """Hashes in insertion order, and the place of each: a hash table with linear probing.
+
+    A slot holds the lower half of a hash, and its place: most searches read one slot. Two hashes
+    with the same lower half that meet in a slot are taken for the same; `LastWrites` compares the
+    keys. Numbers below 2**32 in place of hashes never are.
+    """
 
     def __init__(self) -> None:
         self._codes: _Codes = np.zeros(0, np.uint64)
         self._count = 0
-        self._table = np.full(_FIRST_SLOTS, _NONE, np.int32)  # half as wide, and twice as fast
+        self._table: _Codes = np.zeros(_FIRST_SLOTS, np.uint64)
 
     def find(self, codes: _Codes) -> _Places:
         """Return the place of each hash, or -1."""
-        found = np.full(len(codes), _NONE)
-        rows, slots = np.arange(len(codes)), self._slots(codes)
-        while len(rows):
-            places = self._table[slots]
-            taken = places != _NONE
-            rows, slots, places = rows[taken], slots[taken], places[taken]
-            same = self._codes[places] == codes[rows]
-            found[rows[same]] = places[same]
-            rows, slots = rows[~same], self._next(slots[~same])
+        slots, found = self._slots(codes), np.empty(len(codes), np.int64)
+        missed = [np.zeros(0, np.int64)]
+        for block in _blocks(len(codes)):
+            found[block], left = self._probe(slots[block], codes[block])
+            missed.append(left + block.start)
+        left = np.concatenate(missed)
+        while len(left):
+            slots[left] = self._next(slots[left])
+            found[left], again = self._probe(slots[left], codes[left])
+            left = left[again]
         return found
+
+    def _probe(self, slots: _Places, codes: _Codes) -> tuple[_Places, _Places]:
+        """Return the place in each slot if it is that of the hash, else -1; and which slots hold
+        another hash.
+        """
+        entries = self._table[slots]
+        places = (entries & _PLACE).astype(np.int64) - 1
+        other = entries >> _HALF != codes & _PLACE
+        left = np.flatnonzero(other & (places != _NONE))
+        places[other] = _NONE
+        return places, left
 
     def insert(self, codes: _Codes) -> None:
         """Append hashes at the next places."""
@@ -247,19 +283,20 @@ class _CodeIndex:
         self._codes = _room(self._codes, self._count)
         self._codes[start : self._count] = codes
         if 2 * self._count > len(self._table):
-            self._table = np.full(1 << (4 * self._count).bit_length(), _NONE, np.int32)
+            self._table = np.zeros(1 << (2 * self._count).bit_length(), np.uint64)
             start = 0
-        places = np.arange(start, self._count, dtype=np.int32)
-        slots = self._slots(self._codes[start : self._count])
-        while len(places):
-            free = self._table[slots] == _NONE
-            np.maximum.at(self._table, slots[free], places[free])
-            left = self._table[slots] != places
-            places, slots = places[left], self._next(slots[left])
+        codes = self._codes[start : self._count]
+        slots = self._slots(codes)
+        entries = (codes << _HALF) | np.arange(start + 1, self._count + 1, dtype=np.uint64)
+        while len(entries):
+            free = self._table[slots] == 0
+            self._table[slots[free]] = entries[free]  # one of several in a slot stays
+            left = self._table[slots] != entries
+            entries, slots = entries[left], self._next(slots[left])
 
     def _slots(self, codes: _Codes) -> _Places:
         bits = (len(self._table) - 1).bit_length()
-        return ((codes * _FIBONACCI) >> np.uint64(_HASH_BITS - bits)).astype(np.int64)
+        return ((codes * _FIBONACCI) >> np.uint64(_HASH_BITS - bits)).view(np.int64)
 
     def _next(self, slots: _Places) -> _Places:
         return (slots + 1) & (len(self._table) - 1)

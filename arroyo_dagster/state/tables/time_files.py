@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import BinaryIO, TypeVar
@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from arroyo_dagster.errors import FormatError, InputError
+from arroyo_dagster.state.codec.encodings import with_dictionaries
 from arroyo_dagster.state.codec.parquet import BATCH_ROWS, encode_rows
 from arroyo_dagster.state.codec.row_groups import Bound, DataFile, GroupSize
 from arroyo_dagster.state.codec.schema import file_schema, schema_to_json
@@ -203,27 +204,47 @@ class TimeFileReader:
         return StoredRows(stored, rows.column(where.operation), batches)
 
     def stream_file(
-        self, file: TimeFile, source: bytes | BinaryIO, batch_rows: int
+        self,
+        file: TimeFile,
+        source: bytes | BinaryIO,
+        batch_rows: int,
+        texts: Collection[int] | None = (),
     ) -> Iterator[pa.Table]:
-        """Yield all rows of a file in order, as stored, including `_key_hash` and `_operation`.
+        """Yield all rows of a file in order, including `_key_hash` and `_operation`.
 
         Args:
             source: the file, or its bytes.
             batch_rows: the maximum number of rows at a time.
+            texts: the columns of text to yield as dictionaries, by their index in the file schema
+                of the table; None = those with few different values in this file.
 
         Raises:
             FormatError: as from `read`.
         """
         data = DataFile(source, file.path)
         sources = self._sources(data.schema, file)
-        for rows in data.stream(batch_rows):
-            columns = [self._column(rows, at, source) for at, source in enumerate(sources)]
-            yield pa.Table.from_arrays(columns, schema=self._schema)
+        if texts is None:
+            texts = [at for at, place in enumerate(sources) if place in data.repeating_texts]
+        schema = with_dictionaries(self._schema, texts)
+        places = {place for at in texts if (place := sources[at]) is not None}
+        for rows in data.stream(batch_rows, dictionaries=places):
+            columns = [
+                self._as(schema.field(at).type, rows, source) for at, source in enumerate(sources)
+            ]
+            yield pa.Table.from_arrays(columns, schema=schema)
 
     def read_back(
-        self, file: TimeFile, source: bytes | BinaryIO, batch_rows: int
+        self,
+        file: TimeFile,
+        source: bytes | BinaryIO,
+        batch_rows: int,
+        texts: Collection[int] | None = None,
     ) -> Iterator[pa.Table]:
         """Yield the rows of a file that was just written, with texts perhaps as dictionaries.
+
+        Args:
+            texts: the columns of text to yield as dictionaries, if the file encodes them so;
+                None = those with few different values in this file.
 
         Raises:
             FormatError: it does not decode, or its schema is not exactly the table's.
@@ -238,7 +259,9 @@ class TimeFileReader:
                 found=data.schema.to_string(),
                 next_step="keep the file and report it; nothing was published",
             )
-        yield from data.stream(batch_rows, dictionaries=True)
+        yield from data.stream(
+            batch_rows, dictionaries=data.repeating_texts if texts is None else texts
+        )
 
     def _open(self, file: TimeFile, part: ReadRequest) -> DataFile:
         if not self._may_skip(file, part):
@@ -314,11 +337,15 @@ class TimeFileReader:
         )
 
     def _column(self, rows: pa.Table, at: int, source: int | None) -> pa.ChunkedArray:
-        kind = self._schema.field(at).type
+        return self._as(self._schema.field(at).type, rows, source)
+
+    def _as(self, kind: pa.DataType, rows: pa.Table, source: int | None) -> pa.ChunkedArray:
         if source is None:
             return pa.chunked_array([pa.nulls(rows.num_rows, kind)], kind)
         column = rows.column(source)
-        return column if column.type.equals(kind) else column.cast(kind)
+        if column.type.equals(kind):
+            return column
+        return column.dictionary_encode() if pa.types.is_dictionary(kind) else column.cast(kind)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

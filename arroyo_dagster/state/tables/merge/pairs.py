@@ -9,6 +9,7 @@ with the files.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import closing
 
 from arroyo_dagster.errors import FormatError
 from arroyo_dagster.state.codec.parquet import (
@@ -113,12 +114,13 @@ def _written(
 
 def _read_back(store: ObjectStore, files: Sequence[tuple[StatePath, int]]) -> RowsDigest:
     total = RowsDigest()
-    for (path, _), pairs in zip(files, decoded_ahead(store, files), strict=True):
-        if not pairs.ascending:
-            raise FormatError(
-                "a merged file, read back, holds a key twice or out of order",
-                path=path,
-                next_step="keep the file and report it; nothing was published",
-            )
-        total += pairs.digest()
+    with closing(decoded_ahead(store, files)) as decoded:
+        for (path, _), pairs in zip(files, decoded, strict=True):
+            if not pairs.ascending:
+                raise FormatError(
+                    "a merged file, read back, holds a key twice or out of order",
+                    path=path,
+                    next_step="keep the file and report it; nothing was published",
+                )
+            total += pairs.digest()
     return total

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -149,11 +149,11 @@ class RangeFiles:
         one.rows += rows.num_rows
         one.encoder.write(rows, self._form.row_group_rows)
 
-    def close(self) -> tuple[TimeFile, ...]:
+    def close(self) -> Mapping[int, Sequence[TimeFile]]:
         """Write the remaining rows, and return all files: by key range, in replay order."""
         for at in sorted(self._open):
             self._close(at)
-        return tuple(file for at in sorted(self._closed) for file in self._closed[at])
+        return {at: self._closed[at] for at in sorted(self._closed)}
 
     def close_files(self) -> None:
         """Close the open files; later rows are written to new ones."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from typing import BinaryIO
@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 from arroyo_dagster.errors import FormatError
 from arroyo_dagster.state.codec.digest import digest_rows
 from arroyo_dagster.state.codec.operations import INSERT
+from arroyo_dagster.state.codec.sequence_digest import SequenceDigest
 from arroyo_dagster.state.model.compaction import (
     Generations,
     MergedRows,
@@ -120,6 +121,8 @@ class _RowsMerging:
         self._reader = TimeFileReader(table.config, store)
         self._files = RangeFiles(store, merge, table.file_schema, table.timestamp_index, name)
         self._tally = _Tally()
+        self._texts: Collection[int] | None = None
+        self._in_order: dict[int, SequenceDigest] = {}
 
     def run(self) -> MergeOutcome:
         merge = self._merge
@@ -130,11 +133,13 @@ class _RowsMerging:
             except _ActOnEachOther:
                 self._files.abandon()
                 self._tally = _Tally()
+                self._in_order.clear()
                 at_once = False
         if not at_once:
             self._by_ranges()
-        outputs = self._files.close()
-        after = self._read_back(outputs)
+        written = self._files.close()
+        after = self._read_back(written)
+        outputs = tuple(file for files in written.values() for file in files)
         tally = self._tally
         return MergeOutcome(
             merged=MergedRows(
@@ -152,7 +157,7 @@ class _RowsMerging:
 
     # ---- reading ---------------------------------------------------------------------------------
 
-    def _chunks(self, ranges: Sequence[KeyRange]) -> _Chunks:
+    def _chunks(self, ranges: Sequence[KeyRange], decode: _Decode) -> _Chunks:
         """Yield the rows of the inputs that may have keys of `ranges`, in replay order."""
         inputs = self._merge.inputs
         sizes = self._merge.sizes or (_UNKNOWN_BYTES,) * len(inputs)
@@ -161,7 +166,7 @@ class _RowsMerging:
             for file, size in zip(inputs, sizes, strict=True)
             if any(keys.intersects(file.min_routing_key, file.max_routing_key) for keys in ranges)
         ]
-        decoded = self._decoded(wanted, self._reader.stream_file, self._on_bytes)
+        decoded = self._decoded(wanted, decode, self._on_bytes)
         return self._beside(decoded, self._merge.size_bytes)
 
     def _beside(self, decoded: _Chunks, size_bytes: int) -> _Chunks:
@@ -195,7 +200,7 @@ class _RowsMerging:
 
     def _stream(self) -> None:
         merge, tally = self._merge, self._tally
-        with closing(self._chunks(merge.ranges)) as chunks:
+        with closing(self._chunks(merge.ranges, self._with_texts)) as chunks:
             for file, chunk in chunks:
                 tally.read[file.path] = tally.read.get(file.path, 0) + chunk.num_rows
                 for at, rows in routes(chunk, merge.ranges):
@@ -203,8 +208,22 @@ class _RowsMerging:
                         raise _ActOnEachOther
                     tally.rows_in += rows.num_rows
                     kept = self._not_expired(rows)
-                    tally.before += digest_rows(kept)
+                    self._digest_of(at, kept.schema).add(kept)
                     self._files.add(at, kept)
+        tally.before = sum((one.finish() for one in self._in_order.values()), RowsDigest())
+
+    def _with_texts(
+        self, file: TimeFile, source: bytes | BinaryIO, batch_rows: int
+    ) -> Iterator[pa.Table]:
+        """Decode texts that repeat as dictionaries: those that repeat in the first input."""
+        for rows in self._reader.stream_file(file, source, batch_rows, self._texts):
+            self._texts = _dictionaries(rows.schema)
+            yield rows
+
+    def _digest_of(self, at: int, schema: pa.Schema) -> SequenceDigest:
+        if at not in self._in_order:
+            self._in_order[at] = SequenceDigest(at, _dictionaries(schema))
+        return self._in_order[at]
 
     def _not_expired(self, rows: pa.Table) -> pa.Table:
         if self._merge.cutoff_micros <= 0:
@@ -239,7 +258,7 @@ class _RowsMerging:
         size = 0
         read: Counter[StatePath] = Counter()
         divisible = self._table.is_divisible and piece.end > piece.start
-        with closing(self._chunks([piece])) as chunks:
+        with closing(self._chunks([piece], self._reader.stream_file)) as chunks:
             for file, chunk in chunks:
                 read[file.path] += chunk.num_rows
                 for _, rows in routes(chunk, [piece]):
@@ -292,15 +311,37 @@ class _RowsMerging:
 
     # ---- reading back ----------------------------------------------------------------------------
 
-    def _read_back(self, outputs: Sequence[TimeFile]) -> RowsDigest:
+    def _read_back(self, written: Mapping[int, Sequence[TimeFile]]) -> RowsDigest:
+        """Return the digest of the rows in the new files: in their order, if it was kept."""
+        if self._in_order:
+            return sum(
+                (self._read_in_order(at, files) for at, files in written.items()), RowsDigest()
+            )
         total = RowsDigest()
-        written = [(file, self._files.sizes[file.path]) for file in outputs]
-        decoded = self._decoded(written, self._reader.read_back)
-        with closing(self._beside(decoded, self._files.size_bytes)) as chunks:
-            for file, rows in chunks:
-                self._check_bounds(file, rows)
+        for files in written.values():
+            for rows in self._written_rows(files, self._reader.read_back):
                 total += digest_rows(rows)
         return total
+
+    def _read_in_order(self, at: int, files: Sequence[TimeFile]) -> RowsDigest:
+        given = self._in_order[at]
+
+        def decode(file: TimeFile, source: bytes | BinaryIO, batch_rows: int) -> Iterator[pa.Table]:
+            return self._reader.read_back(file, source, batch_rows, given.texts)
+
+        digest = SequenceDigest(at, given.texts, given.chunk_rows)
+        for rows in self._written_rows(files, decode):
+            digest.add(rows)
+        return digest.finish()
+
+    def _written_rows(self, files: Sequence[TimeFile], decode: _Decode) -> Iterator[pa.Table]:
+        sizes = self._files.sizes
+        decoded = self._decoded([(file, sizes[file.path]) for file in files], decode)
+        total = sum(sizes[file.path] for file in files)
+        with closing(self._beside(decoded, total)) as chunks:
+            for file, rows in chunks:
+                self._check_bounds(file, rows)
+                yield rows
 
     def _check_bounds(self, file: TimeFile, rows: pa.Table) -> None:
         if not rows.num_rows:
@@ -315,8 +356,21 @@ class _RowsMerging:
             )
 
 
+def _dictionaries(schema: pa.Schema) -> frozenset[int]:
+    """Return the columns of text that are dictionaries in these rows."""
+    return frozenset(at for at, field in enumerate(schema) if pa.types.is_dictionary(field.type))
+
+
 def _inserts_only(rows: pa.Table) -> bool:
     operations = rows.column(rows.num_columns - 1)
+    if pa.types.is_dictionary(operations.type):
+        if all(_inserts(chunk.dictionary) for chunk in operations.chunks):
+            return True
+        operations = operations.cast(operations.type.value_type)
+    return _inserts(operations)
+
+
+def _inserts(operations: pa.Array | pa.ChunkedArray) -> bool:
     return not pc.any(pc.not_equal(operations, INSERT), min_count=0).as_py()
 
 

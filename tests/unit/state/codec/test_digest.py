@@ -31,6 +31,7 @@ VALUES: dict[str, pa.Array] = {
     "lists": pa.array([[1, 2], None, [], [2, 1], [1]]),
     "nested": pa.array([[["a"], []], None, [], [[], ["a"]], [["a"]]]),
     "pairs": pa.array([[1, 2], None, [3, 4], [2, 1], [1, 1]], pa.list_(pa.int8(), 2)),
+    "list views": pa.array([[1, 2], None, [], [2, 1], [1]], pa.list_view(pa.int64())),
     "maps": pa.array(
         [[("a", 1)], None, [], [("a", 2)], [("b", 1)]], pa.map_(pa.string(), pa.int64())
     ),

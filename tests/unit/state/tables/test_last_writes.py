@@ -18,6 +18,7 @@ from arroyo_dagster.state.tables.last_writes import (
     CodedPairs,
     LastWrites,
     SharedHash,
+    _CodeIndex,
 )
 from arroyo_dagster.state.tables.merge.pairs import merge_pairs
 from tests.fabricated import pair_files
@@ -97,6 +98,21 @@ def test_more_keys_than_the_index_began_with() -> None:
         for key, value in zip(*(column.to_pylist() for column in columns), strict=True)
     }
     assert kept == expected
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_the_index_finds_what_was_inserted_and_nothing_else(exact: bool) -> None:
+    """Of numbers, as in place of hashes that keys share, it never takes one for another."""
+    chance = np.random.default_rng(5)
+    codes = np.arange(300_000, dtype=np.uint64)
+    if not exact:
+        codes = chance.integers(0, 2**64, 300_000, dtype=np.uint64)
+    chance.shuffle(codes)
+    index = _CodeIndex()
+    for start in range(0, 200_000, 50_000):
+        index.insert(codes[start : start + 50_000])
+    assert index.find(codes[:200_000]).tolist() == list(range(200_000))
+    assert set(index.find(codes[200_000:]).tolist()) == {-1}
 
 
 def test_two_keys_of_one_hash_are_told_apart() -> None:

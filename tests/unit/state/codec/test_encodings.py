@@ -1,0 +1,257 @@
+"""The encodings of data files: exact values, no dictionary that falls back, readable by Arroyo."""
+
+from __future__ import annotations
+
+import decimal
+import io
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from arroyo_dagster.state.codec import encodings
+from arroyo_dagster.state.codec.parquet import (
+    GLOBAL_KEY_VALUE_SCHEMA,
+    RowsEncoder,
+    decode_file,
+    encode_pair_columns,
+    encode_rows,
+)
+
+ROWS = 20_000
+CHANCE = np.random.default_rng(7)
+READABLE = {"PLAIN", "RLE", "RLE_DICTIONARY", "DELTA_BINARY_PACKED"}
+"""The encodings that every release of parquet-rs reads that any Arroyo was built with."""
+
+
+def times(values: Any) -> pa.Array:
+    return pa.array(values, pa.int64()).view(pa.timestamp("ns"))
+
+
+RANDOM = CHANCE.integers(0, 2**63, ROWS)
+COLUMNS: dict[str, pa.Array] = {
+    "unique": pa.array(RANDOM.astype(np.uint64) * 2),
+    "few": pa.array(RANDOM % 100),
+    "times": times(np.sort(RANDOM % 10**12) + 2**60),
+    "milliseconds": times(np.sort(RANDOM % 10**6) * 10**6),
+    "doubles": pa.array(CHANCE.normal(size=ROWS)),
+    "halves": pa.array(CHANCE.normal(size=ROWS).astype(np.float16)),
+    "flags": pa.array(RANDOM % 3 == 0),
+    "ids": pa.array([f"flight-{n}" for n in RANDOM.tolist()]),
+    "names": pa.array([f"carrier-{n % 50}" for n in RANDOM.tolist()]),
+    "sorted names": pa.array(sorted(f"carrier-{n % 5000}" for n in RANDOM.tolist())),
+    "bytes": pa.array([bytes([n % 251]) * (n % 40) for n in RANDOM.tolist()]),
+    "operations": pa.array([b"\0"] * ROWS),
+    "decimals": pa.array([decimal.Decimal(n) for n in (RANDOM % 10**6).tolist()]),
+    "gaps": pa.array(RANDOM, mask=RANDOM % 2 == 0),
+    "nothing": pa.nulls(ROWS, pa.int64()),
+    "untyped": pa.nulls(ROWS),
+    "structs": pa.StructArray.from_arrays(
+        [times(np.sort(RANDOM % 10**12)), pa.array([f"s{n % 9}" for n in RANDOM.tolist()])],
+        fields=[pa.field("at", pa.timestamp("ns"), nullable=False), pa.field("b", pa.string())],
+        mask=pa.array(RANDOM % 5 == 0),
+    ),
+    "lists": pa.array(
+        [None if n % 7 == 0 else list(range(n % 4)) for n in RANDOM.tolist()],
+        pa.list_(pa.field("item", pa.uint64(), nullable=False)),
+    ),
+    "pairs": pa.array([[n % 5, n] for n in RANDOM.tolist()], pa.list_(pa.int64(), 2)),
+    "maps": pa.array(
+        [[(f"k{n % 3}", n)] for n in RANDOM.tolist()], pa.map_(pa.string(), pa.int64())
+    ),
+    "dictionaries": pa.array([f"d{n % 20}" for n in RANDOM.tolist()]).dictionary_encode(),
+}
+
+
+def column_chunks(data: bytes) -> list[pq.ColumnChunkMetaData]:
+    footer = pq.ParquetFile(io.BytesIO(data)).metadata
+    groups = [footer.row_group(at) for at in range(footer.num_row_groups)]
+    return [group.column(at) for group in groups for at in range(group.num_columns)]
+
+
+def falls_back(rows: pa.Table) -> bool:
+    """Whether a dictionary of any size would make another file."""
+    limits = (encodings._DICTIONARY_LIMIT_BYTES, 1 << 30)
+    files = []
+    for limit in limits:
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(encodings, "_DICTIONARY_LIMIT_BYTES", limit)
+            files.append(encode_rows(rows))
+    return files[0] != files[1]
+
+
+@pytest.mark.parametrize("name", COLUMNS)
+def test_every_kind_of_column_reads_back_exactly(name: str) -> None:
+    column = COLUMNS[name]
+    required = not column.null_count and name != "untyped"
+    schema = pa.schema([pa.field(name, column.type, nullable=not required)])
+    rows = pa.Table.from_arrays([column], schema=schema)
+    data = encode_rows(rows)
+    back, _ = decode_file(data, "p")
+    assert back.schema.equals(
+        schema, check_metadata=name != "maps"
+    )  # names of entries are metadata
+    assert back.equals(rows)
+    for chunk in column_chunks(data):
+        assert set(chunk.encodings) <= READABLE
+        assert chunk.compression in ("ZSTD", "UNCOMPRESSED")
+    assert not falls_back(rows)
+
+
+def test_a_dictionary_that_falls_back_would_be_noticed_here(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(encodings, "_DICTIONARY_LIMIT_BYTES", 1 << 8)
+    assert falls_back(pa.table([COLUMNS["few"]], ["a"]))
+
+
+@pytest.mark.parametrize(
+    ("name", "dictionary", "delta", "compressed"),
+    [
+        ("unique", False, False, False),
+        ("few", True, False, True),
+        ("times", False, True, False),
+        ("doubles", False, False, False),
+        ("flags", False, False, False),
+        ("ids", False, False, True),
+        ("names", True, False, True),
+        ("sorted names", True, False, True),
+        ("operations", True, False, True),
+    ],
+)
+def test_the_values_decide(name: str, dictionary: bool, delta: bool, compressed: bool) -> None:
+    (chunk,) = column_chunks(encode_rows(pa.table([COLUMNS[name]], [name])))
+    assert chunk.has_dictionary_page == dictionary
+    assert ("DELTA_BINARY_PACKED" in chunk.encodings) == delta
+    assert (chunk.compression == "ZSTD") == compressed
+
+
+def test_fields_of_a_struct_are_encoded_each_by_its_own_values() -> None:
+    at, names = column_chunks(encode_rows(pa.table([COLUMNS["structs"]], ["s"])))
+    assert (at.path_in_schema, "DELTA_BINARY_PACKED" in at.encodings) == ("s.at", True)
+    assert (names.path_in_schema, names.has_dictionary_page) == ("s.b", True)
+
+
+@pytest.mark.parametrize("other", ["few", "doubles", "names", "structs", "times"])
+def test_columns_of_one_name_are_written_so_that_both_can_be(other: str) -> None:
+    columns = [COLUMNS["times"], COLUMNS[other], COLUMNS["unique"]]
+    schema = pa.schema(
+        [
+            pa.field("0", columns[0].type, nullable=False),
+            pa.field("0", columns[1].type),
+            pa.field("0.at", pa.uint64(), nullable=False),
+        ]
+    )
+    rows = pa.Table.from_arrays(columns, schema=schema)
+    data = encode_rows(rows)
+    back, _ = decode_file(data, "p")
+    assert back.schema.equals(schema, check_metadata=True)
+    assert back.equals(rows)
+    assert not falls_back(rows)
+
+
+def _clustered(rows: int) -> pa.Array:
+    """Sessions: among neighbours each value repeats, later never again."""
+    return pa.array([f"session-{row // 1000}-{row % 100:04}-{'x' * 80}" for row in range(rows)])
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        lambda rows: pa.array(CHANCE.integers(0, 150_000, rows)),
+        lambda rows: pa.array(CHANCE.zipf(1.2, rows)),
+        lambda rows: pa.array(np.where(np.arange(rows) % 2, np.arange(rows) * 7919, 5)),
+        lambda rows: pa.array(np.arange(rows) // 3),
+        _clustered,
+    ],
+    ids=["uniform", "skewed", "half unique", "runs", "clustered"],
+)
+def test_no_dictionary_falls_back_in_large_row_groups(values: Callable[[int], pa.Array]) -> None:
+    assert not falls_back(pa.table({"c": values(600_000)}))
+
+
+def test_few_rows_with_large_values_get_no_dictionary_either() -> None:
+    column = pa.array([CHANCE.bytes(10_000) for _ in range(500)])
+    (chunk,) = column_chunks(encode_rows(pa.table({"c": column})))
+    assert not chunk.has_dictionary_page
+    assert chunk.compression == "UNCOMPRESSED"
+
+
+def test_the_first_row_group_decides_and_later_ones_may_differ() -> None:
+    schema = pa.schema([pa.field("c", pa.int64())])
+    encoder = RowsEncoder(schema)
+    groups = [pa.table({"c": COLUMNS[name]}) for name in ("few", "gaps")]
+    for rows in groups:
+        encoder.write(rows.cast(schema))
+    data = encoder.finish()
+    assert decode_file(data, "p")[0].equals(pa.concat_tables(groups))
+
+
+def test_keys_of_pairs_get_no_dictionary_and_repeated_values_do() -> None:
+    keys = pa.array(sorted(b"%020d" % n for n in RANDOM.tolist()), pa.large_binary())
+    values = pa.array([b"v%d" % (n % 9) for n in range(ROWS)], pa.large_binary())
+    data = encode_pair_columns(keys, values, GLOBAL_KEY_VALUE_SCHEMA, version=2)
+    first, second = column_chunks(data)
+    assert not first.has_dictionary_page
+    assert second.has_dictionary_page
+    rows, version = decode_file(data, "p")
+    assert (rows.column("key").to_pylist(), version) == (keys.to_pylist(), 2)
+    assert rows.column("value").to_pylist() == values.to_pylist()
+
+
+def _as_dictionaries(rows: pa.Table, columns: list[int], pieces: int) -> pa.Table:
+    """The same rows, in chunks with a dictionary of their own each."""
+    for at in columns:
+        size = -(-rows.num_rows // pieces)
+        chunks = [
+            chunk.dictionary_encode()
+            for start in range(0, rows.num_rows, size)
+            for chunk in rows.column(at).slice(start, size).chunks
+        ]
+        column = pa.chunked_array(chunks)
+        rows = rows.set_column(at, rows.schema.field(at).with_type(column.type), column)
+    return rows
+
+
+@pytest.mark.parametrize("pieces", [1, 7])
+def test_texts_given_as_dictionaries_are_stored_as_texts(pieces: int) -> None:
+    names = ["names", "times", "structs", "operations", "ids"]
+    schema = pa.schema(
+        [
+            pa.field("0", pa.string(), metadata={"k": "v"}),
+            pa.field("0", pa.timestamp("ns"), nullable=False),
+            pa.field("s", COLUMNS["structs"].type),
+            pa.field("_operation", pa.binary(), nullable=False),
+            pa.field("unique", pa.string()),
+        ]
+    )
+    rows = pa.Table.from_arrays([COLUMNS[name] for name in names], schema=schema)
+    encoder = RowsEncoder(schema)
+    for start in range(0, ROWS, 8000):
+        encoder.write(_as_dictionaries(rows.slice(start, 8000), [0, 3, 4], pieces))
+    data = encoder.finish()
+    back, _ = decode_file(data, "p")
+    assert back.schema.equals(schema, check_metadata=True)
+    assert back.equals(rows)
+    footer, plain = (
+        pq.ParquetFile(io.BytesIO(file)).metadata for file in (data, encode_rows(rows))
+    )
+    assert footer.metadata == plain.metadata
+    assert footer.schema.equals(plain.schema)
+    assert footer.num_row_groups == 3
+    dictionaries = [chunk.has_dictionary_page for chunk in column_chunks(data)]
+    # By leaf; two columns have one name.
+    assert dictionaries == [False, False, False, True, True, False] * 3
+
+
+def test_nulls_in_dictionaries_stay_nulls() -> None:
+    column = pa.array(["a", None, "b"] * 3000)
+    rows = pa.table({"c": column})
+    encoder = RowsEncoder(rows.schema)
+    encoder.write(_as_dictionaries(rows, [0], 5))
+    data = encoder.finish()
+    assert decode_file(data, "p")[0].equals(rows)
+    assert column_chunks(data)[0].has_dictionary_page
