@@ -518,7 +518,10 @@ class CompactionRecord:
 
 @dataclass(frozen=True, slots=True)
 class RowsDigest:
-    """A multiset of rows: how many, and the sum of their hashes modulo 2**64."""
+    """Rows as a multiset, or in their order: how many, and the sum of hashes modulo 2**64.
+
+    Digests of rows in their order are compared only if one process has made both.
+    """
 
     rows: int = 0
     hash_sum: int = 0

@@ -345,7 +345,11 @@ class TimeFileReader:
         column = rows.column(source)
         if column.type.equals(kind):
             return column
-        return column.dictionary_encode() if pa.types.is_dictionary(kind) else column.cast(kind)
+        if pa.types.is_dictionary(column.type):
+            column = column.cast(column.type.value_type)
+        if pa.types.is_dictionary(kind):
+            column = column.cast(kind.value_type).dictionary_encode()
+        return column.cast(kind)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
