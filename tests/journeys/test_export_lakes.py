@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from pyiceberg.catalog.sql import SqlCatalog
 from arroyo_dagster.cli import main
 from arroyo_dagster.errors import ConflictError, InputError, NotFoundError, StorageError
 from arroyo_dagster.state.model.ids import Epoch
-from arroyo_dagster.state.operations.export import parquet
+from arroyo_dagster.state.operations.export import epochs, parquet
 from arroyo_dagster.state.operations.export.epochs import export_changes, export_epochs
 from arroyo_dagster.state.operations.export.lake import (
     SOURCE,
@@ -391,6 +392,29 @@ def test_changes_that_do_not_follow_those_of_the_table_are_refused(
         list(export_changes(job, "keep", "rows", place.target(), numbers[2]))
     list(export_changes(job, "keep", "rows", place.target(), numbers[1]))
     assert {*place.rows()["epoch"].to_pylist()} <= {*numbers[1:]}
+
+
+def test_epochs_without_changes_are_no_gap(
+    place: Place, job: StateJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    numbers, real = job.epochs(), epochs.diff_epochs
+
+    def unchanged(before: Any, after: Any, *names: str) -> Any:
+        found = real(before, after, *names)
+        if after.number in (numbers[1], numbers[3]):
+            return [replace(one, changes=one.changes.slice(0, 0)) for one in found]
+        return found
+
+    monkeypatch.setattr(epochs, "diff_epochs", unchanged)
+    changes = ("keep", "rows", place.target(), numbers[0])
+    first = list(export_changes(job, *changes, numbers[-2]))
+    assert [one.new for one in first] == [True] * len(first)
+    again = list(export_changes(job, *changes))
+    assert [one.new for one in again] == [False] * len(first) + [True]
+    assert {*place.rows()["epoch"].to_pylist()} == {*numbers[1:]} - {numbers[1], numbers[3]}
+    monkeypatch.undo()
+    with pytest.raises(ConflictError, match="do not follow"):
+        list(export_changes(job, *changes))
 
 
 # ---- the command ---------------------------------------------------------------------------------

@@ -431,6 +431,15 @@ def test_a_missing_file_is_named_and_the_table_stays(
     assert place.rows().num_rows == 10
 
 
+def test_unsigned_numbers_are_exact(tmp_path: Path) -> None:
+    place = DeltaPlace(tmp_path)
+    numbers = pa.array(range(2**64 - 40, 2**64), pa.uint64())
+    run(place, ROWS.set_column(1, "n", numbers))
+    found = place.rows()
+    assert found.schema.field("n").type == pa.decimal128(20, 0)
+    assert sorted(map(int, found["n"].to_pylist())) == numbers.to_pylist()
+
+
 def test_times_that_a_table_cannot_hold_are_refused(place: Place) -> None:
     times = pa.array([1], pa.timestamp("ns"))
     rows = pa.table({"word": ["a"], "n": [1], "at": times})

@@ -299,17 +299,14 @@ class OutputForm:
 
     Attributes:
         file_bytes: a file is closed once it has this size.
+        row_group_rows: the maximum number of rows in a row group.
         memory_bytes: the decoded bytes of rows kept in memory.
     """
 
     sort: SortOrder = SortOrder.REPLAY
     file_bytes: int = 128 * MEBIBYTE
+    row_group_rows: int = 1 << 19
     memory_bytes: int = 64 * MEBIBYTE
-
-    @property
-    def row_group_rows(self) -> int:
-        """The maximum number of rows in a row group: a look-up by key decodes one."""
-        return 1 << 16 if self.sort is SortOrder.KEY else 1 << 19
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

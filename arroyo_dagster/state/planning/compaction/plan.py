@@ -51,6 +51,8 @@ ARROYO_JOB = (
 )
 SNAPSHOTS = "Arroyo rewrites global keyed tables at every epoch: there is nothing to merge"
 UNKEYED = "an aggregate without GROUP BY restores from the first row of a batch: it is not merged"
+_KEYED_ROWS = 1 << 16
+"""The maximum number of rows in a row group of rows sorted by key: a look-up decodes one."""
 _WINDOWS_IN_RETENTION = 8
 
 
@@ -342,11 +344,7 @@ class _RowsRule:
             cutoff_micros=0 if config.generational and not table.managed else cutoff,
             window_micros=max(1, window),
             generations=_generations(config, settings, managed=table.managed),
-            form=OutputForm(
-                sort=_sort(config, settings),
-                file_bytes=2 * settings.target_bytes,
-                memory_bytes=settings.memory_bytes,
-            ),
+            form=_form(config, settings),
         )
 
     def candidate(self, file: TimeFile, sizes: Mapping[StatePath, int]) -> Candidate:
@@ -389,6 +387,14 @@ def _generations(
     if not config.generational or not settings.deduplicate:
         return Generations.ALL
     return Generations.NEWEST_AT_ANY_CUTOFF if managed else Generations.NEWEST
+
+
+def _form(config: ExpiringTimeKeyConfig, settings: CompactionSettings) -> OutputForm:
+    sort = _sort(config, settings)
+    form = OutputForm(
+        sort=sort, file_bytes=2 * settings.target_bytes, memory_bytes=settings.memory_bytes
+    )
+    return replace(form, row_group_rows=_KEYED_ROWS) if sort is SortOrder.KEY else form
 
 
 def _sort(config: ExpiringTimeKeyConfig, settings: CompactionSettings) -> SortOrder:

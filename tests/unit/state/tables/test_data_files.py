@@ -19,6 +19,7 @@ from arroyo_dagster.state.model.keys import KeyRange
 from arroyo_dagster.state.model.tables import ExpiringTimeKeyFiles
 from arroyo_dagster.state.operations.compaction.job import run_compaction
 from arroyo_dagster.state.operations.query.state import open_state
+from arroyo_dagster.state.planning.compaction import plan
 from arroyo_dagster.state.planning.restore.reads import ALL_KEYS
 from arroyo_dagster.state.storage import MemoryStore
 from arroyo_dagster.state.storage.remote.open import open_store
@@ -70,9 +71,7 @@ def rows_of(seed: int, count: int = 3000) -> pa.Table:
 def store(monkeypatch: pytest.MonkeyPatch) -> MemoryStore:
     """A job of five epochs, compacted by key into row groups of few rows."""
     monkeypatch.setattr(data_files, "WHOLE_BYTES", 1)
-    monkeypatch.setattr(
-        "arroyo_dagster.state.model.compaction.OutputForm.row_group_rows", property(lambda _: 400)
-    )
+    monkeypatch.setattr(plan, "_KEYED_ROWS", 400)
     found = MemoryStore()
     files = written_files(found, CONFIG, (stored_rows(CONFIG, rows_of(at)) for at in range(5)), 2)
     publish(found, [(CONFIG, ExpiringTimeKeyFiles(files=files))])
