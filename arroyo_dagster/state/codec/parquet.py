@@ -10,14 +10,13 @@ import io
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from arroyo_dagster.errors import ArroyoStateError, FormatError, StorageError
 from arroyo_dagster.state.codec.bounded import read_groups
-from arroyo_dagster.state.codec.encodings import writer_options
 from arroyo_dagster.state.model.tables import KEY_HASH_COLUMN, TIMESTAMP_COLUMN
 
 SMALL_BYTES = 1 << 20
@@ -67,7 +66,7 @@ def encode_rows(rows: pa.Table, *, row_group_rows: int = MAX_ROW_GROUP_ROWS) -> 
     each column as `writer_options` chooses.
     """
     sink = pa.BufferOutputStream()
-    with pq.ParquetWriter(sink, rows.schema, **_settings(), **writer_options(rows)) as writer:
+    with pq.ParquetWriter(sink, rows.schema, **_settings(), **_encodings(rows)) as writer:
         writer.write_table(rows, row_group_size=row_group_rows)
     return sink.getvalue().to_pybytes()  # type: ignore[no-any-return]
 
@@ -149,7 +148,7 @@ class RowsEncoder:
         return writer
 
     def _form(self, rows: pa.Table, row_group_rows: int) -> dict[str, object]:
-        found = writer_options(rows)
+        found = _encodings(rows)
         if self._sorted_by is not None and _is_flat(self._schema, self._sorted_by):
             found["sorting_columns"] = [pq.SortingColumn(self._sorted_by)]
         if self._bloom_filter is not None:
@@ -197,13 +196,19 @@ def encode_pair_columns(
         ]
         return pa.Table.from_arrays(columns, schema=schema)
 
-    options = writer_options(group(0), dictionaries=False)
+    options = _encodings(group(0), dictionaries=False)
     sink = io.BytesIO()
     with pq.ParquetWriter(sink, schema, **_settings(), **options, write_statistics=False) as writer:
         writer.add_key_value_metadata({_VERSION.decode(): str(version)})
         for start in range(0, len(keys), MAX_ROW_GROUP_ROWS):
             writer.write_table(group(start))
     return sink.getvalue()
+
+
+def _encodings(rows: pa.Table, *, dictionaries: bool = True) -> dict[str, Any]:
+    from arroyo_dagster.state.codec.encodings import writer_options  # readers load none of it
+
+    return writer_options(rows, dictionaries=dictionaries)
 
 
 def _settings() -> dict[str, object]:
