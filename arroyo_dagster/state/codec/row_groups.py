@@ -303,36 +303,69 @@ class DataFile:
             low, high: both ends included; None = no bound.
             nulls: whether a row group with a null is returned whatever its values are.
         """
+        return self._limits(column).within(low, high, groups, nulls=nulls)
+
+    def smallest(self, column: int) -> int | None:
+        """Return the smallest value of a column of whole numbers or times, by statistics.
+
+        Returns:
+            None if statistics are missing, or a value is null.
+        """
+        return self._limits(column).smallest(range(len(self.row_groups)))
+
+    def _limits(self, column: int) -> _ColumnLimits:
         (leaf,) = self._leaves[column]
-        if self._ascends(leaf) and isinstance(low, int) and isinstance(high, int):
-            return self._groups_between(leaf, low, high, groups)
-        limits = self._limits(leaf, groups)
+        return _ColumnLimits(
+            self._source, self.footer, leaf, self.schema.field(column).type, self._path
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _ColumnLimits:
+    """The values that row groups may have in one Parquet column, by their statistics."""
+
+    source: pa.BufferReader | BinaryIO
+    footer: KnownFooter
+    leaf: int
+    kind: pa.DataType
+    path: str
+
+    def within(self, low: Bound, high: Bound, groups: Sequence[int], *, nulls: bool) -> list[int]:
+        """Return the row groups that may hold a value from `low` to `high`, or a null."""
+        if isinstance(low, int) and isinstance(high, int) and self._ascends():
+            return self._between(low, high, groups)
+        limits = self._of(groups)
         return [
             group
             for group, one in zip(groups, limits, strict=True)
             if (nulls and one.has_nulls) or not (_less(one.most, low) or _less(high, one.least))
         ]
 
-    def _ascends(self, leaf: int) -> bool:
-        """Whether rows ascend by a column of whole numbers without nulls, as the footer says."""
-        footer = self._file.metadata
-        order = footer.row_group(0).sorting_columns if footer.num_row_groups > 1 else ()
-        if [(one.column_index, one.descending) for one in order[:1]] != [(leaf, False)]:
+    def smallest(self, groups: Sequence[int]) -> int | None:
+        """Return the smallest whole number; None if it is unknown, or a value is null."""
+        limits = self._of(groups)
+        if any(one.has_nulls for one in limits):
+            return None
+        least = [one.least for one in limits if isinstance(one.least, int)]
+        return min(least) if least and len(least) == len(limits) else None
+
+    def _ascends(self) -> bool:
+        """Whether rows ascend by the column, of whole numbers without nulls, as the footer says."""
+        metadata = self.footer.metadata
+        order = metadata.row_group(0).sorting_columns if metadata.num_row_groups > 1 else ()
+        if [(one.column_index, one.descending) for one in order[:1]] != [(self.leaf, False)]:
             return False
-        (first,) = self._limits(leaf, [0])
+        (first,) = self._of([0])
         return isinstance(first.least, int) and not first.has_nulls
 
-    def _groups_between(self, leaf: int, low: int, high: int, groups: Sequence[int]) -> list[int]:
-        """Return the groups of an ascending column that may hold a value from `low` to `high`.
-
-        Statistics of few groups are read.
-        """
+    def _between(self, low: int, high: int, groups: Sequence[int]) -> list[int]:
+        """Return the groups of an ascending column; statistics of few groups are read."""
 
         def limit(end: str) -> Callable[[int], int]:
             def of_group(group: int) -> int:
-                found = getattr(self._limits(leaf, [group])[0], end)
+                found = getattr(self._of([group])[0], end)
                 if not isinstance(found, int):
-                    raise FormatError("a sorted column has no statistics", path=self._path)
+                    raise FormatError("a sorted column has no statistics", path=self.path)
                 return found
 
             return of_group
@@ -341,57 +374,38 @@ class DataFile:
         last = bisect.bisect_right(groups, high, key=limit("least"))
         return list(groups[first:last])
 
-    def smallest(self, column: int) -> int | None:
-        """Return the smallest value of a column of whole numbers or times, by statistics.
-
-        Returns:
-            None if statistics are missing, or a value is null.
-        """
-        (leaf,) = self._leaves[column]
-        limits = self._limits(leaf, range(len(self.row_groups)))
-        if any(one.has_nulls for one in limits):
-            return None
-        least = [one.least for one in limits if isinstance(one.least, int)]
-        return min(least) if least and len(least) == len(limits) else None
-
-    def _limits(self, leaf: int, groups: Sequence[int]) -> list[ValueLimits]:
-        """Return the limits of a Parquet column in row groups, by statistics."""
-        known = self.footer.limits
+    def _of(self, groups: Sequence[int]) -> list[ValueLimits]:
+        known, leaf = self.footer.limits, self.leaf
         missing = [group for group in groups if (leaf, group) not in known]
         if missing:
-            with decoding(self._path):
-                self._check(leaf, missing)
-                known |= {(leaf, group): self._limits_of(leaf, group) for group in missing}
+            with decoding(self.path):
+                self._check(missing)
+                known |= {(leaf, group): self._read(group) for group in missing}
         return [known[leaf, group] for group in groups]
 
-    def _check(self, leaf: int, groups: Sequence[int]) -> None:
+    def _check(self, groups: Sequence[int]) -> None:
         # pyarrow aborts the process when it reads statistics from a damaged footer. Reading one
         # value of one page first finds the same damage and raises.
-        pages = open_pages(self._source, self._file.metadata)
+        pages = open_pages(self.source, self.footer.metadata)
         for group in groups:
             batches = pages.reader.iter_batches(
-                batch_size=1, row_groups=[group], column_indices=[leaf], use_threads=False
+                batch_size=1, row_groups=[group], column_indices=[self.leaf], use_threads=False
             )
             next(iter(batches), None)
 
-    def _limits_of(self, leaf: int, group: int) -> ValueLimits:
-        found = self._file.metadata.row_group(group).column(leaf).statistics
+    def _read(self, group: int) -> ValueLimits:
+        found = self.footer.metadata.row_group(group).column(self.leaf).statistics
         if found is None or not found.has_min_max:
             return ValueLimits(None, None, has_nulls=True)
         has_nulls = not found.has_null_count or found.null_count > 0
         least, most = found.min_raw, found.max_raw
-        kind = self._type_of(leaf)
-        if pa.types.is_unsigned_integer(kind) and isinstance(least, int):
+        if pa.types.is_unsigned_integer(self.kind) and isinstance(least, int):
             # Statistics store an unsigned number as a signed one with the same bits.
-            bits = (1 << kind.bit_width) - 1
+            bits = (1 << self.kind.bit_width) - 1
             least, most = least & bits, most & bits
         if not isinstance(least, int | bytes):
             least = most = None
         return ValueLimits(least, most, has_nulls)
-
-    def _type_of(self, leaf: int) -> pa.DataType:
-        place = next(at for at, leaves in enumerate(self._leaves) if leaf in leaves)
-        return self.schema.field(place).type
 
 
 def _less(one: Bound, other: Bound) -> bool:
