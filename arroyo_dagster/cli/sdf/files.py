@@ -10,6 +10,7 @@ import click
 
 from arroyo_dagster.dataflow.definition import loading
 from arroyo_dagster.dataflow.definition.definition import Dataflow, Package
+from arroyo_dagster.dataflow.runtime.service import DEAD_LETTER, FAIL, SKIP
 from arroyo_dagster.user_modules import open_folders
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -23,6 +24,30 @@ def loading_options(command: _F) -> _F:
     )
     legacy = click.option("--legacy", is_flag=True, help="Accept apiVersions before 0.5.0.")
     return legacy(extended(prod(command)))
+
+
+def error_options(default: str) -> Callable[[_F], _F]:
+    """Add `--on-error` and `--max-errors`, for every subcommand that processes records."""
+
+    def add(command: _F) -> _F:
+        limit = click.option(
+            "--max-errors",
+            type=click.IntRange(0),
+            metavar="N",
+            help="Stop without publishing the epoch when more than N records of a run of a service "
+            "fail. Default with skip: when a step fails on each of the first 1,000.",
+        )
+        choice = click.option(
+            "--on-error",
+            type=click.Choice([SKIP, DEAD_LETTER, FAIL]),
+            default=default,
+            show_default=True,
+            help="What to do with a record whose function fails: skip it, keep it for `sdf replay` "
+            "in the topic dead-letters of the service, or end the run.",
+        )
+        return choice(limit(command))
+
+    return add
 
 
 def load_dataflow(
