@@ -20,6 +20,7 @@ from arroyo_dagster.dataflow.definition.windows import GLOBAL_WINDOW, Window
 from arroyo_dagster.dataflow.errors import OperatorResultError
 from arroyo_dagster.dataflow.runtime.keyed_states import closed_schema
 from arroyo_dagster.dataflow.runtime.operators import ServiceOperator, ServicePlan
+from arroyo_dagster.dataflow.runtime.record import as_record
 from arroyo_dagster.dataflow.runtime.record_batches import (
     Travel,
     check_travels,
@@ -227,7 +228,7 @@ class FlushOperator(ServiceOperator):
         finally:
             self._place.window = GLOBAL_WINDOW
         self.metrics.count(name, succeeded=1)
-        return [(window, result)]
+        return [(window, as_record(result))]
 
     def _rows(self, results: Sequence[tuple[Window, Any]]) -> pa.RecordBatch:
         count = len(results)

@@ -15,6 +15,7 @@ from arroyo_dagster.dataflow.definition.windows import Window
 from arroyo_dagster.dataflow.errors import OperatorResultError, StepFailed
 from arroyo_dagster.dataflow.runtime.functions import Function
 from arroyo_dagster.dataflow.runtime.letters import Letter
+from arroyo_dagster.dataflow.runtime.record import as_record
 from arroyo_dagster.dataflow.storage.engine_tables import Metrics
 from arroyo_dagster.errors import ArroyoStateError, StorageError
 
@@ -282,9 +283,13 @@ class Step:
         body = function.body
         result = body(key, value) if function.takes_key else body(value)
         found = self.outcome(function, value, result)
-        if not function.gives_pair or function.plan.operator == "filter":
-            return [(key, one) for one in found]
-        return [_pair(function, one) for one in found]
+        if function.plan.operator == "filter":
+            return [(key, value) for _ in found]
+        # Converted here, once, so that the next step gets what it would get from a topic.
+        if not function.gives_pair:
+            return [(key, as_record(one)) for one in found]
+        pairs = [_pair(function, one) for one in found]
+        return [(new_key, as_record(one)) for new_key, one in pairs]
 
 
 def run_steps(
@@ -350,7 +355,7 @@ def _plain_map(
             failed += 1
         elif not filters or result:
             kept.append(at)
-            values.append(value if filters else result)
+            values.append(value if filters else as_record(result))
     keys = None if records.keys is None else [records.keys[at] for at in kept]
     return records.taken(kept, values, keys), failed
 

@@ -67,6 +67,21 @@ def test_transforms_do_what_they_are_called(transforms: list[str], expected: lis
     assert answers(steps(*transforms), ["a", "b", "ab"]) == expected
 
 
+def test_a_dict_that_a_step_returns_is_a_record_of_the_next() -> None:
+    services = """
+  pass:
+    sources: [{type: topic, id: words}]
+    transforms:
+      - {operator: map, run: "def first(w): return {'word': w, 'more': [{'values': len(w)}]}"}
+      - {operator: filter, run: "def some(r): return bool(r.more[0].values)"}
+      - {operator: flat-map, run: "def twice(r): return [{'r': r}, {'r': r}]"}
+      - {operator: filter-map, run: "def last(p): return {'n': p.r.more[0].values, 'w': p.r.word}"}
+      - {operator: map, run: "def out(p): return f'{p.w}{p.n}'"}
+    sinks: [{type: topic, id: answers}]
+"""
+    assert answers(services, ["ab", ""]) == ["ab2", "ab2"]
+
+
 def test_keys_are_seen_given_and_written() -> None:
     services = steps(
         "map|key, w|-> tuple[str, str]|return (key + w, w)", "filter|key, w||return key != 'kb'"
