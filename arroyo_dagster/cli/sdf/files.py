@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import click
 
 from arroyo_dagster.dataflow.definition import loading
 from arroyo_dagster.dataflow.definition.definition import Dataflow, Package
+from arroyo_dagster.dataflow.definition.diagnostics import InvalidDefinition
+from arroyo_dagster.dataflow.runtime.checks import check_bodies
 from arroyo_dagster.dataflow.runtime.service import DEAD_LETTER, FAIL, SKIP
 from arroyo_dagster.user_modules import open_folders
 
@@ -61,9 +64,26 @@ def load_dataflow(
     return loading.load_dataflow(file, legacy=legacy, extended=extended, dev=not prod)
 
 
+def check_functions(file: str, dataflow: Dataflow, packages: Mapping[str, Package]) -> Dataflow:
+    """Check the functions of a dataflow, and return it with the warnings. No code is loaded.
+
+    Raises:
+        InvalidDefinition: a function uses names, members or tables that do not exist.
+    """
+    found = check_bodies(dataflow, packages, folders=_folders(file))
+    warnings = (*dataflow.warnings, *found.warnings)
+    if found.errors:
+        raise InvalidDefinition("dataflow", found.errors, file=file, warnings=warnings)
+    return replace(dataflow, warnings=warnings)
+
+
+def _folders(file: str) -> tuple[str, str]:
+    folder = file if os.path.isdir(file) else os.path.dirname(file)
+    return folder or ".", os.getcwd()
+
+
 def allow_functions(file: str) -> None:
     """Allow imports of named functions from the definition's folder, then from the working
     directory. Call it only in commands that run them.
     """
-    folder = file if os.path.isdir(file) else os.path.dirname(file)
-    open_folders(folder or ".", os.getcwd())
+    open_folders(*_folders(file))

@@ -12,6 +12,7 @@ from arroyo_dagster.cli.common import open_to_read, open_url, store_options
 from arroyo_dagster.cli.rendering import print_json
 from arroyo_dagster.cli.sdf.files import (
     allow_functions,
+    check_functions,
     error_options,
     load_dataflow,
     loading_options,
@@ -126,6 +127,7 @@ def replay(
     if dry_run:
         _print_letters(replays, as_json)
         return
+    dataflow = check_functions(file, dataflow, packages)
     _print_left(replays)
     if not any(one.letters for one in replays) and not as_json:
         return

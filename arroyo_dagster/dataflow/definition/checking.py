@@ -21,6 +21,8 @@ from arroyo_dagster.dataflow.definition.packages import Imported
 from arroyo_dagster.dataflow.definition.scope import Scope
 from arroyo_dagster.dataflow.definition.types import NamedType, TypeDef, names_in
 from arroyo_dagster.dataflow.definition.yaml_tree import Node
+from arroyo_dagster.errors import InputError
+from arroyo_dagster.state.model.ids import checked_name
 
 
 def check_names(
@@ -34,6 +36,15 @@ def check_names(
             problem = scope.resolve(NamedType(inner)).problem
             if problem is not None:
                 to.add(node.members[name].diagnostic_at("E23", f"type `{name}`: {problem}"))
+
+
+def check_path_name(name: str, node: Node, to: Diagnostics, *, key: str | None = None) -> None:
+    """Report a name that cannot be part of a path: it names a directory or a table of the state."""
+    try:
+        checked_name(name, "path")
+    except InputError as error:
+        said = error.message.partition(": ")[2]
+        to.add(node.diagnostic_at("E04", f"`{name!r:.80}` is no name of a path: {said}", key=key))
 
 
 class ServiceCheck:

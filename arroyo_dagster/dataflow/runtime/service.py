@@ -76,7 +76,7 @@ from arroyo_dagster.dataflow.storage.engine_tables import (
     read_schemas,
 )
 from arroyo_dagster.dataflow.storage.state_tables import flushed_config, state_config
-from arroyo_dagster.dataflow.topics.sinks import BothSinks, KeptSink
+from arroyo_dagster.dataflow.topics.sinks import BothSinks, KeptSink, takes_one_subtask
 from arroyo_dagster.dataflow.views.snapshots import FLUSH, STATES
 from arroyo_dagster.dataflow.views.view import OwnerJob, service_paths
 from arroyo_dagster.errors import InputError
@@ -195,6 +195,15 @@ def build_service(
         epoch_check=_error_limit(plan, chosen),
     )
     _connect(pipeline, plan, bindings, chosen)
+    for name, sink in pipeline.sinks().items():
+        if chosen.parallelism > 1 and takes_one_subtask(sink):
+            raise InputError(
+                f"the sink of topic `{name.removeprefix('sink.')}` takes the records of one "
+                f"subtask, and the parallelism is {chosen.parallelism}",
+                service=service,
+                next_step="bind it to a directory (a path that ends with '/'), or run it with "
+                "--parallelism 1",
+            )
     return pipeline
 
 
