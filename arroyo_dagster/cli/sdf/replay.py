@@ -28,7 +28,7 @@ from arroyo_dagster.cli.sdf.run import (
     stopping,
 )
 from arroyo_dagster.cli.spark import print_choice, spark_options
-from arroyo_dagster.dataflow.in_process import DataflowOptions, run_dataflow
+from arroyo_dagster.dataflow.in_process import DataflowOptions, DataflowOutcome, run_dataflow
 from arroyo_dagster.dataflow.runtime.letters import Letter
 from arroyo_dagster.dataflow.runtime.service import DEAD_LETTER, RunOptions
 from arroyo_dagster.dataflow.topics.bindings import read_bindings
@@ -129,8 +129,6 @@ def replay(
         return
     dataflow = check_functions(file, dataflow, packages)
     _print_left(replays)
-    if not any(one.letters for one in replays) and not as_json:
-        return
     allow_functions(file)
     outside = spark_topics(store, spark, None)
     wired = wire(
@@ -147,7 +145,9 @@ def replay(
     pipelines = build_replay(dataflow, store, replays, bindings=wired.bindings, options=options)
     failed_before = failed_counts(store, dataflow)
     with stopping() as stop:
-        if outside is not None:
+        if not pipelines:
+            outcome = DataflowOutcome(rounds=0, epochs={}, ended=True)
+        elif outside is not None:
             outcome = run_on_spark(
                 pipelines,
                 store,

@@ -18,6 +18,7 @@ import pyarrow as pa
 from arroyo_dagster.dataflow.definition.definition import StateDef, ValueKind
 from arroyo_dagster.dataflow.definition.windows import GLOBAL_WINDOW, Window
 from arroyo_dagster.dataflow.errors import OperatorResultError
+from arroyo_dagster.dataflow.runtime.error_limit import StepCounts
 from arroyo_dagster.dataflow.runtime.keyed_states import closed_schema
 from arroyo_dagster.dataflow.runtime.operators import ServiceOperator, ServicePlan
 from arroyo_dagster.dataflow.runtime.record import as_record
@@ -128,6 +129,10 @@ class FlushOperator(ServiceOperator):
         if results:
             collector.collect(self._rows(results))
         self.finish_epoch(ctx)
+
+    def epoch_report(self) -> StepCounts:
+        """Return nothing: a flush that fails consumes no record, as its window is kept."""
+        return {}
 
     # ---- windows whose flush failed --------------------------------------------------------------
 

@@ -197,7 +197,7 @@ class Namespaces:
 
     def metrics(self) -> list[Namespace]:
         """Return the metrics of every step, topic and state of every service."""
-        return [one for one in self.all() if one.name.endswith("/metrics")]
+        return self.all("/metrics$")
 
     # ---- names -----------------------------------------------------------------------------------
 

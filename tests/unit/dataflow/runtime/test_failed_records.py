@@ -309,6 +309,14 @@ def test_a_failed_flush_keeps_its_window_and_is_called_again(parallelism: int) -
     assert right.run().sinks["answers"].values == [FIRST, SECOND]
 
 
+def test_a_failed_flush_stops_no_run() -> None:
+    ended = {"words": Topic(records=[at("a", 0), at("b", 11)], ended=True)}
+    wrong = windowed("raise ValueError('down')", topics=ended, max_errors=0).run()
+    assert windowed("pass", store=wrong.store, topics=ended).run().sinks["answers"].values == [
+        "0 [('a', 1)] 1"
+    ]
+
+
 def test_a_window_that_closes_has_earlier_ones_flushed_first() -> None:
     services = "if env['down'] == 'yes' and window()[0] == 0: raise ValueError('down')"
     down = windowed(services, env={"down": "yes"})
