@@ -8,6 +8,7 @@ installed modules are searched first, so that no such module replaces them.
 
 from __future__ import annotations
 
+import ast
 import importlib
 import importlib.util
 import os
@@ -139,3 +140,56 @@ def _importer() -> FrameType | None:
 
 def _lies_in(path: str, folders: Sequence[str]) -> bool:
     return any(path.startswith(folder.rstrip("/") + "/") for folder in folders)
+
+
+def defines(module: str, name: str, folders: Sequence[str] = ()) -> bool | None:
+    """Return whether a module defines a name at its top level. No code is run.
+
+    Args:
+        module: the module.
+        name: the name.
+        folders: where the module is searched if it is not installed.
+
+    Returns:
+        None: there is no such module. True also where that cannot be told without running it.
+    """
+    spec = _spec_of(module, folders)
+    if spec is None:
+        return None
+    if not spec.origin or not spec.origin.endswith(".py"):
+        return True
+    try:
+        with open(spec.origin, "rb") as file:
+            tree = ast.parse(file.read())
+    except (OSError, SyntaxError, ValueError):
+        return True  # the import says what is wrong
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.alias):
+            names.add(node.asname or node.name.partition(".")[0])
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+    return bool({name, "*", "__getattr__"} & names)
+
+
+def _spec_of(module: str, folders: Sequence[str]) -> ModuleSpec | None:
+    """Find a module as an import would, without importing the packages that hold it."""
+    if module in sys.modules:
+        return sys.modules[module].__spec__
+    found: ModuleSpec | None = None
+    path: Sequence[str] | None = None
+    parts = module.split(".")
+    for at in range(len(parts)):
+        name = ".".join(parts[: at + 1])
+        specs = (finder.find_spec(name, path) for finder in sys.meta_path)
+        found = next((spec for spec in specs if spec is not None), None)
+        if found is None and path is None:
+            found = PathFinder.find_spec(name, [os.path.realpath(one) for one in folders])
+        if found is None:
+            return None
+        path = found.submodule_search_locations
+        if path is None and at + 1 < len(parts):
+            return None
+    return found

@@ -16,13 +16,15 @@ import pyarrow as pa
 
 from arroyo_dagster.dataflow.definition.definition import Dataflow
 from arroyo_dagster.dataflow.definition.reading import parse_document
+from arroyo_dagster.dataflow.runtime.letters import Letter
 from arroyo_dagster.dataflow.runtime.service import Bindings, RunOptions, build_dataflow
 from arroyo_dagster.dataflow.storage.boundary import topic_schema
 from arroyo_dagster.dataflow.storage.engine_tables import METRICS, Metric, MetricKey, total
+from arroyo_dagster.dataflow.topics.replay import build_replay, plan_replay
 from arroyo_dagster.dataflow.views.view import Views
 from arroyo_dagster.state.model.ids import Epoch, TableName
 from arroyo_dagster.state.model.tables import TableConfig
-from arroyo_dagster.state.runtime.in_process import LocalRun
+from arroyo_dagster.state.runtime.in_process import LocalRun, run_pipeline
 from arroyo_dagster.state.runtime.operators import Collector, Offset, OperatorContext, Sink, Source
 from arroyo_dagster.state.runtime.pipeline import Pipeline
 from arroyo_dagster.state.storage import MemoryStore, ObjectStore
@@ -128,8 +130,8 @@ class KeepSink(Sink):
             self._rows = []
 
     def commit(self, epoch: Epoch, data: Mapping[TableName, Mapping[int, bytes]]) -> None:
-        parts = data.get(TableName("p"), {})
-        rows = [row for subtask in sorted(parts) for row in pickle.loads(parts[subtask])]
+        partial = data.get(TableName("p"), {})
+        rows = [row for subtask in sorted(partial) for row in pickle.loads(partial[subtask])]
         _KEPT[self.name][epoch] = rows
 
     @property
@@ -187,6 +189,23 @@ class Flow:
             self.dataflow, self.store, bindings=self.bindings, options=self.options
         )
 
+    def letters(self, service: str) -> list[Letter]:
+        """The dead letters of a service that wait for a replay, whole ones before partial."""
+        found: list[Letter] = []
+        for one in plan_replay(self.dataflow, self.store, service=service):
+            found += [*one.letters, *one.partial]
+        return found
+
+    def replay(self, *, partial: bool = False) -> Flow:
+        """Replay dead letters until none waits."""
+        self._runs = None
+        replays = plan_replay(self.dataflow, self.store, partial=partial)
+        for pipeline in build_replay(
+            self.dataflow, self.store, replays, bindings=self.bindings, options=self.options
+        ):
+            run_pipeline(pipeline, self.store)
+        return self
+
     def step(self) -> int:
         """One epoch of each service that has something to do. Returns how many there were."""
         if self._runs is None:
@@ -234,7 +253,7 @@ class Flow:
                 if files is not None:
                     for key, metric in _metrics_in(self.store, operator, files):
                         found.setdefault(key.name, []).append(metric)
-        return {name: total(parts) for name, parts in found.items()}
+        return {name: total(partial) for name, partial in found.items()}
 
 
 def _metrics_in(

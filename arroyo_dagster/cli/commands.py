@@ -160,6 +160,11 @@ SDF: Mapping[str, LazyCommand] = {
         "sdf.check",
         "Check a dataflow.yaml or sdf-package.yaml; print each error with path, line and number.",
     ),
+    "replay": LazyCommand(
+        "sdf.replay",
+        "Process the records again that failed in runs with `--on-error dead-letter`.",
+        runs_user_code=True,
+    ),
     "run": LazyCommand(
         "sdf.run",
         "Run the services of a dataflow, in process or on Spark, each from its newest checkpoint.",

@@ -38,7 +38,8 @@ EXIT_FINDINGS = 3
 """At least one finding is an error. 1 means that the check could not be carried out."""
 
 EXIT_SKIPPED = 4
-"""Another process maintains the job, so that nothing was done. Call the command again later."""
+"""Another process maintains the job, so that nothing was done: call the command again later. Of
+`sdf run` and `sdf replay`: the run ended, and records of it failed."""
 
 URL_VARIABLES = ["ARROYO__CHECKPOINT_URL", "CHECKPOINT_URL"]
 DELETE_VARIABLE = "ARROYO_DELETE_OPTIONS"

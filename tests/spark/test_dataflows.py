@@ -13,8 +13,19 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
+from arroyo_dagster.dataflow.definition.definition import Dataflow
+from arroyo_dagster.dataflow.definition.reading import parse_document
 from arroyo_dagster.dataflow.in_process import DataflowOptions, run_dataflow
-from arroyo_dagster.dataflow.runtime.service import Bindings, RunOptions, build_service
+from arroyo_dagster.dataflow.runtime.service import (
+    DEAD_LETTER,
+    Bindings,
+    RunOptions,
+    build_dataflow,
+    build_service,
+)
+from arroyo_dagster.dataflow.topics.bindings import BindingsText, parse_binding
+from arroyo_dagster.dataflow.topics.replay import build_replay, plan_replay
+from arroyo_dagster.dataflow.topics.wiring import Letters, wire
 from arroyo_dagster.dataflow.views.view import Views, service_paths
 from arroyo_dagster.errors import ArroyoStateError
 from arroyo_dagster.spark.dataflow.pipelines import run_pipelines
@@ -183,3 +194,82 @@ def test_numbers_that_spark_does_not_have_keep_their_values(session: Any) -> Non
     )
     (row,) = session.createDataFrame(for_spark(frame.to_arrow())).collect()
     assert (row.u64, row.u8) == (2**64 - 1, 255)
+
+
+FAILING = """
+apiVersion: 0.6.0
+meta: {name: failing, version: 0.1.0, namespace: tests}
+topics:
+  words: {schema: {value: {type: string, converter: raw}}}
+  closed: {schema: {value: {type: string, converter: raw}}}
+services:
+  gather:
+    sources: [{type: topic, id: words}]
+    states:
+      counts: {type: keyed-state, properties: {key: {type: string}, value: {type: u32}}}
+    window:
+      tumbling: {duration: 10s}
+      assign-timestamp: {run: "def when(word, time): return 1000 * int(word[1:])"}
+      partition:
+        assign-key: {run: "def of(word): return word[0]"}
+        update-state:
+          run: |
+            def gather(word):
+                assert word[0] != env["bad"], f"no {word}"
+                counts().increment(1)
+      flush:
+        run: |
+          def close():
+              assert env["bad"] != "b" or window()[0], "down"
+              return f"{window()[0]} {sorted(counts())}"
+    sinks: [{type: topic, id: closed}]
+"""
+
+
+def failing_story(session: Any, folder: Path) -> Any:
+    """Records and a flush fail; then the records are replayed and the window is flushed again."""
+    folder.mkdir()
+    (folder / "words.txt").write_text("a1\nb2\na3\na12\nb21\nb22\na23\n")
+    dataflow = parse_document(FAILING)
+    assert isinstance(dataflow, Dataflow)
+    store, found = open_store(f"{folder}/state"), []
+    for bad, replays in (("b", False), ("", True)):
+        given = BindingsText(
+            sources={"words": parse_binding(f"words=jsonl:{folder}/words.txt", "source")},
+            sinks={"closed": parse_binding(f"closed=jsonl:{folder}/closed/", "sink")},
+            env={"bad": bad},
+        )
+        given = given.without_sources() if replays else given
+        letters = Letters(written=True, replayed=replays)
+        bindings = wire(dataflow, given, store, letters=letters).bindings
+        options = RunOptions(parallelism=2, on_error=DEAD_LETTER, clock=lambda: 2_000_000)
+        chosen = plan_replay(dataflow, store)
+        pipelines = (
+            build_replay(dataflow, store, chosen, bindings=bindings, options=options)
+            if replays
+            else build_dataflow(dataflow, store, bindings=bindings, options=options)
+        )
+        found.append(
+            [(one.record, one.file, one.reason) for plan in chosen for one in plan.letters]
+        )
+        if session is None:
+            run_dataflow(pipelines, store, DataflowOptions(until_idle=True))
+        else:
+            run_pipelines(pipelines, store, SparkOptions(session=session))
+    lines = [
+        line for one in (folder / "closed").glob("*.jsonl") for line in one.read_text().splitlines()
+    ]
+    return found, sorted(lines), Views(store, dataflow).view("counts", live=True).pairs()
+
+
+def test_dead_letters_and_failed_flushes_are_as_in_process(session: Any, tmp_path: Path) -> None:
+    plain = failing_story(None, tmp_path / "plain")
+    assert plain == (
+        [[], [(word, "words.txt", f"AssertionError: no {word.decode()}") for word in BAD]],
+        ["0 [('a', 2)]", "10000 [('a', 1)]"],
+        [("a", 1), ("b", 2)],
+    )
+    assert failing_story(session, tmp_path / "spark") == plain
+
+
+BAD = (b"b2", b"b21", b"b22")

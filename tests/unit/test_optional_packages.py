@@ -115,6 +115,7 @@ SPARK_COMMANDS = (
     ("compact", "window", "job", "--spark"),
     ("gc", "run", "expire", "job", "--spark", "--yes"),
     ("gc", "undelete", "job", "--spark", "--yes"),
+    ("sdf", "replay", "nothing.yaml", "--spark"),
     ("sdf", "run", "nothing.yaml", "--spark"),
     ("verify", "job", "--spark"),
 )

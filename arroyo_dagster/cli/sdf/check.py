@@ -9,12 +9,13 @@ import click
 
 from arroyo_dagster.cli.common import EXIT_FINDINGS, json_option
 from arroyo_dagster.cli.rendering import print_json, print_table
+from arroyo_dagster.cli.sdf.files import check_functions
 from arroyo_dagster.cli.sdf.group import sdf
 from arroyo_dagster.dataflow.definition.definition import Dataflow, Package, StateDef
 from arroyo_dagster.dataflow.definition.diagnostics import Diagnostic, InvalidDefinition
 from arroyo_dagster.dataflow.definition.durations import format_duration
 from arroyo_dagster.dataflow.definition.json_schema import ROOTS, schema_text
-from arroyo_dagster.dataflow.definition.loading import load_document
+from arroyo_dagster.dataflow.definition.loading import load_with_packages
 
 
 @sdf.command()
@@ -36,7 +37,11 @@ def check(file: str, legacy: bool, extended: bool, prod: bool, as_json: bool) ->
       arroyo-state sdf check dataflow.yaml
     """
     try:
-        document = load_document(file, legacy=legacy, extended=extended, dev=not prod)
+        document, packages = load_with_packages(
+            file, legacy=legacy, extended=extended, dev=not prod
+        )
+        if isinstance(document, Dataflow):
+            document = check_functions(file, document, packages)
     except InvalidDefinition as error:
         _print_diagnostics(file, error, as_json)
         click.get_current_context().exit(EXIT_FINDINGS)
@@ -63,8 +68,9 @@ def _print_diagnostics(file: str, error: InvalidDefinition, as_json: bool) -> No
         click.echo(str(error))
         return
     diagnostics = [_diagnostic_json(one) for one in error.diagnostics]
+    warnings = [_diagnostic_json(one) for one in error.warnings]
     where = error.facts.get("file", file)  # of a package that the file imports, perhaps
-    print_json({"file": where, "valid": False, "mistakes": diagnostics, "warnings": []})
+    print_json({"file": where, "valid": False, "mistakes": diagnostics, "warnings": warnings})
 
 
 def _states(document: Dataflow | Package) -> Iterator[tuple[str, StateDef]]:
@@ -82,7 +88,7 @@ def _print_document(file: str, document: Dataflow | Package) -> None:
         columns = ["in", "state", "line", "form", "owner", "key", "value", "ttl", "table"]
         print_table(columns, [_cells(service, state) for service, state in states])
     for one in document.warnings:
-        click.echo(f"warning {one.number} line {one.line}: {one.path}: {one.message}")
+        click.echo(f"warning {one.number} {one.place}{one.message}")
     kind = "dataflow" if isinstance(document, Dataflow) else "package"
     count = len(document.warnings)
     click.echo(

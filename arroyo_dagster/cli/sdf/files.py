@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import click
 
 from arroyo_dagster.dataflow.definition import loading
 from arroyo_dagster.dataflow.definition.definition import Dataflow, Package
+from arroyo_dagster.dataflow.definition.diagnostics import InvalidDefinition
+from arroyo_dagster.dataflow.runtime.checks import check_bodies
+from arroyo_dagster.dataflow.runtime.service import DEAD_LETTER, FAIL, SKIP
 from arroyo_dagster.user_modules import open_folders
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -25,6 +29,30 @@ def loading_options(command: _F) -> _F:
     return legacy(extended(prod(command)))
 
 
+def error_options(default: str) -> Callable[[_F], _F]:
+    """Add `--on-error` and `--max-errors`, for every subcommand that processes records."""
+
+    def add(command: _F) -> _F:
+        limit = click.option(
+            "--max-errors",
+            type=click.IntRange(0),
+            metavar="N",
+            help="Stop without publishing the epoch when more than N records of a run of a service "
+            "fail. Default with skip: when a step fails on each of the first 1,000.",
+        )
+        choice = click.option(
+            "--on-error",
+            type=click.Choice([SKIP, DEAD_LETTER, FAIL]),
+            default=default,
+            show_default=True,
+            help="What to do with a record whose function fails: skip it, keep it for `sdf replay` "
+            "in the topic dead-letters of the service, or end the run.",
+        )
+        return choice(limit(command))
+
+    return add
+
+
 def load_dataflow(
     file: str, *, legacy: bool, extended: bool, prod: bool
 ) -> tuple[Dataflow, dict[str, Package]]:
@@ -36,9 +64,26 @@ def load_dataflow(
     return loading.load_dataflow(file, legacy=legacy, extended=extended, dev=not prod)
 
 
+def check_functions(file: str, dataflow: Dataflow, packages: Mapping[str, Package]) -> Dataflow:
+    """Check the functions of a dataflow, and return it with the warnings. No code is loaded.
+
+    Raises:
+        InvalidDefinition: a function uses names, members or tables that do not exist.
+    """
+    found = check_bodies(dataflow, packages, folders=_folders(file))
+    warnings = (*dataflow.warnings, *found.warnings)
+    if found.errors:
+        raise InvalidDefinition("dataflow", found.errors, file=file, warnings=warnings)
+    return replace(dataflow, warnings=warnings)
+
+
+def _folders(file: str) -> tuple[str, str]:
+    folder = file if os.path.isdir(file) else os.path.dirname(file)
+    return folder or ".", os.getcwd()
+
+
 def allow_functions(file: str) -> None:
     """Allow imports of named functions from the definition's folder, then from the working
     directory. Call it only in commands that run them.
     """
-    folder = file if os.path.isdir(file) else os.path.dirname(file)
-    open_folders(folder or ".", os.getcwd())
+    open_folders(*_folders(file))

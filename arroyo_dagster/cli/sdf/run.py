@@ -11,9 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from arroyo_dagster.cli.common import NO_EFFECT, open_url, store_options
+from arroyo_dagster.cli.common import EXIT_SKIPPED, NO_EFFECT, open_url, store_options
 from arroyo_dagster.cli.rendering import print_json
-from arroyo_dagster.cli.sdf.files import allow_functions, load_dataflow, loading_options
+from arroyo_dagster.cli.sdf.files import (
+    allow_functions,
+    check_functions,
+    error_options,
+    load_dataflow,
+    loading_options,
+)
 from arroyo_dagster.cli.sdf.group import sdf
 from arroyo_dagster.cli.settings import FiniteRange
 from arroyo_dagster.cli.spark import print_choice, spark_options
@@ -24,17 +30,22 @@ from arroyo_dagster.dataflow.in_process import (
     OnPipelineEpoch,
     run_dataflow,
 )
-from arroyo_dagster.dataflow.runtime.service import RunOptions, build_dataflow
+from arroyo_dagster.dataflow.runtime.service import (
+    DEAD_LETTER,
+    SKIP,
+    RunOptions,
+    build_dataflow,
+)
 from arroyo_dagster.dataflow.topics.bindings import (
     BindingsText,
     parse_binding,
     parse_function,
     read_bindings,
 )
-from arroyo_dagster.dataflow.topics.wiring import Wired, wire
+from arroyo_dagster.dataflow.topics.wiring import Letters, Wired, wire
 from arroyo_dagster.dataflow.views.namespaces import Namespaces
 from arroyo_dagster.dataflow.views.rendering import borderless
-from arroyo_dagster.errors import InputError
+from arroyo_dagster.errors import FormatError, InputError
 from arroyo_dagster.spark.settings import SparkSettings
 from arroyo_dagster.state.model.checkpoints import Checkpoint
 from arroyo_dagster.state.runtime.pipeline import Pipeline
@@ -88,13 +99,7 @@ _ENDLESS_INTERVAL = 1.0
     show_default=True,
     help="How many epochs of each service to keep.",
 )
-@click.option(
-    "--on-error",
-    type=click.Choice(["skip", "fail"]),
-    default="skip",
-    show_default=True,
-    help="What to do with a record whose function fails: skip it, or end the run.",
-)
+@error_options(SKIP)
 @click.option("--flush-open", is_flag=True, help="Close open windows when every source has ended.")
 @click.option("--migrate", is_flag=True, help="Allow states to have more columns than were stored.")
 @click.option(
@@ -124,6 +129,7 @@ def run(
     interval: float | None,
     keep_epochs: int,
     on_error: str,
+    max_errors: int | None,
     flush_open: bool,
     migrate: bool,
     parallelism: int,
@@ -154,21 +160,36 @@ def run(
     Ctrl-C or SIGTERM with a last checkpoint. Kill it at any moment: the next run goes on exactly
     once.
 
+    Exit codes: 0 every record was processed; 4 the run ended, and records or flushes failed (the
+    summary counts them); 1 the run failed, and nothing of its last epoch was published.
+
     \b
     Example:
       arroyo-state sdf run dataflow.yaml --source words=jsonl:words/ --until-idle
     """
-    given = _flags(sources, sinks, functions, env)
+    given = binding_flags(sources, sinks, functions, env)
     if bindings is not None:
         given = given.over(read_bindings(bindings))
     dataflow, packages = load_dataflow(file, legacy=legacy, extended=extended, prod=prod)
+    dataflow = check_functions(file, dataflow, packages)
+    for one in dataflow.warnings:
+        if one.number != "E26":  # a function that is not bound is an error here
+            click.echo(f"warning {one.number} {one.place}{one.message}", err=True)
     allow_functions(file)
     store = open_url(url)
     stdin = io.FileIO(0, closefd=False) if _is_piped(given) else None
     if adopt:
         click.echo(f"--adopt: {NO_EFFECT}", err=True)
-    outside = _spark_topics(store, spark, spark_checkpoint)
-    wired = wire(dataflow, given, store, packages=packages, stdin=stdin, outside=outside)
+    outside = spark_topics(store, spark, spark_checkpoint)
+    wired = wire(
+        dataflow,
+        given,
+        store,
+        packages=packages,
+        stdin=stdin,
+        outside=outside,
+        letters=Letters(written=on_error == DEAD_LETTER),
+    )
     for topic in wired.unbound:
         click.echo(
             f"topic {topic} has no sink; to print its records: --sink {topic}=stdout", err=True
@@ -181,16 +202,18 @@ def run(
             parallelism=parallelism,
             keep_epochs=keep_epochs,
             on_error=on_error,
+            max_errors=max_errors,
             migrate=migrate,
             flush_open=flush_open,
         ),
     )
     pace = _interval(interval, given)
-    with _stopping() as stop, contextlib.ExitStack() as pipes:
+    failed_before = failed_counts(store, dataflow)
+    with stopping() as stop, contextlib.ExitStack() as pipes:
         for pipe in wired.pipes.values():
             pipes.callback(pipe.close)
         if outside is not None:
-            outcome = _run_on_spark(
+            outcome = run_on_spark(
                 pipelines,
                 store,
                 wired,
@@ -213,16 +236,17 @@ def run(
                     until_idle=until_idle,
                     interval_seconds=pace,
                     stop=stop,
-                    on_epoch=_epoch_printer(),
+                    on_epoch=epoch_printer(),
                 ),
                 between=wired.between,
             )
-    _print_outcome(dataflow, store, outcome, as_json=as_json)
+    finish_run(dataflow, store, outcome, failed_before, on_error, as_json=as_json)
 
 
-def _spark_topics(
+def spark_topics(
     store: ObjectStore, spark: SparkSettings | None, location: str | None
 ) -> SparkTopics | None:
+    """Return the topics of a run on Spark; None = it runs in this process."""
     if spark is None:
         if location:
             raise click.UsageError("--spark-checkpoint: only with --spark")
@@ -232,7 +256,7 @@ def _spark_topics(
     return SparkTopics(store, location)
 
 
-def _run_on_spark(
+def run_on_spark(
     pipelines: Sequence[Pipeline],
     store: ObjectStore,
     wired: Wired,
@@ -242,6 +266,7 @@ def _run_on_spark(
     stop: Callable[[], bool],
     options: Mapping[str, Any],
 ) -> DataflowOutcome:
+    """Run pipelines on Spark; `options` are those of `SparkOptions`."""
     from arroyo_dagster.spark.dataflow.pipelines import run_pipelines
     from arroyo_dagster.spark.pipeline import SparkOptions
 
@@ -252,13 +277,14 @@ def _run_on_spark(
         topics=topics,
         between=wired.between,
         stop=stop,
-        on_epoch=_epoch_printer(),
+        on_epoch=epoch_printer(),
     )
 
 
-def _flags(
+def binding_flags(
     sources: Sequence[str], sinks: Sequence[str], functions: Sequence[str], env: Sequence[str]
 ) -> BindingsText:
+    """Return the bindings of flags."""
     bound = {
         role: [parse_binding(text, role) for text in texts]
         for role, texts in (("source", sources), ("sink", sinks))
@@ -305,7 +331,7 @@ def _is_endless(given: BindingsText) -> bool:
 
 
 @contextlib.contextmanager
-def _stopping() -> Iterator[Callable[[], bool]]:
+def stopping() -> Iterator[Callable[[], bool]]:
     """Stop on Ctrl-C or SIGTERM with a last checkpoint; a second signal kills the process."""
     asked: list[int] = []
 
@@ -324,23 +350,64 @@ def _stopping() -> Iterator[Callable[[], bool]]:
             signal.signal(number, handler)
 
 
-def _epoch_printer() -> OnPipelineEpoch:
+def epoch_printer() -> OnPipelineEpoch:
+    """Return a callback that prints every epoch."""
+
     def on_epoch(pipeline: Pipeline, checkpoint: Checkpoint) -> None:
         click.echo(f"{pipeline.job}: epoch {checkpoint.epoch}", err=True)
 
     return on_epoch
 
 
-def _print_outcome(
-    dataflow: Dataflow, store: ObjectStore, outcome: DataflowOutcome, *, as_json: bool
-) -> None:
-    """Print the outcome of the run to stderr, as records may go to stdout; print JSON to stdout."""
-    metrics = Namespaces(store, dataflow).metrics()
-    counted = [
+def _metrics(store: ObjectStore, dataflow: Dataflow) -> list[tuple[str, dict[str, Any]]]:
+    return [
         (one.name.removesuffix("/metrics"), dict(zip(one.names, row.values, strict=True)))
-        for one in metrics
+        for one in Namespaces(store, dataflow).metrics()
         for row in one.rows
     ]
+
+
+def failed_counts(store: ObjectStore, dataflow: Dataflow) -> dict[str, int]:
+    """Return how often each step has failed since the job began, by `service/step`."""
+    try:
+        return {name: values["failed"] for name, values in _metrics(store, dataflow)}
+    except FormatError:
+        return {}  # the start reports what is wrong with the newest epoch
+
+
+def finish_run(
+    dataflow: Dataflow,
+    store: ObjectStore,
+    outcome: DataflowOutcome,
+    failed_before: Mapping[str, int],
+    on_error: str,
+    *,
+    as_json: bool,
+) -> None:
+    """Print the outcome of the run to stderr, as records may go to stdout; print JSON to stdout.
+
+    Exit with `EXIT_SKIPPED` if records failed in the run.
+    """
+    counted = _metrics(store, dataflow)
+    failed = {
+        name: values["failed"] - failed_before.get(name, 0)
+        for name, values in counted
+        if values["failed"] > failed_before.get(name, 0)
+    }
+    _print_outcome(dataflow, outcome, counted, failed, on_error, as_json=as_json)
+    if failed:
+        click.get_current_context().exit(EXIT_SKIPPED)
+
+
+def _print_outcome(
+    dataflow: Dataflow,
+    outcome: DataflowOutcome,
+    counted: Sequence[tuple[str, Mapping[str, Any]]],
+    failed: Mapping[str, int],
+    on_error: str,
+    *,
+    as_json: bool,
+) -> None:
     if as_json:
         print_json(
             {
@@ -348,6 +415,7 @@ def _print_outcome(
                 "rounds": outcome.rounds,
                 "epochs": outcome.epochs,
                 "ended": outcome.ended,
+                "failed": dict(failed),
                 "metrics": dict(counted),
             }
         )
@@ -355,6 +423,14 @@ def _print_outcome(
     columns = ("succeeded", "failed", "dropped_late", "expired")
     lines = [[name, *(str(values.get(one, 0)) for one in columns)] for name, values in counted]
     click.echo(borderless(["Since the job began", *columns], lines), err=True)
+    if failed:
+        listed = ", ".join(f"{name} {count}" for name, count in failed.items())
+        where = (
+            "`sdf replay` processes them again"
+            if on_error == DEAD_LETTER
+            else "they were skipped; to keep such records: --on-error dead-letter"
+        )
+        click.echo(f"failed in this run: {listed}; {where}", err=True)
     why = "every source has ended" if outcome.ended else "the next run continues from there"
     epochs = ", ".join(f"{service} {count}" for service, count in outcome.epochs.items())
     click.echo(f"{dataflow.name}: epochs written: {epochs}; {why}", err=True)

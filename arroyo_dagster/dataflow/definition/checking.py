@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from arroyo_dagster.dataflow.definition.bodies import ARITIES, inspect_body
 from arroyo_dagster.dataflow.definition.definition import (
     Endpoint,
     FunctionDef,
@@ -20,6 +21,8 @@ from arroyo_dagster.dataflow.definition.packages import Imported
 from arroyo_dagster.dataflow.definition.scope import Scope
 from arroyo_dagster.dataflow.definition.types import NamedType, TypeDef, names_in
 from arroyo_dagster.dataflow.definition.yaml_tree import Node
+from arroyo_dagster.errors import InputError
+from arroyo_dagster.state.model.ids import checked_name
 
 
 def check_names(
@@ -33,6 +36,15 @@ def check_names(
             problem = scope.resolve(NamedType(inner)).problem
             if problem is not None:
                 to.add(node.members[name].diagnostic_at("E23", f"type `{name}`: {problem}"))
+
+
+def check_path_name(name: str, node: Node, to: Diagnostics, *, key: str | None = None) -> None:
+    """Report a name that cannot be part of a path: it names a directory or a table of the state."""
+    try:
+        checked_name(name, "path")
+    except InputError as error:
+        said = error.message.partition(": ")[2]
+        to.add(node.diagnostic_at("E04", f"`{name!r:.80}` is no name of a path: {said}", key=key))
 
 
 class ServiceCheck:
@@ -117,7 +129,10 @@ def _value_type(topic: TopicDef) -> str:
 def check_functions(
     functions: Mapping[str, FunctionDef], states: frozenset[str], node: Node, to: Diagnostics
 ) -> None:
-    """Check a package's functions: the states they list, and their inputs and outputs."""
+    """Check a package's functions: the states they list, their inputs and outputs, and bodies.
+
+    A function with an inline body may omit its signature, which is then that of the body.
+    """
     for name, function in functions.items():
         place = node.members[name]
         for state in function.states:
@@ -133,6 +148,10 @@ def check_functions(
                     number, f"function `{name}` of operator {function.operator}{message}"
                 )
             )
+        if function.source is not None and function.operator in ARITIES:
+            body = inspect_body(function.source, function.language, function.operator)
+            for number, message in body.errors:
+                to.add(place.diagnostic_at(number, f"function `{name}`: {message}", key="run"))
 
 
 def _signature_errors(function: FunctionDef) -> list[tuple[str, str]]:
@@ -140,6 +159,8 @@ def _signature_errors(function: FunctionDef) -> list[tuple[str, str]]:
     if any(one.is_key for one in function.inputs[1:]):
         problems.append(("E38", ": the input of kind key must be the first"))
     operator, output = function.operator, function.output
+    if function.source is not None and output is None:
+        return problems  # the body's own signature counts
     if operator == "update-state" and output is not None:
         problems.append(("E38", " has an output; expected none"))
     if operator == "flush" and function.inputs:

@@ -23,6 +23,9 @@ _KINDS = {
     "PackageError": "E30 E31 E32 E33 E35",
     "Unsupported": "E34",
     "WindowError": "E37",
+    "UnboundOperatorError": "E26",
+    "StateAccessError": "E44",
+    "SqlError": "E46",
 }
 KIND_OF_NUMBER = {number: kind for kind, numbers in _KINDS.items() for number in numbers.split()}
 
@@ -52,6 +55,11 @@ class Diagnostic:
     def kind(self) -> str:
         """The class name of the number in the errors table; `Warning` for a warning."""
         return KIND_OF_NUMBER.get(self.number, "Warning")
+
+    @property
+    def place(self) -> str:
+        """The line and the path, as they precede the message."""
+        return f"line {self.line}: " + (f"{self.path}: " if self.path else "")
 
 
 class Diagnostics:
@@ -104,7 +112,7 @@ class Diagnostics:
             InvalidDefinition: with all errors.
         """
         if self._found:
-            raise InvalidDefinition(what, self.found, file=file)
+            raise InvalidDefinition(what, self.found, file=file, warnings=self.warnings)
 
 
 class InvalidDefinition(DefinitionError):
@@ -114,17 +122,25 @@ class InvalidDefinition(DefinitionError):
         what: the kind of document: `dataflow`, `package`, `bindings` or `document`.
         diagnostics: at least one.
         file: the path of the file, if known.
+        warnings: what was accepted; it may explain the errors.
     """
 
     def __init__(
-        self, what: str, diagnostics: Sequence[Diagnostic], *, file: str | None = None
+        self,
+        what: str,
+        diagnostics: Sequence[Diagnostic],
+        *,
+        file: str | None = None,
+        warnings: Sequence[Diagnostic] = (),
     ) -> None:
         self.what = what
         self.diagnostics = tuple(diagnostics)
+        self.warnings = tuple(warnings)
         first = self.diagnostics[0]
         count = f"{len(self.diagnostics)} error{('s' if len(self.diagnostics) > 1 else '')}"
         super().__init__(
-            f"the {what} failed validation: {count}\n{render(self.diagnostics)}",
+            f"the {what} failed validation: {count}\n{render(self.diagnostics)}"
+            + (f"\n  warnings\n{_lines(self.warnings)}" if self.warnings else ""),
             next_step="correct the YAML at the named lines",
             file=file,
             path=first.path,
@@ -143,15 +159,20 @@ class InvalidDefinition(DefinitionError):
         return f"{where}{self.message}\nNext: {self.next_step}"
 
     def __reduce__(self) -> tuple[object, ...]:
-        return (_rebuilt, (self.what, self.diagnostics, self.facts.get("file")))
+        return (_rebuilt, (self.what, self.diagnostics, self.facts.get("file"), self.warnings))
 
     def with_file(self, file: str) -> InvalidDefinition:
         """Return the same error with the path of the file."""
-        return InvalidDefinition(self.what, self.diagnostics, file=file)
+        return InvalidDefinition(self.what, self.diagnostics, file=file, warnings=self.warnings)
 
 
-def _rebuilt(what: str, diagnostics: tuple[Diagnostic, ...], file: str | None) -> InvalidDefinition:
-    return InvalidDefinition(what, diagnostics, file=file)
+def _rebuilt(
+    what: str,
+    diagnostics: tuple[Diagnostic, ...],
+    file: str | None,
+    warnings: tuple[Diagnostic, ...] = (),
+) -> InvalidDefinition:
+    return InvalidDefinition(what, diagnostics, file=file, warnings=warnings)
 
 
 _OBJECTS = {
@@ -169,8 +190,12 @@ def render(diagnostics: Sequence[Diagnostic]) -> str:
     lines: list[str] = []
     for heading, members in _by_object(diagnostics).items():
         lines.append(f"  {heading}")
-        lines += [f"    {one.number} line {one.line}: {one.path}: {one.message}" for one in members]
+        lines.append(_lines(members))
     return "\n".join(lines)
+
+
+def _lines(diagnostics: Sequence[Diagnostic]) -> str:
+    return "\n".join(f"    {one.number} {one.place}{one.message}" for one in diagnostics)
 
 
 def _by_object(diagnostics: Sequence[Diagnostic]) -> dict[str, list[Diagnostic]]:

@@ -5,6 +5,7 @@ Source: sdf-states.md 2.10; errors E16, E22.
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
@@ -106,4 +107,13 @@ class Linking:
                 f"{said}: that is a {owner.form.value} itself, not defined in the dataflow by "
                 f"`{ref.service}`; name the owner"
             )
-        return f"{said}: `{ref}` is not defined in the dataflow"
+        known = [
+            f"{one.owner}.{one.name}"
+            for states in self._states.whole.values()
+            for one in states.values()
+            if one.form is StateForm.TYPED
+        ]
+        near = difflib.get_close_matches(str(ref), known, n=3)
+        hint = ", ".join(f"`{one}`" for one in near or sorted(known)[:10]) or "none"
+        meant = "did you mean" if near else "there are"
+        return f"{said}: `{ref}` is not defined in the dataflow; {meant} {hint}"

@@ -13,7 +13,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from arroyo_dagster.dataflow.definition import grammar
-from arroyo_dagster.dataflow.definition.checking import ServiceCheck, check_functions, check_names
+from arroyo_dagster.dataflow.definition.checking import (
+    ServiceCheck,
+    check_functions,
+    check_names,
+    check_path_name,
+)
 from arroyo_dagster.dataflow.definition.definition import (
     AsWritten,
     Dataflow,
@@ -143,7 +148,7 @@ class _DefinitionReader:
             found = "is missing" if version is None else f"`{version.plain()}` is not supported"
             message = f"apiVersion {found}; expected one of {', '.join(supported)}"
             if self._version in grammar.LEGACY_VERSIONS:
-                message += ". Upgrade to 0.5.0, or read it as a legacy document"
+                message += ". Upgrade to 0.5.0, or read it as it is with --legacy (legacy=True)"
             self._mistakes.add(root.diagnostic_at("E01", message, key="apiVersion"))
         if self._is_dataflow and self._version == "0.5.0" and "schedule" in root.members:
             message = "`schedule` needs apiVersion 0.6.0, found 0.5.0"
@@ -151,6 +156,8 @@ class _DefinitionReader:
         meta = root.get("meta")
         for key in grammar.META.fields:
             text = text_of(meta, key)
+            if meta is not None and text and key != "version":
+                check_path_name(text, meta, self._mistakes, key=key)
             if meta is not None and text is not None and not text.strip():
                 self._mistakes.add(meta.diagnostic_at("E05", f"{key} cannot be empty", key=key))
 
@@ -203,6 +210,8 @@ class _DefinitionReader:
         section = self._root.get("services")
         nodes = {} if section is None else section.members
         with self._mistakes.softened(self._lenient):
+            for name, node in nodes.items():
+                check_path_name(name, node, self._mistakes)
             topics = self._topics(parts.scope)
             reader = ServiceReader(self._mistakes, StepReader(self._mistakes, self._types))
             services = {name: reader.read(name, node) for name, node in nodes.items()}
@@ -243,6 +252,8 @@ class _DefinitionReader:
     def _topics(self, scope: Scope) -> dict[str, TopicDef]:
         section = self._root.get("topics")
         nodes = {} if section is None else section.members
+        for name, node in nodes.items():
+            check_path_name(name, node, self._mistakes)
         return {name: self._topic(name, node, scope) for name, node in nodes.items()}
 
     def _topic(self, name: str, node: Node, scope: Scope) -> TopicDef:

@@ -7,10 +7,11 @@ Source: sdf-states.md 2.9, 6.1 and 7; 2.11 for the names of 0.5.0 in JSON.
 
 from __future__ import annotations
 
+import difflib
 import json
 import math
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,40 +24,12 @@ from arroyo_dagster.dataflow.definition.types import (
     ScalarType,
     TypeDef,
 )
+from arroyo_dagster.dataflow.runtime.record import Record, as_record
 from arroyo_dagster.dataflow.storage.values import check_of, value_error
 from arroyo_dagster.errors import InputError
 
 Convert = Callable[[Any], Any]
 """Converts one value into another, or raises ValueError (InputError is one) with the reason."""
-
-
-class Record(dict[str, Any]):
-    """An object in a record: a dict with its members also as attributes, with `_` for `-`."""
-
-    __slots__ = ()
-
-    def __getattr__(self, name: str) -> Any:
-        found = self._member(name)
-        if found is None:
-            raise AttributeError(
-                f"the record has no member `{name}`; there are {', '.join(self) or 'none'}"
-            )
-        return self[found]
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        self[self._member(name) or name] = value
-
-    def _member(self, name: str) -> str | None:
-        if name in self:
-            return name
-        return next((one for one in self if one.replace("-", "_") == name), None)
-
-
-def wrapped(value: Any) -> Any:
-    """Return a value with its dicts, at any depth, as `Record`s."""
-    if isinstance(value, dict):
-        return Record({name: wrapped(one) for name, one in value.items()})
-    return [wrapped(one) for one in value] if isinstance(value, list) else value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,15 +65,12 @@ class Converter:
         """Return a function that decodes a value from bytes. ValueError: invalid bytes."""
         if self.name == "raw":
             return _raw_reader(self._resolved(self.type))
-        convert = self._decoder(self.type) if self.type is not None else wrapped
+        convert = self._decoder(self.type) if self.type is not None else as_record
         return lambda data: convert(_parsed(data))
 
     def arrow_reader(self) -> Convert:
         """Return a function that decodes a value from Arrow's Python types (`to_pylist`)."""
-        if self.type is None:
-            return wrapped
-        convert = self._decoder(self.type)
-        return lambda value: convert(wrapped(value))
+        return as_record if self.type is None else self._decoder(self.type)
 
     def writer(self) -> Convert:
         """Return a function that encodes a value as bytes. ValueError: not of the topic's type."""
@@ -132,7 +102,7 @@ class Converter:
             return _DECODERS[declared.kind](self, declared)
         if declared is PlainType.BYTES:
             return _bytes_of_list
-        return _null if declared is PlainType.NULL else wrapped
+        return _null if declared is PlainType.NULL else as_record
 
     def _later(self, declared: NamedType, make: Callable[[Converter, TypeDef], Convert]) -> Convert:
         """Return a converter that is built at its first use, since types can be recursive."""
@@ -141,7 +111,7 @@ class Converter:
         def convert(value: Any) -> Any:
             if not made:
                 found = self._resolved(declared)
-                made.append(wrapped if found is None else make(self, found))
+                made.append(as_record if found is None else make(self, found))
             return made[0](value)
 
         return convert
@@ -151,20 +121,23 @@ class Converter:
             (one.name, one.read_as or self._field(one.name), self._decoder(one.type), one.optional)
             for one in declared.members
         ]
+        known = {written for _, written, _, _ in members}
 
         def convert(value: Any) -> Record:
             if not isinstance(value, dict):
                 raise ValueError(f"expected an object, found {_kind(value)}")
-            made = Record()
+            made: dict[str, Any] = {}
             for name, written, decode, optional in members:
                 given = value.get(written)
+                if given is None and written not in value:
+                    other = _other_spelling(value, written, known)
+                    if other is not None or not optional:
+                        raise ValueError(self._missing(written, other))
                 if given is None and optional:
                     made[name] = None
-                elif given is None and written not in value:
-                    raise ValueError(f"member `{written}` is missing")
                 else:
                     made[name] = _inside(name, decode, given)
-            return made
+            return Record(made)
 
         return convert
 
@@ -247,8 +220,11 @@ class Converter:
         def convert(value: Any) -> dict[str, Any]:
             if not isinstance(value, Mapping):
                 raise ValueError(f"expected an object (a dict), found {_kind(value)}")
+            value = {**value}  # a record has no methods
             if unknown := [str(name) for name in value if name not in known]:
-                raise ValueError(f"the type has no member `{unknown[0]}`")
+                near = difflib.get_close_matches(unknown[0], known, n=1)
+                hint = f"; did you mean `{near[0]}`?" if near else ""
+                raise ValueError(f"the type has no member `{unknown[0]}`{hint}")
             made: dict[str, Any] = {}
             for name, attribute, written, encode, optional in members:
                 given = value.get(name, value.get(attribute))
@@ -300,7 +276,7 @@ class Converter:
         def convert(value: Any) -> Any:
             name, inner = value, None
             if isinstance(value, Mapping) and len(value) == 1:
-                ((name, inner),) = value.items()
+                ((name, inner),) = {**value}.items()
             written, encode = (
                 variants.get(name, ("", None)) if isinstance(name, str) else ("", None)
             )
@@ -312,6 +288,17 @@ class Converter:
 
     def _is_unit(self, member: Member) -> bool:
         return self._resolved(member.type) is PlainType.NULL
+
+    def _missing(self, written: str, other: str | None) -> str:
+        said = f"member `{written}` is missing"
+        if other is None:
+            return said
+        rule = "with underscores" if self.snake_case else "as the YAML spells them"
+        version = "0.5.0" if self.snake_case else "0.6.0"
+        return (
+            f"{said}, and the record has `{other}`: with apiVersion {version}, names in JSON are "
+            f"{rule}; to read `{other}`, add `deserialize: {{ rename: {other} }}` to the member"
+        )
 
     def _field(self, name: str) -> str:
         return name.replace("-", "_") if self.snake_case else name
@@ -385,10 +372,16 @@ def _plain(value: Any) -> Any:
             raise ValueError(f"{value} is no JSON number")
         return value
     if isinstance(value, Mapping):
-        return {str(name): _plain(one) for name, one in value.items()}
+        return {str(name): _plain(one) for name, one in {**value}.items()}
     if isinstance(value, list | tuple):
         return [_plain(one) for one in value]
     raise ValueError(f"a {type(value).__name__} has no form in JSON")
+
+
+def _other_spelling(value: dict[str, Any], written: str, known: Set[str]) -> str | None:
+    """Return the member of a value that is `written`, but for dashes and underscores."""
+    plain = written.replace("-", "_")
+    return next((one for one in value if one.replace("-", "_") == plain and one not in known), None)
 
 
 def _inside(name: str, convert: Convert, value: Any) -> Any:

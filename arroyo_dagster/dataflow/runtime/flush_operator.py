@@ -1,13 +1,16 @@
 """Flush: runs in one subtask, once for every closed window, over all keys of the window.
 
-The content of the last window is kept in separate tables, for readers.
+The content of the last window is kept in separate tables, for readers. A window whose flush fails
+is kept, too, and flushed again: in the first epoch of the next run, and whenever another window
+closes. It is flushed with the clock and the states of other services of the epoch that closed it.
 
 Source: sdf-states.md 3.2, 3.5 (W5, W9 to W11).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import json
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -15,8 +18,10 @@ import pyarrow as pa
 from arroyo_dagster.dataflow.definition.definition import StateDef, ValueKind
 from arroyo_dagster.dataflow.definition.windows import GLOBAL_WINDOW, Window
 from arroyo_dagster.dataflow.errors import OperatorResultError
+from arroyo_dagster.dataflow.runtime.error_limit import StepCounts
 from arroyo_dagster.dataflow.runtime.keyed_states import closed_schema
 from arroyo_dagster.dataflow.runtime.operators import ServiceOperator, ServicePlan
+from arroyo_dagster.dataflow.runtime.record import as_record
 from arroyo_dagster.dataflow.runtime.record_batches import (
     Travel,
     check_travels,
@@ -25,7 +30,14 @@ from arroyo_dagster.dataflow.runtime.record_batches import (
 )
 from arroyo_dagster.dataflow.runtime.service_source import CLOCK, SOURCE, TICK, epoch_column
 from arroyo_dagster.dataflow.storage.columns import KEY
-from arroyo_dagster.dataflow.storage.engine_tables import LAST_WINDOW_CONFIG, WINDOWS, WindowBounds
+from arroyo_dagster.dataflow.storage.engine_tables import (
+    LAST_WINDOW_CONFIG,
+    UNFLUSHED,
+    UNFLUSHED_CONFIG,
+    WINDOWS,
+    UnflushedKey,
+    WindowBounds,
+)
 from arroyo_dagster.dataflow.storage.state_tables import (
     FLUSHED,
     GENERATION,
@@ -38,6 +50,7 @@ from arroyo_dagster.dataflow.views.frames import Frame
 from arroyo_dagster.dataflow.views.snapshots import frame_of_rows
 from arroyo_dagster.dataflow.views.sql import StateTable, Tables
 from arroyo_dagster.state.model.tables import TableConfig
+from arroyo_dagster.state.runtime.exchange import decode_table, encode_table
 from arroyo_dagster.state.runtime.operators import Collector, OperatorContext
 
 LAST = "last"
@@ -48,13 +61,13 @@ class FlushOperator(ServiceOperator):
 
     def __init__(self, plan: ServicePlan) -> None:
         super().__init__(plan)
-        self._travel = Travel(plan.owners)
+        self._travel = Travel(plan.owners, raw=plan.letters)
         self.output_schema = self._travel.schema
 
     def tables(self) -> Sequence[TableConfig]:
         """Return the tables: each state's last window, the bounds of that window, and metrics."""
         states = [flushed_config(state) for state in self.plan.owned.values()]
-        return (*super().tables(), LAST_WINDOW_CONFIG, *states)
+        return (*super().tables(), LAST_WINDOW_CONFIG, UNFLUSHED_CONFIG, *states)
 
     def on_start(self, ctx: OperatorContext) -> None:
         """Load the function, and read the last window."""
@@ -72,6 +85,13 @@ class FlushOperator(ServiceOperator):
         last = self._last_view.get(LAST)
         self._last: Window | None = None if last is None else last.window
         self._parts: dict[Window, dict[str, list[pa.Table]]] = {}
+        self._unflushed_view = ctx.table_manager.get_global_keyed_state(
+            UNFLUSHED, UnflushedKey, bytes
+        )
+        self._unflushed: set[Window] = set()
+        if self._flushes:
+            self._unflushed = {key.window for key in self._unflushed_view.get_all()}
+        self._is_first_epoch = True
 
     def process_batch(
         self, batch: pa.RecordBatch, ctx: OperatorContext, collector: Collector
@@ -82,26 +102,81 @@ class FlushOperator(ServiceOperator):
         for row in batch.to_pylist():
             parts = self._parts.setdefault(Window(row["window_start"], row["window_end"]), {})
             if row["state"] is not None:
-                content = pa.ipc.open_stream(row["content"]).read_all()
-                parts.setdefault(row["state"], []).append(content)
+                parts.setdefault(row["state"], []).append(decode_table(row["content"]))
 
     def handle_checkpoint(self, ctx: OperatorContext, collector: Collector) -> None:
         """Flush every closed window in closing order, and keep the content of the last."""
         parts, self._parts = self._parts, {}
-        results: list[tuple[Window, Any]] = []
-        order = sorted(parts, key=lambda window: (window.end_ms, window.start_ms))
+        closing = {"clock_ms": self.now_ms, "epochs": dict(self.readers.epochs)}
+        results = self._flush_again(always=self._is_first_epoch) if self._retries(parts) else []
+        self._is_first_epoch = False
+        if parts:
+            self._pin(closing)  # else results keep the clock and the epochs of their window
+        order = sorted(parts, key=_closing_order)
         for window in order:
             self._content = {
                 name: _whole(state, parts[window].get(name, ()))
                 for name, state in self.plan.owned.items()
             }
             self._tables = None
-            results.extend(self._flushed(window))
+            flushed = self._flushed(window)
+            if flushed is None:
+                self._keep_unflushed(window, closing)
+            else:
+                results.extend(flushed)
         if order:
             self._keep(order[-1], ctx)
         if results:
             collector.collect(self._rows(results))
-        self.finish_epoch()
+        self.finish_epoch(ctx)
+
+    def epoch_report(self) -> StepCounts:
+        """Return nothing: a flush that fails consumes no record, as its window is kept."""
+        return {}
+
+    # ---- windows whose flush failed --------------------------------------------------------------
+
+    def _retries(self, closed: Collection[Window]) -> bool:
+        return bool(self._unflushed) and (self._is_first_epoch or bool(closed))
+
+    def _flush_again(self, *, always: bool) -> list[tuple[Window, Any]]:
+        """Flush the windows whose flush failed; `always`: each of them, else until one fails."""
+        results: list[tuple[Window, Any]] = []
+        for window in sorted(self._unflushed, key=_closing_order):
+            self._load_unflushed(window)
+            flushed = self._flushed(window)
+            if flushed is not None:
+                results.extend(flushed)
+                self._unflushed.discard(window)
+                keys = [UnflushedKey(*window, name) for name in ("", *self.plan.owned)]
+                stored = self._unflushed_view.get_all()
+                self._unflushed_view.remove_many(key for key in keys if key in stored)
+            elif not always:
+                break
+        return results
+
+    def _keep_unflushed(self, window: Window, closing: Mapping[str, Any]) -> None:
+        self._unflushed.add(window)
+        self._unflushed_view.insert(UnflushedKey(*window, ""), json.dumps(closing).encode())
+        self._unflushed_view.insert_many(
+            (UnflushedKey(*window, name), encode_table(content))
+            for name, content in self._content.items()
+            if content.num_rows
+        )
+
+    def _load_unflushed(self, window: Window) -> None:
+        stored = self._unflushed_view.get_all()
+        self._content = {}
+        for name, state in self.plan.owned.items():
+            content = stored.get(UnflushedKey(*window, name))
+            parts = () if content is None else (_as_defined(state, decode_table(content)),)
+            self._content[name] = _whole(state, parts)
+        self._pin(json.loads(stored[UnflushedKey(*window, "")]))
+
+    def _pin(self, closing: Mapping[str, Any]) -> None:
+        self.now_ms = closing["clock_ms"]
+        self.readers.pin(closing["epochs"], self.now_ms)
+        self._tables = None
 
     # ---- the function ----------------------------------------------------------------------------
 
@@ -135,7 +210,8 @@ class FlushOperator(ServiceOperator):
         frame = frame_of_rows(state, self._content[state.name]).drop(WINDOW_START, WINDOW_END)
         return StateTable(state.table, frame, (*state.aliases, state.name))
 
-    def _flushed(self, window: Window) -> Iterable[tuple[Window, Any]]:
+    def _flushed(self, window: Window) -> list[tuple[Window, Any]] | None:
+        """Call flush; None = it failed, and the window must be kept."""
         function = self._flush
         if function is None:
             return []
@@ -153,11 +229,11 @@ class FlushOperator(ServiceOperator):
             check_travels(result)
         except Exception as error:
             self.failures.note(name, error, f"window {tuple(window)}", None)
-            return []
+            return None
         finally:
             self._place.window = GLOBAL_WINDOW
         self.metrics.count(name, succeeded=1)
-        return [(window, result)]
+        return [(window, as_record(result))]
 
     def _rows(self, results: Sequence[tuple[Window, Any]]) -> pa.RecordBatch:
         count = len(results)
@@ -220,6 +296,23 @@ class FlushOperator(ServiceOperator):
 
 
 _MOST_MICROS = (2**63 - 1) // 1000
+
+
+def _closing_order(window: Window) -> tuple[int, int]:
+    return window.end_ms, window.start_ms
+
+
+def _as_defined(state: StateDef, content: pa.Table) -> pa.Table:
+    """Return the content of a window with the columns that the state has now."""
+    if state.value_kind is not ValueKind.ROW:
+        return content
+    schema = row_schema(state).append(pa.field(GENERATION, pa.uint64(), nullable=False))
+    known = content.column_names
+    columns = [
+        content.column(field.name) if field.name in known else pa.nulls(len(content), field.type)
+        for field in schema
+    ]
+    return pa.Table.from_arrays(columns, schema=schema)
 
 
 def _whole(state: StateDef, parts: Sequence[pa.Table]) -> pa.Table:

@@ -6,7 +6,6 @@ Source: sdf-states.md 1.5, 1.7, 3.1, 3.2, 3.5; errors E41 to E43, E50.
 from __future__ import annotations
 
 import gc
-import io
 import pickle
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -47,6 +46,7 @@ from arroyo_dagster.dataflow.storage.engine_tables import (
 from arroyo_dagster.dataflow.storage.state_tables import state_config, watermark_micros
 from arroyo_dagster.state.model.tables import TableConfig
 from arroyo_dagster.state.model.types import I64, U32
+from arroyo_dagster.state.runtime.exchange import encode_table
 from arroyo_dagster.state.runtime.operators import Collector, OperatorContext
 
 
@@ -73,7 +73,7 @@ class StatesOperator(ServiceOperator):
 
     def __init__(self, plan: ServicePlan) -> None:
         super().__init__(plan)
-        self._travel = Travel(plan.owners)
+        self._travel = Travel(plan.owners, raw=plan.letters)
         self._windowed = plan.window is not None
         self.output_schema = closed_schema(plan.owners) if self._windowed else self._travel.schema
 
@@ -102,7 +102,12 @@ class StatesOperator(ServiceOperator):
         self._watermark: int | None = max(marks.values(), default=None)
         self._stores = [open_store(slot, ctx, self._watermark) for slot in self._slots]
         partition = plan.partition
-        self._steps = self.steps(partition.transforms if partition else (), self._place)
+        self._steps = self.steps(
+            partition.transforms if partition else (),
+            self._place,
+            partial=plan.partial_before_key,
+            keeps=bool(plan.owned),
+        )
         update = partition.update_state if partition else None
         self._update = None if update is None else self.function(update, self._place)
         self._waiting: list[pa.RecordBatch] = []
@@ -227,7 +232,7 @@ class StatesOperator(ServiceOperator):
             for _, value in found:
                 check_travels(value)
         except Exception as error:
-            self._failed(step.name, error, pair[1], arrived, at)
+            self._failed(step.name, error, pair[1], arrived, at, partial=step.partial)
             return []
         counts[step.name] = counts.get(step.name, 0) + 1
         return found
@@ -251,11 +256,19 @@ class StatesOperator(ServiceOperator):
             counts[update.plan.name] = counts.get(update.plan.name, 0) + 1
 
     def _failed(
-        self, name: str, error: Exception, value: Any, arrived: ReceivedRecords, at: int
+        self,
+        name: str,
+        error: Exception,
+        value: Any,
+        arrived: ReceivedRecords,
+        at: int,
+        *,
+        partial: bool | None = None,
     ) -> None:
         for slot in self._slots:
             slot.discard()
-        self.failures.note(name, error, value, arrived.place(at))
+        partial = self.plan.partial_before_update if partial is None else partial
+        self.failures.note(name, error, value, arrived.place(at), partial=partial)
 
     def _put_out(
         self, arrived: ReceivedRecords, found: list[tuple[int, Any, Any]], collector: Collector
@@ -288,7 +301,7 @@ class StatesOperator(ServiceOperator):
             view = ctx.table_manager.get_global_keyed_state(SCHEMAS, str, str)
             view.insert_many(self._new_schemas.items())
         self._new_schemas = {}
-        self.finish_epoch()
+        self.finish_epoch(ctx)
 
     def _close(self, closed: Sequence[Window], collector: Collector) -> None:
         rows: list[tuple[Window, str | None, bytes | None]] = []
@@ -297,7 +310,7 @@ class StatesOperator(ServiceOperator):
             for store in self._stores:
                 content = store.close(window)
                 if content.num_rows:
-                    rows.append((window, store.state.name, _ipc(content)))
+                    rows.append((window, store.state.name, encode_table(content)))
         self._place.window = GLOBAL_WINDOW
         if rows:
             known = self.readers.epochs
@@ -346,13 +359,6 @@ def _in_order(batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
         rows = rows.take(pa.array(order))
     found: list[pa.RecordBatch] = rows.combine_chunks().to_batches()
     return found
-
-
-def _ipc(content: pa.Table) -> bytes:
-    sink = io.BytesIO()
-    with pa.ipc.new_stream(sink, content.schema) as writer:
-        writer.write_table(content)
-    return sink.getvalue()
 
 
 def _closed_rows(

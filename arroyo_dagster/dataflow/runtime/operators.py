@@ -17,10 +17,13 @@ from arroyo_dagster.dataflow.definition.types import ScalarType
 from arroyo_dagster.dataflow.definition.windows import WindowDef
 from arroyo_dagster.dataflow.runtime.context import CONTEXT, Accessor, Invocation
 from arroyo_dagster.dataflow.runtime.converters import Converter
+from arroyo_dagster.dataflow.runtime.error_limit import StepCounts
 from arroyo_dagster.dataflow.runtime.functions import Function, FunctionPlan, load
+from arroyo_dagster.dataflow.runtime.letters import letter_rows
 from arroyo_dagster.dataflow.runtime.readers import Readers
 from arroyo_dagster.dataflow.runtime.record_batches import clock_in, epochs_in
 from arroyo_dagster.dataflow.runtime.steps import Failures, Step
+from arroyo_dagster.dataflow.storage.boundary import SINK_SCHEMA
 from arroyo_dagster.dataflow.storage.engine_tables import METRICS_CONFIG, Metrics
 from arroyo_dagster.state.model.ids import Epoch
 from arroyo_dagster.state.model.layout import JobPaths
@@ -56,6 +59,7 @@ class ServicePlan:
         paths: the jobs of the states' owners, including this service, by name.
         owners: the other services that own states, sorted; records carry their epochs.
         fatal: whether a failing function ends the run.
+        letters: the type of raw values, which records carry for dead letters; None = no letters.
         migrate: whether stored states may get additional columns.
     """
 
@@ -74,6 +78,7 @@ class ServicePlan:
     owners: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict, repr=False)
     fatal: bool = False
+    letters: pa.DataType | None = None
     migrate: bool = False
 
     @property
@@ -92,9 +97,47 @@ class ServicePlan:
         """The topics that it reads, in order."""
         return tuple(source.name for source in self.sources)
 
+    # ---- which steps a record may reach in parts; see `Letter` -----------------------------------
+
+    @property
+    def partial_after_sources(self) -> bool:
+        return any(_splits(source.transforms) for source in self.sources)
+
+    @property
+    def partial_before_window(self) -> bool:
+        return self.partial_after_sources or _splits(self.transforms)
+
+    @property
+    def partial_in_windows(self) -> bool:
+        window = self.window
+        overlap = window is not None and window.slide_ms < window.duration_ms
+        return self.partial_before_window or overlap
+
+    @property
+    def partial_before_key(self) -> bool:
+        return self.partial_in_windows or _splits(self.window_transforms)
+
+    @property
+    def partial_before_update(self) -> bool:
+        steps = () if self.partition is None else self.partition.transforms
+        return self.partial_before_key or _splits(steps) or bool(steps and self.owned)
+
+    @property
+    def partial_before_sinks(self) -> bool:
+        return self.partial_before_update or len(self.sinks) > 1
+
+
+def _splits(steps: Iterable[FunctionPlan]) -> bool:
+    return any(step.operator == "flat-map" for step in steps)
+
 
 class ServiceOperator(Operator):
-    """Runs functions of one service. What `on_start` sets is never stored or pickled."""
+    """Runs functions of one service. What `on_start` sets is never stored or pickled.
+
+    Its side output are dead letters.
+    """
+
+    side_schema = SINK_SCHEMA
 
     def __init__(self, plan: ServicePlan) -> None:
         self.plan = plan
@@ -107,7 +150,10 @@ class ServiceOperator(Operator):
         """Initialize from the tables."""
         plan = self.plan
         self.metrics = Metrics(ctx)
-        self.failures = Failures(plan.name, self.metrics, fatal=plan.fatal)
+        self.failures = Failures(
+            plan.name, self.metrics, fatal=plan.fatal, keeps=plan.letters is not None
+        )
+        self._counts: StepCounts = {}
         self.readers = Readers(plan.store, plan.paths, plan.states)
         self.now_ms = 0
 
@@ -119,10 +165,17 @@ class ServiceOperator(Operator):
         epochs[self.plan.name] = before if before > 0 else None
         self.readers.pin(epochs, self.now_ms)
 
-    def finish_epoch(self) -> None:
-        """Write the metrics of the epoch."""
+    def finish_epoch(self, ctx: OperatorContext) -> None:
+        """Write the metrics of the epoch, and emit its dead letters."""
         self.failures.epoch_done()
+        if letters := self.failures.take_letters():
+            ctx.side_output.collect(letter_rows(letters))
+        self._counts = self.metrics.take_epoch()
         self.metrics.write()
+
+    def epoch_report(self) -> StepCounts:
+        """Return how often each step succeeded and failed, for `ErrorLimit`."""
+        return self._counts
 
     # ---- functions -------------------------------------------------------------------------------
 
@@ -154,6 +207,24 @@ class ServiceOperator(Operator):
             allowed = {name: one for name, one in allowed.items() if name in listed}
         return load(plan, {**CONTEXT, **allowed})
 
-    def steps(self, plans: Iterable[FunctionPlan], place: Invocation) -> list[Step]:
-        """Load transforms."""
-        return [Step(self.function(plan, place)) for plan in plans]
+    def steps(
+        self,
+        plans: Iterable[FunctionPlan],
+        place: Invocation,
+        *,
+        partial: bool,
+        keeps: bool = False,
+    ) -> list[Step]:
+        """Load transforms.
+
+        Args:
+            plans: the transforms in order.
+            place: the context of their functions.
+            partial: whether records may reach the first in parts; see `Letter`.
+            keeps: whether each may change a state.
+        """
+        found: list[Step] = []
+        for plan in plans:
+            found.append(Step(self.function(plan, place), partial))
+            partial = partial or keeps or plan.operator == "flat-map"
+        return found

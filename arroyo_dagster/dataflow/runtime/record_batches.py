@@ -17,8 +17,10 @@ import pyarrow as pa
 from arroyo_dagster.dataflow.definition.types import ScalarType
 from arroyo_dagster.dataflow.definition.windows import Window
 from arroyo_dagster.dataflow.errors import OperatorResultError
-from arroyo_dagster.dataflow.runtime.service_source import CLOCK, SOURCE, epoch_column
+from arroyo_dagster.dataflow.runtime.converters import json_bytes
+from arroyo_dagster.dataflow.runtime.service_source import CLOCK, FILE, SOURCE, epoch_column
 from arroyo_dagster.dataflow.runtime.steps import Place
+from arroyo_dagster.dataflow.storage.boundary import VALUE
 from arroyo_dagster.dataflow.storage.columns import KEY, WINDOW_END, WINDOW_START
 from arroyo_dagster.dataflow.storage.values import Key, native_key
 
@@ -27,6 +29,8 @@ TEXT_KEY, INT_KEY, BOOL_KEY, MARK = 0, 1, 2, 3
 
 KIND, TEXT, PICKLED, KEY_TEXT, KEY_PICKLED = "_kind", "text", "pickled", "key_text", "key_pickled"
 ORIGIN = ("partition", "offset", "timestamp", SOURCE)
+RAW, RAW_KEY = "_raw", "_raw_key"
+"""The raw value and key of the record that was read, for dead letters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,17 +41,21 @@ class Travel:
         owners: the services with an epoch column.
         keyed: whether records have the key of a partition, which replaces the record's own key.
         windowed: whether records have a window.
+        raw: the type of the raw values that records carry for dead letters; None = they do not.
     """
 
     owners: tuple[str, ...]
     keyed: bool = False
     windowed: bool = False
+    raw: pa.DataType | None = None
 
     @property
     def schema(self) -> pa.Schema:
         keyed = [pa.field(KEY, pa.string(), nullable=False), pa.field(KIND, pa.int8())]
         own_key = [pa.field(KEY_TEXT, pa.string()), pa.field(KEY_PICKLED, pa.binary())]
         windowed = [pa.field(WINDOW_START, pa.int64()), pa.field(WINDOW_END, pa.int64())]
+        text = pa.field(FILE, pa.string())
+        raw = [pa.field(RAW, self.raw), pa.field(RAW_KEY, pa.binary()), text] if self.raw else ()
         return pa.schema(
             [
                 *(keyed if self.keyed else own_key),
@@ -57,6 +65,7 @@ class Travel:
                 pa.field("partition", pa.int32(), nullable=False),
                 pa.field("offset", pa.int64(), nullable=False),
                 pa.field("timestamp", pa.timestamp("ms")),
+                *(() if self.raw is None else raw),
                 pa.field(SOURCE, pa.int32(), nullable=False),
                 *(pa.field(epoch_column(owner), pa.int64()) for owner in self.owners),
                 pa.field(CLOCK, pa.timestamp("ms"), nullable=False),
@@ -85,7 +94,9 @@ class Travel:
         everything = isinstance(at, range) and len(at) == origin.num_rows
         taken = None if everything else pa.array(at, pa.int64())
         known = [*ORIGIN, *(epoch_column(owner) for owner in self.owners), CLOCK]
-        carried = {name: origin.column(origin.schema.get_field_index(name)) for name in known}
+        carried = {name: column(origin, name) for name in known}
+        if self.raw is not None:
+            carried |= _raw_columns(origin)
         if taken is not None:
             carried = {name: column.take(taken) for name, column in carried.items()}
         return self.batch({**carried, **columns})
@@ -203,11 +214,35 @@ _KINDS = {TEXT_KEY: ScalarType.STRING, INT_KEY: ScalarType.I64, BOOL_KEY: Scalar
 
 
 def place_in(batch: pa.RecordBatch, topics: Sequence[str], at: int) -> Place:
-    """Return the position of a row's record in its topic."""
+    """Return the position of a row's record in its topic; the record itself if rows carry it."""
     source = column(batch, SOURCE)[at].as_py()
     topic = topics[source] if 0 <= source < len(topics) else ""
     partition, offset = (column(batch, name)[at].as_py() for name in ("partition", "offset"))
-    return Place(topic, partition, offset)
+    if FILE not in batch.schema.names:
+        return Place(topic, partition, offset)
+    raw = {name: values[at] for name, values in _raw_columns(batch).items()}
+    return Place(
+        topic,
+        partition,
+        offset,
+        file=raw[FILE].as_py(),
+        key=raw[RAW_KEY].as_py(),
+        record=_record_bytes(raw[RAW].as_py()),
+        time_ms=column(batch, "timestamp").cast(pa.int64())[at].as_py(),
+    )
+
+
+def _raw_columns(batch: pa.RecordBatch) -> dict[str, pa.Array]:
+    """Return the raw columns of rows: as rows of the source have them, or as they were carried."""
+    is_source = RAW not in batch.schema.names
+    names = {RAW: VALUE, RAW_KEY: "key"} if is_source else {RAW: RAW, RAW_KEY: RAW_KEY}
+    return {name: column(batch, one) for name, one in {**names, FILE: FILE}.items()}
+
+
+def _record_bytes(value: Any) -> bytes | None:
+    if value is None or isinstance(value, bytes):
+        return value
+    return value.encode() if isinstance(value, str) else json_bytes(value)
 
 
 def epochs_in(batch: pa.RecordBatch, owners: Sequence[str]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ Source: sdf-states.md 3.1, 3.5, 6.1; errors E28, E29.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -52,7 +52,9 @@ class RecordsOperator(ServiceOperator):
     def __init__(self, plan: ServicePlan) -> None:
         super().__init__(plan)
         keyed = plan.partition is not None or plan.window is not None
-        self.travel = Travel(plan.owners, keyed=keyed, windowed=plan.window is not None)
+        self.travel = Travel(
+            plan.owners, keyed=keyed, windowed=plan.window is not None, raw=plan.letters
+        )
         self.output_schema = self.travel.schema
 
     def tables(self) -> Sequence[TableConfig]:
@@ -67,9 +69,13 @@ class RecordsOperator(ServiceOperator):
         self._place = self.invocation()
         self._decoders = [_reader(one) for one in plan.sources]
         self._key_readers = [one.converter.key_reader() for one in plan.sources]
-        self._source_steps = [self.steps(one.transforms, self._place) for one in plan.sources]
-        self._steps = self.steps(plan.transforms, self._place)
-        self._window_steps = self.steps(plan.window_transforms, self._place)
+        self._source_steps = [
+            self.steps(one.transforms, self._place, partial=False) for one in plan.sources
+        ]
+        self._steps = self.steps(plan.transforms, self._place, partial=plan.partial_after_sources)
+        self._window_steps = self.steps(
+            plan.window_transforms, self._place, partial=plan.partial_in_windows
+        )
         timestamp, partition = plan.assign_timestamp, plan.partition
         self._timestamp = None if timestamp is None else self.function(timestamp, self._place)
         self._assign_key = (
@@ -96,9 +102,11 @@ class RecordsOperator(ServiceOperator):
         if self._event_time is not None:
             mark = self._event_time.close()
             if mark is not None:
-                collector.collect(self._watermark_rows(mark, ctx.task_info.parallelism))
+                keys = keys_of_every_subtask(ctx.task_info.parallelism)
+                epochs = {owner: self.readers.epochs.get(owner) for owner in self.plan.owners}
+                collector.collect(watermark_rows(self.travel, mark, keys, self.now_ms, epochs))
             self._event_time.write()
-        self.finish_epoch()
+        self.finish_epoch(ctx)
 
     def _take(self, source: int, batch: pa.RecordBatch, collector: Collector) -> None:
         def place(at: int) -> Place:
@@ -172,7 +180,11 @@ class RecordsOperator(ServiceOperator):
                 failed += 1
                 assert self._timestamp is not None
                 self.failures.note(
-                    self._timestamp.plan.name, error, records.values[at], place(records.at[at])
+                    self._timestamp.plan.name,
+                    error,
+                    records.values[at],
+                    place(records.at[at]),
+                    partial=self.plan.partial_before_window,
                 )
                 continue
             taken = event_time.accept(time)
@@ -250,7 +262,8 @@ class RecordsOperator(ServiceOperator):
                 check_travels(value)
                 kept.append(at)
             except OperatorResultError as error:
-                self.failures.note(name, error, value, place(records.at[at]))
+                partial = self.plan.partial_before_key
+                self.failures.note(name, error, value, place(records.at[at]), partial=partial)
         if len(kept) == len(records):
             return records
         keys = None if records.keys is None else [records.keys[at] for at in kept]
@@ -284,9 +297,7 @@ class RecordsOperator(ServiceOperator):
             try:
                 text, kind = _key_of(function, key, self.plan.key_types)
             except Exception as error:
-                self.failures.note(
-                    function.plan.name, error, records.values[at], place(records.at[at])
-                )
+                self._no_key(function, error, records, at, place)
                 continue
             texts.append(text)
             kinds.append(kind)
@@ -299,13 +310,29 @@ class RecordsOperator(ServiceOperator):
         self, function: Function, records: Records, place: Callable[[int], Place]
     ) -> list[Any]:
         def fail(at: int, error: Exception) -> None:
-            self.failures.note(function.plan.name, error, records.values[at], place(records.at[at]))
+            self._no_key(function, error, records, at, place)
 
         if not function.takes_key and records.windows is None:
             return call_each(function.body, records.values, fail)[0]
         return call_each(
             lambda at: self._assign_one(function, records, at), range(len(records)), fail
         )[0]
+
+    def _no_key(
+        self,
+        function: Function,
+        error: Exception,
+        records: Records,
+        at: int,
+        place: Callable[[int], Place],
+    ) -> None:
+        self.failures.note(
+            function.plan.name,
+            error,
+            records.values[at],
+            place(records.at[at]),
+            partial=self.plan.partial_before_key,
+        )
 
     def _assign_one(self, function: Function, records: Records, at: int) -> Any:
         if records.windows is not None:
@@ -314,26 +341,6 @@ class RecordsOperator(ServiceOperator):
             return function.body(records.values[at])
         key = None if records.keys is None else records.keys[at]
         return function.body(key, records.values[at])
-
-    def _watermark_rows(
-        self, mark: tuple[int, tuple[Window, ...]], parallelism: int
-    ) -> pa.RecordBatch:
-        """Return one row with the watermark and the closing windows per subtask of the states."""
-        keys = keys_of_every_subtask(parallelism)
-        rows = len(keys)
-        columns = {
-            KEY: pa.array(keys, pa.string()),
-            KIND: pa.array([MARK] * rows, pa.int8()),
-            PICKLED: pa.array([pickle.dumps(mark, protocol=5)] * rows, pa.binary()),
-            "partition": pa.array([0] * rows, pa.int32()),
-            "offset": pa.array([-1] * rows, pa.int64()),
-            SOURCE: pa.array([IDLE] * rows, pa.int32()),
-            CLOCK: pa.array([self.now_ms] * rows, pa.timestamp("ms")),
-        }
-        for owner, epoch in self.readers.epochs.items():
-            if owner in self.plan.owners:
-                columns[epoch_column(owner)] = pa.array([epoch] * rows, pa.int64())
-        return self.travel.batch(columns)
 
 
 _I64 = check_of(ScalarType.I64)
@@ -355,6 +362,37 @@ def keys_of_every_subtask(parallelism: int) -> list[str]:
                 known.setdefault(subtask, name)
         found = _EVERY[parallelism] = [known[subtask] for subtask in range(parallelism)]
     return found
+
+
+def watermark_rows(
+    travel: Travel,
+    mark: tuple[int, tuple[Window, ...]],
+    keys: Sequence[str],
+    now_ms: int,
+    epochs: Mapping[str, int | None],
+) -> pa.RecordBatch:
+    """Return one row per key with the watermark and the closing windows.
+
+    Args:
+        travel: the columns.
+        mark: the watermark and the windows.
+        keys: a key of each subtask of the states.
+        now_ms: the engine's clock.
+        epochs: the epochs of the owners.
+    """
+    rows = len(keys)
+    columns = {
+        KEY: pa.array(keys, pa.string()),
+        KIND: pa.array([MARK] * rows, pa.int8()),
+        PICKLED: pa.array([pickle.dumps(mark, protocol=5)] * rows, pa.binary()),
+        "partition": pa.array([0] * rows, pa.int32()),
+        "offset": pa.array([-1] * rows, pa.int64()),
+        SOURCE: pa.array([IDLE] * rows, pa.int32()),
+        CLOCK: pa.array([now_ms] * rows, pa.timestamp("ms")),
+    }
+    for owner, epoch in epochs.items():
+        columns[epoch_column(owner)] = pa.array([epoch] * rows, pa.int64())
+    return travel.batch(columns)
 
 
 # ---- keys and records of a batch -----------------------------------------------------------------

@@ -24,6 +24,8 @@ processing, fencing, compaction and gc as any other. Its operators, by their ids
 `flush`: one subtask, flush once per closed window; tables `<state>.flushed`, `windows`, `metrics`.
 `to.<topic>`: the transforms and converter of a sink; table `metrics`.
 `sink.<topic>`: the bound sink, with its own tables.
+`sink.dead-letters`: with `on_error=DEAD_LETTER`, the records that failed in all of these; one
+    subtask. They are published with the epoch in which they failed.
 
 A topic must have a source if a service reads it, and may have a sink if a service writes it.
 Records for a topic without a sink are dropped. The caller who binds them connects one service's
@@ -34,6 +36,7 @@ States can be read while services run: `view.view(store, dataflow, "service.stat
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -51,17 +54,29 @@ from arroyo_dagster.dataflow.definition.definition import (
 from arroyo_dagster.dataflow.definition.scope import scope_of
 from arroyo_dagster.dataflow.errors import Unsupported
 from arroyo_dagster.dataflow.runtime.converters import Converter
+from arroyo_dagster.dataflow.runtime.error_limit import ErrorLimit
 from arroyo_dagster.dataflow.runtime.flush_operator import FlushOperator
 from arroyo_dagster.dataflow.runtime.functions import FunctionPlan, Library, load
 from arroyo_dagster.dataflow.runtime.keyed_states import StatesOperator
+from arroyo_dagster.dataflow.runtime.letters import DEAD_LETTERS
 from arroyo_dagster.dataflow.runtime.operators import PartitionPlan, ServicePlan, TopicPlan
 from arroyo_dagster.dataflow.runtime.records_operator import RecordsOperator
-from arroyo_dagster.dataflow.runtime.service_source import CLOCK, ServiceSource
+from arroyo_dagster.dataflow.runtime.service_source import (
+    CLOCK,
+    ServiceSource,
+    WindowTicks,
+    common_value_type,
+)
 from arroyo_dagster.dataflow.runtime.sink_operator import DeliverOperator
 from arroyo_dagster.dataflow.storage.boundary import VALUE
 from arroyo_dagster.dataflow.storage.columns import KEY
-from arroyo_dagster.dataflow.storage.engine_tables import check_schemas, read_schemas
+from arroyo_dagster.dataflow.storage.engine_tables import (
+    check_schemas,
+    has_unflushed,
+    read_schemas,
+)
 from arroyo_dagster.dataflow.storage.state_tables import flushed_config, state_config
+from arroyo_dagster.dataflow.topics.sinks import BothSinks, KeptSink, takes_one_subtask
 from arroyo_dagster.dataflow.views.snapshots import FLUSH, STATES
 from arroyo_dagster.dataflow.views.view import OwnerJob, service_paths
 from arroyo_dagster.errors import InputError
@@ -71,7 +86,7 @@ from arroyo_dagster.state.runtime.operators import Sink, Source
 from arroyo_dagster.state.runtime.pipeline import Pipeline, Stream
 from arroyo_dagster.state.storage.store import ObjectStore
 
-SKIP, FAIL = "skip", "fail"
+SKIP, FAIL, DEAD_LETTER = "skip", "fail", "dead-letter"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +95,8 @@ class Bindings:
 
     Attributes:
         sources: by topic; each yields rows of `boundary.topic_schema(...)`.
-        sinks: by topic; each accepts rows of `boundary.SINK_SCHEMA`.
+        sinks: by topic; each accepts rows of `boundary.SINK_SCHEMA`. That of `dead-letters` gets
+            the records that failed, besides the service's own job.
         functions: by the name of a step's function (`-` and `_` are equal): a callable, or
             `module:function`. Needed for bodies in other languages and functions of packages.
         packages: loaded packages by id, for the inline bodies in their YAML.
@@ -100,7 +116,10 @@ class RunOptions:
 
     Attributes:
         parallelism, keep_epochs: settings of every pipeline.
-        on_error: if a function fails on a record, `skip` the record or `fail` the run.
+        on_error: if a function fails on a record, `skip` the record, `fail` the run, or keep the
+            record in the topic `dead-letters` of the service.
+        max_errors: how many failures of one run of a service are accepted before the run stops,
+            without publishing the epoch. None: see `ErrorLimit`; unlimited with dead letters.
         migrate: whether a state may have more columns than it was stored with.
         flush_open: whether to close open windows when every source has ended.
         clock: the engine's clock, in epoch milliseconds; called once per epoch.
@@ -109,16 +128,20 @@ class RunOptions:
     parallelism: int = 1
     keep_epochs: int | None = None
     on_error: str = SKIP
+    max_errors: int | None = None
     migrate: bool = False
     flush_open: bool = False
     clock: Clock = wall_clock_ms
 
     def __post_init__(self) -> None:
-        if self.on_error not in (SKIP, FAIL):
+        known = (SKIP, FAIL, DEAD_LETTER)
+        if self.on_error not in known:
             raise InputError(
-                f"on_error is `{SKIP}` or `{FAIL}`, not {self.on_error!r}",
-                next_step="choose one of the two",
+                f"on_error is not {self.on_error!r}; expected one of {', '.join(known)}",
+                next_step="choose one of these",
             )
+        if self.max_errors is not None and self.max_errors < 0:
+            raise InputError("max_errors is not below 0", max_errors=self.max_errors)
 
 
 def build_dataflow(
@@ -169,9 +192,25 @@ def build_service(
         job=service,
         parallelism=chosen.parallelism,
         keep_epochs=chosen.keep_epochs,
+        epoch_check=_error_limit(plan, chosen),
     )
     _connect(pipeline, plan, bindings, chosen)
+    for name, sink in pipeline.sinks().items():
+        if chosen.parallelism > 1 and takes_one_subtask(sink):
+            raise InputError(
+                f"the sink of topic `{name.removeprefix('sink.')}` takes the records of one "
+                f"subtask, and the parallelism is {chosen.parallelism}",
+                service=service,
+                next_step="bind it to a directory (a path that ends with '/'), or run it with "
+                "--parallelism 1",
+            )
     return pipeline
+
+
+def _error_limit(plan: ServicePlan, options: RunOptions) -> Callable[[], ErrorLimit] | None:
+    if options.on_error == FAIL or (options.on_error == DEAD_LETTER and options.max_errors is None):
+        return None
+    return functools.partial(ErrorLimit, plan.name, plan.topics, options.max_errors)
 
 
 def _connect(
@@ -181,28 +220,47 @@ def _connect(
         {topic.name: bindings.sources[topic.name] for topic in plan.sources},
         owners={owner: OwnerJob(plan.store, plan.paths[owner]) for owner in plan.owners},
         raw={topic.name for topic in plan.sources if topic.converter.name == "raw"},
-        ticks=plan.window is not None,
-        idleness_ms=None if plan.window is None else plan.window.idleness_ms,
-        flush_open=options.flush_open,
+        ticks=_ticks(plan, options),
+        files=plan.letters is not None,
         clock=options.clock,
     )
     rows = pipeline.source("topics", source, timestamp=CLOCK)
     if plan.window is not None:
         rows = rows.key_by()  # one subtask: the order of all records decides which are late
     rows = rows.apply("records", RecordsOperator(plan))
+    letters = [rows]
     if plan.partition is not None or plan.window is not None:
         rows = rows.key_by(KEY).apply(STATES, StatesOperator(plan))
+        letters.append(rows)
     if plan.window is not None:
         rows = rows.key_by().apply(FLUSH, FlushOperator(plan))
     for topic in plan.sinks:
-        _deliver(rows, plan, topic, bindings.sinks.get(topic.name))
+        letters.append(_deliver(rows, plan, topic, bindings.sinks.get(topic.name)))
+    if plan.letters is not None:
+        kept = KeptSink(plan.store.url, DEAD_LETTERS)
+        bound = bindings.sinks.get(DEAD_LETTERS)
+        # One subtask: a service has one sequence of letters, which may go to one file.
+        streams = [stream.side_output().key_by() for stream in letters]
+        sink = kept if bound is None else BothSinks(bound, kept)
+        pipeline.apply(f"sink.{DEAD_LETTERS}", sink, streams)
 
 
-def _deliver(rows: Stream, plan: ServicePlan, topic: TopicPlan, sink: Sink | None) -> None:
+def _ticks(plan: ServicePlan, options: RunOptions) -> WindowTicks | None:
+    if plan.window is None:
+        return None
+    return WindowTicks(
+        idleness_ms=plan.window.idleness_ms,
+        flush_open=options.flush_open,
+        unflushed=UnflushedWindows(plan.store, OwnerJob(plan.store, plan.paths[plan.name])),
+    )
+
+
+def _deliver(rows: Stream, plan: ServicePlan, topic: TopicPlan, sink: Sink | None) -> Stream:
     name = checked_name(topic.name, "topic")
     written = rows.apply(f"to.{name}", DeliverOperator(plan, topic))
     if sink is not None:
         written.sink(f"sink.{name}", sink)
+    return written
 
 
 def service_order(dataflow: Dataflow) -> list[str]:
@@ -243,6 +301,18 @@ def converter_of(dataflow: Dataflow, topic: str) -> str:
     return str(value.get("converter") or settings.get("converter") or default or "json")
 
 
+@dataclass(frozen=True, slots=True)
+class UnflushedWindows:
+    """Whether the newest epoch of a service has windows whose flush failed. Can be pickled."""
+
+    store: ObjectStore
+    job: OwnerJob
+
+    def __call__(self) -> bool:
+        head = self.job.newest()
+        return bool(head and has_unflushed(self.store, head.operator(FLUSH)))
+
+
 class _Planning:
     """Makes the plan of one service, and checks its functions, sources and tables."""
 
@@ -268,6 +338,10 @@ class _Planning:
         """Return the plan."""
         service = self._service
         self._check_sources()
+        keeps = self._options.on_error == DEAD_LETTER
+        if keeps:
+            self._check_letters()
+        read = [self._bindings.sources[source.id] for source in service.sources if source.id]
         windowed = service.windowed
         partition = service.partition if windowed is None else windowed.partition
         states = dict(service.states)
@@ -294,6 +368,7 @@ class _Planning:
             owners=tuple(sorted(owners)),
             env=dict(self._bindings.env),
             fatal=self._options.on_error == FAIL,
+            letters=common_value_type(read) if keeps else None,
             migrate=self._options.migrate,
         )
         self._check_states(plan)
@@ -309,6 +384,15 @@ class _Planning:
                     bound=sorted(self._bindings.sources),
                     next_step=f"bind one: --source {source.id}=jsonl:PATH",
                 )
+
+    def _check_letters(self) -> None:
+        ends = (*self._service.sources, *self._service.sinks)
+        if any(end.id == DEAD_LETTERS for end in ends):
+            raise InputError(
+                f"service `{self._service.name}` uses a topic `{DEAD_LETTERS}`, the name of the "
+                "topic of records that fail",
+                next_step="rename the topic, or run with another --on-error",
+            )
 
     def _check_states(self, plan: ServicePlan) -> None:
         for state in plan.states.values():

@@ -9,20 +9,25 @@ Source: sdf-states.md 2.8 (T3), 3.5 (W7, W8), 8.3.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 
 from arroyo_dagster.dataflow.runtime.converters import json_bytes
-from arroyo_dagster.dataflow.storage.boundary import VALUE, check_topic_schema, topic_schema
+from arroyo_dagster.dataflow.storage.boundary import (
+    FILE_METADATA,
+    VALUE,
+    check_topic_schema,
+    topic_schema,
+)
 from arroyo_dagster.dataflow.views.view import OwnerJob
 from arroyo_dagster.errors import InputError
 from arroyo_dagster.state.model.clock import Clock, wall_clock_ms
 from arroyo_dagster.state.runtime.operators import Offset, Source
 
-SOURCE, CLOCK = "_source", "_clock"
+SOURCE, CLOCK, FILE = "_source", "_clock", "_file"
 TICK, IDLE = -1, -2
 """Instead of the index of a source: a row with the clock only; IDLE also marks an idle service."""
 
@@ -49,6 +54,22 @@ class TopicSplit:
     epochs: tuple[int | None, ...]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowTicks:
+    """The clock rows of a service with windows: each epoch begins with one.
+
+    Attributes:
+        idleness_ms: the time without records after which the service is idle; None = never.
+        flush_open: whether the service becomes idle once when every source has ended.
+        unflushed: returns whether the newest epoch has windows whose flush failed. The first epoch
+            of a run then needs no new records: the windows are flushed again.
+    """
+
+    idleness_ms: int | None = None
+    flush_open: bool = False
+    unflushed: Callable[[], bool] = lambda: False
+
+
 class ServiceSource(Source):
     """The sources of a service, in their order, with a clock.
 
@@ -56,9 +77,8 @@ class ServiceSource(Source):
         sources: by topic, in the order of the YAML.
         owners: the jobs that own the states that the service reads.
         raw: the topics with the converter `raw`.
-        ticks: whether each epoch begins with a clock row, for windows.
-        idleness_ms: the time without records after which the service is idle; None = never.
-        flush_open: whether the service becomes idle once when every source has ended.
+        ticks: the clock rows; None = the service has no windows.
+        files: whether records have the file that they were read from, as `_file`.
         clock: the engine's clock, in epoch milliseconds.
     """
 
@@ -68,9 +88,8 @@ class ServiceSource(Source):
         *,
         owners: Mapping[str, OwnerJob],
         raw: Set[str] = frozenset(),
-        ticks: bool = False,
-        idleness_ms: int | None = None,
-        flush_open: bool = False,
+        ticks: WindowTicks | None = None,
+        files: bool = False,
         clock: Clock = wall_clock_ms,
     ) -> None:
         for topic, source in sources.items():
@@ -79,15 +98,14 @@ class ServiceSource(Source):
         self._owners = dict(owners)
         self._raw = frozenset(raw)
         self._ticks = ticks
-        self._idleness_ms = idleness_ms
-        self._flush_open = flush_open
+        self._may_retry = ticks is not None
         self._clock = clock
-        kinds = {source.schema.field(VALUE).type for source in sources.values()}
-        self.value_type: pa.DataType = kinds.pop() if len(kinds) == 1 else pa.binary()
+        self.value_type = common_value_type(sources.values())
         value = pa.field(VALUE, self.value_type)
         self.schema = pa.schema(
             [
                 *(value if one.name == VALUE else one for one in topic_schema()),
+                *([pa.field(FILE, pa.string())] if files else ()),
                 pa.field(SOURCE, pa.int32(), nullable=False),
                 *(pa.field(epoch_column(owner), pa.int64()) for owner in owners),
                 pa.field(CLOCK, pa.timestamp("ms"), nullable=False),
@@ -101,19 +119,26 @@ class ServiceSource(Source):
 
     def latest_offset(self, start: Offset) -> Offset:
         """Return the latest offset of every source with the clock; `start` if nothing is new."""
+        before = {topic: self._start(start, topic) for topic in self._sources}
+        # Members of other bindings of a topic, and of its dead letters, stay.
         topics = {
-            topic: source.latest_offset(self._start(start, topic))
+            topic: {**before[topic], **source.latest_offset(before[topic])}
             for topic, source in self._sources.items()
         }
-        before = {topic: self._start(start, topic) for topic in topics}
         now = max(self._clock(), int(start["clock_ms"]))
         arrived = topics != before
         idle = not arrived and self._is_idle(start, now)
-        if not arrived and not idle:
+        retries = int(start.get("retries", 0)) + self._is_retry()
+        self._may_retry = False
+        if not arrived and not idle and retries == start.get("retries", 0):
             return start
         heads = {owner: job.newest() for owner, job in self._owners.items()}
         epochs = {owner: head.epoch if head else None for owner, head in heads.items()}
-        return {"topics": topics, "clock_ms": now, "idle": idle, "epochs": epochs}
+        end = {"topics": topics, "clock_ms": now, "idle": idle, "epochs": epochs}
+        return {**end, "retries": retries} if retries else end
+
+    def _is_retry(self) -> bool:
+        return self._may_retry and self._ticks is not None and self._ticks.unflushed()
 
     def _start(self, offset: Offset, topic: str) -> Offset:
         # A source that was added to the service later starts at its beginning.
@@ -121,11 +146,12 @@ class ServiceSource(Source):
         return self._sources[topic].initial_offset() if known is None else known
 
     def _is_idle(self, start: Offset, now: int) -> bool:
-        if not self._ticks or start["idle"] or not start["clock_ms"]:
+        ticks = self._ticks
+        if ticks is None or start["idle"] or not start["clock_ms"]:
             return False
-        if self._flush_open and self._ended(start):
+        if ticks.flush_open and self._ended(start):
             return True
-        return self._idleness_ms is not None and now - start["clock_ms"] >= self._idleness_ms
+        return ticks.idleness_ms is not None and now - start["clock_ms"] >= ticks.idleness_ms
 
     def _ended(self, offset: Offset) -> bool:
         return all(
@@ -134,9 +160,10 @@ class ServiceSource(Source):
 
     def exhausted(self, offset: Offset) -> bool:
         """Return whether every source has ended and, with `flush_open`, open windows are closed."""
-        if self._ticks and self._flush_open and offset["clock_ms"] and not offset["idle"]:
+        ticks = self._ticks
+        if ticks and ticks.flush_open and offset["clock_ms"] and not offset["idle"]:
             return False
-        return self._ended(offset)
+        return self._ended(offset) and not self._is_retry()
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[TopicSplit]:
         """Return the splits of every source in order; with `ticks`, a clock row first."""
@@ -173,6 +200,8 @@ class ServiceSource(Source):
         if columns[VALUE].type != self.value_type:
             topic = list(self._sources)[partition.source]
             columns[VALUE] = _as_records(columns[VALUE], raw=topic in self._raw)
+        file = (batch.schema.metadata or {}).get(FILE_METADATA)
+        columns[FILE] = _constant(None if file is None else file.decode(), pa.string(), rows)
         columns[SOURCE] = _constant(partition.source, pa.int32(), rows)
         columns[CLOCK] = _constant(partition.clock_ms, pa.timestamp("ms"), rows)
         for owner, epoch in zip(self._owners, partition.epochs, strict=True):
@@ -187,6 +216,12 @@ class ServiceSource(Source):
         return pa.RecordBatch.from_arrays(
             [pa.array([values.get(field.name)], field.type) for field in schema], schema=schema
         )
+
+
+def common_value_type(sources: Iterable[Source]) -> pa.DataType:
+    """Return the type of the values of all sources of a service: binary unless all have another."""
+    kinds = {source.schema.field(VALUE).type for source in sources}
+    return kinds.pop() if len(kinds) == 1 else pa.binary()
 
 
 def _constant(value: Any, kind: pa.DataType, rows: int) -> pa.Array:

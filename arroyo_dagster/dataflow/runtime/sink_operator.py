@@ -30,7 +30,11 @@ class DeliverOperator(ServiceOperator):
         """Load the functions."""
         super().on_start(ctx)
         self._place = self.invocation()
-        self._steps = self.steps(self._topic.transforms, self._place)
+        partial = self.plan.partial_before_sinks
+        self._steps = self.steps(self._topic.transforms, self._place, partial=partial)
+        self._partial = partial or any(
+            step.function.plan.operator == "flat-map" for step in self._steps
+        )
         self._write = self._topic.converter.writer()
         self._write_key = self._topic.converter.key_writer()
 
@@ -68,10 +72,12 @@ class DeliverOperator(ServiceOperator):
                 written = None if key is None else self._write_key(key)
                 found.append((records.at[at], written, self._write(value)))
             except Exception as error:
-                self.failures.note(name, error, value, place(records.at[at]), topic=True)
+                self.failures.note(
+                    name, error, value, place(records.at[at]), topic=True, partial=self._partial
+                )
         self.metrics.count(name, succeeded=len(found))
         return found
 
     def handle_checkpoint(self, ctx: OperatorContext, collector: Collector) -> None:
         """Write the metrics of the epoch."""
-        self.finish_epoch()
+        self.finish_epoch(ctx)

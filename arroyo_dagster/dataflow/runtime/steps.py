@@ -14,6 +14,8 @@ from typing import Any
 from arroyo_dagster.dataflow.definition.windows import Window
 from arroyo_dagster.dataflow.errors import OperatorResultError, StepFailed
 from arroyo_dagster.dataflow.runtime.functions import Function
+from arroyo_dagster.dataflow.runtime.letters import Letter
+from arroyo_dagster.dataflow.runtime.record import as_record
 from arroyo_dagster.dataflow.storage.engine_tables import Metrics
 from arroyo_dagster.errors import ArroyoStateError, StorageError
 
@@ -24,11 +26,21 @@ _MOST_LOGGED = 20
 
 @dataclass(slots=True)
 class Place:
-    """The position of a record in its topic, for messages."""
+    """The position of a record in its topic, for messages and dead letters.
+
+    Attributes:
+        file: the file that it was read from; None = unknown.
+        key, record: its raw key and value, if records carry them for dead letters.
+        time_ms: its timestamp, likewise.
+    """
 
     topic: str
     partition: int
     offset: int
+    file: str | None = None
+    key: bytes | None = None
+    record: bytes | None = None
+    time_ms: int | None = None
 
 
 @dataclass(slots=True)
@@ -65,18 +77,36 @@ class Failures:
         service: the name of the service, for the log.
         metrics: where failures are counted.
         fatal: whether the first failure ends the run.
+        keeps: whether failed records become dead letters.
     """
 
-    def __init__(self, service: str, metrics: Metrics, *, fatal: bool) -> None:
+    def __init__(self, service: str, metrics: Metrics, *, fatal: bool, keeps: bool = False) -> None:
         self._service = service
         self._metrics = metrics
         self._fatal = fatal
+        self._keeps = keeps
+        self._letters: list[Letter] = []
         self._logged: dict[str, int] = {}
 
     def note(
-        self, step: str, error: Exception, record: Any, place: Place | None, *, topic: bool = False
+        self,
+        step: str,
+        error: Exception,
+        record: Any,
+        place: Place | None,
+        *,
+        topic: bool = False,
+        partial: bool = False,
     ) -> None:
-        """Count and log one failure.
+        """Count and log one failure, and keep a dead letter of the record.
+
+        Args:
+            step: the function, topic or sink.
+            error: why it failed.
+            record: the value that the step was given.
+            place: the position of the record that it comes from; None = no single one.
+            topic: whether the step is a topic or a sink, which counts offsets.
+            partial: whether other parts of the record have effects; see `Letter`.
 
         Raises:
             StepFailed: failures are fatal.
@@ -104,24 +134,53 @@ class Failures:
                 next_step="correct the function or the record, or run with --on-error skip",
                 **where,
             ) from error
+        if self._keeps and place is not None:
+            self._letters.append(self._letter(step, reason, record, place, partial))
         count = self._logged[step] = self._logged.get(step, 0) + 1
         if count <= _MOST_LOGGED:
             said = ", ".join(f"{name} {value}" for name, value in where.items())
             _LOG.warning(
-                "service %s: %s skipped a record (%s): %s; record %s",
+                "service %s: %s %s (%s): %s; record %s",
                 self._service,
                 step,
+                self._outcome(place),
                 said or "no place",
                 reason,
                 _short(record),
             )
+
+    def _letter(self, step: str, reason: str, value: Any, place: Place, partial: bool) -> Letter:
+        return Letter(
+            service=self._service,
+            step=step,
+            topic=place.topic,
+            partition=place.partition,
+            offset=place.offset,
+            file=place.file,
+            key=place.key,
+            record=place.record,
+            time_ms=place.time_ms,
+            value=value,
+            reason=reason,
+            partial=partial,
+        )
+
+    def _outcome(self, place: Place | None) -> str:
+        if place is None:
+            return "failed; its window is kept, to be flushed again"
+        return "put a record into the dead letters" if self._keeps else "skipped a record"
+
+    def take_letters(self) -> list[Letter]:
+        """Return the dead letters since the last call."""
+        letters, self._letters = self._letters, []
+        return letters
 
     def epoch_done(self) -> None:
         """Log the numbers of failures that were not logged individually, and reset the counts."""
         for step, count in self._logged.items():
             if count > _MOST_LOGGED:
                 _LOG.warning(
-                    "service %s: %s skipped %d more records in this epoch",
+                    "service %s: %s failed on %d more records in this epoch",
                     self._service,
                     step,
                     count - _MOST_LOGGED,
@@ -205,9 +264,10 @@ OUTCOMES: dict[str, Outcome] = {
 
 @dataclass(slots=True)
 class Step:
-    """A loaded transform."""
+    """A loaded transform. `partial`: whether records may reach it in parts; see `Letter`."""
 
     function: Function
+    partial: bool = False
     outcome: Outcome = field(init=False)
 
     def __post_init__(self) -> None:
@@ -223,9 +283,13 @@ class Step:
         body = function.body
         result = body(key, value) if function.takes_key else body(value)
         found = self.outcome(function, value, result)
-        if not function.gives_pair or function.plan.operator == "filter":
-            return [(key, one) for one in found]
-        return [_pair(function, one) for one in found]
+        if function.plan.operator == "filter":
+            return [(key, value) for _ in found]
+        # Converted here, once, so that the next step gets what it would get from a topic.
+        if not function.gives_pair:
+            return [(key, as_record(one)) for one in found]
+        pairs = [_pair(function, one) for one in found]
+        return [(new_key, as_record(one)) for new_key, one in pairs]
 
 
 def run_steps(
@@ -274,7 +338,7 @@ def _plain_map(
         step.function.body,
         records.values,
         lambda at, error: failures.note(
-            step.name, error, records.values[at], place(records.at[at])
+            step.name, error, records.values[at], place(records.at[at]), partial=step.partial
         ),
     )
     operator = step.function.plan.operator
@@ -287,11 +351,11 @@ def _plain_map(
         value = records.values[at]
         if (result is not True and result is not False) if filters else result is None:
             error = _wrong(step.function, "True or False" if filters else "a record", result)
-            failures.note(step.name, error, value, place(records.at[at]))
+            failures.note(step.name, error, value, place(records.at[at]), partial=step.partial)
             failed += 1
         elif not filters or result:
             kept.append(at)
-            values.append(value if filters else result)
+            values.append(value if filters else as_record(result))
     keys = None if records.keys is None else [records.keys[at] for at in kept]
     return records.taken(kept, values, keys), failed
 
@@ -343,7 +407,7 @@ def _general(
         try:
             found = step.one(key, value)
         except Exception as error:
-            failures.note(step.name, error, value, place(records.at[at]))
+            failures.note(step.name, error, value, place(records.at[at]), partial=step.partial)
             failed += 1
             continue
         for new_key, new_value in found:

@@ -25,6 +25,9 @@ records of one epoch. `timestamp`: its creation time; null = unknown, use the en
 
 VALUE = "value"
 
+FILE_METADATA = b"arroyo_dagster.file"
+"""Metadata of a batch's schema: the file that its records were read from."""
+
 
 def topic_schema(value: pa.DataType | None = None) -> pa.Schema:
     """Return the schema of a topic's source.

@@ -74,9 +74,40 @@ class WindowBounds:
 WINDOWS_CONFIG = global_table_config(
     WINDOWS, "SDF open windows, and how many records each took", key=WindowBounds, value=U64
 )
+
+
+@dataclass(frozen=True, slots=True)
+class UnflushedKey:
+    """The key of a closed window whose flush failed: its bounds, and a state.
+
+    The value is the content of the state as an Arrow IPC stream. Without a state (an empty text),
+    it is JSON: the engine's clock and the owners' epochs when the window closed.
+    """
+
+    start_ms: I64
+    end_ms: I64
+    state: str
+
+    @property
+    def window(self) -> Window:
+        return Window(self.start_ms, self.end_ms)
+
+
+UNFLUSHED = "unflushed"
+UNFLUSHED_CONFIG = global_table_config(
+    UNFLUSHED, "SDF closed windows whose flush failed", key=UnflushedKey, value=bytes
+)
 LAST_WINDOW_CONFIG = global_table_config(
     WINDOWS, "SDF window that closed last", key=str, value=WindowBounds
 )
+
+
+def has_unflushed(store: ObjectStore, operator: OperatorCheckpoint | None) -> bool:
+    """Return whether an epoch of the operator `flush` has windows whose flush failed."""
+    files = None if operator is None else operator.tables.get(TableName(UNFLUSHED))
+    if not isinstance(files, GlobalKeyedFiles) or not files.files:
+        return False
+    return bool(GlobalKeyedTable(UNFLUSHED_CONFIG, store).load(files.files))
 
 
 class Metrics:
@@ -87,6 +118,7 @@ class Metrics:
         self._view = ctx.table_manager.get_global_keyed_state(METRICS, MetricKey, Metric)
         self._known: dict[str, Metric] = {}
         self._changed: set[str] = set()
+        self._epoch: dict[str, tuple[int, int]] = {}
 
     def count(self, name: str, *, error_offset: int | None = None, **more: int) -> None:
         """Add to the counters of a step, topic or state.
@@ -98,6 +130,8 @@ class Metrics:
         """
         if not any(more.values()):
             return
+        succeeded, failed = self._epoch.get(name, (0, 0))
+        self._epoch[name] = (succeeded + more.get("succeeded", 0), failed + more.get("failed", 0))
         if name not in self._known:
             stored = self._view.get(MetricKey(name, self._subtask))
             self._known[name] = stored if stored is not None else Metric()
@@ -114,6 +148,11 @@ class Metrics:
             (MetricKey(name, self._subtask), self._known[name]) for name in sorted(self._changed)
         )
         self._changed.clear()
+
+    def take_epoch(self) -> dict[str, tuple[int, int]]:
+        """Return what was counted since the last call: succeeded and failed, by name."""
+        counted, self._epoch = self._epoch, {}
+        return counted
 
 
 def total(metrics: Iterable[Metric]) -> Metric:

@@ -9,6 +9,7 @@ from typing import Protocol
 
 import pyarrow as pa
 
+from arroyo_dagster.dataflow.storage.boundary import FILE_METADATA
 from arroyo_dagster.dataflow.topics.folders import Folder, FolderEntry, refuse_compressed
 from arroyo_dagster.dataflow.topics.records import RECORDS
 from arroyo_dagster.errors import ArroyoStateError, InputError, ProtocolError
@@ -175,10 +176,12 @@ class FileSource(Source):
         return sorted(splits)
 
     def read(self, partition: FileSplit) -> Iterator[pa.RecordBatch]:
-        """Return the records of one split."""
-        return self._format.batches(
+        """Yield the records of one split, with the name of the file as metadata."""
+        name = {FILE_METADATA: partition.name.encode()}
+        for batch in self._format.batches(
             self._folder, partition.name, partition.number, partition.start, partition.end
-        )
+        ):
+            yield batch.replace_schema_metadata(name)
 
     def exhausted(self, offset: Offset) -> bool:
         """Return whether every file was read to its end; with `follow`, always False."""

@@ -27,7 +27,7 @@ from arroyo_dagster.errors import (
 )
 from arroyo_dagster.state.codec.parquet import decode_file
 from arroyo_dagster.state.model.checkpoints import Checkpoint
-from arroyo_dagster.state.model.ids import StatePath
+from arroyo_dagster.state.model.ids import Epoch, StatePath
 from arroyo_dagster.state.model.numbers import number_pattern
 from arroyo_dagster.state.runtime.operators import Offset, Source
 from arroyo_dagster.state.storage.store import ObjectStore
@@ -76,6 +76,7 @@ class SegmentSource(Source):
         files_per_epoch: the maximum number of files per epoch.
         readers: the services that read the topic. Files that all of them have read can be removed,
             see `note`.
+        up_to: the last epoch of the writers that is read; None = all.
 
     Raises:
         InputError: there is no writer, or `files_per_epoch` is below 1.
@@ -91,6 +92,7 @@ class SegmentSource(Source):
         *,
         files_per_epoch: int = FILES_PER_EPOCH,
         readers: Collection[str] = (),
+        up_to: Epoch | None = None,
     ) -> None:
         if not writers or files_per_epoch < 1:
             raise InputError(
@@ -102,6 +104,7 @@ class SegmentSource(Source):
         self._writers = dict(sorted(writers.items()))
         self._files_per_epoch = files_per_epoch
         self._readers = frozenset(readers)
+        self._up_to = up_to
         self._taken: dict[str, Offset] = {}
         self._trimmed = dict.fromkeys(self._writers, 0)
         self.complete = False
@@ -147,7 +150,7 @@ class SegmentSource(Source):
         return sorted(
             Segment(int(match.group(1)), int(match.group(2)), path)
             for match, path in segments
-            if match
+            if match and (self._up_to is None or int(match.group(1)) <= self._up_to)
         )
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[SegmentSplit]:

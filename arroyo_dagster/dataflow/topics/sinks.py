@@ -90,6 +90,11 @@ def values_in(batches: Sequence[pa.RecordBatch]) -> list[bytes]:
     return [value for batch in batches for value in batch.column("value").to_pylist()]
 
 
+def takes_one_subtask(sink: Sink) -> bool:
+    """Return whether a sink takes the records of one subtask only."""
+    return bool(getattr(sink, "one_subtask", False))
+
+
 class TopicFolderSink(FolderSink):
     """A folder as the sink of a topic; see `FolderSink`."""
 
@@ -168,6 +173,7 @@ class BothSinks(Sink):
 
     def __init__(self, bound: Sink, kept: KeptSink) -> None:
         self._sinks = (bound, kept)
+        self.one_subtask = takes_one_subtask(bound)
 
     def tables(self) -> Sequence[TableConfig]:
         """Return the tables of both sinks, without duplicates."""
@@ -221,6 +227,8 @@ class AppendSink(_RecordSink):
     Raises:
         InputError: the folder of the file does not exist.
     """
+
+    one_subtask = True
 
     def __init__(self, topic: str, path: str, writer: Writer) -> None:
         super().__init__()

@@ -14,6 +14,7 @@ from typing import Protocol
 
 from arroyo_dagster.dataflow.definition.definition import Dataflow, Package
 from arroyo_dagster.dataflow.definition.scope import scope_of
+from arroyo_dagster.dataflow.runtime.letters import DEAD_LETTERS
 from arroyo_dagster.dataflow.runtime.service import Bindings, converter_of
 from arroyo_dagster.dataflow.topics.bindings import BindingsText, TopicBinding
 from arroyo_dagster.dataflow.topics.cells import CsvLines, JsonLines, Shape, shape_of
@@ -70,6 +71,22 @@ class Outside(Protocol):
         """Open a sink."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Letters:
+    """What the services of a run do with dead letters.
+
+    Attributes:
+        written: whether they write them, so that a sink may be bound to `dead-letters`.
+        replayed: whether they read them instead of their topics, so that no source is opened.
+    """
+
+    written: bool = False
+    replayed: bool = False
+
+
+NO_LETTERS = Letters()
+
+
 def wire(
     dataflow: Dataflow,
     given: BindingsText,
@@ -78,6 +95,7 @@ def wire(
     packages: Mapping[str, Package] | None = None,
     stdin: ByteStream | None = None,
     outside: Outside | None = None,
+    letters: Letters = NO_LETTERS,
 ) -> Wired:
     """Open the sources and sinks of a dataflow's topics.
 
@@ -88,6 +106,7 @@ def wire(
         packages: the packages that the dataflow imports, by id.
         stdin: the standard input; None = not available.
         outside: opens `spark` bindings; None = not available.
+        letters: what the services do with dead letters.
 
     Raises:
         InputError: a topic that a service reads has neither source nor writer, or both; a source
@@ -98,7 +117,10 @@ def wire(
     for binding in (*given.sources.values(), *given.sinks.values()):
         register_url(binding.target)
         register_settings(binding.options)
-    return _Wiring(dataflow, given, store, packages or {}, stdin, outside).wired()
+    wiring = _Wiring(dataflow, given, store, packages or {}, stdin, outside)
+    if letters.written:
+        wiring.add_letters()
+    return wiring.wired(replays=letters.replayed)
 
 
 class _Wiring:
@@ -121,11 +143,14 @@ class _Wiring:
         self._readers = services_by_topic(dataflow, "sources")
         self._writers = services_by_topic(dataflow, "sinks")
 
-    def wired(self) -> Wired:
-        self._check()
+    def add_letters(self) -> None:
+        self._writers[DEAD_LETTERS] = list(self._dataflow.services)
+
+    def wired(self, *, replays: bool) -> Wired:
+        self._check(replays=replays)
         sources: dict[str, Source] = {}
         between: list[SegmentSource] = []
-        for topic in self._readers:
+        for topic in () if replays else self._readers:
             if topic in self._given.sources:
                 sources[topic] = self._source(self._given.sources[topic])
             else:
@@ -142,12 +167,16 @@ class _Wiring:
             ),
             between=tuple(between),
             pipes={name: one for name, one in sources.items() if isinstance(one, PipeSource)},
-            unbound=tuple(sorted(topic for topic, sink in sinks.items() if sink is None)),
+            unbound=tuple(
+                sorted(
+                    topic for topic, sink in sinks.items() if sink is None and topic != DEAD_LETTERS
+                )
+            ),
         )
 
     # ---- checks ----------------------------------------------------------------------------------
 
-    def _check(self) -> None:
+    def _check(self, *, replays: bool) -> None:
         for role, given, used in (
             ("source", self._given.sources, self._readers),
             ("sink", self._given.sinks, self._writers),
@@ -157,7 +186,7 @@ class _Wiring:
                     raise self._not_used(role, topic, used)
         missing = [
             topic
-            for topic in self._readers
+            for topic in (() if replays else self._readers)
             if topic not in self._given.sources and topic not in self._writers
         ]
         if missing:

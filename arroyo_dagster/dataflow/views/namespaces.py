@@ -197,7 +197,7 @@ class Namespaces:
 
     def metrics(self) -> list[Namespace]:
         """Return the metrics of every step, topic and state of every service."""
-        return [one for one in self.all() if one.name.endswith("/metrics")]
+        return self.all("/metrics$")
 
     # ---- names -----------------------------------------------------------------------------------
 
@@ -297,9 +297,9 @@ class Namespaces:
         columns: _Columns = [(one, None) for one in sorted(shown)]
         return columns, [StateRow("stats", GLOBAL_WINDOW, tuple(shown[one] for one, _ in columns))]
 
-    def _offsets(self, service: str) -> dict[str, Mapping[str, Any]]:
-        stored = self._pairs(self._heads[service], SOURCES, OFFSETS, str, str).get("topics")
-        return {} if stored is None else json.loads(stored)
+    def _offsets(self, service: str) -> Mapping[str, Mapping[str, Any]]:
+        head = self._heads[service]
+        return {} if head is None else stored_offsets(self._store, head)
 
     def _offset(self, service: ServiceDef, topic: str) -> tuple[_Columns, list[StateRow]]:
         offsets = self._offsets(service.name)[topic]
@@ -319,15 +319,32 @@ class Namespaces:
     def _pairs(
         self, head: Checkpoint | None, operator: str, table: str, key: type[K], value: type[V]
     ) -> dict[K, V]:
-        """Return the entries of a global keyed table; empty if the table does not exist."""
-        found = None if head is None else head.operator(operator)
-        files = None if found is None else found.tables.get(TableName(table))
-        if found is None or not isinstance(files, GlobalKeyedFiles):
-            return {}
-        stored = GlobalKeyedTable(found.configs[TableName(table)], self._store).load(files.files)
-        keys = codec_for(key).decode_many(list(stored))
-        values = codec_for(value).decode_many(list(stored.values()))
-        return dict(zip(keys, values, strict=True))
+        return stored_pairs(self._store, head, operator, table, key, value)
+
+
+def stored_offsets(store: ObjectStore, head: Checkpoint) -> dict[str, dict[str, Any]]:
+    """Return the offset of each topic after an epoch of a service."""
+    stored = stored_pairs(store, head, SOURCES, OFFSETS, str, str).get("topics")
+    return {} if stored is None else json.loads(stored)
+
+
+def stored_pairs(
+    store: ObjectStore,
+    head: Checkpoint | None,
+    operator: str,
+    table: str,
+    key: type[K],
+    value: type[V],
+) -> dict[K, V]:
+    """Return the entries of a global keyed table; empty if the table does not exist."""
+    found = None if head is None else head.operator(operator)
+    files = None if found is None else found.tables.get(TableName(table))
+    if found is None or not isinstance(files, GlobalKeyedFiles):
+        return {}
+    stored = GlobalKeyedTable(found.configs[TableName(table)], store).load(files.files)
+    keys = codec_for(key).decode_many(list(stored))
+    values = codec_for(value).decode_many(list(stored.values()))
+    return dict(zip(keys, values, strict=True))
 
 
 _Columns = list[tuple[str, ScalarType | None]]

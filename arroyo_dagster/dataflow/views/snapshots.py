@@ -9,7 +9,7 @@ Source: sdf-states.md 1.9, 2.10, 3.5 (W11), 4.1.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import polars as pl
@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 
 from arroyo_dagster.dataflow.definition.definition import StateDef, ValueKind
 from arroyo_dagster.dataflow.storage.columns import KEY, UPDATED_AT, WINDOW_END, WINDOW_START
+from arroyo_dagster.dataflow.storage.engine_tables import SCHEMAS, check_schemas, read_schemas
 from arroyo_dagster.dataflow.storage.state_tables import FLUSHED, VALUE, WindowKey, updated_at_ms
 from arroyo_dagster.dataflow.storage.values import arrow_type
 from arroyo_dagster.state.codec.bincode.codec import codec_for
@@ -91,13 +92,17 @@ class SnapshotReader:
         self._where = Where.of(state, live=live)
         self._read: tuple[Any, ...] = ()
         self._config: TableConfig | None = None
+        self._checked: Any = None
         self._frame = empty_frame(state, live=live)
         self._live = live
 
     def at(self, checkpoint: Checkpoint | None) -> pl.DataFrame:
         """Return the state at an epoch; None = its owner has no epoch yet: no rows.
 
+        Columns that were added to the definition have their defaults.
+
         Raises:
+            StateSchemaError: it was stored with another schema than its definition has (E50).
             FormatError, NotFoundError: a file is broken or missing.
         """
         operator = checkpoint.operator(self._where.operator) if checkpoint else None
@@ -105,6 +110,8 @@ class SnapshotReader:
         if operator is None or files is None:
             self._read, self._frame = (), empty_frame(self.state, live=self._live)
             return self._frame
+        assert checkpoint is not None
+        self._check_schema(checkpoint)
         config = operator.configs[self._where.table]
         listed: Sequence[Any] = files.files
         grown = self._config == config and tuple(listed[: len(self._read)]) == self._read
@@ -119,6 +126,18 @@ class SnapshotReader:
             frame = self._with_rows(before, table, cast("Sequence[TimeFile]", fresh), cutoff)
         self._read, self._config, self._frame = tuple(listed), config, frame
         return frame
+
+    def _check_schema(self, checkpoint: Checkpoint) -> None:
+        states = checkpoint.operator(STATES)
+        files = None if states is None else states.tables.get(TableName(SCHEMAS))
+        if states is None or files is None or files == self._checked:
+            return
+        state, ref = self.state, self.state.ref
+        if ref is not None:
+            state = replace(state, name=ref.state)
+        stored = read_schemas(self._store, states)
+        check_schemas(stored, [state], migrate=True, service=state.owner)
+        self._checked = files
 
     # ---- arrow-rows ------------------------------------------------------------------------------
 
@@ -184,6 +203,10 @@ def frame_of_rows(state: StateDef, rows: pa.Table) -> pl.DataFrame:
     windows = [] if state.window is None else [WINDOW_START, WINDOW_END]
     updated = updated_at_ms(state, rows).cast(pa.timestamp("ms", "UTC"))
     names = [*windows, KEY, *(column.name for column in state.columns)]
+    for column in state.columns:
+        if column.name not in rows.column_names:  # its owner has not written since it was added
+            nulls = pa.nulls(rows.num_rows, arrow_type(column.type))
+            rows = rows.append_column(column.name, nulls)
     made = rows.select(names).append_column(UPDATED_AT, updated)
     frame = cast(pl.DataFrame, pl.from_arrow(made))
     defaults = {one.name: one.type.default for one in state.columns if frame[one.name].null_count()}

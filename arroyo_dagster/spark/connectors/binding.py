@@ -57,7 +57,7 @@ def bound_to_run(pipeline: Pipeline, store: ObjectStore) -> Iterator[StagingQuer
 
 
 def _columns(pipeline: Pipeline, sink: OperatorId) -> pa.Schema:
-    first, *others = [pipeline.schema_of(edge.origin) for edge in pipeline.operators[sink].inputs]
+    first, *others = [pipeline.edge_schema(edge) for edge in pipeline.operators[sink].inputs]
     for other in others:
         if not other.equals(first):
             raise InputError(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from arroyo_dagster.state.model.ids import (
     Epoch,
@@ -94,6 +95,7 @@ class SubtaskCheckpoint:
     Attributes:
         next_alarm_micros: when the engine's clock makes the next of its timers due, or a time
             before; None = it has none. Not stored.
+        epoch_report: what `Operator.epoch_report` returned. Not stored.
 
     Source: crates/arroyo-rpc/proto/rpc.proto, `SubtaskCheckpointMetadata`.
     """
@@ -107,6 +109,7 @@ class SubtaskCheckpoint:
     configs: Mapping[TableName, TableConfig] = field(default_factory=dict)
     unknown: bytes = b""
     next_alarm_micros: int | None = None
+    epoch_report: Any = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

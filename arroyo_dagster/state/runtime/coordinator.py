@@ -10,7 +10,7 @@ import json
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 from arroyo_dagster.errors import FormatError, NotFoundError, ProtocolError
 from arroyo_dagster.state.metadata.backend import Started, StateBackend
@@ -82,6 +82,7 @@ class JobRun:
         self._unfinished: Epoch | None = None
         self._clock_micros = _keyed_clock_micros(self.base)
         self._next_alarm_micros = 0 if _may_have_alarms(pipeline, self.base) else None
+        self._check = None if pipeline.epoch_check is None else pipeline.epoch_check()
         self._held = contextlib.ExitStack()
 
     @classmethod
@@ -252,10 +253,12 @@ class JobRun:
         Raises:
             ConflictError: another run owns the epoch, or a newer run was started.
             ProtocolError: a subtask did not report.
+            ArroyoStateError: the pipeline's check refused the epoch; nothing was published.
         """
         self._unfinished = plan.epoch
         self._clock_micros = plan.clock_micros
         reports = list(reports)
+        self._check_epoch(plan, reports)
         alarms = [report.next_alarm_micros for _, report in reports]
         taken = self._files.take_over(self._operators(plan, reports, offsets, watermarks_micros))
         operators, compacted = self._files.merge(plan, taken, self.base)
@@ -270,6 +273,17 @@ class JobRun:
         self._next_alarm_micros = min((one for one in alarms if one is not None), default=None)
         self._unfinished = None
         return self.base
+
+    def _check_epoch(
+        self, plan: EpochPlan, reports: Sequence[tuple[OperatorId, SubtaskCheckpoint]]
+    ) -> None:
+        if self._check is None:
+            return
+        found: dict[OperatorId, list[Any]] = {}
+        for operator, report in reports:
+            if report.epoch_report is not None:
+                found.setdefault(operator, []).append(report.epoch_report)
+        self._check(plan.then_stop, found)
 
     def _operators(
         self,

@@ -171,15 +171,20 @@ def source_chunks(
 def operator_chunks(
     pipeline: Pipeline,
     node: OperatorNode,
+    edges: Sequence[Edge],
     batches: Sequence[pa.RecordBatch],
     subtask: int,
     encode: Callable[[pa.Table], Any] = encode_table,
 ) -> Iterator[ExchangeChunk]:
-    """Send the output of one subtask to operators of later levels."""
+    """Send the output of one subtask, or its side output, to operators of later levels.
+
+    Args:
+        edges: the edges that carry it.
+    """
     if not batches:
         return
     rows = pa.Table.from_batches(batches)
-    for edge in pipeline.edges_from(node.operator_id):
+    for edge in edges:
         level = pipeline.operators[edge.target].level
         if level == node.level:
             continue  # chained: passed on within the same task

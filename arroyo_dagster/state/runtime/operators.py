@@ -6,7 +6,7 @@ Source: crates/arroyo-operator/src/operator.rs, `ArrowOperator`, and context.rs.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
@@ -81,6 +81,7 @@ class OperatorContext:
         then_stop: whether this epoch is the last of the run.
         clock_micros: the engine's clock in microseconds since 1970: read once for an epoch, the
             same in all subtasks, never earlier than in the epoch before; 0 in `on_start`.
+        side_output: collects rows of the operator's `side_schema`; see `Stream.side_output`.
     """
 
     task_info: TaskInfo
@@ -89,6 +90,7 @@ class OperatorContext:
     epoch: Epoch = NO_EPOCH
     then_stop: bool = False
     clock_micros: int = 0
+    side_output: Collector = field(default_factory=lambda: Collector("", None))
 
     def value_state(self, name: str) -> ValueState:
         """Return the state registered with `keyed_state`, if its value is neither list nor map.
@@ -121,6 +123,9 @@ class Operator:
 
     output_schema: pa.Schema | None = None
     """The schema of the rows that `collector` accepts; None = nothing is emitted."""
+
+    side_schema: pa.Schema | None = None
+    """The schema of the rows that `ctx.side_output` accepts, such as errors; None = none."""
 
     def tables(self) -> Sequence[TableConfig]:
         """Return the tables to register."""
@@ -175,6 +180,13 @@ class Operator:
             watermark_micros: of the sources.
         """
         return watermark_micros
+
+    def epoch_report(self) -> Any:
+        """Return what `Pipeline.epoch_check` needs to know of this epoch; called after the barrier.
+
+        It must be picklable. None = nothing.
+        """
+        return None
 
     def on_close(self, ctx: OperatorContext) -> None:
         """Handle the end of the run: called after the checkpoint with `then_stop`."""

@@ -8,8 +8,9 @@ rows.key_by("origin").apply("hourly", HourlyDepartures()).sink("output", Parquet
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import pyarrow as pa
 
@@ -22,6 +23,11 @@ from arroyo_dagster.state.runtime.operators import Operator, Sink, Source, regis
 
 MAX_PARALLELISM = 4096
 
+EpochCheck = Callable[[bool, Mapping[OperatorId, Sequence[Any]]], None]
+"""Called before an epoch is published, with whether it is the last of its run, and what
+`Operator.epoch_report` returned in the subtasks of each operator. To refuse the epoch, it raises an
+error: the run ends, and nothing of the epoch exists."""
+
 
 @dataclass(frozen=True, slots=True)
 class Edge:
@@ -31,6 +37,7 @@ class Edge:
         index: the number of the edge, counted over the whole pipeline.
         input_index: the number of the reading node's input.
         keys: the columns whose hash determines the subtask; None = rows stay in their subtask.
+        side: whether it carries the side output of its origin.
     """
 
     index: int
@@ -38,6 +45,7 @@ class Edge:
     target: OperatorId
     input_index: int
     keys: tuple[str, ...] | None
+    side: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +90,7 @@ class Pipeline:
             expired (a minute after a crash). A run that hangs for longer than its lease, exactly
             between a check and a write, could still overwrite an epoch's metadata. At least the 11
             newest epochs are kept, and there is one directory level: `name` is the job's id.
+        epoch_check: makes a check for one run, which may refuse to publish an epoch.
 
     Raises:
         InputError: a name is not safe in a path, the parallelism is outside 1 … 4096, or a `job` is
@@ -94,6 +103,7 @@ class Pipeline:
     keep_epochs: int | None = None
     merge_files_after: int = 512
     layout: Layout = Layout.PROTOCOL
+    epoch_check: Callable[[], EpochCheck] | None = None
     sources: dict[OperatorId, SourceNode] = field(default_factory=dict, init=False)
     operators: dict[OperatorId, OperatorNode] = field(default_factory=dict, init=False)
     _edges: int = field(default=0, init=False)
@@ -183,7 +193,7 @@ class Pipeline:
     def _edge(self, target: OperatorId, input_index: int, stream: Stream) -> Edge:
         if stream.pipeline is not self:
             raise InputError("a stream of another pipeline", operator=target)
-        schema = self.schema_of(stream.origin)
+        schema = self.schema_of(stream.origin, side=stream.side)
         for key in stream.keys or ():
             if schema.names.count(key) != 1:
                 raise InputError(
@@ -191,20 +201,26 @@ class Pipeline:
                     columns=schema.names,
                 )
         self._edges += 1
-        return Edge(self._edges - 1, stream.origin, target, input_index, stream.keys)
+        return Edge(self._edges - 1, stream.origin, target, input_index, stream.keys, stream.side)
 
-    def schema_of(self, node: OperatorId) -> pa.Schema:
-        """Return the schema of the rows that a node emits."""
-        if node in self.sources:
+    def schema_of(self, node: OperatorId, *, side: bool = False) -> pa.Schema:
+        """Return the schema of the rows that a node emits, or of its side output."""
+        if node in self.sources and not side:
             return self.sources[node].schema
-        schema = self.operators[node].operator.output_schema
+        operator = None if node in self.sources else self.operators[node].operator
+        name = "side_schema" if side else "output_schema"
+        schema: pa.Schema | None = getattr(operator, name, None)
         if schema is None:
             raise InputError(
                 "an operator takes rows from one that emits none",
                 operator=node,
-                next_step="set its output_schema",
+                next_step=f"set its {name}",
             )
         return schema
+
+    def edge_schema(self, edge: Edge) -> pa.Schema:
+        """Return the schema of the rows of an edge."""
+        return self.schema_of(edge.origin, side=edge.side)
 
     def _level(self, node: OperatorId) -> int:
         return 0 if node in self.sources else self.operators[node].level
@@ -231,13 +247,13 @@ class Pipeline:
         """Return the operators of one level, each after those whose rows it reads."""
         return [node for node in self.operators.values() if node.level == level]
 
-    def edges_from(self, node: OperatorId) -> list[Edge]:
-        """Return the edges that carry a node's rows to others."""
+    def edges_from(self, node: OperatorId, *, side: bool = False) -> list[Edge]:
+        """Return the edges that carry a node's rows, or its side output, to others."""
         return [
             edge
             for operator in self.operators.values()
             for edge in operator.inputs
-            if edge.origin == node
+            if edge.origin == node and edge.side == side
         ]
 
     def sources_of(self, node: OperatorId) -> set[OperatorId]:
@@ -261,7 +277,7 @@ class Pipeline:
             node.source.check()
         for name, sink in self.sinks().items():
             for edge in self.operators[name].inputs:
-                sink.check(self.schema_of(edge.origin))
+                sink.check(self.edge_schema(edge))
 
     def check(self) -> None:
         """Refuse a pipeline that cannot run: no source, or no operator."""
@@ -276,15 +292,20 @@ class Pipeline:
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """The rows of one node; keyed after `key_by`."""
+    """The rows of one node; keyed after `key_by`. `side`: its side output instead."""
 
     pipeline: Pipeline
     origin: OperatorId
     keys: tuple[str, ...] | None
+    side: bool = False
 
     def key_by(self, *columns: str) -> Stream:
         """Send each row to the subtask that owns the hash of these columns; none = subtask 0."""
-        return Stream(self.pipeline, self.origin, tuple(columns))
+        return Stream(self.pipeline, self.origin, tuple(columns), self.side)
+
+    def side_output(self) -> Stream:
+        """Return the rows that the operator emits with `ctx.side_output`."""
+        return Stream(self.pipeline, self.origin, None, side=True)
 
     def apply(self, operator_id: str, operator: Operator) -> Stream:
         """Add an operator that reads this stream. Errors as `Pipeline.apply`."""

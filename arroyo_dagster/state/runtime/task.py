@@ -94,6 +94,7 @@ class OperatorSubtask:
         paths = pipeline.paths
         self._template = node.operator
         self._schema = node.operator.output_schema
+        self._side_schema = node.operator.side_schema
         self.node = node
         backend = StateBackend(store, paths, generation=plan.generation)
         task = TaskInfo(
@@ -146,6 +147,7 @@ class OperatorSubtask:
         ctx.clock_micros = plan.clock_micros
         self._manager.begin_epoch(plan.clock_micros)
         collector = Collector(self.node.operator_id, self._schema)
+        ctx.side_output = Collector(f"{self.node.operator_id} (side output)", self._side_schema)
         for index, batches in sorted(inputs.items()):
             for batch in batches:
                 operator.process_batch_index(index, batch, ctx, collector)
@@ -155,6 +157,10 @@ class OperatorSubtask:
             ctx.watermark_micros = after_micros
         operator.handle_checkpoint(ctx, collector)
         return collector.drain()
+
+    def side_output(self) -> list[pa.RecordBatch]:
+        """Return the side output of the last `process`, once."""
+        return self._ctx.side_output.drain()
 
     def _fire_timers(self, watermark_micros: int | None, collector: Collector) -> None:
         """Call the operator with the timers that are due, until none is."""
@@ -184,7 +190,11 @@ class OperatorSubtask:
             self._operator.on_close(self._ctx)
         alarms = [timers.next_alarm_micros() for timers in self._manager.all_timers().values()]
         known = [alarm for alarm in alarms if alarm is not None]
-        return replace(done, next_alarm_micros=min(known, default=None))
+        return replace(
+            done,
+            next_alarm_micros=min(known, default=None),
+            epoch_report=self._operator.epoch_report(),
+        )
 
 
 class LevelTask:
@@ -228,9 +238,13 @@ class LevelTask:
             rows = subtask.process(self._inputs(node, work, chained), before, after, plan)
             self.reports[node.operator_id] = subtask.checkpoint(plan, after)
             ready[node.operator_id] = subtask
-            for edge in self._pipeline.edges_from(node.operator_id):
-                chained[edge.index] = rows
-            yield from operator_chunks(self._pipeline, node, rows, self._index, self._encode)
+            for side, output in ((False, rows), (True, subtask.side_output())):
+                edges = self._pipeline.edges_from(node.operator_id, side=side)
+                for edge in edges:
+                    chained[edge.index] = output
+                yield from operator_chunks(
+                    self._pipeline, node, edges, output, self._index, self._encode
+                )
         self._subtasks = ready
 
     def _watermark(
@@ -254,7 +268,7 @@ class LevelTask:
     ) -> dict[int, list[pa.RecordBatch]]:
         inputs: dict[int, list[pa.RecordBatch]] = {}
         for edge in node.inputs:
-            schema = self._pipeline.schema_of(edge.origin)
+            schema = self._pipeline.edge_schema(edge)
             if edge.index in chained:
                 tables = [pa.Table.from_batches([batch]) for batch in chained[edge.index]]
             else:

@@ -22,7 +22,8 @@ def test_a_right_file_shows_its_states() -> None:
     result = run("check", str(DATA / "window-lights.yaml"))
     assert (result.exit_code, result.stderr) == (0, "")
     assert "pu-zone u64" in result.stdout
-    assert "4 states, no errors, 0 warnings" in result.stdout
+    assert "4 states, no errors, 1 warning" in result.stdout
+    assert "warning E27 line 75: services.reader.transforms[0]: function" in result.stdout
 
 
 def test_as_json_states_have_their_schema() -> None:

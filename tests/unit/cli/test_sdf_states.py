@@ -22,10 +22,10 @@ def run(*args: object, stdin: str | None = None) -> Result:
     return runner.invoke(cli.main, ["sdf", *map(str, args)], input=stdin, catch_exceptions=False)
 
 
-def started(folder: Path, url: Path, *flags: object) -> Result:
+def started(folder: Path, url: Path, *flags: object, ends_with: int = 0) -> Result:
     files = (folder / "dataflow.yaml", "--bindings", folder / "bindings.yaml")
     result = run("run", *files, "--url", url, *flags)
-    assert result.exit_code == 0, result.stderr
+    assert result.exit_code == ends_with, result.stderr
     return result
 
 
@@ -214,10 +214,11 @@ def test_failing_records_are_counted_or_end_the_run(tmp_path: Path) -> None:
     bad = tmp_path / "floors.jsonl"
     bad.write_text('0\n"x"\n1\n')
     flags: list[Any] = ["--source", f"floors-asked=jsonl:{bad}", "--json"]
-    skipped = started(
-        TEMPERATURE, tmp_path / "skip", *flags, "--sink", f"floor-reports=jsonl:{tmp_path}/o/"
-    )
-    metrics = json.loads(skipped.stdout[skipped.stdout.index('{\n  "dataflow"') :])["metrics"]
+    sink = ["--sink", f"floor-reports=jsonl:{tmp_path}/o/"]
+    skipped = started(TEMPERATURE, tmp_path / "skip", *flags, *sink, ends_with=4)
+    document = json.loads(skipped.stdout[skipped.stdout.index('{\n  "dataflow"') :])
+    metrics = document["metrics"]
+    assert document["failed"] == {"floors/floors-asked": 1}
     assert (metrics["floors/floors-asked"]["failed"], metrics["floors/report_floor"]) == (
         1,
         {"failed": 0, "succeeded": 2},
@@ -228,6 +229,67 @@ def test_failing_records_are_counted_or_end_the_run(tmp_path: Path) -> None:
     )
     assert fatal.exit_code == 1
     assert json.loads(fatal.stderr.splitlines()[-1])["error"]["type"] == "StepFailed"
+
+
+PICKY = """
+apiVersion: 0.6.0
+meta: {name: picky, version: 0.1.0, namespace: tests}
+topics:
+  words: {schema: {value: {type: string, converter: raw}}}
+  answers: {schema: {value: {type: string, converter: raw}}}
+services:
+  shout:
+    sources: [{type: topic, id: words}]
+    transforms:
+      - operator: map
+        run: |
+          def shout(word):
+              assert word not in env["refused"], f"no {word}"
+              return word.upper()
+    sinks: [{type: topic, id: answers}]
+"""
+
+
+def test_dead_letters_are_listed_and_replayed(tmp_path: Path) -> None:
+    file, words = tmp_path / "dataflow.yaml", tmp_path / "words.txt"
+    file.write_text(PICKY)
+    words.write_text("a\nb\nc\n")
+    common = (file, "--url", tmp_path / "state", "--sink", f"answers=jsonl:{tmp_path}/out.txt")
+    letters = ("--sink", f"dead-letters=jsonl:{tmp_path}/letters.jsonl")
+    source = ("--source", f"words=jsonl:{words}")
+    first = run("run", *common, *source, *letters, "--on-error", "dead-letter", "-e", "refused=b")
+    assert first.exit_code == 4
+    assert "failed in this run: shout/shout 1; `sdf replay` processes them again" in first.stderr
+    (letter,) = map(json.loads, (tmp_path / "letters.jsonl").read_text().splitlines())
+    assert (letter["file"], letter["offset"], letter["record"]) == ("words.txt", 2, "b")
+    assert letter["reason"] == "AssertionError: no b"
+
+    listed = run("replay", file, "--url", tmp_path / "state", "--dry-run")
+    assert "shout" in listed.stdout
+    assert "AssertionError: no b" in listed.stdout
+    assert "words words.txt 0/2" in listed.stdout
+    again = run("replay", *common, *letters, "-e", "refused=")
+    assert (again.exit_code, "every source has ended" in again.stderr) == (0, True), again.stderr
+    assert (tmp_path / "out.txt").read_text() == "A\nC\nB\n"
+    assert (
+        json.loads(run("replay", file, "--url", tmp_path / "state", "--dry-run", "--json").stdout)
+        == []
+    )
+    last = run("run", *common, *source, "-e", "refused=")
+    assert (last.exit_code, (tmp_path / "out.txt").read_text()) == (0, "A\nC\nB\n")
+
+
+def test_a_run_that_would_consume_all_in_vain_ends_with_1(tmp_path: Path) -> None:
+    file, words = tmp_path / "dataflow.yaml", tmp_path / "words.txt"
+    file.write_text(PICKY.replace("env[", "evn["))
+    words.write_text("a\nb\n")
+    common = (file, "--url", tmp_path / "state", "--source", f"words=jsonl:{words}")
+    wrong = run("run", *common, "--sink", f"answers=jsonl:{tmp_path}/out.txt")
+    assert wrong.exit_code == 1
+    file.write_text(PICKY)
+    sink = ("--sink", f"answers=jsonl:{tmp_path}/out.txt")
+    assert run("run", *common, *sink, "-e", "refused=").exit_code == 0
+    assert (tmp_path / "out.txt").read_text() == "A\nB\n"
 
 
 def test_records_between_services_are_kept_by_what_maintains_their_jobs(

@@ -246,3 +246,57 @@ def test_what_is_no_text_or_not_there_is_said_so(tmp_path: Path) -> None:
     (tmp_path / "z.yaml").mkdir()
     with pytest.raises((NotFoundError, InputError)):
         load_document(tmp_path / "z.yaml")
+
+
+INLINE = """
+apiVersion: 0.6.0
+meta: {name: text, version: 0.1.0, namespace: demo}
+functions:
+  f:
+    operator: OPERATOR
+    run: |
+      BODY
+"""
+
+
+@pytest.mark.parametrize(
+    ("operator", "body"),
+    [
+        ("map", "def f(text): return text.upper()"),
+        ("filter", "def f(text): return bool(text)"),
+        ("filter-map", "def f(text): return text or None"),
+        ("assign-key", "def f(key, text): return text"),
+        ("map", "fn f(text: String) -> Result<String> { Ok(text) }"),
+        ("filter", "fn f(text: String) -> Result<bool> { Ok(true) }"),
+    ],
+)
+def test_an_inline_function_without_output_has_the_signature_of_its_body(
+    operator: str, body: str
+) -> None:
+    found = parse_document(INLINE.replace("OPERATOR", operator).replace("BODY", body))
+    assert isinstance(found, Package)
+    assert found.functions["f"].source == f"{body}\n"
+
+
+@pytest.mark.parametrize(
+    ("operator", "body", "number"),
+    [
+        ("map", "def f(): return 1", "E27"),
+        ("map", "fn f(text: String) -> Result<()> { Ok(()) }", "E38"),
+        ("filter", "fn f(text: String) -> Result<String> { Ok(text) }", "E38"),
+        ("map", "def f(text) return 1", "E27"),
+    ],
+)
+def test_an_inline_body_of_a_package_that_does_not_fit_is_refused(
+    operator: str, body: str, number: str
+) -> None:
+    with pytest.raises(InvalidDefinition) as caught:
+        parse_document(INLINE.replace("OPERATOR", operator).replace("BODY", body))
+    assert [one.number for one in caught.value.diagnostics] == [number]
+    assert "function `f`" in caught.value.diagnostics[0].message
+
+
+def test_a_function_without_output_and_body_is_refused_still() -> None:
+    text = INLINE.replace("OPERATOR", "map").replace("    run: |\n      BODY\n", "")
+    with pytest.raises(InvalidDefinition, match="has no output"):
+        parse_document(text)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import json
+import pickle
 from typing import Any
 
 import pytest
@@ -13,7 +15,8 @@ from hypothesis import strategies as st
 from arroyo_dagster.dataflow.definition.definition import Dataflow
 from arroyo_dagster.dataflow.definition.reading import parse_document
 from arroyo_dagster.dataflow.definition.scope import Scope
-from arroyo_dagster.dataflow.runtime.converters import Converter, Record, json_bytes, wrapped
+from arroyo_dagster.dataflow.runtime.converters import Converter, json_bytes
+from arroyo_dagster.dataflow.runtime.record import Record, as_record, plain
 from arroyo_dagster.errors import InputError
 from tests.dataflows import builder, definition
 
@@ -32,6 +35,7 @@ types:
   either: {type: enum, tagging: untagged, oneOf: {n: {type: u8}, s: {type: string}}}
   maybe: {type: option, value: {type: u8}}
   pair: {type: key-value, properties: {key: {type: string}, value: {type: u8}}}
+  zoned: {type: object, properties: {pu-zone: {type: u32, optional: true}}}
   blob: {type: bytes}
   tree: {type: object, properties: {name: {type: string}, below: {type: forest}}}
   forest: {type: list, items: {type: tree}}
@@ -228,6 +232,71 @@ def test_bytes_that_are_anything_end_in_a_value_or_a_value_error(data: bytes) ->
 
 
 def test_records_nest() -> None:
-    found = wrapped({"a": [{"b-c": 1}]})
+    found = as_record({"a": [{"b-c": 1}]})
     assert isinstance(found, Record)
     assert found.a[0].b_c == 1
+
+
+METHODS = [name for name in dir(dict) if not name.startswith("_")]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_member_named_like_a_method_is_the_member(name: str) -> None:
+    assert getattr(Record({name: 7}), name) == 7
+    with pytest.raises(AttributeError, match=f"no member `{name}`.*no methods"):
+        getattr(Record({"other": 7}), name)
+
+
+def test_a_record_is_read_and_written_by_attribute_and_by_name() -> None:
+    record = Record({"pu-zone": 1, "items": None})
+    record.pu_zone += 1
+    record.items = {"a": [{"b": 2}]}
+    record["values"] = [{"c": 3}]
+    assert record == {"pu-zone": 2, "items": {"a": [{"b": 2}]}, "values": [{"c": 3}]}
+    assert (record.items.a[0].b, record["values"][0].c) == (2, 3)
+    del record.pu_zone
+    assert ("pu-zone" in record, len(record), list(record)) == (False, 2, ["items", "values"])
+    assert {**record} == record
+    assert type(plain(record)["items"]["a"][0]) is dict
+    json.dumps(plain(record))
+    assert getattr(record, "nothing", None) is None
+    with pytest.raises(AttributeError, match="did you mean `values`"):
+        record.vlaues
+
+
+@pytest.mark.parametrize("name", ["items", "__reduce__", "__reduce_ex__", "__class__", "__dict__"])
+def test_a_record_with_any_member_is_copied_and_sent(name: str) -> None:
+    record = as_record({name: {"keys": [{"get": 1}]}})
+    for found in (pickle.loads(pickle.dumps(record, protocol=5)), copy.deepcopy(record)):
+        assert (type(found), found) == (Record, record)
+        assert type(found[name]["keys"][0]) is Record
+
+
+def test_records_with_members_named_like_methods_are_written_as_json() -> None:
+    record = as_record({"items": 1, "get": {"values": [2]}})
+    assert json.loads(converter(None).writer()(record)) == {"items": 1, "get": {"values": [2]}}
+    typed = as_record({"pu_zone": 4, "status": {"paid-by": "x"}, "stops": [], "note": "n"})
+    assert b'"pu-zone":4' in converter("trip").writer()(typed)
+
+
+def test_what_a_step_changed_in_a_record_becomes_a_record() -> None:
+    record = as_record({"a": []})
+    record.a.append({"b": {"c": 1}})
+    assert as_record(record) is record
+    assert record.a[0].b.c == 1
+
+
+@pytest.mark.parametrize(
+    ("snake", "given", "wanted"), [(False, "pu_zone", "pu-zone"), (True, "pu-zone", "pu_zone")]
+)
+def test_a_member_in_the_other_spelling_is_named(snake: bool, given: str, wanted: str) -> None:
+    read = converter("trip", snake_case=snake).reader()
+    with pytest.raises(ValueError, match=f"`{wanted}` is missing, and the record has `{given}`"):
+        read(json.dumps({given: 4, "in": "n", "status": "not-paid", "stops": []}).encode())
+
+
+def test_an_optional_member_in_the_other_spelling_is_not_taken_for_absent() -> None:
+    read = converter("zoned").reader()
+    assert read(b"{}") == {"pu-zone": None}
+    with pytest.raises(ValueError, match="the record has `pu_zone`"):
+        read(b'{"pu_zone": 4}')

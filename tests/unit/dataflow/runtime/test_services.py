@@ -18,6 +18,7 @@ from arroyo_dagster.dataflow.errors import (
 from arroyo_dagster.dataflow.runtime.records_operator import keys_of_every_subtask
 from arroyo_dagster.dataflow.runtime.service import RunOptions, service_order
 from arroyo_dagster.dataflow.storage.engine_tables import Metric
+from arroyo_dagster.dataflow.views.namespaces import Namespaces
 from arroyo_dagster.errors import InputError
 from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.operations.catalog.query import read_rows
@@ -65,6 +66,21 @@ def answers(services: str, words: list[Any], **more: Any) -> list[Any]:
 )  # fmt: skip
 def test_transforms_do_what_they_are_called(transforms: list[str], expected: list[str]) -> None:
     assert answers(steps(*transforms), ["a", "b", "ab"]) == expected
+
+
+def test_a_dict_that_a_step_returns_is_a_record_of_the_next() -> None:
+    services = """
+  pass:
+    sources: [{type: topic, id: words}]
+    transforms:
+      - {operator: map, run: "def first(w): return {'word': w, 'more': [{'values': len(w)}]}"}
+      - {operator: filter, run: "def some(r): return bool(r.more[0].values)"}
+      - {operator: flat-map, run: "def twice(r): return [{'r': r}, {'r': r}]"}
+      - {operator: filter-map, run: "def last(p): return {'n': p.r.more[0].values, 'w': p.r.word}"}
+      - {operator: map, run: "def out(p): return f'{p.w}{p.n}'"}
+    sinks: [{type: topic, id: answers}]
+"""
+    assert answers(services, ["ab", ""]) == ["ab2", "ab2"]
 
 
 def test_keys_are_seen_given_and_written() -> None:
@@ -432,6 +448,59 @@ def test_added_columns_begin_with_their_defaults_when_that_is_asked() -> None:
     assert flow.rows("build.counts") == {"a": {"m": 1, "n": 2}, "b": {"m": 0, "n": 1}}
     again = rows_flow(flow, n="u32", m="i32").send("words", ["b"])
     assert again.rows("build.counts")["b"] == {"m": 1, "n": 2}
+
+
+LOOK_UP = reader("return str(sorted((row['_key'], row['m'], row['n']) for row in counts()))")
+
+
+def test_readers_see_old_rows_with_defaults_before_the_owner_has_written_any() -> None:
+    before = rows_flow(n="u32").send("words", ["a", "b"])
+    owner = builder("row = counts()\nrow.update()", value=row_of(n="u32", m="string"))
+    flow = Flow(definition(owner + LOOK_UP, converter="raw"), store=before.store, migrate=True)
+    assert flow.rows("build.counts") == {"a": {"m": "", "n": 1}, "b": {"m": "", "n": 1}}
+    assert flow.sql("select m, n from counts where _key = 'b'").rows() == [("", 1)]
+    shown = Namespaces(flow.store, flow.dataflow).get("build/counts/state")
+    assert shown.lines() == [["a", "*", "", "1"], ["b", "*", "", "1"]]
+    flow.send("asked", ["x"])
+    assert flow.sinks["answers"].values == ["[('a', '', 1), ('b', '', 1)]"]
+
+
+@pytest.mark.parametrize(
+    ("value", "key", "said"),
+    [
+        (row_of(m="u32"), "string", "added column `m`; removed column `n`"),
+        (row_of(n="i64"), "string", "column `n` changed from u32 to i64"),
+        (row_of(n="u32"), "i32", "key changed from string to i32"),
+        ("{type: u32}", "string", "kind changed from row to scalar"),
+    ],
+)
+def test_e50_readers_refuse_a_state_that_was_stored_otherwise(
+    value: str, key: str, said: str
+) -> None:
+    before = rows_flow(n="u32").send("words", ["1"])
+    text = definition(builder("pass", value=value, key=key), converter="raw")
+    flow = Flow(text, store=before.store)
+    reads: list[Any] = [
+        lambda: flow.views().view("build.counts"),
+        lambda: Namespaces(flow.store, flow.dataflow).get("build/counts/state"),
+    ]
+    for read in reads:
+        with pytest.raises(StateSchemaError, match=said) as error:
+            read()
+        assert error.value.facts["number"] == "E50"
+
+
+def test_e50_a_window_that_a_state_got_later_is_refused_by_readers() -> None:
+    before = Flow(definition(builder(BUMP), converter="raw")).send("words", ["a"])
+    text = definition(builder(BUMP), converter="raw").replace(
+        "    partition:\n", "    window:\n      tumbling: {duration: 10s}\n"
+        "      assign-timestamp: {run: 'def when(word, time): return time'}\n      partition:\n"
+    )  # fmt: skip
+    head, _, tail = text.partition("      partition:\n")
+    indented = "\n".join(f"  {line}" for line in tail.splitlines())
+    flow = Flow(f"{head}      partition:\n{indented}", store=before.store)
+    with pytest.raises(StateSchemaError, match="outside of windows"):
+        flow.views().view("build.counts", live=True)
 
 
 # ---- tables --------------------------------------------------------------------------------------

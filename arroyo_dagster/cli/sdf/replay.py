@@ -1,0 +1,208 @@
+"""`sdf replay`: process the dead letters of a dataflow again."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from arroyo_dagster.cli.common import open_to_read, open_url, store_options
+from arroyo_dagster.cli.rendering import print_json
+from arroyo_dagster.cli.sdf.files import (
+    allow_functions,
+    check_functions,
+    error_options,
+    load_dataflow,
+    loading_options,
+)
+from arroyo_dagster.cli.sdf.group import sdf
+from arroyo_dagster.cli.sdf.run import (
+    binding_flags,
+    epoch_printer,
+    failed_counts,
+    finish_run,
+    run_on_spark,
+    spark_topics,
+    stopping,
+)
+from arroyo_dagster.cli.spark import print_choice, spark_options
+from arroyo_dagster.dataflow.in_process import DataflowOptions, DataflowOutcome, run_dataflow
+from arroyo_dagster.dataflow.runtime.letters import Letter
+from arroyo_dagster.dataflow.runtime.service import DEAD_LETTER, RunOptions
+from arroyo_dagster.dataflow.topics.bindings import read_bindings
+from arroyo_dagster.dataflow.topics.replay import ServiceReplay, build_replay, plan_replay
+from arroyo_dagster.dataflow.topics.wiring import Letters, wire
+from arroyo_dagster.dataflow.views.rendering import borderless
+from arroyo_dagster.spark.settings import SparkSettings
+
+
+@sdf.command()
+@click.argument("file", type=click.Path())
+@click.option("--service", metavar="NAME", help="Only the dead letters of this service.")
+@click.option(
+    "--partial",
+    is_flag=True,
+    help="Also replay records of which parts had effects. These parts then count twice.",
+)
+@click.option("--dry-run", is_flag=True, help="List the dead letters that wait; process nothing.")
+@click.option(
+    "--sink", "sinks", multiple=True, metavar="TOPIC=KIND:PATH", help="Where a topic's records go."
+)
+@click.option(
+    "--bindings",
+    metavar="FILE",
+    help="Read sinks, functions and env from this YAML file; its sources are not read.",
+)
+@click.option(
+    "--bind",
+    "functions",
+    multiple=True,
+    metavar="NAME=MODULE:FUNCTION",
+    help="The Python function for a function whose body is in another language.",
+)
+@click.option(
+    "-e", "--env", multiple=True, metavar="NAME=VALUE", help="Environment variables of functions."
+)
+@click.option(
+    "--keep-epochs",
+    type=click.IntRange(2),
+    default=10,
+    show_default=True,
+    help="How many epochs of each service to keep.",
+)
+@error_options(DEAD_LETTER)
+@click.option(
+    "--parallelism",
+    type=click.IntRange(1, 4096),
+    default=1,
+    show_default=True,
+    help="Number of subtasks of each operator. It may change between runs.",
+)
+@spark_options("Run on Spark instead of in this process.", always=True)
+@loading_options
+@store_options
+def replay(
+    file: str,
+    service: str | None,
+    partial: bool,
+    dry_run: bool,
+    sinks: Sequence[str],
+    bindings: str | None,
+    functions: Sequence[str],
+    env: Sequence[str],
+    keep_epochs: int,
+    on_error: str,
+    max_errors: int | None,
+    parallelism: int,
+    spark: SparkSettings | None,
+    legacy: bool,
+    extended: bool,
+    prod: bool,
+    url: str | None,
+    as_json: bool,
+) -> None:
+    """Process the records again that failed in runs with `--on-error dead-letter`.
+
+    Each service reads its own dead letters instead of its topics: the record as it came, from the
+    beginning. Each letter is replayed once, however the replay is killed. A record that fails again
+    becomes a new letter. A letter is left where parts of its record had effects: another record
+    that a flat-map made of it, a state that an earlier step of the partition changed, another
+    sink. A record whose window has closed is late.
+
+    Exit codes: as of `sdf run`.
+
+    \b
+    Example:
+      arroyo-state sdf replay dataflow.yaml --bindings bindings.yaml
+    """
+    given = binding_flags((), sinks, functions, env)
+    if bindings is not None:
+        given = given.over(read_bindings(bindings))
+    given = given.without_sources()
+    dataflow, packages = load_dataflow(file, legacy=legacy, extended=extended, prod=prod)
+    store = open_to_read(url) if dry_run else open_url(url)
+    replays = plan_replay(dataflow, store, service=service, partial=partial)
+    if dry_run:
+        _print_letters(replays, as_json)
+        return
+    dataflow = check_functions(file, dataflow, packages)
+    _print_left(replays)
+    allow_functions(file)
+    outside = spark_topics(store, spark, None)
+    wired = wire(
+        dataflow,
+        given,
+        store,
+        packages=packages,
+        outside=outside,
+        letters=Letters(written=on_error == DEAD_LETTER, replayed=True),
+    )
+    options = RunOptions(
+        parallelism=parallelism, keep_epochs=keep_epochs, on_error=on_error, max_errors=max_errors
+    )
+    pipelines = build_replay(dataflow, store, replays, bindings=wired.bindings, options=options)
+    failed_before = failed_counts(store, dataflow)
+    with stopping() as stop:
+        if not pipelines:
+            outcome = DataflowOutcome(rounds=0, epochs={}, ended=True)
+        elif outside is not None:
+            outcome = run_on_spark(
+                pipelines,
+                store,
+                wired,
+                outside,
+                follow=False,
+                stop=stop,
+                options={"spark": spark, "on_spark": print_choice},
+            )
+        else:
+            chosen = DataflowOptions(until_idle=True, stop=stop, on_epoch=epoch_printer())
+            outcome = run_dataflow(pipelines, store, chosen)
+    finish_run(dataflow, store, outcome, failed_before, on_error, as_json=as_json)
+
+
+def _print_left(replays: Sequence[ServiceReplay]) -> None:
+    for one in replays:
+        click.echo(f"{one.service}: {len(one.letters)} dead letters to replay", err=True)
+        if one.partial:
+            click.echo(
+                f"{one.service}: {len(one.partial)} are left: parts of their records had effects; "
+                "to repeat these, replay them with --partial",
+                err=True,
+            )
+
+
+def _print_letters(replays: Sequence[ServiceReplay], as_json: bool) -> None:
+    letters = [letter for one in replays for letter in (*one.letters, *one.partial)]
+    if as_json:
+        print_json([_letter_json(letter) for letter in letters])
+        return
+    counted = Counter((one.service, one.step, one.reason, one.partial) for one in letters)
+    first = {(one.service, one.step, one.reason, one.partial): one for one in reversed(letters)}
+    rows = [
+        [service, step, str(count), "partial" if partial else "whole", reason, _place(first[key])]
+        for key, count in counted.items()
+        for service, step, reason, partial in [key]
+    ]
+    click.echo(borderless(["Service", "Step", "Letters", "Records", "Reason", "First"], rows))
+
+
+def _place(letter: Letter) -> str:
+    file = "" if letter.file is None else f" {letter.file}"
+    return f"{letter.topic}{file} {letter.partition}/{letter.offset}"
+
+
+def _letter_json(letter: Letter) -> dict[str, Any]:
+    return {
+        "service": letter.service,
+        "step": letter.step,
+        "reason": letter.reason,
+        "topic": letter.topic,
+        "file": letter.file,
+        "partition": letter.partition,
+        "offset": letter.offset,
+        "record": None if letter.record is None else letter.record.decode(errors="replace"),
+        "partial": letter.partial,
+    }

@@ -1,0 +1,298 @@
+"""Check the Python bodies of a definition before they run: names, members of states, SQL.
+
+Bodies are compiled and analyzed, never run. Reported is only what fails whenever it is reached.
+
+Source: sdf-states.md 3.2 to 3.4, 4.1; errors E26, E27, E44, E46.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import difflib
+import dis
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import CodeType
+from typing import Any
+
+from arroyo_dagster.dataflow.definition.definition import (
+    Dataflow,
+    Package,
+    ServiceDef,
+    StateDef,
+    StateForm,
+    StepDef,
+    ValueKind,
+)
+from arroyo_dagster.dataflow.definition.diagnostics import Diagnostic
+from arroyo_dagster.dataflow.definition.names import ROW_METHODS, mangled
+from arroyo_dagster.dataflow.errors import SqlError
+from arroyo_dagster.dataflow.runtime.context import CONTEXT
+from arroyo_dagster.dataflow.runtime.handles import Cell
+from arroyo_dagster.dataflow.views.frames import Frame
+from arroyo_dagster.dataflow.views.snapshots import empty_frame
+from arroyo_dagster.dataflow.views.sql import Tables
+from arroyo_dagster.dataflow.views.view import StateView
+from arroyo_dagster.state.operations.query.sql_text import sql_tokens
+from arroyo_dagster.user_modules import defines
+
+_ALWAYS = {*dir(builtins), "__name__", "__builtins__", "__annotations__", "__doc__", "__file__"}
+_PARAMETERS: tuple[Any, ...] = (None, 1, "")
+
+
+@dataclass(frozen=True, slots=True)
+class BodyFindings:
+    """What was found in the bodies of a definition: errors, and warnings."""
+
+    errors: tuple[Diagnostic, ...] = ()
+    warnings: tuple[Diagnostic, ...] = ()
+
+
+def check_bodies(
+    dataflow: Dataflow, packages: Mapping[str, Package], *, folders: Sequence[str] = ()
+) -> BodyFindings:
+    """Check the functions of all steps of a dataflow.
+
+    A module that is not installed here is a warning: it may be where the dataflow runs.
+
+    Args:
+        dataflow: the definition.
+        packages: the packages that it imports, by id.
+        folders: where named modules are searched besides the installed ones.
+    """
+    imported = {
+        function.alias or function.name for one in dataflow.imports for function in one.functions
+    }
+    errors: list[Diagnostic] = []
+    warnings: list[Diagnostic] = []
+    for service in dataflow.services.values():
+        check = _ServiceBodies(service)
+        for step in service.steps:
+            if step.source is not None:
+                if step.language == "python":
+                    errors += check.body(step)
+            elif step.target is not None and ":" in step.target:
+                found = _named_function(step, folders)
+                (warnings if found.missing else errors).extend(found.diagnostics)
+            elif step.target not in imported:
+                warnings.append(
+                    _at(
+                        step,
+                        "E26",
+                        f"function `{step.target}` is neither in the dataflow nor imported; a run "
+                        f"needs `--bind {step.target}=module:function`",
+                    )
+                )
+    return BodyFindings(tuple(sorted(errors)), tuple(sorted(warnings)))
+
+
+def _at(step: StepDef, number: str, message: str) -> Diagnostic:
+    return Diagnostic(line=step.line, column=1, path=step.path, number=number, message=message)
+
+
+@dataclass(frozen=True, slots=True)
+class _NamedFunction:
+    """What was found out about `module:function`. `missing`: the module is not installed here."""
+
+    missing: bool = False
+    diagnostics: tuple[Diagnostic, ...] = ()
+
+
+def _named_function(step: StepDef, folders: Sequence[str]) -> _NamedFunction:
+    module, _, name = (step.target or "").partition(":")
+    found = defines(module, name.partition(".")[0], folders)
+    if found:
+        return _NamedFunction()
+    said = f"there is no module `{module}` here" if found is None else f"`{module}` has no `{name}`"
+    diagnostic = _at(step, "E27", f"function `{step.target}`: {said}")
+    return _NamedFunction(found is None, (diagnostic,))
+
+
+class _ServiceBodies:
+    """Checks the inline bodies of one service."""
+
+    def __init__(self, service: ServiceDef) -> None:
+        self._states = {
+            name: state
+            for state in service.states.values()
+            for name in (state.accessor, mangled(state.name))
+        }
+        windowed = service.windowed
+        partition = service.partition if windowed is None else windowed.partition
+        self._keyed: set[str] = set()
+        if partition is not None:
+            steps = [*partition.transforms, *filter(None, [partition.update_state])]
+            self._keyed = {step.path for step in steps}
+        rows = [one for one in service.states.values() if one.value_kind is ValueKind.ROW]
+        views = [StateView(one, None, empty_frame(one, live=False), lambda: 0) for one in rows]
+        self._tables = Tables([view.table() for view in views])
+        self._knows_all = all(
+            one.value_kind is not None or one.form is StateForm.SYSTEM
+            for one in service.states.values()
+        )
+
+    def body(self, step: StepDef) -> Iterator[Diagnostic]:
+        """Check one body."""
+        source = step.source or ""
+        try:
+            tree = ast.parse(source)
+            code = compile(source, f"<{step.path}>", "exec", dont_inherit=True)
+        except (SyntaxError, ValueError):
+            return  # reported where it was read
+        local = _module_names(tree)
+        accessors = {name: one for name, one in self._states.items() if name not in local}
+        yield from self._names(step, code, local)
+        handles = _handles(tree, accessors)
+        for node, state in handles.attributes:
+            yield from self._attribute(step, node, state)
+        if self._knows_all and "sql" not in local | handles.assigned:
+            for line, text in handles.queries:
+                yield from self._query(step, line, text)
+
+    def _names(self, step: StepDef, code: CodeType, local: set[str]) -> Iterator[Diagnostic]:
+        known = {*local, *CONTEXT, *self._states}
+        for name, line in sorted(_globals(code).items(), key=lambda found: found[1]):
+            if name in known or name in _ALWAYS:
+                continue
+            states = ", ".join(sorted({one.accessor for one in self._states.values()})) or "none"
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"; did you mean `{near[0]}`?" if near else ""
+            yield _at(
+                step,
+                "E44",
+                f"name `{name}` in line {line} of the body is not defined; the states in scope "
+                f"are {states}{hint}",
+            )
+
+    def _attribute(
+        self, step: StepDef, node: ast.Attribute, state: StateDef
+    ) -> Iterator[Diagnostic]:
+        keyed = state.form is StateForm.TYPED and step.path in self._keyed
+        what, known = _members(state, keyed=keyed)
+        if known is None or node.attr in known or node.attr.startswith("_"):
+            return
+        near = difflib.get_close_matches(node.attr, known, n=1)
+        listed = ", ".join(sorted(known))
+        hint = f"; did you mean `{near[0]}`?" if near else f"; it has {listed}"
+        yield _at(
+            step,
+            "E44",
+            f"`{node.attr}` in line {node.lineno} of the body is not found in {what} of state "
+            f"`{state.name}`{hint}",
+        )
+
+    def _query(self, step: StepDef, line: int, text: str) -> Iterator[Diagnostic]:
+        names = {one.text[1:] for one in sql_tokens(text) if one.kind == "parameter"}
+        for value in _PARAMETERS if names else _PARAMETERS[:1]:
+            try:
+                self._tables.sql(text, dict.fromkeys(names, value))
+                return
+            except SqlError as error:
+                reason = error
+        known = ", ".join(sorted(self._tables.by_name)) or "none"
+        yield _at(
+            step,
+            "E46",
+            f"the query in line {line} of the body: {reason.message}; the tables in scope are "
+            f"{known}",
+        )
+
+
+# ---- what code refers to -------------------------------------------------------------------------
+
+
+def _module_names(tree: ast.Module) -> set[str]:
+    """Return the names that the module part of a body defines: its function and its imports."""
+    found: set[str] = set()
+    for node in tree.body:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            found |= {(one.asname or one.name.partition(".")[0]) for one in node.names}
+        elif isinstance(node, ast.FunctionDef):
+            found.add(node.name)
+    return found
+
+
+def _globals(code: CodeType) -> dict[str, int]:
+    """Return the global names that code reads and never writes, with the first line of each."""
+    found: dict[str, int] = {}
+    written: set[str] = set()
+    waiting = [code]
+    while waiting:
+        part = waiting.pop()
+        waiting += [one for one in part.co_consts if isinstance(one, CodeType)]
+        for one in dis.get_instructions(part):
+            line = one.positions.lineno if one.positions else None
+            if one.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+                found[one.argval] = min(line or 1, found.get(one.argval, line or 1))
+            elif one.opname in ("STORE_GLOBAL", "STORE_NAME"):
+                written.add(one.argval)
+    return {name: line for name, line in found.items() if name not in written}
+
+
+@dataclass(frozen=True, slots=True)
+class _Handles:
+    """What a body does with states.
+
+    Attributes:
+        attributes: attributes of what an accessor returned, with the state.
+        queries: the line and the text of each `sql` with a constant text.
+        assigned: every name that the body assigns.
+    """
+
+    attributes: tuple[tuple[ast.Attribute, StateDef], ...]
+    queries: tuple[tuple[int, str], ...]
+    assigned: frozenset[str]
+
+
+def _handles(tree: ast.Module, accessors: Mapping[str, StateDef]) -> _Handles:
+    assigned = [
+        one.id
+        for one in ast.walk(tree)
+        if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store | ast.Del)
+    ]
+    assigned += [one.arg for one in ast.walk(tree) if isinstance(one, ast.arg)]
+    free = {name: one for name, one in accessors.items() if name not in assigned}
+
+    def state_of(node: ast.expr) -> StateDef | None:
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and not node.args:
+            return free.get(node.func.id)
+        return None
+
+    bound: dict[str, StateDef] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and len(node.targets) == 1:
+            (target,) = node.targets
+            state = state_of(node.value)
+            # A name that is assigned once holds the handle wherever it is read.
+            if state and isinstance(target, ast.Name) and assigned.count(target.id) == 1:
+                bound[target.id] = state
+    attributes: list[tuple[ast.Attribute, StateDef]] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            value = node.value
+            state = bound.get(value.id) if isinstance(value, ast.Name) else state_of(value)
+            if state is not None:
+                attributes.append((node, state))
+    return _Handles(tuple(attributes), tuple(_queries(ast.walk(tree))), frozenset(assigned))
+
+
+def _queries(nodes: Iterable[ast.AST]) -> Iterator[tuple[int, str]]:
+    for node in nodes:
+        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.args):
+            continue
+        text = node.args[0]
+        if node.func.id == "sql" and isinstance(text, ast.Constant) and isinstance(text.value, str):
+            yield node.lineno, text.value
+
+
+def _members(state: StateDef, *, keyed: bool) -> tuple[str, set[str] | None]:
+    """Return what an accessor returns, and the attributes of that; None = unknown."""
+    if state.value_kind is ValueKind.ROW:
+        if not keyed:
+            return "a frame", {*dir(Frame)}
+        names = {column.attribute for column in state.columns} | ROW_METHODS
+        return "a row", names | ({"value"} if len(state.columns) == 1 else set())
+    if state.value_kind is ValueKind.SCALAR:
+        return ("a cell", {*dir(Cell)}) if keyed else ("the list of pairs", {*dir(list)})
+    return "", None

@@ -1,0 +1,90 @@
+"""Records: objects with their members as attributes.
+
+Every step gets `Record`s, whether its record comes from a topic or from the step before.
+
+Source: sdf-states.md 2.2, L6.
+"""
+
+from __future__ import annotations
+
+import difflib
+from typing import Any
+
+_get = dict.__getitem__
+
+
+class Record(dict[str, Any]):
+    """An object in a record: its members are attributes, with `_` for `-`, and items by name.
+
+    Members take precedence, and a record has no methods: `record.values` is a member, or an error.
+    `record["values"]`, `"values" in record`, `len(record)`, iteration over the names and
+    `{**record}` work as of a dict; `plain` returns a dict of dicts, for `json.dumps` and the like.
+    """
+
+    __slots__ = ()
+
+    def __getattribute__(self, name: str) -> Any:
+        if name[:2] == "__":
+            return object.__getattribute__(self, name)
+        try:
+            return _get(self, name)
+        except KeyError:
+            return _get(self, _member(self, name))
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        found = name if name in self else _find(self, name)
+        dict.__setitem__(self, name if found is None else found, as_record(value))
+
+    def __delattr__(self, name: str) -> None:
+        del self[name if name in self else _member(self, name)]
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        dict.__setitem__(self, name, as_record(value))
+
+    def __dir__(self) -> list[str]:
+        return [name.replace("-", "_") for name in self]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # The default would call `items`, which may be a member.
+        return Record, ({**self},)
+
+
+def _find(record: Record, name: str) -> str | None:
+    return next((one for one in record if one.replace("-", "_") == name), None)
+
+
+def _member(record: Record, name: str) -> str:
+    found = _find(record, name)
+    if found is not None:
+        return found
+    said = f"the record has no member `{name}`; there are {', '.join(record) or 'none'}"
+    if hasattr(dict, name):
+        said += "; a record has no methods: for a dict, use `{**record}`, or `sdf.plain(record)`"
+    elif near := difflib.get_close_matches(name, [one.replace("-", "_") for one in record], n=1):
+        said += f"; did you mean `{near[0]}`?"
+    raise AttributeError(said)
+
+
+def as_record(value: Any) -> Any:
+    """Return a value with its dicts, at any depth of dicts and lists, as `Record`s."""
+    kind = type(value)
+    if kind is Record:
+        for name, one in dict.items(value):
+            if type(one) in _HOLDING:
+                dict.__setitem__(value, name, as_record(one))
+        return value
+    if isinstance(value, dict):
+        return Record({name: as_record(one) for name, one in value.items()})
+    return [as_record(one) for one in value] if isinstance(value, list) else value
+
+
+def plain(value: Any) -> Any:
+    """Return a value with its `Record`s, at any depth of dicts, lists and tuples, as dicts."""
+    if isinstance(value, dict):
+        return {name: plain(one) for name, one in {**value}.items()}
+    if isinstance(value, list | tuple):
+        return [plain(one) for one in value]
+    return value
+
+
+_HOLDING = {dict, list, Record}
