@@ -439,3 +439,14 @@ def test_a_catalog_that_does_not_answer_is_named(job: StateJob) -> None:
     )
     with pytest.raises(StorageError, match="pyiceberg failed"):
         list(export_epochs(job, "keep", "rows", target, job.epochs()))
+
+
+def test_parquet_files_are_not_put_into_a_delta_table(job: StateJob, tmp_path: Path) -> None:
+    place = DeltaPlace(tmp_path)
+    export(place, job, job.epochs()[:1])
+    store = open_store(f"{tmp_path}/table")
+    before = sorted(info.path for info in store.list())
+    target = parquet.ParquetTarget(store=store)
+    with pytest.raises(InputError, match="is a Delta table"):
+        list(export_epochs(job, "count", "counts", target, job.epochs()))
+    assert sorted(info.path for info in store.list()) == before

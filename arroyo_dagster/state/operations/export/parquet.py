@@ -15,7 +15,7 @@ from io import BytesIO
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from arroyo_dagster.errors import NotFoundError
+from arroyo_dagster.errors import InputError, NotFoundError
 from arroyo_dagster.state.codec.common_types import TypeOptions
 from arroyo_dagster.state.model.ids import Epoch, StatePath
 from arroyo_dagster.state.model.numbers import parse_number
@@ -73,7 +73,12 @@ class ParquetTarget(ExportTarget):
         return next(complete, None)
 
     def write(self, unit: ExportUnit, rows: Iterable[pa.Table], schema: pa.Schema) -> ExportedEpoch:
-        """Write the files of an epoch, then its `_SUCCESS`; see `ExportTarget.write`."""
+        """Write the files of an epoch, then its `_SUCCESS`; see `ExportTarget.write`.
+
+        Raises:
+            InputError: the folder is a Delta table, which would not know of the files.
+        """
+        self._check_folder()
         types = self.types
         columns = schema if types is None else types.schema_of(schema)
         files = count = size = 0
@@ -90,6 +95,19 @@ class ParquetTarget(ExportTarget):
         if not self.store.create(_folder(unit.epoch) / SUCCESS, json.dumps(done).encode()):
             self.exported(unit)  # another process was faster: with the same rows, if any
         return ExportedEpoch(epoch=unit.epoch, files=files, rows=count, size_bytes=size, new=True)
+
+    def _check_folder(self) -> None:
+        try:
+            below = {path.name for path in self.store.list_dir().prefixes}
+        except NotFoundError:
+            return
+        if "_delta_log" in below:
+            raise InputError(
+                "the folder is a Delta table, and the export writes Parquet files",
+                url=self.store.url,
+                next_step="choose the format delta (--format delta), or another folder; nothing "
+                "was written",
+            )
 
 
 def _folder(epoch: Epoch) -> StatePath:
