@@ -203,6 +203,8 @@ class _Rounds:
             if self._stop():
                 break
             wrote |= run.step()
+            if run.last:  # services behind it can tell now that they have read everything
+                self._note_ends()
         return wrote
 
     def _asked(self) -> bool:

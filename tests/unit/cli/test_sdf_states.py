@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from arroyo_dagster import cli
+
+PROJECT = Path(__file__).parents[3]
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "sdf"
 WORDS = EXAMPLES / "words"
@@ -307,3 +310,23 @@ def test_records_between_services_are_kept_by_what_maintains_their_jobs(
         result = CliRunner().invoke(cli.main, [*args, "--url", str(words[1])])
         assert result.exit_code == 0, result.output
         assert "topics/words" not in result.output
+
+
+def test_a_service_behind_another_consumes_nothing_in_vain(tmp_path: Path) -> None:
+    """The records between two services have ended when the first has."""
+    folder = shutil.copytree(PROJECT / "examples/sdf/words", tmp_path / "words")
+    file, right = folder / "dataflow.yaml", (folder / "dataflow.yaml").read_text()
+    wrong = right.replace("row.count += 1", "row.count += int(word.text)")
+    assert wrong != right
+    words = [str(file), "--bindings", str(folder / "bindings.yaml"), "--url", f"{tmp_path}/state"]
+    file.write_text(wrong)
+    failed = CliRunner().invoke(cli.main, ["sdf", "run", *words])
+    assert failed.exit_code == 1
+    assert "count_word failed on each of the 39 records" in failed.stderr
+    file.write_text(right)
+    assert CliRunner().invoke(cli.main, ["sdf", "run", *words]).exit_code == 0
+    query = "select sum(count) as total from word_stats"
+    found = CliRunner().invoke(
+        cli.main, ["sdf", "sql", str(file), query, "--url", f"{tmp_path}/state", "--json"]
+    )
+    assert json.loads(found.stdout)["rows"] == [[39]]
