@@ -77,19 +77,20 @@ def check_rows(path: str, rows: int, claimed: int) -> None:
 
 
 def _claims(file: pq.ParquetFile, groups: Sequence[int], leaves: Sequence[int]) -> tuple[int, int]:
-    """Return the rows of row groups, and the bytes of their columns, according to the footer.
+    """Return the rows of row groups, and the bytes they may have, according to the footer.
 
     A fixed-width value occupies its width in memory, even if fewer bytes encode it.
     """
     schema, rows, total = file.metadata.schema, 0, 0
-    widths = [_WIDTHS.get(schema.column(leaf).physical_type, 0) for leaf in leaves]
+    columns = [schema.column(leaf) for leaf in leaves]
+    width = sum(
+        _WIDTHS.get(one.physical_type, 0) for one in columns if one.max_repetition_level == 0
+    )
     for at in groups:
+        # Of all columns: pyarrow aborts the process when it is asked for one that is damaged.
         group = file.metadata.row_group(at)
         rows += group.num_rows
-        for leaf, width in zip(leaves, widths, strict=True):
-            column = group.column(leaf)
-            flat = schema.column(leaf).max_repetition_level == 0
-            total += max(column.total_uncompressed_size, width * group.num_rows if flat else 0)
+        total += max(group.total_byte_size if leaves else 0, width * group.num_rows)
     return rows, total
 
 

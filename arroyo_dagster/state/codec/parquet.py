@@ -41,6 +41,8 @@ _BOUNDED = {KEY_HASH_COLUMN: 2**64 - 1, TIMESTAMP_COLUMN: -1}
 _RAW = ("min_raw", "max_raw")
 _BUFFER_BYTES = 1 << 16
 _CHUNK_BYTES = 1 << 22
+_FRAME_BYTES = 12
+"""The magic bytes at both ends of a file, and the length of its footer."""
 BATCH_ROWS = 1024
 """The number of rows in a record batch of Arroyo's reader."""
 _WIDE_BYTES = 256
@@ -56,7 +58,7 @@ class FooterFacts:
     schema: pa.Schema
     version: int
     data_bytes: int
-    """The number of bytes in pages; the other bytes are the footer."""
+    """The number of bytes before the footer: pages, and Bloom filters if there are any."""
     bounds: Mapping[str, tuple[int, int]]
     """Smallest and largest routing key and event time (ns), if requested and recorded."""
 
@@ -261,18 +263,10 @@ def read_facts(data: bytes | BinaryIO, path: str, *, bounds: bool = False) -> Fo
             row_groups=tuple(group.num_rows for group in _groups(file.metadata)),
             schema=file.schema_arrow,
             version=state_version(file),
-            data_bytes=_data_bytes(file.metadata),
+            # Not the sum over columns: pyarrow aborts the process at some that are damaged.
+            data_bytes=max(0, source_size(data) - file.metadata.serialized_size - _FRAME_BYTES),
             bounds=_bounds(data, file.metadata) if bounds else {},
         )
-
-
-def _data_bytes(footer: pq.FileMetaData) -> int:
-    groups = [footer.row_group(at) for at in range(footer.num_row_groups)]
-    return sum(
-        group.column(at).total_compressed_size
-        for group in groups
-        for at in range(group.num_columns)
-    )
 
 
 def _check_columns(data: bytes | BinaryIO, footer: pq.FileMetaData, names: Sequence[str]) -> None:

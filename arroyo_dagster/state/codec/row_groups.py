@@ -67,19 +67,22 @@ class KnownFooter:
         self.limits: dict[tuple[int, int], ValueLimits] = {}
 
     @cached_property
-    def group_sizes(self) -> tuple[GroupSize, ...]:
-        """The size of each row group."""
-        groups = [self.metadata.row_group(at) for at in range(self.metadata.num_row_groups)]
-        return tuple(
-            GroupSize(
-                rows=one.num_rows,
-                size_bytes=one.total_byte_size,
-                compressed_bytes=sum(
-                    one.column(at).total_compressed_size for at in range(one.num_columns)
-                ),
-            )
-            for one in groups
-        )
+    def rows(self) -> tuple[int, ...]:
+        """The number of rows in each row group."""
+        groups = range(self.metadata.num_row_groups)
+        return tuple(self.metadata.row_group(at).num_rows for at in groups)
+
+    @cached_property
+    def encoded_bytes(self) -> tuple[int, ...]:
+        """The size of each row group, not compressed."""
+        groups = range(self.metadata.num_row_groups)
+        return tuple(max(0, self.metadata.row_group(at).total_byte_size) for at in groups)
+
+    @cached_property
+    def stored_bytes(self) -> tuple[int, ...]:
+        """About how many bytes of the file each row group takes, by their encoded sizes."""
+        whole = max(1, sum(self.encoded_bytes))
+        return tuple(self.size_bytes * one // whole for one in self.encoded_bytes)
 
 
 class DataFile:
@@ -133,12 +136,29 @@ class DataFile:
     @property
     def row_groups(self) -> tuple[int, ...]:
         """The number of rows in each row group."""
-        return tuple(size.rows for size in self.group_sizes)
+        return self.footer.rows
 
     @property
     def group_sizes(self) -> tuple[GroupSize, ...]:
-        """The size of each row group, by the footer."""
-        return self.footer.group_sizes
+        """The size of each row group, by the footer; reads a value of each column."""
+        footer = self._file.metadata
+        self._check(range(footer.num_columns))
+        groups = [footer.row_group(at) for at in range(footer.num_row_groups)]
+        return tuple(
+            GroupSize(
+                rows=one.num_rows,
+                size_bytes=one.total_byte_size,
+                compressed_bytes=sum(
+                    one.column(at).total_compressed_size for at in range(one.num_columns)
+                ),
+            )
+            for one in groups
+        )
+
+    def _check(self, leaves: Sequence[int]) -> None:
+        groups = range(self._file.metadata.num_row_groups)
+        with decoding(self._path):
+            check_chunks(self._source, self._file.metadata, groups, leaves)
 
     def read(
         self, columns: Sequence[int], groups: Sequence[int], *, repeating: Sequence[str] = ()
@@ -251,10 +271,10 @@ class DataFile:
     @property
     def repeating_texts(self) -> frozenset[int]:
         """The text columns, by index, whose values repeat so often that dictionaries save work."""
+        texts = [at for at, field in enumerate(self.schema) if field.type in _TEXTS]
+        self._check([self._leaves[at].start for at in texts])
         return frozenset(
-            at
-            for at, field in enumerate(self.schema)
-            if field.type in _TEXTS and self._has_dictionary(at) and self._width(at) <= _NARROW
+            at for at in texts if self._has_dictionary(at) and self._width(at) <= _NARROW
         )
 
     def _chunks(self, column: int) -> list[pq.ColumnChunkMetaData]:
@@ -379,19 +399,9 @@ class _ColumnLimits:
         missing = [group for group in groups if (leaf, group) not in known]
         if missing:
             with decoding(self.path):
-                self._check(missing)
+                check_chunks(self.source, self.footer.metadata, missing, [leaf])
                 known |= {(leaf, group): self._read(group) for group in missing}
         return [known[leaf, group] for group in groups]
-
-    def _check(self, groups: Sequence[int]) -> None:
-        # pyarrow aborts the process when it reads statistics from a damaged footer. Reading one
-        # value of one page first finds the same damage and raises.
-        pages = open_pages(self.source, self.footer.metadata)
-        for group in groups:
-            batches = pages.reader.iter_batches(
-                batch_size=1, row_groups=[group], column_indices=[self.leaf], use_threads=False
-            )
-            next(iter(batches), None)
 
     def _read(self, group: int) -> ValueLimits:
         found = self.footer.metadata.row_group(group).column(self.leaf).statistics
@@ -406,6 +416,25 @@ class _ColumnLimits:
         if not isinstance(least, int | bytes):
             least = most = None
         return ValueLimits(least, most, has_nulls)
+
+
+def check_chunks(
+    source: pa.BufferReader | BinaryIO,
+    metadata: pq.FileMetaData,
+    groups: Sequence[int],
+    leaves: Sequence[int],
+) -> None:
+    """Read one value of Parquet columns in row groups; call it within `decoding`.
+
+    pyarrow aborts the process when it is asked for a column in a damaged footer, or for its
+    statistics. Reading a value first finds the same damage and raises.
+    """
+    pages = open_pages(source, metadata)
+    for group in groups if leaves else ():
+        batches = pages.reader.iter_batches(
+            batch_size=1, row_groups=[group], column_indices=list(leaves), use_threads=False
+        )
+        next(iter(batches), None)
 
 
 def _less(one: Bound, other: Bound) -> bool:

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from arroyo_dagster.errors import FormatError, InputError
 from arroyo_dagster.state.codec.encodings import with_dictionaries
 from arroyo_dagster.state.codec.parquet import BATCH_ROWS, encode_rows
-from arroyo_dagster.state.codec.row_groups import Bound, DataFile, GroupSize
+from arroyo_dagster.state.codec.row_groups import Bound, DataFile
 from arroyo_dagster.state.codec.schema import file_schema, schema_to_json
 from arroyo_dagster.state.model.ids import Epoch, StatePath
 from arroyo_dagster.state.model.keys import KeyRange
@@ -123,8 +123,8 @@ class TimeFileReader:
         def chunks_of(file: TimeFile) -> Iterable[StoredRows]:
             data = self._open_begin(file, part)
             if data.size_bytes > CHUNK_BYTES:
-                sizes = [data.group_sizes[at] for at in self._groups(data, file, part)]
-                if sum(one.compressed_bytes for one in sizes) > CHUNK_BYTES:
+                sizes = data.footer.stored_bytes
+                if sum(sizes[at] for at in self._groups(data, file, part)) > CHUNK_BYTES:
                     data.close()
                     return self._in_chunks(file, part)
             with closing(data):
@@ -136,9 +136,9 @@ class TimeFileReader:
 
     def _in_chunks(self, file: TimeFile, part: ReadRequest) -> Iterator[StoredRows]:
         with closing(self._open_ranges(file.path)) as data:
-            where, sizes = self._places(data, file, part), data.group_sizes
+            where, sizes = self._places(data, file, part), data.footer.stored_bytes
             for groups in _neighbours(self._groups(data, file, part), sizes):
-                if len(groups) > 1 or sizes[groups[0]].compressed_bytes <= CHUNK_BYTES:
+                if len(groups) > 1 or sizes[groups[0]] <= CHUNK_BYTES:
                     yield self._decoded(data, where, groups, part)
                     continue
                 for rows in data.slices(where.places, groups[0], SLICE_ROWS):
@@ -374,12 +374,12 @@ def _wanted(files: Iterable[TimeFile], part: ReadRequest) -> list[TimeFile]:
     return [one for one in files if keys.intersects(one.min_routing_key, one.max_routing_key)]
 
 
-def _neighbours(groups: Sequence[int], sizes: Sequence[GroupSize]) -> Iterator[list[int]]:
+def _neighbours(groups: Sequence[int], sizes: Sequence[int]) -> Iterator[list[int]]:
     """Divide row groups into runs of up to `CHUNK_BYTES` as stored; a larger one is alone."""
     run: list[int] = []
     run_bytes = 0
     for at in groups:
-        size = sizes[at].compressed_bytes
+        size = sizes[at]
         if run and run_bytes + size > CHUNK_BYTES:
             yield run
             run, run_bytes = [], 0

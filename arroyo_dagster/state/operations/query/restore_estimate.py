@@ -144,8 +144,7 @@ def _with_retention(checkpoint: Checkpoint, retention_micros: int | None) -> Che
 def _footers(store: ObjectStore, paths: tuple[StatePath, ...]) -> dict[StatePath, _File]:
     def read(path: StatePath) -> _File:
         with closing(open_data_file(store, path)) as data:
-            groups = data.group_sizes
-            return _File(sum(one.rows for one in groups), sum(one.size_bytes for one in groups))
+            return _File(sum(data.footer.rows), sum(data.footer.encoded_bytes))
 
     return dict(zip(paths, concurrently(read, paths), strict=True))
 
