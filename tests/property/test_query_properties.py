@@ -24,9 +24,11 @@ from arroyo_dagster.state.operations.query.state import open_state
 from arroyo_dagster.state.operations.query.table import EpochTable
 from arroyo_dagster.state.storage import MemoryStore
 from arroyo_dagster.state.tables import data_files, time_files
+from arroyo_dagster.state.tables.expiring_time_key import timestamp_table_config
 from tests.fabricated import OPERATOR, PATHS, publish, stored_rows
 from tests.fabricated import time_files as written_files
 from tests.property.test_compaction_properties import (
+    CUTOFF_NANOS,
     RETENTION,
     WATERMARK,
     multiset,
@@ -130,3 +132,21 @@ def test_differences_lead_from_one_table_to_the_other(
     assert now == was - minus + plus
     assert minus <= was
     assert not minus & plus, "a row that did not change is named"
+
+
+def test_a_condition_on_time_brings_no_older_row_generation_back() -> None:
+    """The newest row of a key is the older one by event time, in a file of its own."""
+    schema = pa.schema([("k", pa.int64()), pa.field("_timestamp", pa.timestamp("ns"), False)])
+    config = timestamp_table_config(
+        "t", retention_micros=RETENTION, schema=schema, keys=["k"], generational=True
+    )
+    stored = schema.append(pa.field("_generation", pa.uint64(), nullable=False))
+    early, late = CUTOFF_NANOS + 1, CUTOFF_NANOS + 10**6
+    pairs = [(late, 0), (early, 1)]
+    epochs = [pa.table([[7], [time], [generation]], schema=stored) for time, generation in pairs]
+    store = MemoryStore()
+    files = written_files(store, config, (stored_rows(config, rows) for rows in epochs), 1)
+    table = published(store, (config, [], 1), files, PATHS)
+    moment = pa.scalar((early + late) // 2, pa.timestamp("ns"))
+    assert table.to_arrow(where=[("_timestamp", ">", moment)]).num_rows == 0
+    assert table.to_arrow(where=[("_timestamp", "<=", moment)]).num_rows == 1

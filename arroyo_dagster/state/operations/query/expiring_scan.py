@@ -216,7 +216,7 @@ class ExpiringScan(StoredTable):
         stored = len(self._table.file_schema)
         needed = self._needed(request, set())
         of_file = tuple(at for at in needed if at < stored)
-        for file in self._files(request):
+        for file in self._files(request, request.filters):
             here = replace(request, files=frozenset([file.path]))
             for part in self._parts(here, of_file, request.filters):
                 columns = dict(zip(of_file, part.rows.columns, strict=True))

@@ -21,9 +21,7 @@ from arroyo_dagster.state.model.tables import (
     TimeFile,
 )
 from arroyo_dagster.state.operations.catalog.hash_variant import find_hash_variant
-from arroyo_dagster.state.operations.query.scans import (
-    ScanRequest,
-)
+from arroyo_dagster.state.operations.query.scans import ScanRequest
 from arroyo_dagster.state.planning.restore.reads import ALL_KEYS, ReadPlan, plan_read
 from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.tables.comparisons import ColumnFilter, Relation
@@ -118,7 +116,7 @@ class StoredTable:
             return replace(request, files=frozenset())
         files = [
             file.path
-            for file in self._files(request)
+            for file in self._files(request, ())
             if any(file.min_routing_key <= one <= file.max_routing_key for one in within)
         ]
         request = replace(request, files=frozenset(files))
@@ -170,14 +168,18 @@ class StoredTable:
             batches=self._plan.whole_batches,
             bounds=tuple(bounds),
         )
-        return self._reader.chunks(self._files(request), read)
+        return self._reader.chunks(self._files(request, filters), read)
 
-    def _files(self, request: ScanRequest) -> list[TimeFile]:
-        """Return the files that may hold rows that match."""
+    def _files(self, request: ScanRequest, filters: Sequence[ColumnFilter]) -> list[TimeFile]:
+        """Return the files that may hold rows that match filters.
+
+        Only filters that are applied before removals and row generations: a file without a row that
+        matches another one may still hold what hides a row of another file.
+        """
         files = self._plan.files
         if request.files is not None:
             files = tuple(file for file in files if file.path in request.files)
-        times = [one for one in request.filters if one.place == self._table.timestamp_index]
+        times = [one for one in filters if one.place == self._table.timestamp_index]
         latest = [limits[0] for one in times if (limits := one.bounds()) is not None]
         oldest = max((one for one in latest if isinstance(one, int)), default=None)
         return [
