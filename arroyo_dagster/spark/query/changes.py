@@ -175,7 +175,3 @@ class ChangesStream(_StepReader, DataSourceStreamReader):
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
         """Return the steps between two offsets."""
         return self._changes.steps(Epoch(start["epoch"]), Epoch(end["epoch"]))
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of a step."""
-        return super().read(partition)

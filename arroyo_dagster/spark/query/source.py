@@ -101,7 +101,7 @@ class ArroyoSource(DataSource):
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return a reader of the columns of a schema."""
         options = SourceOptions.of(self.options)
-        asked = {field.name: field.nullable for field in schema}
+        asked = _asked(schema)
         if options.changes:
             return ChangesReader(options.table_changes(), asked)
         return SourceReader(options.rows(), options.types, options.partitions, asked)
@@ -119,9 +119,11 @@ class ArroyoSource(DataSource):
                 table=options.table,
                 next_step="set the option changes=true; the rows have _change and _epoch then",
             )
-        return ChangesStream(
-            options.table_changes(), {field.name: field.nullable for field in schema}
-        )
+        return ChangesStream(options.table_changes(), _asked(schema))
+
+
+def _asked(schema: StructType) -> dict[str, bool]:
+    return {field.name: field.nullable for field in schema}
 
 
 def spark_schema(schema: pa.Schema) -> StructType:

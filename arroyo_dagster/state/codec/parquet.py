@@ -269,18 +269,10 @@ def read_facts(data: bytes | BinaryIO, path: str, *, bounds: bool = False) -> Fo
         )
 
 
-def _check_columns(data: bytes | BinaryIO, footer: pq.FileMetaData, names: Sequence[str]) -> None:
-    # pyarrow aborts the process when it reads statistics from a damaged footer. Reading a value
-    # first finds the same damage and raises.
-    file = open_pages(data, footer)
-    for group in range(footer.num_row_groups):
-        for name in names:
-            next(file.iter_batches(batch_size=1, columns=[name], row_groups=[group]), None)
-
-
 def _bounds(data: bytes | BinaryIO, footer: pq.FileMetaData) -> dict[str, tuple[int, int]]:
     names = [footer.schema.column(index).path for index in range(footer.num_columns)]
-    _check_columns(data, footer, [name for name in _BOUNDED if name in names])
+    leaves = [names.index(name) for name in _BOUNDED if name in names]
+    check_chunks(data, footer, range(footer.num_row_groups), leaves)
     found: dict[str, tuple[int, int]] = {}
     for name, bits in _BOUNDED.items():
         if name not in names or not footer.num_row_groups:
@@ -312,6 +304,25 @@ def open_pages(
         buffer_size=_BUFFER_BYTES,
         pre_buffer=False,  # otherwise every column is read completely, whatever the buffer
     )
+
+
+def check_chunks(
+    source: bytes | BinaryIO | pa.BufferReader,
+    metadata: pq.FileMetaData,
+    groups: Sequence[int],
+    leaves: Sequence[int],
+) -> None:
+    """Read one value of Parquet columns in row groups; call it within `decoding`.
+
+    pyarrow aborts the process when it is asked for a column in a damaged footer, or for its
+    statistics. Reading a value first finds the same damage and raises.
+    """
+    pages = open_pages(source, metadata)
+    for group in groups if leaves else ():
+        batches = pages.reader.iter_batches(
+            batch_size=1, row_groups=[group], column_indices=list(leaves), use_threads=False
+        )
+        next(iter(batches), None)
 
 
 def rows_at_once(footer: pq.FileMetaData, most: int, group: int | None = None) -> int:

@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 from arroyo_dagster.errors import FormatError
 from arroyo_dagster.state.codec.bounded import check_rows, read_groups
 from arroyo_dagster.state.codec.parquet import (
+    check_chunks,
     check_footer,
     decoding,
     open_pages,
@@ -416,25 +417,6 @@ class _ColumnLimits:
         if not isinstance(least, int | bytes):
             least = most = None
         return ValueLimits(least, most, has_nulls)
-
-
-def check_chunks(
-    source: pa.BufferReader | BinaryIO,
-    metadata: pq.FileMetaData,
-    groups: Sequence[int],
-    leaves: Sequence[int],
-) -> None:
-    """Read one value of Parquet columns in row groups; call it within `decoding`.
-
-    pyarrow aborts the process when it is asked for a column in a damaged footer, or for its
-    statistics. Reading a value first finds the same damage and raises.
-    """
-    pages = open_pages(source, metadata)
-    for group in groups if leaves else ():
-        batches = pages.reader.iter_batches(
-            batch_size=1, row_groups=[group], column_indices=list(leaves), use_threads=False
-        )
-        next(iter(batches), None)
 
 
 def _less(one: Bound, other: Bound) -> bool:

@@ -125,13 +125,12 @@ class OpenDeltaTable(OpenTable):
         rows, sizes = (pc.sum(found.column(one)).as_py() for one in ("num_records", "size_bytes"))
         return found.num_rows, rows or 0, sizes or 0
 
-    def append(
+    def _commit(
         self,
         files: Sequence[AddedFile],
         token: CommitToken,
-        *,
-        epoch: int | None = None,
-        added_columns: Sequence[pa.Field] = (),
+        epoch: int,
+        added_columns: Sequence[pa.Field],
     ) -> None:
         """Add columns in one transaction, then files and the token in another."""
         from deltalake.exceptions import CommitFailedError, DeltaError
@@ -139,7 +138,7 @@ class OpenDeltaTable(OpenTable):
         try:
             if added_columns:
                 self._add_columns(added_columns)
-            self._append(files, token, token.epoch if epoch is None else epoch)
+            self._append(files, token, epoch)
         except CommitFailedError as error:
             raise OvertakenError from error
         except (DeltaError, OSError) as error:

@@ -148,19 +148,18 @@ class OpenIcebergTable(OpenTable):
             sum(file.file_size_in_bytes for file in files),
         )
 
-    def append(
+    def _commit(
         self,
         files: Sequence[AddedFile],
         token: CommitToken,
-        *,
-        epoch: int | None = None,
-        added_columns: Sequence[pa.Field] = (),
+        epoch: int,
+        added_columns: Sequence[pa.Field],
     ) -> None:
         """Add columns, files and the token in one transaction."""
         from pyiceberg.exceptions import CommitFailedException
 
         try:
-            self._append(files, token, token.epoch if epoch is None else epoch, added_columns)
+            self._append(files, token, epoch, added_columns)
         except CommitFailedException as error:
             raise OvertakenError from error
         except Exception as error:

@@ -107,7 +107,6 @@ class OpenTable(ABC):
     def partition_files(self, column: str, value: int) -> tuple[int, int, int]:
         """Return the number of files, rows and bytes whose partition column has a value."""
 
-    @abstractmethod
     def append(
         self,
         files: Sequence[AddedFile],
@@ -127,6 +126,17 @@ class OpenTable(ABC):
             OvertakenError: another writer has committed in between.
             StorageError: the library could not write the table.
         """
+        self._commit(files, token, token.epoch if epoch is None else epoch, added_columns)
+
+    @abstractmethod
+    def _commit(
+        self,
+        files: Sequence[AddedFile],
+        token: CommitToken,
+        epoch: int,
+        added_columns: Sequence[pa.Field],
+    ) -> None:
+        """Commit for `append`; errors as there."""
 
 
 class LakeTable(ABC):

@@ -109,9 +109,7 @@ class TimeFileReader:
             with closing(data):
                 where = self._places(data, file, part)
                 for group in self._groups(data, file, part):
-                    for rows in data.slices(where.places, group, SLICE_ROWS):
-                        batches = batch_numbers([rows.num_rows]) if part.batches else None
-                        yield self._stored(rows, where, part, batches)
+                    yield from self._slices(data, where, group, part)
 
     def chunks(self, files: Iterable[TimeFile], part: ReadRequest) -> Iterator[StoredRows]:
         """Read rows as `stream`, but in larger pieces: row groups that are small together are
@@ -141,9 +139,14 @@ class TimeFileReader:
                 if len(groups) > 1 or sizes[groups[0]] <= CHUNK_BYTES:
                     yield self._decoded(data, where, groups, part)
                     continue
-                for rows in data.slices(where.places, groups[0], SLICE_ROWS):
-                    batches = batch_numbers([rows.num_rows]) if part.batches else None
-                    yield self._stored(rows, where, part, batches)
+                yield from self._slices(data, where, groups[0], part)
+
+    def _slices(
+        self, data: DataFile, where: _Places, group: int, part: ReadRequest
+    ) -> Iterator[StoredRows]:
+        for rows in data.slices(where.places, group, SLICE_ROWS):
+            batches = batch_numbers([rows.num_rows]) if part.batches else None
+            yield self._stored(rows, where, part, batches)
 
     def ahead(
         self, files: Iterable[TimeFile], part: ReadRequest, then: Callable[[StoredRows], _Made]

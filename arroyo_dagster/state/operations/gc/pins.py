@@ -193,10 +193,14 @@ def keep_compaction(held: ObjectStore, paths: JobPaths, name: str) -> None:
         held: the store, under the lease.
         name: of the record.
     """
-    named = read_pins(held, paths).compactions
-    there = concurrently(held.head, [paths.compactions / one for one in named])
-    waiting = [one for one, info in zip(named, there, strict=True) if info is not None]
-    put_pins(held, paths, lambda kept: replace(kept, compactions=(*waiting, name)))
+
+    def add(kept: JobPins) -> JobPins:
+        there = concurrently(held.head, [paths.compactions / one for one in kept.compactions])
+        pairs = zip(kept.compactions, there, strict=True)
+        waiting = (one for one, info in pairs if info is not None)
+        return replace(kept, compactions=(*waiting, name))
+
+    put_pins(held, paths, add)
 
 
 def keep_rewrite(held: ObjectStore, paths: JobPaths, name: str) -> None:

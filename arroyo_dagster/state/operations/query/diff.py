@@ -131,7 +131,7 @@ def diff_tables(before: EpochTable | None, after: EpochTable | None) -> TableDif
         return _compared(before, after, empty, empty, skipped=len(shared))
     changed = None
     if not (before.scan.divisible_by_file and after.scan.divisible_by_file):
-        changed = _changed_keys(before, after)
+        changed = _changed_keys(before, after, shared)
         shared = frozenset()  # rows of one file decide which rows of another are current
     rows = [_rows(table, shared, changed) for table in (before, after)]
     return _compared(before, after, rows[0], rows[1], skipped=len(shared))
@@ -155,9 +155,14 @@ def _rows(
     return pa.concat_tables([table.schema.empty_table(), *table.read(request)])
 
 
-def _changed_keys(before: EpochTable, after: EpochTable) -> KeySet | None:
+def _changed_keys(
+    before: EpochTable, after: EpochTable, same: frozenset[StatePath]
+) -> KeySet | None:
     """Return the keys whose rows may differ: those in files that one of the two does not list, and
     of rows that expire in between. None if that is unknown, or if they share no file.
+
+    Args:
+        same: as of `_same_files`.
     """
     scans = [one.scan for one in (before, after) if isinstance(one.scan, ExpiringScan)]
     shared = frozenset(before.scan.paths) & frozenset(after.scan.paths)
@@ -167,7 +172,7 @@ def _changed_keys(before: EpochTable, after: EpochTable) -> KeySet | None:
     hashes = [found for one in scans for found in one.key_hashes_in({*one.paths} - shared)]
     cutoffs = [one.cutoff_micros for one in scans]
     if cutoffs[0] != cutoffs[1]:
-        hashes += scans[1].key_hashes_in(shared - _same_files(before, after), max(cutoffs))
+        hashes += scans[1].key_hashes_in(shared - same, max(cutoffs))
     return KeySet(hashes)
 
 
