@@ -5,7 +5,8 @@ Source: sdf-states.md 9, E26, E28, E29, E41 to E46, E50, E51.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import difflib
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from arroyo_dagster.errors import ArroyoStateError, FormatError, InputError
@@ -60,3 +61,9 @@ def unknown_name(what: str, name: str, known: Sequence[str], **facts: Any) -> St
     """Return the error for an unknown attribute, column or state (E44)."""
     listed = ", ".join(known) or "none"
     return access_error("E44", f"{what} `{name}` not found; there are {listed}", **facts)
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return the end of a message that names the nearest of the known names; empty = none is."""
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"; did you mean `{near[0]}`?" if near else ""

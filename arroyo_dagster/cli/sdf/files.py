@@ -29,6 +29,41 @@ def loading_options(command: _F) -> _F:
     return legacy(extended(prod(command)))
 
 
+def function_options(command: _F) -> _F:
+    """Add `--bind` and `--env`, for every subcommand that runs functions."""
+    bind = click.option(
+        "--bind",
+        "functions",
+        multiple=True,
+        metavar="NAME=MODULE:FUNCTION",
+        help="The Python function for a function whose body is in another language.",
+    )
+    env = click.option(
+        "-e",
+        "--env",
+        multiple=True,
+        metavar="NAME=VALUE",
+        help="Environment variables of functions.",
+    )
+    return bind(env(command))
+
+
+keep_epochs_option = click.option(
+    "--keep-epochs",
+    type=click.IntRange(2),
+    default=10,
+    show_default=True,
+    help="How many epochs of each service to keep.",
+)
+parallelism_option = click.option(
+    "--parallelism",
+    type=click.IntRange(1, 4096),
+    default=1,
+    show_default=True,
+    help="Number of subtasks of each operator. It may change between runs.",
+)
+
+
 def error_options(default: str) -> Callable[[_F], _F]:
     """Add `--on-error` and `--max-errors`, for every subcommand that processes records."""
 

@@ -14,8 +14,11 @@ from arroyo_dagster.cli.sdf.files import (
     allow_functions,
     check_functions,
     error_options,
+    function_options,
+    keep_epochs_option,
     load_dataflow,
     loading_options,
+    parallelism_option,
 )
 from arroyo_dagster.cli.sdf.group import sdf
 from arroyo_dagster.cli.sdf.run import (
@@ -55,31 +58,10 @@ from arroyo_dagster.spark.settings import SparkSettings
     metavar="FILE",
     help="Read sinks, functions and env from this YAML file; its sources are not read.",
 )
-@click.option(
-    "--bind",
-    "functions",
-    multiple=True,
-    metavar="NAME=MODULE:FUNCTION",
-    help="The Python function for a function whose body is in another language.",
-)
-@click.option(
-    "-e", "--env", multiple=True, metavar="NAME=VALUE", help="Environment variables of functions."
-)
-@click.option(
-    "--keep-epochs",
-    type=click.IntRange(2),
-    default=10,
-    show_default=True,
-    help="How many epochs of each service to keep.",
-)
+@function_options
+@keep_epochs_option
 @error_options(DEAD_LETTER)
-@click.option(
-    "--parallelism",
-    type=click.IntRange(1, 4096),
-    default=1,
-    show_default=True,
-    help="Number of subtasks of each operator. It may change between runs.",
-)
+@parallelism_option
 @spark_options("Run on Spark instead of in this process.", always=True)
 @loading_options
 @store_options

@@ -17,8 +17,11 @@ from arroyo_dagster.cli.sdf.files import (
     allow_functions,
     check_functions,
     error_options,
+    function_options,
+    keep_epochs_option,
     load_dataflow,
     loading_options,
+    parallelism_option,
 )
 from arroyo_dagster.cli.sdf.group import sdf
 from arroyo_dagster.cli.settings import FiniteRange
@@ -72,16 +75,7 @@ _ENDLESS_INTERVAL = 1.0
 @click.option(
     "--bindings", metavar="FILE", help="Read sources, sinks, functions and env from this YAML file."
 )
-@click.option(
-    "--bind",
-    "functions",
-    multiple=True,
-    metavar="NAME=MODULE:FUNCTION",
-    help="The Python function for a function whose body is in another language.",
-)
-@click.option(
-    "-e", "--env", multiple=True, metavar="NAME=VALUE", help="Environment variables of functions."
-)
+@function_options
 @click.option(
     "--epochs", type=click.IntRange(1), help="Stop with a checkpoint after this many epochs."
 )
@@ -92,23 +86,11 @@ _ENDLESS_INTERVAL = 1.0
     metavar="SECONDS",
     help="The minimum time between two epochs. Default: 1 if a source has no end, else 0.",
 )
-@click.option(
-    "--keep-epochs",
-    type=click.IntRange(2),
-    default=10,
-    show_default=True,
-    help="How many epochs of each service to keep.",
-)
+@keep_epochs_option
 @error_options(SKIP)
 @click.option("--flush-open", is_flag=True, help="Close open windows when every source has ended.")
 @click.option("--migrate", is_flag=True, help="Allow states to have more columns than were stored.")
-@click.option(
-    "--parallelism",
-    type=click.IntRange(1, 4096),
-    default=1,
-    show_default=True,
-    help="Number of subtasks of each operator. It may change between runs.",
-)
+@parallelism_option
 @spark_options("Run on Spark instead of in this process.", always=True)
 @click.option(
     "--spark-checkpoint",

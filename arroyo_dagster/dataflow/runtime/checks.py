@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ast
 import builtins
-import difflib
 import dis
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,7 +26,7 @@ from arroyo_dagster.dataflow.definition.definition import (
 )
 from arroyo_dagster.dataflow.definition.diagnostics import Diagnostic
 from arroyo_dagster.dataflow.definition.names import ROW_METHODS, mangled
-from arroyo_dagster.dataflow.errors import SqlError
+from arroyo_dagster.dataflow.errors import SqlError, did_you_mean
 from arroyo_dagster.dataflow.runtime.context import CONTEXT
 from arroyo_dagster.dataflow.runtime.handles import Cell
 from arroyo_dagster.dataflow.views.frames import Frame
@@ -156,8 +155,7 @@ class _ServiceBodies:
             if name in known or name in _ALWAYS:
                 continue
             states = ", ".join(sorted({one.accessor for one in self._states.values()})) or "none"
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"; did you mean `{near[0]}`?" if near else ""
+            hint = did_you_mean(name, known)
             yield _at(
                 step,
                 "E44",
@@ -172,9 +170,7 @@ class _ServiceBodies:
         what, known = _members(state, keyed=keyed)
         if known is None or node.attr in known or node.attr.startswith("_"):
             return
-        near = difflib.get_close_matches(node.attr, known, n=1)
-        listed = ", ".join(sorted(known))
-        hint = f"; did you mean `{near[0]}`?" if near else f"; it has {listed}"
+        hint = did_you_mean(node.attr, known) or f"; it has {', '.join(sorted(known))}"
         yield _at(
             step,
             "E44",

@@ -7,7 +7,6 @@ Source: sdf-states.md 2.9, 6.1 and 7; 2.11 for the names of 0.5.0 in JSON.
 
 from __future__ import annotations
 
-import difflib
 import json
 import math
 import struct
@@ -24,6 +23,7 @@ from arroyo_dagster.dataflow.definition.types import (
     ScalarType,
     TypeDef,
 )
+from arroyo_dagster.dataflow.errors import did_you_mean
 from arroyo_dagster.dataflow.runtime.record import Record, as_record
 from arroyo_dagster.dataflow.storage.values import check_of, value_error
 from arroyo_dagster.errors import InputError
@@ -222,8 +222,7 @@ class Converter:
                 raise ValueError(f"expected an object (a dict), found {_kind(value)}")
             value = {**value}  # a record has no methods
             if unknown := [str(name) for name in value if name not in known]:
-                near = difflib.get_close_matches(unknown[0], known, n=1)
-                hint = f"; did you mean `{near[0]}`?" if near else ""
+                hint = did_you_mean(unknown[0], known)
                 raise ValueError(f"the type has no member `{unknown[0]}`{hint}")
             made: dict[str, Any] = {}
             for name, attribute, written, encode, optional in members:

@@ -7,8 +7,9 @@ Source: sdf-states.md 2.2, L6.
 
 from __future__ import annotations
 
-import difflib
 from typing import Any
+
+from arroyo_dagster.dataflow.errors import did_you_mean
 
 _get = dict.__getitem__
 
@@ -60,8 +61,8 @@ def _member(record: Record, name: str) -> str:
     said = f"the record has no member `{name}`; there are {', '.join(record) or 'none'}"
     if hasattr(dict, name):
         said += "; a record has no methods: for a dict, use `{**record}`, or `sdf.plain(record)`"
-    elif near := difflib.get_close_matches(name, [one.replace("-", "_") for one in record], n=1):
-        said += f"; did you mean `{near[0]}`?"
+    else:
+        said += did_you_mean(name, [one.replace("-", "_") for one in record])
     raise AttributeError(said)
 
 

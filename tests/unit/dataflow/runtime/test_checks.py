@@ -133,7 +133,7 @@ def test_names_that_cannot_be_paths_are_errors(old: str, new: str, path: str) ->
     assert any(one.path.startswith(path) for one in caught.value.diagnostics)
 
 
-def test_warnings_that_may_explain_an_error_are_shown_with_it() -> None:
+def test_an_error_comes_with_the_warnings_that_may_explain_it() -> None:
     text = definition(builder("pass") + reader("return counts()"))
     with pytest.raises(InvalidDefinition) as caught:
         parse_document(text.replace("    states:\n      counts", "    state:\n      counts", 1))
