@@ -112,6 +112,7 @@ def base_of(kind: str, number: int, paths: JobPaths | None = None, *, clocks: bo
     past.watch.protocol = paths.pipeline is not None
     past.watch.ours = controller is None
     past.watch.clock, past.watch.by_arroyo = world.clock, world.taken_by_arroyo
+    _ask_controller(past.watch, controller)
     world.watch, world.versions = Watches((past.watch,)), {}
     if clocks:
         past.clocks = lambda role: draw_clock(chance, world.now, role)
@@ -308,10 +309,15 @@ def _setting_of(base: Base, world: World, chance: random.Random, url: str = "") 
         watch.expires(keep_epochs)
     if not protocol:
         watch.trap = 10
-    if controller is not None and not protocol:
+    _ask_controller(watch, controller)
+    return Setting(world, watch, job, controller, chance, url=url)
+
+
+def _ask_controller(watch: Watch, controller: Controller | None) -> None:
+    """In the legacy layout the controller chooses what a start restores."""
+    if controller is not None and not watch.protocol:
         watch.restorable = lambda: controller.newest
         watch.gives_again = lambda: controller.gives_again
-    return Setting(world, watch, job, controller, chance, url=url)
 
 
 def _chosen(setting: Setting, *, dies: bool) -> list[Process]:

@@ -34,7 +34,9 @@ BLOCK = 500
 BLOCKS_PER_PROCESS = 60
 """Then a fresh process goes on, so that memory stays what it is."""
 
-SHOWN = 20
+SHOWN = 3
+"""So many schedules with the same violation are printed."""
+
 REPORT_SECONDS = 30.0
 _MACHINERY = contextlib.ExitStack()
 """Keeps what is replaced in a process."""
@@ -95,13 +97,16 @@ def blocks(first: int, count: int, features: tuple[str, ...]) -> Iterator[Block]
 def soak(first: int, count: int, processes: int, features: tuple[str, ...]) -> Found:
     """Go through `count` schedules from a seed on; prints how far it is, and what is violated."""
     whole, began = Found(), time.monotonic()
+    shown: Counter[str] = Counter()
     reported = began
     with ours.replaced_machinery():
         pass  # what cannot be replaced fails here; a pool would begin its processes for ever
     with multiprocessing.Pool(processes, _begin, maxtasksperchild=BLOCKS_PER_PROCESS) as pool:
         for found in pool.imap_unordered(go_through, blocks(first, count, features)):
-            for seed, text in found.violations[: max(0, SHOWN - len(whole.violations))]:
-                print(f"seed {seed}: {text}\n  {_repeat(seed, features)}", flush=True)
+            for seed, text in found.violations:
+                shown[text] += 1  # many schedules begin from one state, and fail alike
+                if shown[text] <= SHOWN:
+                    print(f"seed {seed}: {text}\n  {_repeat(seed, features)}", flush=True)
             whole.add(found)
             now = time.monotonic()
             if now - reported >= REPORT_SECONDS:

@@ -34,7 +34,7 @@ from arroyo_dagster.state.operations.catalog.epochs import refresh
 from arroyo_dagster.state.operations.catalog.jobs import list_epochs
 from arroyo_dagster.state.operations.compaction.job import run_compaction
 from arroyo_dagster.state.operations.gc.execute import GcOptions, run_gc
-from arroyo_dagster.state.operations.gc.pins import pin_epoch, read_pins
+from arroyo_dagster.state.operations.gc.pins import pin_epoch, read_pins, unpin_epochs
 from arroyo_dagster.state.operations.gc.plan import GcRequest, plan_gc
 from arroyo_dagster.state.operations.restore import rollback
 from arroyo_dagster.state.operations.restore.rollback import (
@@ -475,6 +475,36 @@ def test_parent_of_the_published_epoch_stays_while_recovery_needs_it() -> None:
     assert backend.every_epoch() == [5, 9]
     backend.generation = None
     assert JobRun.start(store, pipeline).base is not None
+
+
+@pytest.mark.parametrize("crash", [False, True], ids=["fails", "dies and is unpinned"])
+@pytest.mark.usefixtures("restarts_at_once")
+def test_abandoned_epoch_stays_while_a_start_may_publish_a_rollback_to_it(crash: bool) -> None:
+    """Between manifest and record of a rollback: the next start publishes it."""
+    options: dict[str, Any] = {"rows": 40, "rows_per_epoch": 3, "parallelism": 1}
+    begun = written(6, **options)
+    pipeline = job(begun, **options)
+    paths = pipeline.paths
+    go_back(begun, paths, 3)
+    run_pipeline(pipeline, begun, max_epochs=3)
+    counted = FaultInjecting(copied(begun))
+    go_back(counted, paths, 5)
+    based_on = set()
+    for at in range(1, counted.changes + 1):
+        store = copied(begun)
+        faulty = FaultInjecting(store, fail_at=at, crash=crash)
+        with contextlib.suppress(Crash, StorageError):
+            go_back(faulty, paths, 5)
+        unpin_epochs(store, paths, read_pins(store, paths).pinned)
+        run_gc(store, paths, EXPIRE)
+        later = copied(store, clock=lambda: _later(store), keep_times=True)  # noqa: B023
+        run_gc(later, paths, ORPHANS, GcOptions(clock=lambda: _later(store)))  # noqa: B023
+        with JobRunOf(later, job(later, **options)) as run:
+            assert run.base is not None
+            based_on.add(run.base.epoch)
+        run_pipeline(job(later, **options), later, max_epochs=1)
+        assert verify_job(later, paths).verdict.findings == (), at
+    assert based_on == {10, 11}
 
 
 def test_pinned_rolled_back_epoch_stays() -> None:

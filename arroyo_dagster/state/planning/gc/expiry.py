@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from arroyo_dagster.state.model.aliases import ReferencedPaths
+from arroyo_dagster.state.model.checkpoints import CheckpointState
 from arroyo_dagster.state.model.garbage import (
     EpochRoot,
     ExpirePlan,
@@ -128,8 +129,9 @@ def epochs_that_stay(
 ) -> tuple[list[EpochRoot], Epoch]:
     """Return the epochs that stay, newest first, and the oldest of them, not counting pinned ones.
 
-    These always stay: the newest epoch and its parent, which recovery needs; pinned epochs; in the
-    legacy layout the ten before the newest.
+    These always stay: the newest epoch and its parent, which recovery needs; the parent of a
+    checkpoint that a start would publish; pinned epochs; in the legacy layout the ten before the
+    newest.
 
     Args:
         newest: the newest epoch that a start can certainly choose.
@@ -226,6 +228,9 @@ def oldest_staying(
             if one.epoch not in pinned and (_timeless(one) or (one.written_at_micros or 0) >= since)
         ]
     needed = _needed_by_recovery(roots, newest)
+    if parents := _parents_of_unclaimed(roots):
+        # Such a parent may have been rolled back: without a gap above it, later plans find it.
+        keeping += [one.epoch for one in (*parents, *needed)]
     keeping += [one.epoch for one in needed if not roots.behind_rollback(Epoch(one.epoch + 1))]
     oldest = min(keeping)
     if roots.paths.layout is Layout.LEGACY:
@@ -245,6 +250,16 @@ def _needed_by_recovery(roots: Roots, newest: Epoch) -> Sequence[EpochRoot]:
     # The parent by reference too: after a rollback it may be much older than the newest.
     parent = {roots.head.parent_ref}.difference(one.ref for one in needed)
     return (*needed, *(one for one in roots.epochs if one.ref in parent))
+
+
+def _parents_of_unclaimed(roots: Roots) -> list[EpochRoot]:
+    """Return the epochs that a start needs to publish a checkpoint whose writer ended before."""
+    parents = {
+        one.parent_ref
+        for one in roots.attempts
+        if one.state is CheckpointState.UNCLAIMED and one.epoch > roots.head.epoch
+    }
+    return [one for one in roots.epochs if one.ref in parents]
 
 
 def _parents_of_pinned(roots: Roots) -> frozenset[StatePath]:

@@ -346,7 +346,9 @@ def _resolve_candidate(
         record = claim_of(ref, manifest, asked.now_micros)
         return Claim(asked.paths.epoch_record(manifest.epoch), record)
     if asked.only_reads and manifest.parent_ref is not None:
-        return _resolve_candidate(asked, manifest.parent_ref, canonical=True)
+        parent = asked.facts[manifest.parent_ref]  # ready: its own parent is not needed any more
+        assert isinstance(parent, Manifest)
+        return _follow(asked, manifest.parent_ref, parent)
     return None
 
 
