@@ -126,7 +126,6 @@ SLOWLY = (
     "a listing that is cut short is trusted",
     "what a running job may write is not asked",
     "a rewrite goes on whatever the job does",
-    "new lists stay although the job was started",
 )
 """What is found more seldom still has tests of its own: see `test_every_step` here, and
 `test_gc_refused` and `test_rewriting` among the journeys."""

@@ -444,7 +444,7 @@ def test_sources_that_disagree_are_not_believed() -> None:
 
 @LAYOUTS
 def test_a_job_that_is_started_at_any_moment_restores_the_same(layout: Layout) -> None:
-    """The source changes its mind at its k-th answer: from then on the job runs as another run."""
+    """From its k-th answer on the source says that the job runs, as another run."""
     job = begun(layout)
     before = content(job.store, job.paths)
     rest = facts_of(job.paths, JobCondition.STOPPED, run_id=6)
@@ -454,8 +454,12 @@ def test_a_job_that_is_started_at_any_moment_restores_the_same(layout: Layout) -
         for at in range(1, telling.asked + 1):
             store = copied(job.store)
             said = JobDirectory([Telling(rest, later=later, at=at)])
-            with contextlib.suppress(ConflictError, InputError):
+            try:
                 outcome = rewrite(store, job, directory=said)
+            except (ConflictError, InputError):
+                # With the new lists Arroyo's cleanup would delete what a run with the old ones has.
+                assert others(store) == others(job.store), f"started at answer {at}"
+            else:
                 # Stopped again as another run before anything was looked at twice.
                 assert outcome.plan.run_id == 7
             expect_whole(store, job, before, f"started at answer {at}")
