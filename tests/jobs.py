@@ -139,11 +139,12 @@ class SinkInto(ParquetSink):
         return _SINK_STORES[self._number]
 
 
-def words(count: int) -> pa.Table:
-    """Rows a second apart, of seven words."""
+def words(count: int, letters: str = "abcdefg") -> pa.Table:
+    """Rows a second apart, of so many words as there are letters."""
+    many = len(letters)
     return pa.table(
         {
-            "word": pa.array(["abcdefg"[(i * 3 + i // 5) % 7] for i in range(count)], pa.string()),
+            "word": pa.array([letters[(i * 3 + i // 5) % many] for i in range(count)]),
             "at": pa.array(
                 [START + dt.timedelta(seconds=i) for i in range(count)], pa.timestamp("us")
             ),
@@ -161,6 +162,7 @@ def word_job(
     merge_files_after: int = 3,
     sinks: int = 1,
     retention_micros: int = 6_000_000,
+    letters: str = "abcdefg",
     job: str = "main",
 ) -> Pipeline:
     """The job. Its sink writes to the root of `store`, so that one fault plan covers both."""
@@ -171,7 +173,7 @@ def word_job(
         keep_epochs=keep_epochs,
         merge_files_after=merge_files_after,
     )
-    source = TableSource(words(rows), rows_per_epoch=rows_per_epoch, splits=2)
+    source = TableSource(words(rows, letters), rows_per_epoch=rows_per_epoch, splits=2)
     stream = pipeline.source("lines", source, timestamp="at")
     counted = stream.key_by("word").apply("count", CountWords())
     stream.key_by("word").apply("keep", KeepWords(retention_micros))

@@ -32,12 +32,13 @@ pytestmark = pytest.mark.clusters
 FILES = 10_000
 ORPHANS = 500
 JOB: dict[str, Any] = {
-    "rows": 13_200,
-    "rows_per_epoch": 20,
+    "rows": 24_000,
+    "rows_per_epoch": 150,
+    "letters": "".join(map(chr, range(0x100, 0x180))),
     "keep_epochs": None,
     "merge_files_after": 1_000_000,
     "sinks": 0,
-    "parallelism": 8,
+    "parallelism": 48,
     "retention_micros": 10**12,
 }
 PIPELINE = word_job(None, **JOB)  # type: ignore[arg-type]

@@ -6,6 +6,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import dagster as dg
@@ -25,6 +26,8 @@ from arroyo_dagster.state.operations.catalog.changes import FleetCursor
 from arroyo_dagster.state.operations.catalog.job_changes import JobPosition
 from arroyo_dagster.state.planning.costs import Requests, poll_interval_seconds, quiet_poll
 from arroyo_dagster.state.storage import Counting
+from arroyo_dagster.state.storage.names import StoredName
+from arroyo_dagster.state.storage.store import Listing
 from arroyo_dagster.state.storage.wrappers import Slow, Wrapper
 from tests.fleets import START, Written, legacy_job, protocol_job
 from tests.jobs import listing, run_word_job
@@ -257,6 +260,21 @@ def test_a_name_that_is_no_partition_key_is_told_and_skipped(deployed: Any, name
     assert told_of(result) == {ONE.root: [1]}
     assert "no partition: " in result.skip_message
     assert deployed.keys == [ONE.root]
+
+
+def test_directories_that_no_store_can_write_are_named_in_the_tick(deployed: Any) -> None:
+    class OnADisk(Wrapper):
+        def list_dir(self, prefix: str = "") -> Listing:
+            found = super().list_dir(prefix)
+            return (
+                found if prefix else replace(found, prefixes=(StoredName("a*b"), *found.prefixes))
+            )
+
+    Written(deployed.store, ONE).epochs(1)
+    deployed.wrap(OnADisk)
+    result = deployed.evaluate()
+    assert told_of(result) == {ONE.root: [1]}
+    assert "names that no store can write: 'a*b'" in result.skip_message
 
 
 # ---- bounds --------------------------------------------------------------------------------------

@@ -378,6 +378,7 @@ class _Tick:
             _list("vanished", [paths.root for paths in changes.vanished]),
             _list("unreadable", [f"{name} ({why})" for name, why in unreadable.items()]),
             _list("not listed", [problem.message for problem in changes.problems]),
+            _list("names that no store can write", [repr(path) for path in changes.unlisted]),
             _list("no partition", [f"{name!r} ({why})" for name, why in self.refused.items()]),
             f"requests: {self._requests_made()}",
         ]

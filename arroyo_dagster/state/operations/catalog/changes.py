@@ -26,7 +26,7 @@ from arroyo_dagster.state.operations.catalog.job_changes import (
     JobPosition,
     poll_job,
 )
-from arroyo_dagster.state.operations.catalog.jobs import list_level
+from arroyo_dagster.state.operations.catalog.jobs import list_level, unlisted
 from arroyo_dagster.state.planning.restore.reads import (
     Level,
     check_root,
@@ -73,6 +73,7 @@ class FleetChanges:
             reached.
         known: how many jobs have a position or were left for the next poll.
         problems: directories that could not be listed; the jobs below keep their positions.
+        unlisted: directories that may be of jobs and are left out: no store can write their names.
         cursor: the state to keep.
     """
 
@@ -81,6 +82,7 @@ class FleetChanges:
     left: int = 0
     known: int = 0
     problems: tuple[ArroyoStateError, ...] = ()
+    unlisted: tuple[str, ...] = ()
     cursor: FleetCursor
 
 
@@ -225,6 +227,7 @@ def _changes(
         left=len(left),
         known=len(positions.keys() | set(left)),
         problems=tuple(found.problems),
+        unlisted=tuple(unlisted(found.levels)),
         cursor=FleetCursor(
             positions=positions,
             unread=frozenset(left) - positions.keys(),

@@ -84,12 +84,15 @@ def list_jobs(
     known = list_levels(store)
     jobs = jobs_in(known)
     check_root(known, jobs, store.url)
-    left_out = [
-        f"{path}/{name}".lstrip("/") for path, level in known.items() for name in level.unusable
-    ]
-    if left_out:
-        on_unlisted(sorted(left_out))
+    if left_out := unlisted(known):
+        on_unlisted(left_out)
     return jobs
+
+
+def unlisted(levels: Mapping[str, Level]) -> list[str]:
+    """Return the directories that may be of jobs and that no store can write, ordered by path."""
+    found = ((path, name) for path, level in levels.items() for name in level.unusable)
+    return sorted(f"{path}/{name}".lstrip("/") for path, name in found)
 
 
 def list_levels(store: ObjectStore) -> dict[str, Level]:
