@@ -45,7 +45,8 @@ def converted_columns(frame: pl.DataFrame, state: StateDef) -> dict[str, pl.Seri
 
     Returns:
         By name, each value as the definition has it; null where it does not fit. Columns that are
-        not stored, and have no `convert`, hold the default.
+        not stored, and have no `convert`, hold the default. A `convert` counts only where a column
+        is not stored yet, or with another type: what it has made is not converted again.
 
     Raises:
         StateSchemaError: E50, a `convert` cannot be computed.
@@ -57,7 +58,9 @@ def converted_columns(frame: pl.DataFrame, state: StateDef) -> dict[str, pl.Seri
         wanted = [(column.name, column.type, column.convert) for column in state.columns]
     found = {}
     for name, scalar, convert in wanted:
-        if convert is not None:
+        if name in frame.columns and frame.schema[name] == _dtype(scalar):
+            values = frame[name]
+        elif convert is not None:
             values = _computed(frame, state, name, convert)
         elif name in frame.columns:
             values = frame[name]

@@ -8,7 +8,7 @@ Source: the decision `sdf-changed-states.md`; error E50.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, cast
@@ -19,14 +19,13 @@ import pyarrow as pa
 from arroyo_dagster.dataflow.definition.definition import Dataflow, StateDef, StateForm
 from arroyo_dagster.dataflow.definition.types import ScalarType
 from arroyo_dagster.dataflow.errors import StateSchemaError
+from arroyo_dagster.dataflow.revisions.content import RevisedTable, RevisedTables
 from arroyo_dagster.dataflow.revisions.conversion import Misfit, converted_columns, misfits
 from arroyo_dagster.dataflow.revisions.stored import StoredService, read_stored
 from arroyo_dagster.dataflow.runtime.service import service_order
 from arroyo_dagster.dataflow.storage.columns import KEY
 from arroyo_dagster.dataflow.storage.engine_tables import (
     DROPPED,
-    SCHEMAS,
-    SCHEMAS_CONFIG,
     has_unflushed,
     stored_schemas,
 )
@@ -47,16 +46,16 @@ from arroyo_dagster.dataflow.views.snapshots import (
     frame_of_rows,
 )
 from arroyo_dagster.dataflow.views.view import service_paths
+from arroyo_dagster.errors import ConflictError
 from arroyo_dagster.state.codec.bincode.codec import codec_for
 from arroyo_dagster.state.codec.hashing.routing import key_hashes
-from arroyo_dagster.state.model.checkpoints import Checkpoint, OperatorCheckpoint
+from arroyo_dagster.state.model.checkpoints import Checkpoint
 from arroyo_dagster.state.model.clock import Clock, wall_clock
 from arroyo_dagster.state.model.ids import Epoch, OperatorId, TableName
 from arroyo_dagster.state.model.tables import (
     ExpiringTimeKeyFiles,
     GlobalKeyedFiles,
     TableConfig,
-    TableFiles,
     TimeFile,
 )
 from arroyo_dagster.state.operations.restore.revision import (
@@ -69,7 +68,7 @@ from arroyo_dagster.state.tables.expiring_time_key import ExpiringTimeKeyTable
 from arroyo_dagster.state.tables.global_keyed import GlobalKeyedTable
 from arroyo_dagster.state.tables.time_files import write_time_file
 
-_SHOWN = 5
+_LISTED = 5
 """The number of values that do not fit which an error shows."""
 
 
@@ -97,17 +96,17 @@ class ServiceMigration:
     def texts(self) -> list[str]:
         """Describe each change and what happens to the rows."""
         return [
-            f"{'; '.join(change.texts)}: {rows} rows {_fate(change)}"
+            f"{'; '.join(change.texts)}: {rows} rows {_fate(change, self.service)}"
             for change, rows in zip(self.changes, self.rows, strict=True)
         ]
 
 
-def _fate(change: StateChange) -> str:
+def _fate(change: StateChange, service: str) -> str:
     if change.state is not None:
         return "carried over"
     return (
-        "kept aside, unread; a state with `was: "
-        f"{change.stored}` takes them; `sdf clean DATAFLOW --state …/{change.stored}` removes them"
+        f"kept, unread; a state with `was: {change.stored}` takes them; `sdf clean DATAFLOW "
+        f"--state {service}/{change.stored}` removes them"
     )
 
 
@@ -126,12 +125,12 @@ def plan_migration(dataflow: Dataflow, store: ObjectStore) -> list[ServiceMigrat
             continue
         states = dataflow.services[service].states.values()
         owned = tuple(state for state in states if state.form is StateForm.TYPED)
-        changes = state_changes(stored.schemas, stored.aside, owned)
+        changes = state_changes(stored.schemas, stored.dropped, owned)
         needed = tuple(change for change in changes if change.needs_revision)
         for change in needed:
             _check(stored, change, changes, owned)
         if needed:
-            counts = tuple(stored.rows(one.stored, aside=one.aside) for one in needed)
+            counts = tuple(stored.rows(one.stored, dropped=one.dropped) for one in needed)
             found.append(ServiceMigration(stored, owned, needed, counts))
     return found
 
@@ -145,13 +144,13 @@ def _check(
     state = change.state
     taking = [one.state for one in changes]
     free = [one for one in owned if one not in taking]
-    if state is None and change.stored in stored.aside:
-        kept = any(one.aside and one.stored == change.stored and one.state for one in changes)
+    if state is None and change.stored in stored.dropped:
+        kept = any(one.dropped and one.stored == change.stored and one.state for one in changes)
         if not kept:
             raise _refused(
                 stored,
                 change,
-                f"rows of an earlier state `{change.stored}` are kept aside already",
+                f"rows of an earlier state `{change.stored}` are kept unread already",
                 f"remove them first: `arroyo-state sdf clean DATAFLOW --state "
                 f"{stored.name}/{change.stored}`",
             )
@@ -166,13 +165,13 @@ def _check(
         return
     if not change.differences.convertible:
         raise _refused(stored, change, "", advice(change, free, stored.name))
-    before = stored.definition(change.stored, aside=change.aside)
+    before = stored.definition(change.stored, dropped=change.dropped)
     wrong: list[Misfit] = []
-    for frame in stored.frames(change.stored, aside=change.aside):
+    for frame in stored.frames(change.stored, dropped=change.dropped):
         wrong += misfits(frame, state, before.key_type)
     if wrong:
-        shown = "; ".join(map(str, wrong[:_SHOWN]))
-        more = f"; and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
+        shown = "; ".join(map(str, wrong[:_LISTED]))
+        more = f"; and {len(wrong) - _LISTED} more" if len(wrong) > _LISTED else ""
         columns = sorted({one.column for one in wrong} - {KEY})
         step = (
             f"declare how `{columns[0]}` is computed: `convert: <SQL over the stored columns>` "
@@ -225,54 +224,34 @@ def run_migration(
     )
 
 
+def migrate(
+    dataflow: Dataflow, store: ObjectStore, *, owner: str = "sdf run --migrate"
+) -> Iterator[tuple[ServiceMigration, Epoch]]:
+    """Plan and run the migration of every service; yield each with the epoch that holds it.
+
+    Raises:
+        ConflictError: a service is running, or was started meanwhile.
+        Further errors as of `plan_migration` and `run_migration`.
+    """
+    for plan in plan_migration(dataflow, store):
+        try:
+            yield plan, run_migration(dataflow, store, plan, owner=owner)
+            continue
+        except ConflictError as error:
+            # A migration that was killed may have left an epoch that only a start claims: this one
+            # has claimed it.
+            again = [one for one in plan_migration(dataflow, store) if one.service == plan.service]
+            if again and again[0].stored.head.ref == plan.stored.head.ref:
+                raise error
+        for one in again:
+            yield one, run_migration(dataflow, store, one, owner=owner)
+
+
 # ---- the new epoch -------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _Table:
-    config: TableConfig
-    files: TableFiles
-
-
-class _Operators:
-    """The operators of an epoch, whose tables are taken out and put in."""
-
-    def __init__(self, base: Checkpoint) -> None:
-        self._base = base
-        self._tables = {
-            one.operator: {
-                name: _Table(one.configs[name], files) for name, files in one.tables.items()
-            }
-            for one in base.operators
-        }
-
-    def take(self, operator: OperatorId, table: str) -> _Table | None:
-        """Remove a table, and return it."""
-        return self._tables.get(operator, {}).pop(TableName(table), None)
-
-    def put(self, operator: OperatorId, table: _Table) -> None:
-        """Add a table, or replace it."""
-        self._tables.setdefault(operator, {})[table.config.table] = table
-
-    def done(self) -> tuple[OperatorCheckpoint, ...]:
-        """Return the operators; without tables, only those that the epoch has already."""
-        known = {one.operator: one for one in self._base.operators}
-        states = known[STATES]
-        for name in self._tables:
-            # An operator that is new here expires its rows by the watermark of the states.
-            known.setdefault(name, replace(states, operator=name))
-        return tuple(
-            replace(
-                known[name],
-                tables={table: one.files for table, one in sorted(tables.items())},
-                configs={table: one.config for table, one in sorted(tables.items())},
-            )
-            for name, tables in self._tables.items()
-        )
-
-
 def _revised(plan: ServiceMigration, base: Checkpoint, writer: RevisionWriter) -> RevisedContent:
-    operators = _Operators(base)
+    operators = RevisedTables(base)
     # All are taken before one is put: names may be exchanged.
     taken = [(change, _taken(operators, change)) for change in plan.changes]
     for change, tables in taken:
@@ -288,43 +267,33 @@ def _revised(plan: ServiceMigration, base: Checkpoint, writer: RevisionWriter) -
     return RevisedContent(operators.done())
 
 
-def _taken(operators: _Operators, change: StateChange) -> list[tuple[OperatorId, str, _Table]]:
+def _taken(
+    operators: RevisedTables, change: StateChange
+) -> list[tuple[OperatorId, str, RevisedTable]]:
     found = []
     for operator, suffix in ((STATES, ""), (FLUSH, FLUSHED)):
-        place = DROPPED if change.aside else operator
+        place = DROPPED if change.dropped else operator
         table = operators.take(place, f"{change.stored}{suffix}")
         if table is not None:
             found.append((operator, suffix, table))
     return found
 
 
-def _named(table: _Table, name: TableName) -> _Table:
+def _named(table: RevisedTable, name: TableName) -> RevisedTable:
     config = cast(Any, table.config.config)
     return replace(table, config=replace(table.config, config=replace(config, table=name)))
 
 
-def _put_schemas(operators: _Operators, plan: ServiceMigration, writer: RevisionWriter) -> None:
-    now, aside = dict(plan.stored.schemas), dict(plan.stored.aside)
-    texts = [(aside if change.aside else now).pop(change.stored) for change in plan.changes]
+def _put_schemas(operators: RevisedTables, plan: ServiceMigration, writer: RevisionWriter) -> None:
+    now, dropped = dict(plan.stored.schemas), dict(plan.stored.dropped)
+    texts = [(dropped if change.dropped else now).pop(change.stored) for change in plan.changes]
     for change, text in zip(plan.changes, texts, strict=True):
         if change.state is None:
-            aside[change.stored] = text
+            dropped[change.stored] = text
         else:
             now.update(stored_schemas([change.state]))
-    for operator, schemas in ((STATES, now), (DROPPED, aside)):
-        operators.take(operator, SCHEMAS)
-        if schemas:
-            operators.put(operator, schemas_table(operator, schemas, writer))
-
-
-def schemas_table(
-    operator: OperatorId, schemas: Mapping[str, str], writer: RevisionWriter
-) -> _Table:
-    """Write the stored schemas of an operator as one file."""
-    text = codec_for(str)
-    pairs = {text.encode(name): text.encode(schema) for name, schema in schemas.items()}
-    path = writer.put_pairs(operator, SCHEMAS_CONFIG.table, pairs)
-    return _Table(SCHEMAS_CONFIG, GlobalKeyedFiles(files=(path,)))
+    operators.put_schemas(STATES, now, writer)
+    operators.put_schemas(DROPPED, dropped, writer)
 
 
 # ---- conversions ---------------------------------------------------------------------------------
@@ -333,32 +302,32 @@ def schemas_table(
 def _converted(
     stored: StoredService,
     change: StateChange,
-    table: _Table,
+    table: RevisedTable,
     operator: OperatorId,
     writer: RevisionWriter,
-) -> _Table:
+) -> RevisedTable:
     state = change.state
     assert state is not None
     config = flushed_config(state) if operator == FLUSH else state_config(state)
     if isinstance(table.files, GlobalKeyedFiles):
         return _converted_pairs(table, table.files, state, config, operator, writer)
-    before = stored.definition(change.stored, aside=change.aside)
+    before = stored.definition(change.stored, dropped=change.dropped)
     converted = (
         _converted_file(table.config, file, before, state, config, operator, writer)
         for file in table.files.files
     )
     files = tuple(file for file in converted if file is not None)
-    return _Table(config, ExpiringTimeKeyFiles(files=files))
+    return RevisedTable(config, ExpiringTimeKeyFiles(files=files))
 
 
 def _converted_pairs(
-    table: _Table,
+    table: RevisedTable,
     files: GlobalKeyedFiles,
     state: StateDef,
     config: TableConfig,
     operator: OperatorId,
     writer: RevisionWriter,
-) -> _Table:
+) -> RevisedTable:
     """Convert the values of a primitive state; its keys are stored as text, and stay."""
     assert table.config.value_type is not None
     assert state.scalar_type is not None
@@ -366,7 +335,7 @@ def _converted_pairs(
     there = last.is_valid()
     keys, last = keys.filter(there), last.filter(there)
     if not len(keys):
-        return _Table(config, GlobalKeyedFiles())
+        return RevisedTable(config, GlobalKeyedFiles())
     keyed_by_window = operator == STATES and state.window is not None
     frame = frame_of_pairs(
         codec_for(WindowKey if keyed_by_window else str).decode_column(keys),
@@ -376,7 +345,7 @@ def _converted_pairs(
     encoded = codec_for(bincode_type(state.scalar_type)).encode_many(fitting.to_list())
     pairs = dict(zip(keys.to_pylist(), encoded, strict=True))
     path = writer.put_pairs(operator, config.table, pairs, version=config.state_version)
-    return _Table(config, GlobalKeyedFiles(files=(path,)))
+    return RevisedTable(config, GlobalKeyedFiles(files=(path,)))
 
 
 def _converted_file(

@@ -36,18 +36,18 @@ class StoredService:
     Attributes:
         head: the epoch.
         schemas: the stored schemas by state, as JSON texts.
-        aside: those of states that were dropped from the definition.
+        dropped: those of states that were dropped from the definition.
     """
 
     name: str
     store: ObjectStore
     head: Checkpoint
     schemas: Mapping[str, str]
-    aside: Mapping[str, str]
+    dropped: Mapping[str, str]
 
-    def definition(self, state: str, *, aside: bool) -> StateDef:
+    def definition(self, state: str, *, dropped: bool) -> StateDef:
         """Return a definition with which stored rows can be read."""
-        schema = json.loads((self.aside if aside else self.schemas)[state])
+        schema = json.loads((self.dropped if dropped else self.schemas)[state])
         columns = tuple(
             Column(name=name, type=ScalarType(kind), attribute=column_attribute(name))
             for name, kind in schema.get("columns") or ()
@@ -69,24 +69,24 @@ class StoredService:
             line=0,
         )
 
-    def places(self, state: str, *, aside: bool) -> Iterator[Where]:
+    def places(self, state: str, *, dropped: bool) -> Iterator[Where]:
         """Yield the tables that exist of a state: of its keys, and of its window closed last."""
         for operator, name in ((STATES, state), (FLUSH, f"{state}{FLUSHED}")):
-            found = self.head.operator(DROPPED if aside else operator)
+            found = self.head.operator(DROPPED if dropped else operator)
             if found is not None and name in found.tables:
                 yield Where(OperatorId(found.operator), TableName(name))
 
-    def frames(self, state: str, *, aside: bool) -> Iterator[pl.DataFrame]:
+    def frames(self, state: str, *, dropped: bool) -> Iterator[pl.DataFrame]:
         """Yield the rows of each table of a state: `_key` and its columns, or `value`."""
-        definition = self.definition(state, aside=aside)
-        for where in self.places(state, aside=aside):
+        definition = self.definition(state, dropped=dropped)
+        for where in self.places(state, dropped=dropped):
             live = not where.table.endswith(FLUSHED)
             reader = SnapshotReader(self.store, definition, live=live, where=where)
             yield reader.at(self.head).drop(WINDOW_START, WINDOW_END, strict=False)
 
-    def rows(self, state: str, *, aside: bool) -> int:
+    def rows(self, state: str, *, dropped: bool) -> int:
         """Return the number of rows of a state, those of the window that closed last included."""
-        return sum(frame.height for frame in self.frames(state, aside=aside))
+        return sum(frame.height for frame in self.frames(state, dropped=dropped))
 
 
 def read_stored(store: ObjectStore, dataflow: Dataflow, service: str) -> StoredService | None:
@@ -98,5 +98,5 @@ def read_stored(store: ObjectStore, dataflow: Dataflow, service: str) -> StoredS
     head = OwnerJob(store, service_paths(dataflow, service)).newest()
     if head is None:
         return None
-    schemas, aside = (read_schemas(store, head.operator(name)) for name in (STATES, DROPPED))
-    return StoredService(service, store, head, schemas, aside)
+    schemas, dropped = (read_schemas(store, head.operator(name)) for name in (STATES, DROPPED))
+    return StoredService(service, store, head, schemas, dropped)

@@ -424,7 +424,7 @@ class _Planning:
                 plan.owned.values(),
                 migrate=plan.migrate,
                 service=plan.name,
-                aside=read_schemas(self._store, head.operator(DROPPED)),
+                dropped=read_schemas(self._store, head.operator(DROPPED)),
                 every=True,
             )
 

@@ -201,13 +201,13 @@ def check_states(
     *,
     migrate: bool,
     service: str,
-    aside: Mapping[str, str] | None = None,
+    dropped: Mapping[str, str] | None = None,
     every: bool = False,
 ) -> None:
     """Check that the stored states match the definitions; new states do.
 
     Args:
-        stored, aside: the stored schemas by state, and those of dropped states, as
+        stored, dropped: the stored schemas by state, and those of dropped states, as
             `stored_schemas` returns them.
         states: the definitions.
         migrate: whether to accept added columns; older rows then have their defaults.
@@ -218,7 +218,7 @@ def check_states(
         StateSchemaError: E50, with what was added, removed and changed.
     """
     owned = list(states)
-    changes = state_changes(stored, aside or {}, owned)
+    changes = state_changes(stored, dropped or {}, owned)
     refused = [
         change
         for change in changes

@@ -23,7 +23,8 @@ class Differences:
     Attributes:
         texts: a description of each difference.
         convertible: whether rows can be carried over: the kind and the windows are the same.
-        only_added: whether all of them are added columns, which need no conversion.
+        only_added: whether all of them are added columns that begin with defaults, so that nothing
+            is converted.
     """
 
     texts: tuple[str, ...]
@@ -37,26 +38,25 @@ class StateChange:
 
     Attributes:
         stored: the name of the stored state.
-        state: the definition that takes its rows; None = dropped: its rows are kept aside.
-        aside: whether its rows were kept aside before.
+        state: the definition that takes its rows; None = dropped: its rows are kept unread.
+        dropped: whether its rows were kept unread before.
         differences: between the stored schema and the definition.
     """
 
     stored: str
     state: StateDef | None
-    aside: bool = False
+    dropped: bool = False
     differences: Differences = Differences((), True, False)
 
     @property
     def needs_revision(self) -> bool:
         """Whether stored tables must be changed before the service can run."""
         if self.state is None:
-            return not self.aside
+            return not self.dropped
         found = self.differences
-        converts = any(column.convert for column in self.state.columns)
-        if self.aside or self.stored != self.state.name:
+        if self.dropped or self.stored != self.state.name:
             return True
-        return bool(found.texts) and (not found.only_added or converts)
+        return bool(found.texts) and not found.only_added
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -64,8 +64,8 @@ class StateChange:
         if self.state is None:
             return (f"state `{self.stored}` is stored, and no longer declared",)
         found = []
-        if self.aside:
-            found.append(f"state `{self.stored}` was dropped earlier, and its rows were kept aside")
+        if self.dropped:
+            found.append(f"state `{self.stored}` was dropped earlier, and its rows are unread")
         if self.stored != self.state.name:
             found.append(f"state `{self.stored}` is now named `{self.state.name}`")
         if self.differences.texts:
@@ -77,33 +77,33 @@ class StateChange:
 
 
 def state_changes(
-    stored: Mapping[str, str], aside: Mapping[str, str], owned: Iterable[StateDef]
+    stored: Mapping[str, str], dropped: Mapping[str, str], owned: Iterable[StateDef]
 ) -> list[StateChange]:
     """Return what happens to each stored state of a service.
 
     A state takes the rows that are stored under its name, else under one of its earlier names
-    (`was`), else those of these names that were kept aside.
+    (`was`), else those of these names that were kept unread.
 
     Args:
-        stored, aside: the stored schemas by state, as `engine_tables.stored_schemas` returns them.
+        stored, dropped: the stored schemas by state, in the form of `stored_schemas`.
         owned: the definitions of the service's states.
     """
     definitions = {state.name: state for state in owned}
     taken: dict[tuple[bool, str], StateDef] = {}
     for state in definitions.values():
-        for place in _places(state, stored, aside, definitions):
+        for place in _places(state, stored, dropped, definitions):
             if place not in taken:
                 taken[place] = state
                 break
     found = []
-    for is_aside, schemas in ((False, stored), (True, aside)):
+    for is_dropped, schemas in ((False, stored), (True, dropped)):
         for name, text in schemas.items():
-            taker = taken.get((is_aside, name))
+            taker = taken.get((is_dropped, name))
             differences = Differences((), True, False)
             if taker is not None:
                 differences = differences_of(json.loads(text), taker)
             found.append(
-                StateChange(stored=name, state=taker, aside=is_aside, differences=differences)
+                StateChange(stored=name, state=taker, dropped=is_dropped, differences=differences)
             )
     return found
 
@@ -111,12 +111,12 @@ def state_changes(
 def _places(
     state: StateDef,
     stored: Mapping[str, str],
-    aside: Mapping[str, str],
+    dropped: Mapping[str, str],
     definitions: Mapping[str, StateDef],
 ) -> list[tuple[bool, str]]:
     earlier = [name for name in state.was if name not in definitions]
     places = [(False, name) for name in (state.name, *earlier) if name in stored]
-    return places + [(True, name) for name in (state.name, *earlier) if name in aside]
+    return places + [(True, name) for name in (state.name, *earlier) if name in dropped]
 
 
 def differences_of(before: Mapping[str, Any], state: StateDef) -> Differences:
@@ -143,7 +143,8 @@ def differences_of(before: Mapping[str, Any], state: StateDef) -> Differences:
         for name in sorted(old.keys() & new.keys())
         if old[name] != new[name]
     ]
-    only_added = bool(added) and not (texts or removed or changed)
+    computed = any(column.convert for column in state.columns if column.name not in old)
+    only_added = bool(added) and not (texts or removed or changed or computed)
     return Differences((*texts, *added, *removed, *changed), convertible, only_added)
 
 
@@ -167,11 +168,11 @@ def advice(change: StateChange, free: Iterable[StateDef], service: str) -> str:
                 f"{candidates[name].line}); else "
             )
         )
-        return f"{renamed}`sdf run --migrate` keeps its rows aside, unread, and {clean}"
+        return f"{renamed}`sdf run --migrate` keeps its rows, unread, and {clean}"
     if not change.differences.convertible:
         return (
             f"give the state in line {state.line} another name: `sdf run --migrate` then keeps "
-            f"the stored rows aside; or {clean}"
+            f"the stored rows, unread; or {clean}"
         )
     if not change.needs_revision:
         return "run it with --migrate: added columns start with their defaults"

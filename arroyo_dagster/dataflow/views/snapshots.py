@@ -144,8 +144,8 @@ class SnapshotReader:
         state, ref = self.state, self.state.ref
         if ref is not None:
             state = replace(state, name=ref.state)
-        stored, aside = (read_schemas(self._store, one) for one in operators)
-        check_states(stored, [state], migrate=True, service=state.owner, aside=aside)
+        stored, dropped = (read_schemas(self._store, one) for one in operators)
+        check_states(stored, [state], migrate=True, service=state.owner, dropped=dropped)
         self._checked = files
 
     # ---- arrow-rows ------------------------------------------------------------------------------

@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 
 from arroyo_dagster.dataflow.errors import StateSchemaError
-from arroyo_dagster.dataflow.revisions.migrate import plan_migration, run_migration
+from arroyo_dagster.dataflow.revisions.migrate import migrate, plan_migration, run_migration
 from arroyo_dagster.errors import ConflictError
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.operations.verify.job import verify_job
-from tests.dataflows import Flow, builder, definition, row_of
+from arroyo_dagster.state.storage import Crash
+from tests.dataflows import Flow, KilledAt, builder, definition, row_of
 
 BUMP = "counts().increment(1)"
 ROWS = "row = counts()\nrow.n += 1\nrow.name = record\nrow.update()"
@@ -27,8 +28,7 @@ def flow_of(service: str, before: Flow | None = None, *more: str) -> Flow:
 
 def migrated(flow: Flow) -> Flow:
     """Carry the stored states over, as `sdf run --migrate` does before it runs."""
-    for plan in plan_migration(flow.dataflow, flow.store):
-        run_migration(flow.dataflow, flow.store, plan)
+    list(migrate(flow.dataflow, flow.store))
     return flow
 
 
@@ -197,7 +197,16 @@ def test_a_declared_conversion_computes_values_of_the_stored_columns() -> None:
     assert after.rows("build.counts") == {
         "a": {"cents": 1250, "new": 3}, "b": {"cents": 1250, "new": 3},
     }  # fmt: skip
-    assert plan_migration(after.dataflow, after.store) == []  # it is not converted twice
+    assert plan_migration(after.dataflow, after.store) == []
+    after = flow_of(builder("row = counts()\nrow.cents = 7\nrow.update()", value=value), after)
+    after.send("words", ["a"])
+    # cents are not converted again
+    for more in ("x: {type: u8}", "x: {type: u8, convert: new}"):
+        wide = value.replace("{cents", "{" + more + ", cents")
+        wider = flow_of(builder("pass", value=wide), after)
+        migrated(wider)
+        assert plan_migration(wider.dataflow, wider.store) == []
+    assert wider.rows("build.counts")["a"] == {"cents": 7, "new": 3, "x": 3}
 
 
 @pytest.mark.parametrize(
@@ -286,7 +295,36 @@ def test_a_service_that_runs_meanwhile_is_not_migrated() -> None:
     after = flow_of(renamed(builder(BUMP)), before)
     (plan,) = plan_migration(after.dataflow, after.store)
     before.send("words", ["b"])
-    with pytest.raises(ConflictError, match="nothing was changed"):
+    with pytest.raises(ConflictError, match="plan again"):
         run_migration(after.dataflow, after.store, plan)
     assert before.cells("build.counts") == {"a": 1, "b": 1}
     assert migrated(after).cells("build.visits") == {"a": 1, "b": 1}
+
+
+@pytest.mark.parametrize("kind", ["rename", "convert", "drop"])
+def test_a_migration_killed_at_any_write_is_done_or_not_done(kind: str) -> None:
+    services = {
+        "rename": renamed(builder(BUMP)),
+        "convert": builder("pass", value="{type: string}"),
+        "drop": builder("other().increment(1)", state="other"),
+    }
+    for at in range(1, 100):
+        before = flow_of(builder(BUMP)).send("words", ["a", "b", "a"])
+        after = flow_of(services[kind], before)
+        (plan,) = plan_migration(after.dataflow, after.store)
+        killed = KilledAt(after.store, at)
+        try:
+            run_migration(after.dataflow, killed, plan)
+        except Crash:
+            pass
+        else:
+            assert at > 5
+            break
+        migrated(after)
+        if kind == "drop":
+            assert after.send("words", ["b"]).cells("build.other") == {"b": 1}
+            after = migrated(flow_of(builder(BUMP), after))
+        state = "visits" if kind == "rename" else "counts"
+        shown = {key: int(value) for key, value in after.cells(f"build.{state}").items()}
+        assert shown == {"a": 2, "b": 1}
+        assert verify_job(after.store, JobPaths("build", "test.flow")).verdict.passed

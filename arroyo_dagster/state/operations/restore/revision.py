@@ -190,8 +190,7 @@ def _changed(paths: JobPaths, epoch: Epoch) -> ConflictError:
         job=paths.root,
         epoch=epoch,
         retryable=True,
-        next_step=f"stop it with `arroyo-state stop {paths.root}`, then try again; nothing was "
-        "changed",
+        next_step=f"stop it with `arroyo-state stop {paths.root}` if it runs, then plan again",
     )
 
 

@@ -14,8 +14,7 @@ from arroyo_dagster.dataflow.runtime.letters import Letter
 from arroyo_dagster.errors import FormatError, InputError
 from arroyo_dagster.state.model.ids import OperatorId
 from arroyo_dagster.state.storage import Crash, MemoryStore
-from arroyo_dagster.state.storage.wrappers import Wrapper
-from tests.dataflows import Flow, KeepSink, Sent, Topic, builder, definition, row_of
+from tests.dataflows import Flow, KeepSink, KilledAt, Sent, Topic, builder, definition, row_of
 from tests.shares import Share, share_or_all
 
 WRONG = "cuonts().increment(1)"
@@ -343,21 +342,6 @@ def test_a_failed_flush_of_a_state_that_got_a_column_is_called_again() -> None:
 
 
 # ---- killed at every call of the store -----------------------------------------------------------
-
-
-class KilledAt(Wrapper):
-    """Is killed before its n-th call that writes."""
-
-    def __init__(self, store: Any, at: int) -> None:
-        super().__init__(store)
-        self.left = at
-
-    def _call(self, verb: str, path: str, action: Any, data: bytes = b"") -> Any:
-        if verb in ("put", "create", "copy", "delete"):
-            self.left -= 1
-            if self.left == 0:
-                raise Crash(f"killed before {verb} {path}")
-        return action()
 
 
 def run_to_the_end(store: Any, topics: dict[str, Topic], sink: Any) -> Flow:
