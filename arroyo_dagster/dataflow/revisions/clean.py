@@ -129,7 +129,7 @@ def plan_clean(dataflow: Dataflow, store: ObjectStore, options: CleanOptions) ->
     stored = {one.name: one for one in read if one is not None}
     states = _chosen_states(stored, options.states)
     topics = _chosen_topics(dataflow, stored, options.topics)
-    heads = {one.name: one.head.epoch for one in stored.values()}
+    heads = {one.name: _last_written(one.head) for one in stored.values()}
     found = []
     for name, one in stored.items():
         everything = options.everything
@@ -140,6 +140,12 @@ def plan_clean(dataflow: Dataflow, store: ObjectStore, options: CleanOptions) ->
         if plan is not None:
             found.append(plan)
     return found
+
+
+def _last_written(head: Checkpoint) -> Epoch:
+    """Return the newest epoch that may have records: a revision has none."""
+    revised = None if head.progress is None else head.progress.revises
+    return head.epoch if revised is None else revised
 
 
 def _services(dataflow: Dataflow, store: ObjectStore) -> list[str]:
@@ -176,7 +182,7 @@ def _chosen_states(
         if len(matches) != 1:
             raise InputError(
                 f"{len(matches) or 'no'} stored state{'s are' if matches else ' is'} named "
-                f"`{text}`" + did_you_mean(text, known),
+                f"`{text}`" + did_you_mean(text, {*known, *(one[1] for one in known.values())}),
                 states=sorted(known),
                 next_step="name it as SERVICE/STATE",
             )
@@ -238,7 +244,11 @@ def _service_clean(
     return ServiceClean(
         stored=stored,
         states=states,
-        topics=tuple(topic for topic in topics if after[topic] != before["topics"][topic]),
+        topics=tuple(
+            topic
+            for topic in topics
+            if after[topic] != before["topics"][topic] and after[topic].keys() <= {*LETTER_MEMBERS}
+        ),
         offsets=after if changed else None,
         everything=everything,
         may_be_running=not is_at_rest(stored.head, generation),
