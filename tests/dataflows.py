@@ -27,7 +27,8 @@ from arroyo_dagster.state.model.tables import TableConfig
 from arroyo_dagster.state.runtime.in_process import LocalRun, run_pipeline
 from arroyo_dagster.state.runtime.operators import Collector, Offset, OperatorContext, Sink, Source
 from arroyo_dagster.state.runtime.pipeline import Pipeline
-from arroyo_dagster.state.storage import MemoryStore, ObjectStore
+from arroyo_dagster.state.storage import Crash, MemoryStore, ObjectStore
+from arroyo_dagster.state.storage.wrappers import Wrapper
 from arroyo_dagster.state.tables.global_keyed import global_table_config
 
 SECOND = 1000
@@ -266,6 +267,24 @@ def _metrics_in(
     keys, values = codec_for(MetricKey), codec_for(Metric)
     for key, value in table.load(files.files).items():
         yield keys.decode(key), values.decode(value)
+
+
+# ---- faults -------------------------------------------------------------------------------------
+
+
+class KilledAt(Wrapper):
+    """Is killed before its n-th call that writes."""
+
+    def __init__(self, store: Any, at: int) -> None:
+        super().__init__(store)
+        self.left = at
+
+    def _call(self, verb: str, path: str, action: Any, data: bytes = b"") -> Any:
+        if verb in ("put", "create", "copy", "delete"):
+            self.left -= 1
+            if self.left == 0:
+                raise Crash(f"killed before {verb} {path}")
+        return action()
 
 
 # ---- definitions ---------------------------------------------------------------------------------

@@ -160,6 +160,9 @@ SDF: Mapping[str, LazyCommand] = {
         "sdf.check",
         "Check a dataflow.yaml or sdf-package.yaml; print each error with path, line and number.",
     ),
+    "clean": LazyCommand(
+        "sdf.clean", "Remove stored states of a dataflow, and read its topics again."
+    ),
     "replay": LazyCommand(
         "sdf.replay",
         "Process the records again that failed in runs with `--on-error dead-letter`.",

@@ -73,7 +73,8 @@ def error_options(default: str) -> Callable[[_F], _F]:
             type=click.IntRange(0),
             metavar="N",
             help="Stop without publishing the epoch when more than N records of a run of a service "
-            "fail. Default with skip: when a step fails on each of the first 1,000.",
+            "fail. Default with skip: when a step fails on each of the first 10, or of 1,000 that "
+            "reach it.",
         )
         choice = click.option(
             "--on-error",

@@ -33,6 +33,7 @@ from arroyo_dagster.dataflow.in_process import (
     OnPipelineEpoch,
     run_dataflow,
 )
+from arroyo_dagster.dataflow.revisions.migrate import migrate as migrate_services
 from arroyo_dagster.dataflow.runtime.service import (
     DEAD_LETTER,
     SKIP,
@@ -89,7 +90,12 @@ _ENDLESS_INTERVAL = 1.0
 @keep_epochs_option
 @error_options(SKIP)
 @click.option("--flush-open", is_flag=True, help="Close open windows when every source has ended.")
-@click.option("--migrate", is_flag=True, help="Allow states to have more columns than were stored.")
+@click.option(
+    "--migrate",
+    is_flag=True,
+    help="Carry stored states over to a changed definition: other columns and types, renamed "
+    "(`was`), no longer declared.",
+)
 @parallelism_option
 @spark_options("Run on Spark instead of in this process.", always=True)
 @click.option(
@@ -176,6 +182,8 @@ def run(
         click.echo(
             f"topic {topic} has no sink; to print its records: --sink {topic}=stdout", err=True
         )
+    if migrate:
+        migrate_states(dataflow, store)
     pipelines = build_dataflow(
         dataflow,
         store,
@@ -223,6 +231,19 @@ def run(
                 between=wired.between,
             )
     finish_run(dataflow, store, outcome, failed_before, on_error, as_json=as_json)
+
+
+def migrate_states(dataflow: Dataflow, store: ObjectStore) -> None:
+    """Carry stored states over to the definition, and print what was done to stderr."""
+    for plan, epoch in migrate_services(dataflow, store):
+        job = f"{dataflow.pipeline}/{plan.service}"
+        for text in plan.texts():
+            click.echo(f"{job}: {text}", err=True)
+        click.echo(
+            f"{job}: migrated in epoch {epoch}; epoch {plan.stored.head.epoch}, before the "
+            "change, stays pinned",
+            err=True,
+        )
 
 
 def spark_topics(
@@ -414,5 +435,5 @@ def _print_outcome(
         )
         click.echo(f"failed in this run: {listed}; {where}", err=True)
     why = "every source has ended" if outcome.ended else "the next run continues from there"
-    epochs = ", ".join(f"{service} {count}" for service, count in outcome.epochs.items())
-    click.echo(f"{dataflow.name}: epochs written: {epochs}; {why}", err=True)
+    counts = [f"{service} {count}" for service, count in outcome.epochs.items()]
+    click.echo(f"{dataflow.name}: epochs written: {', '.join(counts) or 'none'}; {why}", err=True)

@@ -95,6 +95,8 @@ class StateDef:
         window: the owner's window, if it has one.
         package: the package whose function added it to the service; None if the service
             declares it.
+        was: its earlier names, the latest first; rows that are stored under one are its rows.
+        convert: for a scalar, the SQL expression that makes its values of the stored `value`.
         extended: features that SDF's own engine does not support: `scalar`, `document`.
     """
 
@@ -114,6 +116,8 @@ class StateDef:
     aliases: tuple[str, ...] = ()
     window: WindowDef | None = None
     package: str | None = None
+    was: tuple[str, ...] = ()
+    convert: str | None = None
     extended: frozenset[str] = frozenset()
     api_version: str = field(compare=False)
     path: str = field(compare=False)

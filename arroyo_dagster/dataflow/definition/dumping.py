@@ -123,7 +123,10 @@ def type_plain(declared: TypeDef) -> dict[str, Any]:
     if isinstance(declared, PrimitiveType):
         return {"type": "primitive", "properties": {"value": declared.type.value}}
     if isinstance(declared, RowType):
-        columns = {column.name: {"type": column.type.value} for column in declared.columns}
+        columns = {
+            column.name: _filled({"type": column.type.value, "convert": column.convert})
+            for column in declared.columns
+        }
         ttl = {} if declared.ttl_ms is None else {"ttl": format_duration(declared.ttl_ms)}
         return {"type": "arrow-row", "properties": columns, **ttl}
     if isinstance(declared, KeyedType):
@@ -166,7 +169,10 @@ def _state(state: StateDef) -> dict[str, Any]:
     if state.system is not None:
         return {"system": state.system}
     assert state.declared is not None
-    return type_plain(state.declared)
+    plain = type_plain(state.declared)
+    if state.convert is not None and "properties" in plain:
+        plain["properties"]["value"]["convert"] = state.convert
+    return {**plain, **_filled({"was": list(state.was)})}
 
 
 def _parameter(one: Parameter | None) -> dict[str, Any] | None:

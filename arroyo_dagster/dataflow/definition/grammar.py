@@ -57,7 +57,10 @@ def _member(shape: Shape) -> FieldShape:
 # ---- types and states: their readers check them and report their own error numbers ---------------
 
 COLUMN = MappingShape(
-    fields={"type": FieldShape(shape=Text(choices=tuple(COLUMN_TYPES)), required=True)}
+    fields={
+        "type": FieldShape(shape=Text(choices=tuple(COLUMN_TYPES)), required=True),
+        "convert": _OPTIONAL,
+    }
 )
 COLUMN_NAME = r"^(?!_key$|_updated_at$|_window)(?=[\s\S]*\S)"
 ROW = _typed(properties=_member(ByName(COLUMN, names=COLUMN_NAME)), ttl=FieldShape(shape=_DURATION))
@@ -75,7 +78,8 @@ PRIMITIVE = _typed(
                 )
             }
         )
-    )
+    ),
+    convert=_OPTIONAL,
 )
 NOT_KEYS = tuple(sorted((BUILT_IN - {"timestamp"}) - set(KEY_TYPES)))
 KEY = MappingShape(fields={"type": FieldShape(shape=Text(never=NOT_KEYS), required=True)})
@@ -83,7 +87,8 @@ PLAIN = MappingShape(
     fields={
         "type": FieldShape(
             shape=Text(never=(*UNSUPPORTED_VALUES, "keyed-state", "timestamp")), required=True
-        )
+        ),
+        "convert": _OPTIONAL,
     }
 )
 VALUE = Variants(by_type={"arrow-row": ROW, "primitive": PRIMITIVE}, otherwise=PLAIN)
@@ -95,10 +100,16 @@ REFERENCE = MappingShape(
 )
 SYSTEM = MappingShape(fields={"system": _FILLED, "name": _OPTIONAL})
 _NO_STATE = tuple(sorted(BUILT_IN - {"keyed-state", "timestamp"}))
+WAS = FieldShape(shape=Either((_TEXT, Many(_TEXT))))
 NAMED_STATE = MappingShape(
-    fields={"type": FieldShape(shape=Text(never=_NO_STATE), required=True), "name": _OPTIONAL}
+    fields={
+        "type": FieldShape(shape=Text(never=_NO_STATE), required=True),
+        "name": _OPTIONAL,
+        "was": WAS,
+    }
 )
-TYPED = Variants(by_type={"keyed-state": KEYED, "key-value": KEYED}, otherwise=NAMED_STATE)
+STATE = MappingShape(fields={**KEYED.fields, "was": WAS})
+TYPED = Variants(by_type={"keyed-state": STATE, "key-value": STATE}, otherwise=NAMED_STATE)
 
 _RENAME = FieldShape(shape=MappingShape(fields={"rename": _OPTIONAL}))
 _NESTED = {"type-name": _OPTIONAL, "optional": FieldShape(shape=Flag())}

@@ -81,7 +81,12 @@ class RowReader:
         self._shapes.unknown_keys(node, grammar.COLUMN)
         if problem is not None:
             return None
-        return Column(name=name, type=COLUMN_TYPES[word], attribute=column_attribute(name))
+        return Column(
+            name=name,
+            type=COLUMN_TYPES[word],
+            attribute=column_attribute(name),
+            convert=self._shapes.optional_text(node, "convert"),
+        )
 
 
 def _name_error(name: str, taken: dict[str, str]) -> str | None:

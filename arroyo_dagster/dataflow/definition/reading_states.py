@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from arroyo_dagster.dataflow.definition import grammar
 from arroyo_dagster.dataflow.definition.definition import StateDef, StateForm, StateRef, ValueKind
 from arroyo_dagster.dataflow.definition.diagnostics import Diagnostics
 from arroyo_dagster.dataflow.definition.linking import Linking, States
@@ -199,11 +200,11 @@ class StateReader:
     # ---- a typed state ---------------------------------------------------------------------------
 
     def _typed(self, block: Block, name: str, node: Node) -> StateDef | None:
-        base = self._base(block, name, node, StateForm.TYPED)
+        base = replace(self._base(block, name, node, StateForm.TYPED), was=self._was(name, node))
         word = node.get("type")
         kind = "_" if word is None or not word.text else word.text
         if kind in ("keyed-state", "key-value"):
-            return self._of_halves(base, node, *self._types.halves(node))
+            return self._of_halves(base, node, *self._types.halves(node, grammar.STATE))
         named = self._scope.resolve(NamedType(kind))
         if named.problem is None and named.type is None:
             return replace(base, declared=NamedType(kind))
@@ -217,6 +218,21 @@ class StateReader:
         self._mistakes.add(node.diagnostic_at("E11", message, key="type"))
         return None
 
+    def _was(self, name: str, node: Node) -> tuple[str, ...]:
+        """Return the earlier names of a state, from a text or a list of texts."""
+        found = node.get("was")
+        if found is None:
+            return ()
+        items = found.items if isinstance(found.value, tuple) else (found,)
+        names = tuple(item.text for item in items if item.text and item.text.strip())
+        if len(names) < len(items) or not names:
+            message = f"state `{name}`: `was` is {found.kind}; expected an earlier name of it"
+            self._mistakes.add(node.diagnostic_at("E10", message, key="was"))
+        if name in names:
+            message = f"state `{name}`: `was` is its present name; expected an earlier one"
+            self._mistakes.add(node.diagnostic_at("E10", message, key="was"))
+        return names
+
     def _of_halves(
         self, base: StateDef, node: Node, key: TypeDef | None, value: TypeDef | None
     ) -> StateDef | None:
@@ -228,7 +244,12 @@ class StateReader:
         done = None if value is None else self._with_value(with_key or base, value, value_node)
         if key is None or value is None or with_key is None or done is None:
             return None
-        return replace(done, declared=base.declared or KeyedType(key=key, value=value))
+        convert = None
+        if done.scalar_type is not None:
+            convert = self._types.shapes.optional_text(value_node, "convert")
+        return replace(
+            done, declared=base.declared or KeyedType(key=key, value=value), convert=convert
+        )
 
     def _with_key(self, base: StateDef, declared: TypeDef, node: Node) -> StateDef | None:
         resolved = self._scope.resolve(declared)

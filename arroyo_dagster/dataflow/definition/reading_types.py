@@ -50,7 +50,7 @@ class TypeReader:
         self, diagnostics: Diagnostics, shapes: Conformity, *, documents: bool = False
     ) -> None:
         self._mistakes = diagnostics
-        self._shapes = shapes
+        self.shapes = shapes
         self._rows = RowReader(diagnostics, shapes)
         self._documents = documents
 
@@ -111,7 +111,7 @@ class TypeReader:
         known = MappingShape(
             fields={**shape.fields, **grammar.MEMBER_FIELDS}, open="kind" in node.members
         )
-        self._shapes.unknown_keys(node, known)
+        self.shapes.unknown_keys(node, known)
         complete = tuple(member for member in members if member is not None)
         if len(complete) < len(members):
             return None
@@ -180,9 +180,15 @@ class TypeReader:
         key, value = self.halves(node)
         return None if key is None or value is None else KeyedType(key=key, value=value)
 
-    def halves(self, node: Node) -> tuple[TypeDef | None, TypeDef | None]:
-        """Read the key type and the value type of a keyed-state, each None if it has an error."""
-        self._shapes.unknown_keys(node, _with_ttl(grammar.KEYED, "name"))
+    def halves(
+        self, node: Node, shape: MappingShape = grammar.KEYED
+    ) -> tuple[TypeDef | None, TypeDef | None]:
+        """Read the key type and the value type of a keyed-state, each None if it has an error.
+
+        Args:
+            shape: the keys that its mapping may have.
+        """
+        self.shapes.unknown_keys(node, _with_ttl(shape, "name"))
         self._misplaced_ttl(node, "it belongs into `properties.value`, beside its `properties`")
         holder = self._required(node, "properties")
         if holder is None:
@@ -247,7 +253,7 @@ class TypeReader:
         return SCALARS.get(word) or NamedType(word)
 
     def _primitive(self, node: Node) -> TypeDef | None:
-        self._shapes.unknown_keys(node, _with_ttl(grammar.PRIMITIVE))
+        self.shapes.unknown_keys(node, _with_ttl(grammar.PRIMITIVE))
         holder = self._required(node, "properties")
         inner = None if holder is None else holder.get("value")
         if inner is None:

@@ -198,6 +198,14 @@ class Conformity:
         elif one.required and not isinstance(one.shape, CustomShape):
             self.diagnostics.add(node.diagnostic_at(one.number, f"missing `{name}`", key=name))
 
+    def optional_text(self, node: Node, key: str) -> str | None:
+        """Return the text of a key, which must be filled; None if it is absent."""
+        found = node.get(key)
+        if found is not None and not (found.text or "").strip():
+            self._expected(found, f"`{key}` to be text", "E04")
+            return None
+        return None if found is None else found.text
+
     def unknown_keys(self, node: Node, shape: MappingShape) -> None:
         """Warn of keys that the shape does not have, once per path."""
         if shape.open or node.path in self._warned:

@@ -92,11 +92,18 @@ def same_name(name: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
-    """A column of a row. `attribute`: the name of its attribute on a row in Python."""
+    """A column of a row.
+
+    Attributes:
+        attribute: the name of its attribute on a row in Python.
+        convert: the SQL expression that makes its values of the columns that were stored before
+            the definition changed; None = values of the column of this name.
+    """
 
     name: str
     type: ScalarType
     attribute: str
+    convert: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

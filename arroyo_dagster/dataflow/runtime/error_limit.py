@@ -15,6 +15,11 @@ from arroyo_dagster.state.model.ids import OperatorId
 FIRST_RECORDS = 1000
 """If a step fails on this many records of a run and succeeds on none, the step is at fault."""
 
+FIRST_READ = 10
+"""If a step fails on each record that the run has read, and the run has read this many, the step is
+at fault. Epochs may be as small as a record: those before were published.
+"""
+
 StepCounts = Mapping[str, tuple[int, int]]
 """How often each step of a subtask succeeded and failed in an epoch."""
 
@@ -31,7 +36,8 @@ class ErrorLimit:
         service: the name of the service.
         topics: the topics that it reads, which count the records.
         max_errors: how many failures of a run are accepted. None: a step must not fail on each of
-            its first `FIRST_RECORDS` records, nor on each record of a run that reads fewer.
+            the first `FIRST_READ` records of a run, on each record of a run that reads fewer, nor on
+            each of the first `FIRST_RECORDS` records that reach it.
     """
 
     service: str
@@ -77,8 +83,8 @@ class ErrorLimit:
         read = sum(sum(self._counts.get(topic, (0, 0))) for topic in self.topics)
         for step in failing:
             succeeded, failed = self._counts[step]
-            all_of_few = last and failed >= read > 0
-            if succeeded or not (failed >= FIRST_RECORDS or all_of_few):
+            every = failed >= read > 0 and (last or read >= FIRST_READ)
+            if succeeded or not (failed >= FIRST_RECORDS or every):
                 continue
             raise TooManyErrors(
                 f"{step} failed on each of the {failed} records that reached it in this run: the "

@@ -40,7 +40,7 @@ from arroyo_dagster.dataflow.storage.engine_tables import (
     SCHEMAS_CONFIG,
     WATERMARK,
     WATERMARK_CONFIG,
-    check_schemas,
+    check_states,
     stored_schemas,
 )
 from arroyo_dagster.dataflow.storage.state_tables import state_config, watermark_micros
@@ -117,7 +117,7 @@ class StatesOperator(ServiceOperator):
         owned = self.plan.owned.values()
         view = ctx.table_manager.get_global_keyed_state(SCHEMAS, str, str)
         stored = view.get_all()
-        check_schemas(stored, owned, migrate=self.plan.migrate, service=self.plan.name)
+        check_states(stored, owned, migrate=self.plan.migrate, service=self.plan.name)
         now = stored_schemas(owned)
         self._new_schemas = {name: text for name, text in now.items() if stored.get(name) != text}
 

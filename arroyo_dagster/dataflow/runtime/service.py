@@ -71,7 +71,8 @@ from arroyo_dagster.dataflow.runtime.sink_operator import DeliverOperator
 from arroyo_dagster.dataflow.storage.boundary import VALUE
 from arroyo_dagster.dataflow.storage.columns import KEY
 from arroyo_dagster.dataflow.storage.engine_tables import (
-    check_schemas,
+    DROPPED,
+    check_states,
     has_unflushed,
     read_schemas,
 )
@@ -417,13 +418,14 @@ class _Planning:
 
     def _check_stored(self, plan: ServicePlan) -> None:
         head = OwnerJob(self._store, plan.paths[plan.name]).newest()
-        operator = None if head is None else head.operator(STATES)
-        if operator is not None:
-            check_schemas(
-                read_schemas(self._store, operator),
+        if head is not None:
+            check_states(
+                read_schemas(self._store, head.operator(STATES)),
                 plan.owned.values(),
                 migrate=plan.migrate,
                 service=plan.name,
+                dropped=read_schemas(self._store, head.operator(DROPPED)),
+                every=True,
             )
 
     def _topic(self, endpoint: Endpoint) -> TopicPlan:

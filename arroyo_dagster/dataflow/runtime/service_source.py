@@ -99,6 +99,7 @@ class ServiceSource(Source):
         self._raw = frozenset(raw)
         self._ticks = ticks
         self._may_retry = ticks is not None
+        self._beginnings: dict[str, Offset] = {}
         self._clock = clock
         self.value_type = common_value_type(sources.values())
         value = pa.field(VALUE, self.value_type)
@@ -141,9 +142,13 @@ class ServiceSource(Source):
         return self._may_retry and self._ticks is not None and self._ticks.unflushed()
 
     def _start(self, offset: Offset, topic: str) -> Offset:
-        # A source that was added to the service later starts at its beginning.
-        known: Offset | None = offset["topics"].get(topic)
-        return self._sources[topic].initial_offset() if known is None else known
+        known: Offset = offset["topics"].get(topic, {})
+        begin = self._beginnings.get(topic)
+        if begin is None:  # once: that of a rate is a time
+            begin = self._beginnings[topic] = self._sources[topic].initial_offset()
+        # A source that was added to the service later, or is read again after a clean, starts at
+        # its beginning; members of dead letters stay.
+        return known if begin.keys() & known.keys() else {**begin, **known}
 
     def _is_idle(self, start: Offset, now: int) -> bool:
         ticks = self._ticks

@@ -13,9 +13,10 @@ from typing import Any
 from arroyo_dagster.dataflow.definition.definition import StateDef
 from arroyo_dagster.dataflow.definition.windows import Window
 from arroyo_dagster.dataflow.errors import StateSchemaError
+from arroyo_dagster.dataflow.storage.state_changes import advice, state_changes
 from arroyo_dagster.state.codec.bincode.codec import Codec, codec_for
 from arroyo_dagster.state.model.checkpoints import OperatorCheckpoint
-from arroyo_dagster.state.model.ids import TableName
+from arroyo_dagster.state.model.ids import OperatorId, TableName
 from arroyo_dagster.state.model.tables import GlobalKeyedFiles
 from arroyo_dagster.state.model.types import I64, U32, U64
 from arroyo_dagster.state.runtime.operators import OperatorContext
@@ -23,6 +24,10 @@ from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.tables.global_keyed import GlobalKeyedTable, global_table_config
 
 METRICS, SCHEMAS, WATERMARK, WINDOWS = "metrics", "schemas", "watermark", "windows"
+DROPPED = OperatorId("dropped")
+"""The operator whose tables are those of states that are no longer declared. No service runs it, so
+that every epoch carries its tables over.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,9 +183,11 @@ def _as_stored(state: StateDef) -> dict[str, Any]:
     return {**state.schema, "hash": state.schema_hash, "windowed": windowed}
 
 
-def read_schemas(store: ObjectStore, operator: OperatorCheckpoint) -> dict[str, str]:
-    """Read the schemas from an epoch of the operator `states`, in the form of `stored_schemas`."""
-    files = operator.tables.get(TableName(SCHEMAS))
+def read_schemas(store: ObjectStore, operator: OperatorCheckpoint | None) -> dict[str, str]:
+    """Read the schemas from an epoch of the operator `states` or `dropped`, in the form of
+    `stored_schemas`; None = the epoch has no such operator.
+    """
+    files = None if operator is None else operator.tables.get(TableName(SCHEMAS))
     if not isinstance(files, GlobalKeyedFiles):
         return {}
     text: Codec[str] = codec_for(str)
@@ -188,72 +195,46 @@ def read_schemas(store: ObjectStore, operator: OperatorCheckpoint) -> dict[str, 
     return {text.decode(key): text.decode(value) for key, value in pairs.items()}
 
 
-def check_schemas(
-    stored: Mapping[str, str], states: Iterable[StateDef], *, migrate: bool, service: str
+def check_states(
+    stored: Mapping[str, str],
+    states: Iterable[StateDef],
+    *,
+    migrate: bool,
+    service: str,
+    dropped: Mapping[str, str] | None = None,
+    every: bool = False,
 ) -> None:
-    """Check that the stored schemas match the definitions.
-
-    New states and states that are no longer declared are accepted.
+    """Check that the stored states match the definitions; new states do.
 
     Args:
-        stored: the stored schemas by state, as `stored_schemas` returns them.
+        stored, dropped: the stored schemas by state, and those of dropped states, as
+            `stored_schemas` returns them.
         states: the definitions.
         migrate: whether to accept added columns; older rows then have their defaults.
         service: the name of the service, for the error.
+        every: whether `states` are all states of the service, so that others were dropped.
 
     Raises:
         StateSchemaError: E50, with what was added, removed and changed.
     """
-    for state in states:
-        text = stored.get(state.name)
-        before = None if text is None else json.loads(text)
-        if before is None:
-            continue
-        _check_windows(before, state, service)
-        if before.get("hash") == state.schema_hash:
-            continue
-        changes, only_added = _changes(before, state.schema)
-        if only_added and migrate:
-            continue
-        raise StateSchemaError(
-            f"state `{state.name}` was stored with another schema than its definition has: "
-            + "; ".join(changes),
-            number="E50",
-            service=service,
-            path=state.path,
-            next_step="run it with --migrate: added columns start with their defaults"
-            if only_added
-            else "give the definition the stored schema, or clear the state",
-        )
-
-
-def _check_windows(before: Mapping[str, Any], state: StateDef, service: str) -> None:
-    windowed = state.window is not None
-    if before.get("windowed", windowed) != windowed:
-        was, now = ("outside of", "in") if windowed else ("in", "outside of")
-        raise StateSchemaError(
-            f"the table of state `{state.name}` was stored with its keys {was} windows, and is "
-            f"now defined with them {now} windows",
-            number="E50",
-            service=service,
-            path=state.path,
-            next_step="give the state, or the service, another name; the stored state is kept",
-        )
-
-
-def _changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[list[str], bool]:
-    """Return descriptions of the differences, and whether all of them are added columns."""
-    found = [
-        f"{part} changed from {before.get(part)} to {now.get(part)}"
-        for part in ("key", "kind", "scalar")
-        if before.get(part) != now.get(part)
+    owned = list(states)
+    changes = state_changes(stored, dropped or {}, owned)
+    refused = [
+        change
+        for change in changes
+        if (change.state is not None or every)
+        and (change.needs_revision or (change.differences.only_added and not migrate))
     ]
-    old, new = dict(before.get("columns") or ()), dict(now.get("columns") or ())
-    added = [f"added column `{name}`" for name in sorted(new.keys() - old.keys())]
-    removed = [f"removed column `{name}`" for name in sorted(old.keys() - new.keys())]
-    changed = [
-        f"column `{name}` changed from {old[name]} to {new[name]}"
-        for name in sorted(old.keys() & new.keys())
-        if old[name] != new[name]
-    ]
-    return [*found, *added, *removed, *changed], bool(added) and not (found or removed or changed)
+    if not refused:
+        return
+    taking = [change.state for change in changes]
+    free = [state for state in owned if state not in taking]
+    state = next((change.state for change in refused if change.state is not None), None)
+    raise StateSchemaError(
+        "; ".join(text for change in refused for text in change.texts),
+        number="E50",
+        service=service,
+        path=None if state is None else state.path,
+        line=None if state is None else state.line,
+        next_step=advice(refused[0], free, service),
+    )

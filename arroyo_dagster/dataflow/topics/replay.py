@@ -21,7 +21,7 @@ from arroyo_dagster.dataflow.runtime.service import (
 )
 from arroyo_dagster.dataflow.storage.boundary import FILE_METADATA
 from arroyo_dagster.dataflow.topics.records import Found, record_batches
-from arroyo_dagster.dataflow.topics.segments import SegmentSource, SegmentSplit
+from arroyo_dagster.dataflow.topics.segments import FROM, SegmentSource, SegmentSplit
 from arroyo_dagster.dataflow.views.namespaces import stored_offsets
 from arroyo_dagster.dataflow.views.view import OwnerJob, service_paths
 from arroyo_dagster.errors import InputError
@@ -33,6 +33,9 @@ from arroyo_dagster.state.storage.store import ObjectStore
 
 _WHOLE, _PARTIAL = "dead letters", "dead letters, partial"
 """The names of the two readings of letters in an offset. The first comes first."""
+
+LETTER_MEMBERS = (FROM + _WHOLE, FROM + _PARTIAL)
+"""Their members of the offset of a topic."""
 
 
 class LetterSource(SegmentSource):

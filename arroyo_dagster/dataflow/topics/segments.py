@@ -43,6 +43,11 @@ _EPOCH_BITS, _SUBTASK_BITS = 36, 24  # rows of a subtask's epoch, then subtasks,
 _BEGINNING: Offset = {"epoch": 0, "read": []}
 
 
+def offset_behind(epoch: Epoch) -> Offset:
+    """Return the member of an offset for a writer all of whose records up to an epoch were read."""
+    return {"epoch": int(epoch), "read": []}
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class Segment:
     """A file of records. `epoch`, `subtask`: the writer's epoch and subtask."""

@@ -18,7 +18,12 @@ import pyarrow.compute as pc
 
 from arroyo_dagster.dataflow.definition.definition import StateDef, ValueKind
 from arroyo_dagster.dataflow.storage.columns import KEY, UPDATED_AT, WINDOW_END, WINDOW_START
-from arroyo_dagster.dataflow.storage.engine_tables import SCHEMAS, check_schemas, read_schemas
+from arroyo_dagster.dataflow.storage.engine_tables import (
+    DROPPED,
+    SCHEMAS,
+    check_states,
+    read_schemas,
+)
 from arroyo_dagster.dataflow.storage.state_tables import FLUSHED, VALUE, WindowKey, updated_at_ms
 from arroyo_dagster.dataflow.storage.values import arrow_type
 from arroyo_dagster.state.codec.bincode.codec import codec_for
@@ -76,6 +81,8 @@ class SnapshotReader:
         live: for a windowed state, read the open windows, not the one that closed last.
         keys: the range of routing keys to read of an arrow-row state; a primitive state is read as
             a whole.
+        where: the table to read, whose rows are as `state` says; None = that of the state, after a
+            check of the stored schema.
     """
 
     def __init__(
@@ -85,11 +92,13 @@ class SnapshotReader:
         *,
         live: bool = False,
         keys: KeyRange = EVERY_KEY,
+        where: Where | None = None,
     ) -> None:
         self._store = store
         self.state = state
         self._keys = keys
-        self._where = Where.of(state, live=live)
+        self._where = where or Where.of(state, live=live)
+        self._checks = where is None
         self._read: tuple[Any, ...] = ()
         self._config: TableConfig | None = None
         self._checked: Any = None
@@ -105,13 +114,13 @@ class SnapshotReader:
             StateSchemaError: it was stored with another schema than its definition has (E50).
             FormatError, NotFoundError: a file is broken or missing.
         """
+        if checkpoint is not None and self._checks:
+            self._check_schema(checkpoint)
         operator = checkpoint.operator(self._where.operator) if checkpoint else None
         files = operator.tables.get(self._where.table) if operator else None
         if operator is None or files is None:
             self._read, self._frame = (), empty_frame(self.state, live=self._live)
             return self._frame
-        assert checkpoint is not None
-        self._check_schema(checkpoint)
         config = operator.configs[self._where.table]
         listed: Sequence[Any] = files.files
         grown = self._config == config and tuple(listed[: len(self._read)]) == self._read
@@ -128,15 +137,15 @@ class SnapshotReader:
         return frame
 
     def _check_schema(self, checkpoint: Checkpoint) -> None:
-        states = checkpoint.operator(STATES)
-        files = None if states is None else states.tables.get(TableName(SCHEMAS))
-        if states is None or files is None or files == self._checked:
+        operators = [checkpoint.operator(name) for name in (STATES, DROPPED)]
+        files = [one.tables.get(TableName(SCHEMAS)) for one in operators if one is not None]
+        if files == self._checked:
             return
         state, ref = self.state, self.state.ref
         if ref is not None:
             state = replace(state, name=ref.state)
-        stored = read_schemas(self._store, states)
-        check_schemas(stored, [state], migrate=True, service=state.owner)
+        stored, dropped = (read_schemas(self._store, one) for one in operators)
+        check_states(stored, [state], migrate=True, service=state.owner, dropped=dropped)
         self._checked = files
 
     # ---- arrow-rows ------------------------------------------------------------------------------
@@ -179,7 +188,7 @@ class SnapshotReader:
         keys = codec_for(WindowKey if keyed_by_window else str).decode_column(written)
         there = last.is_valid()
         values = codec_for(config.value_type).decode_column(last.filter(there))
-        fresh = _frame_of_pairs(keys.filter(there), values)
+        fresh = frame_of_pairs(keys.filter(there), values)
         if before.height:
             touched = _frame_of_keys(keys)
             before = before.join(touched, on=touched.columns, how="anti", maintain_order="left")
@@ -193,13 +202,14 @@ def empty_frame(state: StateDef, *, live: bool) -> pl.DataFrame:
         keyed_by_window = live and state.window is not None
         key = codec_for(WindowKey if keyed_by_window else str).column_type
         none = (pa.chunked_array([], kind) for kind in (key, arrow_type(state.scalar_type)))
-        return _frame_of_pairs(*none)
+        return frame_of_pairs(*none)
     from arroyo_dagster.dataflow.storage.state_tables import row_schema
 
     return frame_of_rows(state, row_schema(state).empty_table())
 
 
 def frame_of_rows(state: StateDef, rows: pa.Table) -> pl.DataFrame:
+    """Return rows of the table of an arrow-row state as a frame; nulls are defaults."""
     windows = [] if state.window is None else [WINDOW_START, WINDOW_END]
     updated = updated_at_ms(state, rows).cast(pa.timestamp("ms", "UTC"))
     names = [*windows, KEY, *(column.name for column in state.columns)]
@@ -217,7 +227,8 @@ def frame_of_rows(state: StateDef, rows: pa.Table) -> pl.DataFrame:
     return frame
 
 
-def _frame_of_pairs(keys: pa.ChunkedArray, values: pa.ChunkedArray) -> pl.DataFrame:
+def frame_of_pairs(keys: pa.ChunkedArray, values: pa.ChunkedArray) -> pl.DataFrame:
+    """Return decoded keys and values as a frame of a primitive state."""
     column = cast(pl.Series, pl.from_arrow(values)).alias(VALUE)
     return _frame_of_keys(keys).with_columns(column)
 

@@ -52,7 +52,7 @@ from arroyo_dagster.state.model.tables import (
     TimeFile,
 )
 
-_ROLLBACK = "rollback"
+_ROLLBACK, _REVISION = "rollback", "revision"
 
 
 def decode_manifest(data: bytes, path: str) -> Manifest:
@@ -175,15 +175,17 @@ def _progress(message: pb.CheckpointManifest | pb.CheckpointMetadata) -> RunProg
         return None
     progress = message.progress
     restored = rolled_back_to(progress)
+    revised = Epoch(progress.batch_id) if progress.query_id == _REVISION else None
     # What releases before 0.3 recorded of a streaming query is kept, and not used.
     query = pb.RunProgress(checkpoint_location=progress.checkpoint_location)
-    if restored is None:
+    if restored is None and revised is None:
         query.query_id, query.batch_id = progress.query_id, progress.batch_id
     return RunProgress(
         offsets=progress.offsets,
         final=progress.final,
         exhausted=progress.exhausted,
         rolled_back_to=restored,
+        revises=revised,
         unknown=query.SerializeToString() + unknown_of(progress),
     )
 
@@ -347,6 +349,8 @@ def _progress_message(progress: RunProgress | None) -> pb.RunProgress | None:
     )
     if progress.rolled_back_to is not None:
         message.query_id, message.batch_id = _ROLLBACK, progress.rolled_back_to
+    elif progress.revises is not None:
+        message.query_id, message.batch_id = _REVISION, progress.revises
     return with_unknown(message, progress.unknown)
 
 

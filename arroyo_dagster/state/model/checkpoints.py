@@ -41,12 +41,15 @@ class RunProgress:
         exhausted: whether the sources were bounded and had ended.
         rolled_back_to: the epoch that a rollback restored; None for an epoch that no rollback
             published.
+        revises: the epoch before, of which a user's command removed, renamed or converted tables;
+            None for an epoch that no such command published.
     """
 
     offsets: str
     final: bool = False
     exhausted: bool = False
     rolled_back_to: Epoch | None = None
+    revises: Epoch | None = None
     unknown: bytes = b""
 
 

@@ -330,3 +330,51 @@ def test_a_service_behind_another_consumes_nothing_in_vain(tmp_path: Path) -> No
         cli.main, ["sdf", "sql", str(file), query, "--url", f"{tmp_path}/state", "--json"]
     )
     assert json.loads(found.stdout)["rows"] == [[39]]
+
+
+# ---- clean ---------------------------------------------------------------------------------------
+
+
+def counted(url: Path) -> dict[str, Any]:
+    """The metrics of every step since the job began, and the words, as a user sees them."""
+    shown = run("show", "state", WORDS / "dataflow.yaml", "count-words/word-stats/state",
+                "--json", "--url", url)  # fmt: skip
+    return {row["key"]: row["values"] for row in json.loads(shown.stdout)["rows"]}
+
+
+def test_a_cleaned_dataflow_of_several_services_comes_to_the_same_again(tmp_path: Path) -> None:
+    first = started(WORDS, tmp_path)
+    before = counted(tmp_path)
+    file = (WORDS / "dataflow.yaml", "--url", tmp_path)
+    plan = run("clean", *file)
+    assert plan.exit_code == 0
+    assert re.search(r"count-words\s+state hits\s+22", plan.stdout)
+    assert re.search(r"split\s+topic sentences\s+-\s+read from its beginning", plan.stdout)
+    assert "Nothing was changed. To carry it out: add --yes" in plan.stdout
+    assert counted(tmp_path) == before
+    done = run("clean", *file, "--yes")
+    assert "examples.words/count-words: cleaned in epoch" in done.stdout
+    assert counted(tmp_path) == {}
+    assert "There is nothing to remove." in run("clean", *file).stdout
+    back = run("clean", *file, "--undo", "--yes", "--json")
+    assert set(json.loads(back.stdout)["epochs"]) == {"split", "count-words", "look-up"}
+    assert counted(tmp_path) == before
+    assert started(WORDS, tmp_path).stdout == ""
+    run("clean", *file, "--yes")
+    again = started(WORDS, tmp_path)
+    assert counted(tmp_path) == before  # records between services are not read twice
+    assert again.stdout == first.stdout
+    assert "count-words/count_word  39" in again.stderr
+
+
+def test_one_state_is_cleaned_by_its_name_and_wrong_ones_are_refused(tmp_path: Path) -> None:
+    started(WORDS, tmp_path)
+    file = (WORDS / "dataflow.yaml", "--url", tmp_path)
+    document = json.loads(run("clean", *file, "--state", "hits", "--json").stdout)
+    assert document["plan"][0]["states"] == [{"name": "hits", "rows": 22, "declared": True}]
+    assert "do not count again" in document["plan"][0]["warnings"][0]
+    wrong = CliRunner().invoke(cli.main, ["sdf", "clean", *map(str, file), "--state", "hit"])
+    assert wrong.exit_code == 1
+    assert "did you mean" in wrong.output
+    both = run("clean", *file, "--undo", "--state", "hits")
+    assert both.exit_code == 2

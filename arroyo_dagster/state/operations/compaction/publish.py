@@ -157,7 +157,7 @@ def publish_epoch(
         needs_commit=False,  # the parent's commit is already finished
         operators=tuple(carry_operator(operator, epoch) for operator in applied.operators),
         parent_ref=base.ref,
-        progress=replace(base.progress, rolled_back_to=None),
+        progress=replace(base.progress, rolled_back_to=None, revises=None),
     )
     backend.publish(manifest)
     backend.store.delete_many([path for path, _ in facts.pending])

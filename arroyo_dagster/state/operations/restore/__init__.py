@@ -1,1 +1,1 @@
-"""Rollback: return a job to an older epoch."""
+"""Rollback: return a job to an older epoch. Revision: publish its newest one with other tables."""

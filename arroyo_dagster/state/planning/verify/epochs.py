@@ -45,7 +45,8 @@ def across_findings(history: Sequence[Checkpoint]) -> list[Finding]:
     """
     found: list[Finding] = []
     for before, now in itertools.pairwise(history):
-        if now.epoch == before.epoch + 1:
+        revised = now.progress is not None and now.progress.revises == before.epoch
+        if now.epoch == before.epoch + 1 and not revised:
             found += _step_findings(before, now, history[-1])
     if history:
         found += _doubled_findings(history[-1])

@@ -14,8 +14,7 @@ from arroyo_dagster.dataflow.runtime.letters import Letter
 from arroyo_dagster.errors import FormatError, InputError
 from arroyo_dagster.state.model.ids import OperatorId
 from arroyo_dagster.state.storage import Crash, MemoryStore
-from arroyo_dagster.state.storage.wrappers import Wrapper
-from tests.dataflows import Flow, KeepSink, Sent, Topic, builder, definition, row_of
+from tests.dataflows import Flow, KeepSink, KilledAt, Sent, Topic, builder, definition, row_of
 from tests.shares import Share, share_or_all
 
 WRONG = "cuonts().increment(1)"
@@ -43,13 +42,25 @@ def test_a_body_that_fails_on_every_record_consumes_none() -> None:
     wrong = flow(WRONG)
     wrong.topics["words"].per_epoch = 500
     wrong.topics["words"].send(*(f"w{at}" for at in range(2000)))
-    wrong.step()
-    with pytest.raises(TooManyErrors, match="build_update failed on each of the 1000 records"):
+    with pytest.raises(TooManyErrors, match="build_update failed on each of the 500 records"):
         wrong.step()
     right = corrected(wrong, RIGHT)
     right.run()
-    # The first epoch had been published before the thousandth record failed.
-    assert len(right.cells("build.counts")) == 1500
+    assert len(right.cells("build.counts")) == 2000
+
+
+@pytest.mark.parametrize(("per_epoch", "lost"), [(1, 9), (4, 8), (10, 0)])
+def test_however_small_the_epochs_are_fewer_than_ten_records_are_consumed_in_vain(
+    per_epoch: int, lost: int
+) -> None:
+    wrong = flow(WRONG)
+    wrong.topics["words"].per_epoch = per_epoch
+    wrong.topics["words"].send(*(f"w{at}" for at in range(40)))
+    with pytest.raises(TooManyErrors, match="build_update failed on each of the 1"):
+        wrong.run()
+    right = corrected(wrong, RIGHT)
+    right.run()
+    assert len(right.cells("build.counts")) == 40 - lost
 
 
 def test_a_run_in_which_all_of_few_records_fail_consumes_none() -> None:
@@ -101,7 +112,7 @@ def test_a_step_that_has_succeeded_once_may_fail_on_all_that_follow() -> None:
 
 
 def test_a_step_that_few_records_reach_may_fail_on_all_of_them() -> None:
-    counted(limit(), words=(5000, 0), f=(5000, 0), alarm=(0, 9), last=True)
+    counted(limit(), words=(5000, 0), f=(5000, 0), alarm=(0, 99), last=True)
     with pytest.raises(TooManyErrors, match="alarm"):
         counted(limit(), words=(5000, 0), f=(5000, 0), alarm=(0, FIRST_RECORDS))
 
@@ -343,21 +354,6 @@ def test_a_failed_flush_of_a_state_that_got_a_column_is_called_again() -> None:
 
 
 # ---- killed at every call of the store -----------------------------------------------------------
-
-
-class KilledAt(Wrapper):
-    """Is killed before its n-th call that writes."""
-
-    def __init__(self, store: Any, at: int) -> None:
-        super().__init__(store)
-        self.left = at
-
-    def _call(self, verb: str, path: str, action: Any, data: bytes = b"") -> Any:
-        if verb in ("put", "create", "copy", "delete"):
-            self.left -= 1
-            if self.left == 0:
-                raise Crash(f"killed before {verb} {path}")
-        return action()
 
 
 def run_to_the_end(store: Any, topics: dict[str, Topic], sink: Any) -> Flow:
