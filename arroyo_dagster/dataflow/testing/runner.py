@@ -34,7 +34,6 @@ from arroyo_dagster.dataflow.runtime.handles import Slot, slot_for
 from arroyo_dagster.dataflow.runtime.steps import Step
 from arroyo_dagster.dataflow.storage.state_tables import rows_of
 from arroyo_dagster.dataflow.storage.values import check_of, checked, key_for, key_text
-from arroyo_dagster.dataflow.views.frames import Frame
 from arroyo_dagster.dataflow.views.snapshots import empty_frame, frame_of_rows
 from arroyo_dagster.dataflow.views.sql import Tables
 from arroyo_dagster.dataflow.views.view import StateView
@@ -288,11 +287,7 @@ class Trial:
 
     def _whole(self, state: StateDef) -> Callable[[], Any]:
         def access() -> Any:
-            view = self._view(state)
-            if state.value_kind is not ValueKind.ROW:
-                return view.pairs()
-            table = view.table()
-            return Frame(table.plain, self._tables(), table.name)
+            return self._view(state).whole(self._tables())
 
         return access
 

@@ -22,9 +22,10 @@ import polars as pl
 
 from arroyo_dagster.dataflow.definition.definition import Dataflow, StateDef, StateForm, ValueKind
 from arroyo_dagster.dataflow.errors import CheckpointError
-from arroyo_dagster.dataflow.storage.columns import KEY, UPDATED_AT, WINDOW_END, WINDOW_START
+from arroyo_dagster.dataflow.storage.columns import UPDATED_AT, WINDOW_END, WINDOW_START
 from arroyo_dagster.dataflow.storage.state_tables import VALUE
 from arroyo_dagster.dataflow.views.frames import Frame
+from arroyo_dagster.dataflow.views.lookup import KeyLookup, Pairs
 from arroyo_dagster.dataflow.views.masking import mask_frame, mask_of
 from arroyo_dagster.dataflow.views.snapshots import SnapshotReader
 from arroyo_dagster.dataflow.views.sql import StateTable, Tables
@@ -138,14 +139,10 @@ class StateView:
     def get(self, key: str | int | bool) -> Any:
         """Return the value of a key: a dict of an arrow-row's columns, or a scalar; None = no row.
 
-        A lookup is a binary search, which takes milliseconds for any number of keys.
+        Takes the same time at any number of keys.
         """
-        from arroyo_dagster.dataflow.storage.values import key_text
-
-        text = key_text(key)
-        keys = self._keys
-        at = keys.search_sorted(text)
-        if at >= len(keys) or keys[at] != text:
+        at = self._lookup.find(key)
+        if at is None:
             return None
         row = self.stored.row(at, named=True)
         if self.state.value_kind is not ValueKind.ROW:
@@ -158,9 +155,20 @@ class StateView:
         """Return the rows: `_key`, the columns and `_updated_at`; if primitive, `_key`, `value`."""
         return self._unexpired().drop(WINDOW_START, WINDOW_END, strict=False)
 
-    def pairs(self) -> list[tuple[str, Any]]:
+    def pairs(self) -> Pairs:
         """Return every key and value of a primitive state, sorted by key."""
-        return list(self.frame().rows())
+        return Pairs(self.frame())
+
+    def whole(self, tables: Tables) -> Frame | Pairs:
+        """Return the state as user code reads it: a frame, or pairs of a primitive state.
+
+        Args:
+            tables: the tables that queries of the frame see.
+        """
+        if self.state.value_kind is not ValueKind.ROW:
+            return self.pairs()
+        table = self.table()
+        return Frame(table.plain, tables, table.name)
 
     def sql(self, text: str, params: Mapping[str, Any] | None = None) -> pl.DataFrame:
         """Query the state, by its name with underscores, or with dashes in back-ticks.
@@ -218,8 +226,8 @@ class StateView:
         return ttl is not None and self.clock() - round(updated_at.timestamp() * 1000) >= ttl
 
     @cached_property
-    def _keys(self) -> pl.Series:
-        return self.stored.get_column(KEY)
+    def _lookup(self) -> KeyLookup:
+        return KeyLookup(self.stored)
 
 
 def _literal_name(state: StateDef) -> str:
