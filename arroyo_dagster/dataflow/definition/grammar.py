@@ -62,6 +62,7 @@ COLUMN = MappingShape(
 COLUMN_NAME = r"^(?!_key$|_updated_at$|_window)(?=[\s\S]*\S)"
 ROW = _typed(properties=_member(ByName(COLUMN, names=COLUMN_NAME)), ttl=FieldShape(shape=_DURATION))
 PRIMITIVE = _typed(
+    ttl=FieldShape(shape=_DURATION),
     properties=_member(
         MappingShape(
             fields={
@@ -75,7 +76,7 @@ PRIMITIVE = _typed(
                 )
             }
         )
-    )
+    ),
 )
 NOT_KEYS = tuple(sorted((BUILT_IN - {"timestamp"}) - set(KEY_TYPES)))
 KEY = MappingShape(fields={"type": FieldShape(shape=Text(never=NOT_KEYS), required=True)})
@@ -86,7 +87,15 @@ PLAIN = MappingShape(
         )
     }
 )
-VALUE = Variants(by_type={"arrow-row": ROW, "primitive": PRIMITIVE}, otherwise=PLAIN)
+_SCALAR_VALUE = _typed(ttl=FieldShape(shape=_DURATION))
+VALUE = Variants(
+    by_type={
+        "arrow-row": ROW,
+        "primitive": PRIMITIVE,
+        **dict.fromkeys(SCALARS, _SCALAR_VALUE),
+    },
+    otherwise=PLAIN,
+)
 KEYED = _typed(
     properties=_member(MappingShape(fields={"key": _member(KEY), "value": _member(VALUE)})),
 )
