@@ -99,7 +99,7 @@ CASES: list[tuple[str, str, str, tuple[str, ...]]] = [
     ("E17", dataflow("{s: {system: ''}}"), f"{S}.system", ("system",)),
     # E18 to E23: columns, names, types
     ("E18", dataflow(value("{type: arrow-row, properties: {}, ttl: 5}")), f"{P}.value.ttl", ("`5`", "unit")),
-    ("E18", dataflow(value("{type: u32, ttl: 5s}")), f"{P}.value.ttl", ("misplaced",)),
+    ("E18", dataflow(value("{type: u32, ttl: 5s}")), f"{P}.value.ttl", ("SDF has none",)),
     ("E18", dataflow("{s: {type: keyed-state, ttl: 5s, properties: {key: {type: u8}, value: {type: u32}}}}"), f"{S}.ttl", ("misplaced",)),
     ("E18", dataflow(column("{ttl: 5s}")), f"{P}.value.properties.ttl", ("misplaced",)),
     ("E19", dataflow(column("{c: u32}")), f"{P}.value.properties.c", ("`c`", "u32, u64")),

@@ -13,6 +13,9 @@ import pyarrow as pa
 import pytest
 
 from arroyo_dagster.dataflow.storage.boundary import topic_schema
+from arroyo_dagster.dataflow.views.frames import Frame
+from arroyo_dagster.dataflow.views.lookup import Pairs
+from arroyo_dagster.dataflow.views.sql import Tables
 from arroyo_dagster.dataflow.views.view import StateView
 from arroyo_dagster.state.runtime.connectors import TableSource
 from arroyo_dagster.state.runtime.in_process import run_pipeline
@@ -169,3 +172,34 @@ def test_sql_over_a_million_keys(big_view: StateView, comparison: Comparison, qu
             best[name] = min(best[name], time.perf_counter() - begun)
     # Of queries this short the medians of a shared machine say more of the machine.
     comparison.report([best["ours"]], [best["peer"]], goal=1.2)
+
+
+LOOK_UPS = 300_000
+
+
+@pytest.mark.parametrize("keys", [10**3, 10**4, 10**5, 10**6])
+def test_look_ups_of_a_reader(keys: int) -> None:
+    """A reader looks keys up; floor 10^5 a second at any number of keys."""
+    listed = sorted(f"word-{at}" for at in range(keys))
+    frame = pl.DataFrame({"_key": listed, "value": range(keys)})
+    rows = frame.with_columns(pl.col("value").alias("more"), pl.col("_key").alias("text"))
+    asked = random.Random(1).choices(listed, k=LOOK_UPS)
+    whole = dict(zip(listed, range(keys), strict=True))
+    line = f"\n{keys:,} keys:"
+    for name, made in (
+        ("pairs", Pairs(frame)),
+        ("rows", Frame(rows, Tables(()), "rows")),
+        ("dict", whole),
+    ):
+        begun = time.perf_counter()
+        for key in asked:
+            made.get(key)
+        rate = LOOK_UPS / (time.perf_counter() - begun)
+        first = ""
+        if not isinstance(made, dict):
+            again = Pairs(frame) if name == "pairs" else Frame(rows, Tables(()), "rows")
+            begun = time.perf_counter()
+            again.get(asked[0])
+            first = f", first after {(time.perf_counter() - begun) * 1e6:,.0f} µs"
+        line += f" {name} {rate:,.0f}/s{first};"
+    print(line, "floor 100,000/s")

@@ -86,7 +86,7 @@ class StateDef:
         declared: the type as declared, with unresolved names; None unless typed.
         scalar_type: the type of a scalar value.
         columns: the columns of a row, sorted by name; in a table, `_key` precedes them.
-        ttl_ms: None = rows never expire.
+        ttl_ms: None = rows or values never expire.
         ref: the target of a reference.
         system: the name that a system state declares.
         accessor: the name of the function that user code calls.
@@ -97,7 +97,8 @@ class StateDef:
             declares it.
         was: its earlier names, the latest first; rows that are stored under one are its rows.
         convert: for a scalar, the SQL expression that makes its values of the stored `value`.
-        extended: features that SDF's own engine does not support: `scalar`, `document`.
+        extended: features that SDF's own engine does not support: `scalar`, `document`, `ttl` (of a
+            primitive value).
     """
 
     name: str

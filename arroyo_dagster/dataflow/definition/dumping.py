@@ -121,7 +121,8 @@ def type_plain(declared: TypeDef) -> dict[str, Any]:
     if isinstance(declared, ScalarType):
         return {"type": declared.value}
     if isinstance(declared, PrimitiveType):
-        return {"type": "primitive", "properties": {"value": declared.type.value}}
+        ttl = {} if declared.ttl_ms is None else {"ttl": format_duration(declared.ttl_ms)}
+        return {"type": "primitive", "properties": {"value": declared.type.value}, **ttl}
     if isinstance(declared, RowType):
         columns = {
             column.name: _filled({"type": column.type.value, "convert": column.convert})

@@ -65,6 +65,7 @@ COLUMN = MappingShape(
 COLUMN_NAME = r"^(?!_key$|_updated_at$|_window)(?=[\s\S]*\S)"
 ROW = _typed(properties=_member(ByName(COLUMN, names=COLUMN_NAME)), ttl=FieldShape(shape=_DURATION))
 PRIMITIVE = _typed(
+    ttl=FieldShape(shape=_DURATION),
     properties=_member(
         MappingShape(
             fields={
@@ -91,7 +92,15 @@ PLAIN = MappingShape(
         "convert": _OPTIONAL,
     }
 )
-VALUE = Variants(by_type={"arrow-row": ROW, "primitive": PRIMITIVE}, otherwise=PLAIN)
+_SCALAR_VALUE = _typed(ttl=FieldShape(shape=_DURATION))
+VALUE = Variants(
+    by_type={
+        "arrow-row": ROW,
+        "primitive": PRIMITIVE,
+        **dict.fromkeys(SCALARS, _SCALAR_VALUE),
+    },
+    otherwise=PLAIN,
+)
 KEYED = _typed(
     properties=_member(MappingShape(fields={"key": _member(KEY), "value": _member(VALUE)})),
 )

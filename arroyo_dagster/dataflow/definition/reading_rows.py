@@ -40,7 +40,7 @@ class RowReader:
     def read(self, node: Node) -> RowType | None:
         """Read an arrow-row: its columns, sorted by name, and its TTL."""
         self._shapes.unknown_keys(node, _KNOWN)
-        ttl_ms = self._ttl(node)
+        ttl_ms = self.ttl(node)
         holder = self._required(node)
         if holder is None:
             return None
@@ -57,7 +57,8 @@ class RowReader:
         if ttl is not None and not isinstance(ttl.value, dict):
             self._wrong(ttl, "E18", f"ttl `{ttl.plain()}` is misplaced: put it beside `properties`")
 
-    def _ttl(self, node: Node) -> int | None:
+    def ttl(self, node: Node) -> int | None:
+        """Read the TTL of a value in milliseconds; None = there is none, or it is wrong."""
         ttl = node.members.get("ttl")
         if ttl is None:
             return None

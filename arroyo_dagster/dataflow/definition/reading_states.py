@@ -295,8 +295,18 @@ class StateReader:
         self, base: StateDef, found: ScalarType | PrimitiveType, node: Node
     ) -> StateDef | None:
         scalar = found.type if isinstance(found, PrimitiveType) else found
+        ttl_ms = found.ttl_ms if isinstance(found, PrimitiveType) else None
         documented = isinstance(found, PrimitiveType) and scalar is ScalarType.I32
         extended = base.extended
+        if ttl_ms is not None:
+            extended = extended | {"ttl"}
+            if not self._extended:
+                message = (
+                    f"ttl of the primitive state `{base.name}`: SDF has none, and would keep its "
+                    "values. This package reads it as an extension with extended=True (--extended)"
+                )
+                self._mistakes.add(node.diagnostic_at("E18", message, key="ttl"))
+                return None
         if scalar is not ScalarType.U32 and not documented:
             extended = extended | {"scalar"}
             if not self._extended:
@@ -307,7 +317,13 @@ class StateReader:
                 )
                 self._mistakes.add(node.diagnostic_at("E13", message, key="type"))
                 return None
-        return replace(base, value_kind=ValueKind.SCALAR, scalar_type=scalar, extended=extended)
+        return replace(
+            base,
+            value_kind=ValueKind.SCALAR,
+            scalar_type=scalar,
+            ttl_ms=ttl_ms,
+            extended=extended,
+        )
 
 
 def _reference_error(text: str) -> str | None:

@@ -240,11 +240,13 @@ class TypeReader:
         word = self._type_name(node, "E13", "unsupported type for value")
         if word == "arrow-row":
             return self._rows.read(node)
-        self._misplaced_ttl(node, "only an arrow-row value takes one")
-        if word is None:
-            return None
         if word == "primitive":
             return self._primitive(node)
+        if word in SCALARS and "ttl" in node.members:
+            return PrimitiveType(type=SCALARS[word], ttl_ms=self._rows.ttl(node))
+        self._misplaced_ttl(node, "only an arrow-row or a primitive value takes one")
+        if word is None:
+            return None
         if self._documents and word in COMPOSITES:
             return self.read(node)
         if word in UNSUPPORTED_VALUES or word in ("keyed-state", "timestamp"):
@@ -253,7 +255,7 @@ class TypeReader:
         return SCALARS.get(word) or NamedType(word)
 
     def _primitive(self, node: Node) -> TypeDef | None:
-        self.shapes.unknown_keys(node, _with_ttl(grammar.PRIMITIVE))
+        self.shapes.unknown_keys(node, grammar.PRIMITIVE)
         holder = self._required(node, "properties")
         inner = None if holder is None else holder.get("value")
         if inner is None:
@@ -264,8 +266,10 @@ class TypeReader:
         if word not in SCALARS:
             self.wrong(inner, "E13", unsupported_value(word or inner.kind))
             return None
-        declared = SCALARS[word]
-        return declared if declared is ScalarType.U32 else PrimitiveType(type=declared)
+        declared, ttl_ms = SCALARS[word], self._rows.ttl(node)
+        if declared is ScalarType.U32 and ttl_ms is None:
+            return declared
+        return PrimitiveType(type=declared, ttl_ms=ttl_ms)
 
 
 def _with_ttl(shape: MappingShape, *more: str) -> MappingShape:

@@ -162,9 +162,13 @@ class CompositeType:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrimitiveType:
-    """The documented long form of a scalar value: `primitive` with a value inside."""
+    """A scalar value in its documented long form, `primitive` with a value inside, or with a TTL.
+
+    `ttl_ms`: None = values never expire.
+    """
 
     type: ScalarType
+    ttl_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

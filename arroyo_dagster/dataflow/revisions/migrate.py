@@ -35,6 +35,7 @@ from arroyo_dagster.dataflow.storage.state_tables import (
     VALUE,
     WindowKey,
     flushed_config,
+    state_columns,
     state_config,
 )
 from arroyo_dagster.dataflow.storage.values import arrow_type, bincode_type
@@ -308,7 +309,9 @@ def _converted(
 ) -> RevisedTable:
     state = change.state
     assert state is not None
-    config = flushed_config(state) if operator == FLUSH else state_config(state)
+    as_pairs = isinstance(table.files, GlobalKeyedFiles)
+    flushed = operator == FLUSH
+    config = flushed_config(state) if flushed else state_config(state, as_pairs=as_pairs)
     if isinstance(table.files, GlobalKeyedFiles):
         return _converted_pairs(table, table.files, state, config, operator, writer)
     before = stored.definition(change.stored, dropped=change.dropped)
@@ -368,7 +371,7 @@ def _converted_file(
     operations = pa.chunked_array(
         [chunk for part in parts for chunk in part.operations.chunks], parts[0].operations.type
     )
-    types = {column.name: column.type for column in state.columns}
+    types = {column.name: column.type for column in state_columns(state)}
     columns = {
         name: _filled(values, types[name]).to_arrow().cast(arrow_type(types[name]))
         for name, values in converted_columns(frame_of_rows(before, rows), state).items()

@@ -30,6 +30,7 @@ from arroyo_dagster.dataflow.errors import SqlError, did_you_mean
 from arroyo_dagster.dataflow.runtime.context import CONTEXT
 from arroyo_dagster.dataflow.runtime.handles import Cell
 from arroyo_dagster.dataflow.views.frames import Frame
+from arroyo_dagster.dataflow.views.lookup import Pairs
 from arroyo_dagster.dataflow.views.snapshots import empty_frame
 from arroyo_dagster.dataflow.views.sql import Tables
 from arroyo_dagster.dataflow.views.view import StateView
@@ -290,5 +291,5 @@ def _members(state: StateDef, *, keyed: bool) -> tuple[str, set[str] | None]:
         names = {column.attribute for column in state.columns} | ROW_METHODS
         return "a row", names | ({"value"} if len(state.columns) == 1 else set())
     if state.value_kind is ValueKind.SCALAR:
-        return ("a cell", {*dir(Cell)}) if keyed else ("the list of pairs", {*dir(list)})
+        return ("a cell", {*dir(Cell)}) if keyed else ("the pairs of key and value", {*dir(Pairs)})
     return "", None

@@ -124,7 +124,7 @@ def window() -> Window:
 
 
 def state(name: str) -> Any:
-    """Return a state as its accessor does: a cell, a row, a frame, or a list of pairs."""
+    """Return a state as its accessor does: a cell, a row, a frame, or pairs of key and value."""
     return current().state(name)
 
 

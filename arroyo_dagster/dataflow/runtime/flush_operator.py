@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
+import polars as pl
 import pyarrow as pa
 
 from arroyo_dagster.dataflow.definition.definition import StateDef, ValueKind
@@ -47,6 +48,7 @@ from arroyo_dagster.dataflow.storage.state_tables import (
 )
 from arroyo_dagster.dataflow.storage.values import bincode_type
 from arroyo_dagster.dataflow.views.frames import Frame
+from arroyo_dagster.dataflow.views.lookup import Pairs
 from arroyo_dagster.dataflow.views.snapshots import frame_of_rows
 from arroyo_dagster.dataflow.views.sql import StateTable, Tables
 from arroyo_dagster.state.model.tables import TableConfig
@@ -186,7 +188,7 @@ class FlushOperator(ServiceOperator):
         def access() -> Any:
             content = self._content[name]
             if state.value_kind is not ValueKind.ROW:
-                return list(zip(content[KEY].to_pylist(), content[VALUE].to_pylist(), strict=True))
+                return Pairs(cast(pl.DataFrame, pl.from_arrow(content.select([KEY, VALUE]))))
             table = self._table(state)
             return Frame(table.plain, self._in_scope(), table.name)
 

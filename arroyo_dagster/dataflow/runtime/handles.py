@@ -22,10 +22,11 @@ from arroyo_dagster.dataflow.runtime.context import Invocation
 from arroyo_dagster.dataflow.storage.values import check_of, value_error
 
 StoredEntries = dict[str, Any]
-"""Entries by the text of their key: a scalar, or a row's values and then its update time (ms)."""
+"""Entries by the text of their key: the values of a row, or the one of a cell, and then the update
+time (ms)."""
 
 DELETED: tuple[Any, ...] = ("deleted",)
-"""OwnershipByPrefix a deleted entry; compared by identity."""
+"""Marks a deleted entry; compared by identity."""
 
 
 class Slot:
@@ -40,7 +41,8 @@ class Slot:
     Attributes:
         place: the context of the current record; must be set before the first record.
         stored: the entries of the current window, as of the last barrier.
-        fresh: the entries written since then; `DELETED` for a deleted one.
+        fresh: what was written since then: rows as entries, the scalars of cells; `DELETED` for a
+            deleted one.
         now_ms: the engine's clock, which sets the update time of rows.
     """
 
@@ -77,13 +79,17 @@ class Slot:
             self.fresh[self.place.text] = self._before
         self._wrote = -1
 
+    def entry(self, written: Any) -> tuple[Any, ...]:
+        """Return the entry of what was written in `fresh`."""
+        raise NotImplementedError
+
     def settle(self) -> None:
-        """Move the entries in `fresh` to `stored`."""
-        for key, entry in self.fresh.items():
-            if entry is DELETED:
+        """Move what was written in `fresh` to `stored`."""
+        for key, written in self.fresh.items():
+            if written is DELETED:
                 self.stored.pop(key, None)
             else:
-                self.stored[key] = entry
+                self.stored[key] = self.entry(written)
         self.fresh.clear()
 
     def outside(self) -> StateAccessError:
@@ -112,6 +118,8 @@ class CellSlot(Slot):
         assert state.scalar_type is not None
         self.scalar: ScalarType = state.scalar_type
         self.default = self.scalar.default
+        self.defaults = (self.default,)
+        self.ttl_ms = float("inf") if state.ttl_ms is None else state.ttl_ms
         self.low, self.high = self.scalar.bounds or (0, 0)
         self._cell_class = IntegerCell if self.scalar.is_integer else Cell
         self._cell = self._cell_class(self)
@@ -128,9 +136,21 @@ class CellSlot(Slot):
 
     def read(self) -> Any:
         """Return the value of the current key, or the default."""
+        entry = self.found()
+        return self.default if entry is None else entry[0]
+
+    def found(self) -> tuple[Any, ...] | None:
+        """Return the entry of the current key; None = there is none, or it has expired."""
         key = self.place.text
-        found = self.fresh.get(key)
-        return self.stored.get(key, self.default) if found is None else found
+        written = self.fresh.get(key)
+        if written is not None:
+            return None if written is DELETED else (written,)
+        entry = self.stored.get(key)
+        alive = entry is not None and self.now_ms - entry[1] < self.ttl_ms
+        return entry if alive else None
+
+    def entry(self, written: Any) -> tuple[Any, ...]:
+        return written, self.now_ms
 
 
 class Cell:
@@ -177,6 +197,15 @@ class Cell:
     def value(self, value: Any) -> None:
         self.set(value)
 
+    @property
+    def exists(self) -> bool:
+        """Whether the key has a value."""
+        return self._alive().found() is not None
+
+    def delete(self) -> None:
+        """Remove the value; a later access starts from the default."""
+        self._alive().write(DELETED)
+
     def update(self) -> None:
         """No-op, since writes take effect at once. Exists so that code for rows works on cells."""
         self._alive()
@@ -203,7 +232,14 @@ class IntegerCell(Cell):
         if serial == place.serial and type(by) is int:
             key, fresh = place.text, slot.fresh
             before = fresh.get(key)
-            value = by + (slot.stored.get(key, 0) if before is None else before)
+            if before is None:
+                entry = slot.stored.get(key)
+                if entry is None or slot.now_ms - entry[1] >= slot.ttl_ms:
+                    value = by
+                else:
+                    value = entry[0] + by
+            else:
+                value = by if before is DELETED else before + by
             if slot.low <= value <= slot.high:
                 if slot._wrote != serial:
                     slot._wrote, slot._before = serial, before
@@ -240,6 +276,9 @@ class RowSlot(Slot):
         opened = _row_functions(state.columns, state.ttl_ms is not None)
         # Called for every record: bound directly, to save one call each.
         self.access = MethodType(opened, self)  # type: ignore[method-assign]
+
+    def entry(self, written: Any) -> tuple[Any, ...]:
+        return written  # type: ignore[no-any-return]
 
 
 class Row:

@@ -79,7 +79,11 @@ class StatesOperator(ServiceOperator):
 
     def tables(self) -> Sequence[TableConfig]:
         """Return the tables of the owned states, and those of the engine."""
-        states = [state_config(state) for state in self.plan.owned.values()]
+        plan = self.plan
+        states = [
+            state_config(state, as_pairs=name in plan.as_pairs)
+            for name, state in plan.owned.items()
+        ]
         windowed = (WATERMARK_CONFIG,) if self._windowed else ()
         return (*super().tables(), SCHEMAS_CONFIG, *windowed, *states)
 
@@ -100,7 +104,10 @@ class StatesOperator(ServiceOperator):
         )
         marks = self._watermark_rows.get_all() if self._watermark_rows is not None else {}
         self._watermark: int | None = max(marks.values(), default=None)
-        self._stores = [open_store(slot, ctx, self._watermark) for slot in self._slots]
+        self._stores = [
+            open_store(slot, ctx, self._watermark, as_pairs=slot.state.name in plan.as_pairs)
+            for slot in self._slots
+        ]
         partition = plan.partition
         self._steps = self.steps(
             partition.transforms if partition else (),

@@ -61,6 +61,7 @@ class ServicePlan:
         fatal: whether a failing function ends the run.
         letters: the type of raw values, which records carry for dead letters; None = no letters.
         migrate: whether stored states may get additional columns.
+        as_pairs: the owned primitive states that are stored as pairs; see `state_config`.
     """
 
     name: str
@@ -80,6 +81,7 @@ class ServicePlan:
     fatal: bool = False
     letters: pa.DataType | None = None
     migrate: bool = False
+    as_pairs: frozenset[str] = frozenset()
 
     @property
     def owned(self) -> dict[str, StateDef]:

@@ -6,10 +6,10 @@ Source: sdf-states.md 1.9, 3.2, 4.1, 8.3.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from arroyo_dagster.dataflow.definition.definition import StateDef, ValueKind
 from arroyo_dagster.dataflow.views.frames import Frame
+from arroyo_dagster.dataflow.views.lookup import Pairs
 from arroyo_dagster.dataflow.views.snapshots import SnapshotReader
 from arroyo_dagster.dataflow.views.sql import Tables
 from arroyo_dagster.dataflow.views.view import OwnerJob, StateView
@@ -38,6 +38,7 @@ class Readers:
         self._epochs: dict[str, Epoch | None] = {}
         self._now_ms = 0
         self._views: dict[str, StateView] = {}
+        self._wholes: dict[str, Frame | Pairs] = {}
         self._tables: Tables | None = None
 
     def pin(self, epochs: Mapping[str, Epoch | None], now_ms: int) -> None:
@@ -45,6 +46,7 @@ class Readers:
         if epochs != self._epochs or now_ms != self._now_ms:
             self._epochs, self._now_ms = dict(epochs), now_ms
             self._views.clear()
+            self._wholes.clear()
             self._tables = None
 
     @property
@@ -61,13 +63,17 @@ class Readers:
             self._tables = Tables([self._view(name).table() for name in rows])
         return self._tables
 
-    def whole(self, name: str) -> Any:
-        """Return a state as a whole: a frame, or all pairs of key and value."""
-        view = self._view(name)
-        if self._states[name].value_kind is not ValueKind.ROW:
-            return view.pairs()
-        table = view.table()
-        return Frame(table.plain, self.tables(), table.name)
+    def whole(self, name: str) -> Frame | Pairs:
+        """Return a state as a whole: a frame, or all pairs of key and value.
+
+        The same object for all records of an epoch, so that its look-up by key is made once.
+        """
+        found = self._wholes.get(name)
+        if found is None:
+            view = self._view(name)
+            is_row = self._states[name].value_kind is ValueKind.ROW
+            found = self._wholes[name] = view.whole(self.tables() if is_row else Tables(()))
+        return found
 
     def _view(self, name: str) -> StateView:
         found = self._views.get(name)

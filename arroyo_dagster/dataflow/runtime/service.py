@@ -47,12 +47,13 @@ from arroyo_dagster.dataflow.definition.definition import (
     Package,
     PartitionDef,
     ServiceDef,
+    StateDef,
     StateForm,
     StepDef,
     ValueKind,
 )
 from arroyo_dagster.dataflow.definition.scope import scope_of
-from arroyo_dagster.dataflow.errors import Unsupported
+from arroyo_dagster.dataflow.errors import StateSchemaError, Unsupported
 from arroyo_dagster.dataflow.runtime.converters import Converter
 from arroyo_dagster.dataflow.runtime.error_limit import ErrorLimit
 from arroyo_dagster.dataflow.runtime.flush_operator import FlushOperator
@@ -81,8 +82,10 @@ from arroyo_dagster.dataflow.topics.sinks import BothSinks, KeptSink, takes_one_
 from arroyo_dagster.dataflow.views.snapshots import FLUSH, STATES
 from arroyo_dagster.dataflow.views.view import OwnerJob, service_paths
 from arroyo_dagster.errors import InputError
+from arroyo_dagster.state.model.checkpoints import OperatorCheckpoint
 from arroyo_dagster.state.model.clock import Clock, wall_clock_ms
-from arroyo_dagster.state.model.ids import checked_name
+from arroyo_dagster.state.model.ids import TableName, checked_name
+from arroyo_dagster.state.model.tables import GlobalKeyedConfig
 from arroyo_dagster.state.runtime.operators import Sink, Source
 from arroyo_dagster.state.runtime.pipeline import Pipeline, Stream
 from arroyo_dagster.state.storage.store import ObjectStore
@@ -302,6 +305,22 @@ def converter_of(dataflow: Dataflow, topic: str) -> str:
     return str(value.get("converter") or settings.get("converter") or default or "json")
 
 
+def _is_stored_as_pairs(state: StateDef, operator: OperatorCheckpoint | None) -> bool:
+    if state.value_kind is not ValueKind.SCALAR or state.window is not None or operator is None:
+        return False
+    config = operator.configs.get(TableName(state.name))
+    if config is None or not isinstance(config.config, GlobalKeyedConfig):
+        return False
+    if state.ttl_ms is not None:
+        raise StateSchemaError(
+            f"state `{state.name}` was stored without the update times that its ttl needs",
+            number="E50",
+            path=state.path,
+            next_step="remove the ttl, or give the state another name; the stored state is kept",
+        )
+    return True
+
+
 @dataclass(frozen=True, slots=True)
 class UnflushedWindows:
     """Whether the newest epoch of a service has windows whose flush failed. Can be pickled."""
@@ -373,8 +392,7 @@ class _Planning:
             migrate=self._options.migrate,
         )
         self._check_states(plan)
-        self._check_stored(plan)
-        return plan
+        return replace(plan, as_pairs=self._check_stored(plan))
 
     def _check_sources(self) -> None:
         for source in self._service.sources:
@@ -412,11 +430,25 @@ class _Planning:
                     path=state.path,
                     next_step="make them scalars or arrow-rows; load the package",
                 )
+            if state.value_kind is ValueKind.SCALAR and state.window and state.ttl_ms is not None:
+                raise Unsupported(
+                    f"ttl of the primitive state `{state.name}` in a service with windows: its "
+                    "values live as long as their window",
+                    number="E18",
+                    path=state.path,
+                    next_step="remove the ttl",
+                )
             state_config(state)
             if state.window is not None:
                 flushed_config(state)
 
-    def _check_stored(self, plan: ServicePlan) -> None:
+    def _check_stored(self, plan: ServicePlan) -> frozenset[str]:
+        """Check the stored states; return the primitive ones that are stored as pairs.
+
+        Raises:
+            StateSchemaError: a state was stored with another schema, or without the update times
+                that its ttl needs (E50).
+        """
         head = OwnerJob(self._store, plan.paths[plan.name]).newest()
         if head is not None:
             check_states(
@@ -427,6 +459,10 @@ class _Planning:
                 dropped=read_schemas(self._store, head.operator(DROPPED)),
                 every=True,
             )
+        states = None if head is None else head.operator(STATES)
+        return frozenset(
+            state.name for state in plan.owned.values() if _is_stored_as_pairs(state, states)
+        )
 
     def _topic(self, endpoint: Endpoint) -> TopicPlan:
         assert endpoint.id is not None

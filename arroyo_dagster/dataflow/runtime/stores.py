@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from arroyo_dagster.dataflow.definition.definition import StateDef, ValueKind
+from arroyo_dagster.dataflow.definition.definition import StateDef
 from arroyo_dagster.dataflow.definition.windows import GLOBAL_WINDOW, Window
 from arroyo_dagster.dataflow.runtime.handles import DELETED, CellSlot, RowSlot, Slot
 from arroyo_dagster.dataflow.runtime.restore import UnreadRows
@@ -46,9 +46,14 @@ class Store:
 
         Sorted by key; the columns are those of `rows_of`, or `_key` and `value` for scalars.
         """
-        entries = self._entries.pop(window, {}) | self._fresh.pop(window, {})
+        entries, fresh = self._entries.pop(window, {}), self._fresh.pop(window, {})
         self.enter(GLOBAL_WINDOW)
-        live = [(key, entry) for key, entry in sorted(entries.items()) if entry is not DELETED]
+        for key, written in fresh.items():
+            if written is DELETED:
+                entries.pop(key, None)
+            else:
+                entries[key] = self.slot.entry(written)
+        live = sorted(entries.items())
         return self._content(window, live)
 
     def _content(self, window: Window, entries: list[tuple[str, Any]]) -> pa.Table:
@@ -59,14 +64,28 @@ class Store:
         raise NotImplementedError
 
 
-def open_store(slot: Slot, ctx: OperatorContext, watermark_ms: int | None) -> Store:
-    """Return the store of a slot, with the entries of the restored epoch."""
-    kind = RowStore if slot.state.value_kind is ValueKind.ROW else CellStore
-    return kind(slot, ctx, watermark_ms)
+def open_store(
+    slot: Slot, ctx: OperatorContext, watermark_ms: int | None, *, as_pairs: bool
+) -> Store:
+    """Return the store of a slot, with the entries of the restored epoch.
+
+    Args:
+        slot: of the state.
+        ctx: has the tables.
+        watermark_ms: event time; None = none yet.
+        as_pairs: see `state_config`.
+    """
+    in_windows = slot.state.window is not None
+    if isinstance(slot, CellSlot) and (in_windows or as_pairs):
+        return PairStore(slot, ctx, watermark_ms)
+    return RowStore(slot, ctx, watermark_ms)
 
 
-class CellStore(Store):
-    """A primitive state, with all entries of this subtask in memory."""
+class PairStore(Store):
+    """A primitive state in a global keyed table, which every subtask reads as a whole.
+
+    It keeps the entries of its own keys in memory. See `state_tables` for which states these are.
+    """
 
     def __init__(self, slot: Slot, ctx: OperatorContext, watermark_ms: int | None) -> None:
         super().__init__(slot)
@@ -81,14 +100,14 @@ class CellStore(Store):
         everything = self._view.get_all()
         if not windowed:
             mine = own_keys(list(everything), ctx.task_info)
-            self._entries[GLOBAL_WINDOW].update((key, everything[key]) for key in mine)
+            self._entries[GLOBAL_WINDOW].update((key, (everything[key], 0)) for key in mine)
             return
         own = set(own_keys([key.key for key in everything], ctx.task_info))
         for key, stored in everything.items():
             if key.key not in own:
                 continue
             window = Window(key.window_start, key.window_end)
-            self._entries.setdefault(window, {})[key.key] = stored
+            self._entries.setdefault(window, {})[key.key] = (stored, 0)
             self._stored_in.setdefault(window, set()).add(key.key)
 
     def _content(self, window: Window, entries: list[tuple[str, Any]]) -> pa.Table:
@@ -99,21 +118,30 @@ class CellStore(Store):
             {
                 KEY: pa.array([key for key, _ in entries], pa.string()),
                 VALUE: pa.array(
-                    [value for _, value in entries], arrow_type(self.state.scalar_type)
+                    [entry[0] for _, entry in entries], arrow_type(self.state.scalar_type)
                 ),
             }
         )
 
     def write(self, generation: int) -> int:
         for window, fresh in self._fresh.items():
-            keys: list[Any] = list(fresh)
+            deleted = [key for key, written in fresh.items() if written is DELETED]
+            live = {key: written for key, written in fresh.items() if written is not DELETED}
             if self.state.window is not None:
-                self._stored_in.setdefault(window, set()).update(keys)
-                keys = [WindowKey(*window, key) for key in keys]
-            self._view.insert_columns(keys, list(fresh.values()))
-            self._entries[window].update(fresh)
-            fresh.clear()
+                stored = self._stored_in.setdefault(window, set())
+                stored.update(live)
+                stored.difference_update(deleted)
+            self._view.remove_many(self._stored_key(window, key) for key in deleted)
+            self._view.insert_columns(
+                [self._stored_key(window, key) for key in live], list(live.values())
+            )
+            self.enter(window)
+            self.slot.settle()
+        self.enter(GLOBAL_WINDOW)
         return 0
+
+    def _stored_key(self, window: Window, key: str) -> str | WindowKey:
+        return key if self.state.window is None else WindowKey(*window, key)
 
 
 def own_keys(keys: Sequence[str], task: TaskInfo) -> Sequence[str]:
@@ -126,7 +154,7 @@ def own_keys(keys: Sequence[str], task: TaskInfo) -> Sequence[str]:
 
 
 class RowStore(Store):
-    """An arrow-row state, with all keys of this subtask in memory.
+    """A state with a row per key, or a value per key, with all keys of this subtask in memory.
 
     Restored rows stay Arrow columns until a record has their key. Rows of windows, which are few
     and small, become entries at once.
@@ -134,7 +162,7 @@ class RowStore(Store):
 
     def __init__(self, slot: Slot, ctx: OperatorContext, watermark_ms: int | None) -> None:
         super().__init__(slot)
-        assert isinstance(slot, RowSlot)
+        assert isinstance(slot, RowSlot | CellSlot)
         self._rows = slot
         self._view = ctx.table_manager.get_uncached_key_value_view(self.state.name)
         window = self.state.window
@@ -172,8 +200,8 @@ class RowStore(Store):
             gone[window] = dict.fromkeys(sorted(deleted), carrier)
             for key in deleted:
                 del fresh[key]
-            live[window] = dict(fresh)
-            self._merge(self._entries[window], fresh, deleted)
+            live[window] = {key: self.slot.entry(written) for key, written in fresh.items()}
+            self._merge(self._entries[window], live[window], deleted)
             fresh.clear()
         for rows in rows_of(self.state, live, generation):
             self._view.insert(rows)

@@ -1,11 +1,12 @@
 """The tables of a service's states: their configurations, and conversion of their rows.
 
-A primitive state is a global keyed table. Its key is the text of the state's key; in windows, the
-window and that text.
+A state is an expiring generational table. Its key is `_key`, its event time is `_updated_at` on the
+engine's clock, and its columns are those of the arrow-row, or `value` of a primitive. In windows,
+its key is `_window_start`, `_window_end` and `_key`, and its event time is the last instant of the
+window, so that rows of closed windows expire.
 
-An arrow-row state is an expiring generational table. Its key is `_key`, and its event time is
-`_updated_at` on the engine's clock. In windows, its key is `_window_start`, `_window_end` and
-`_key`, and its event time is the last instant of the window, so that rows of closed windows expire.
+A primitive state in windows is a global keyed table of pairs, keyed by the window and the text of
+the key. So is one that a job began before 0.1.0, keyed by that text: it stays so, without a TTL.
 
 `<state>.flushed` has the content of the window that closed last: keyed by the text of the key for a
 primitive state, in the same form for an arrow-row state.
@@ -24,6 +25,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from arroyo_dagster.dataflow.definition.definition import StateDef, ValueKind
+from arroyo_dagster.dataflow.definition.types import Column
 from arroyo_dagster.dataflow.definition.windows import GLOBAL_WINDOW, Window
 from arroyo_dagster.dataflow.storage.columns import KEY, UPDATED_AT, WINDOW_END, WINDOW_START
 from arroyo_dagster.dataflow.storage.values import arrow_type, bincode_type
@@ -58,15 +60,28 @@ class WindowKey:
 # ---- configurations ------------------------------------------------------------------------------
 
 
-def state_config(state: StateDef) -> TableConfig:
+def state_columns(state: StateDef) -> tuple[Column, ...]:
+    """Return the value columns of a state's table: those of a row, or `value` of a primitive."""
+    if state.value_kind is ValueKind.ROW:
+        return state.columns
+    assert state.scalar_type is not None
+    return (Column(name=VALUE, type=state.scalar_type, attribute=VALUE),)
+
+
+def state_config(state: StateDef, *, as_pairs: bool = False) -> TableConfig:
     """Return the configuration of the table that the builder writes for a state.
+
+    Args:
+        state: the definition of the state.
+        as_pairs: whether to keep a primitive state as pairs, as jobs before 0.1.0 stored it.
 
     Raises:
         InputError: the name of the state cannot be used in paths, or that of a column is reserved.
     """
     checked_name(state.name, "state")
     windowed = state.window is not None
-    if state.value_kind is not ValueKind.ROW:
+    is_row = state.value_kind is ValueKind.ROW
+    if not is_row and (windowed or as_pairs):
         return _scalar_config(state, state.name, WindowKey if windowed else str)
     ttl = state.ttl_ms
     retention = NEVER_MICROS if ttl is None or windowed else ttl * 1000
@@ -74,7 +89,8 @@ def state_config(state: StateDef) -> TableConfig:
         retention = state.window.grace_ms * 1000
     return timestamp_table_config(
         state.name,
-        "SDF arrow-row state" + (", live rows of open windows" if windowed else ""),
+        f"SDF {'arrow-row' if is_row else 'primitive'} state"
+        + (", live rows of open windows" if windowed else ""),
         retention_micros=retention,
         schema=row_schema(state),
         keys=[WINDOW_START, WINDOW_END, KEY] if windowed else [KEY],
@@ -106,12 +122,12 @@ def _scalar_config(state: StateDef, name: str, key: Any) -> TableConfig:
 
 
 def row_schema(state: StateDef) -> pa.Schema:
-    """Return the columns of an arrow-row state's table, without the row generation.
+    """Return the columns of a state's table with a row per key, without the row generation.
 
     Value columns are nullable, since a column that was added later is null in older rows; a null is
     read as the default of the type. Written rows have no nulls.
     """
-    taken = [column.name for column in state.columns if column.name in _RESERVED]
+    taken = [column.name for column in state_columns(state) if column.name in _RESERVED]
     if taken:
         raise InputError(
             f"column `{taken[0]}` of state `{state.name}` has a reserved name",
@@ -123,7 +139,7 @@ def row_schema(state: StateDef) -> pa.Schema:
     if state.window is not None:
         bounds = (WINDOW_START, WINDOW_END)
         key = [*(pa.field(name, pa.int64(), nullable=False) for name in bounds), *key]
-    values = [pa.field(column.name, arrow_type(column.type)) for column in state.columns]
+    values = [pa.field(column.name, arrow_type(column.type)) for column in state_columns(state)]
     updated = [pa.field(UPDATED_AT, pa.timestamp("ms", "UTC"), nullable=False)]
     time = pa.field(TIMESTAMP_COLUMN, TIMESTAMP_TYPE, nullable=False)
     return pa.schema([*key, *values, *(updated if state.window is not None else ()), time])
@@ -164,7 +180,9 @@ def entries_of(state: StateDef, rows: pa.Table) -> dict[Window, dict[str, tuple[
 
 def entry_values(state: StateDef, rows: pa.Table) -> Iterator[tuple[Any, ...]]:
     """Yield each row of a state's table as an entry: its values, then its update time (ms)."""
-    columns = [_python_values(rows.column(one.name), one.type.default) for one in state.columns]
+    columns = [
+        _python_values(rows.column(one.name), one.type.default) for one in state_columns(state)
+    ]
     return zip(*columns, updated_at_ms(state, rows).to_pylist(), strict=True)
 
 
@@ -199,7 +217,7 @@ def rows_of(
         *columns, updated = zip(*by_key.values(), strict=True)
         values: dict[str, Any] = {
             one.name: pa.array(column, arrow_type(one.type))
-            for one, column in zip(state.columns, columns, strict=True)
+            for one, column in zip(state_columns(state), columns, strict=True)
         }
         values[KEY] = pa.array(list(by_key), pa.string())
         values[GENERATION] = pa.repeat(pa.scalar(generation, pa.uint64()), count)

@@ -12,7 +12,6 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import polars as pl
 import pyarrow as pa
 
 from arroyo_dagster.dataflow.definition.definition import (
@@ -34,7 +33,6 @@ from arroyo_dagster.dataflow.runtime.handles import Slot, slot_for
 from arroyo_dagster.dataflow.runtime.steps import Step
 from arroyo_dagster.dataflow.storage.state_tables import rows_of
 from arroyo_dagster.dataflow.storage.values import check_of, checked, key_for, key_text
-from arroyo_dagster.dataflow.views.frames import Frame
 from arroyo_dagster.dataflow.views.snapshots import empty_frame, frame_of_rows
 from arroyo_dagster.dataflow.views.sql import Tables
 from arroyo_dagster.dataflow.views.view import StateView
@@ -125,7 +123,7 @@ class Trial:
     def _entry(self, state: StateDef, key: str, value: Any) -> Any:
         if state.value_kind is not ValueKind.ROW:
             assert state.scalar_type is not None
-            return checked(state.scalar_type, value, state=state.name, key=key)
+            return checked(state.scalar_type, value, state=state.name, key=key), self._clock()
         names = {column.name: column for column in state.columns}
         unknown = sorted(set(value) - names.keys()) if isinstance(value, dict) else None
         if unknown is None or unknown:
@@ -288,11 +286,7 @@ class Trial:
 
     def _whole(self, state: StateDef) -> Callable[[], Any]:
         def access() -> Any:
-            view = self._view(state)
-            if state.value_kind is not ValueKind.ROW:
-                return view.pairs()
-            table = view.table()
-            return Frame(table.plain, self._tables(), table.name)
+            return self._view(state).whole(self._tables())
 
         return access
 
@@ -300,13 +294,9 @@ class Trial:
         entries = sorted(self._stored[state.name].items())
         if not entries:
             frame = empty_frame(state, live=False)
-        elif state.value_kind is ValueKind.ROW:
+        else:
             rows = pa.concat_tables(rows_of(state, {GLOBAL_WINDOW: dict(entries)}, 0))
             frame = frame_of_rows(state, rows)
-        else:
-            frame = pl.DataFrame(
-                entries, schema=empty_frame(state, live=False).schema, orient="row"
-            )
         return StateView(state, None, frame, self._clock)
 
     def _tables(self) -> Tables:
@@ -335,7 +325,7 @@ def _cell(state: StateDef, key: str, column: Column, row: Mapping[str, Any]) -> 
 
 def _plain_entry(state: StateDef, entry: Any) -> Any:
     if state.value_kind is not ValueKind.ROW:
-        return entry
+        return entry[0]
     return dict(zip((column.name for column in state.columns), entry, strict=False))
 
 

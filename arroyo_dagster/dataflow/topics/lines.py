@@ -9,11 +9,21 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from arroyo_dagster.dataflow.topics.folders import Folder, FolderEntry
-from arroyo_dagster.dataflow.topics.records import MAX_SPLITS, Found, record_batches
+from arroyo_dagster.dataflow.topics.records import (
+    BATCH_RECORDS,
+    MAX_SPLITS,
+    RECORDS,
+    Found,
+    record_batches,
+)
 from arroyo_dagster.errors import FormatError, ProtocolError
+
+Positions = npt.NDArray[np.int64]
 
 BLOCK_BYTES = 1 << 20
 LONGEST_BYTES = 1 << 26
@@ -42,6 +52,42 @@ def record_ends(data: bytes, *, quoted: bool) -> np.ndarray:
     if quoted:
         ends &= (np.cumsum(letters == _QUOTE, dtype=np.int64) & 1) == 0
     return np.flatnonzero(ends) + 1
+
+
+def _batches_of_lines(
+    at: int, data: bytes, begins: Positions, ends: Positions, partition: int
+) -> Iterator[pa.RecordBatch]:
+    """Yield lines that are not blank as rows, without line ends and a byte order mark.
+
+    Args:
+        at: the position of `data` in the file.
+        data: whole lines.
+        begins, ends: where each line begins and ends in `data`.
+        partition: of the rows.
+    """
+    first = begins
+    if at == 0 and data.startswith(_BOM):
+        first = begins.copy()
+        first[0] = len(_BOM)
+    offsets = pa.py_buffer(np.append(first[:1], ends).astype(np.int32))
+    # The kernels for ASCII take any bytes; nothing here needs them to be text.
+    lines = pa.Array.from_buffers(pa.string(), len(ends), [None, offsets, pa.py_buffer(data)])
+    filled = pc.not_equal(pc.ascii_trim_whitespace(lines), "")
+    rows = pa.table(
+        {"value": pc.ascii_rtrim(lines, "\r\n"), "offset": pa.array(begins + at, pa.int64())}
+    ).filter(filled)
+    for batch in rows.combine_chunks().to_batches(max_chunksize=BATCH_RECORDS):
+        count = batch.num_rows
+        yield pa.RecordBatch.from_arrays(
+            [
+                pa.nulls(count, pa.binary()),
+                batch.column(0).cast(pa.binary()),
+                pa.repeat(pa.scalar(partition, pa.int32()), count),
+                batch.column(1),
+                pa.nulls(count, pa.timestamp("ms")),
+            ],
+            schema=RECORDS,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,17 +159,20 @@ class Lines:
                 raise too_long(folder, entry.name, end)
         return end, count
 
-    def read(self, folder: Folder, name: str, start: int, end: int) -> Iterator[Found]:
-        """Yield the records from `start` (inclusive) to `end` (exclusive)."""
-        for at, line in self._lines(folder, name, start, end):
-            if line.strip():
-                yield Found(at, line)
-
     def batches(
         self, folder: Folder, name: str, number: int, start: int, end: int
     ) -> Iterator[pa.RecordBatch]:
-        """Yield the records of `read` as rows; `number`: their partition."""
-        return record_batches(self.read(folder, name, start, end), number)
+        """Yield the records from `start` (inclusive) to `end` (exclusive) as rows.
+
+        Args:
+            folder: the folder of the file.
+            name: the file.
+            number: the partition of the records.
+            start, end: bytes.
+        """
+        for at, data, ends in self._blocks(folder, name, start, end):
+            begins = np.concatenate([[0], ends[:-1]])
+            yield from _batches_of_lines(at, data, begins, ends, number)
 
     def cuts(self, folder: Folder, name: str, start: int, end: int) -> Sequence[int]:
         """Return positions at which to split; none for CSV, since a line end can be quoted."""
@@ -153,23 +202,20 @@ class Lines:
     def _quoted(self) -> bool:
         return False
 
-    def _lines(
+    def _blocks(
         self, folder: Folder, name: str, start: int, end: int
-    ) -> Iterator[tuple[int, bytes]]:
-        """Yield each line with its position, without its line end and byte order mark."""
+    ) -> Iterator[tuple[int, bytes, Positions]]:
+        """Yield whole lines: their position in the file, their bytes, and the end of each."""
         data, at = b"", start
         while at < end:
             block = folder.read(name, at + len(data), min(BLOCK_BYTES, end - at - len(data)))
             data += block
-            ends = record_ends(data, quoted=self._quoted).tolist()
-            if not block:
-                ends = [*ends, len(data)] if data else ends
-            begin = 0
-            for stop in ends:
-                line = data[begin:stop].rstrip(b"\r\n")
-                yield at + begin, line.removeprefix(_BOM) if at + begin == 0 else line
-                begin = stop
-            data, at = data[begin:], at + begin
+            ends = record_ends(data, quoted=self._quoted)
+            if not block and data and not (len(ends) and ends[-1] == len(data)):
+                ends = np.append(ends, len(data))
+            if len(ends):
+                yield at, data, ends
+                data, at = data[int(ends[-1]) :], at + int(ends[-1])
             if not block:
                 return
 
@@ -208,6 +254,23 @@ class CsvRows(Lines):
                     position=at,
                 )
             yield Found(at, self.encode(dict(zip(header, cells, strict=True))))
+
+    def _lines(
+        self, folder: Folder, name: str, start: int, end: int
+    ) -> Iterator[tuple[int, bytes]]:
+        """Yield each line with its position, without its line end and byte order mark."""
+        for at, data, ends in self._blocks(folder, name, start, end):
+            begin = 0
+            for stop in ends.tolist():
+                line = data[begin:stop].rstrip(b"\r\n")
+                yield at + begin, line.removeprefix(_BOM) if at + begin == 0 else line
+                begin = stop
+
+    def batches(
+        self, folder: Folder, name: str, number: int, start: int, end: int
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield the records of `read` as rows; `number`: their partition."""
+        return record_batches(self.read(folder, name, start, end), number)
 
     def _header(self, folder: Folder, name: str) -> list[str]:
         end, _ = self.extent(folder, FolderEntry(name, LONGEST_BYTES), 0, 1, final=True)

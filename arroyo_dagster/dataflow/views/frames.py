@@ -15,6 +15,8 @@ import pyarrow as pa
 from arroyo_dagster.dataflow.definition.types import ScalarType
 from arroyo_dagster.dataflow.errors import access_error, unknown_name
 from arroyo_dagster.dataflow.storage.columns import KEY
+from arroyo_dagster.dataflow.storage.values import Key
+from arroyo_dagster.dataflow.views.lookup import KeyLookup
 from arroyo_dagster.dataflow.views.sql import StateTable, Tables
 
 _TYPES: dict[Any, str] = {
@@ -116,6 +118,29 @@ class Frame:
         self._frame = frame
         self._tables = tables
         self._name = name
+        self._by_key: KeyLookup | None = None
+
+    def get(self, key: Key) -> dict[str, Any] | None:
+        """Return the columns of a key's row, without `_key`; None = the key has no row.
+
+        Takes the same time at any number of keys. Errors as in `key`.
+        """
+        at = self._lookup.find(key)
+        if at is None:
+            return None
+        found = self._frame.row(at, named=True)
+        del found[KEY]
+        return found
+
+    def __contains__(self, key: object) -> bool:
+        return isinstance(key, str | int) and self._lookup.find(key) is not None
+
+    @property
+    def _lookup(self) -> KeyLookup:
+        if self._by_key is None:
+            self.key()
+            self._by_key = KeyLookup(self._frame)
+        return self._by_key
 
     def sql(self, text: str, params: Mapping[str, Any] | None = None) -> Frame:
         """Query this frame, as `self` or by its name, and all tables in scope.

@@ -256,7 +256,8 @@ class Namespaces:
         names = [column.name for column in state.columns] if is_row else [VALUE]
         found = []
         for row in frame.iter_rows(named=True):
-            if is_row and state.ttl_ms is not None and self._expired(state, row[UPDATED_AT]):
+            is_timed = state.ttl_ms is not None and UPDATED_AT in row
+            if is_timed and self._expired(state, row[UPDATED_AT]):
                 continue
             window = closed
             if WINDOW_START in row:

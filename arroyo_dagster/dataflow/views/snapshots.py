@@ -24,7 +24,14 @@ from arroyo_dagster.dataflow.storage.engine_tables import (
     check_states,
     read_schemas,
 )
-from arroyo_dagster.dataflow.storage.state_tables import FLUSHED, VALUE, WindowKey, updated_at_ms
+from arroyo_dagster.dataflow.storage.state_tables import (
+    FLUSHED,
+    VALUE,
+    WindowKey,
+    row_schema,
+    state_columns,
+    updated_at_ms,
+)
 from arroyo_dagster.dataflow.storage.values import arrow_type
 from arroyo_dagster.state.codec.bincode.codec import codec_for
 from arroyo_dagster.state.model.checkpoints import Checkpoint
@@ -70,17 +77,16 @@ class Where:
 class SnapshotReader:
     """Reads one state at successive epochs.
 
-    Frames of an arrow-row state have `_window_start` and `_window_end` (epoch milliseconds, only
-    with windows), `_key`, the columns by name, and `_updated_at`. Frames of a primitive state have
-    `_key` and `value`; with `live` and windows, also the two window columns. Frames are sorted by
-    window, then key.
+    Frames have `_window_start` and `_window_end` (epoch milliseconds, only with windows), `_key`,
+    the columns by name (`value` of a primitive state), and `_updated_at`. A primitive state in
+    windows, or stored as pairs, has no `_updated_at`, and window columns with `live` only. Frames
+    are sorted by window, then key.
 
     Args:
         store: the object store of the state.
         state: the definition of the state.
         live: for a windowed state, read the open windows, not the one that closed last.
-        keys: the range of routing keys to read of an arrow-row state; a primitive state is read as
-            a whole.
+        keys: the range of routing keys to read; a state stored as pairs is read as a whole.
         where: the table to read, whose rows are as `state` says; None = that of the state, after a
             check of the stored schema.
     """
@@ -197,29 +203,27 @@ class SnapshotReader:
 
 def empty_frame(state: StateDef, *, live: bool) -> pl.DataFrame:
     """Return the frame of a state without rows."""
-    if state.value_kind is not ValueKind.ROW:
+    if state.value_kind is not ValueKind.ROW and state.window is not None:
         assert state.scalar_type is not None
-        keyed_by_window = live and state.window is not None
-        key = codec_for(WindowKey if keyed_by_window else str).column_type
+        key = codec_for(WindowKey if live else str).column_type
         none = (pa.chunked_array([], kind) for kind in (key, arrow_type(state.scalar_type)))
         return frame_of_pairs(*none)
-    from arroyo_dagster.dataflow.storage.state_tables import row_schema
-
     return frame_of_rows(state, row_schema(state).empty_table())
 
 
 def frame_of_rows(state: StateDef, rows: pa.Table) -> pl.DataFrame:
-    """Return rows of the table of an arrow-row state as a frame; nulls are defaults."""
+    """Return rows of the table of a state as a frame; nulls are defaults."""
+    columns = state_columns(state)
     windows = [] if state.window is None else [WINDOW_START, WINDOW_END]
     updated = updated_at_ms(state, rows).cast(pa.timestamp("ms", "UTC"))
-    names = [*windows, KEY, *(column.name for column in state.columns)]
-    for column in state.columns:
+    names = [*windows, KEY, *(column.name for column in columns)]
+    for column in columns:
         if column.name not in rows.column_names:  # its owner has not written since it was added
             nulls = pa.nulls(rows.num_rows, arrow_type(column.type))
             rows = rows.append_column(column.name, nulls)
     made = rows.select(names).append_column(UPDATED_AT, updated)
     frame = cast(pl.DataFrame, pl.from_arrow(made))
-    defaults = {one.name: one.type.default for one in state.columns if frame[one.name].null_count()}
+    defaults = {one.name: one.type.default for one in columns if frame[one.name].null_count()}
     for name, default in defaults.items():
         kind = frame.schema[name]
         filled = pl.lit(default).cast(kind) if kind != pl.Datetime else pl.lit(0).cast(kind)

@@ -7,10 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import polars as pl
-
 from arroyo_dagster.dataflow.definition.definition import StateDef
-from arroyo_dagster.dataflow.storage.columns import KEY, UPDATED_AT, WINDOW_END, WINDOW_START
+from arroyo_dagster.dataflow.storage.columns import KEY, WINDOW_END, WINDOW_START
 from arroyo_dagster.dataflow.views.snapshots import Where
 from arroyo_dagster.dataflow.views.view import StateView, Views
 from arroyo_dagster.state.model.checkpoints import Checkpoint
@@ -114,7 +112,7 @@ def _listed(head: Checkpoint, state: StateDef) -> tuple[tuple[Any, ...], list[St
 def _rows(view: StateView) -> dict[str, Any]:
     frame = view.frame()
     windows = [name for name in (WINDOW_START, WINDOW_END) if name in view.stored.columns]
-    oldest = frame[UPDATED_AT].cast(pl.Int64).min() if UPDATED_AT in frame.columns else None
+    oldest = view.oldest_ms()
     return {
         "rows": frame.height,
         "keys": view.stored.select(*windows, KEY).n_unique() if view.stored.height else 0,

@@ -22,9 +22,10 @@ import polars as pl
 
 from arroyo_dagster.dataflow.definition.definition import Dataflow, StateDef, StateForm, ValueKind
 from arroyo_dagster.dataflow.errors import CheckpointError
-from arroyo_dagster.dataflow.storage.columns import KEY, UPDATED_AT, WINDOW_END, WINDOW_START
+from arroyo_dagster.dataflow.storage.columns import UPDATED_AT, WINDOW_END, WINDOW_START
 from arroyo_dagster.dataflow.storage.state_tables import VALUE
 from arroyo_dagster.dataflow.views.frames import Frame
+from arroyo_dagster.dataflow.views.lookup import KeyLookup, Pairs
 from arroyo_dagster.dataflow.views.masking import mask_frame, mask_of
 from arroyo_dagster.dataflow.views.snapshots import SnapshotReader
 from arroyo_dagster.dataflow.views.sql import StateTable, Tables
@@ -138,29 +139,39 @@ class StateView:
     def get(self, key: str | int | bool) -> Any:
         """Return the value of a key: a dict of an arrow-row's columns, or a scalar; None = no row.
 
-        A lookup is a binary search, which takes milliseconds for any number of keys.
+        Takes the same time at any number of keys.
         """
-        from arroyo_dagster.dataflow.storage.values import key_text
-
-        text = key_text(key)
-        keys = self._keys
-        at = keys.search_sorted(text)
-        if at >= len(keys) or keys[at] != text:
+        at = self._lookup.find(key)
+        if at is None:
             return None
         row = self.stored.row(at, named=True)
+        if self._ttl_ms is not None and self._hidden(row[UPDATED_AT]):
+            return None
         if self.state.value_kind is not ValueKind.ROW:
             return row[VALUE]
-        if self._hidden(row[UPDATED_AT]):
-            return None
         return {column.name: row[column.name] for column in self.state.columns}
 
     def frame(self) -> pl.DataFrame:
         """Return the rows: `_key`, the columns and `_updated_at`; if primitive, `_key`, `value`."""
-        return self._unexpired().drop(WINDOW_START, WINDOW_END, strict=False)
+        hidden = [WINDOW_START, WINDOW_END]
+        if self.state.value_kind is not ValueKind.ROW:
+            hidden.append(UPDATED_AT)
+        return self._unexpired().drop(hidden, strict=False)
 
-    def pairs(self) -> list[tuple[str, Any]]:
+    def pairs(self) -> Pairs:
         """Return every key and value of a primitive state, sorted by key."""
-        return list(self.frame().rows())
+        return Pairs(self.frame())
+
+    def whole(self, tables: Tables) -> Frame | Pairs:
+        """Return the state as user code reads it: a frame, or pairs of a primitive state.
+
+        Args:
+            tables: the tables that queries of the frame see.
+        """
+        if self.state.value_kind is not ValueKind.ROW:
+            return self.pairs()
+        table = self.table()
+        return Frame(table.plain, tables, table.name)
 
     def sql(self, text: str, params: Mapping[str, Any] | None = None) -> pl.DataFrame:
         """Query the state, by its name with underscores, or with dashes in back-ticks.
@@ -199,27 +210,37 @@ class StateView:
         table = StateTable(self.state.table, self.frame(), tuple(dict.fromkeys(aliases)))
         self._until[:] = [self._next_expiry(), table]
 
+    def oldest_ms(self) -> int | None:
+        """Return the earliest update time of the rows; None = there are none, or no times."""
+        if UPDATED_AT not in self.stored.columns:
+            return None
+        return self._unexpired()[UPDATED_AT].cast(pl.Int64).min()  # type: ignore[return-value]
+
     def _next_expiry(self) -> float:
         """Return the time at which the next row expires, in epoch milliseconds."""
-        ttl = self.state.ttl_ms
-        if ttl is None or not self.stored.height:
-            return float("inf")
-        oldest = self._unexpired()[UPDATED_AT].cast(pl.Int64).min()
-        return float("inf") if oldest is None else float(oldest) + ttl  # type: ignore[arg-type]
+        ttl, oldest = self._ttl_ms, None
+        if ttl is not None:
+            oldest = self.oldest_ms()
+        return float("inf") if ttl is None or oldest is None else float(oldest) + ttl
 
     def _unexpired(self) -> pl.DataFrame:
-        ttl = self.state.ttl_ms
+        ttl = self._ttl_ms
         if ttl is None:
             return self.stored
         return self.stored.filter(pl.col(UPDATED_AT).cast(pl.Int64) > self.clock() - ttl)
 
     def _hidden(self, updated_at: Any) -> bool:
-        ttl = self.state.ttl_ms
+        ttl = self._ttl_ms
         return ttl is not None and self.clock() - round(updated_at.timestamp() * 1000) >= ttl
 
+    @property
+    def _ttl_ms(self) -> int | None:
+        # A state that was stored as pairs has no update times: its owner refuses a ttl.
+        return self.state.ttl_ms if UPDATED_AT in self.stored.columns else None
+
     @cached_property
-    def _keys(self) -> pl.Series:
-        return self.stored.get_column(KEY)
+    def _lookup(self) -> KeyLookup:
+        return KeyLookup(self.stored)
 
 
 def _literal_name(state: StateDef) -> str:

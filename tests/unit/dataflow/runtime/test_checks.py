@@ -73,8 +73,8 @@ def test_bodies_that_can_run_have_no_findings(body: str) -> None:
 def test_readers_have_frames_and_lists_and_cells_are_of_owners() -> None:
     owner = builder("cell = counts()\ncell.value += cell.increment(2)\ncell.update()")
     assert messages(owner + reader("return str(counts().index(('a', 1)))")) == []
-    (only,) = messages(owner + reader("return str(counts().get('a'))"))
-    assert "`get` in line 2 of the body is not found in the list of pairs" in only
+    (only,) = messages(owner + reader("return str(counts().append('a'))"))
+    assert "`append` in line 2 of the body is not found in the pairs of key and value" in only
     rows = builder("counts().update()", value=ROW)
     assert messages(rows + reader("return str(counts().rows().next())")) == []
     assert "a frame" in messages(rows + reader("return counts().count"))[0]

@@ -511,7 +511,7 @@ def test_what_is_stored_is_read_as_rows_of_ordinary_tables() -> None:
     paths = flow.pipelines[0].paths
     assert str(paths.pipeline) == "test.flow"
     found = read_rows(flow.store, paths, "states", "counts")
-    assert sorted((row["key"], row["value"]) for row in found.rows) == [("a", 2), ("b", 1)]
+    assert sorted((row["_key"], row["value"]) for row in found.rows) == [("a", 2), ("b", 1)]
     assert {row["key"] for row in read_rows(flow.store, paths, "states", "schemas").rows} == {
         "counts"
     }
