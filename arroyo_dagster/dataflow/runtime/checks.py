@@ -11,10 +11,11 @@ import ast
 import builtins
 import dis
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import CodeType
 from typing import Any
 
+from arroyo_dagster.dataflow.definition.bodies import inspect_body
 from arroyo_dagster.dataflow.definition.definition import (
     Dataflow,
     Package,
@@ -28,6 +29,7 @@ from arroyo_dagster.dataflow.definition.diagnostics import Diagnostic
 from arroyo_dagster.dataflow.definition.names import ROW_METHODS, mangled
 from arroyo_dagster.dataflow.errors import SqlError, did_you_mean
 from arroyo_dagster.dataflow.runtime.context import CONTEXT
+from arroyo_dagster.dataflow.runtime.functions import packaged_function
 from arroyo_dagster.dataflow.runtime.handles import Cell
 from arroyo_dagster.dataflow.views.frames import Frame
 from arroyo_dagster.dataflow.views.snapshots import empty_frame
@@ -68,9 +70,14 @@ def check_bodies(
     for service in dataflow.services.values():
         check = _ServiceBodies(service)
         for step in service.steps:
+            packaged = packaged_function(dataflow, packages, step)
             if step.source is not None:
                 if step.language == "python":
                     errors += check.body(step)
+            elif packaged is not None and packaged.source is not None:
+                body = inspect_body(packaged.source, packaged.language, packaged.operator)
+                if body.language == "python":
+                    errors += check.body(replace(step, source=packaged.source))
             elif step.target is not None and ":" in step.target:
                 found = _named_function(step, folders)
                 (warnings if found.missing else errors).extend(found.diagnostics)

@@ -36,8 +36,8 @@ class ErrorLimit:
         service: the name of the service.
         topics: the topics that it reads, which count the records.
         max_errors: how many failures of a run are accepted. None: a step must not fail on each of
-            the first `FIRST_READ` records of a run, on each record of a run that reads fewer, nor on
-            each of the first `FIRST_RECORDS` records that reach it.
+            the first `FIRST_READ` records of a run, on each record of a run that reads fewer, nor
+            on each of the first `FIRST_RECORDS` records that reach it.
     """
 
     service: str

@@ -80,7 +80,7 @@ class Library:
             return FunctionPlan(source=step.source, **make)
         if step.source is None and step.target and ":" in step.target:
             return FunctionPlan(target=step.target, **make)
-        packaged = self._packaged(step)
+        packaged = packaged_function(self.dataflow, self.packages, step)
         make["gives_pair"] = _is_pair(packaged)
         make["states"] = None if packaged is None else packaged.states
         for name in (step.name, None if packaged is None else packaged.name):
@@ -106,14 +106,18 @@ class Library:
         known = {same_name(one): body for one, body in self.functions.items()}
         return known.get(same_name(name))
 
-    def _packaged(self, step: StepDef) -> FunctionDef | None:
-        for one in self.dataflow.imports:
-            package = self.packages.get(one.package)
-            for function in one.functions if package else ():
-                if (function.alias or function.name) == step.target:
-                    assert package is not None
-                    return package.functions.get(function.name)
-        return None
+
+def packaged_function(
+    dataflow: Dataflow, packages: Mapping[str, Package], step: StepDef
+) -> FunctionDef | None:
+    """Return the function of an imported package that a step uses; None = it uses none."""
+    for one in dataflow.imports:
+        package = packages.get(one.package)
+        for function in one.functions if package else ():
+            if (function.alias or function.name) == step.target:
+                assert package is not None
+                return package.functions.get(function.name)
+    return None
 
 
 def _is_pair(function: FunctionDef | None) -> bool:
