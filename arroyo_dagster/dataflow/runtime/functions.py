@@ -15,6 +15,7 @@ from arroyo_dagster.dataflow.definition.bodies import ARITIES, inspect_body
 from arroyo_dagster.dataflow.definition.definition import Dataflow, FunctionDef, Package, StepDef
 from arroyo_dagster.dataflow.definition.types import CompositeType, NamedType, same_name
 from arroyo_dagster.dataflow.errors import OperatorError, UnboundOperatorError
+from arroyo_dagster.dataflow.runtime.reasons import keep_source
 from arroyo_dagster.user_modules import INLINE, import_named
 
 FunctionBody = Callable[..., Any]
@@ -151,8 +152,10 @@ def _compiled(plan: FunctionPlan, scope: Mapping[str, Any]) -> FunctionBody:
     if found.errors or found.name is None:
         raise _misfit(plan, "; ".join(message for _, message in found.errors))
     names: dict[str, Any] = {**scope, "__name__": f"{INLINE}{plan.name}"}
+    file = f"<{plan.path}>"
+    keep_source(file, plan.source)
     try:
-        exec(compile(plan.source, f"<{plan.path}>", "exec", dont_inherit=True), names)
+        exec(compile(plan.source, file, "exec", dont_inherit=True), names)
     except Exception as error:
         raise _misfit(plan, f"it cannot be loaded: {type(error).__name__}: {error}") from error
     body: FunctionBody = names[found.name]
