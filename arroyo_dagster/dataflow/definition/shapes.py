@@ -216,7 +216,8 @@ class Conformity:
         known = set(shape.fields) | {one.also for one in shape.fields.values() if one.also}
         for key in node.members:
             if key not in known:
-                self.diagnostics.warn(node.diagnostic_at("L3", "unknown key, ignored", key=key))
+                said = f"unknown key, ignored{did_you_mean(key, known - set(node.members))}"
+                self.diagnostics.warn(node.diagnostic_at("L3", said, key=key))
 
 
 def pick(node: Node, name: str) -> Node | None:

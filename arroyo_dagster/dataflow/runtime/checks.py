@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import builtins
 import dis
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import CodeType
@@ -158,11 +159,14 @@ class _ServiceBodies:
 
     def _names(self, step: StepDef, code: CodeType, local: set[str]) -> Iterator[Diagnostic]:
         known = {*local, *CONTEXT, *self._states}
+        parameters = {*_parameters(code)}
         for name, line in sorted(_globals(code).items(), key=lambda found: found[1]):
             if name in known or name in _ALWAYS:
                 continue
             states = ", ".join(sorted({one.accessor for one in self._states.values()})) or "none"
-            hint = did_you_mean(name, known)
+            hint = did_you_mean(name, known | parameters)
+            if name in sys.stdlib_module_names:
+                hint = f"; to use the module, write `import {name}` before the `def`"
             yield _at(
                 step,
                 "E44",
@@ -214,6 +218,13 @@ def _module_names(tree: ast.Module) -> set[str]:
         elif isinstance(node, ast.FunctionDef):
             found.add(node.name)
     return found
+
+
+def _parameters(code: CodeType) -> Iterator[str]:
+    """Yield the names of the arguments of the functions that a body defines."""
+    for part in code.co_consts:
+        if isinstance(part, CodeType):
+            yield from part.co_varnames[: part.co_argcount]
 
 
 def _globals(code: CodeType) -> dict[str, int]:
