@@ -26,7 +26,9 @@ ARITIES: dict[str, tuple[int, ...]] = {
 
 LANGUAGES = ("python", "rust")
 
-_PYTHON_START = re.compile(r"(?:async\s+)?def\b|import\b|from\b|@")
+_PYTHON_START = re.compile(
+    r"(?:async\s+)?def\b|import\b|from\b|@|'|\"|[A-Za-z_]\w*\s*(?::[^=\n]+)?=(?!=)"
+)
 _RUST_START = re.compile(
     r"(?:(?:async|unsafe|extern)\s+)*fn\b|pub\b|use\b|const\b|static\b|struct\b|enum\b|#!?\["
 )
@@ -102,15 +104,24 @@ def _python(source: str, operator: str) -> ParsedBody:
         at = f" in line {error.lineno} of it" if isinstance(error, SyntaxError) else ""
         said = error.msg if isinstance(error, SyntaxError) else type(error).__name__
         return ParsedBody("python", None, (("E27", f"the body does not parse: {said}{at}"),))
-    others = [one for one in tree.body if not isinstance(one, ast.Import | ast.ImportFrom)]
+    others = [one for one in tree.body if not _may_precede(one)]
     functions = [one for one in others if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef)]
     if len(functions) != 1 or len(others) != 1:
-        found = f"{len(functions)} functions and {len(others) - len(functions)} other statements"
-        return ParsedBody(
-            "python", None, (("E27", f"expected imports and one `def`; found {found}"),)
-        )
+        found = f"{len(functions)} functions"
+        strange = [one for one in others if one not in functions]
+        if strange:
+            found += f", and another statement in line {strange[0].lineno} of it"
+        said = f"expected imports, assignments and one `def`; found {found}"
+        return ParsedBody("python", None, (("E27", said),))
     function = functions[0]
     return ParsedBody("python", function.name, tuple(_function_errors(function, operator)))
+
+
+def _may_precede(statement: ast.stmt) -> bool:
+    """Return whether a statement may stand beside the `def`: an import, an assignment, a text."""
+    if isinstance(statement, ast.Expr):
+        return isinstance(statement.value, ast.Constant)
+    return isinstance(statement, ast.Import | ast.ImportFrom | ast.Assign | ast.AnnAssign)
 
 
 def _function_errors(

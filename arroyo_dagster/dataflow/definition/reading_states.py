@@ -29,6 +29,7 @@ from arroyo_dagster.dataflow.definition.types import (
 )
 from arroyo_dagster.dataflow.definition.windows import WindowDef
 from arroyo_dagster.dataflow.definition.yaml_tree import Node
+from arroyo_dagster.state.model.ids import NAME_RULE, is_name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +111,9 @@ class StateReader:
     def _check_name(self, name: str, node: Node) -> None:
         if not name.strip():
             self._mistakes.add(node.diagnostic_at("E21", "the name of a state is empty"))
+        elif not is_name(name):
+            message = f"state `{name!r:.80}` cannot be the name of a table: {NAME_RULE}"
+            self._mistakes.add(node.diagnostic_at("E21", message))
         elif (line := self._type_lines.get(same_name(name))) is not None:
             message = f"state `{name}` has the name of the type in line {line}; rename one"
             self._mistakes.add(node.diagnostic_at("E21", message))

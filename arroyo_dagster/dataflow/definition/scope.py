@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from arroyo_dagster.dataflow.definition.types import NamedType, TypeDef, same_name
+from arroyo_dagster.dataflow.definition.types import BUILT_IN, NamedType, TypeDef, same_name
+from arroyo_dagster.dataflow.errors import did_you_mean
 
 if TYPE_CHECKING:
     from arroyo_dagster.dataflow.definition.definition import Document, Package
@@ -66,7 +67,8 @@ class Scope:
                 if found is None:
                     return Resolved(None)
             if found is None:
-                return Resolved(None, f"Referenced type `{declared.name}` not found")
+                near = did_you_mean(declared.name, {*self.own, *self.imported, *BUILT_IN})
+                return Resolved(None, f"Referenced type `{declared.name}` not found{near}")
             declared = found
         return Resolved(declared)
 

@@ -14,6 +14,7 @@ from typing import TypeAlias
 
 from arroyo_dagster.dataflow.definition.diagnostics import Diagnostics
 from arroyo_dagster.dataflow.definition.yaml_tree import Node
+from arroyo_dagster.dataflow.errors import did_you_mean
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,8 +158,9 @@ class Conformity:
             self._expected(node, "text", number)
         elif shape.choices and node.text not in shape.choices:
             expected = ", ".join(shape.choices)
+            near = did_you_mean(node.text, shape.choices)
             self.diagnostics.add(
-                node.diagnostic_at(number, f"expected one of {expected}, found `{node.text}`")
+                node.diagnostic_at(number, f"expected one of {expected}, found `{node.text}`{near}")
             )
 
     def _many(self, node: Node, shape: Many, number: str) -> None:
@@ -214,7 +216,8 @@ class Conformity:
         known = set(shape.fields) | {one.also for one in shape.fields.values() if one.also}
         for key in node.members:
             if key not in known:
-                self.diagnostics.warn(node.diagnostic_at("L3", "unknown key, ignored", key=key))
+                said = f"unknown key, ignored{did_you_mean(key, known - set(node.members))}"
+                self.diagnostics.warn(node.diagnostic_at("L3", said, key=key))
 
 
 def pick(node: Node, name: str) -> Node | None:

@@ -10,11 +10,13 @@ from __future__ import annotations
 import ast
 import builtins
 import dis
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import CodeType
 from typing import Any
 
+from arroyo_dagster.dataflow.definition.bodies import inspect_body
 from arroyo_dagster.dataflow.definition.definition import (
     Dataflow,
     Package,
@@ -28,6 +30,7 @@ from arroyo_dagster.dataflow.definition.diagnostics import Diagnostic
 from arroyo_dagster.dataflow.definition.names import ROW_METHODS, mangled
 from arroyo_dagster.dataflow.errors import SqlError, did_you_mean
 from arroyo_dagster.dataflow.runtime.context import CONTEXT
+from arroyo_dagster.dataflow.runtime.functions import packaged_function
 from arroyo_dagster.dataflow.runtime.handles import Cell
 from arroyo_dagster.dataflow.views.frames import Frame
 from arroyo_dagster.dataflow.views.lookup import Pairs
@@ -69,9 +72,14 @@ def check_bodies(
     for service in dataflow.services.values():
         check = _ServiceBodies(service)
         for step in service.steps:
+            packaged = packaged_function(dataflow, packages, step)
             if step.source is not None:
                 if step.language == "python":
                     errors += check.body(step)
+            elif packaged is not None and packaged.source is not None:
+                body = inspect_body(packaged.source, packaged.language, packaged.operator)
+                if body.language == "python":
+                    errors += check.body(replace(step, source=packaged.source))
             elif step.target is not None and ":" in step.target:
                 found = _named_function(step, folders)
                 (warnings if found.missing else errors).extend(found.diagnostics)
@@ -152,11 +160,14 @@ class _ServiceBodies:
 
     def _names(self, step: StepDef, code: CodeType, local: set[str]) -> Iterator[Diagnostic]:
         known = {*local, *CONTEXT, *self._states}
+        parameters = {*_parameters(code)}
         for name, line in sorted(_globals(code).items(), key=lambda found: found[1]):
             if name in known or name in _ALWAYS:
                 continue
             states = ", ".join(sorted({one.accessor for one in self._states.values()})) or "none"
-            hint = did_you_mean(name, known)
+            hint = did_you_mean(name, known | parameters)
+            if name in sys.stdlib_module_names:
+                hint = f"; to use the module, write `import {name}` before the `def`"
             yield _at(
                 step,
                 "E44",
@@ -208,6 +219,13 @@ def _module_names(tree: ast.Module) -> set[str]:
         elif isinstance(node, ast.FunctionDef):
             found.add(node.name)
     return found
+
+
+def _parameters(code: CodeType) -> Iterator[str]:
+    """Yield the names of the arguments of the functions that a body defines."""
+    for part in code.co_consts:
+        if isinstance(part, CodeType):
+            yield from part.co_varnames[: part.co_argcount]
 
 
 def _globals(code: CodeType) -> dict[str, int]:

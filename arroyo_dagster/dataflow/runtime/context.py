@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from arroyo_dagster.dataflow.definition.names import mangled
 from arroyo_dagster.dataflow.definition.windows import GLOBAL_WINDOW, Window
-from arroyo_dagster.dataflow.errors import access_error, unknown_name
+from arroyo_dagster.dataflow.errors import StepFailed, access_error, unknown_name
 
 if TYPE_CHECKING:
     from arroyo_dagster.dataflow.views.frames import Frame
@@ -62,6 +62,14 @@ class Invocation:
         self.running = True
         try:
             yield self
+        except SystemExit as error:
+            from arroyo_dagster.dataflow.runtime.reasons import reason_of
+
+            raise StepFailed(
+                reason_of(error),
+                next_step="let the function raise an error of its own for a record that it cannot "
+                "process; nothing of the epoch was published",
+            ) from error
         finally:
             self.running = False
             self.serial += 1  # invalidates all handles that user code still holds

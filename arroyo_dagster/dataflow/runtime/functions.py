@@ -15,6 +15,7 @@ from arroyo_dagster.dataflow.definition.bodies import ARITIES, inspect_body
 from arroyo_dagster.dataflow.definition.definition import Dataflow, FunctionDef, Package, StepDef
 from arroyo_dagster.dataflow.definition.types import CompositeType, NamedType, same_name
 from arroyo_dagster.dataflow.errors import OperatorError, UnboundOperatorError
+from arroyo_dagster.dataflow.runtime.reasons import keep_source
 from arroyo_dagster.user_modules import INLINE, import_named
 
 FunctionBody = Callable[..., Any]
@@ -80,7 +81,7 @@ class Library:
             return FunctionPlan(source=step.source, **make)
         if step.source is None and step.target and ":" in step.target:
             return FunctionPlan(target=step.target, **make)
-        packaged = self._packaged(step)
+        packaged = packaged_function(self.dataflow, self.packages, step)
         make["gives_pair"] = _is_pair(packaged)
         make["states"] = None if packaged is None else packaged.states
         for name in (step.name, None if packaged is None else packaged.name):
@@ -106,14 +107,18 @@ class Library:
         known = {same_name(one): body for one, body in self.functions.items()}
         return known.get(same_name(name))
 
-    def _packaged(self, step: StepDef) -> FunctionDef | None:
-        for one in self.dataflow.imports:
-            package = self.packages.get(one.package)
-            for function in one.functions if package else ():
-                if (function.alias or function.name) == step.target:
-                    assert package is not None
-                    return package.functions.get(function.name)
-        return None
+
+def packaged_function(
+    dataflow: Dataflow, packages: Mapping[str, Package], step: StepDef
+) -> FunctionDef | None:
+    """Return the function of an imported package that a step uses; None = it uses none."""
+    for one in dataflow.imports:
+        package = packages.get(one.package)
+        for function in one.functions if package else ():
+            if (function.alias or function.name) == step.target:
+                assert package is not None
+                return package.functions.get(function.name)
+    return None
 
 
 def _is_pair(function: FunctionDef | None) -> bool:
@@ -147,8 +152,10 @@ def _compiled(plan: FunctionPlan, scope: Mapping[str, Any]) -> FunctionBody:
     if found.errors or found.name is None:
         raise _misfit(plan, "; ".join(message for _, message in found.errors))
     names: dict[str, Any] = {**scope, "__name__": f"{INLINE}{plan.name}"}
+    file = f"<{plan.path}>"
+    keep_source(file, plan.source)
     try:
-        exec(compile(plan.source, f"<{plan.path}>", "exec", dont_inherit=True), names)
+        exec(compile(plan.source, file, "exec", dont_inherit=True), names)
     except Exception as error:
         raise _misfit(plan, f"it cannot be loaded: {type(error).__name__}: {error}") from error
     body: FunctionBody = names[found.name]

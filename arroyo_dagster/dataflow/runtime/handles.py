@@ -409,7 +409,7 @@ def _row_functions(columns: tuple[Column, ...], expires: bool) -> Open:
     The other is `update` of the rows. Both are generated since they are called for every record.
     """
     unpacked, checked = [], []
-    scope: dict[str, Any] = {"new": object.__new__, "deleted": DELETED}
+    scope: dict[str, Any] = {"new": object.__new__, "deleted": DELETED, "__name__": __name__}
     for at, column in enumerate(columns):
         name = _slot_name(column)
         unpacked.append(f"row.{name} = values[{at}]")

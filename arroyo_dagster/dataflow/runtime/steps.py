@@ -15,9 +15,10 @@ from arroyo_dagster.dataflow.definition.windows import Window
 from arroyo_dagster.dataflow.errors import OperatorResultError, StepFailed
 from arroyo_dagster.dataflow.runtime.functions import Function
 from arroyo_dagster.dataflow.runtime.letters import Letter
+from arroyo_dagster.dataflow.runtime.reasons import reason_of
 from arroyo_dagster.dataflow.runtime.record import as_record
 from arroyo_dagster.dataflow.storage.engine_tables import Metrics
-from arroyo_dagster.errors import ArroyoStateError, StorageError
+from arroyo_dagster.errors import StorageError
 
 _LOG = logging.getLogger("arroyo_dagster.sdf")
 _MOST_LOGGED = 20
@@ -116,7 +117,7 @@ class Failures:
             raise error
         offset = place.offset if topic and place is not None else None
         self._metrics.count(step, failed=1, error_offset=offset)
-        reason = _reason(error)
+        reason = reason_of(error)
         where: dict[str, Any] = (
             {}
             if place is None
@@ -186,15 +187,6 @@ class Failures:
                     count - _MOST_LOGGED,
                 )
         self._logged.clear()
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, ArroyoStateError):
-        number = error.facts.get("number")
-        return f"{number}: {error.message}" if number else error.message
-    if isinstance(error, AttributeError) and str(error).startswith("'Row("):
-        return f"E44: {error}"  # Python's message for an unknown column of a row
-    return f"{type(error).__name__}: {error}"
 
 
 def _short(record: Any) -> str:

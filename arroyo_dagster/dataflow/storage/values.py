@@ -70,8 +70,15 @@ def value_error(scalar: ScalarType, value: Any, **facts: Any) -> StateValueError
     """Return the error for a value that a type cannot hold (E41)."""
     bounds = scalar.bounds
     expected = _PYTHON.get(scalar) or f"an int from {bounds[0]} to {bounds[1]}"  # type: ignore[index]
+    column, state, key = (facts.get(name) for name in ("column", "state", "key"))
+    named = [
+        *([] if column is None else [f"column `{column}`"]),
+        *([] if state is None else [f"state `{state}`"]),
+    ]
+    of = " of ".join(named) + ("" if key is None else f", key {key!r}")
+    said = f"{_render_value(value)} is no {scalar.value}: expected {expected}"
     return StateValueError(
-        f"{_render_value(value)} is no {scalar.value}: expected {expected}",
+        f"{of}: {said}" if of else said,
         number="E41",
         found=type(value).__name__,
         **facts,

@@ -114,10 +114,15 @@ def checked_name(text: str, what: str) -> str:
         InputError: it contains anything but letters, digits, `_`, `-` and `.`, does not begin with
             a letter or digit, or has more than 128 characters.
     """
-    if not _NAME.fullmatch(text) or len(text) > 128:
-        raise InputError(
-            f"not a name for a {what}: letters, digits, '_', '-' and '.' are allowed, "
-            "first a letter or digit, at most 128",
-            name=text,
-        )
+    if not is_name(text):
+        raise InputError(f"not a name for a {what}: {NAME_RULE}", name=text)
     return text
+
+
+NAME_RULE = "letters, digits, '_', '-' and '.' are allowed, first a letter or digit, at most 128"
+"""What a name that a user chooses may consist of."""
+
+
+def is_name(text: str) -> bool:
+    """Return whether a name chosen by a user is safe in every path."""
+    return _NAME.fullmatch(text) is not None and len(text) <= 128

@@ -265,7 +265,9 @@ def test_dead_letters_are_listed_and_replayed(tmp_path: Path) -> None:
     assert "failed in this run: shout/shout 1; `sdf replay` processes them again" in first.stderr
     (letter,) = map(json.loads, (tmp_path / "letters.jsonl").read_text().splitlines())
     assert (letter["file"], letter["offset"], letter["record"]) == ("words.txt", 2, "b")
-    assert letter["reason"] == "AssertionError: no b"
+    assert letter["reason"] == (
+        'AssertionError: no b; in line 2 of the body: `word not in env["refused"]`'
+    )
 
     listed = run("replay", file, "--url", tmp_path / "state", "--dry-run")
     assert "shout" in listed.stdout

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 
 import pytest
 
 from arroyo_dagster.dataflow.definition.definition import Dataflow
 from arroyo_dagster.dataflow.definition.diagnostics import InvalidDefinition
+from arroyo_dagster.dataflow.definition.loading import load_dataflow
 from arroyo_dagster.dataflow.definition.reading import parse_document
 from arroyo_dagster.dataflow.runtime.checks import BodyFindings, check_bodies
 from arroyo_dagster.errors import InputError
 from tests.dataflows import Flow, builder, definition, reader, row_of
 
+PACKAGES = Path(__file__).parents[4] / "examples" / "sdf" / "packages"
 ROW = row_of(count="u32", pu_zone="string")
 
 
@@ -157,3 +160,49 @@ def test_a_sink_of_one_subtask_is_refused_before_a_run(tmp_path: Path) -> None:
     flow.bindings.sinks["answers"] = sink  # type: ignore[index]
     with pytest.raises(InputError, match="takes the records of one subtask"):
         _ = flow.pipelines
+
+
+# ---- bodies of packages, and what may precede a def ----------------------------------------------
+
+
+def test_bodies_of_package_functions_are_checked(tmp_path: Path) -> None:
+    shutil.copytree(PACKAGES, tmp_path / "packages")
+    file = tmp_path / "packages" / "text" / "sdf-package.yaml"
+    file.write_text(file.read_text().replace("row.count += 1", "row.cuont += 1"))
+    dataflow, packages = load_dataflow(tmp_path / "packages" / "dataflow.yaml")
+    (only,) = check_bodies(dataflow, packages).errors
+    assert only.number == "E44"
+    assert "`cuont` in line 3 of the body" in only.message
+    assert check_bodies(*load_dataflow(PACKAGES / "dataflow.yaml")).errors == ()
+
+
+def test_an_assignment_may_stand_before_the_function() -> None:
+    text = (
+        builder("pass")
+        .replace("              return record", "              return NAMES[record]")
+        .replace(
+            "          def build_key", "          NAMES = {'a': 'b'}\n\n          def build_key"
+        )
+    )
+    flow = Flow(definition(text.replace("pass", "counts().increment(1)"), converter="raw"))
+    assert flow.send("words", ["a"]).cells("build.counts") == {"b": 1}
+
+
+@pytest.mark.parametrize("name", ["a/b", "../../etc", "a\\0b", "-x", "x" * 200])
+def test_a_state_that_cannot_be_a_table_is_an_error(name: str) -> None:
+    text = builder("pass").replace("      counts:\n", f'      "{name}":\n')
+    with pytest.raises(InvalidDefinition) as caught:
+        parse_document(definition(text), extended=True)
+    assert any(
+        one.number == "E21" and "cannot be the name of a table" in one.message
+        for one in caught.value.diagnostics
+    )
+
+
+def test_an_unknown_operator_names_the_nearest() -> None:
+    text = builder("pass").replace(
+        "    partition:\n", "    transforms: [{operator: fliter, run: 'def f(a): return 1'}]\n"
+        "    partition:\n"
+    )  # fmt: skip
+    with pytest.raises(InvalidDefinition, match="found `fliter`; did you mean `filter`"):
+        parse_document(definition(text), extended=True)

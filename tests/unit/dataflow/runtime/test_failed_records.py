@@ -145,7 +145,10 @@ def test_failed_records_become_letters_and_replay_brings_them_in_once(parallelis
     picky = flow(PICKY, **options)
     picky.send("words", ["a", Sent(b"!1", b"key", 7), "!2", "a"])
     first, second = sorted(picky.letters("build"), key=lambda one: one.offset)
-    assert (first.step, first.reason) == ("build_update", "ValueError: no !1")
+    assert (first.step, first.reason) == (
+        "build_update",
+        'ValueError: no !1; in line 3 of the body: `raise ValueError(f"no {record}")`',
+    )
     assert (first.topic, first.partition, first.offset) == ("words", 0, 1)
     assert (first.key, first.record, first.time_ms, first.partial) == (b"key", b"!1", 7, False)
     assert second.record == b"!2"

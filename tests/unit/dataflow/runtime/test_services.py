@@ -180,7 +180,7 @@ def test_a_failing_record_is_counted_logged_and_skipped(caplog: pytest.LogCaptur
 
 
 def test_a_storm_of_failures_is_told_in_one_line_more(caplog: pytest.LogCaptureFixture) -> None:
-    flow = Flow(definition(steps("map|w||return 1 / (w != 'x')"), converter="raw"))
+    flow = Flow(definition(steps("map|w||return str(1 / (w != 'x'))"), converter="raw"))
     flow.send("words", ["a"] + ["x"] * 500)
     assert len(caplog.records) == 21
     assert "480 more records" in caplog.records[-1].getMessage()
