@@ -308,3 +308,37 @@ def test_an_epoch_that_a_writer_breaks_before_it_reads_the_pins_stays_away() -> 
 
 def _manifest_of(store: MemoryStore, record: StatePath) -> StatePath:
     return decode_epoch_record(store.read(record), record).checkpoint_ref
+
+
+def test_what_an_interrupted_purge_left_comes_back_and_the_rest_is_told() -> None:
+    clock = Clock()
+    store = begun(8, clock, **SMALL)
+    name = quarantine_objects(store, PATHS, expiry(2), clock)
+    assert name is not None
+    before = plan_undelete(store, PATHS, name)
+    epochs = [one for one in before.objects if one.path.name.startswith("epoch-")]
+    clock.micros += 3_600_000_000
+    counted = FaultInjecting(copied(store, clock=clock, keep_times=True))
+    purge(counted, PATHS, older_than_micros=3_600_000_000, yes=True, clock=clock)
+    told = set()
+    for at in range(1, counted.changes + 1):
+        twin = copied(store, clock=clock, keep_times=True)
+        faulty = FaultInjecting(twin, fail_at=at, mode="partial", crash=True)
+        with contextlib.suppress(Crash):
+            purge(faulty, PATHS, older_than_micros=3_600_000_000, yes=True, clock=clock)
+        clock.micros += 3_600_000_000
+        try:
+            plan = plan_undelete(twin, PATHS, name)
+        except NotFoundError:
+            continue  # purged
+        told.add(plan.purged > 0)
+        options = UndeleteOptions(clock=clock, sleep=lambda seconds: None)
+        back = run_undelete(twin, PATHS, name, options)
+        assert list(plan.objects) == back
+        assert len(back) + plan.purged <= len(before.objects)
+        heads = [one for one in back if one.path.name.startswith("epoch-")]
+        assert len(heads) + len(plan.incomplete) <= len(epochs)
+        for one in heads:
+            epoch = Epoch(int(one.path.name.removeprefix("epoch-").removesuffix(".record")))
+            assert ParquetBackend(twin, PATHS).prepare_checkpoint_load(epoch).epoch == epoch
+    assert told == {False, True}

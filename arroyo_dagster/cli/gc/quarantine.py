@@ -100,7 +100,11 @@ def undelete_command(
             )
             moved = _restored(store, paths, quarantine, options, spark)
     if as_json:
-        fields = {"quarantines": plan.quarantines, "incomplete_epochs": plan.incomplete}
+        fields = {
+            "quarantines": plan.quarantines,
+            "incomplete_epochs": plan.incomplete,
+            "purged": plan.purged,
+        }
         print_json({"done": yes, "objects": [moved_json(one) for one in moved], **fields})
         return
     click.echo(f"{paths.root}: {format_undelete(plan, moved, done=yes)}")

@@ -83,6 +83,11 @@ def format_undelete(plan: UndeletePlan, moved: Sequence[Moved], *, done: bool) -
         lines.append(
             f"epochs are split between these quarantines, which are restored together: {names}"
         )
+    if plan.purged:
+        lines.append(
+            f"{plan.purged} objects cannot be restored: a purge that was interrupted has deleted "
+            "their copies. Run `arroyo-state gc purge` to finish it"
+        )
     if plan.incomplete:
         epochs = ", ".join(str(epoch) for epoch in plan.incomplete)
         lines.append(

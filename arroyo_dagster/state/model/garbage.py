@@ -194,11 +194,13 @@ class UndeletePlan:
         quarantines: their names, oldest first; several if an epoch is split between them.
         objects: in the order in which they are moved back.
         incomplete: epochs that stay in quarantine, because an object they need no longer exists.
+        purged: how many objects a purge that was interrupted has deleted.
     """
 
     quarantines: tuple[str, ...]
     objects: tuple[Moved, ...]
     incomplete: tuple[Epoch, ...] = ()
+    purged: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -54,7 +54,20 @@ def plan_undelete(store: ObjectStore, paths: JobPaths, name: str) -> UndeletePla
         NotFoundError: there is no such quarantine.
     """
     found = linked_quarantines(store, paths, _known(store, paths, name), name)
-    return _that_are_whole(store, paths, found, name)
+    left = {one: _with_copy(store, paths, one, moved) for one, moved in found.items()}
+    purged = sum(len(found[one]) - len(left[one]) for one in found)
+    return replace(_that_are_whole(store, paths, left, name), purged=purged)
+
+
+def _with_copy(
+    store: ObjectStore, paths: JobPaths, name: str, moved: Sequence[Moved]
+) -> list[Moved]:
+    """Leave out the objects whose copies an interrupted purge has deleted."""
+    listed = {info.path for info in store.list(paths.quarantine / name)}
+    hidden = [one.copy for one in moved if one.copy not in listed]
+    heads = concurrently(store.head, hidden)
+    gone = {path for path, info in zip(hidden, heads, strict=True) if info is None}
+    return [one for one in moved if one.copy not in gone]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
