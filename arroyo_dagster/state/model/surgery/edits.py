@@ -73,7 +73,7 @@ class SetEntry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeleteKey:
+class KeyDeletion:
     """Delete the rows of one key from every table whose key has that form.
 
     Attributes:
@@ -102,4 +102,4 @@ class RetainRows:
     name = "retain"
 
 
-Edit = SetOffsets | SetWatermark | SetEntry | DeleteKey | RetainRows
+Edit = SetOffsets | SetWatermark | SetEntry | KeyDeletion | RetainRows

@@ -26,11 +26,13 @@ class TableAction(enum.Enum):
     """What becomes of one table.
 
     Attributes:
-        CARRIED: it stays as it is.
+        KEPT: it stays as it is.
         CHANGED: some of its rows or entries change.
-        EMPTIED: all its rows are removed; the operator starts with an empty table.
+        CARRIED: it becomes a copy of the other job's table.
+        EMPTIED: it has no rows any more; the operator starts with an empty table.
     """
 
+    KEPT = "kept"
     CARRIED = "carried"
     CHANGED = "changed"
     EMPTIED = "left empty"
@@ -58,7 +60,7 @@ class TableStep:
     Attributes:
         reason: why it changes, or stays.
         rows: of an expiring table the rows that a restore loads; of a global keyed table its
-            entries. None = not counted, because the table is carried.
+            entries. None = not counted, because the table stays.
         removed: how many of them are removed.
         entries: the entries that change.
         files: the data files that the epoch lists for it now.
@@ -84,7 +86,7 @@ class WatermarkStep:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Precondition:
+class EditPrecondition:
     """One thing that must hold before a job is changed, and what was found.
 
     Attributes:
@@ -107,7 +109,7 @@ class EditPlan:
         tables: every table of the epoch.
         preconditions: with evidence; if one is not met, `why_not` says so.
         unknown: what nobody has tried, or what could not be checked.
-        seen_twice, never_seen: outputs that will be seen twice, or never.
+        duplicate_outputs, missing_outputs: outputs that will be seen twice, or never.
         objects: SHA-256 of each metadata object as it was read, in hex.
     """
 
@@ -122,10 +124,10 @@ class EditPlan:
     why_not: str | None = None
     tables: tuple[TableStep, ...] = ()
     watermarks: tuple[WatermarkStep, ...] = ()
-    preconditions: tuple[Precondition, ...] = ()
+    preconditions: tuple[EditPrecondition, ...] = ()
     unknown: tuple[str, ...] = ()
-    seen_twice: tuple[str, ...] = ()
-    never_seen: tuple[str, ...] = ()
+    duplicate_outputs: tuple[str, ...] = ()
+    missing_outputs: tuple[str, ...] = ()
     objects: Mapping[StatePath, str] = field(default_factory=dict)
 
     @property
@@ -136,7 +138,7 @@ class EditPlan:
     @property
     def changed(self) -> tuple[TableStep, ...]:
         """The tables that change."""
-        return tuple(one for one in self.tables if one.action is not TableAction.CARRIED)
+        return tuple(one for one in self.tables if one.action is not TableAction.KEPT)
 
     @property
     def empty(self) -> bool:
@@ -196,7 +198,8 @@ class EditRecord:
         finish_time_micros: of the epoch: another attempt at the same number is another epoch.
         token: the lease under which it was done.
         objects: the metadata objects: SHA-256 before and after, in hex.
-        unlisted: data files that the epoch listed before and does not list any more.
+        unlisted: data files that the epoch listed before and does not list any more, and those
+            that had expired since the epoch before it.
         request: identifies a request that must not be applied twice: relative positions. None for
             any other edit.
     """

@@ -11,13 +11,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from arroyo_dagster.errors import ConflictError, ProtocolError
+from arroyo_dagster.errors import ConflictError, FormatError, NotFoundError, ProtocolError
 from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.metadata.lease import Leased, LeaseOptions, lease
 from arroyo_dagster.state.model.checkpoints import Checkpoint, OperatorCheckpoint
 from arroyo_dagster.state.model.clock import Clock, wall_clock
 from arroyo_dagster.state.model.compaction import LeftOut
-from arroyo_dagster.state.model.ids import StatePath
+from arroyo_dagster.state.model.ids import Epoch, StatePath
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.rewrite import QuietSettings, RewriteShard
 from arroyo_dagster.state.model.surgery.edits import Edit
@@ -269,6 +269,8 @@ def _published(
         path: (prepared.plan.objects[path], hashlib.sha256(data).hexdigest())
         for path, data in objects.items()
     }
+    epochs = ParquetBackend(held, work.paths).epochs()
+    older = tuple(one for one in epochs if one < checkpoint.epoch)
     now = options.clock()
     record = EditRecord(
         operation=prepared.plan.edit.name,
@@ -281,7 +283,7 @@ def _published(
         token=held.lease.token,
         created_at_micros=now,
         objects=digests,
-        unlisted=unlisted,
+        unlisted=(*unlisted, *_expired(held, work.paths, checkpoint, older)),
         request=request_of(prepared.plan.edit),
     )
     change = MetadataChange(
@@ -291,19 +293,43 @@ def _published(
         now_micros=now,
         edit=record,
     )
-    epochs = ParquetBackend(held, work.paths).epochs()
     done = EditOutcome(
         plan=prepared.plan,
         shards=written.shards,
         published=True,
         objects=digests,
         unlisted=unlisted,
-        older_epochs=tuple(one for one in epochs if one < checkpoint.epoch),
+        older_epochs=older,
     )
     path = publish_change(
         held, work, change, lambda at: options.on_published(replace(done, record=at))
     )
     return replace(done, record=path)
+
+
+def _expired(
+    held: ObjectStore, paths: JobPaths, checkpoint: Checkpoint, older: Sequence[Epoch]
+) -> tuple[StatePath, ...]:
+    """Return the files that the epoch before lists and this one did not, before its edit.
+
+    The epoch passed verification, so they had expired. At a watermark that goes back they would
+    look lost.
+    """
+    if not older:
+        return ()
+    try:
+        before = ParquetBackend(held, paths).load(older[-1])
+    except (FormatError, NotFoundError):
+        return ()
+    listed = set(checkpoint.paths)
+    return tuple(
+        path
+        for operator in before.operators
+        for files in operator.tables.values()
+        if isinstance(files, ExpiringTimeKeyFiles)
+        for path in files.paths
+        if path not in listed
+    )
 
 
 def _with_lists(operator: OperatorCheckpoint, written: _Written) -> OperatorCheckpoint:

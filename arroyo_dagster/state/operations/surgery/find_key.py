@@ -83,14 +83,14 @@ def find_key(
         NotFoundError: the job has no epoch.
         InputError: no table has a key of the given form.
     """
-    search = _Search(store, paths, values)
+    search = _KeyFinder(store, paths, values)
     search.read_epochs()
     search.read_others()
     return search.result(on_progress)
 
 
 @dataclass(slots=True)
-class _Search:
+class _KeyFinder:
     store: ObjectStore
     paths: JobPaths
     values: Sequence[str]

@@ -21,8 +21,8 @@ class OffsetChanges:
     """The changes of the tables of sources, and what outputs will show."""
 
     tables: tuple[ChangedEntries, ...]
-    seen_twice: tuple[str, ...]
-    never_seen: tuple[str, ...]
+    duplicate_outputs: tuple[str, ...]
+    missing_outputs: tuple[str, ...]
     unknown: tuple[str, ...]
 
 
@@ -40,8 +40,12 @@ def offset_changes(edit: SetOffsets, tables: Sequence[GlobalTable]) -> OffsetCha
     changes = [(one, changed_entries(one.table, one.moved)) for one in sources if one.positions]
     return OffsetChanges(
         tables=tuple(changed for _, changed in changes),
-        seen_twice=tuple(dict.fromkeys(text for one, _ in changes for text in one.seen_twice)),
-        never_seen=tuple(dict.fromkeys(text for one, _ in changes for text in one.never_seen)),
+        duplicate_outputs=tuple(
+            dict.fromkeys(text for one, _ in changes for text in one.duplicate_outputs)
+        ),
+        missing_outputs=tuple(
+            dict.fromkeys(text for one, _ in changes for text in one.missing_outputs)
+        ),
         unknown=tuple(text for one, _ in changes for text in one.unknown()),
     )
 
@@ -74,8 +78,8 @@ class _Source:
     table: GlobalTable
     rule: PositionRule
     positions: dict[str, NewPosition] = field(default_factory=dict)
-    seen_twice: list[str] = field(default_factory=list)
-    never_seen: list[str] = field(default_factory=list)
+    duplicate_outputs: list[str] = field(default_factory=list)
+    missing_outputs: list[str] = field(default_factory=list)
     unclear: list[str] = field(default_factory=list)
 
     def partitions(self) -> list[str]:
@@ -125,13 +129,13 @@ class _Source:
                 "again or skipped"
             )
         elif after < before:
-            self.seen_twice.append(
+            self.duplicate_outputs.append(
                 f"{at}: {before - after} records from position {after} to {before} are read again; "
                 "their outputs are seen twice, and open windows, joins and aggregates count them "
                 "twice"
             )
         elif after > before:
-            self.never_seen.append(
+            self.missing_outputs.append(
                 f"{at}: {after - before} records from position {before} to {after} are never read"
             )
 

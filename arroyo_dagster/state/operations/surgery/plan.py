@@ -14,8 +14,8 @@ from arroyo_dagster.state.model.checkpoints import Checkpoint, CheckpointState, 
 from arroyo_dagster.state.model.job_facts import JobCondition
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.surgery.edits import (
-    DeleteKey,
     Edit,
+    KeyDeletion,
     RetainRows,
     SetEntry,
     SetOffsets,
@@ -23,7 +23,7 @@ from arroyo_dagster.state.model.surgery.edits import (
 )
 from arroyo_dagster.state.model.surgery.plans import (
     EditPlan,
-    Precondition,
+    EditPrecondition,
     TableAction,
     TableStep,
     WatermarkStep,
@@ -117,7 +117,7 @@ def prepare_edit(
     _check_earlier(store, paths, snapshot.checkpoint, edit)
     facts = table_facts(store, snapshot)
     work = _Work(store, snapshot, facts, edit)
-    if isinstance(edit, DeleteKey | RetainRows):
+    if isinstance(edit, KeyDeletion | RetainRows):
         work.remove_rows(edit)
     else:
         tables = read_global_tables(store, snapshot.checkpoint, catalogue or default_catalogue())
@@ -170,22 +170,22 @@ class _Work:
     rows: tuple[RemovedRows, ...] = ()
     operators: tuple[OperatorCheckpoint, ...] = ()
     watermarks: tuple[WatermarkStep, ...] = ()
-    carried: Mapping[TableKey, str] = field(default_factory=dict)
+    stays: Mapping[TableKey, str] = field(default_factory=dict)
     unknown: tuple[str, ...] = ()
-    seen_twice: tuple[str, ...] = ()
-    never_seen: tuple[str, ...] = ()
+    duplicate_outputs: tuple[str, ...] = ()
+    missing_outputs: tuple[str, ...] = ()
 
     @property
     def checkpoint(self) -> Checkpoint:
         return self.snapshot.checkpoint
 
-    def remove_rows(self, edit: DeleteKey | RetainRows) -> None:
+    def remove_rows(self, edit: KeyDeletion | RetainRows) -> None:
         found = row_changes(self.store, edit, self.checkpoint, self.facts)
-        self.rows, self.carried, self.unknown = found.removed, found.carried, found.unknown
+        self.rows, self.stays, self.unknown = found.removed, found.stays, found.unknown
         if not self.rows:
             return
-        if isinstance(edit, DeleteKey):
-            self.never_seen = (
+        if isinstance(edit, KeyDeletion):
+            self.missing_outputs = (
                 "no retraction of the key is emitted: rows that were delivered downstream stay "
                 "there, and must be removed there",
                 "open windows, sessions and joins of the key emit nothing of the removed rows",
@@ -193,7 +193,7 @@ class _Work:
             older = "epochs before this one, and files that it no longer lists, still hold the key"
             self.unknown = (*self.unknown, f"{older} until they expire; see `edit find-key`")
         else:
-            self.never_seen = ("windows and joins of the removed rows emit nothing of them",)
+            self.missing_outputs = ("windows and joins of the removed rows emit nothing of them",)
 
     def change_entries(
         self, edit: SetOffsets | SetWatermark | SetEntry, tables: Sequence[GlobalTable]
@@ -201,7 +201,10 @@ class _Work:
         if isinstance(edit, SetOffsets):
             offsets = offset_changes(edit, tables)
             self.entries, self.unknown = offsets.tables, offsets.unknown
-            self.seen_twice, self.never_seen = offsets.seen_twice, offsets.never_seen
+            self.duplicate_outputs, self.missing_outputs = (
+                offsets.duplicate_outputs,
+                offsets.missing_outputs,
+            )
             self._note_commits()
         elif isinstance(edit, SetEntry):
             self.entries = (_set_entry(edit, self.checkpoint, tables),)
@@ -210,17 +213,17 @@ class _Work:
             found = watermark_changes(edit, self.checkpoint, tables)
             self.entries, self.operators = found.tables, found.operators
             self.watermarks = found.steps
-            self.seen_twice, self.unknown = found.seen_twice, found.unknown
-            self.carried, self.never_seen = self._rows_at_new_watermark()
+            self.duplicate_outputs, self.unknown = found.duplicate_outputs, found.unknown
+            self.stays, self.missing_outputs = self._rows_at_new_watermark()
 
     def _note_commits(self) -> None:
-        if self.seen_twice and self.checkpoint.needs_commit:
+        if self.duplicate_outputs and self.checkpoint.needs_commit:
             committed = "rows that sinks committed in two phases are written and committed again"
-            self.seen_twice = (*self.seen_twice, committed)
+            self.duplicate_outputs = (*self.duplicate_outputs, committed)
 
     def _rows_at_new_watermark(self) -> tuple[dict[TableKey, str], tuple[str, ...]]:
         """Compare what a restore loads at the old watermark and at the new one."""
-        carried: dict[TableKey, str] = {}
+        stays: dict[TableKey, str] = {}
         never = []
         new = {one.operator: one for one in self.operators}
         for table in expiring_tables(self.checkpoint):
@@ -229,13 +232,13 @@ class _Work:
                 self.store, new[table.operator.operator], table.name, managed=False, limit=0
             )
             where = f"{table.operator.operator}.{table.name}"
-            carried[table.key] = f"a restore loads {after.count} of {before.count} rows"
+            stays[table.key] = f"a restore loads {after.count} of {before.count} rows"
             if after.count < before.count:
                 never.append(
                     f"{where}: {before.count - after.count} rows are older than the retention at "
                     "the new watermark, and are dropped"
                 )
-        return carried, tuple(never)
+        return stays, tuple(never)
 
     def prepared(self, paths: JobPaths) -> PreparedEdit:
         snapshot, checkpoint = self.snapshot, self.checkpoint
@@ -254,8 +257,8 @@ class _Work:
             watermarks=self.watermarks,
             preconditions=tuple(_preconditions(snapshot, self.facts)),
             unknown=self.unknown,
-            seen_twice=self.seen_twice,
-            never_seen=self.never_seen,
+            duplicate_outputs=self.duplicate_outputs,
+            missing_outputs=self.missing_outputs,
             objects={
                 path: hashlib.sha256(data).hexdigest() for path, data in snapshot.objects.items()
             },
@@ -283,13 +286,13 @@ class _Work:
                 elif key in entries:
                     yield _entries_step(entries[key])
                 else:
-                    reason = self.carried.get(key, _NOT_CONCERNED)
+                    reason = self.stays.get(key, _NOT_CONCERNED)
                     if isinstance(files, GlobalKeyedFiles) and self.rows:
                         reason = "it holds no rows of keys"
                     yield TableStep(
                         operator=operator.operator,
                         table=name,
-                        action=TableAction.CARRIED,
+                        action=TableAction.KEPT,
                         reason=reason,
                         files=files.paths,
                     )
@@ -361,33 +364,33 @@ def _json(text: str, name: str, where: Mapping[str, Any]) -> Any:
 # ---- preconditions -------------------------------------------------------------------------------
 
 
-def _preconditions(snapshot: JobSnapshot, facts: TableFacts) -> Iterator[Precondition]:
+def _preconditions(snapshot: JobSnapshot, facts: TableFacts) -> Iterator[EditPrecondition]:
     found, checkpoint = snapshot.answer.facts, snapshot.checkpoint
     at_rest = snapshot.why_not is None
     status = f"{found.condition.value}" + (f" ({found.state})" if found.state else "")
     run = "" if found.run_id is None else f", run {found.run_id}"
     source = f", by {found.source}" if found.condition is not JobCondition.UNKNOWN else ""
-    yield Precondition(
+    yield EditPrecondition(
         name="the job is stopped",
         met=at_rest,
         evidence=f"{status}{run}{source}" if at_rest else str(snapshot.why_not),
     )
     named = found.newest_ready_epoch
-    yield Precondition(
+    yield EditPrecondition(
         name="the epoch is the one that the next start restores",
         met=checkpoint.state is CheckpointState.READY,
         evidence=f"epoch {checkpoint.epoch} is {checkpoint.state.value}; "
         + ("resolved from the store" if named is None else f"Arroyo names epoch {named}"),
     )
-    yield Precondition(
+    yield EditPrecondition(
         name="every operator has metadata",
         met=True,
         evidence=f"{len(checkpoint.operators)} operators",
     )
-    yield Precondition(
+    yield EditPrecondition(
         name="every listed file exists", met=True, evidence=f"{len(facts.sizes)} files"
     )
-    yield Precondition(
+    yield EditPrecondition(
         name="no earlier edit was interrupted", met=True, evidence="records and metadata agree"
     )
 

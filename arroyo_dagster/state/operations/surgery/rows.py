@@ -14,7 +14,7 @@ from arroyo_dagster.state.model.checkpoints import Checkpoint, OperatorCheckpoin
 from arroyo_dagster.state.model.ids import TableName
 from arroyo_dagster.state.model.keys import MAX_ROUTING_KEY, KeyRange
 from arroyo_dagster.state.model.rewrite import RewriteRule, TableRewrite
-from arroyo_dagster.state.model.surgery.edits import DeleteKey, RetainRows
+from arroyo_dagster.state.model.surgery.edits import KeyDeletion, RetainRows
 from arroyo_dagster.state.model.surgery.plans import TableAction, TableStep
 from arroyo_dagster.state.model.tables import ExpiringTimeKeyConfig, ExpiringTimeKeyFiles, TimeFile
 from arroyo_dagster.state.operations.query.keys import parse_value
@@ -54,17 +54,17 @@ class RowChanges:
     """The expiring tables of an epoch: those that change, and why the others stay.
 
     Attributes:
-        carried: the reason for each table that stays.
+        stays: the reason for each table that stays.
         unknown: what was not compared.
     """
 
     removed: tuple[RemovedRows, ...]
-    carried: Mapping[TableKey, str]
+    stays: Mapping[TableKey, str]
     unknown: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class _Table:
+class _RowTable:
     operator: OperatorCheckpoint
     name: TableName
     config: ExpiringTimeKeyConfig
@@ -76,7 +76,7 @@ class _Table:
 
 
 def row_changes(
-    store: ObjectStore, edit: DeleteKey | RetainRows, checkpoint: Checkpoint, facts: TableFacts
+    store: ObjectStore, edit: KeyDeletion | RetainRows, checkpoint: Checkpoint, facts: TableFacts
 ) -> RowChanges:
     """Find the rows that an edit removes. Reads the columns of keys, or of event time, only.
 
@@ -85,16 +85,16 @@ def row_changes(
             cannot be rewritten.
         FormatError, NotFoundError: a file is broken, or missing.
     """
-    carried: dict[TableKey, str] = {}
+    stays: dict[TableKey, str] = {}
     conditions: dict[TableKey, RowCondition] = {}
     tables = {one.key: one for one in expiring_tables(checkpoint)}
     for key, table in tables.items():
         found = _condition(edit, table)
         if isinstance(found, str):
-            carried[key] = found
+            stays[key] = found
         else:
             conditions[key] = found
-    if isinstance(edit, DeleteKey) and not conditions:
+    if isinstance(edit, KeyDeletion) and not conditions:
         raise _no_such_key(edit, tables.values())
     counts = {key: _count(store, tables[key], one) for key, one in conditions.items()}
     changed = _with_siblings({key for key, (_, removed) in counts.items() if removed}, tables)
@@ -102,13 +102,13 @@ def row_changes(
     for key, condition in conditions.items():
         rows, removed = counts[key]
         if key not in changed:
-            carried[key] = f"none of its {rows} rows is removed"
+            stays[key] = f"none of its {rows} rows is removed"
             continue
         steps.append(_removed(tables[key], facts, condition, rows, removed))
-    return RowChanges(tuple(steps), carried, tuple(_not_compared(edit, tables, carried)))
+    return RowChanges(tuple(steps), stays, tuple(_not_compared(edit, tables, stays)))
 
 
-def expiring_tables(checkpoint: Checkpoint) -> Iterator[_Table]:
+def expiring_tables(checkpoint: Checkpoint) -> Iterator[_RowTable]:
     """Yield the expiring tables of an epoch that have a configuration."""
     for operator in checkpoint.operators:
         for name, files in operator.tables.items():
@@ -116,20 +116,20 @@ def expiring_tables(checkpoint: Checkpoint) -> Iterator[_Table]:
             if isinstance(files, ExpiringTimeKeyFiles) and isinstance(
                 config, ExpiringTimeKeyConfig
             ):
-                yield _Table(operator, name, config, files)
+                yield _RowTable(operator, name, config, files)
 
 
 # ---- conditions ----------------------------------------------------------------------------------
 
 
-def _condition(edit: DeleteKey | RetainRows, table: _Table) -> RowCondition | str:
+def _condition(edit: KeyDeletion | RetainRows, table: _RowTable) -> RowCondition | str:
     """Return the rows to remove from a table, or why it stays."""
     if edit.operator not in (None, table.operator.operator):
         return _OTHER_OPERATOR
     rule = rule_for(table.config)
     if rule is None:
         return UNKNOWN_TABLE
-    if isinstance(edit, DeleteKey):
+    if isinstance(edit, KeyDeletion):
         return key_condition(table.config, edit.values)
     if rule.aggregate:
         return "an aggregate keeps one state a key, whatever its age; delete keys instead"
@@ -163,7 +163,7 @@ def key_condition(config: ExpiringTimeKeyConfig, texts: Sequence[str]) -> KeyRow
     return KeyRows(indices, values)
 
 
-def _no_such_key(edit: DeleteKey, tables: Iterable[_Table]) -> InputError:
+def _no_such_key(edit: KeyDeletion, tables: Iterable[_RowTable]) -> InputError:
     forms = {
         f"{one.operator.operator}.{one.name}: "
         + ", ".join(
@@ -180,11 +180,13 @@ def _no_such_key(edit: DeleteKey, tables: Iterable[_Table]) -> InputError:
 
 
 def _not_compared(
-    edit: DeleteKey | RetainRows, tables: Mapping[TableKey, _Table], carried: Mapping[TableKey, str]
+    edit: KeyDeletion | RetainRows,
+    tables: Mapping[TableKey, _RowTable],
+    stays: Mapping[TableKey, str],
 ) -> Iterator[str]:
     if isinstance(edit, RetainRows):
         return
-    for (operator, name), reason in carried.items():
+    for (operator, name), reason in stays.items():
         compared = reason.startswith("none of its")
         if not compared and reason not in (_NO_KEY, _OTHER_OPERATOR):
             yield f"{operator}.{name} was not compared: {reason}"
@@ -199,7 +201,7 @@ def _not_compared(
 # ---- counts --------------------------------------------------------------------------------------
 
 
-def _count(store: ObjectStore, table: _Table, condition: RowCondition) -> tuple[int, int]:
+def _count(store: ObjectStore, table: _RowTable, condition: RowCondition) -> tuple[int, int]:
     """Return the number of stored rows, and of those to remove."""
     rows = removed = 0
     for file in table.files.files:
@@ -231,7 +233,7 @@ def count_rows(
     return rows, removed
 
 
-def _with_siblings(changed: set[TableKey], tables: Mapping[TableKey, _Table]) -> set[TableKey]:
+def _with_siblings(changed: set[TableKey], tables: Mapping[TableKey, _RowTable]) -> set[TableKey]:
     """Add the other table of each aggregate: both are rewritten together."""
     aggregates = {key[0] for key in changed if tables[key].config.generational}
     return changed | {
@@ -240,7 +242,7 @@ def _with_siblings(changed: set[TableKey], tables: Mapping[TableKey, _Table]) ->
 
 
 def _removed(
-    table: _Table, facts: TableFacts, condition: RowCondition, rows: int, removed: int
+    table: _RowTable, facts: TableFacts, condition: RowCondition, rows: int, removed: int
 ) -> RemovedRows:
     rewrite = whole_table(table.operator, table.name, facts)
     if isinstance(rewrite, str) or rewrite.rule is RewriteRule.UNKEYED:

@@ -31,7 +31,7 @@ class WatermarkChanges:
     tables: tuple[ChangedEntries, ...]
     steps: tuple[WatermarkStep, ...]
     operators: tuple[OperatorCheckpoint, ...]
-    seen_twice: tuple[str, ...]
+    duplicate_outputs: tuple[str, ...]
     unknown: tuple[str, ...]
 
 
@@ -67,7 +67,7 @@ def watermark_changes(
         tables=tuple(changed_entries(one, moved) for one in generators),
         steps=steps,
         operators=operators,
-        seen_twice=tuple(_seen_twice(steps)),
+        duplicate_outputs=tuple(_duplicate_outputs(steps)),
         unknown=(
             "an edited watermark was not tried on a real Arroyo; a fork, which copies operators' "
             "watermarks together with the generator's, was",
@@ -109,11 +109,12 @@ def _steps(checkpoint: Checkpoint, micros: int) -> Iterator[WatermarkStep]:
             )
 
 
-def _seen_twice(steps: Sequence[WatermarkStep]) -> Iterator[str]:
+def _duplicate_outputs(steps: Sequence[WatermarkStep]) -> Iterator[str]:
     back = [one for one in steps if one.after_micros < one.before_micros]
     if back:
         until = iso_micros(max(one.before_micros for one in back))
         yield (
             f"windows that end after {iso_micros(back[0].after_micros)} and until {until} were "
-            "emitted; they are emitted once more if rows come for them, with those rows only"
+            "emitted; they are emitted once more if rows come for them, without the rows that had "
+            "expired"
         )

@@ -1,6 +1,6 @@
 """Edits of an Arroyo job's state: which lists of files they explain, and edits that are half done.
 
-Source: docs/decisions/state-surgery.md.
+Source: docs/decisions/editing-state.md.
 """
 
 from __future__ import annotations
