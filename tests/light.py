@@ -92,6 +92,7 @@ CASES = (
     Case("edit find-key main be", "epochs were searched"),
     Case("edit undo main", "this is a managed job", 1),
     Case("expire main --keep 2", "nothing to expire, 2 epochs stay"),
+    Case("fork main job_U5O5jKZxJg", "job", 1, root="arroyo"),
     Case("gc plan expire main --keep 2", "nothing to delete"),
     Case("gc plan orphans main", "nothing to delete"),
     Case("gc plan dead-job main --assume main=gone", "within the grace period", 1),

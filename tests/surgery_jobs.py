@@ -19,8 +19,9 @@ from arroyo_dagster.state.model.tables import (
     GlobalKeyedConfig,
     GlobalKeyedFiles,
     TableConfig,
+    TableFiles,
 )
-from arroyo_dagster.state.storage.store import ObjectStore
+from arroyo_dagster.state.storage import MemoryStore, ObjectStore
 from arroyo_dagster.state.tables.known.built_in import BUILT_IN
 from arroyo_dagster.state.tables.known.operators import ExpressionWatermarkState
 from arroyo_dagster.state.tables.known.sources import ImpulseSourceState, KafkaState
@@ -67,11 +68,13 @@ class SurgeryJob(ArroyoJob):
     Attributes:
         entries: of each subtask, by operator and table.
         early: operators before the watermark generator, which have no watermark.
+        stateless: operators that have no table yet.
     """
 
     entries: dict[tuple[str, str], list[Entries]] = field(default_factory=dict)
     globals: dict[tuple[str, str], TableConfig] = field(default_factory=dict)
     early: tuple[str, ...] = ()
+    stateless: tuple[str, ...] = ()
 
     def keep(self, operator: str, config: TableConfig, *subtasks: Entries) -> None:
         """From the next epoch on the operator keeps these entries, one file a subtask."""
@@ -79,7 +82,11 @@ class SurgeryJob(ArroyoJob):
         self.entries[operator, str(config.table)] = list(subtasks)
 
     def _names(self) -> list[str]:
-        return list(dict.fromkeys([*(name for name, _ in self.globals), *super()._names()]))
+        names = (name for name, _ in self.globals)
+        return list(dict.fromkeys([*names, *super()._names(), *self.stateless]))
+
+    def _source(self) -> tuple[dict[TableName, TableFiles], dict[TableName, TableConfig]]:
+        return {}, {}
 
     def _operator(self, name: str) -> OperatorCheckpoint:
         found = super()._operator(name)
@@ -110,6 +117,7 @@ class SurgeryJob(ArroyoJob):
 IMPULSE = global_config("i", "impulse source state")
 KAFKA = global_config("k", "kafka offsets")
 GENERATOR = global_config("s", "expression watermark state")
+FILE = global_config("f", "file_sink")
 WINDOW = window_config(EVENTS, ["k"], retention=40)
 LEFT = join_config(EVENTS, ["k"], retention=40)
 TOTALS = accumulators_config(GROUPS, ["k"])
@@ -118,13 +126,28 @@ DISTINCT = tuples_config(TUPLES, ["k"])
 STATE = ("window_3", "join_4", "agg_5")
 
 
-def surgery_job(layout: Layout, epochs: int = 3, name: str = "job_x") -> SurgeryJob:
-    """Two sources, a generator, a window, an updating join and an aggregate with GROUP BY."""
+def surgery_job(
+    layout: Layout,
+    epochs: int = 3,
+    name: str = "job_x",
+    *,
+    store: MemoryStore | None = None,
+    parallelism: int = 2,
+    without: str = "",
+) -> SurgeryJob:
+    """Two sources, a generator, a window, an updating join, an aggregate with GROUP BY, a sink.
+
+    Args:
+        without: an operator that has no rows.
+    """
     job = SurgeryJob(
         layout,
+        parallelism=parallelism,
+        store=MemoryStore() if store is None else store,
         watermark_micros=WATERMARK,
         job=name,
         early=("source_impulse_0", "source_kafka_1", "watermark_2"),
+        stateless=STATE,
     )
     start = 1_700_000_000 * NANOS
     for at in range(1, epochs + 1):
@@ -142,7 +165,8 @@ def surgery_job(layout: Layout, epochs: int = 3, name: str = "job_x") -> Surgery
         )
         reached = ExpressionWatermarkState(WATERMARK * 1000 + 9 * NANOS, WATERMARK * 1000)
         job.keep("watermark_2", GENERATOR, {0: reached}, {1: reached})
-        job.write(_rows(at))
+        job.keep("sink_6", FILE, {f"/out/{name}.json": 10 * at})
+        job.write({key: rows for key, rows in _rows(at).items() if key[0] != without})
     return job
 
 

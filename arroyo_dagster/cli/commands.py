@@ -54,6 +54,9 @@ MAIN: Mapping[str, LazyCommand] = {
         "forget",
         "Acknowledge that JOB is gone, so that Dagster's checks no longer fail because of it.",
     ),
+    "fork": LazyCommand(
+        "surgery.fork", "Give a stopped Arroyo job the state of another job of the same SQL."
+    ),
     "gc": LazyCommand(
         "gc.group", "Delete unreferenced state: expired epochs, orphans, dead jobs.", is_group=True
     ),

@@ -1,5 +1,5 @@
-"""Every job that a real Arroyo wrote, edited: positions, watermark and a key change as they should,
-nothing else does, and an undo restores every byte."""
+"""Every job that a real Arroyo wrote, edited and forked: positions, watermark and a key change as
+they should, nothing else does, and an undo restores every byte."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
+from arroyo_dagster.state.codec.bincode.codec import codec_for
 from arroyo_dagster.state.codec.digest import digest_rows
+from arroyo_dagster.state.codec.parquet import GLOBAL_KEY_VALUE_SCHEMA, decode_file, encode_pairs
 from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.surgery.edits import (
@@ -26,6 +28,7 @@ from arroyo_dagster.state.operations.compaction.rewrite_undo import run_undo
 from arroyo_dagster.state.operations.query.positions import source_positions
 from arroyo_dagster.state.operations.query.state import open_state
 from arroyo_dagster.state.operations.surgery.execute import EditOptions, run_edit
+from arroyo_dagster.state.operations.surgery.fork import ForkSource, run_fork
 from arroyo_dagster.state.operations.verify.job import verify_job
 from arroyo_dagster.state.planning.verify.findings import Verdict
 from arroyo_dagster.state.storage import ObjectStore, open_store
@@ -160,3 +163,45 @@ def without(rows: pa.Table, indices: tuple[int, ...], key: tuple[pa.Scalar, ...]
     ]
     stays = [not all(one[at].as_py() for one in same) for at in range(rows.num_rows)]
     return rows.filter(pa.array(stays, pa.bool_()))
+
+
+def with_other_outputs(store: ObjectStore, paths: JobPaths) -> ObjectStore:
+    """A copy of a job that writes other files: the entries of its single-file sinks have other
+    paths."""
+    twin = copy_job(store, paths)
+    for operator in ParquetBackend(twin, paths).load().operators:
+        for name, files in operator.tables.items():
+            if operator.configs[name].config.description == "file_sink":
+                for path in files.paths:
+                    pairs, version = decode_file(twin.read(path), path)
+                    keys = [codec_for(str).encode("/elsewhere") for _ in range(pairs.num_rows)]
+                    values = pairs.column(1).to_pylist()
+                    schema = GLOBAL_KEY_VALUE_SCHEMA
+                    twin.put(path, encode_pairs(keys, values, schema, version=version))
+    return twin
+
+
+@share_or_all(4)
+def test_every_job_forks_into_a_twin_of_another_state(jobs: Any, share: Share) -> None:
+    for store, paths in share(jobs.values()):
+        twin = with_other_outputs(store, paths)
+        before = positions(store, paths)
+        newest = ParquetBackend(store, paths).load()
+        back = max(one.min_watermark_micros or 0 for one in newest.operators) - 1_000_000
+        run_edit(twin, paths, stopped(paths), FORWARD, NOW)
+        run_edit(twin, paths, stopped(paths), SetWatermark(at_micros=back), NOW)
+        was = copy_job(twin, paths)
+        source = ForkSource(store=WriteProtected(store), paths=paths)
+        outcome = run_fork(source, twin, paths, stopped(paths), NOW)
+        assert outcome.published
+        assert content(twin, paths) == content(store, paths)
+        assert positions(twin, paths) == before
+        after = ParquetBackend(twin, paths).load()
+        for theirs, ours in zip(newest.operators, after.operators, strict=True):
+            assert ours.min_watermark_micros == theirs.min_watermark_micros
+            assert ours.tables.keys() == theirs.tables.keys()
+            assert ours.configs == theirs.configs
+        assert verify(twin, paths).errors == ()
+        assert run_undo(twin, paths, stopped(paths)).operation == "fork"
+        for info in store.list(paths.root):
+            assert twin.read(info.path) == was.read(info.path)

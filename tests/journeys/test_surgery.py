@@ -468,6 +468,20 @@ def test_edits_and_a_compaction_are_undone_in_their_order(layout: Layout) -> Non
 
 
 @LAYOUTS
+def test_a_later_edit_may_restore_what_an_earlier_one_changed(layout: Layout) -> None:
+    """Then some objects have the bytes from before the earlier edit: it is not unfinished."""
+    job = surgery_job(layout)
+    was = others(job.store)
+    run(job.store, job, TO_WATERMARK)
+    run(job.store, job, SetWatermark(at_micros=WATERMARK))
+    assert errors_of(job.store, job.paths) == set()
+    assert run(job.store, job, KEY).published
+    while run_undo(job.store, job.paths, stopped(job.paths)).done:
+        assert errors_of(job.store, job.paths) == set()
+    assert others(job.store) == was
+
+
+@LAYOUTS
 def test_an_edit_is_not_undone_once_the_job_has_gone_on(layout: Layout) -> None:
     job = surgery_job(layout)
     run(job.store, job, KEY)

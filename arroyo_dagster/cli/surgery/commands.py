@@ -34,16 +34,18 @@ from arroyo_dagster.state.model.surgery.edits import (
     SetOffsets,
     SetWatermark,
 )
-from arroyo_dagster.state.model.surgery.plans import EditOutcome
+from arroyo_dagster.state.model.surgery.plans import EditOutcome, EditPlan
+from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
 from arroyo_dagster.state.operations.catalog.jobs import find_job
 from arroyo_dagster.state.operations.surgery.execute import EditOptions, run_edit
 from arroyo_dagster.state.operations.surgery.plan import plan_edit
+from arroyo_dagster.state.storage.store import ObjectStore
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 _RELATIVE = re.compile(r"[+-]\d{1,19}")
 
 
-def _edit_options(command: _F) -> _F:
+def edit_options(command: _F) -> _F:
     """Add what all edits take: approval, sources of the job's status, the lease and the store."""
     yes = click.option("--yes", is_flag=True, help="Execute the edit. Without it, print the plan.")
     approve = click.option(
@@ -66,7 +68,7 @@ _operator_option = click.option(
 @click.argument("job")
 @click.argument("positions", nargs=-1, required=True, metavar="PARTITION=POSITION...")
 @_operator_option
-@_edit_options
+@edit_options
 def offsets(job: str, positions: tuple[str, ...], operator: str | None, **given: Any) -> None:
     """Set where the sources of a stopped job continue.
 
@@ -94,7 +96,7 @@ def _position(text: str) -> NewPosition:
 @edit.command()
 @click.argument("job")
 @click.argument("time_text", metavar="TIME")
-@_edit_options
+@edit_options
 def watermark(job: str, time_text: str, **given: Any) -> None:
     """Set the watermark of a stopped job, at every operator that has one.
 
@@ -114,7 +116,7 @@ def watermark(job: str, time_text: str, **given: Any) -> None:
 @click.argument("table")
 @click.argument("key")
 @click.argument("value")
-@_edit_options
+@edit_options
 def set_entry(job: str, operator: str, table: str, key: str, value: str, **given: Any) -> None:
     """Replace the value of one entry of a table.
 
@@ -133,7 +135,7 @@ def set_entry(job: str, operator: str, table: str, key: str, value: str, **given
 @click.argument("job")
 @click.argument("key", nargs=-1, required=True)
 @_operator_option
-@_edit_options
+@edit_options
 def delete_key(job: str, key: tuple[str, ...], operator: str | None, **given: Any) -> None:
     """Delete the rows of one key from every table of a stopped Arroyo job.
 
@@ -153,7 +155,7 @@ def delete_key(job: str, key: tuple[str, ...], operator: str | None, **given: An
 @click.argument("job")
 @click.argument("time_text", metavar="SINCE")
 @_operator_option
-@_edit_options
+@edit_options
 def retain(job: str, time_text: str, operator: str | None, **given: Any) -> None:
     """Drop rows of windows, sessions and joins that are older than a time.
 
@@ -179,27 +181,46 @@ def _micros(text: str) -> int:
 
 
 def _run(job: str, wanted: Edit, given: dict[str, Any]) -> None:
-    yes, as_json = given["yes"], given["as_json"]
-    if given["approve"] is not None and not yes:
-        raise click.UsageError("--approve needs --yes")
-    store = open_url(given["url"]) if yes else open_to_read(given["url"])
-    paths = find_job(store, job)
-    directory = directory_of(given["api"], given["database"], given["assume"], given["token"])
-    if not yes:
-        plan = plan_edit(store, paths, directory, wanted)
-        if as_json:
-            print_json(outcome_json(EditOutcome(plan=plan)))
-        else:
-            print_plan(plan, in_full=True)
+    store, paths, directory = opened(job, given)
+    if not given["yes"]:
+        show_plan(plan_edit(store, paths, directory, wanted), as_json=given["as_json"])
         return
-    options = EditOptions(
+    show_outcome(
+        run_edit(store, paths, directory, wanted, options_of(paths, given)),
+        as_json=given["as_json"],
+    )
+
+
+def opened(job: str, given: dict[str, Any]) -> tuple[ObjectStore, JobPaths, JobDirectory]:
+    """Return the store of a command with `edit_options`, its job, and what reports its status."""
+    if given["approve"] is not None and not given["yes"]:
+        raise click.UsageError("--approve needs --yes")
+    store = open_url(given["url"]) if given["yes"] else open_to_read(given["url"])
+    directory = directory_of(given["api"], given["database"], given["assume"], given["token"])
+    return store, find_job(store, job), directory
+
+
+def options_of(paths: JobPaths, given: dict[str, Any]) -> EditOptions:
+    """Return the options of an edit from those of a command with `edit_options`."""
+    return EditOptions(
         approved=given["approve"],
         lease_wait_seconds=given["lease_wait_seconds"],
         on_lease=print_lease_event(paths),
         quiet_seconds=given["quiet_seconds"],
         sleep=_sleep_and_report(paths),
     )
-    outcome = run_edit(store, paths, directory, wanted, options)
+
+
+def show_plan(plan: EditPlan, *, as_json: bool) -> None:
+    """Print the plan of a dry run."""
+    if as_json:
+        print_json(outcome_json(EditOutcome(plan=plan)))
+    else:
+        print_plan(plan, in_full=True)
+
+
+def show_outcome(outcome: EditOutcome, *, as_json: bool) -> None:
+    """Print what was done."""
     if as_json:
         print_json(outcome_json(outcome))
     else:

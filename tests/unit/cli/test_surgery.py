@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 from arroyo_dagster import cli
 from arroyo_dagster.state.model.layout import Layout
 from arroyo_dagster.state.operations.catalog.jobs import list_jobs
-from arroyo_dagster.state.storage import MemoryStore, configure
+from arroyo_dagster.state.storage import MemoryStore, configure, open_store
 from tests.documentation import blocks
 from tests.jobs import listing, run_word_job
 from tests.surgery_jobs import SurgeryJob, held_rows, surgery_job
@@ -89,6 +89,29 @@ def test_a_watermark_and_entries_are_shown_before_and_after(job: SurgeryJob) -> 
     assert '"offset": 3000} becomes {"partition": 4, "offset": 5}' in shown.stdout
 
 
+def test_a_job_is_forked_here_and_from_another_url(job: SurgeryJob, tmp_path: Path) -> None:
+    source = surgery_job(Layout.PROTOCOL, epochs=5, name="job_a")
+    disk = open_store(f"file://{tmp_path}")
+    for info in source.store.list():
+        disk.put(info.path, source.store.read(info.path))
+    words = ["fork", "job_a", *SAID, "--from-url", str(tmp_path), "--url", job.store.url]
+    was = listing(job.store)
+    shown = CliRunner().invoke(cli.main, words, catch_exceptions=False)
+    assert "carried" in shown.stdout
+    assert "a sink's state means nothing to another job" in shown.stdout
+    assert "precondition met: both jobs hash keys alike" in shown.stdout
+    assert listing(job.store) == was
+    digest = shown.stdout.partition("plan ")[2].split()[0]
+    options = ["--yes", "--approve", digest, "--quiet", "0"]
+    done = CliRunner().invoke(cli.main, [*words, *options], catch_exceptions=False)
+    assert "fork done at epoch 3" in done.stdout
+    assert held_rows(job.store, job.paths) == held_rows(source.store, source.paths)
+    again = ["fork", "job_x", *SAID, "--url", job.store.url]
+    found = CliRunner().invoke(cli.main, again, catch_exceptions=False)
+    assert found.exit_code == 1
+    assert "would be forked into itself" in found.stderr
+
+
 @pytest.mark.parametrize(
     ("args", "code", "message"),
     [
@@ -123,10 +146,13 @@ def test_a_managed_job_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_documented_commands_show_their_plan(job: SurgeryJob) -> None:
-    (block,) = blocks("docs/edit-state.md", "sh")
+    lines = "".join(blocks("docs/edit-state.md", "sh")).splitlines()
+    surgery_job(Layout.PROTOCOL, epochs=5, name="job_a", store=job.store)
     was = listing(job.store)
-    for line in block.splitlines():
-        words = shlex.split(line.partition("#")[0].replace("JOB", "job_x"))
+    assert len(lines) == 9
+    for line in lines:
+        words = line.partition("#")[0].replace("JOB", "job_x").replace("SOURCE", "job_a")
+        words = shlex.split(words)
         shown = CliRunner().invoke(cli.main, [*words[1:], "--url", job.store.url])
         assert shown.exit_code == 0, shown.stderr
         assert "job_x" in shown.stdout or words[1] == "offsets"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from arroyo_dagster.state.model.ids import OperatorId, TableName
+from arroyo_dagster.state.model.ids import Epoch, OperatorId, StatePath, TableName
 
 ALL_PARTITIONS = "all"
 """Names every partition of the sources that are edited."""
@@ -100,6 +100,20 @@ class RetainRows:
     operator: OperatorId | None = None
 
     name = "retain"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fork:
+    """Take over the state of another job of the same SQL.
+
+    Attributes:
+        source: the path of the other job, and `epoch` its epoch.
+    """
+
+    source: StatePath
+    epoch: Epoch
+
+    name = "fork"
 
 
 Edit = SetOffsets | SetWatermark | SetEntry | KeyDeletion | RetainRows

@@ -19,7 +19,7 @@ from arroyo_dagster.state.model.ids import (
 from arroyo_dagster.state.model.job_facts import JobCondition
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.rewrite import RewriteShard
-from arroyo_dagster.state.model.surgery.edits import Edit
+from arroyo_dagster.state.model.surgery.edits import Edit, Fork
 
 
 class TableAction(enum.Enum):
@@ -78,11 +78,11 @@ class TableStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatermarkStep:
-    """The new watermark of one operator. Times are microseconds since 1970."""
+    """The new watermark of one operator, in microseconds since 1970; None = it has none."""
 
     operator: OperatorId
-    before_micros: int
-    after_micros: int
+    before_micros: int | None
+    after_micros: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +115,7 @@ class EditPlan:
 
     pipeline: PipelineId | None
     job: JobId
-    edit: Edit
+    edit: Edit | Fork
     epoch: Epoch
     worker_generation: WorkerGeneration | None
     ref: StatePath

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from arroyo_dagster.errors import ConflictError, FormatError, NotFoundError, ProtocolError
+from arroyo_dagster.errors import FormatError, NotFoundError, ProtocolError
 from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.metadata.lease import Leased, LeaseOptions, lease
 from arroyo_dagster.state.model.checkpoints import Checkpoint, OperatorCheckpoint
@@ -21,7 +21,7 @@ from arroyo_dagster.state.model.ids import Epoch, StatePath
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.rewrite import QuietSettings, RewriteShard
 from arroyo_dagster.state.model.surgery.edits import Edit
-from arroyo_dagster.state.model.surgery.plans import EditOutcome, EditRecord
+from arroyo_dagster.state.model.surgery.plans import EditOutcome, EditPlan, EditRecord
 from arroyo_dagster.state.model.tables import (
     ExpiringTimeKeyConfig,
     ExpiringTimeKeyFiles,
@@ -116,7 +116,7 @@ def run_edit(
     """
     chosen = options or EditOptions()
     prepared = prepare_edit(store, paths, directory, edit)
-    check_can_run(paths, prepared, chosen.approved)
+    check_can_run(paths, prepared.snapshot, prepared.plan, chosen.approved)
     if prepared.plan.empty:
         return EditOutcome(plan=prepared.plan)
     with lease(
@@ -132,15 +132,16 @@ def run_edit(
     ) as held:
         # The previous holder of the lease may have changed the job.
         again = prepare_edit(held, paths, directory, edit)
-        check_can_run(paths, again, prepared.plan.digest)
+        check_can_run(paths, again.snapshot, again.plan, prepared.plan.digest)
         check_restorable(held, paths, again.plan.epoch, 0)
         began = chosen.clock()
         work = Unchanged(paths, directory, again.snapshot, again.facts.sizes, chosen.cancelled)
         written = _written(held, paths, again, chosen)
+        operators = [_with_lists(one, written) for one in again.operators]
         quiet = quiet_seconds_left(again.snapshot, chosen.quiet_seconds, began, chosen.clock())
         if quiet > 0:
             chosen.sleep(quiet)
-        return _published(held, work, again, written, chosen)
+        return publish_edit(held, work, again.plan, operators, chosen, written.shards)
 
 
 # ---- new files -----------------------------------------------------------------------------------
@@ -245,36 +246,41 @@ def _new_list(
 # ---- publication ---------------------------------------------------------------------------------
 
 
-def _published(
+def publish_edit(
     held: Leased,
     work: Unchanged,
-    prepared: PreparedEdit,
-    written: _Written,
+    plan: EditPlan,
+    operators: Sequence[OperatorCheckpoint],
     options: EditOptions,
+    shards: Sequence[RewriteShard] = (),
 ) -> EditOutcome:
-    snapshot = prepared.snapshot
+    """Publish the new metadata of an epoch in place, with the records that explain and undo it.
+
+    Args:
+        operators: the epoch's operators as they will be, in its order.
+
+    Raises:
+        ConflictError: the job changed or was started meanwhile.
+        ProtocolError: the epoch as it would be does not pass verification; nothing was published.
+    """
+    snapshot = work.snapshot
     checkpoint = snapshot.checkpoint
-    after = replace(
-        checkpoint,
-        operators=tuple(_with_lists(operator, written) for operator in prepared.operators),
-    )
+    after = replace(checkpoint, operators=tuple(operators))
     objects = encoded_objects(snapshot, after)
     if not objects:
-        raise ConflictError(
-            "the edit changes no metadata", job=work.paths.root, next_step="report it"
-        )
+        return EditOutcome(plan=plan)
     listed = set(after.paths)
     unlisted = tuple(path for path in dict.fromkeys(checkpoint.paths) if path not in listed)
     digests = {
-        path: (prepared.plan.objects[path], hashlib.sha256(data).hexdigest())
+        path: (plan.objects[path], hashlib.sha256(data).hexdigest())
         for path, data in objects.items()
     }
     epochs = ParquetBackend(held, work.paths).epochs()
     older = tuple(one for one in epochs if one < checkpoint.epoch)
     now = options.clock()
     record = EditRecord(
-        operation=prepared.plan.edit.name,
-        digest=prepared.plan.digest,
+        operation=plan.edit.name,
+        digest=plan.digest,
         pipeline=checkpoint.pipeline,
         job=checkpoint.job,
         epoch=checkpoint.epoch,
@@ -284,7 +290,7 @@ def _published(
         created_at_micros=now,
         objects=digests,
         unlisted=(*unlisted, *_expired(held, work.paths, checkpoint, older)),
-        request=request_of(prepared.plan.edit),
+        request=request_of(plan.edit),
     )
     change = MetadataChange(
         objects=objects,
@@ -294,8 +300,8 @@ def _published(
         edit=record,
     )
     done = EditOutcome(
-        plan=prepared.plan,
-        shards=written.shards,
+        plan=plan,
+        shards=tuple(shards),
         published=True,
         objects=digests,
         unlisted=unlisted,

@@ -15,6 +15,7 @@ from arroyo_dagster.state.model.job_facts import JobCondition
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.surgery.edits import (
     Edit,
+    Fork,
     KeyDeletion,
     RetainRows,
     SetEntry,
@@ -48,7 +49,7 @@ from arroyo_dagster.state.operations.surgery.rows import RemovedRows, expiring_t
 from arroyo_dagster.state.operations.surgery.watermarks import GENERATOR, watermark_changes
 from arroyo_dagster.state.operations.verify.edits import read_edits
 from arroyo_dagster.state.planning.compaction.rewrite import TableFacts, TableKey
-from arroyo_dagster.state.planning.verify.edits import is_unfinished, was_applied
+from arroyo_dagster.state.planning.verify.edits import current_edits, is_unfinished, was_applied
 from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.tables.known.catalogue import Catalogue, default_catalogue
 from arroyo_dagster.state.tables.restoring import restored_rows
@@ -103,6 +104,27 @@ def prepare_edit(
     catalogue: Catalogue | None = None,
 ) -> PreparedEdit:
     """Plan an edit, and return what its execution needs; errors as `plan_edit`."""
+    snapshot = editable_snapshot(store, paths, directory, edit)
+    facts = table_facts(store, snapshot)
+    work = _Work(store, snapshot, facts, edit)
+    if isinstance(edit, KeyDeletion | RetainRows):
+        work.remove_rows(edit)
+    else:
+        tables = read_global_tables(store, snapshot.checkpoint, catalogue or default_catalogue())
+        work.change_entries(edit, tables)
+    return work.prepared(paths)
+
+
+def editable_snapshot(
+    store: ObjectStore, paths: JobPaths, directory: JobDirectory, edit: Edit | Fork
+) -> JobSnapshot:
+    """Read the facts about a job whose state is to change.
+
+    Raises:
+        InputError: it is a managed job.
+        ConflictError: an earlier edit was interrupted, or was this very one.
+        NotFoundError, FormatError: the job has no checkpoint, or one that cannot be read.
+    """
     try:
         snapshot = take_snapshot(store, paths, directory)
     except InputError as error:
@@ -115,23 +137,16 @@ def prepare_edit(
             "from the pipeline itself",
         ) from error
     _check_earlier(store, paths, snapshot.checkpoint, edit)
-    facts = table_facts(store, snapshot)
-    work = _Work(store, snapshot, facts, edit)
-    if isinstance(edit, KeyDeletion | RetainRows):
-        work.remove_rows(edit)
-    else:
-        tables = read_global_tables(store, snapshot.checkpoint, catalogue or default_catalogue())
-        work.change_entries(edit, tables)
-    return work.prepared(paths)
+    return snapshot
 
 
-def _check_earlier(store: ObjectStore, paths: JobPaths, checkpoint: Checkpoint, edit: Edit) -> None:
+def _check_earlier(
+    store: ObjectStore, paths: JobPaths, checkpoint: Checkpoint, edit: Edit | Fork
+) -> None:
     """Check that no earlier edit of this epoch was interrupted, or was this very one."""
     edits = read_edits(store, paths, [checkpoint])
     request = request_of(edit)
-    for path, record in edits.records.items():
-        if record is None:
-            continue
+    for path, record in current_edits(edits.records).items():
         if is_unfinished(record, edits.digests):
             raise ConflictError(
                 f"the edit {record.operation!r} was interrupted: some operators have the new "
@@ -140,7 +155,10 @@ def _check_earlier(store: ObjectStore, paths: JobPaths, checkpoint: Checkpoint, 
                 path=path,
                 next_step=f"undo it first: `arroyo-state edit undo {paths.root} --yes`",
             )
-        if request is not None and record.request == request and was_applied(record, edits.digests):
+    for path, earlier in edits.records.items():
+        if request is None or earlier is None or earlier.request != request:
+            continue
+        if was_applied(earlier, edits.digests):
             raise ConflictError(
                 f"epoch {checkpoint.epoch} was already edited by these relative positions",
                 job=paths.root,
@@ -150,7 +168,7 @@ def _check_earlier(store: ObjectStore, paths: JobPaths, checkpoint: Checkpoint, 
             )
 
 
-def request_of(edit: Edit) -> str | None:
+def request_of(edit: Edit | Fork) -> str | None:
     """Return what identifies an edit that must not be applied twice; None for any other."""
     return edit.request if isinstance(edit, SetOffsets) else None
 
@@ -255,7 +273,7 @@ class _Work:
             why_not=snapshot.why_not,
             tables=tuple(self._steps()),
             watermarks=self.watermarks,
-            preconditions=tuple(_preconditions(snapshot, self.facts)),
+            preconditions=tuple(preconditions(snapshot, self.facts)),
             unknown=self.unknown,
             duplicate_outputs=self.duplicate_outputs,
             missing_outputs=self.missing_outputs,
@@ -364,7 +382,7 @@ def _json(text: str, name: str, where: Mapping[str, Any]) -> Any:
 # ---- preconditions -------------------------------------------------------------------------------
 
 
-def _preconditions(snapshot: JobSnapshot, facts: TableFacts) -> Iterator[EditPrecondition]:
+def preconditions(snapshot: JobSnapshot, facts: TableFacts) -> Iterator[EditPrecondition]:
     found, checkpoint = snapshot.answer.facts, snapshot.checkpoint
     at_rest = snapshot.why_not is None
     status = f"{found.condition.value}" + (f" ({found.state})" if found.state else "")
@@ -395,19 +413,21 @@ def _preconditions(snapshot: JobSnapshot, facts: TableFacts) -> Iterator[EditPre
     )
 
 
-def check_can_run(paths: JobPaths, prepared: PreparedEdit, approved: str | None) -> None:
+def check_can_run(
+    paths: JobPaths, snapshot: JobSnapshot, plan: EditPlan, approved: str | None
+) -> None:
     """Check that a planned edit may be executed now.
 
     Raises:
         InputError: the job is not at rest, or its status is unknown.
         ConflictError: another plan was approved.
     """
-    check_may(paths, prepared.snapshot)
-    if approved is not None and approved != prepared.plan.digest:
+    check_may(paths, snapshot)
+    if approved is not None and approved != plan.digest:
         raise ConflictError(
-            f"plan {approved} was approved, but the current plan is {prepared.plan.digest}",
+            f"plan {approved} was approved, but the current plan is {plan.digest}",
             job=paths.root,
-            epoch=prepared.plan.epoch,
+            epoch=plan.epoch,
             next_step="review the new plan and approve it; nothing was changed",
         )
 

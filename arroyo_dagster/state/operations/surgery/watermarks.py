@@ -110,11 +110,11 @@ def _steps(checkpoint: Checkpoint, micros: int) -> Iterator[WatermarkStep]:
 
 
 def _duplicate_outputs(steps: Sequence[WatermarkStep]) -> Iterator[str]:
-    back = [one for one in steps if one.after_micros < one.before_micros]
-    if back:
-        until = iso_micros(max(one.before_micros for one in back))
+    before = [one.before_micros for one in steps if one.before_micros is not None]
+    after = max((one.after_micros or 0 for one in steps), default=0)
+    if before and after < max(before):
         yield (
-            f"windows that end after {iso_micros(back[0].after_micros)} and until {until} were "
+            f"windows that end after {iso_micros(after)} and until {iso_micros(max(before))} were "
             "emitted; they are emitted once more if rows come for them, without the rows that had "
             "expired"
         )

@@ -37,6 +37,19 @@ def is_unfinished(record: EditRecord, digests: Digests) -> bool:
     return len(states) == 2
 
 
+def current_edits(records: Mapping[StatePath, EditRecord | None]) -> dict[StatePath, EditRecord]:
+    """Return the newest edit of each epoch; only these can be unfinished.
+
+    A further edit is refused while one is unfinished, and it may give an object the bytes that it
+    had before an earlier one. Names sort by epoch, then by the lease that the edit was done under.
+    """
+    found = sorted(
+        ((path, one) for path, one in records.items() if one is not None), key=lambda pair: pair[0]
+    )
+    newest = {record.epoch: (path, record) for path, record in found}
+    return dict(newest.values())
+
+
 def was_applied(record: EditRecord, digests: Digests) -> bool:
     """Return whether the edit's metadata was written, at least in part.
 
@@ -72,7 +85,7 @@ def edit_findings(
         if record is None:
             step = "keep it and report it; files that an edit removed may be reported as lost"
             yield warning("edit-unreadable", path, "the record of an edit does not decode", step)
-            continue
+    for path, record in current_edits(edits).items():
         for checkpoint in history:
             if concerns(record, checkpoint) and is_unfinished(record, digests):
                 job = JobPaths(record.job, record.pipeline).root
