@@ -26,6 +26,11 @@ MAIN: Mapping[str, LazyCommand] = {
     "doctor": LazyCommand(
         "doctor", "Check whether this machine and the store are ready for jobs and maintenance."
     ),
+    "edit": LazyCommand(
+        "surgery.group",
+        "Change the state of a stopped Arroyo job: offsets, watermark, keys, old rows, entries.",
+        is_group=True,
+    ),
     "epochs": LazyCommand(
         "inspect", "List the epochs of a job, oldest first, with the state of each."
     ),
@@ -48,6 +53,9 @@ MAIN: Mapping[str, LazyCommand] = {
     "forget": LazyCommand(
         "forget",
         "Acknowledge that JOB is gone, so that Dagster's checks no longer fail because of it.",
+    ),
+    "fork": LazyCommand(
+        "surgery.fork", "Give a stopped Arroyo job the state of another job of the same SQL."
     ),
     "gc": LazyCommand(
         "gc.group", "Delete unreferenced state: expired epochs, orphans, dead jobs.", is_group=True
@@ -121,6 +129,27 @@ COMPACT: Mapping[str, LazyCommand] = {
     "window": LazyCommand(
         "compaction.window",
         "Stop a running Arroyo job with a checkpoint, rewrite its state, start it again.",
+    ),
+}
+
+EDIT: Mapping[str, LazyCommand] = {
+    "delete-key": LazyCommand(
+        "surgery.commands", "Delete the rows of one key from every table of a stopped Arroyo job."
+    ),
+    "find-key": LazyCommand(
+        "surgery.find_key",
+        "Find the rows of one key in all that a job stores: epochs, unlisted files, quarantine.",
+    ),
+    "offsets": LazyCommand("surgery.commands", "Set where the sources of a stopped job continue."),
+    "retain": LazyCommand(
+        "surgery.commands", "Drop rows of windows, sessions and joins that are older than a time."
+    ),
+    "set": LazyCommand("surgery.commands", "Replace the value of one entry of a table."),
+    "undo": LazyCommand(
+        "surgery.undo", "Restore the metadata from before the last edit or compaction."
+    ),
+    "watermark": LazyCommand(
+        "surgery.commands", "Set the watermark of a stopped job, at every operator that has one."
     ),
 }
 

@@ -226,9 +226,33 @@ def undo(
     Example:
       arroyo-state compact undo job_x --url s3://bucket/arroyo --assume job_x=stopped
     """
+    run_undo_command(
+        job,
+        (api, database, assume, token),
+        lease_wait_seconds=lease_wait_seconds,
+        url=url,
+        yes=yes,
+        as_json=as_json,
+    )
+
+
+def run_undo_command(
+    job: str,
+    sources: tuple[str | None, str | None, Sequence[str], str | None],
+    *,
+    lease_wait_seconds: float,
+    url: str | None,
+    yes: bool,
+    as_json: bool,
+) -> None:
+    """Undo the newest compaction or edit of a job, for `compact undo` and `edit undo`.
+
+    Args:
+        sources: of the job's status, as `directory_of` takes them.
+    """
     store = open_url(url) if yes else open_to_read(url)
     paths = find_job(store, job)
-    directory = directory_of(api, database, assume, token)
+    directory = directory_of(*sources)
     options = UndoOptions(lease_wait_seconds=lease_wait_seconds, on_lease=print_lease_event(paths))
     outcome = (
         run_undo(store, paths, directory, options)
@@ -236,16 +260,26 @@ def undo(
         else UndoOutcome.of_plan(plan_undo(store, paths, directory))
     )
     if as_json:
-        print_json({"done": outcome.done, "objects": list(outcome.objects)})
+        print_json(
+            {
+                "done": outcome.done,
+                "objects": list(outcome.objects),
+                "operation": outcome.operation,
+            }
+        )
         return
+    undone = "compaction" if outcome.operation is None else f"edit {outcome.operation!r}"
     for path in outcome.objects:
         click.echo(path)
     if not outcome.objects:
         click.echo(f"{paths.root}: there is nothing to undo")
     elif outcome.done:
-        click.echo(f"{paths.root}: the original metadata was restored; no file was deleted")
+        click.echo(
+            f"{paths.root}: the original metadata was restored, from before the {undone}; no file "
+            "was deleted"
+        )
     else:
         click.echo(
-            f"{paths.root}: the original metadata would be restored; nothing was changed, "
-            "add --yes to execute"
+            f"{paths.root}: the original metadata would be restored, from before the {undone}; "
+            "nothing was changed, add --yes to execute"
         )

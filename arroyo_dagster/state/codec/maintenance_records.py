@@ -14,6 +14,7 @@ from arroyo_dagster.state.model.ids import (
 )
 from arroyo_dagster.state.model.maintenance_window import WindowRecord
 from arroyo_dagster.state.model.rewrite import RewriteRecord
+from arroyo_dagster.state.model.surgery.plans import EditRecord
 
 
 def encode_rewrite_record(record: RewriteRecord) -> bytes:
@@ -32,6 +33,8 @@ def encode_rewrite_record(record: RewriteRecord) -> bytes:
             },
             "after": dict(record.after),
             "inputs": list(record.inputs),
+            # Absent for a compaction, as earlier releases wrote it.
+            **({} if record.operation is None else {"operation": record.operation}),
         }
     )
 
@@ -56,7 +59,55 @@ def decode_rewrite_record(data: bytes, path: str) -> RewriteRecord:
             },
             after={StatePath(name): after.text(name) for name in after},
             inputs=fields.refs("inputs"),
+            operation=fields.optional_text("operation"),
         )
+
+
+def encode_edit_record(record: EditRecord) -> bytes:
+    return encode_json(
+        {
+            "version": record.version,
+            "operation": record.operation,
+            "digest": record.digest,
+            "pipeline_id": record.pipeline,
+            "job_id": record.job,
+            "epoch": record.epoch,
+            "generation": record.worker_generation,
+            "finish_time_micros": record.finish_time_micros,
+            "token": record.token,
+            "created_at_micros": record.created_at_micros,
+            "objects": {path: list(digests) for path, digests in record.objects.items()},
+            "unlisted": list(record.unlisted),
+            "request": record.request,
+        }
+    )
+
+
+def decode_edit_record(data: bytes, path: str) -> EditRecord:
+    """Decode such a record. Raises FormatError: invalid, or of a later release."""
+    with known_fields(data, path) as fields:
+        pipeline = fields.optional_text("pipeline_id")
+        generation = fields.optional_number("generation")
+        objects = fields.object("objects")
+        return EditRecord(
+            operation=fields.text("operation"),
+            digest=fields.text("digest"),
+            pipeline=None if pipeline is None else PipelineId(pipeline),
+            job=JobId(fields.text("job_id")),
+            epoch=Epoch(fields.number("epoch")),
+            worker_generation=None if generation is None else WorkerGeneration(generation),
+            finish_time_micros=fields.number("finish_time_micros"),
+            token=fields.number("token"),
+            created_at_micros=fields.number("created_at_micros"),
+            objects={StatePath(name): _two_texts(objects.texts(name)) for name in objects},
+            unlisted=fields.refs("unlisted"),
+            request=fields.optional_text("request"),
+        )
+
+
+def _two_texts(found: tuple[str, ...]) -> tuple[str, str]:
+    before, after = found
+    return before, after
 
 
 def encode_window_record(record: WindowRecord) -> bytes:

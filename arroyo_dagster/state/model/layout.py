@@ -33,7 +33,7 @@ MAINTENANCE_NAMES = frozenset(
         *("stop-request.json", "retained.json", "compactions", "leases", "writers", "commits"),
         *("journal", "quarantine", "removal.json"),
         *("topics", "stdin", "landed", "spark", "spark-sinks"),
-        *("rewrites", "window.json", "windows"),
+        *("rewrites", "edits", "window.json", "windows"),
     }
 )
 """The names in the directory of a job that only this package writes."""
@@ -177,6 +177,11 @@ class JobPaths:
     def rewrites(self) -> StatePath:
         """The original metadata of rewritten epochs of an Arroyo job, to undo the rewrites."""
         return self.maintenance / "rewrites"
+
+    @cached_property
+    def edits(self) -> StatePath:
+        """What edits of the state of an Arroyo job changed, one record each."""
+        return self.maintenance / "edits"
 
     @cached_property
     def window(self) -> StatePath:

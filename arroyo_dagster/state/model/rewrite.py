@@ -230,6 +230,7 @@ class RewriteRecord:
         before: the bytes of each object as Arroyo wrote it.
         after: SHA-256 of each object as this package wrote it, in hex.
         inputs: data files that the old metadata lists and the new metadata does not.
+        operation: the edit that changed the rows; None = a compaction: they are the same.
     """
 
     pipeline: PipelineId | None
@@ -242,4 +243,5 @@ class RewriteRecord:
     before: Mapping[StatePath, bytes] = field(default_factory=dict)
     after: Mapping[StatePath, str] = field(default_factory=dict)
     inputs: tuple[StatePath, ...] = ()
+    operation: str | None = None
     version: int = 1

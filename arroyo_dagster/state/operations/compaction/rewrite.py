@@ -258,7 +258,7 @@ def run_rewrite(
         began = _quiet_from(paths, snapshot, chosen.quiet_since, chosen.clock())
         parts, left_out = _carried_out(held, paths, snapshot, fresh, chosen)
         work = Unchanged(paths, directory, snapshot, facts.sizes, chosen.cancelled)
-        quiet = _quiet_left(snapshot, chosen.quiet_seconds, began, chosen.clock())
+        quiet = quiet_seconds_left(snapshot, chosen.quiet_seconds, began, chosen.clock())
         if quiet > 0:
             chosen.sleep(quiet)
         publication = Publication(
@@ -361,7 +361,7 @@ def _quiet_from(
     return since.at_micros
 
 
-def _quiet_left(snapshot: JobSnapshot, quiet_seconds: float, began: int, now: int) -> float:
+def quiet_seconds_left(snapshot: JobSnapshot, quiet_seconds: float, began: int, now: int) -> float:
     """Return the seconds that must still pass before the objects of the job count as quiet."""
     finished = snapshot.answer.facts.finish_time_micros
     if finished is not None and now - finished >= _LONG_AGO * quiet_seconds * 1e6:

@@ -9,8 +9,10 @@ from dataclasses import dataclass, replace
 from arroyo_dagster.errors import ArroyoStateError, ConflictError, FormatError, ProtocolError
 from arroyo_dagster.state.codec import metadata
 from arroyo_dagster.state.codec.maintenance_records import (
+    encode_edit_record,
     encode_rewrite_record,
 )
+from arroyo_dagster.state.metadata.expiry import delete_all
 from arroyo_dagster.state.metadata.interrupts import uninterrupted
 from arroyo_dagster.state.metadata.lease import Leased
 from arroyo_dagster.state.model.checkpoints import Checkpoint
@@ -24,6 +26,7 @@ from arroyo_dagster.state.model.rewrite import (
     RewriteShard,
     TableRewrite,
 )
+from arroyo_dagster.state.model.surgery.plans import EditRecord
 from arroyo_dagster.state.model.tables import (
     TimeFile,
 )
@@ -78,26 +81,83 @@ def publish(
 ) -> RewriteOutcome:
     files, taken = _new_files(plan, parts, left_out)
     after = rewritten(work.snapshot.checkpoint, files)
-    objects = _encoded(work.snapshot, after)
+    objects = encoded_objects(work.snapshot, after)
     left = (*plan.left_out, *_left_out_once(left_out))
     found = RewriteOutcome(plan=plan, parts=tuple(taken), left_out=left, after=plan.before)
     if not objects:
         return found
-    _check_quiet(held, work.paths, work.snapshot)
-    epoch = work.snapshot.checkpoint.epoch
-    check_restorable(Overlaid(held, objects), work.paths, epoch, publication.verify_level)
-    record = _record(held, work, plan, objects, found, publication.now_micros)
-    path = work.paths.rewrites / f"{plan.epoch:07}-{held.lease.token:010}.json"
-    held.put(path, encode_rewrite_record(record))
-    keep_rewrite(held, work.paths, path.name)
-    done = replace(_with_result(found, work, after), published=True, record=path)
+    gone = {path for part in found.parts for path in part.merged.input_paths}
+    done = replace(_with_result(found, work, after), published=True)
+    change = MetadataChange(
+        objects=objects,
+        inputs=tuple(sorted(gone)),
+        verify_level=publication.verify_level,
+        now_micros=publication.now_micros,
+    )
+    path = publish_change(
+        held, work, change, lambda record: publication.on_published(replace(done, record=record))
+    )
+    return replace(done, record=path)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetadataChange:
+    """A change of one epoch's metadata, in place.
+
+    Attributes:
+        objects: the new bytes of each metadata object that changes.
+        inputs: data files that the epoch lists now and will not list any more.
+        verify_level: of the epoch as it would be published.
+        edit: an edit that changes rows; None = the rows stay the same.
+    """
+
+    objects: Mapping[StatePath, bytes]
+    inputs: tuple[StatePath, ...]
+    verify_level: int
+    now_micros: int
+    edit: EditRecord | None = None
+
+
+def publish_change(
+    held: Leased,
+    work: Unchanged,
+    change: MetadataChange,
+    on_published: Callable[[StatePath], None],
+) -> StatePath:
+    """Overwrite metadata of one epoch, and return the record that undoes it.
+
+    In this order: nothing of the job has changed for a while; of an edit, its record exists; the
+    epoch as it would be passes verification; the original metadata is recorded and pinned; each
+    object is overwritten by one put, with the job's condition checked before and after.
+
+    Args:
+        on_published: called with the record, before an interrupt can arrive.
+
+    Raises:
+        ConflictError: the job changed or was started meanwhile.
+        ProtocolError: the epoch as it would be does not pass verification; nothing was published.
+    """
+    paths, checkpoint = work.paths, work.snapshot.checkpoint
+    _check_quiet(held, paths, work.snapshot)
+    path = paths.rewrites / f"{checkpoint.epoch:07}-{held.lease.token:010}.json"
+    if change.edit is not None:
+        held.put(paths.edits / path.name, encode_edit_record(change.edit))
+    after = Overlaid(held, change.objects)
+    try:
+        check_restorable(after, paths, checkpoint.epoch, change.verify_level)
+    except ProtocolError:
+        if change.edit is not None:
+            delete_all(held, [paths.edits / path.name])
+        raise
+    held.put(path, encode_rewrite_record(_record(held, work, change)))
+    keep_rewrite(held, paths, path.name)
     with uninterrupted():
-        _overwrite_all(held, work, objects)
-        publication.on_published(done)
+        _overwrite_all(held, work, change.objects)
+        on_published(path)
     # The records that undo rewrites of earlier epochs are no longer applicable.
-    mine = f"{plan.epoch:07}-"
-    forget_rewrites(held, work.paths, lambda name: not name.startswith(mine))
-    return done
+    mine = f"{checkpoint.epoch:07}-"
+    forget_rewrites(held, paths, lambda name: not name.startswith(mine))
+    return path
 
 
 def _overwrite_all(held: Leased, work: Unchanged, objects: Mapping[StatePath, bytes]) -> None:
@@ -193,7 +253,7 @@ def _outputs(part: RewriteShard) -> tuple[TimeFile, ...]:
     return tuple(file for file in part.merged.outputs if isinstance(file, TimeFile))
 
 
-def _encoded(snapshot: JobSnapshot, after: Checkpoint) -> dict[StatePath, bytes]:
+def encoded_objects(snapshot: JobSnapshot, after: Checkpoint) -> dict[StatePath, bytes]:
     """Return the metadata objects to overwrite, with their new bytes."""
     if after == snapshot.checkpoint:
         return {}
@@ -218,26 +278,20 @@ def _check_reads(same: bool, path: StatePath) -> None:
         raise ProtocolError("metadata would read back different from what was intended", path=path)
 
 
-def _record(
-    held: Leased,
-    work: Unchanged,
-    plan: RewritePlan,
-    objects: Mapping[StatePath, bytes],
-    found: RewriteOutcome,
-    now_micros: int,
-) -> RewriteRecord:
-    gone = {path for part in found.parts for path in part.merged.input_paths}
+def _record(held: Leased, work: Unchanged, change: MetadataChange) -> RewriteRecord:
+    checkpoint = work.snapshot.checkpoint
     return RewriteRecord(
-        pipeline=plan.pipeline,
-        job=plan.job,
-        epoch=plan.epoch,
-        worker_generation=plan.worker_generation,
-        run_id=plan.run_id,
+        pipeline=checkpoint.pipeline,
+        job=checkpoint.job,
+        epoch=checkpoint.epoch,
+        worker_generation=checkpoint.worker_generation,
+        run_id=work.snapshot.answer.facts.run_id,
         token=held.lease.token,
-        created_at_micros=now_micros,
-        before={path: work.snapshot.objects[path] for path in objects},
-        after={path: hashlib.sha256(data).hexdigest() for path, data in objects.items()},
-        inputs=tuple(sorted(gone)),
+        created_at_micros=change.now_micros,
+        before={path: work.snapshot.objects[path] for path in change.objects},
+        after={path: hashlib.sha256(data).hexdigest() for path, data in change.objects.items()},
+        inputs=change.inputs,
+        operation=None if change.edit is None else change.edit.operation,
     )
 
 

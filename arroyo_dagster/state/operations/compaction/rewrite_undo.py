@@ -6,7 +6,7 @@ import hashlib
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from arroyo_dagster.errors import (
@@ -16,6 +16,7 @@ from arroyo_dagster.errors import (
 from arroyo_dagster.state.codec.maintenance_records import (
     decode_rewrite_record,
 )
+from arroyo_dagster.state.metadata.expiry import delete_all
 from arroyo_dagster.state.metadata.lease import LeaseOptions, lease
 from arroyo_dagster.state.model.clock import Clock, wall_clock
 from arroyo_dagster.state.model.ids import StatePath
@@ -42,10 +43,12 @@ class UndoPlan:
     Attributes:
         record: the record with their original content; None if there is nothing to restore.
         objects: the metadata objects that would be restored.
+        operation: the edit that would be undone; None = a compaction.
     """
 
     record: StatePath | None = None
     objects: tuple[StatePath, ...] = ()
+    operation: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,16 +59,18 @@ class UndoOutcome:
         record: the record with their original content; None if there was nothing to restore.
         objects: the metadata objects that were restored, or would be.
         done: False for a dry run.
+        operation: the edit that was undone, or would be; None = a compaction.
     """
 
     record: StatePath | None = None
     objects: tuple[StatePath, ...] = ()
     done: bool = False
+    operation: str | None = None
 
     @classmethod
     def of_plan(cls, plan: UndoPlan) -> UndoOutcome:
         """Return the outcome of a dry run: nothing changed."""
-        return cls(record=plan.record, objects=plan.objects)
+        return cls(record=plan.record, objects=plan.objects, operation=plan.operation)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,8 +101,7 @@ def plan_undo(store: ObjectStore, paths: JobPaths, directory: JobDirectory) -> U
     Raises:
         InputError, ConflictError, FormatError, ProtocolError: as `run_undo`.
     """
-    _, path, changed = _what_changed(store, paths, directory)
-    return UndoPlan(record=path, objects=tuple(changed))
+    return _what_changed(store, paths, directory).plan
 
 
 def run_undo(
@@ -139,12 +143,14 @@ def run_undo(
             on_event=chosen.on_lease,
         ),
     ) as held:
-        snapshot, path, changed = _what_changed(held, paths, directory)
-        fresh = _fresh(paths, UndoPlan(record=path, objects=tuple(changed)), plan)
+        undoing = _what_changed(held, paths, directory)
+        fresh = _fresh(paths, undoing.plan, plan)
+        path = fresh.record
         if path is None:
             return UndoOutcome()
+        snapshot = undoing.snapshot
         work = Unchanged(paths, directory, snapshot)
-        for at, (found, before) in changed.items():
+        for at, (found, before) in undoing.changed.items():
             work.check(held)
             overwrite(held, paths, at, found, before)
         reason = work.why_changed(held)
@@ -153,11 +159,12 @@ def run_undo(
                 f"the job changed after its metadata was put back: {reason}",
                 job=paths.root,
                 epoch=snapshot.checkpoint.epoch,
-                next_step="let it run, and verify its next epoch: whichever lists it loaded, they "
-                "hold the same rows, and no file was deleted",
+                next_step="let it run, and verify its next epoch; no file was deleted, and after a "
+                "compaction both lists hold the same rows",
             )
         forget_rewrites(held, paths, lambda name: name == path.name)
-        return UndoOutcome(record=path, objects=fresh.objects, done=True)
+        delete_all(held, [paths.edits / path.name])
+        return replace(UndoOutcome.of_plan(fresh), done=True)
 
 
 def undo_rewrite(
@@ -190,18 +197,28 @@ def _fresh(paths: JobPaths, fresh: UndoPlan, given: UndoPlan | None) -> UndoPlan
     return fresh
 
 
-def _what_changed(
-    store: ObjectStore, paths: JobPaths, directory: JobDirectory
-) -> tuple[JobSnapshot, StatePath | None, dict[StatePath, tuple[bytes, bytes]]]:
-    """Return the job, the record that undoes its last rewrite, and the objects to restore."""
+@dataclass(frozen=True, slots=True)
+class _Undoing:
+    """The job, the record that undoes its last rewrite, and the objects to restore: by path, the
+    content now and before.
+    """
+
+    snapshot: JobSnapshot
+    plan: UndoPlan
+    changed: dict[StatePath, tuple[bytes, bytes]]
+
+
+def _what_changed(store: ObjectStore, paths: JobPaths, directory: JobDirectory) -> _Undoing:
     snapshot = take_snapshot(store, paths, directory)
     check_may(paths, snapshot)
     path = _newest_record(store, paths)
     if path is None:
-        return snapshot, None, {}
+        return _Undoing(snapshot, UndoPlan(), {})
     record = decode_rewrite_record(store.read(path), path)
     _check_undoable(store, paths, snapshot, record)
-    return snapshot, path, _changed_since(store, paths, record)
+    changed = _changed_since(store, paths, record)
+    plan = UndoPlan(record=path, objects=tuple(changed), operation=record.operation)
+    return _Undoing(snapshot, plan, changed)
 
 
 def _newest_record(store: ObjectStore, paths: JobPaths) -> StatePath | None:
@@ -234,7 +251,9 @@ def _check_undoable(
             f"{len(gone)} of {len(heads)} files of the original lists are missing",
             job=paths.root,
             path=gone[0],
-            next_step="keep the rewritten state: it holds the same rows",
+            next_step="keep the rewritten state: it holds the same rows"
+            if record.operation is None
+            else "keep the edited state; it is complete",
         )
 
 

@@ -33,12 +33,18 @@ def parse_key(table: EpochTable, texts: Sequence[str]) -> Any:
         )
     schema = table.schema
     values = tuple(
-        _value(text, name, schema.field(name).type) for text, name in zip(texts, names, strict=True)
+        parse_value(text, name, schema.field(name).type)
+        for text, name in zip(texts, names, strict=True)
     )
     return values if len(values) > 1 else values[0]
 
 
-def _value(text: str, name: str, kind: pa.DataType) -> Any:
+def parse_value(text: str, name: str, kind: pa.DataType) -> Any:
+    """Convert a text to a value of a column.
+
+    Raises:
+        InputError: the text is no value of its type.
+    """
     types = pa.types
     try:
         if types.is_string(kind) or types.is_large_string(kind):

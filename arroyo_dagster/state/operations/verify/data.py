@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -17,6 +17,7 @@ from arroyo_dagster.state.model.verify import MAX_LEVEL
 from arroyo_dagster.state.operations.catalog.jobs import stored_sizes
 from arroyo_dagster.state.operations.engines import HERE, ItemRunner, Threads
 from arroyo_dagster.state.operations.progress import counter
+from arroyo_dagster.state.operations.verify.edits import read_edits
 from arroyo_dagster.state.operations.verify.keys import find_variant
 from arroyo_dagster.state.operations.verify.metadata import JobMetadata
 from arroyo_dagster.state.operations.verify.rows import (
@@ -28,6 +29,7 @@ from arroyo_dagster.state.operations.verify.values import value_findings
 from arroyo_dagster.state.planning.engines import WorkAmount
 from arroyo_dagster.state.planning.restore.reads import RestorePlan, TableRead, restore_plan
 from arroyo_dagster.state.planning.verify.checks import config_findings
+from arroyo_dagster.state.planning.verify.edits import edit_findings, explained_files
 from arroyo_dagster.state.planning.verify.epochs import across_findings, waiting_findings
 from arroyo_dagster.state.planning.verify.files import (
     FileFacts,
@@ -89,7 +91,7 @@ def data_findings(
     findings = [*tables.findings, *_of_files(paths, checkpoint, tables.files, files)]
     # Metadata of another job or epoch cannot be compared with its neighbours.
     if not any(one.code == "metadata-of-another" for one in found.findings):
-        findings += across_findings(found.history)
+        findings += _across(store, paths, found.history)
     findings += _waiting(store, paths, checkpoint)
     findings += value_findings(store, checkpoint, tables.files, files, look, items)
     if look.level < MAX_LEVEL:
@@ -242,6 +244,18 @@ def _of_files(
     for path, file in listed.items():
         if path not in told:
             yield from file_findings(file, files.get(path))
+
+
+def _across(
+    store: ObjectStore, paths: JobPaths, history: Sequence[Checkpoint]
+) -> Iterator[Finding]:
+    if history[-1].progress is not None:
+        yield from across_findings(history)
+        return
+    edits = read_edits(store, paths, history)
+    known = [record for record in edits.records.values() if record is not None]
+    yield from across_findings(history, explained_files(history, known, edits.digests))
+    yield from edit_findings(history, edits.records, edits.digests)
 
 
 def _waiting(store: ObjectStore, paths: JobPaths, checkpoint: Checkpoint) -> Iterator[Finding]:

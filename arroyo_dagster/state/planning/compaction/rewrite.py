@@ -239,6 +239,18 @@ def rewritten(
     return replace(checkpoint, operators=operators)
 
 
+def whole_table(
+    operator: OperatorCheckpoint, name: TableName, facts: TableFacts
+) -> TableRewrite | str:
+    """Return the rewrite of all files of one table, or the reason why it cannot be rewritten.
+
+    Raises:
+        InputError: a listed file is missing.
+    """
+    chooser = _Chooser(facts, CompactionSettings(policy=CompactionPolicy.FULL))
+    return chooser.table(operator, name, operator.tables[name], whole=True)
+
+
 def rule_for(config: ExpiringTimeKeyConfig) -> RewriteRule | None:
     """Return the rule by which a restore loads an Arroyo table's rows; None for unknown tables.
 
@@ -263,9 +275,18 @@ class _Chooser:
     settings: CompactionSettings
 
     def table(
-        self, operator: OperatorCheckpoint, name: TableName, files: TableFiles
+        self,
+        operator: OperatorCheckpoint,
+        name: TableName,
+        files: TableFiles,
+        *,
+        whole: bool = False,
     ) -> TableRewrite | str:
-        """Return the rewrite of one table, or the reason why it is not rewritten."""
+        """Return the rewrite of one table, or the reason why it is not rewritten.
+
+        Args:
+            whole: rewrite it even where that makes no fewer files.
+        """
         config = operator.configs.get(name)
         if not isinstance(files, ExpiringTimeKeyFiles):
             return SNAPSHOT
@@ -277,7 +298,7 @@ class _Chooser:
         unwritable = self.facts.unwritable.get((operator.operator, name))
         if unwritable is not None:
             return unwritable
-        return self._expiring(operator, config, rule, files)
+        return self._expiring(operator, config, rule, files, whole=whole)
 
     def _expiring(
         self,
@@ -285,6 +306,8 @@ class _Chooser:
         config: TableConfig,
         rule: RewriteRule,
         files: ExpiringTimeKeyFiles,
+        *,
+        whole: bool,
     ) -> TableRewrite | str:
         assert isinstance(config.config, ExpiringTimeKeyConfig)
         subtasks = self.settings.parallelism or operator.parallelism
@@ -295,7 +318,7 @@ class _Chooser:
         facts = self.facts.unkeyed.get((operator.operator, config.table))
         lost = facts.lost if facts is not None and rule is RewriteRule.UNKEYED else 0
         parts = self._parts(chosen, rule, subtasks)
-        reason = self._why_not(chosen, parts, rule, subtasks)
+        reason = None if whole else self._why_not(chosen, parts, rule, subtasks)
         if reason is not None and not lost:
             return reason
         # Arroyo reads row generations without applying the retention.

@@ -25,6 +25,7 @@ from arroyo_dagster.state.model.tables import (
     TimeFile,
 )
 from arroyo_dagster.state.planning.restore.checkpoint import cutoff_micros
+from arroyo_dagster.state.planning.verify.edits import Explained
 from arroyo_dagster.state.planning.verify.findings import (
     KEEP_AND_REPORT,
     Finding,
@@ -37,17 +38,22 @@ _ANY = StatePath("any")
 _ADD_AGAIN = "list a copy of it under a new name, or restore an epoch that lists it"
 
 
-def across_findings(history: Sequence[Checkpoint]) -> list[Finding]:
+def across_findings(
+    history: Sequence[Checkpoint], explained: Explained | None = None
+) -> list[Finding]:
     """Find what was lost from one epoch to the next and still affects the last one.
 
     Args:
         history: consecutive visible epochs, oldest first; the last is the one that is verified.
+        explained: by epoch, the files that an edit took from its lists on purpose.
     """
     found: list[Finding] = []
     for before, now in itertools.pairwise(history):
         revised = now.progress is not None and now.progress.revises == before.epoch
         if now.epoch == before.epoch + 1 and not revised:
-            found += _step_findings(before, now, history[-1])
+            meant = (explained or {}).get(now.epoch, frozenset())
+            steps = _step_findings(before, now, history[-1])
+            found += [one for one in steps if one.object not in meant]
     if history:
         found += _doubled_findings(history[-1])
         found += _reused_findings(history)

@@ -45,6 +45,7 @@ from arroyo_dagster.state.tables.generational import (
 )
 from arroyo_dagster.state.tables.grouping import group_codes
 from arroyo_dagster.state.tables.live_rows import NANOS_PER_MICRO, StoredRows, not_older
+from arroyo_dagster.state.tables.merge.conditions import RowCondition
 from arroyo_dagster.state.tables.restoring import fresh_batches
 from arroyo_dagster.state.tables.time_files import batch_numbers, in_range
 
@@ -56,6 +57,7 @@ would make a footer of 50 MB or more, which every reader decodes as a whole.
 TOO_OLD = "rows older than the retention"
 OLD_GENERATIONS = "rows that a newer generation hides"
 GONE = "keys and tuples without any remaining rows"
+REMOVED = "rows that the edit removes"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +67,7 @@ class RewriteTask:
     Attributes:
         epoch, worker_generation: the checkpoint in whose directory the new file is written.
         keys: one of the table's parts.
+        removes: rows that are left out on purpose; None = none.
     """
 
     paths: JobPaths
@@ -73,6 +76,7 @@ class RewriteTask:
     config: ExpiringTimeKeyConfig
     table: TableRewrite
     keys: KeyRange
+    removes: RowCondition | None = None
 
     @property
     def inputs(self) -> tuple[TimeFile, ...]:
@@ -188,6 +192,7 @@ class _Rows:
         self.schema = file_schema(task.config)
         self.time_at = task.config.schema.timestamp_index
         self.cutoff_micros = task.table.cutoff_micros
+        self.removes = task.removes
         self.role = role_of(task.config, managed=False)
         self.layout = RowLayout.of(task.config, memory, managed=False)
 
@@ -196,6 +201,12 @@ class _Rows:
         return pa.concat_tables([self.schema.empty_table(), *parts])
 
     def kept(self, parts: Sequence[StoredRows]) -> pa.Table:
+        """Return the rows to keep, in their order: those that a restore loads from these files,
+        without those that an edit removes.
+        """
+        return self.led(self._not_removed(self.loaded(parts)))
+
+    def loaded(self, parts: Sequence[StoredRows]) -> pa.Table:
         """Return the rows that a restore loads from these files, in their order."""
         if self.rule is RewriteRule.BATCHES and self.cutoff_micros > 0:
             fresh = [
@@ -216,13 +227,14 @@ class _Rows:
         """
         if kept.num_rows or not self.rule.aggregate:
             return kept
-        gone = newest(self.together([part.rows for part in parts]), self.layout)
+        whole = self.together([part.rows for part in parts])
+        gone = self._not_removed(newest(whole, self.layout))
         return gone.slice(0, 1) if self.rule is RewriteRule.UNKEYED else gone
 
     def visible(self, parts: Sequence[StoredRows]) -> pa.Table:
         """Return the rows that Arroyo finds: without GROUP BY the first of each record batch."""
         if self.rule is not RewriteRule.UNKEYED:
-            return self.kept(parts)
+            return self.loaded(parts)
         first = [first_of_batches(part.rows, _numbers(part)) for part in parts]
         return restored(self.together(first), self.layout, self.role)
 
@@ -230,10 +242,17 @@ class _Rows:
         """Return how many rows are not written, by reason."""
         rows = sum(part.rows.num_rows for part in parts)
         if self.rule.aggregate:
-            newest_rows = newest(self.together([part.rows for part in parts]), self.layout).num_rows
-            counts = {OLD_GENERATIONS: rows - newest_rows, GONE: newest_rows - kept.num_rows}
+            all_newest = newest(self.together([part.rows for part in parts]), self.layout)
+            others = self._not_removed(all_newest).num_rows
+            counts = {
+                OLD_GENERATIONS: rows - all_newest.num_rows,
+                REMOVED: all_newest.num_rows - others,
+                GONE: others - kept.num_rows,
+            }
         else:
-            counts = {TOO_OLD: rows - kept.num_rows}
+            loaded = self.loaded(parts)
+            removed = loaded.num_rows - self._not_removed(loaded).num_rows
+            counts = {TOO_OLD: rows - removed - kept.num_rows, REMOVED: removed}
         return {reason: count for reason, count in counts.items() if count}
 
     def arranged(self, kept: pa.Table) -> pa.Table:
@@ -246,6 +265,29 @@ class _Rows:
             fresh = not_older(times, self.cutoff_micros).to_numpy()[order]
             order = _led(order, fresh)
         return kept if _ascending(order) else kept.take(pa.array(order))
+
+    def led(self, kept: pa.Table) -> pa.Table:
+        """Return the rows that record batches can be made of, for an updating join.
+
+        Each batch needs a row within the retention. If an edit removed such rows, the oldest of the
+        rows that are too old may no longer have one, and a restore could not load them.
+        """
+        if self.removes is None or self.rule is not RewriteRule.BATCHES or self.cutoff_micros <= 0:
+            return kept
+        times = kept.column(self.time_at)
+        fresh = not_older(times, self.cutoff_micros).to_numpy()
+        old = np.flatnonzero(~fresh)
+        most = int(fresh.sum()) * (BATCH_ROWS - 1)
+        if len(old) <= most:
+            return kept
+        by_age = np.argsort(times.cast(pa.int64()).fill_null(0).to_numpy()[old], kind="stable")
+        stays = np.sort(np.append(np.flatnonzero(fresh), old[by_age[len(old) - most :]]))
+        return kept.take(pa.array(stays))
+
+    def _not_removed(self, rows: pa.Table) -> pa.Table:
+        if self.removes is None or not rows.num_rows:
+            return rows
+        return rows.filter(pc.invert(self.removes.mask(rows)))
 
     def _not_older(self, rows: pa.Table) -> pa.Table:
         if self.cutoff_micros <= 0:

@@ -1,0 +1,1 @@
+"""Commands that change the state of stopped jobs. Decides nothing about state."""

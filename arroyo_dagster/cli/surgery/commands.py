@@ -1,0 +1,238 @@
+"""`edit offsets`, `watermark`, `set`, `delete-key` and `retain`. Without --yes nothing changes."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from arroyo_dagster.cli.common import open_to_read, open_url, ownership_option, store_options
+from arroyo_dagster.cli.compaction.rewrite import arroyo_options
+from arroyo_dagster.cli.directory import directory_of
+from arroyo_dagster.cli.rendering import (
+    print_beside_progress,
+    print_json,
+    print_lease_event,
+)
+from arroyo_dagster.cli.settings import settings_options
+from arroyo_dagster.cli.surgery.group import edit
+from arroyo_dagster.cli.surgery.rendering import outcome_json, print_outcome, print_plan
+from arroyo_dagster.errors import InputError
+from arroyo_dagster.state.codec.bincode.plain_values import parse_moment_nanos
+from arroyo_dagster.state.model.ids import OperatorId, TableName
+from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.model.leases import LeaseSettings
+from arroyo_dagster.state.model.surgery.edits import (
+    Edit,
+    KeyDeletion,
+    NewPosition,
+    RetainRows,
+    SetEntry,
+    SetOffsets,
+    SetWatermark,
+)
+from arroyo_dagster.state.model.surgery.plans import EditOutcome, EditPlan
+from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
+from arroyo_dagster.state.operations.catalog.jobs import find_job
+from arroyo_dagster.state.operations.surgery.execute import EditOptions, run_edit
+from arroyo_dagster.state.operations.surgery.plan import plan_edit
+from arroyo_dagster.state.storage.store import ObjectStore
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+_RELATIVE = re.compile(r"[+-]\d{1,19}")
+
+
+def edit_options(command: _F) -> _F:
+    """Add what all edits take: approval, sources of the job's status, the lease and the store."""
+    yes = click.option("--yes", is_flag=True, help="Execute the edit. Without it, print the plan.")
+    approve = click.option(
+        "--approve",
+        metavar="DIGEST",
+        help="With --yes: execute only the plan with this digest, which the dry run printed.",
+    )
+    shared = store_options(
+        arroyo_options(ownership_option(settings_options(LeaseSettings)(command)))
+    )
+    return yes(approve(shared))
+
+
+_operator_option = click.option(
+    "--operator", metavar="ID", help="Only this operator, as `arroyo-state show` names it."
+)
+
+
+@edit.command()
+@click.argument("job")
+@click.argument("positions", nargs=-1, required=True, metavar="PARTITION=POSITION...")
+@_operator_option
+@edit_options
+def offsets(job: str, positions: tuple[str, ...], operator: str | None, **given: Any) -> None:
+    """Set where the sources of a stopped job continue.
+
+    PARTITION is a partition, file, shard or subtask as `arroyo-state offsets` prints it, or `all`.
+    POSITION is a number; with a sign it is added to the stored position.
+
+    \b
+    Examples:
+      arroyo-state edit offsets job_x 0=120000 1=+500 --assume job_x=stopped
+      arroyo-state edit offsets job_x all=-1000 --operator source_orders_0 --assume job_x=stopped
+    """
+    named = None if operator is None else OperatorId(operator)
+    wanted = tuple(map(_position, positions))
+    _run(job, SetOffsets(positions=wanted, operator=named), given)
+
+
+def _position(text: str) -> NewPosition:
+    partition, equals, position = text.rpartition("=")
+    if not equals or not partition or not position:
+        raise click.UsageError(f"{text}: expected PARTITION=POSITION")
+    relative = _RELATIVE.fullmatch(position) is not None
+    return NewPosition(partition=partition, position=position, relative=relative)
+
+
+@edit.command()
+@click.argument("job")
+@click.argument("time_text", metavar="TIME")
+@edit_options
+def watermark(job: str, time_text: str, **given: Any) -> None:
+    """Set the watermark of a stopped job, at every operator that has one.
+
+    TIME is in ISO 8601, in UTC if it has no offset. The plan counts the rows that a restore drops
+    at the new watermark.
+
+    \b
+    Example:
+      arroyo-state edit watermark job_x 2026-11-24T10:00:00Z --assume job_x=stopped
+    """
+    _run(job, SetWatermark(at_micros=_micros(time_text)), given)
+
+
+@edit.command("set")
+@click.argument("job")
+@click.argument("operator")
+@click.argument("table")
+@click.argument("key")
+@click.argument("value")
+@edit_options
+def set_entry(job: str, operator: str, table: str, key: str, value: str, **given: Any) -> None:
+    """Replace the value of one entry of a table.
+
+    KEY and VALUE are JSON, in the form in which `arroyo-state rows --json` prints them. Only global
+    keyed tables have entries.
+
+    \b
+    Example:
+      arroyo-state edit set job_x source_in_0 f '"in.json"' 401 --assume job_x=stopped
+    """
+    wanted = SetEntry(operator=OperatorId(operator), table=TableName(table), key=key, value=value)
+    _run(job, wanted, given)
+
+
+@edit.command("delete-key")
+@click.argument("job")
+@click.argument("key", nargs=-1, required=True)
+@_operator_option
+@edit_options
+def delete_key(job: str, key: tuple[str, ...], operator: str | None, **given: Any) -> None:
+    """Delete the rows of one key from every table of a stopped Arroyo job.
+
+    KEY has one value for each key column, as for `arroyo-state get`. Rows that were delivered
+    downstream stay there. Older epochs and files that are no longer listed hold the key until they
+    expire: `edit find-key` lists them.
+
+    \b
+    Example:
+      arroyo-state edit delete-key job_x 4711 --assume job_x=stopped
+    """
+    named = None if operator is None else OperatorId(operator)
+    _run(job, KeyDeletion(values=key, operator=named), given)
+
+
+@edit.command()
+@click.argument("job")
+@click.argument("time_text", metavar="SINCE")
+@_operator_option
+@edit_options
+def retain(job: str, time_text: str, operator: str | None, **given: Any) -> None:
+    """Drop rows of windows, sessions and joins that are older than a time.
+
+    Rows at SINCE and younger stay. SINCE is in ISO 8601, in UTC if it has no offset. Aggregates
+    keep one state a key and are left as they are.
+
+    \b
+    Example:
+      arroyo-state edit retain job_x 2026-11-24T10:00:00Z --assume job_x=stopped
+    """
+    named = None if operator is None else OperatorId(operator)
+    _run(job, RetainRows(since_micros=_micros(time_text), operator=named), given)
+
+
+def _micros(text: str) -> int:
+    nanos = parse_moment_nanos(text)
+    if nanos < 0:
+        raise InputError(f"the time lies before 1970: {text:.60}")
+    return nanos // 1000
+
+
+# ---- all edits -----------------------------------------------------------------------------------
+
+
+def _run(job: str, wanted: Edit, given: dict[str, Any]) -> None:
+    store, paths, directory = opened(job, given)
+    if not given["yes"]:
+        show_plan(plan_edit(store, paths, directory, wanted), as_json=given["as_json"])
+        return
+    show_outcome(
+        run_edit(store, paths, directory, wanted, options_of(paths, given)),
+        as_json=given["as_json"],
+    )
+
+
+def opened(job: str, given: dict[str, Any]) -> tuple[ObjectStore, JobPaths, JobDirectory]:
+    """Return the store of a command with `edit_options`, its job, and what reports its status."""
+    if given["approve"] is not None and not given["yes"]:
+        raise click.UsageError("--approve needs --yes")
+    store = open_url(given["url"]) if given["yes"] else open_to_read(given["url"])
+    directory = directory_of(given["api"], given["database"], given["assume"], given["token"])
+    return store, find_job(store, job), directory
+
+
+def options_of(paths: JobPaths, given: dict[str, Any]) -> EditOptions:
+    """Return the options of an edit from those of a command with `edit_options`."""
+    return EditOptions(
+        approved=given["approve"],
+        lease_wait_seconds=given["lease_wait_seconds"],
+        on_lease=print_lease_event(paths),
+        quiet_seconds=given["quiet_seconds"],
+        sleep=_sleep_and_report(paths),
+    )
+
+
+def show_plan(plan: EditPlan, *, as_json: bool) -> None:
+    """Print the plan of a dry run."""
+    if as_json:
+        print_json(outcome_json(EditOutcome(plan=plan)))
+    else:
+        print_plan(plan, in_full=True)
+
+
+def show_outcome(outcome: EditOutcome, *, as_json: bool) -> None:
+    """Print what was done."""
+    if as_json:
+        print_json(outcome_json(outcome))
+    else:
+        print_outcome(outcome)
+
+
+def _sleep_and_report(paths: JobPaths) -> Callable[[float], None]:
+    def sleep(seconds: float) -> None:
+        print_beside_progress(
+            f"{paths.root}: waiting {seconds:.0f} s to make sure that Arroyo's cleanup has "
+            "finished (--quiet)"
+        )
+        time.sleep(seconds)
+
+    return sleep

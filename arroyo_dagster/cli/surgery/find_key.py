@@ -1,0 +1,51 @@
+"""`edit find-key`: find the rows of one key. Reads only."""
+
+from __future__ import annotations
+
+import click
+
+from arroyo_dagster.cli.common import open_to_read, store_options
+from arroyo_dagster.cli.rendering import print_json, print_table, show_progress
+from arroyo_dagster.cli.surgery.group import edit
+from arroyo_dagster.state.codec.plans import plain_values
+from arroyo_dagster.state.operations.catalog.jobs import find_job
+from arroyo_dagster.state.operations.surgery.find_key import KeyRowsFound, find_key
+
+
+@edit.command("find-key")
+@click.argument("job")
+@click.argument("key", nargs=-1, required=True)
+@store_options
+def find_key_command(job: str, key: tuple[str, ...], url: str | None, as_json: bool) -> None:
+    """Find the rows of one key in all that a job stores: epochs, unlisted files, quarantine.
+
+    KEY has one value for each key column, as for `arroyo-state get`. Nothing is changed.
+
+    \b
+    Example:
+      arroyo-state edit find-key job_x 4711 --url s3://bucket/arroyo
+    """
+    store = open_to_read(url)
+    paths = find_job(store, job)
+    with show_progress(as_json=as_json, name=paths.root) as on_progress:
+        search = find_key(store, paths, key, on_progress)
+    if as_json:
+        print_json(plain_values(search))
+        return
+    if search.found:
+        columns = ("operator", "table", "rows", "where", "file")
+        lines = [(one.operator, one.table, one.rows, _where(one), one.path) for one in search.found]
+        print_table(columns, lines)
+    for text in search.unknown:
+        click.echo(f"not known: {text}")
+    rows = sum(one.rows for one in search.found)
+    click.echo(
+        f"{paths.root}: {rows} rows in {len(search.found)} of {search.files} files; "
+        f"{len(search.epochs)} epochs were searched"
+    )
+
+
+def _where(found: KeyRowsFound) -> str:
+    if not found.epochs:
+        return found.place
+    return f"epochs {found.epochs[0]} to {found.epochs[-1]}"

@@ -1,0 +1,49 @@
+"""`fork`: give a stopped Arroyo job the state of another one. Without --yes nothing changes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from arroyo_dagster.cli.common import main, open_catalogue
+from arroyo_dagster.cli.surgery.commands import (
+    edit_options,
+    opened,
+    options_of,
+    show_outcome,
+    show_plan,
+)
+from arroyo_dagster.state.operations.catalog.jobs import find_job
+from arroyo_dagster.state.operations.surgery.fork import ForkSource, plan_fork, run_fork
+from arroyo_dagster.state.storage.wrappers import WriteProtected
+
+
+@main.command()
+@click.argument("source")
+@click.argument("job")
+@click.option(
+    "--epoch", type=click.IntRange(1), help="Of SOURCE. Default: its newest visible epoch."
+)
+@click.option(
+    "--from-url", metavar="URL", help="The checkpoint URL of SOURCE. Default: that of JOB."
+)
+@edit_options
+def fork(source: str, job: str, epoch: int | None, from_url: str | None, **given: Any) -> None:
+    """Give a stopped Arroyo job the state of another job of the same SQL.
+
+    SOURCE is only read, and may run. JOB keeps the state of its sinks. Create JOB, let it take a
+    checkpoint, and stop it with a checkpoint first.
+
+    \b
+    Example:
+      arroyo-state fork job_a job_b --assume job_b=stopped
+    """
+    store, paths, directory = opened(job, given)
+    theirs = WriteProtected(store if from_url is None else open_catalogue(from_url))
+    taken = ForkSource(store=theirs, paths=find_job(theirs, source), epoch=epoch)
+    if not given["yes"]:
+        show_plan(plan_fork(taken, store, paths, directory), as_json=given["as_json"])
+        return
+    outcome = run_fork(taken, store, paths, directory, options_of(paths, given))
+    show_outcome(outcome, as_json=given["as_json"])

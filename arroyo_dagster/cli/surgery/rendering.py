@@ -1,0 +1,107 @@
+"""Print the plans and outcomes of edits, for people and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import click
+
+from arroyo_dagster.cli.rendering import print_table
+from arroyo_dagster.state.codec.iso_times import iso_micros
+from arroyo_dagster.state.codec.plans import plain_values
+from arroyo_dagster.state.model.surgery.plans import EditOutcome, EditPlan
+
+ENTRIES_PRINTED = 20
+"""The maximum number of changed entries that are printed."""
+
+
+def print_plan(plan: EditPlan, *, in_full: bool) -> None:
+    """Print what becomes of each table, the evidence, and what outputs will show.
+
+    Args:
+        in_full: tables that stay and met preconditions as well, and how to execute the plan.
+    """
+    steps = plan.tables if in_full else plan.changed
+    lines = [(one.operator, one.table, one.action.value, one.reason) for one in steps]
+    if lines:
+        print_table(("operator", "table", "action", "reason"), lines)
+    for line in _entry_lines(plan):
+        click.echo(line)
+    for one in plan.watermarks:
+        click.echo(
+            f"watermark of {one.operator}: {iso_micros(one.before_micros)} becomes "
+            f"{iso_micros(one.after_micros)}"
+        )
+    for found in plan.preconditions:
+        if in_full or not found.met:
+            met = "met" if found.met else "not met"
+            click.echo(f"precondition {met}: {found.name} ({found.evidence})")
+    for title, texts in (
+        ("seen twice", plan.duplicate_outputs),
+        ("never seen", plan.missing_outputs),
+        ("not known", plan.unknown),
+    ):
+        for text in texts:
+            click.echo(f"{title}: {text}")
+    if in_full:
+        click.echo(f"{plan.paths.root}: {_last_line(plan)}")
+
+
+def _entry_lines(plan: EditPlan) -> Iterator[str]:
+    changes = [(step, entry) for step in plan.tables for entry in step.entries]
+    for step, entry in changes[:ENTRIES_PRINTED]:
+        where = f"{step.operator}.{step.table}"
+        yield f"entry {entry.key} of {where}: {entry.before} becomes {entry.after}"
+    if len(changes) > ENTRIES_PRINTED:
+        yield f"and {len(changes) - ENTRIES_PRINTED} more entries; --json prints all"
+
+
+def _last_line(plan: EditPlan) -> str:
+    if plan.empty:
+        return f"nothing to change at epoch {plan.epoch}"
+    step = f"not now: {plan.why_not}" if plan.why_not else "add --yes to execute"
+    return (
+        f"plan {plan.digest} changes {len(plan.changed)} tables at epoch {plan.epoch}; nothing was "
+        f"changed, {step}"
+    )
+
+
+def print_outcome(outcome: EditOutcome) -> None:
+    """Print what an edit did, and what still holds the old state."""
+    plan = outcome.plan
+    print_plan(plan, in_full=False)
+    name = plan.paths.root
+    if not outcome.published:
+        click.echo(f"{name}: nothing to change at epoch {plan.epoch}")
+        return
+    if outcome.unlisted:
+        older = ", ".join(map(str, outcome.older_epochs)) or "none"
+        click.echo(
+            f"{name}: {len(outcome.unlisted)} files are no longer listed, and no file was deleted; "
+            f"older epochs: {older}"
+        )
+    for path, (before, after) in outcome.objects.items():
+        click.echo(f"{path}: sha256 {before} became {after}")
+    click.echo(
+        f"{name}: {plan.edit.name} done at epoch {plan.epoch}, {len(outcome.objects)} metadata "
+        "objects were overwritten; `arroyo-state edit undo` undoes it until the job is started"
+    )
+
+
+def outcome_json(outcome: EditOutcome) -> dict[str, Any]:
+    """Return the JSON form of an edit; the plan alone if nothing was done."""
+    plan = outcome.plan
+    shown: dict[str, Any] = plain_values(plan)
+    return {
+        "plan": {**shown, "operation": plan.edit.name, "digest": plan.digest},
+        "done": outcome.published,
+        "epoch": plan.epoch,
+        "objects": {
+            path: {"before": before, "after": after}
+            for path, (before, after) in outcome.objects.items()
+        },
+        "unlisted_files": list(outcome.unlisted),
+        "older_epochs": list(outcome.older_epochs),
+        "undo_record": outcome.record,
+    }

@@ -1,0 +1,119 @@
+"""Requests to change the state of a stopped job: offsets, watermarks, keys, old rows, entries."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from arroyo_dagster.state.model.ids import Epoch, OperatorId, StatePath, TableName
+
+ALL_PARTITIONS = "all"
+"""Names every partition of the sources that are edited."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewPosition:
+    """Where a source continues to read one of its partitions.
+
+    Attributes:
+        partition: as `arroyo-state offsets` prints it; `ALL_PARTITIONS` = each of them.
+        position: the new position; if `relative`, a signed number that is added to the stored one.
+    """
+
+    partition: str
+    position: str
+    relative: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetOffsets:
+    """Set the positions of sources.
+
+    Attributes:
+        operator: the source; None = all sources that have the named partitions.
+    """
+
+    positions: tuple[NewPosition, ...]
+    operator: OperatorId | None = None
+
+    name = "offsets"
+
+    @property
+    def request(self) -> str | None:
+        """Identifies the request if applying it twice differs from applying it once; else None."""
+        if not any(one.relative for one in self.positions):
+            return None
+        return f"{self.operator}: " + ", ".join(
+            f"{one.partition}={one.position}" for one in self.positions
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetWatermark:
+    """Set event time, at the watermark generators and at every operator that has a watermark."""
+
+    at_micros: int
+
+    name = "watermark"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetEntry:
+    """Replace the value of one entry of a global keyed table.
+
+    Attributes:
+        key, value: JSON texts, in the form in which `arroyo-state rows` prints them.
+    """
+
+    operator: OperatorId
+    table: TableName
+    key: str
+    value: str
+
+    name = "set"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyDeletion:
+    """Delete the rows of one key from every table whose key has that form.
+
+    Attributes:
+        values: the values of the key columns as texts, in their order.
+        operator: only from the tables of this operator; None = from all.
+    """
+
+    values: tuple[str, ...]
+    operator: OperatorId | None = None
+
+    name = "delete-key"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetainRows:
+    """Drop rows of windows, sessions and joins whose event time lies before a time.
+
+    Attributes:
+        since_micros: the oldest event time that stays.
+        operator: only from the tables of this operator; None = from all.
+    """
+
+    since_micros: int
+    operator: OperatorId | None = None
+
+    name = "retain"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fork:
+    """Take over the state of another job of the same SQL.
+
+    Attributes:
+        source: the path of the other job, and `epoch` its epoch.
+    """
+
+    source: StatePath
+    epoch: Epoch
+
+    name = "fork"
+
+
+Edit = SetOffsets | SetWatermark | SetEntry | KeyDeletion | RetainRows

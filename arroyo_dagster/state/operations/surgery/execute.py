@@ -1,0 +1,355 @@
+"""Execute an edit of a stopped Arroyo job: write new files, prove them, publish in place.
+
+The order is that of a rewrite (`operations.compaction.rewrite`): nothing is overwritten before
+every new file was read back, and the epoch as it would be was verified. Nothing is deleted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from arroyo_dagster.errors import FormatError, NotFoundError, ProtocolError
+from arroyo_dagster.state.metadata.backend import ParquetBackend
+from arroyo_dagster.state.metadata.lease import Leased, LeaseOptions, lease
+from arroyo_dagster.state.model.checkpoints import Checkpoint, OperatorCheckpoint
+from arroyo_dagster.state.model.clock import Clock, wall_clock
+from arroyo_dagster.state.model.compaction import LeftOut
+from arroyo_dagster.state.model.ids import Epoch, StatePath
+from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.model.rewrite import QuietSettings, RewriteShard
+from arroyo_dagster.state.model.surgery.edits import Edit
+from arroyo_dagster.state.model.surgery.plans import EditOutcome, EditPlan, EditRecord
+from arroyo_dagster.state.model.tables import (
+    ExpiringTimeKeyConfig,
+    ExpiringTimeKeyFiles,
+    GlobalKeyedFiles,
+    TimeFile,
+)
+from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
+from arroyo_dagster.state.operations.compaction.execute import check_same
+from arroyo_dagster.state.operations.compaction.rewrite import (
+    RunRewrites,
+    quiet_seconds_left,
+    rewrite_here,
+)
+from arroyo_dagster.state.operations.compaction.rewrite_preconditions import (
+    Unchanged,
+    check_not_cancelled,
+    check_restorable,
+)
+from arroyo_dagster.state.operations.compaction.rewrite_publish import (
+    MetadataChange,
+    encoded_objects,
+    publish_change,
+)
+from arroyo_dagster.state.operations.surgery.entries import write_entries
+from arroyo_dagster.state.operations.surgery.plan import (
+    PreparedEdit,
+    check_can_run,
+    prepare_edit,
+    request_of,
+    without_tables,
+)
+from arroyo_dagster.state.operations.surgery.rows import RemovedRows, count_rows
+from arroyo_dagster.state.planning.compaction.rewrite import TableKey
+from arroyo_dagster.state.storage.store import ObjectStore
+from arroyo_dagster.state.tables.merge.rewrite import RewriteTask
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EditOptions(QuietSettings):
+    """Options of an edit.
+
+    Attributes:
+        approved: the digest of the plan that a person has reviewed; None = not asked for.
+        owner: who runs it, for the lease.
+        lease_wait_seconds: how long to wait for a process that holds the job's lease.
+        on_lease: called with a sentence about the lease; see `LeaseOptions.on_event`.
+        verify_level: the level at which the epoch as it would be published is verified before.
+        clock: microseconds since 1970 in UTC, by this machine.
+        run: rewrites shards of expiring tables, in this process or on Spark.
+        cancelled: whether to give up; called between the shards and before each change of metadata.
+        on_published: called with the outcome, before an interrupt can arrive.
+    """
+
+    approved: str | None = None
+    owner: str = "arroyo-state edit"
+    lease_wait_seconds: float = 0.0
+    on_lease: Callable[[str], None] = lambda event: None
+    verify_level: int = 2
+    clock: Clock = wall_clock
+    sleep: Callable[[float], None] = time.sleep
+    run: RunRewrites = rewrite_here
+    cancelled: Callable[[], bool] = lambda: False
+    on_published: Callable[[EditOutcome], None] = lambda outcome: None
+
+
+def run_edit(
+    store: ObjectStore,
+    paths: JobPaths,
+    directory: JobDirectory,
+    edit: Edit,
+    options: EditOptions | None = None,
+) -> EditOutcome:
+    """Edit the state of a stopped Arroyo job, in place.
+
+    It deletes nothing and records the original metadata: `run_undo` restores it until the job is
+    started. If it is interrupted, the epoch holds the old state or the new one; in the legacy
+    layout, where each operator has its own metadata, possibly some operators each. Then `verify`
+    reports `edit-unfinished`, and every further edit is refused until that one is undone.
+
+    Args:
+        directory: the source of the job's status; asked again before each change.
+
+    Raises:
+        InputError: the job is not at rest, no source reports its status, or it is a managed job; or
+            the edit does not fit its tables.
+        LeaseHeldError: another process maintains the job.
+        ConflictError: the job changed or was started meanwhile; another plan was approved; an
+            earlier edit was interrupted; or this one was cancelled.
+        ProtocolError: the new files would not restore what they should, or the epoch would not pass
+            verification; nothing was published.
+        NotFoundError, FormatError: the epoch, or a file of it, is missing or broken.
+    """
+    chosen = options or EditOptions()
+    prepared = prepare_edit(store, paths, directory, edit)
+    check_can_run(paths, prepared.snapshot, prepared.plan, chosen.approved)
+    if prepared.plan.empty:
+        return EditOutcome(plan=prepared.plan)
+    with lease(
+        store,
+        paths,
+        chosen.owner,
+        LeaseOptions(
+            wait_seconds=chosen.lease_wait_seconds,
+            clock=chosen.clock,
+            sleep=chosen.sleep,
+            on_event=chosen.on_lease,
+        ),
+    ) as held:
+        # The previous holder of the lease may have changed the job.
+        again = prepare_edit(held, paths, directory, edit)
+        check_can_run(paths, again.snapshot, again.plan, prepared.plan.digest)
+        check_restorable(held, paths, again.plan.epoch, 0)
+        began = chosen.clock()
+        work = Unchanged(paths, directory, again.snapshot, again.facts.sizes, chosen.cancelled)
+        written = _written(held, paths, again, chosen)
+        operators = [_with_lists(one, written) for one in again.operators]
+        quiet = quiet_seconds_left(again.snapshot, chosen.quiet_seconds, began, chosen.clock())
+        if quiet > 0:
+            chosen.sleep(quiet)
+        return publish_edit(held, work, again.plan, operators, chosen, written.shards)
+
+
+# ---- new files -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Written:
+    """The new lists of files of the tables that change."""
+
+    pairs: Mapping[TableKey, tuple[StatePath, ...]]
+    rows: Mapping[TableKey, tuple[TimeFile, ...]]
+    shards: tuple[RewriteShard, ...]
+
+
+def _written(
+    held: ObjectStore, paths: JobPaths, prepared: PreparedEdit, options: EditOptions
+) -> _Written:
+    checkpoint = prepared.snapshot.checkpoint
+    pairs = {
+        (one.table.operator.operator, one.table.name): write_entries(held, paths, checkpoint, one)
+        for one in prepared.entries
+    }
+    tasks = [task for one in prepared.rows for task in _tasks(paths, checkpoint, one)]
+    shards: list[RewriteShard] = []
+    for found in options.run(held, tasks):
+        if isinstance(found, LeftOut):
+            raise ProtocolError(
+                f"a table cannot be rewritten: {found.reason}",
+                job=paths.root,
+                operator=found.operator,
+                table=found.table,
+                next_step="nothing was published; the job is unchanged",
+            )
+        check_same(paths, checkpoint.epoch, found)
+        check_not_cancelled(paths, options.cancelled)
+        shards.append(found)
+    if len(shards) != len(tasks):
+        raise ProtocolError(
+            f"{len(shards)} of {len(tasks)} shards returned a result",
+            job=paths.root,
+            next_step="run it again; nothing was published",
+        )
+    rows = {_key(one): _new_list(held, paths, prepared, one, shards) for one in prepared.rows}
+    return _Written(pairs, rows, tuple(shards))
+
+
+def _key(one: RemovedRows) -> TableKey:
+    return one.step.operator, one.step.table
+
+
+def _tasks(paths: JobPaths, checkpoint: Checkpoint, one: RemovedRows) -> list[RewriteTask]:
+    return [
+        RewriteTask(
+            paths=paths,
+            epoch=checkpoint.epoch,
+            worker_generation=checkpoint.worker_generation,
+            config=_config(checkpoint, one),
+            table=one.rewrite,
+            keys=keys,
+            removes=one.condition,
+        )
+        for keys in one.rewrite.parts
+    ]
+
+
+def _config(checkpoint: Checkpoint, one: RemovedRows) -> ExpiringTimeKeyConfig:
+    operator = checkpoint.operator(one.step.operator)
+    assert operator is not None
+    config = operator.configs[one.step.table].config
+    assert isinstance(config, ExpiringTimeKeyConfig)
+    return config
+
+
+def _new_list(
+    held: ObjectStore,
+    paths: JobPaths,
+    prepared: PreparedEdit,
+    one: RemovedRows,
+    shards: Sequence[RewriteShard],
+) -> tuple[TimeFile, ...]:
+    """Return the new files of a table, after none of them was found to hold a removed row."""
+    outputs = tuple(
+        file
+        for shard in shards
+        if (shard.merged.operator, shard.merged.table) == _key(one)
+        for file in shard.merged.outputs
+        if isinstance(file, TimeFile)
+    )
+    config = _config(prepared.snapshot.checkpoint, one)
+    for file in outputs:
+        _, left = count_rows(held, config, file, one.condition)
+        if left:
+            raise ProtocolError(
+                f"{left} of the rows to remove are in a new file; nothing was published",
+                job=paths.root,
+                path=file.path,
+                next_step="report it; the job is unchanged",
+            )
+    return outputs
+
+
+# ---- publication ---------------------------------------------------------------------------------
+
+
+def publish_edit(
+    held: Leased,
+    work: Unchanged,
+    plan: EditPlan,
+    operators: Sequence[OperatorCheckpoint],
+    options: EditOptions,
+    shards: Sequence[RewriteShard] = (),
+) -> EditOutcome:
+    """Publish the new metadata of an epoch in place, with the records that explain and undo it.
+
+    Args:
+        operators: the epoch's operators as they will be, in its order.
+
+    Raises:
+        ConflictError: the job changed or was started meanwhile.
+        ProtocolError: the epoch as it would be does not pass verification; nothing was published.
+    """
+    snapshot = work.snapshot
+    checkpoint = snapshot.checkpoint
+    after = replace(checkpoint, operators=tuple(operators))
+    objects = encoded_objects(snapshot, after)
+    if not objects:
+        return EditOutcome(plan=plan)
+    listed = set(after.paths)
+    unlisted = tuple(path for path in dict.fromkeys(checkpoint.paths) if path not in listed)
+    digests = {
+        path: (plan.objects[path], hashlib.sha256(data).hexdigest())
+        for path, data in objects.items()
+    }
+    epochs = ParquetBackend(held, work.paths).epochs()
+    older = tuple(one for one in epochs if one < checkpoint.epoch)
+    now = options.clock()
+    record = EditRecord(
+        operation=plan.edit.name,
+        digest=plan.digest,
+        pipeline=checkpoint.pipeline,
+        job=checkpoint.job,
+        epoch=checkpoint.epoch,
+        worker_generation=checkpoint.worker_generation,
+        finish_time_micros=checkpoint.finish_time_micros,
+        token=held.lease.token,
+        created_at_micros=now,
+        objects=digests,
+        unlisted=(*unlisted, *_expired(held, work.paths, checkpoint, older)),
+        request=request_of(plan.edit),
+    )
+    change = MetadataChange(
+        objects=objects,
+        inputs=tuple(sorted(unlisted)),
+        verify_level=options.verify_level,
+        now_micros=now,
+        edit=record,
+    )
+    done = EditOutcome(
+        plan=plan,
+        shards=tuple(shards),
+        published=True,
+        objects=digests,
+        unlisted=unlisted,
+        older_epochs=older,
+    )
+    path = publish_change(
+        held, work, change, lambda at: options.on_published(replace(done, record=at))
+    )
+    return replace(done, record=path)
+
+
+def _expired(
+    held: ObjectStore, paths: JobPaths, checkpoint: Checkpoint, older: Sequence[Epoch]
+) -> tuple[StatePath, ...]:
+    """Return the files that the epoch before lists and this one did not, before its edit.
+
+    The epoch passed verification, so they had expired. At a watermark that goes back they would
+    look lost.
+    """
+    if not older:
+        return ()
+    try:
+        before = ParquetBackend(held, paths).load(older[-1])
+    except (FormatError, NotFoundError):
+        return ()
+    listed = set(checkpoint.paths)
+    return tuple(
+        path
+        for operator in before.operators
+        for files in operator.tables.values()
+        if isinstance(files, ExpiringTimeKeyFiles)
+        for path in files.paths
+        if path not in listed
+    )
+
+
+def _with_lists(operator: OperatorCheckpoint, written: _Written) -> OperatorCheckpoint:
+    """Return an operator with the new lists; a table without a file vanishes, as Arroyo does it."""
+    tables = dict(operator.tables)
+    gone = []
+    for name, files in operator.tables.items():
+        key = operator.operator, name
+        if key in written.pairs:
+            assert isinstance(files, GlobalKeyedFiles)
+            tables[name] = replace(files, files=written.pairs[key])
+        elif key in written.rows:
+            assert isinstance(files, ExpiringTimeKeyFiles)
+            tables[name] = replace(files, files=written.rows[key])
+            if not written.rows[key]:
+                gone.append(key)
+    return without_tables(replace(operator, tables=tables), gone)

@@ -1,0 +1,208 @@
+"""Find the rows of a key in everything that a job stores: kept epochs, unlisted files, quarantine.
+
+Reads only; nothing is rewritten.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from arroyo_dagster.errors import FormatError, InputError, NotFoundError
+from arroyo_dagster.state.metadata.backend import ParquetBackend
+from arroyo_dagster.state.model.checkpoints import Checkpoint
+from arroyo_dagster.state.model.ids import Epoch, OperatorId, StatePath, TableName
+from arroyo_dagster.state.model.keys import MAX_ROUTING_KEY
+from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.model.progress import OnProgress, no_progress
+from arroyo_dagster.state.model.tables import ExpiringTimeKeyConfig, TimeFile
+from arroyo_dagster.state.operations.gc.quarantine import list_quarantines
+from arroyo_dagster.state.operations.progress import counter
+from arroyo_dagster.state.operations.surgery.rows import (
+    count_rows,
+    expiring_tables,
+    key_condition,
+)
+from arroyo_dagster.state.planning.compaction.rewrite import TableKey
+from arroyo_dagster.state.storage.concurrency import concurrently
+from arroyo_dagster.state.storage.store import ObjectStore
+
+UNLISTED, QUARANTINE = "unlisted", "quarantine"
+_DATA = re.compile(r"/operator-(.+)/table-(.+?)-\d{3,}(?:-[^/]*)?\Z", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyRowsFound:
+    """A file with rows of the key.
+
+    Attributes:
+        epochs: the epochs that list it; none for a file that is unlisted, or in quarantine.
+        place: `epochs`, `unlisted` or `quarantine`.
+        rows: the stored rows of the key, older row generations included.
+    """
+
+    operator: OperatorId
+    table: TableName
+    path: StatePath
+    place: str
+    epochs: tuple[Epoch, ...]
+    rows: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeySearch:
+    """The result of a search for a key.
+
+    Attributes:
+        found: the files with rows of it, by operator, table and path.
+        files: the number of files that were searched.
+        epochs: the epochs that were searched.
+        unknown: what was not searched, and why.
+    """
+
+    found: tuple[KeyRowsFound, ...]
+    files: int
+    epochs: tuple[Epoch, ...]
+    unknown: tuple[str, ...]
+
+
+def find_key(
+    store: ObjectStore,
+    paths: JobPaths,
+    values: Sequence[str],
+    on_progress: OnProgress = no_progress,
+) -> KeySearch:
+    """Find the stored rows of a key in every table whose key has that form.
+
+    Args:
+        values: the values of the key columns as texts, in their order.
+        on_progress: called with how many files were searched.
+
+    Raises:
+        NotFoundError: the job has no epoch.
+        InputError: no table has a key of the given form.
+    """
+    search = _KeyFinder(store, paths, values)
+    search.read_epochs()
+    search.read_others()
+    return search.result(on_progress)
+
+
+@dataclass(slots=True)
+class _KeyFinder:
+    store: ObjectStore
+    paths: JobPaths
+    values: Sequence[str]
+    configs: dict[TableKey, ExpiringTimeKeyConfig] = field(default_factory=dict)
+    listed: dict[StatePath, tuple[TableKey, set[Epoch]]] = field(default_factory=dict)
+    others: dict[StatePath, tuple[TableKey, str]] = field(default_factory=dict)
+    epochs: list[Epoch] = field(default_factory=list)
+    unknown: dict[str, None] = field(default_factory=dict)
+
+    def read_epochs(self) -> None:
+        backend = ParquetBackend(self.store, self.paths)
+        numbers = backend.epochs()
+        if not numbers:
+            raise NotFoundError("the job has no checkpoint", job=self.paths.root)
+        for epoch in numbers:
+            try:
+                self._add(backend.load(epoch))
+            except (FormatError, NotFoundError) as error:
+                self.unknown[f"epoch {epoch} cannot be read: {error.message}"] = None
+
+    def _add(self, checkpoint: Checkpoint) -> None:
+        self.epochs.append(checkpoint.epoch)
+        for table in expiring_tables(checkpoint):
+            self.configs[table.key] = table.config
+            for path in table.files.paths:
+                self.listed.setdefault(path, (table.key, set()))[1].add(checkpoint.epoch)
+        if any(
+            name not in operator.configs
+            for operator in checkpoint.operators
+            for name in operator.tables
+        ):
+            self.unknown["a table without a configuration was not searched"] = None
+
+    def read_others(self) -> None:
+        """Add the files that no epoch lists, and those in quarantine."""
+        managed = f"{self.paths.maintenance}/"
+        for info in self.store.list(self.paths.root):
+            if info.path in self.listed or info.path.startswith(managed):
+                continue
+            key = _table_of(info.path)
+            if key is not None:
+                self.others[info.path] = key, UNLISTED
+        for _, objects in list_quarantines(self.store, self.paths):
+            for moved in objects:
+                key = _table_of(moved.path)
+                if key is not None:
+                    self.others[moved.copy] = key, QUARANTINE
+
+    def result(self, on_progress: OnProgress) -> KeySearch:
+        wanted = [*((path, key) for path, (key, _) in self.listed.items())]
+        wanted += [(path, key) for path, (key, _) in self.others.items()]
+        conditions = {key: key_condition(one, self.values) for key, one in self.configs.items()}
+        if all(isinstance(one, str) for one in conditions.values()):
+            raise InputError(
+                f"no table of the job has a key of {len(self.values)} such values",
+                job=self.paths.root,
+                next_step="give one value for each column of a key, in this order",
+            )
+        for (operator, name), one in conditions.items():
+            if isinstance(one, str):
+                self.unknown[f"{operator}.{name} was not searched: {one}"] = None
+        self.unknown["global keyed tables, and columns that are no key, were not searched"] = None
+        count = counter(on_progress, "searched files", len(wanted))
+
+        def search(one: tuple[StatePath, TableKey]) -> int | None:
+            path, key = one
+            condition = conditions.get(key)
+            try:
+                if condition is None or isinstance(condition, str):
+                    return None if condition is None else 0
+                return count_rows(self.store, self.configs[key], _any_file(path), condition)[1]
+            except (FormatError, NotFoundError):
+                return None
+            finally:
+                count()
+
+        found = []
+        for (path, key), rows in zip(wanted, concurrently(search, wanted), strict=True):
+            if rows is None:
+                self.unknown[f"{path} cannot be read as a file of its table"] = None
+            elif rows:
+                found.append(self._found(path, key, rows))
+        return KeySearch(
+            found=tuple(sorted(found, key=lambda one: (one.operator, one.table, one.path))),
+            files=len(wanted),
+            epochs=tuple(self.epochs),
+            unknown=tuple(self.unknown),
+        )
+
+    def _found(self, path: StatePath, key: TableKey, rows: int) -> KeyRowsFound:
+        epochs = self.listed[path][1] if path in self.listed else ()
+        return KeyRowsFound(
+            operator=key[0],
+            table=key[1],
+            path=path,
+            place="epochs" if path in self.listed else self.others[path][1],
+            epochs=tuple(sorted(epochs)),
+            rows=rows,
+        )
+
+
+def _table_of(path: str) -> TableKey | None:
+    found = _DATA.search(path)
+    return None if found is None else (OperatorId(found[1]), TableName(found[2]))
+
+
+def _any_file(path: StatePath) -> TimeFile:
+    """Return an entry for a file whose statistics are not known: no range excludes it."""
+    return TimeFile(
+        epoch=Epoch(0),
+        path=path,
+        min_routing_key=0,
+        max_routing_key=MAX_ROUTING_KEY,
+        max_timestamp_micros=0,
+    )

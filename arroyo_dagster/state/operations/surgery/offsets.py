@@ -1,0 +1,172 @@
+"""New positions of sources: absolute or relative, by the rules of their connectors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from arroyo_dagster.errors import InputError
+from arroyo_dagster.state.model.surgery.edits import ALL_PARTITIONS, NewPosition, SetOffsets
+from arroyo_dagster.state.operations.surgery.entries import (
+    ChangedEntries,
+    GlobalTable,
+    changed_entries,
+)
+from arroyo_dagster.state.tables.known.positions import PositionRule, rule_of
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetChanges:
+    """The changes of the tables of sources, and what outputs will show."""
+
+    tables: tuple[ChangedEntries, ...]
+    duplicate_outputs: tuple[str, ...]
+    missing_outputs: tuple[str, ...]
+    unknown: tuple[str, ...]
+
+
+def offset_changes(edit: SetOffsets, tables: Sequence[GlobalTable]) -> OffsetChanges:
+    """Compute new positions.
+
+    Raises:
+        InputError: no source of the job has a partition that is named, or several have it; or its
+            position cannot be set so.
+        FormatError: the entries of a source do not decode.
+    """
+    sources = [_Source(table, rule) for table, rule in _sources(edit, tables)]
+    for position in edit.positions:
+        _assign(position, sources)
+    changes = [(one, changed_entries(one.table, one.moved)) for one in sources if one.positions]
+    return OffsetChanges(
+        tables=tuple(changed for _, changed in changes),
+        duplicate_outputs=tuple(
+            dict.fromkeys(text for one, _ in changes for text in one.duplicate_outputs)
+        ),
+        missing_outputs=tuple(
+            dict.fromkeys(text for one, _ in changes for text in one.missing_outputs)
+        ),
+        unknown=tuple(text for one, _ in changes for text in one.unknown()),
+    )
+
+
+def _sources(
+    edit: SetOffsets, tables: Sequence[GlobalTable]
+) -> Iterator[tuple[GlobalTable, PositionRule]]:
+    found = False
+    for table in tables:
+        rule = rule_of(table.config)
+        if rule is None or edit.operator not in (None, table.operator.operator):
+            continue
+        found = True
+        yield table, rule
+    if not found:
+        named: dict[str, Any] = {} if edit.operator is None else {"operator": edit.operator}
+        raise InputError(
+            "the job has no source whose positions can be set"
+            if edit.operator is None
+            else "the operator is no source whose positions can be set",
+            **named,
+            next_step="`arroyo-state offsets` lists the sources and their partitions",
+        )
+
+
+@dataclass(slots=True)
+class _Source:
+    """One source, the new positions of its partitions, and what they mean for its outputs."""
+
+    table: GlobalTable
+    rule: PositionRule
+    positions: dict[str, NewPosition] = field(default_factory=dict)
+    duplicate_outputs: list[str] = field(default_factory=list)
+    missing_outputs: list[str] = field(default_factory=list)
+    unclear: list[str] = field(default_factory=list)
+
+    def partitions(self) -> list[str]:
+        return list(
+            dict.fromkeys(self.rule.partition(key, value) for _, key, value in self.table.entries())
+        )
+
+    def moved(self, key: Any, value: Any) -> Any:
+        """Return an entry's value with its new position."""
+        partition = self.rule.partition(key, value)
+        position = self.positions.get(partition)
+        if position is None:
+            return value
+        where = {**self.table.where, "partition": partition}
+        before = self.rule.position(value)
+        text = position.position
+        if position.relative:
+            text = self._sum(before, text, where)
+        try:
+            new = self.rule.moved(value, text)
+        except InputError as error:
+            facts: dict[str, Any] = {**error.facts, **where}
+            raise InputError(error.message, **facts) from error
+        self._note(partition, before, self.rule.position(new))
+        return new
+
+    def _sum(self, before: int | None, text: str, where: dict[str, Any]) -> str:
+        if before is None:
+            raise InputError(
+                "the position is no number, so nothing can be added to it",
+                **where,
+                next_step="give an absolute position",
+            )
+        if before + int(text) < 0:
+            raise InputError(
+                f"the new position would be {before + int(text)}, before the first record",
+                **where,
+                position=before,
+            )
+        return str(before + int(text))
+
+    def _note(self, partition: str, before: int | None, after: int | None) -> None:
+        at = f"{self.table.operator.operator} partition {partition}"
+        if before is None or after is None:
+            self.unclear.append(
+                f"{at}: the positions are no numbers, so it is unknown how many records are read "
+                "again or skipped"
+            )
+        elif after < before:
+            self.duplicate_outputs.append(
+                f"{at}: {before - after} records from position {after} to {before} are read again; "
+                "their outputs are seen twice, and open windows, joins and aggregates count them "
+                "twice"
+            )
+        elif after > before:
+            self.missing_outputs.append(
+                f"{at}: {after - before} records from position {before} to {after} are never read"
+            )
+
+    def unknown(self) -> Iterator[str]:
+        yield from dict.fromkeys(self.unclear)
+        if not self.rule.tried:
+            yield (
+                f"{self.table.operator.operator}: positions of the {self.table.owner} were set by "
+                "codec round trip only; no real Arroyo was seen to continue from them"
+            )
+
+
+def _assign(position: NewPosition, sources: Sequence[_Source]) -> None:
+    """Give a new position to the source that has its partition."""
+    if position.partition == ALL_PARTITIONS:
+        for source in sources:
+            for name in source.partitions():
+                source.positions.setdefault(name, position)
+        return
+    having = [one for one in sources if position.partition in one.partitions()]
+    if not having:
+        known = sorted({name for one in sources for name in one.partitions()})
+        raise InputError(
+            f"no source has a partition {position.partition!r}",
+            partitions=", ".join(known[:20]) or "none",
+            next_step="`arroyo-state offsets` lists the sources and their partitions",
+        )
+    if len(having) > 1:
+        raise InputError(
+            f"{len(having)} sources have a partition {position.partition!r}",
+            operators=", ".join(str(one.table.operator.operator) for one in having),
+            next_step="name one with --operator",
+        )
+    having[0].positions[position.partition] = position

@@ -1,0 +1,442 @@
+"""Plan an edit of a stopped Arroyo job: facts, then what becomes of each table, with evidence."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from arroyo_dagster.errors import ConflictError, InputError
+from arroyo_dagster.state.codec.bincode.plain_values import typed_value
+from arroyo_dagster.state.model.checkpoints import Checkpoint, CheckpointState, OperatorCheckpoint
+from arroyo_dagster.state.model.job_facts import JobCondition
+from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.model.surgery.edits import (
+    Edit,
+    Fork,
+    KeyDeletion,
+    RetainRows,
+    SetEntry,
+    SetOffsets,
+    SetWatermark,
+)
+from arroyo_dagster.state.model.surgery.plans import (
+    EditPlan,
+    EditPrecondition,
+    TableAction,
+    TableStep,
+    WatermarkStep,
+)
+from arroyo_dagster.state.model.tables import GlobalKeyedFiles
+from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
+from arroyo_dagster.state.operations.compaction.rewrite_preconditions import (
+    JobSnapshot,
+    check_may,
+    table_facts,
+    take_snapshot,
+)
+from arroyo_dagster.state.operations.surgery.entries import (
+    ChangedEntries,
+    GlobalTable,
+    changed_entries,
+    plain_key,
+    read_global_tables,
+)
+from arroyo_dagster.state.operations.surgery.offsets import offset_changes
+from arroyo_dagster.state.operations.surgery.rows import RemovedRows, expiring_tables, row_changes
+from arroyo_dagster.state.operations.surgery.watermarks import GENERATOR, watermark_changes
+from arroyo_dagster.state.operations.verify.edits import read_edits
+from arroyo_dagster.state.planning.compaction.rewrite import TableFacts, TableKey
+from arroyo_dagster.state.planning.verify.edits import current_edits, is_unfinished, was_applied
+from arroyo_dagster.state.storage.store import ObjectStore
+from arroyo_dagster.state.tables.known.catalogue import Catalogue, default_catalogue
+from arroyo_dagster.state.tables.restoring import restored_rows
+
+_NOT_CONCERNED = "the edit does not concern it"
+_COMMITS = "its entries belong to a commit in two phases"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedEdit:
+    """A plan, and what its execution needs.
+
+    Attributes:
+        entries: the global keyed tables that change.
+        rows: the expiring tables that change.
+        operators: the epoch's operators with their new watermarks, in the epoch's order.
+    """
+
+    plan: EditPlan
+    snapshot: JobSnapshot
+    facts: TableFacts
+    entries: tuple[ChangedEntries, ...] = ()
+    rows: tuple[RemovedRows, ...] = ()
+    operators: tuple[OperatorCheckpoint, ...] = ()
+
+
+def plan_edit(store: ObjectStore, paths: JobPaths, directory: JobDirectory, edit: Edit) -> EditPlan:
+    """Plan an edit of the epoch that a stopped Arroyo job would restore. Writes nothing: this is
+    the dry run.
+
+    A job that is not stopped, or of unknown status, is planned as well; `why_not` then says why the
+    edit cannot be executed now.
+
+    Args:
+        directory: the source of the job's status.
+
+    Raises:
+        InputError: it is a managed job; or the edit does not fit the job's tables; names the
+            object, and what was expected.
+        NotFoundError: the job has no checkpoint, or the named table or entry does not exist.
+        FormatError: a file that the checkpoint lists is missing or broken.
+        ConflictError: an earlier edit was interrupted; undo it first.
+    """
+    return prepare_edit(store, paths, directory, edit).plan
+
+
+def prepare_edit(
+    store: ObjectStore,
+    paths: JobPaths,
+    directory: JobDirectory,
+    edit: Edit,
+    catalogue: Catalogue | None = None,
+) -> PreparedEdit:
+    """Plan an edit, and return what its execution needs; errors as `plan_edit`."""
+    snapshot = editable_snapshot(store, paths, directory, edit)
+    facts = table_facts(store, snapshot)
+    work = _Work(store, snapshot, facts, edit)
+    if isinstance(edit, KeyDeletion | RetainRows):
+        work.remove_rows(edit)
+    else:
+        tables = read_global_tables(store, snapshot.checkpoint, catalogue or default_catalogue())
+        work.change_entries(edit, tables)
+    return work.prepared(paths)
+
+
+def editable_snapshot(
+    store: ObjectStore, paths: JobPaths, directory: JobDirectory, edit: Edit | Fork
+) -> JobSnapshot:
+    """Read the facts about a job whose state is to change.
+
+    Raises:
+        InputError: it is a managed job.
+        ConflictError: an earlier edit was interrupted, or was this very one.
+        NotFoundError, FormatError: the job has no checkpoint, or one that cannot be read.
+    """
+    try:
+        snapshot = take_snapshot(store, paths, directory)
+    except InputError as error:
+        if "managed job" not in error.message:
+            raise
+        raise InputError(
+            "this is a managed job: only Arroyo jobs can be edited in this release",
+            job=paths.root,
+            next_step="go back to an older epoch with `arroyo-state rollback`, or change the state "
+            "from the pipeline itself",
+        ) from error
+    _check_earlier(store, paths, snapshot.checkpoint, edit)
+    return snapshot
+
+
+def _check_earlier(
+    store: ObjectStore, paths: JobPaths, checkpoint: Checkpoint, edit: Edit | Fork
+) -> None:
+    """Check that no earlier edit of this epoch was interrupted, or was this very one."""
+    edits = read_edits(store, paths, [checkpoint])
+    request = request_of(edit)
+    for path, record in current_edits(edits.records).items():
+        if is_unfinished(record, edits.digests):
+            raise ConflictError(
+                f"the edit {record.operation!r} was interrupted: some operators have the new "
+                "state, and some the old one",
+                job=paths.root,
+                path=path,
+                next_step=f"undo it first: `arroyo-state edit undo {paths.root} --yes`",
+            )
+    for path, earlier in edits.records.items():
+        if request is None or earlier is None or earlier.request != request:
+            continue
+        if was_applied(earlier, edits.digests):
+            raise ConflictError(
+                f"epoch {checkpoint.epoch} was already edited by these relative positions",
+                job=paths.root,
+                path=path,
+                next_step="give absolute positions, or undo the edit first: `arroyo-state edit "
+                f"undo {paths.root} --yes`",
+            )
+
+
+def request_of(edit: Edit | Fork) -> str | None:
+    """Return what identifies an edit that must not be applied twice; None for any other."""
+    return edit.request if isinstance(edit, SetOffsets) else None
+
+
+# ---- what changes --------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Work:
+    """Collects what an edit changes."""
+
+    store: ObjectStore
+    snapshot: JobSnapshot
+    facts: TableFacts
+    edit: Edit
+    entries: tuple[ChangedEntries, ...] = ()
+    rows: tuple[RemovedRows, ...] = ()
+    operators: tuple[OperatorCheckpoint, ...] = ()
+    watermarks: tuple[WatermarkStep, ...] = ()
+    stays: Mapping[TableKey, str] = field(default_factory=dict)
+    unknown: tuple[str, ...] = ()
+    duplicate_outputs: tuple[str, ...] = ()
+    missing_outputs: tuple[str, ...] = ()
+
+    @property
+    def checkpoint(self) -> Checkpoint:
+        return self.snapshot.checkpoint
+
+    def remove_rows(self, edit: KeyDeletion | RetainRows) -> None:
+        found = row_changes(self.store, edit, self.checkpoint, self.facts)
+        self.rows, self.stays, self.unknown = found.removed, found.stays, found.unknown
+        if not self.rows:
+            return
+        if isinstance(edit, KeyDeletion):
+            self.missing_outputs = (
+                "no retraction of the key is emitted: rows that were delivered downstream stay "
+                "there, and must be removed there",
+                "open windows, sessions and joins of the key emit nothing of the removed rows",
+            )
+            older = "epochs before this one, and files that it no longer lists, still hold the key"
+            self.unknown = (*self.unknown, f"{older} until they expire; see `edit find-key`")
+        else:
+            self.missing_outputs = ("windows and joins of the removed rows emit nothing of them",)
+
+    def change_entries(
+        self, edit: SetOffsets | SetWatermark | SetEntry, tables: Sequence[GlobalTable]
+    ) -> None:
+        if isinstance(edit, SetOffsets):
+            offsets = offset_changes(edit, tables)
+            self.entries, self.unknown = offsets.tables, offsets.unknown
+            self.duplicate_outputs, self.missing_outputs = (
+                offsets.duplicate_outputs,
+                offsets.missing_outputs,
+            )
+            self._note_commits()
+        elif isinstance(edit, SetEntry):
+            self.entries = (_set_entry(edit, self.checkpoint, tables),)
+            self.unknown = ("nobody checks whether the operator accepts the new value",)
+        else:
+            found = watermark_changes(edit, self.checkpoint, tables)
+            self.entries, self.operators = found.tables, found.operators
+            self.watermarks = found.steps
+            self.duplicate_outputs, self.unknown = found.duplicate_outputs, found.unknown
+            self.stays, self.missing_outputs = self._rows_at_new_watermark()
+
+    def _note_commits(self) -> None:
+        if self.duplicate_outputs and self.checkpoint.needs_commit:
+            committed = "rows that sinks committed in two phases are written and committed again"
+            self.duplicate_outputs = (*self.duplicate_outputs, committed)
+
+    def _rows_at_new_watermark(self) -> tuple[dict[TableKey, str], tuple[str, ...]]:
+        """Compare what a restore loads at the old watermark and at the new one."""
+        stays: dict[TableKey, str] = {}
+        never = []
+        new = {one.operator: one for one in self.operators}
+        for table in expiring_tables(self.checkpoint):
+            before = restored_rows(self.store, table.operator, table.name, managed=False, limit=0)
+            after = restored_rows(
+                self.store, new[table.operator.operator], table.name, managed=False, limit=0
+            )
+            where = f"{table.operator.operator}.{table.name}"
+            stays[table.key] = f"a restore loads {after.count} of {before.count} rows"
+            if after.count < before.count:
+                never.append(
+                    f"{where}: {before.count - after.count} rows are older than the retention at "
+                    "the new watermark, and are dropped"
+                )
+        return stays, tuple(never)
+
+    def prepared(self, paths: JobPaths) -> PreparedEdit:
+        snapshot, checkpoint = self.snapshot, self.checkpoint
+        facts = snapshot.answer.facts
+        plan = EditPlan(
+            pipeline=checkpoint.pipeline,
+            job=checkpoint.job,
+            edit=self.edit,
+            epoch=checkpoint.epoch,
+            worker_generation=checkpoint.worker_generation,
+            ref=checkpoint.ref,
+            condition=facts.condition,
+            run_id=facts.run_id,
+            why_not=snapshot.why_not,
+            tables=tuple(self._steps()),
+            watermarks=self.watermarks,
+            preconditions=tuple(preconditions(snapshot, self.facts)),
+            unknown=self.unknown,
+            duplicate_outputs=self.duplicate_outputs,
+            missing_outputs=self.missing_outputs,
+            objects={
+                path: hashlib.sha256(data).hexdigest() for path, data in snapshot.objects.items()
+            },
+        )
+        return PreparedEdit(
+            plan=plan,
+            snapshot=snapshot,
+            facts=self.facts,
+            entries=tuple(one for one in self.entries if one.files),
+            rows=self.rows,
+            operators=self.operators or checkpoint.operators,
+        )
+
+    def _steps(self) -> Iterator[TableStep]:
+        """Yield what becomes of each table, in the order of the epoch."""
+        rows = {(one.step.operator, one.step.table): one.step for one in self.rows}
+        entries = {
+            (one.table.operator.operator, one.table.name): one for one in self.entries if one.files
+        }
+        for operator in self.checkpoint.operators:
+            for name, files in operator.tables.items():
+                key = operator.operator, name
+                if key in rows:
+                    yield rows[key]
+                elif key in entries:
+                    yield _entries_step(entries[key])
+                else:
+                    reason = self.stays.get(key, _NOT_CONCERNED)
+                    if isinstance(files, GlobalKeyedFiles) and self.rows:
+                        reason = "it holds no rows of keys"
+                    yield TableStep(
+                        operator=operator.operator,
+                        table=name,
+                        action=TableAction.KEPT,
+                        reason=reason,
+                        files=files.paths,
+                    )
+
+
+def _entries_step(changed: ChangedEntries) -> TableStep:
+    table = changed.table
+    return TableStep(
+        operator=table.operator.operator,
+        table=table.name,
+        action=TableAction.CHANGED,
+        reason=f"{len(changed.changes)} entries of the {table.owner} change",
+        rows=sum(len(file.pairs) for file in table.files),
+        entries=changed.changes,
+        files=tuple(file.path for file in table.files),
+    )
+
+
+def _set_entry(
+    edit: SetEntry, checkpoint: Checkpoint, tables: Sequence[GlobalTable]
+) -> ChangedEntries:
+    where: dict[str, Any] = {"operator": str(edit.operator), "table": str(edit.table)}
+    table = next(
+        (one for one in tables if (one.operator.operator, one.name) == (edit.operator, edit.table)),
+        None,
+    )
+    if table is None:
+        raise InputError(
+            f"epoch {checkpoint.epoch} has no such global keyed table",
+            **where,
+            next_step="`arroyo-state show` lists the tables; rows of others cannot be set",
+        )
+    if table.config.uses_two_phase_commit or table.config.config.description == "recovery data":
+        raise InputError(f"the table cannot be edited: {_COMMITS}", **where)
+    if table.config.config.description == GENERATOR:
+        raise InputError(
+            "the watermark of a generator belongs to the operators' watermarks",
+            **where,
+            next_step="use `arroyo-state edit watermark`",
+        )
+    wanted = json.dumps(_json(edit.key, "key", where))
+    known = list(dict.fromkeys(plain_key(table, key) for _, key, _ in table.entries()))
+    if wanted not in known:
+        raise InputError(
+            f"the table has no entry with the key {edit.key:.80}",
+            **where,
+            keys=", ".join(known[:20]) or "none",
+        )
+    assert table.form.value_type is not None
+    value = typed_value(_json(edit.value, "value", where), table.form.value_type)
+
+    def change(key: Any, now: Any) -> Any:
+        return value if plain_key(table, key) == wanted else now
+
+    return changed_entries(table, change)
+
+
+def _json(text: str, name: str, where: Mapping[str, Any]) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise InputError(
+            f"the {name} is no JSON: {text:.80}",
+            **where,
+            next_step="give it in the form in which `arroyo-state rows --json` prints it",
+        ) from error
+
+
+# ---- preconditions -------------------------------------------------------------------------------
+
+
+def preconditions(snapshot: JobSnapshot, facts: TableFacts) -> Iterator[EditPrecondition]:
+    found, checkpoint = snapshot.answer.facts, snapshot.checkpoint
+    at_rest = snapshot.why_not is None
+    status = f"{found.condition.value}" + (f" ({found.state})" if found.state else "")
+    run = "" if found.run_id is None else f", run {found.run_id}"
+    source = f", by {found.source}" if found.condition is not JobCondition.UNKNOWN else ""
+    yield EditPrecondition(
+        name="the job is stopped",
+        met=at_rest,
+        evidence=f"{status}{run}{source}" if at_rest else str(snapshot.why_not),
+    )
+    named = found.newest_ready_epoch
+    yield EditPrecondition(
+        name="the epoch is the one that the next start restores",
+        met=checkpoint.state is CheckpointState.READY,
+        evidence=f"epoch {checkpoint.epoch} is {checkpoint.state.value}; "
+        + ("resolved from the store" if named is None else f"Arroyo names epoch {named}"),
+    )
+    yield EditPrecondition(
+        name="every operator has metadata",
+        met=True,
+        evidence=f"{len(checkpoint.operators)} operators",
+    )
+    yield EditPrecondition(
+        name="every listed file exists", met=True, evidence=f"{len(facts.sizes)} files"
+    )
+    yield EditPrecondition(
+        name="no earlier edit was interrupted", met=True, evidence="records and metadata agree"
+    )
+
+
+def check_can_run(
+    paths: JobPaths, snapshot: JobSnapshot, plan: EditPlan, approved: str | None
+) -> None:
+    """Check that a planned edit may be executed now.
+
+    Raises:
+        InputError: the job is not at rest, or its status is unknown.
+        ConflictError: another plan was approved.
+    """
+    check_may(paths, snapshot)
+    if approved is not None and approved != plan.digest:
+        raise ConflictError(
+            f"plan {approved} was approved, but the current plan is {plan.digest}",
+            job=paths.root,
+            epoch=plan.epoch,
+            next_step="review the new plan and approve it; nothing was changed",
+        )
+
+
+def without_tables(operator: OperatorCheckpoint, gone: Sequence[TableKey]) -> OperatorCheckpoint:
+    """Return an operator without tables that no longer have a file, as Arroyo writes it."""
+    names = {name for at, name in gone if at == operator.operator}
+    return replace(
+        operator,
+        tables={name: files for name, files in operator.tables.items() if name not in names},
+        configs={name: config for name, config in operator.configs.items() if name not in names},
+    )

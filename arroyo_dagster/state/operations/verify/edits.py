@@ -1,0 +1,63 @@
+"""Read the records of edits, and the digests of the metadata objects that they name."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from arroyo_dagster.errors import FormatError, NotFoundError
+from arroyo_dagster.state.codec.maintenance_records import decode_edit_record
+from arroyo_dagster.state.model.checkpoints import Checkpoint
+from arroyo_dagster.state.model.ids import StatePath
+from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.model.surgery.plans import EditRecord
+from arroyo_dagster.state.planning.verify.edits import concerns
+from arroyo_dagster.state.storage.concurrency import concurrently
+from arroyo_dagster.state.storage.store import ObjectStore
+
+
+@dataclass(frozen=True, slots=True)
+class EditFacts:
+    """The edits of some epochs of a job.
+
+    Attributes:
+        records: by path; None if a record does not decode.
+        digests: SHA-256 of the metadata objects that they name, in hex.
+    """
+
+    records: Mapping[StatePath, EditRecord | None] = field(default_factory=dict)
+    digests: Mapping[StatePath, str] = field(default_factory=dict)
+
+
+def read_edits(store: ObjectStore, paths: JobPaths, history: Sequence[Checkpoint]) -> EditFacts:
+    """Read the records of edits of these epochs; one LIST for a job that was never edited.
+
+    Raises:
+        StorageError: the store failed.
+    """
+    listed = sorted(info.path for info in store.list_dir(paths.edits).objects)
+    read = dict(zip(listed, concurrently(lambda path: _record(store, path), listed), strict=True))
+    records = {
+        path: record
+        for path, record in read.items()
+        if record is None or any(concerns(record, one) for one in history)
+    }
+    named = sorted({at for one in records.values() if one is not None for at in one.objects})
+    digests = concurrently(lambda path: _digest(store, path), named)
+    pairs = zip(named, digests, strict=True)
+    return EditFacts(records, {path: digest for path, digest in pairs if digest is not None})
+
+
+def _record(store: ObjectStore, path: StatePath) -> EditRecord | None:
+    try:
+        return decode_edit_record(store.read(path), path)
+    except (FormatError, NotFoundError):
+        return None
+
+
+def _digest(store: ObjectStore, path: StatePath) -> str | None:
+    try:
+        return hashlib.sha256(store.read(path)).hexdigest()
+    except NotFoundError:
+        return None

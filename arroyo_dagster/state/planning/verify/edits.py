@@ -1,0 +1,98 @@
+"""Edits of an Arroyo job's state: which lists of files they explain, and edits that are half done.
+
+Source: docs/decisions/editing-state.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from arroyo_dagster.state.model.checkpoints import Checkpoint
+from arroyo_dagster.state.model.ids import Epoch, StatePath
+from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.model.surgery.plans import EditRecord
+from arroyo_dagster.state.planning.verify.findings import Finding, either, warning
+
+Digests = Mapping[StatePath, str]
+"""SHA-256 of metadata objects as they are, in hex; objects that do not exist are left out."""
+
+Explained = Mapping[Epoch, frozenset[StatePath]]
+"""By epoch, the files that an edit took from its lists on purpose."""
+
+
+def concerns(record: EditRecord, checkpoint: Checkpoint) -> bool:
+    """Return whether a record is of this very epoch, and of no other attempt at its number."""
+    return (
+        record.job == checkpoint.job
+        and record.pipeline == checkpoint.pipeline
+        and record.epoch == checkpoint.epoch
+        and record.worker_generation == checkpoint.worker_generation
+        and record.finish_time_micros == checkpoint.finish_time_micros
+    )
+
+
+def is_unfinished(record: EditRecord, digests: Digests) -> bool:
+    """Return whether only some of the edit's metadata objects were written."""
+    states = {digests.get(path) == before for path, (before, _) in record.objects.items()}
+    return len(states) == 2
+
+
+def current_edits(records: Mapping[StatePath, EditRecord | None]) -> dict[StatePath, EditRecord]:
+    """Return the newest edit of each epoch; only these can be unfinished.
+
+    A further edit is refused while one is unfinished, and it may give an object the bytes that it
+    had before an earlier one. Names sort by epoch, then by the lease that the edit was done under.
+    """
+    found = sorted(
+        ((path, one) for path, one in records.items() if one is not None), key=lambda pair: pair[0]
+    )
+    newest = {record.epoch: (path, record) for path, record in found}
+    return dict(newest.values())
+
+
+def was_applied(record: EditRecord, digests: Digests) -> bool:
+    """Return whether the edit's metadata was written, at least in part.
+
+    An object that a later compaction has changed counts as written.
+    """
+    return any(digests.get(path) != before for path, (before, _) in record.objects.items())
+
+
+def explained_files(
+    history: Sequence[Checkpoint], edits: Iterable[EditRecord], digests: Digests
+) -> Explained:
+    """Return the files that edits took from the lists of these epochs."""
+    found: dict[Epoch, frozenset[StatePath]] = {}
+    for checkpoint in history:
+        mine = [one for one in edits if concerns(one, checkpoint) and was_applied(one, digests)]
+        if mine:
+            found[checkpoint.epoch] = frozenset(path for one in mine for path in one.unlisted)
+    return found
+
+
+def edit_findings(
+    history: Sequence[Checkpoint],
+    edits: Mapping[StatePath, EditRecord | None],
+    digests: Digests,
+) -> Iterator[Finding]:
+    """Find edits that were interrupted, and records of edits that cannot be read.
+
+    Args:
+        history: consecutive visible epochs; the last is the one that is verified.
+        edits: by path; None if a record does not decode.
+    """
+    for path, record in edits.items():
+        if record is None:
+            step = "keep it and report it; files that an edit removed may be reported as lost"
+            yield warning("edit-unreadable", path, "the record of an edit does not decode", step)
+    for path, record in current_edits(edits).items():
+        for checkpoint in history:
+            if concerns(record, checkpoint) and is_unfinished(record, digests):
+                job = JobPaths(record.job, record.pipeline).root
+                evidence = (
+                    f"the edit {record.operation!r} of epoch {record.epoch} was interrupted: some "
+                    "operators have the new state, and some the old one"
+                )
+                step = f"undo it before the job is started: `arroyo-state edit undo {job} --yes`"
+                is_last = checkpoint is history[-1]
+                yield either(is_last, "edit-unfinished", path, evidence, step)

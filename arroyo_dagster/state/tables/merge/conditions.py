@@ -1,0 +1,54 @@
+"""Which rows of a table an edit removes. Columns are addressed by their place: names may repeat."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from arroyo_dagster.state.tables.live_rows import nanos
+
+__all__ = ["KeyRows", "OlderRows", "RowCondition"]
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRows:
+    """The rows of one key.
+
+    Attributes:
+        columns: the places of the key columns.
+        values: of exactly their types, in the same order; null equals null.
+    """
+
+    columns: tuple[int, ...]
+    values: tuple[pa.Scalar, ...]
+
+    def mask(self, rows: pa.Table) -> pa.ChunkedArray | pa.Array:
+        """Return for each row whether it is one of them."""
+        found = pa.array([True] * rows.num_rows, pa.bool_())
+        for at, value in zip(self.columns, self.values, strict=True):
+            column = rows.column(at)
+            same = pc.is_null(column) if not value.is_valid else pc.equal(column, value)
+            found = pc.and_(found, pc.fill_null(same, False))
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class OlderRows:
+    """The rows before a time; a row without a time is none of them.
+
+    Attributes:
+        column: the place of the event time.
+        before_nanos: since 1970; excluded.
+    """
+
+    column: int
+    before_nanos: int
+
+    def mask(self, rows: pa.Table) -> pa.ChunkedArray | pa.Array:
+        """Return for each row whether it is one of them."""
+        return pc.fill_null(pc.less(rows.column(self.column), nanos(self.before_nanos)), False)
+
+
+RowCondition = KeyRows | OlderRows

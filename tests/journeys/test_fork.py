@@ -1,0 +1,393 @@
+"""A stopped Arroyo job takes over the state of another one, which is only read. Whatever goes
+wrong, the stopped job has its own state or the other's, and can go back."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Literal
+
+import pytest
+
+from arroyo_dagster.errors import ConflictError, InputError, NotFoundError, ProtocolError
+from arroyo_dagster.state.metadata.backend import ParquetBackend
+from arroyo_dagster.state.model.ids import StatePath
+from arroyo_dagster.state.model.job_facts import JobCondition
+from arroyo_dagster.state.model.layout import JobPaths, Layout, is_rewritten
+from arroyo_dagster.state.model.surgery.plans import EditOutcome, TableAction
+from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
+from arroyo_dagster.state.operations.compaction.rewrite_undo import run_undo
+from arroyo_dagster.state.operations.surgery.execute import EditOptions
+from arroyo_dagster.state.operations.surgery.fork import ForkSource, plan_fork, run_fork
+from arroyo_dagster.state.storage import Crash, FaultInjecting, MemoryStore, ObjectStore
+from arroyo_dagster.state.storage.wrappers import WriteProtected
+from arroyo_dagster.state.tables.known.sources import (
+    GeneratorConfig,
+    NexmarkConfig,
+    NexmarkSourceState,
+)
+from tests.arroyo_jobs import (
+    EVENTS,
+    SECOND,
+    ArroyoJob,
+    Telling,
+    facts_of,
+    stopped,
+    table_rows,
+    window_config,
+)
+from tests.jobs import copied, listing
+from tests.journeys.test_surgery import errors_of, others, state_of
+from tests.shares import Share, all_but, everywhere, some_of
+from tests.surgery_jobs import BEGAN, NANOS, SurgeryJob, global_config, surgery_job
+
+pytestmark = pytest.mark.usefixtures("one_at_a_time")
+
+LAYOUTS = pytest.mark.parametrize("layout", list(Layout), ids=[one.value for one in Layout])
+
+
+def two_jobs(
+    layout: Layout = Layout.LEGACY,
+    into: Layout | None = None,
+    *,
+    apart: bool = False,
+    parallelism: int = 2,
+) -> tuple[SurgeryJob, SurgeryJob]:
+    """Job A with four epochs, and B with two, whose rows are fewer, of the same SQL."""
+    source = surgery_job(layout, epochs=4, name="job_a")
+    store = MemoryStore() if apart else source.store
+    job = surgery_job(into or layout, epochs=2, name="job_b", store=store, parallelism=parallelism)
+    return source, job
+
+
+def taken(source: SurgeryJob, epoch: int | None = None) -> ForkSource:
+    return ForkSource(store=WriteProtected(source.store), paths=source.paths, epoch=epoch)
+
+
+def run(source: SurgeryJob, job: SurgeryJob, **options: Any) -> EditOutcome:
+    epoch, store = options.pop("epoch", None), options.pop("store", job.store)
+    directory = options.pop("directory", stopped(job.paths))
+    found = replace(taken(source, epoch), store=options.pop("theirs", taken(source).store))
+    chosen = EditOptions(**{"quiet_seconds": 0.0, **options})
+    return run_fork(found, store, job.paths, directory, chosen)
+
+
+def as_forked(theirs: dict[str, Any], ours: dict[str, Any]) -> dict[str, Any]:
+    """The truth: rows, entries and watermarks of A; epochs, parallelism and sinks of B."""
+    return {
+        name: ours[name]
+        if name == "sink_6"
+        else ((*theirs[name][0][:2], *ours[name][0][2:]), *theirs[name][1:])
+        for name in ours
+    }
+
+
+def with_watermark_of(state: dict[str, Any], theirs: dict[str, Any]) -> dict[str, Any]:
+    head, rows, pairs = state["sink_6"]
+    return {**state, "sink_6": ((*theirs["sink_6"][0][:2], *head[2:]), rows, pairs)}
+
+
+def below(store: ObjectStore, paths: JobPaths) -> dict[StatePath, bytes]:
+    return {info.path: store.read(info.path) for info in store.list(paths.root)}
+
+
+@pytest.mark.parametrize(
+    ("layout", "into", "apart"),
+    some_of([(a, b, c) for a in Layout for b in Layout for c in (False, True)], one_in=1),
+)
+def test_the_job_holds_what_the_source_held_and_keeps_its_sinks(
+    layout: Layout, into: Layout, apart: bool
+) -> None:
+    source, job = two_jobs(layout, into, apart=apart)
+    theirs, ours = state_of(source.store, source.paths), state_of(job.store, job.paths)
+    was = below(source.store, source.paths)
+    plan = plan_fork(taken(source), WriteProtected(job.store), job.paths, stopped(job.paths))
+    outcome = run(source, job, approved=plan.digest)
+    assert outcome.published
+    assert outcome.plan == plan
+    expected = with_watermark_of(as_forked(theirs, ours), theirs)
+    assert state_of(job.store, job.paths) == expected
+    assert below(source.store, source.paths) == was
+    assert errors_of(job.store, job.paths) == set()
+    assert {(one.operator, one.action) for one in plan.tables if one.table == "f"} == {
+        ("sink_6", TableAction.KEPT)
+    }
+    listed = ParquetBackend(job.store, job.paths).load().paths
+    assert all(path.startswith(f"{job.paths.root}/") for path in listed)
+    assert sum(not is_rewritten(path) for path in listed) == 1  # the sink's
+
+
+@LAYOUTS
+def test_a_named_epoch_is_taken_and_the_source_may_go_on(layout: Layout) -> None:
+    source, job = two_jobs(layout)
+    at_two = surgery_job(layout, epochs=2, name="job_a")
+    expected = state_of(at_two.store, at_two.paths)
+    source.write({})
+    run(source, job, epoch=2)
+    found = state_of(job.store, job.paths)
+    for name in ("window_3", "join_4", "agg_5", "source_kafka_1", "watermark_2"):
+        assert found[name][1:] == expected[name][1:], name
+
+
+@LAYOUTS
+def test_the_job_goes_on_from_the_source_state(layout: Layout) -> None:
+    source, job = two_jobs(layout)
+    theirs = state_of(source.store, source.paths)
+    run(source, job)
+    job.start()
+    for _ in range(3):
+        job.write({})
+    found = state_of(job.store, job.paths)
+    for name in ("window_3", "join_4", "agg_5"):
+        assert found[name][1] == theirs[name][1]
+    assert errors_of(job.store, job.paths) == set()
+
+
+@pytest.mark.parametrize("parallelism", [1, 3])
+def test_rows_reach_their_subtasks_at_another_parallelism(parallelism: int) -> None:
+    source, job = two_jobs(parallelism=parallelism)
+    theirs = state_of(source.store, source.paths)
+    plan = run(source, job).plan
+    found = state_of(job.store, job.paths)
+    for name in ("window_3", "join_4", "agg_5"):
+        assert found[name][1] == theirs[name][1]
+        assert found[name][0][2] == parallelism
+    # The verifier restores each subtask: a row that its owner would not open is an error.
+    assert errors_of(job.store, job.paths) == set()
+    assert any("was not tried on a real Arroyo" in one for one in plan.unknown)
+
+
+@LAYOUTS
+def test_a_table_that_the_source_has_no_rows_of_starts_empty(layout: Layout) -> None:
+    source, job = two_jobs(layout, apart=True)
+    empty = surgery_job(layout, epochs=4, name="job_a", without="window_3")
+    plan = run(empty, job).plan
+    assert [
+        (one.operator, one.table) for one in plan.tables if one.action is TableAction.EMPTIED
+    ] == [("window_3", "t")]
+    assert ("window_3", "t") not in state_of(job.store, job.paths)["window_3"][1]
+    assert errors_of(job.store, job.paths) == set()
+    # And the other way: a table that the job does not have yet.
+    plan = run(source, job).plan
+    assert "the job has no such table yet" in " ".join(one.reason for one in plan.tables)
+    theirs = state_of(source.store, source.paths)
+    assert state_of(job.store, job.paths)["window_3"][1] == theirs["window_3"][1]
+    assert errors_of(job.store, job.paths) == set()
+
+
+@LAYOUTS
+def test_compacted_files_of_late_epochs_do_not_look_doubled(layout: Layout) -> None:
+    """The job's epochs are lower than the source's: the order of epochs is lost in its lists."""
+    source, job = two_jobs(layout)
+    source.files["window_3", "t"] = [
+        replace(file, compaction_generation=1 if file.epoch == 1 else 0)
+        for file in source.files["window_3", "t"]
+    ]
+    source.write({})
+    theirs = state_of(source.store, source.paths)
+    run(source, job)
+    assert state_of(job.store, job.paths)["window_3"][1] == theirs["window_3"][1]
+    assert errors_of(job.store, job.paths) == set()
+
+
+# ---- undo and faults -----------------------------------------------------------------------------
+
+
+@LAYOUTS
+def test_a_fork_is_undone_byte_for_byte(layout: Layout) -> None:
+    source, job = two_jobs(layout)
+    was = others(job.store)
+    run(source, job)
+    undone = run_undo(job.store, job.paths, stopped(job.paths))
+    assert (undone.done, undone.operation) == (True, "fork")
+    assert others(job.store) == was
+    assert errors_of(job.store, job.paths) == set()
+
+
+MODES = pytest.mark.parametrize(
+    ("mode", "crash"),
+    all_but(
+        [("before", False), ("after", False), ("before", True), ("after", True)],
+        [("before", False), ("after", True)],
+    ),
+)
+
+
+@everywhere("layout")
+@MODES
+def test_a_fault_at_any_change_leaves_the_own_state_or_the_source_state(
+    layout: Layout, share: Share, mode: Literal["before", "after"], crash: bool
+) -> None:
+    source, job = two_jobs(layout, apart=True)
+    before, was = state_of(job.store, job.paths), others(job.store)
+    counted = FaultInjecting(copied(job.store))
+    run(source, job, store=counted)
+    expected = state_of(counted, job.paths)
+    for at in share(range(1, counted.changes + 1), sparse=5):
+        note = f"fault at change {at} of {counted.changes}"
+        store = copied(job.store)
+        with contextlib.suppress(Crash, OSError):
+            run(source, job, store=FaultInjecting(store, fail_at=at, mode=mode, crash=crash))
+        assert others(store).keys() == was.keys(), note
+        found = state_of(store, job.paths)
+        for name, one in found.items():
+            assert one in (before[name], expected[name]), note
+        mixed = found not in (before, expected)
+        assert not mixed or layout is Layout.LEGACY
+        assert errors_of(store, job.paths, 1) == ({"edit-unfinished"} if mixed else set()), note
+        if mixed:
+            with pytest.raises(ConflictError, match="was interrupted"):
+                run(source, job, store=copied(store))
+        run_undo(store, job.paths, stopped(job.paths))
+        assert others(store) == was, note
+        run(source, job, store=store)
+        assert state_of(store, job.paths) == expected, note
+
+
+@LAYOUTS
+def test_a_job_that_is_started_meanwhile_keeps_its_own_state(layout: Layout) -> None:
+    source, job = two_jobs(layout, apart=True)
+    was = others(job.store)
+    asked = Telling(facts_of(job.paths, JobCondition.STOPPED, run_id=1))
+    run(source, job, store=copied(job.store), directory=JobDirectory([asked]))
+    for at in range(2, asked.asked + 1, 3):
+        store = copied(job.store)
+        said = Telling(
+            facts_of(job.paths, JobCondition.STOPPED, run_id=1),
+            facts_of(job.paths, JobCondition.RUNNING, run_id=2),
+            at,
+        )
+        with pytest.raises((ConflictError, InputError)):
+            run(source, job, store=store, directory=JobDirectory([said]))
+        assert others(store) == was
+
+
+# ---- refusals ------------------------------------------------------------------------------------
+
+
+def fresh_window(job: SurgeryJob, **other: Any) -> None:
+    """From its first epoch on the job has another window."""
+    times = [BEGAN * 1000 + 50 * NANOS]
+    config = window_config(EVENTS, other.pop("keys", ["k"]), **other)
+    job.files["window_3", "t"] = []
+    job.write({("window_3", config): table_rows(EVENTS, [["k1"], [1], times])})
+
+
+def add_operator(source: SurgeryJob, job: SurgeryJob) -> None:
+    job.keep("sink_9", global_config("f", "file_sink"), {"/out/more": 1})
+    job.write({})
+
+
+def change_retention(source: SurgeryJob, job: SurgeryJob) -> None:
+    fresh_window(job, retention=41)
+
+
+def change_keys(source: SurgeryJob, job: SurgeryJob) -> None:
+    fresh_window(job, keys=["n"], retention=40)
+
+
+def write_one_file(source: SurgeryJob, job: SurgeryJob) -> None:
+    job.keep("sink_6", global_config("f", "file_sink"), {"/out/job_a.json": 5})
+    job.write({})
+
+
+def lose_a_file(source: SurgeryJob, job: SurgeryJob) -> None:
+    lost = ParquetBackend(source.store, source.paths).load().paths[-1]
+    source.store.delete_many([lost])
+
+
+Damage = Callable[[SurgeryJob, SurgeryJob], None]
+REFUSED: dict[str, tuple[Damage, type[Exception], str]] = {
+    "other operators": (add_operator, InputError, "not of the same SQL"),
+    "another retention": (change_retention, InputError, "its retention is 40000000 microseconds"),
+    "other keys": (change_keys, InputError, "its kind, description, keys or version"),
+    "one output file": (write_one_file, InputError, "both jobs write the file"),
+    "a missing file": (lose_a_file, ProtocolError, "does not pass verification"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_jobs_that_do_not_match_are_refused_and_nothing_changes(name: str) -> None:
+    damage, kind, message = REFUSED[name]
+    source, job = two_jobs()
+    damage(source, job)
+    before = listing(job.store)
+    for act in (
+        lambda: plan_fork(taken(source), job.store, job.paths, stopped(job.paths)),
+        lambda: run(source, job),
+    ):
+        with pytest.raises(kind, match=message):
+            act()
+    assert listing(job.store) == before
+
+
+def nexmark() -> NexmarkSourceState:
+    config = NexmarkConfig(None, *[1] * 1, 1.5, *[1] * 4, False, False, *[1] * 15, 0.5, 1)
+    return NexmarkSourceState(GeneratorConfig(config, 1, 3, 46, 50, 5, 10, 1, 0, 9, 1, 1, 1), 7)
+
+
+def test_a_table_that_arroyo_restores_at_one_parallelism_only_is_refused_at_another() -> None:
+    source = SurgeryJob(Layout.LEGACY, job="job_a")
+    job = SurgeryJob(Layout.LEGACY, job="job_b", parallelism=3, store=source.store)
+    table = global_config("s", "nexmark source state")
+    for one in (source, job):
+        one.keep("source_nexmark_0", table, {0: nexmark()}, {1: nexmark()})
+        one.write({})
+    with pytest.raises(InputError, match="cannot be restored at parallelism 3, only at 2"):
+        plan_fork(taken(source), job.store, job.paths, stopped(job.paths))
+
+
+def test_a_table_that_nobody_knows_is_refused_at_another_parallelism() -> None:
+    source = ArroyoJob(Layout.LEGACY, job="job_a")
+    job = ArroyoJob(Layout.LEGACY, job="job_b", parallelism=3, store=source.store)
+    for one in (source, job):
+        one.write({})
+    found = ForkSource(store=source.store, paths=source.paths)
+    with pytest.raises(InputError, match="cannot be restored at parallelism 3, only at 2"):
+        plan_fork(found, job.store, job.paths, stopped(job.paths))
+
+
+@LAYOUTS
+def test_a_job_is_not_forked_into_itself_nor_from_an_epoch_that_is_not_there(
+    layout: Layout,
+) -> None:
+    source, job = two_jobs(layout)
+    with pytest.raises(InputError, match="into itself"):
+        plan_fork(taken(job), job.store, job.paths, stopped(job.paths))
+    with pytest.raises(NotFoundError, match="no such epoch"):
+        plan_fork(taken(source, 99), job.store, job.paths, stopped(job.paths))
+
+
+@LAYOUTS
+def test_a_job_that_runs_is_planned_and_not_changed(layout: Layout) -> None:
+    source, job = two_jobs(layout)
+    before = listing(job.store)
+    said = JobDirectory([Telling(facts_of(job.paths, JobCondition.RUNNING))])
+    assert plan_fork(taken(source), job.store, job.paths, said).why_not is not None
+    with pytest.raises(InputError, match="the job runs"):
+        run(source, job, directory=said)
+    assert listing(job.store) == before
+
+
+@LAYOUTS
+def test_a_source_that_changes_while_it_is_copied_stops_the_fork(layout: Layout) -> None:
+    source, job = two_jobs(layout, apart=True)
+    was = others(job.store)
+    epoch = ParquetBackend(source.store, source.paths).load().epoch
+
+    class Rewritten(WriteProtected):
+        """A run that attempts the same epoch again, as soon as a data file was read."""
+
+        def read(self, path: StatePath) -> bytes:
+            data = super().read(path)
+            if "table-" in path and source.watermark_micros == BEGAN + 60 * SECOND:
+                source.watermark_micros += SECOND
+                source.epoch -= 1
+                source.write({})
+            return data
+
+    watched = Rewritten(source.store)
+    with pytest.raises((ConflictError, NotFoundError, ProtocolError)):
+        run(source, job, theirs=watched, epoch=epoch)
+    assert others(job.store) == was

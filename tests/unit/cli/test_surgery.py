@@ -1,0 +1,159 @@
+"""`arroyo-state edit`: plans, executes, undoes and refuses as documented."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from arroyo_dagster import cli
+from arroyo_dagster.state.model.layout import Layout
+from arroyo_dagster.state.operations.catalog.jobs import list_jobs
+from arroyo_dagster.state.storage import MemoryStore, configure, open_store
+from tests.documentation import blocks
+from tests.jobs import listing, run_word_job
+from tests.surgery_jobs import SurgeryJob, held_rows, surgery_job
+
+SAID = ("job_x", "--assume", "job_x=stopped")
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[SurgeryJob]:
+    made = surgery_job(Layout.LEGACY)
+    store = MemoryStore(f"cli-surgery-{tmp_path.name}")
+    for info in made.store.list():
+        store.put(info.path, made.store.read(info.path))
+    made.store = store
+    yield made
+    configure(None)
+
+
+def run(job: SurgeryJob, *args: str) -> Result:
+    command = ["edit", *args, "--url", job.store.url]
+    return CliRunner().invoke(cli.main, command, catch_exceptions=False)
+
+
+def test_a_key_is_planned_deleted_searched_and_put_back(job: SurgeryJob) -> None:
+    before, was = held_rows(job.store, job.paths), listing(job.store)
+    shown = run(job, "delete-key", *SAID, "k1")
+    assert shown.exit_code == 0
+    assert "3 of 15 stored rows are removed" in shown.stdout
+    assert "precondition met: the job is stopped (stopped, by " in shown.stdout
+    assert "never seen: no retraction" in shown.stdout
+    assert "nothing was changed, add --yes to execute" in shown.stdout
+    assert listing(job.store) == was
+    digest = shown.stdout.partition("plan ")[2].split()[0]
+    wrong = run(job, "delete-key", *SAID, "k1", "--yes", "--approve", "0" * 32)
+    assert (wrong.exit_code, listing(job.store)) == (1, was)
+    done = run(job, "delete-key", *SAID, "k1", "--yes", "--approve", digest, "--quiet", "0")
+    assert "no file was deleted; older epochs: 1, 2" in done.stdout
+    assert done.stdout.count(": sha256 ") == 3
+    assert all(row[0] != "k1" for rows in held_rows(job.store, job.paths).values() for row in rows)
+    found = run(job, "find-key", "job_x", "k1")
+    assert "unlisted" in found.stdout
+    assert "epochs 1 to 2" in found.stdout
+    document = json.loads(run(job, "find-key", "job_x", "k1", "--json").stdout)
+    assert {one["place"] for one in document["found"]} == {"epochs", "unlisted"}
+    shown = run(job, "undo", *SAID)
+    assert "would be restored, from before the edit 'delete-key'" in shown.stdout
+    assert "was restored, from before the edit" in run(job, "undo", *SAID, "--yes").stdout
+    assert held_rows(job.store, job.paths) == before
+    assert "nothing to undo" in run(job, "undo", *SAID, "--yes").stdout
+
+
+def test_the_outcome_is_one_json_document(job: SurgeryJob) -> None:
+    plan = json.loads(run(job, "offsets", *SAID, "3=17", "4=-5", "--json").stdout)
+    assert (plan["done"], plan["objects"], plan["undo_record"]) == (False, {}, None)
+    assert plan["plan"]["operation"] == "offsets"
+    options = ("--json", "--yes", "--quiet", "0", "--approve", plan["plan"]["digest"])
+    done = json.loads(run(job, "offsets", *SAID, "3=17", "4=-5", *options).stdout)
+    assert done["done"]
+    assert done["plan"] == plan["plan"]
+    (changed,) = done["objects"].values()
+    assert changed["before"] != changed["after"]
+    assert len(done["unlisted_files"]) == 2
+    again = run(job, "offsets", *SAID, "3=17", "4=-5", *options[:4])
+    assert again.exit_code == 1
+    assert "already edited by these relative positions" in again.stderr
+
+
+def test_a_watermark_and_entries_are_shown_before_and_after(job: SurgeryJob) -> None:
+    shown = run(job, "watermark", *SAID, "1970-01-02T03:48:00Z").stdout
+    assert "watermark of window_3: 1970-01-02T03:47:40" in shown
+    assert "a restore loads 13 of 15 rows" in shown
+    shown = run(job, "set", *SAID, "source_kafka_1", "k", "4", '{"partition": 4, "offset": 5}')
+    assert '"offset": 3000} becomes {"partition": 4, "offset": 5}' in shown.stdout
+
+
+def test_a_job_is_forked_here_and_from_another_url(job: SurgeryJob, tmp_path: Path) -> None:
+    source = surgery_job(Layout.PROTOCOL, epochs=5, name="job_a")
+    disk = open_store(f"file://{tmp_path}")
+    for info in source.store.list():
+        disk.put(info.path, source.store.read(info.path))
+    words = ["fork", "job_a", *SAID, "--from-url", str(tmp_path), "--url", job.store.url]
+    was = listing(job.store)
+    shown = CliRunner().invoke(cli.main, words, catch_exceptions=False)
+    assert "carried" in shown.stdout
+    assert "a sink's state means nothing to another job" in shown.stdout
+    assert "precondition met: both jobs hash keys alike" in shown.stdout
+    assert listing(job.store) == was
+    digest = shown.stdout.partition("plan ")[2].split()[0]
+    options = ["--yes", "--approve", digest, "--quiet", "0"]
+    done = CliRunner().invoke(cli.main, [*words, *options], catch_exceptions=False)
+    assert "fork done at epoch 3" in done.stdout
+    assert held_rows(job.store, job.paths) == held_rows(source.store, source.paths)
+    again = ["fork", "job_x", *SAID, "--url", job.store.url]
+    found = CliRunner().invoke(cli.main, again, catch_exceptions=False)
+    assert found.exit_code == 1
+    assert "would be forked into itself" in found.stderr
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "message"),
+    [
+        (("offsets", "job_x", "3"), 2, "expected PARTITION=POSITION"),
+        (("offsets", "job_x", "3=1", "--approve", "x"), 2, "--approve needs --yes"),
+        (("offsets", "job_x", "3=1", "--yes"), 1, "the status of the job is unknown"),
+        (("watermark", "job_x", "yesterday"), 1, "not a time: 'yesterday'"),
+        (("retain", "job_x", "1969-01-01T00:00:00Z"), 1, "lies before 1970"),
+        (("delete-key", "job_x", "k1", "k2"), 1, "no table of the job has a key of 2"),
+        (("find-key", "job_x", "k1", "k2"), 1, "no table of the job has a key of 2"),
+    ],
+)
+def test_what_cannot_be_done_is_refused(
+    job: SurgeryJob, args: tuple[str, ...], code: int, message: str
+) -> None:
+    was = listing(job.store)
+    found = run(job, *args)
+    assert found.exit_code == code
+    assert message in found.stderr
+    assert listing(job.store) == was
+
+
+def test_a_managed_job_is_refused(tmp_path: Path) -> None:
+    store = MemoryStore(f"cli-surgery-managed-{tmp_path.name}")
+    run_word_job(store)
+    (paths,) = list_jobs(store)
+    args = ["edit", "offsets", paths.root, "0=1", "--assume", f"{paths.job}=stopped"]
+    found = CliRunner().invoke(cli.main, [*args, "--url", store.url])
+    assert found.exit_code == 1
+    assert "only Arroyo jobs can be edited" in found.stderr
+    configure(None)
+
+
+def test_the_documented_commands_show_their_plan(job: SurgeryJob) -> None:
+    lines = "".join(blocks("docs/edit-state.md", "sh")).splitlines()
+    surgery_job(Layout.PROTOCOL, epochs=5, name="job_a", store=job.store)
+    was = listing(job.store)
+    assert len(lines) == 9
+    for line in lines:
+        words = line.partition("#")[0].replace("JOB", "job_x").replace("SOURCE", "job_a")
+        words = shlex.split(words)
+        shown = CliRunner().invoke(cli.main, [*words[1:], "--url", job.store.url])
+        assert shown.exit_code == 0, shown.stderr
+        assert "job_x" in shown.stdout or words[1] == "offsets"
+    assert listing(job.store) == was

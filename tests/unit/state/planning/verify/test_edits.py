@@ -1,0 +1,98 @@
+"""Which edits explain lists of files, and which are reported as unfinished."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from arroyo_dagster.state.model.checkpoints import Checkpoint, CheckpointState
+from arroyo_dagster.state.model.ids import Epoch, JobId, StatePath
+from arroyo_dagster.state.model.surgery.plans import EditRecord
+from arroyo_dagster.state.planning.verify.edits import (
+    concerns,
+    edit_findings,
+    explained_files,
+    is_unfinished,
+)
+
+ONE, TWO, LOST = StatePath("job/one"), StatePath("job/two"), StatePath("job/lost")
+RECORD = EditRecord(
+    operation="delete-key",
+    digest="d",
+    pipeline=None,
+    job=JobId("job"),
+    epoch=Epoch(7),
+    worker_generation=None,
+    finish_time_micros=99,
+    token=1,
+    created_at_micros=100,
+    objects={ONE: ("a", "b"), TWO: ("c", "d")},
+    unlisted=(LOST,),
+)
+EPOCH = Checkpoint(
+    pipeline=None,
+    job=JobId("job"),
+    worker_generation=None,
+    epoch=Epoch(7),
+    min_epoch=Epoch(1),
+    start_time_micros=90,
+    finish_time_micros=99,
+    state=CheckpointState.READY,
+    operators=(),
+    ref=StatePath("job/metadata"),
+)
+FIRST, SECOND = StatePath("edits/0000007-01.json"), StatePath("edits/0000007-02.json")
+
+
+@pytest.mark.parametrize(
+    ("one", "two", "unfinished", "explained"),
+    [
+        ("a", "c", False, False),
+        ("b", "d", False, True),
+        ("b", "c", True, True),
+        ("a", "d", True, True),
+        ("compacted", "d", False, True),
+        ("compacted", "c", True, True),
+    ],
+)
+def test_digests_tell_whether_an_edit_was_applied(
+    one: str, two: str, unfinished: bool, explained: bool
+) -> None:
+    digests = {ONE: one, TWO: two}
+    assert is_unfinished(RECORD, digests) == unfinished
+    found = list(edit_findings([EPOCH], {FIRST: RECORD}, digests))
+    assert [one.code for one in found] == ["edit-unfinished"] * unfinished
+    files = explained_files([EPOCH], [RECORD], digests)
+    assert files == ({Epoch(7): frozenset({LOST})} if explained else {})
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"finish_time_micros": 98}, {"epoch": Epoch(8)}, {"job": JobId("copy")}],
+    ids=["another attempt", "another epoch", "another job"],
+)
+def test_a_record_of_another_epoch_explains_nothing(other: dict[str, object]) -> None:
+    record = replace(RECORD, **other)  # type: ignore[arg-type]
+    assert not concerns(record, EPOCH)
+    assert explained_files([EPOCH], [record], {ONE: "b", TWO: "d"}) == {}
+    assert not list(edit_findings([EPOCH], {FIRST: record}, {ONE: "b", TWO: "c"}))
+
+
+def test_only_the_newest_edit_of_an_epoch_can_be_unfinished() -> None:
+    newer = replace(RECORD, objects={ONE: ("b", "a")})
+    digests = {ONE: "a", TWO: "d"}  # the newer edit restored what the older one had changed
+    assert not list(edit_findings([EPOCH], {FIRST: RECORD, SECOND: newer}, digests))
+    assert [one.code for one in edit_findings([EPOCH], {FIRST: RECORD}, digests)]
+
+
+def test_an_older_epoch_that_is_a_mixture_is_a_warning() -> None:
+    later = replace(EPOCH, epoch=Epoch(8))
+    (found,) = edit_findings([EPOCH, later], {FIRST: RECORD}, {ONE: "b", TWO: "c"})
+    assert found.severity.value == "warning"
+    assert "arroyo-state edit undo job --yes" in found.next_step
+
+
+def test_a_record_that_does_not_decode_is_reported() -> None:
+    (found,) = edit_findings([EPOCH], {FIRST: None}, {})
+    assert (found.code, found.object) == ("edit-unreadable", FIRST)
