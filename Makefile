@@ -1,12 +1,13 @@
 # The commands of this project. Each builds what it needs; `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help demo ui pictures docs test test-clusters quick servers check lock audit soak bench mutants proto clean
+.PHONY: help demo ui pictures docs test test-clusters quick servers check lock audit soak bench bench-scale mutants proto clean
 
 VENV := .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
 UV_VERSION := uv==0.13.9
 SCHEDULES ?= 100000
+LIMIT ?= 600
 
 help: ## list the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1	/'
@@ -82,6 +83,10 @@ soak: $(VENV)/ready servers ## kills and SCHEDULES=100000 random schedules; SEED
 
 bench: $(VENV)/ready ## figures as ratios to peers in one run (not part of CI)
 	@$(BIN)/python -m pytest tests/benchmarks -s
+
+bench-scale: $(VENV)/ready ## cost beside size: measure again, draw docs/pictures/scale.svg (LIMIT=600 seconds for one size)
+	@$(BIN)/python -m tests.benchmarks.scale docs/site/scale.csv --limit $(LIMIT)
+	@$(BIN)/python docs/site/plots.py
 
 mutants: $(VENV)/ready ## mutation tests of the safety modules (hours; MODULE=lease for one)
 	@test -x $(VENV)-mutants/bin/mutmut || { $(PYTHON) -m venv $(VENV)-mutants && \

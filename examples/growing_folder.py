@@ -42,13 +42,7 @@ class Hottest(ad.Operator):
 
     def process_batch(self, batch, ctx, collector):
         hottest = ctx.table_manager.get_global_keyed_state("hottest", str, float)
-        by_sensor = pa.table(batch).group_by("sensor").aggregate([("celsius", "max")])
-        higher = {
-            row["sensor"]: row["celsius_max"]
-            for row in by_sensor.to_pylist()
-            if row["celsius_max"] > hottest.get(row["sensor"], float("-inf"))
-        }
-        hottest.insert_many(higher.items())
+        higher = hottest.merge(batch["sensor"], batch["celsius"], "max")
         collector.collect(
             pa.table([list(higher), list(higher.values())], schema=self.output_schema)
         )

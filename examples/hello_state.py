@@ -10,8 +10,7 @@ class Count(ad.Operator):
 
     def process_batch(self, batch, ctx, collector):
         counts = ctx.table_manager.get_global_keyed_state("counts", str, int)
-        for word in batch["word"].to_pylist():
-            counts.insert(word, counts.get(word, 0) + 1)
+        counts.merge(batch["word"], None, "count")
 
 
 words = pa.table({"word": ["to", "be", "to"], "at": pa.array([1, 2, 3], pa.timestamp("s"))})

@@ -156,6 +156,15 @@ def test_the_plot_and_the_table_of_keyed_state_are_those_of_the_figures() -> Non
     assert max(found["restore_seconds"]) <= 60
 
 
+def test_the_plot_and_the_tables_of_scale_are_those_of_the_figures() -> None:
+    plots = _module("plots")
+    assert plots.SCALE_PICTURE.read_text() == plots.draw_scale(), "run `python docs/site/plots.py`"
+    page = (PROJECT / "docs" / "operate" / "scale.md").read_text()
+    assert {axis for axis, _ in plots.scale()} == {"files", "epochs", "rows"}
+    for axis in ("files", "epochs", "rows"):
+        assert plots.scale_table(axis) in page
+
+
 # ---- the runbook ---------------------------------------------------------------------------------
 
 CODE = re.compile(r"[a-z]+(-[a-z0-9]+)+")

@@ -26,6 +26,7 @@ import pytest
 from arroyo_dagster.state.codec.operations import DeleteKey, encode_key, encode_operation
 from arroyo_dagster.state.storage import ObjectStore, open_store
 from arroyo_dagster.state.tables.expiring_time_key import timestamp_table_config
+from arroyo_dagster.state.tables.global_keyed import global_table_config
 from arroyo_dagster.state.tables.keyed.definition import keyed_state
 from arroyo_dagster.state.tables.keyed.states import ValueState
 from arroyo_dagster.state.tables.time_views import KeyTimeView
@@ -229,6 +230,25 @@ def test_a_change_of_a_view_by_key_costs_the_same_at_any_number_of_rows() -> Non
     medians = {size: statistics.median(found) * 1e3 for size, found in times.items()}
     print("\n" + ", ".join(f"{size} rows: {found:.2f} ms" for size, found in medians.items()))
     print(f"largest beside smallest {max(medians.values()) / min(medians.values()):.2f}, goal 1.5")
+
+
+def test_merge_of_a_batch_beside_a_loop_over_its_rows(comparison: Comparison) -> None:
+    """A global table of a thousand keys, in batches of 10,000 rows."""
+    chance = np.random.default_rng(1)
+    keys, values = keys_of(chance.integers(0, 1000, 10_000)), pa.array(np.arange(10_000))
+    tasks = Subtasks(global_table_config("t", key=str, value=int))
+
+    def merged(view: Any) -> None:
+        view.merge(keys, values, "sum")
+
+    def by_row(view: Any) -> None:
+        for key, value in zip(keys.to_pylist(), values.to_pylist(), strict=True):
+            view.insert(key, view.get(key, 0) + value)
+
+    def view() -> Any:
+        return tasks.open().get_global_keyed_state("t", str, int)
+
+    comparison.ratio(merged, by_row, goal=0.2, prepare=view)
 
 
 @pytest.mark.parametrize("rows", [10_000])

@@ -23,6 +23,8 @@ from arroyo_dagster.state.runtime.pipeline import Pipeline
 from arroyo_dagster.state.storage.remote.open import open_store
 from arroyo_dagster.state.tables.global_keyed import global_table_config
 from tests.benchmarks.conftest import Comparison
+from tests.benchmarks.stream_spark import ROCKSDB, transform_with_state
+from tests.benchmarks.streams import Work
 
 EPOCHS = 14
 WARM_UP = 4
@@ -40,13 +42,7 @@ class Totals(Operator):
     def process_batch(
         self, batch: pa.RecordBatch, ctx: OperatorContext, collector: Collector
     ) -> None:
-        counts = batch["key"].value_counts()
-        keys = counts.field("values").to_pylist()
-        known = self.totals.get_many(keys)
-        new = counts.field("counts").to_pylist()
-        self.totals.insert_many(
-            (key, (old or 0) + more) for key, old, more in zip(keys, known, new, strict=True)
-        )
+        self.totals.merge(batch["key"], None, "count")
 
 
 def _rows(path: Path, rows: int) -> None:
@@ -84,6 +80,35 @@ def test_small_epoch_against_a_micro_batch_with_the_same_stages(
     comparison.report(_our_seconds(session, tmp_path, path, 100), theirs, goal=0.75)
 
 
+def test_small_epoch_against_a_micro_batch_with_one_python_stage(
+    tmp_path: Path, comparison: Comparison
+) -> None:
+    path = tmp_path / "rows.parquet"
+    _rows(path, 100)
+    session, _ = get_session("local[2]")
+    stream = _file_source(session, tmp_path, path).selectExpr("0 as subtask", "key")
+    theirs = _batch_seconds(stream, tmp_path / "log", _one_python_stage)
+    comparison.report(_our_seconds(session, tmp_path, path, 100), theirs, goal=1.0)
+
+
+def test_small_epoch_against_a_micro_batch_of_the_state_api(
+    tmp_path: Path, comparison: Comparison
+) -> None:
+    path = tmp_path / "rows.parquet"
+    _rows(path, 100)
+    session, _ = get_session("local[2]")
+    session.conf.set("spark.sql.shuffle.partitions", "2")
+    session.conf.set("spark.sql.streaming.stateStore.providerClass", ROCKSDB)
+    stream = _file_source(session, tmp_path, path).selectExpr("key", "1 as cents")
+    theirs = _batch_seconds(
+        transform_with_state(stream, Work.COUNT),
+        tmp_path / "log",
+        lambda frame: frame.collect(),
+        mode="update",
+    )
+    comparison.report(_our_seconds(session, tmp_path, path, 100), theirs, goal=0.7)
+
+
 def _pipeline(path: Path, rows: int) -> Pipeline:
     pipeline = Pipeline("bench", parallelism=2)
     source = ParquetReplay(str(path), rows_per_epoch=rows, splits=2)
@@ -116,14 +141,23 @@ def _two_python_stages(frame: Any) -> None:
     read.repartitionById(2, "subtask").mapInArrow(same, frame.schema).collect()
 
 
-def _batch_seconds(stream: Any, location: Path, work: Callable[[Any], None]) -> list[float]:
+def _one_python_stage(frame: Any) -> None:
+    def same(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        yield from batches
+
+    frame.mapInArrow(same, frame.schema).collect()
+
+
+def _batch_seconds(
+    stream: Any, location: Path, work: Callable[[Any], object], *, mode: str = "append"
+) -> list[float]:
     marks: list[float] = []
 
     def batch(frame: Any, batch_id: int) -> None:
         work(frame)
         marks.append(time.perf_counter())
 
-    writer = stream.writeStream.foreachBatch(batch)
+    writer = stream.writeStream.outputMode(mode).foreachBatch(batch)
     query = writer.option("checkpointLocation", str(location)).start()
     while len(marks) < EPOCHS and query.isActive:
         time.sleep(0.05)

@@ -30,6 +30,7 @@ from arroyo_dagster.state.model.layout import REMOVED
 from arroyo_dagster.state.model.tables import GlobalKeyedConfig, TableConfig, TimeFile
 from arroyo_dagster.state.model.types import Type, describe, without_classes
 from arroyo_dagster.state.storage.store import ObjectStore, read_many
+from arroyo_dagster.state.tables.aggregates import Aggregate, AnyArray, aggregated, combine
 from arroyo_dagster.state.tables.last_writes import REMOVED as REMOVED_VERSION
 from arroyo_dagster.state.tables.last_writes import last_writes
 from arroyo_dagster.state.tables.merge.pairs import merge_pairs
@@ -368,6 +369,32 @@ class GlobalKeyedView(Generic[K, V]):
             for key in encoded:
                 entries.encoded.pop(key, None)
         entries.decoded.update(zip(encoded, values, strict=True))
+
+    def merge(self, keys: AnyArray, values: AnyArray | None, how: Aggregate) -> dict[K, V]:
+        """Combine a batch of rows with the values of their keys; return the values that changed.
+
+        Arrow combines the rows of each key first. So Python handles each key once, however many
+        rows it has. A key without a value gets that of the batch.
+
+        Args:
+            keys: the key of each row, none of which is null.
+            values: the value of each row; nulls are ignored. None for "count".
+            how: "sum", "min", "max", or "count", which adds the number of rows.
+
+        Raises:
+            InputError: keys or values are not of the table's types, or cannot be combined; nothing
+                changed.
+        """
+        found, given = aggregated(keys, values, how, self._name)
+        names: list[Any] = found.to_pylist()
+        both = combine(how)
+        changed: dict[K, V] = {}
+        for key, old, new in zip(names, self.get_many(names), given, strict=True):
+            value = new if old is None else both(old, new)
+            if old is None or value != old:
+                changed[key] = value
+        self.insert_columns(list(changed), list(changed.values()))
+        return changed
 
     def remove(self, key: K) -> bool:
         """Remove `key`; return whether it existed."""
