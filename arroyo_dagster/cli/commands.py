@@ -163,6 +163,9 @@ SDF: Mapping[str, LazyCommand] = {
     "clean": LazyCommand(
         "sdf.clean", "Remove stored states of a dataflow, and read its topics again."
     ),
+    "dot": LazyCommand(
+        "sdf.check", "Print the graph of a dataflow for Graphviz: services, topics, states."
+    ),
     "replay": LazyCommand(
         "sdf.replay",
         "Process the records again that failed in runs with `--on-error dead-letter`.",

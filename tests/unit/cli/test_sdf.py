@@ -138,3 +138,20 @@ def test_all_functions_without_a_body_are_named_at_once_with_stubs(tmp_path: Pat
     exec(stubs.output, names)
     assert {"by_word", "count_word"} <= names.keys()
     assert "#   --bind by-word=MODULE:by_word" in stubs.output
+
+
+def test_the_graph_of_a_dataflow_has_its_services_topics_and_states() -> None:
+    shown = CliRunner().invoke(cli.main, ["sdf", "dot", str(EXAMPLES / "words" / "dataflow.yaml")])
+    assert shown.exit_code == 0
+    lines = shown.output.splitlines()
+    assert lines[0] == 'digraph "examples/words" {'
+    assert lines[-1] == "}"
+    for edge in (
+        '"topic sentences" -> "service split";',
+        '"service split" -> "topic words";',
+        '"topic words" -> "service count-words";',
+        '"service count-words" -> "state count-words.hits";',
+        '"state count-words.word-stats" -> "service look-up" [style=dashed];',
+    ):
+        assert f"  {edge}" in lines, shown.output
+    assert '  "state count-words.hits" [shape=cylinder, label="hits"];' in lines
