@@ -106,6 +106,7 @@ CASES = (
     Case("forget nobody --catalogue catalogue", "nobody", 1),
     Case("completion bash", "_arroyo_state_completion", root=""),
     Case(f"sdf check {WORDS}", "no errors, 0 warnings", root=""),
+    Case(f"sdf dot {WORDS}", "digraph", root=""),
     Case("sdf schema dataflow", "json-schema.org", root=""),
     Case(f"sdf show states {PACKAGE}", "word-count", root=""),
     Case(f"sdf show functions {PACKAGE}", "sentence-words", root=""),

@@ -187,10 +187,13 @@ GC: Mapping[str, LazyCommand] = {
 SDF: Mapping[str, LazyCommand] = {
     "check": LazyCommand(
         "sdf.check",
-        "Check a dataflow.yaml or sdf-package.yaml; print each error with path, line and number.",
+        "Check definitions of dataflows and packages; print each error with path, line and number.",
     ),
     "clean": LazyCommand(
         "sdf.clean", "Remove stored states of a dataflow, and read its topics again."
+    ),
+    "dot": LazyCommand(
+        "sdf.check", "Print the graph of a dataflow for Graphviz: services, topics, states."
     ),
     "replay": LazyCommand(
         "sdf.replay",

@@ -1,33 +1,48 @@
-"""`sdf check` and `sdf schema`: check definitions of SDF states. They write nothing."""
+"""`sdf check`, `sdf dot`, `sdf schema`: check and draw definitions. They write nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import glob
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import click
 
 from arroyo_dagster.cli.common import EXIT_FINDINGS, json_option
 from arroyo_dagster.cli.rendering import print_json, print_table
-from arroyo_dagster.cli.sdf.files import check_functions
+from arroyo_dagster.cli.sdf.files import check_functions, load_dataflow, loading_options
 from arroyo_dagster.cli.sdf.group import sdf
 from arroyo_dagster.dataflow.definition.definition import Dataflow, Package, StateDef
 from arroyo_dagster.dataflow.definition.diagnostics import Diagnostic, InvalidDefinition
 from arroyo_dagster.dataflow.definition.durations import format_duration
 from arroyo_dagster.dataflow.definition.json_schema import ROOTS, schema_text
-from arroyo_dagster.dataflow.definition.loading import load_with_packages
+from arroyo_dagster.dataflow.definition.loading import PACKAGE_FILE, load_with_packages
+from arroyo_dagster.dataflow.runtime.functions import packaged_function, stub, unbound_steps
+from arroyo_dagster.dataflow.views.graph import dot_text
+from arroyo_dagster.errors import NotFoundError
 
 
 @sdf.command()
-@click.argument("file", type=click.Path())
+@click.argument("files", nargs=-1, required=True, type=click.Path(), metavar="FILE...")
 @click.option("--legacy", is_flag=True, help="Accept apiVersions before 0.5.0.")
 @click.option(
     "--extended", is_flag=True, help="Accept scalar values that SDF's own engine refuses."
 )
 @click.option("--prod", is_flag=True, help="Ignore the `dev` section.")
+@click.option(
+    "--stubs",
+    is_flag=True,
+    help="Print a Python function to fill in for each function without a Python body.",
+)
 @json_option
-def check(file: str, legacy: bool, extended: bool, prod: bool, as_json: bool) -> None:
-    """Check a dataflow.yaml or sdf-package.yaml; print each error with path, line and number.
+def check(
+    files: Sequence[str], legacy: bool, extended: bool, prod: bool, stubs: bool, as_json: bool
+) -> None:
+    """Check definitions of dataflows and packages; print each error with path, line and number.
+
+    FILE is a file, the folder of a package, a folder in which all dataflow.yaml and
+    sdf-package.yaml are checked, or a pattern as `flows/*.yaml`.
 
     Exit codes: 0 no error; 1 the check could not be carried out; 2 wrong command line; 3 at least
     one error.
@@ -36,19 +51,82 @@ def check(file: str, legacy: bool, extended: bool, prod: bool, as_json: bool) ->
     Example:
       arroyo-state sdf check dataflow.yaml
     """
-    try:
-        document, packages = load_with_packages(
-            file, legacy=legacy, extended=extended, dev=not prod
-        )
-        if isinstance(document, Dataflow):
-            document = check_functions(file, document, packages)
-    except InvalidDefinition as error:
-        _print_diagnostics(file, error, as_json)
-        click.get_current_context().exit(EXIT_FINDINGS)
+    chosen = list(dict.fromkeys(path for text in files for path in _paths(text)))
+    documents: list[dict[str, Any]] = []
+    valid = True
+    for file in chosen:
+        try:
+            document, packages = load_with_packages(
+                file, legacy=legacy, extended=extended, dev=not prod
+            )
+            if isinstance(document, Dataflow):
+                document = check_functions(file, document, packages)
+        except InvalidDefinition as error:
+            valid = False
+            documents.append(_invalid_json(file, error))
+            if not as_json:
+                click.echo(str(error))
+            continue
+        documents.append(_document_json(file, document))
+        if stubs and isinstance(document, Dataflow):
+            _print_stubs(document, packages)
+        elif not (as_json or stubs):
+            _print_document(file, document)
     if as_json:
-        print_json(_document_json(file, document))
+        print_json(documents[0] if len(files) == len(documents) == 1 else {"files": documents})
+    elif len(chosen) > 1:
+        wrong = sum(not one["valid"] for one in documents)
+        click.echo(f"{len(chosen)} files, {wrong} with errors", err=stubs)
+    if not valid:
+        click.get_current_context().exit(EXIT_FINDINGS)
+
+
+def _paths(text: str) -> list[str]:
+    """Return the definitions that an argument names.
+
+    Raises:
+        NotFoundError: a folder or a pattern without any.
+    """
+    path = Path(text)
+    if path.is_dir() and not (path / PACKAGE_FILE).is_file():
+        names = ("dataflow.yaml", PACKAGE_FILE)
+        found = sorted(str(one) for name in names for one in path.rglob(name))
+    elif not path.exists() and glob.has_magic(text):
+        found = sorted(glob.glob(text, recursive=True))
     else:
-        _print_document(file, document)
+        return [text]
+    if not found:
+        raise NotFoundError("there is no definition", path=text)
+    return found
+
+
+def _print_stubs(dataflow: Dataflow, packages: Mapping[str, Package]) -> None:
+    unbound = unbound_steps(dataflow, packages, {})
+    texts = dict.fromkeys(
+        stub(service, step, packaged_function(dataflow, packages, step))
+        for service, step in unbound
+    )
+    names = dict.fromkeys(step.name.replace("_", "-") for _, step in unbound)
+    if texts:
+        click.echo("# Bind them:")
+        for name in names:
+            click.echo(f"#   --bind {name}=MODULE:{name.replace('-', '_')}")
+        click.echo("from arroyo_dagster.sdf import key, sql, state, window  # as needed\n\n")
+        click.echo("\n\n".join(texts), nl=False)
+
+
+@sdf.command()
+@click.argument("file", type=click.Path())
+@loading_options
+def dot(file: str, legacy: bool, extended: bool, prod: bool) -> None:
+    """Print the graph of a dataflow for Graphviz: services, topics, states.
+
+    \b
+    Example:
+      arroyo-state sdf dot dataflow.yaml
+    """
+    dataflow, _ = load_dataflow(file, legacy=legacy, extended=extended, prod=prod)
+    click.echo(dot_text(dataflow), nl=False)
 
 
 @sdf.command()
@@ -63,14 +141,13 @@ def schema(kind: str) -> None:
     click.echo(schema_text(kind), nl=False)
 
 
-def _print_diagnostics(file: str, error: InvalidDefinition, as_json: bool) -> None:
-    if not as_json:
-        click.echo(str(error))
-        return
-    diagnostics = [_diagnostic_json(one) for one in error.diagnostics]
-    warnings = [_diagnostic_json(one) for one in error.warnings]
-    where = error.facts.get("file", file)  # of a package that the file imports, perhaps
-    print_json({"file": where, "valid": False, "mistakes": diagnostics, "warnings": warnings})
+def _invalid_json(file: str, error: InvalidDefinition) -> dict[str, Any]:
+    return {
+        "file": error.facts.get("file", file),  # of a package that the file imports, perhaps
+        "valid": False,
+        "mistakes": [_diagnostic_json(one) for one in error.diagnostics],
+        "warnings": [_diagnostic_json(one) for one in error.warnings],
+    }
 
 
 def _states(document: Dataflow | Package) -> Iterator[tuple[str, StateDef]]:

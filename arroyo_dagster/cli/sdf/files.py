@@ -12,7 +12,9 @@ import click
 from arroyo_dagster.dataflow.definition import loading
 from arroyo_dagster.dataflow.definition.definition import Dataflow, Package
 from arroyo_dagster.dataflow.definition.diagnostics import InvalidDefinition
+from arroyo_dagster.dataflow.errors import UnboundOperatorError
 from arroyo_dagster.dataflow.runtime.checks import check_bodies
+from arroyo_dagster.dataflow.runtime.functions import unbound_steps
 from arroyo_dagster.dataflow.runtime.service import DEAD_LETTER, FAIL, SKIP
 from arroyo_dagster.user_modules import open_folders
 
@@ -111,6 +113,29 @@ def check_functions(file: str, dataflow: Dataflow, packages: Mapping[str, Packag
     if found.errors:
         raise InvalidDefinition("dataflow", found.errors, file=file, warnings=warnings)
     return replace(dataflow, warnings=warnings)
+
+
+def check_bound(
+    dataflow: Dataflow, packages: Mapping[str, Package], functions: Mapping[str, str]
+) -> None:
+    """Check that all functions without a Python body are bound.
+
+    Raises:
+        UnboundOperatorError: E26, all that are not.
+    """
+    unbound = unbound_steps(dataflow, packages, functions)
+    if not unbound:
+        return
+    names = dict.fromkeys(step.name.replace("_", "-") for _, step in unbound)
+    places = [f"{step.operator} `{step.name}` (line {step.line})" for _, step in unbound]
+    count = f"{len(names)} function" + (" is" if len(names) == 1 else "s are")
+    raise UnboundOperatorError(
+        f"{count} not Python, and bound to no Python function: {', '.join(places)}",
+        number="E26",
+        next_step="bind each: "
+        + " ".join(f"--bind {name}=MODULE:FUNCTION" for name in names)
+        + "; `sdf check --stubs` prints functions to fill in",
+    )
 
 
 def _folders(file: str) -> tuple[str, str]:

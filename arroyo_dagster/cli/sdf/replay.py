@@ -12,6 +12,7 @@ from arroyo_dagster.cli.common import open_to_read, open_url, store_options
 from arroyo_dagster.cli.rendering import print_json
 from arroyo_dagster.cli.sdf.files import (
     allow_functions,
+    check_bound,
     check_functions,
     error_options,
     function_options,
@@ -110,6 +111,7 @@ def replay(
         _print_letters(replays, as_json)
         return
     dataflow = check_functions(file, dataflow, packages)
+    check_bound(dataflow, packages, given.functions)
     _print_left(replays)
     allow_functions(file)
     outside = spark_topics(store, spark, None)

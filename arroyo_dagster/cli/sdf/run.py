@@ -15,6 +15,7 @@ from arroyo_dagster.cli.common import EXIT_SKIPPED, NO_EFFECT, open_url, store_o
 from arroyo_dagster.cli.rendering import print_json
 from arroyo_dagster.cli.sdf.files import (
     allow_functions,
+    check_bound,
     check_functions,
     error_options,
     function_options,
@@ -160,6 +161,7 @@ def run(
         given = given.over(read_bindings(bindings))
     dataflow, packages = load_dataflow(file, legacy=legacy, extended=extended, prod=prod)
     dataflow = check_functions(file, dataflow, packages)
+    check_bound(dataflow, packages, given.functions)
     for one in dataflow.warnings:
         if one.number != "E26":  # a function that is not bound is an error here
             click.echo(f"warning {one.number} {one.place}{one.message}", err=True)

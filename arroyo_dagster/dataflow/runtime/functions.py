@@ -13,6 +13,7 @@ from typing import Any
 
 from arroyo_dagster.dataflow.definition.bodies import ARITIES, inspect_body
 from arroyo_dagster.dataflow.definition.definition import Dataflow, FunctionDef, Package, StepDef
+from arroyo_dagster.dataflow.definition.names import mangled
 from arroyo_dagster.dataflow.definition.types import CompositeType, NamedType, same_name
 from arroyo_dagster.dataflow.errors import OperatorError, UnboundOperatorError
 from arroyo_dagster.dataflow.runtime.reasons import keep_source
@@ -119,6 +120,36 @@ def packaged_function(
                 assert package is not None
                 return package.functions.get(function.name)
     return None
+
+
+def unbound_steps(
+    dataflow: Dataflow,
+    packages: Mapping[str, Package],
+    functions: Mapping[str, FunctionBody | str],
+) -> list[tuple[str, StepDef]]:
+    """Return every step, with its service, whose function has no Python body and is not bound."""
+    library = Library(dataflow=dataflow, functions=functions, packages=packages)
+    found = []
+    for service in dataflow.services.values():
+        for step in service.steps:
+            try:
+                library.plan(service.name, step)
+            except UnboundOperatorError:
+                found.append((service.name, step))
+    return found
+
+
+def stub(service: str, step: StepDef, packaged: FunctionDef | None) -> str:
+    """Return a Python function to fill in for a step without a Python body."""
+    inputs = step.inputs or (() if packaged is None else packaged.inputs)
+    named = [mangled(one.name) for one in inputs if one.name]
+    generic = ("record", "time")[: min(ARITIES[step.operator])]
+    arguments = ", ".join(named if len(named) in ARITIES[step.operator] else generic)
+    return (
+        f"def {mangled(step.name)}({arguments}):\n"
+        f'    """{step.operator} of service {service}, line {step.line}."""\n'
+        "    raise NotImplementedError\n"
+    )
 
 
 def _is_pair(function: FunctionDef | None) -> bool:

@@ -74,3 +74,84 @@ def test_options_let_extensions_and_old_versions_through(tmp_path: Path) -> None
 def test_the_schema_is_printed() -> None:
     result = run("schema", "sdf-package")
     assert json.loads(result.stdout) == json_schema("sdf-package")
+
+
+# ---- several files, and functions without a body -------------------------------------------------
+
+EXAMPLES = Path(__file__).parents[3] / "examples" / "sdf"
+MISTAKES = Path(__file__).parents[1] / "dataflow" / "definition" / "data" / "mistakes"
+
+
+def checked(*args: object) -> Result:
+    return CliRunner().invoke(cli.main, ["sdf", "check", *map(str, args)])
+
+
+def test_files_folders_and_patterns_are_checked_in_one_process() -> None:
+    good = checked(
+        EXAMPLES / "words", EXAMPLES / "flights" / "dataflow.yaml", EXAMPLES / "packages"
+    )
+    assert good.exit_code == 0, good.output
+    assert "4 files, 0 with errors" in good.output
+    mixed = checked(EXAMPLES / "words" / "dataflow.yaml", MISTAKES / "name-[ac]*.yaml")
+    assert mixed.exit_code == 3
+    assert "did you mean `counts`" in mixed.output
+    assert "examples/words@" in mixed.output
+    documents = json.loads(checked(MISTAKES / "type-*.yaml", "--json").output)["files"]
+    assert len(documents) == len(list(MISTAKES.glob("type-*.yaml")))
+    assert not any(one["valid"] for one in documents)
+
+
+def test_a_folder_without_definitions_is_not_taken_for_checked(tmp_path: Path) -> None:
+    for argument in (tmp_path, tmp_path / "*.yaml"):
+        result = checked(argument)
+        assert result.exit_code == 1
+        assert "there is no definition" in result.output
+
+
+UNBOUND = """apiVersion: 0.6.0
+meta: {name: n, version: 0.1.0, namespace: s}
+topics: {t: {schema: {value: {type: string}}}}
+services:
+  a:
+    sources: [{type: topic, id: t}]
+    states:
+      c: {type: keyed-state, properties: {key: {type: string}, value: {type: u32}}}
+    partition:
+      assign-key: {uses: by-word}
+      update-state: {run: "fn count_word(word: String) -> Result<()> { Ok(()) }"}
+"""
+
+
+def test_all_functions_without_a_body_are_named_at_once_with_stubs(tmp_path: Path) -> None:
+    file = tmp_path / "dataflow.yaml"
+    file.write_text(UNBOUND)
+    (tmp_path / "words.txt").write_text("be\n")
+    words = ("--source", f"t=jsonl:{tmp_path}/words.txt", "--url", str(tmp_path / "state"))
+    refused = CliRunner().invoke(cli.main, ["sdf", "run", str(file), *words])
+    assert refused.exit_code == 1
+    assert "2 functions are not Python" in refused.output
+    assert "assign-key `by-word` (line 10), update-state `count_word` (line 11)" in refused.output
+    assert "--bind by-word=MODULE:FUNCTION --bind count-word=MODULE:FUNCTION" in refused.output
+    stubs = checked(file, "--stubs")
+    assert stubs.exit_code == 0
+    names: dict[str, object] = {}
+    exec(stubs.output, names)
+    assert {"by_word", "count_word"} <= names.keys()
+    assert "#   --bind by-word=MODULE:by_word" in stubs.output
+
+
+def test_the_graph_of_a_dataflow_has_its_services_topics_and_states() -> None:
+    shown = CliRunner().invoke(cli.main, ["sdf", "dot", str(EXAMPLES / "words" / "dataflow.yaml")])
+    assert shown.exit_code == 0
+    lines = shown.output.splitlines()
+    assert lines[0] == 'digraph "examples/words" {'
+    assert lines[-1] == "}"
+    for edge in (
+        '"topic sentences" -> "service split";',
+        '"service split" -> "topic words";',
+        '"topic words" -> "service count-words";',
+        '"service count-words" -> "state count-words.hits";',
+        '"state count-words.word-stats" -> "service look-up" [style=dashed];',
+    ):
+        assert f"  {edge}" in lines, shown.output
+    assert '  "state count-words.hits" [shape=cylinder, label="hits"];' in lines
