@@ -273,3 +273,64 @@ def test_dead_letters_and_failed_flushes_are_as_in_process(session: Any, tmp_pat
 
 
 BAD = (b"b2", b"b21", b"b22")
+
+
+WHOLE_BATCHES = """
+apiVersion: 0.6.0
+meta: {name: batches, version: 0.1.0, namespace: test}
+topics:
+  words:
+    schema:
+      value: {converter: json, type: object, properties: {text: {type: string}, at: {type: i64}}}
+services:
+  count:
+    sources: [{type: topic, id: words}]
+    states:
+      counts:
+        type: keyed-state
+        properties: {key: {type: string}, value: {type: u32}}
+    transforms:
+      - {operator: filter, run: "select text <> 'w8' from batch"}
+    partition:
+      assign-key:
+        run: |
+          import polars as pl
+          def key_of(words: pl.DataFrame):
+              return words["text"]
+      update-state:
+        run: |
+          import polars as pl
+          def count(words: pl.DataFrame):
+              if (words["at"] % 13 == 0).any():
+                  raise ValueError("unlucky")
+              more = words.group_by("_key").len("more")
+              rows = counts().rows().join(more, on="_key")
+              return rows.select("_key", pl.col("value") + pl.col("more"))
+"""
+
+
+def test_functions_of_whole_batches_and_look_ups_are_as_in_process(
+    session: Any, tmp_path: Path
+) -> None:
+    dataflow = parse_document(WHOLE_BATCHES, extended=True)
+    assert isinstance(dataflow, Dataflow)
+    words = random_words(60, 3)
+
+    def services(store: Any) -> list[Any]:
+        source = TableSource(topic(encoded(words)), rows_per_epoch=30, splits=2)
+        return build_dataflow(
+            dataflow,
+            store,
+            bindings=Bindings(sources={"words": source}),
+            options=RunOptions(parallelism=2, clock=lambda: 2_000_000, max_errors=60),
+        )
+
+    expected: dict[str, int] = {}
+    for word in words:
+        if word["text"] != "w8" and word["at"] % 13:
+            expected[word["text"]] = expected.get(word["text"], 0) + 1
+    plain, spark = (open_store(f"{tmp_path}/{name}") for name in ("plain", "spark"))
+    run_dataflow(services(plain), plain, DataflowOptions(until_idle=True))
+    run_pipelines(services(spark), spark, SparkOptions(session=session))
+    for store in (plain, spark):
+        assert dict(Views(store, dataflow).view("counts").pairs()) == expected

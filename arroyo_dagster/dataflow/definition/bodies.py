@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import re
 import warnings
+import zlib
 from dataclasses import dataclass
 
 ARITIES: dict[str, tuple[int, ...]] = {
@@ -24,7 +25,9 @@ ARITIES: dict[str, tuple[int, ...]] = {
 }
 """The accepted numbers of arguments per operator: without and with a leading key argument."""
 
-LANGUAGES = ("python", "rust")
+LANGUAGES = ("python", "rust", "sql")
+_QUERIES = ("map", "filter", "assign-key", "update-state")
+"""The operators that a query can serve."""
 
 _PYTHON_START = re.compile(
     r"(?:async\s+)?def\b|import\b|from\b|@|'|\"|[A-Za-z_]\w*\s*(?::[^=\n]+)?=(?!=)"
@@ -32,6 +35,7 @@ _PYTHON_START = re.compile(
 _RUST_START = re.compile(
     r"(?:(?:async|unsafe|extern)\s+)*fn\b|pub\b|use\b|const\b|static\b|struct\b|enum\b|#!?\["
 )
+_SQL_START = re.compile(r"(?:select|with)\s", re.IGNORECASE)
 _SKIPPED = re.compile(
     r"\s+|//[^\n]*|/\*.*?\*/|#(?!!?\[)[^\n]*|run:\s*\|[^\n]*", re.DOTALL
 )  # a published example repeats `run: |` inside its body (spec 11.5)
@@ -42,8 +46,8 @@ class ParsedBody:
     """The result of an inspection.
 
     Attributes:
-        language: `python` or `rust`; None if unknown.
-        name: the name of the function; None if it is unknown.
+        language: `python`, `rust` or `sql`; None if unknown.
+        name: the name of the function; of a query one made from its text; None if it is unknown.
         errors: pairs of error number and message.
     """
 
@@ -64,6 +68,7 @@ def inspect_body(source: str, language: str | None, operator: str) -> ParsedBody
     if language is None:
         language = "python" if _PYTHON_START.match(source, start) else None
         language = "rust" if _RUST_START.match(source, start) else language
+        language = "sql" if _SQL_START.match(source, start) else language
     if language not in LANGUAGES:
         said = (
             ("the language is not given and cannot be derived")
@@ -73,6 +78,8 @@ def inspect_body(source: str, language: str | None, operator: str) -> ParsedBody
         return ParsedBody(
             None, None, (("E25", f"{said}; known languages: {', '.join(LANGUAGES)}"),)
         )
+    if language == "sql":
+        return _sql(source, operator)
     return _python(source, operator) if language == "python" else _rust(source[start:], operator)
 
 
@@ -90,6 +97,14 @@ def _arity_error(operator: str, name: str, count: int) -> list[tuple[str, str]]:
     wanted = " or ".join(str(number) for number in expected)
     number = "E38" if operator == "flush" else "E27"
     return [(number, f"{operator} function `{name}` takes {count} arguments; expected {wanted}")]
+
+
+def _sql(source: str, operator: str) -> ParsedBody:
+    name = f"sql_{operator}_{zlib.crc32(source.encode()):08x}".replace("-", "_")
+    if operator in _QUERIES:
+        return ParsedBody("sql", name)
+    said = f"a query cannot serve {operator}; expected one of {', '.join(_QUERIES)}"
+    return ParsedBody("sql", name, (("E27", said),))
 
 
 # ---- Python --------------------------------------------------------------------------------------

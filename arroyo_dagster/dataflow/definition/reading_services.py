@@ -67,7 +67,7 @@ class StepReader:
         if body.name is None:
             return None
         first = self._inline.setdefault(same_name(body.name), run)
-        if first is not run:
+        if first is not run and body.language != "sql":
             message = f"inline function `{body.name}` is not unique: line {first.line} has one"
             self._mistakes.add(run.diagnostic_at("E24", message))
         source = run.text if run.text.endswith("\n") else f"{run.text}\n"

@@ -87,14 +87,6 @@ class WindowDef:
         closing = (window for window in opened if self.is_closed(window, watermark_ms))
         return tuple(sorted(closing, key=lambda window: (window.end_ms, window.start_ms)))
 
-    def is_idle(self, last_arrival_ms: int, now_ms: int) -> bool:
-        """Return whether the service had no record for `idleness_ms` or longer.
-
-        Args:
-            last_arrival_ms, now_ms: times of the engine's clock, not event times.
-        """
-        return self.idleness_ms is not None and now_ms - last_arrival_ms >= self.idleness_ms
-
     def idle_watermark(self, opened: Iterable[Window], watermark_ms: int | None) -> int | None:
         """Return the watermark that an idle service advances to: it closes every open window.
 

@@ -8,7 +8,7 @@ Source: sdf-states.md 3.4 and 8.2; error E43.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
@@ -31,6 +31,7 @@ class Invocation:
         accessors: by the name of the state in user code.
         tables: returns the tables that `sql` sees; called for each query.
         env: the job's environment.
+        tables_in: returns the tables that a query as a body sees, by the words in it.
 
     Attributes:
         key: the key of the current record; None outside of a partition.
@@ -45,9 +46,11 @@ class Invocation:
         accessors: Mapping[str, Accessor],
         tables: Callable[[], Tables],
         env: Mapping[str, str],
+        tables_in: Callable[[Collection[str]], Tables] | None = None,
     ) -> None:
         self.accessors = dict(accessors)
         self._tables = tables
+        self.tables = tables_in or (lambda words: tables())
         self.env = dict(env)
         self.key: str | int | bool | None = None
         self.text = ""

@@ -65,7 +65,9 @@ class Converter:
         """Return a function that decodes a value from bytes. ValueError: invalid bytes."""
         if self.name == "raw":
             return _raw_reader(self._resolved(self.type))
-        convert = self._decoder(self.type) if self.type is not None else as_record
+        if self.type is None:
+            return lambda data: _parsed(data, _RECORDS)
+        convert = self._decoder(self.type)
         return lambda data: convert(_parsed(data))
 
     def arrow_reader(self) -> Convert:
@@ -87,6 +89,14 @@ class Converter:
         """Return a function that encodes a record's key."""
         declared = self._resolved(self.key_type)
         return _raw_key if declared is None else _raw_writer(declared)
+
+    def resolved(self, declared: TypeDef | None) -> TypeDef | None:
+        """Return a type with its name resolved; None if it is undeclared or unknown."""
+        return self._resolved(declared)
+
+    def name_in_json(self, member: Member) -> str:
+        """Return the name of a member in JSON that is read."""
+        return member.read_as or self._field(member.name)
 
     def _resolved(self, declared: TypeDef | None) -> TypeDef | None:
         return None if declared is None else self.types.resolve(declared).type
@@ -118,7 +128,7 @@ class Converter:
 
     def _object_decoder(self, declared: CompositeType) -> Convert:
         members = [
-            (one.name, one.read_as or self._field(one.name), self._decoder(one.type), one.optional)
+            (one.name, self.name_in_json(one), self._decoder(one.type), one.optional)
             for one in declared.members
         ]
         known = {written for _, written, _, _ in members}
@@ -332,11 +342,12 @@ def _no_constant(text: str) -> Any:
 
 
 _JSON = json.JSONDecoder(parse_constant=_no_constant)
+_RECORDS = json.JSONDecoder(parse_constant=_no_constant, object_hook=Record)
 
 
-def _parsed(data: bytes | str) -> Any:
+def _parsed(data: bytes | str, decoder: json.JSONDecoder = _JSON) -> Any:
     try:
-        return _JSON.decode(data if isinstance(data, str) else data.decode())
+        return decoder.decode(data if isinstance(data, str) else data.decode())
     except RecursionError:
         raise ValueError("the JSON is nested too deeply") from None
 

@@ -242,7 +242,7 @@ class FlushOperator(ServiceOperator):
         times = [window.end_ms - 1 for window, _ in results]
         known = self.readers.epochs
         columns = {
-            **encode([value for _, value in results]),
+            **encode([value for _, value in results], shared=True),
             **encode_keys(None, count),
             "partition": pa.array([0] * count, pa.int32()),
             "offset": pa.array([-1] * count, pa.int64()),

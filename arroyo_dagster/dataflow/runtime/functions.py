@@ -16,6 +16,7 @@ from arroyo_dagster.dataflow.definition.definition import Dataflow, FunctionDef,
 from arroyo_dagster.dataflow.definition.names import mangled
 from arroyo_dagster.dataflow.definition.types import CompositeType, NamedType, same_name
 from arroyo_dagster.dataflow.errors import OperatorError, UnboundOperatorError
+from arroyo_dagster.dataflow.runtime.columnar import COLUMNAR, SQL, SqlBody, form_of
 from arroyo_dagster.dataflow.runtime.reasons import keep_source
 from arroyo_dagster.user_modules import INLINE, import_named
 
@@ -29,11 +30,14 @@ class FunctionPlan:
     Attributes:
         name: the name of the function, for errors and metrics.
         operator: the operator of the step.
-        source: Python code to compile; None = use `target`.
+        source: Python code to compile, or a query; None = use `target`.
         target: `module:function`, or the callable itself, which is sent to Spark's workers.
         gives_pair: whether its signature in the YAML declares a key-value result.
         states: the states that it may access; None = all in scope.
         path: the YAML path of the step.
+        language: `python` or `sql`.
+        form: the form of a columnar body, as in `form_of`; "" = a call per record, or unknown
+            before it is loaded.
     """
 
     name: str
@@ -43,6 +47,8 @@ class FunctionPlan:
     gives_pair: bool = False
     states: tuple[str, ...] | None = None
     path: str
+    language: str = "python"
+    form: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +58,14 @@ class Function:
     Attributes:
         takes_key: whether its first argument is the record's key.
         gives_pair: whether it returns `(key, value)`.
+        form: the form of its columns, as in `form_of`; "" = it is called per record.
     """
 
     plan: FunctionPlan
     body: FunctionBody
     takes_key: bool
     gives_pair: bool
+    form: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,8 +86,8 @@ class Library:
             UnboundOperatorError: there is none (E26).
         """
         make: dict[str, Any] = {"name": step.name, "operator": step.operator, "path": step.path}
-        if step.source is not None and step.language == "python":
-            return FunctionPlan(source=step.source, **make)
+        if step.source is not None and step.language in ("python", "sql"):
+            return FunctionPlan(source=step.source, language=step.language, **make)
         if step.source is None and step.target and ":" in step.target:
             return FunctionPlan(target=step.target, **make)
         packaged = packaged_function(self.dataflow, self.packages, step)
@@ -90,8 +98,8 @@ class Library:
                 return FunctionPlan(target=bound, **make)
         if packaged is not None and packaged.source is not None:
             language = inspect_body(packaged.source, packaged.language, packaged.operator)
-            if language.language == "python":
-                return FunctionPlan(source=packaged.source, **make)
+            if language.language in ("python", "sql"):
+                return FunctionPlan(source=packaged.source, language=language.language, **make)
         raise UnboundOperatorError(
             f"service `{service}`: the body of {step.operator} `{step.name}` is "
             + ("not Python" if step.source else "not in the dataflow")
@@ -171,10 +179,18 @@ def load(plan: FunctionPlan, scope: Mapping[str, Any]) -> Function:
     Raises:
         OperatorError: it cannot be imported, is not a function, or does not fit its step (E27).
     """
+    if plan.source is not None and plan.language == "sql":
+        return Function(plan, SqlBody(plan.source), takes_key=False, gives_pair=False, form=SQL)
     body = _compiled(plan, scope) if plan.source is not None else _imported(plan)
-    count = _arity(plan, body)
+    parameters = _parameters(plan, body)
     pair = plan.gives_pair or _annotated_pair(body)
-    return Function(plan, body, count > min(ARITIES[plan.operator]), pair)
+    takes_key = len(parameters) > min(ARITIES[plan.operator])
+    form = form_of(body, parameters[-1]) if parameters else ""
+    if form and plan.operator not in COLUMNAR:
+        raise _misfit(plan, f"it takes a frame; {plan.operator} has no columnar form")
+    if form and (takes_key or pair):
+        raise _misfit(plan, "it takes a frame, and so neither takes a key nor returns pairs")
+    return Function(plan, body, takes_key, pair, form)
 
 
 def _compiled(plan: FunctionPlan, scope: Mapping[str, Any]) -> FunctionBody:
@@ -209,7 +225,8 @@ def _imported(plan: FunctionPlan) -> FunctionBody:
     return typing.cast(FunctionBody, found)
 
 
-def _arity(plan: FunctionPlan, body: FunctionBody) -> int:
+def _parameters(plan: FunctionPlan, body: FunctionBody) -> list[str]:
+    """Return the names of the parameters that a step gives."""
     expected = " or ".join(str(count) for count in ARITIES[plan.operator])
     if inspect.iscoroutinefunction(body) or inspect.isasyncgenfunction(body):
         raise _misfit(plan, "it is async; expected a plain `def`")
@@ -225,7 +242,7 @@ def _arity(plan: FunctionPlan, body: FunctionBody) -> int:
         raise _misfit(plan, f"it takes `*` arguments; expected {expected} positional arguments")
     if len(needed) not in ARITIES[plan.operator]:
         raise _misfit(plan, f"it takes {len(needed)} arguments; expected {expected}")
-    return len(needed)
+    return [one.name for one in needed]
 
 
 def _annotated_pair(body: FunctionBody) -> bool:

@@ -5,8 +5,8 @@ Source: sdf-states.md 1.5, 1.7, 3.1, 3.2, 3.5; errors E41 to E43, E50.
 
 from __future__ import annotations
 
+import functools
 import gc
-import pickle
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -17,17 +17,18 @@ import pyarrow.compute as pc
 
 from arroyo_dagster.dataflow.definition.windows import GLOBAL_WINDOW, Window
 from arroyo_dagster.dataflow.errors import OperatorResultError
+from arroyo_dagster.dataflow.runtime.batch_states import ColumnUpdate
 from arroyo_dagster.dataflow.runtime.functions import Function
 from arroyo_dagster.dataflow.runtime.handles import Slot, slot_for
 from arroyo_dagster.dataflow.runtime.operators import ServiceOperator, ServicePlan
 from arroyo_dagster.dataflow.runtime.record_batches import (
     KIND,
     MARK,
-    PICKLED,
     ReceivedRecords,
     Travel,
     check_travels,
     column,
+    decode,
     encode,
     encode_keys,
 )
@@ -130,7 +131,14 @@ class StatesOperator(ServiceOperator):
 
     def _make_slots(self) -> list[Slot]:
         slots = {name: slot_for(state) for name, state in self.plan.owned.items()}
-        self._place = self.invocation({name: slot.access for name, slot in slots.items()})
+        partition = self.plan.partition
+        update = None if partition is None else partition.update_state
+        self._columns: ColumnUpdate | None = None
+        if update is not None and update.form:
+            self._columns = ColumnUpdate(slots, self.readers)
+            self._place = self.invocation(self._columns.accessors, self._columns.tables_in)
+        else:
+            self._place = self.invocation({name: slot.access for name, slot in slots.items()})
         for slot in slots.values():
             slot.place = self._place
         return list(slots.values())
@@ -158,7 +166,16 @@ class StatesOperator(ServiceOperator):
         key_types = self.plan.key_types
         arrived = ReceivedRecords(batch, self.plan.topics, key_types[0] if key_types else None)
         with self._place.entered(), collected_later():
-            if self._windowed or self._steps or self._update is None:
+            if self._columns is not None and self._update is not None:
+                failed = self._columns.apply(
+                    self._update,
+                    arrived,
+                    enter=self._enter if self._windowed else None,
+                    fail=functools.partial(self._failed_update, arrived),
+                )
+                succeeded = len(arrived.keys) - failed
+                self.metrics.count(self._update.plan.name, succeeded=succeeded)
+            elif self._windowed or self._steps or self._update is None:
                 self._fold(arrived, collector)
             else:
                 self._fold_fast_path(arrived, self._update)
@@ -170,7 +187,7 @@ class StatesOperator(ServiceOperator):
         is_mark = pc.equal(column(batch, KIND), MARK)
         if pc.any(is_mark).as_py():
             marks = batch.filter(is_mark)
-            self._mark = pickle.loads(column(marks, PICKLED)[0].as_py())
+            self._mark = decode(marks)[0]
             batch = batch.filter(pc.invert(is_mark))
         return batch
 
@@ -262,6 +279,10 @@ class StatesOperator(ServiceOperator):
         else:
             counts[update.plan.name] = counts.get(update.plan.name, 0) + 1
 
+    def _failed_update(self, arrived: ReceivedRecords, at: int, error: Exception) -> None:
+        assert self._update is not None
+        self._failed(self._update.plan.name, error, arrived.values[at], arrived, at)
+
     def _failed(
         self,
         name: str,
@@ -282,7 +303,7 @@ class StatesOperator(ServiceOperator):
     ) -> None:
         at = [one[0] for one in found]
         columns = {
-            **encode([one[2] for one in found]),
+            **encode([one[2] for one in found], shared=True),
             **encode_keys([one[1] for one in found], len(found)),
         }
         collector.collect(self._travel.from_origin(arrived.batch, at, columns))

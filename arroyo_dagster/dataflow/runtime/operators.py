@@ -5,7 +5,7 @@ Source: sdf-states.md 3.1.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +25,7 @@ from arroyo_dagster.dataflow.runtime.record_batches import clock_in, epochs_in
 from arroyo_dagster.dataflow.runtime.steps import Failures, Step
 from arroyo_dagster.dataflow.storage.boundary import SINK_SCHEMA
 from arroyo_dagster.dataflow.storage.engine_tables import METRICS_CONFIG, Metrics
+from arroyo_dagster.dataflow.views.sql import Tables
 from arroyo_dagster.state.model.ids import Epoch
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.tables import TableConfig
@@ -181,17 +182,27 @@ class ServiceOperator(Operator):
 
     # ---- functions -------------------------------------------------------------------------------
 
-    def invocation(self, accessors: Mapping[str, Accessor] | None = None) -> Invocation:
+    def invocation(
+        self,
+        accessors: Mapping[str, Accessor] | None = None,
+        tables_in: Callable[[Collection[str]], Tables] | None = None,
+    ) -> Invocation:
         """Return a context for functions.
 
         Args:
             accessors: by the name of the state; states without one are read as a whole.
+            tables_in: see `Invocation`; None = all states as published.
         """
         found: dict[str, Accessor] = {}
         for name, state in self.plan.states.items():
             access = (accessors or {}).get(name) or self._whole(name)
             found[mangled(name)] = found[state.accessor] = access
-        return Invocation(found, lambda: self.readers.tables(), self.plan.env)
+        return Invocation(
+            found,
+            lambda: self.readers.tables(),
+            self.plan.env,
+            tables_in or (lambda words: self.readers.tables_in(words)),
+        )
 
     def _whole(self, name: str) -> Accessor:
         return lambda: self.readers.whole(name)

@@ -5,7 +5,7 @@ Source: sdf-states.md 1.9, 3.2, 4.1, 8.3.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from arroyo_dagster.dataflow.definition.definition import StateDef, ValueKind
 from arroyo_dagster.dataflow.views.frames import Frame
@@ -53,6 +53,22 @@ class Readers:
     def epochs(self) -> Mapping[str, Epoch | None]:
         """The pinned epoch of each owner; None if it has none yet."""
         return self._epochs
+
+    def tables_in(self, words: Collection[str], *, without: Collection[str] = ()) -> Tables:
+        """Return the arrow-row states that a query may name as tables, and read no others.
+
+        Args:
+            words: the words of the query in lower case.
+            without: states to leave out.
+        """
+        found = []
+        for name, state in self._states.items():
+            if state.value_kind is not ValueKind.ROW or name in without:
+                continue
+            spelled = (one.replace("-", "_").lower() for one in (state.table, *state.aliases))
+            if any({*one.split("_")} <= {*words} or one in words for one in spelled):
+                found.append(self._view(name).table())
+        return Tables(found)
 
     def tables(self) -> Tables:
         """Return every arrow-row state as a table for `sql`."""

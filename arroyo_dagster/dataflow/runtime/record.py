@@ -7,6 +7,7 @@ Source: sdf-states.md 2.2, L6.
 
 from __future__ import annotations
 
+import copyreg
 from typing import Any
 
 from arroyo_dagster.dataflow.errors import did_you_mean
@@ -46,8 +47,15 @@ class Record(dict[str, Any]):
         return [name.replace("-", "_") for name in self]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # The default would call `items`, which may be a member.
-        return Record, ({**self},)
+        return _reduced(self)
+
+
+def _reduced(record: Record) -> tuple[Any, ...]:
+    # The default would call `items`, which may be a member.
+    return Record, ({**record},)
+
+
+copyreg.pickle(Record, _reduced)  # spares pickle the look-up of attributes, which are members
 
 
 def _find(record: Record, name: str) -> str | None:

@@ -1,7 +1,6 @@
 """Encode records between the operators of one service: Python values in Arrow columns, and back.
 
-Text is encoded as text, other values are pickled. This is safe: both ends are subtasks of one job,
-and the data is not stored.
+Text is encoded as text, other values are in payloads.
 """
 
 from __future__ import annotations
@@ -12,12 +11,27 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+import polars as pl
 import pyarrow as pa
 
 from arroyo_dagster.dataflow.definition.types import ScalarType
 from arroyo_dagster.dataflow.definition.windows import Window
 from arroyo_dagster.dataflow.errors import OperatorResultError
 from arroyo_dagster.dataflow.runtime.converters import json_bytes
+from arroyo_dagster.dataflow.runtime.payloads import (
+    PAYLOAD,
+    PAYLOAD_TYPE,
+    PLACE,
+    Groups,
+    decode_frame,
+    decode_values,
+    encode_frame,
+    encode_values,
+    frame_of,
+    no_values,
+)
 from arroyo_dagster.dataflow.runtime.service_source import CLOCK, FILE, SOURCE, epoch_column
 from arroyo_dagster.dataflow.runtime.steps import Place
 from arroyo_dagster.dataflow.storage.boundary import VALUE
@@ -27,7 +41,7 @@ from arroyo_dagster.dataflow.storage.values import Key, native_key
 TEXT_KEY, INT_KEY, BOOL_KEY, MARK = 0, 1, 2, 3
 """The kinds of a row's key. A row of kind MARK is not a record: it carries the watermark."""
 
-KIND, TEXT, PICKLED, KEY_TEXT, KEY_PICKLED = "_kind", "text", "pickled", "key_text", "key_pickled"
+KIND, TEXT, KEY_TEXT, KEY_PICKLED = "_kind", "text", "key_text", "key_pickled"
 ORIGIN = ("partition", "offset", "timestamp", SOURCE)
 RAW, RAW_KEY = "_raw", "_raw_key"
 """The raw value and key of the record that was read, for dead letters."""
@@ -61,7 +75,8 @@ class Travel:
                 *(keyed if self.keyed else own_key),
                 *(windowed if self.windowed else ()),
                 pa.field(TEXT, pa.string()),
-                pa.field(PICKLED, pa.binary()),
+                pa.field(PAYLOAD, PAYLOAD_TYPE),
+                pa.field(PLACE, pa.int32()),
                 pa.field("partition", pa.int32(), nullable=False),
                 pa.field("offset", pa.int64(), nullable=False),
                 pa.field("timestamp", pa.timestamp("ms")),
@@ -102,10 +117,22 @@ class Travel:
         return self.batch({**carried, **columns})
 
 
-def encode(values: Sequence[Any]) -> dict[str, pa.Array]:
-    """Return the columns of values, one per record."""
-    text, pickled = _encoded(values)
-    return {TEXT: text, PICKLED: pickled}
+def encode(
+    values: Sequence[Any], groups: Groups | None = None, *, shared: bool = False
+) -> dict[str, pa.Array]:
+    """Return the columns of values, one per record. Arguments and errors as in `encode_values`."""
+    if set(map(type, values)) <= {str}:
+        try:
+            return {TEXT: pa.array(values, pa.string()), **no_values(len(values))}
+        except UnicodeEncodeError:
+            pass  # a lone surrogate: it can be pickled, and fails later where it is written
+    text = pa.nulls(len(values), pa.string())
+    return {TEXT: text, **encode_values(values, groups, shared=shared)}
+
+
+def encode_rows(frame: pl.DataFrame, groups: Groups | None = None) -> dict[str, pa.Array]:
+    """Return the columns of records that are rows of a frame. Arguments as in `encode_values`."""
+    return {TEXT: pa.nulls(frame.height, pa.string()), **encode_frame(frame, groups)}
 
 
 def encode_keys(keys: Sequence[Any] | None, rows: int) -> dict[str, pa.Array]:
@@ -147,15 +174,17 @@ def check_travels(value: Any) -> None:
 _SURE = {str, int, float, bool, bytes}
 
 
-def decode(batch: pa.RecordBatch, text: str = TEXT, pickled: str = PICKLED) -> list[Any]:
-    """Return the values that `encode` encoded in these columns."""
-    plain = batch.column(batch.schema.get_field_index(text))
-    others = batch.column(batch.schema.get_field_index(pickled))
-    if others.null_count == len(others):
-        return plain.to_pylist()  # type: ignore[no-any-return]
+def decode(batch: pa.RecordBatch) -> list[Any]:
+    """Return the values that `encode` or `encode_rows` encoded."""
+    texts, payloads = column(batch, TEXT), column(batch, PAYLOAD)
+    if payloads.null_count == len(payloads):
+        return texts.to_pylist()  # type: ignore[no-any-return]
+    values = decode_values(payloads, column(batch, PLACE))
+    if texts.null_count == len(texts):
+        return values
     return [
-        one if data is None else pickle.loads(data)
-        for one, data in zip(plain.to_pylist(), others.to_pylist(), strict=True)
+        value if text is None else text
+        for text, value in zip(texts.to_pylist(), values, strict=True)
     ]
 
 
@@ -164,7 +193,11 @@ def decode_keys(batch: pa.RecordBatch) -> list[Any] | None:
     names = (KEY_TEXT, KEY_PICKLED)
     if all(column(batch, name).null_count == batch.num_rows for name in names):
         return None
-    return decode(batch, *names)
+    texts, pickled = (column(batch, name).to_pylist() for name in names)
+    return [
+        text if data is None else pickle.loads(data)
+        for text, data in zip(texts, pickled, strict=True)
+    ]
 
 
 def column(batch: pa.RecordBatch, name: str) -> pa.Array:
@@ -200,6 +233,18 @@ class ReceivedRecords:
     @cached_property
     def values(self) -> list[Any]:
         return decode(self.batch)
+
+    @cached_property
+    def _frame(self) -> pl.DataFrame | None:
+        return decode_frame(column(self.batch, PAYLOAD), column(self.batch, PLACE))
+
+    def columns(self, rows: slice | npt.NDArray[np.int64]) -> pl.DataFrame:
+        """Return some records as a frame. Errors as in `frame_of`."""
+        if self._frame is not None:
+            return self._frame[rows if isinstance(rows, slice) else rows.tolist()]
+        if isinstance(rows, slice):
+            return frame_of(self.values[rows])
+        return frame_of([self.values[at] for at in rows.tolist()])
 
     @cached_property
     def windows(self) -> list[Window]:

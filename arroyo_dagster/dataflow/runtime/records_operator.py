@@ -8,38 +8,52 @@ Source: sdf-states.md 3.1, 3.5, 6.1; errors E28, E29.
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from arroyo_dagster.dataflow.definition.types import ScalarType
 from arroyo_dagster.dataflow.definition.windows import Window
 from arroyo_dagster.dataflow.errors import OperatorResultError
+from arroyo_dagster.dataflow.runtime.columnar import call_divided, called, column_result
 from arroyo_dagster.dataflow.runtime.event_time import EventTime
 from arroyo_dagster.dataflow.runtime.functions import Function
+from arroyo_dagster.dataflow.runtime.json_columns import column_reader
 from arroyo_dagster.dataflow.runtime.operators import ServiceOperator, ServicePlan, TopicPlan
+from arroyo_dagster.dataflow.runtime.payloads import SCALAR, Groups
 from arroyo_dagster.dataflow.runtime.record_batches import (
     BOOL_KEY,
     INT_KEY,
     KIND,
     MARK,
-    PICKLED,
     TEXT_KEY,
     Travel,
     check_travels,
     column,
     encode,
     encode_keys,
+    encode_rows,
     place_in,
 )
 from arroyo_dagster.dataflow.runtime.service_source import CLOCK, IDLE, SOURCE, epoch_column
-from arroyo_dagster.dataflow.runtime.steps import Place, Records, call_each, has_result, run_steps
+from arroyo_dagster.dataflow.runtime.steps import (
+    Failures,
+    Place,
+    Records,
+    call_each,
+    has_result,
+    no_results,
+    run_steps,
+)
 from arroyo_dagster.dataflow.storage.boundary import VALUE
 from arroyo_dagster.dataflow.storage.columns import KEY, WINDOW_END, WINDOW_START
-from arroyo_dagster.dataflow.storage.engine_tables import WATERMARK_CONFIG, WINDOWS_CONFIG
+from arroyo_dagster.dataflow.storage.engine_tables import WATERMARK_CONFIG, WINDOWS_CONFIG, Metrics
 from arroyo_dagster.dataflow.storage.values import Key, check_of, key_for, key_text
 from arroyo_dagster.state.codec.hashing.routing import key_hashes, subtasks_for_hashes
 from arroyo_dagster.state.model.tables import TableConfig
@@ -67,8 +81,10 @@ class RecordsOperator(ServiceOperator):
         super().on_start(ctx)
         plan = self.plan
         self._place = self.invocation()
+        self._parallelism = ctx.task_info.parallelism
         self._decoders = [_reader(one) for one in plan.sources]
         self._key_readers = [one.converter.key_reader() for one in plan.sources]
+        self._column_readers = [column_reader(one.converter) for one in plan.sources]
         self._source_steps = [
             self.steps(one.transforms, self._place, partial=False) for one in plan.sources
         ]
@@ -76,10 +92,16 @@ class RecordsOperator(ServiceOperator):
         self._window_steps = self.steps(
             plan.window_transforms, self._place, partial=plan.partial_in_windows
         )
+        self._has_steps = any((*self._source_steps, self._steps, self._window_steps))
         timestamp, partition = plan.assign_timestamp, plan.partition
         self._timestamp = None if timestamp is None else self.function(timestamp, self._place)
         self._assign_key = (
             None if partition is None else self.function(partition.assign_key, self._place)
+        )
+        self._keys_of = (
+            None
+            if self._assign_key is None
+            else KeyAssigner(self._assign_key, plan, self.failures, self.metrics, self._enter)
         )
         self._event_time = None if plan.window is None else EventTime(plan.window, ctx)
 
@@ -130,6 +152,11 @@ class RecordsOperator(ServiceOperator):
         self, source: int, batch: pa.RecordBatch, place: Callable[[int], Place]
     ) -> Records:
         topic = self.plan.sources[source]
+        frame = self._columns(source, batch)
+        if frame is not None:
+            self.metrics.count(topic.name, succeeded=batch.num_rows)
+            keys = self._keys(source, batch, {})
+            return Records(None, range(batch.num_rows), keys, frame=frame)
         values, bad = _values(self._decoders[source], topic, batch)
         for at, error in bad.items():
             raw = column(batch, VALUE)[at].as_py()
@@ -142,6 +169,26 @@ class RecordsOperator(ServiceOperator):
         kept = [at for at in range(batch.num_rows) if at not in bad]
         some_keys = None if keys is None else [keys[at] for at in kept]
         return records.taken(kept, [values[at] for at in kept], some_keys)
+
+    def _columns(self, source: int, batch: pa.RecordBatch) -> pl.DataFrame | None:
+        """Return the records as columns, if the next step takes columns and all of them decode."""
+        steps = (*self._source_steps[source], *self._steps, *self._window_steps)
+        functions = [step.function.form for step in steps]
+        update = None if self.plan.partition is None else self.plan.partition.update_state
+        if self._assign_key is not None:
+            functions.append(self._assign_key.form)
+        if update is not None:
+            functions.append(update.form)
+        if not functions or not functions[0] or self._event_time is not None:
+            return None
+        raw, topic = column(batch, VALUE), self.plan.sources[source]
+        if not pa.types.is_binary(raw.type):
+            return None
+        if topic.converter.is_text and not raw.null_count:
+            text, is_text = _as_text(raw)
+            return pl.DataFrame({SCALAR: pl.from_arrow(text)}) if is_text else None
+        read = self._column_readers[source]
+        return None if read is None else read(raw)
 
     def _keys(
         self, source: int, batch: pa.RecordBatch, bad: dict[int, Exception]
@@ -235,25 +282,50 @@ class RecordsOperator(ServiceOperator):
     ) -> None:
         if not self.travel.keyed:
             records = self._that_travel(records, place)
-            columns = {**encode(records.values), **encode_keys(records.keys, len(records))}
+            shared = self.plan.partial_before_key
+            columns = {
+                **self._encoded(records, None, shared=shared),
+                **encode_keys(records.keys, len(records)),
+            }
             collector.collect(self.travel.from_origin(batch, records.at, columns))
             return
         texts, kinds, records = self._keyed(records, place)
         if not len(records):
             return
         records, repeated = _one_a_window(records)
-        columns = encode(records.values)
         if repeated is not None:
             texts, kinds = texts.take(repeated), kinds.take(repeated)
+        groups = self._subtasks_of(texts)
+        columns = self._encoded(records, groups, shared=self.plan.partial_before_key)
         columns[KEY], columns[KIND] = texts, kinds
         if records.windows is not None:
             for name, part in ((WINDOW_START, 0), (WINDOW_END, 1)):
                 columns[name] = pa.array([one[0][part] for one in records.windows], pa.int64())
         collector.collect(self.travel.from_origin(batch, records.at, columns))
 
+    @staticmethod
+    def _encoded(records: Records, groups: Groups | None, *, shared: bool) -> dict[str, pa.Array]:
+        if records.frame is not None and records.windows is None:
+            return encode_rows(records.frame, groups)
+        return encode(records.values, groups, shared=shared)
+
+    def _subtasks_of(self, keys: pa.Array) -> Groups | None:
+        """Return the subtask of the states that each key is routed to; None = there is one."""
+        if self._parallelism == 1:
+            return None
+        hashes = key_hashes([keys], rows=len(keys))
+        return subtasks_for_hashes(hashes, self._parallelism).astype(np.int64)
+
     def _that_travel(self, records: Records, place: Callable[[int], Place]) -> Records:
         """Return the records that can be sent on; report the others as failures."""
-        if set(map(type, records.values)) <= {str}:
+        if (
+            records.frame is not None
+            or not self._has_steps
+            or set(map(type, records.values)) <= {str}
+        ):
+            return records
+        with contextlib.suppress(Exception):
+            pickle.dumps(records.values, protocol=5)
             return records
         kept: list[int] = []
         name = self._last_step()
@@ -278,15 +350,58 @@ class RecordsOperator(ServiceOperator):
     ) -> tuple[pa.Array, pa.Array, Records]:
         """Return each record's key as text, its kind, and the records that have a key."""
         records = self._that_travel(records, place)
-        function = self._assign_key
-        if function is None:  # a window without a partition has one key
+        if self._assign_key is None:  # a window without a partition has one key
             rows = len(records)
             return pa.array([""] * rows, pa.string()), _kind(TEXT_KEY, rows), records
-        keys = self._assigned(function, records, place)
-        if self.plan.key_types in ((), (ScalarType.STRING,)):
+        assert self._keys_of is not None
+        return self._keys_of.assign(records, place)
+
+
+class KeyAssigner:
+    """Calls assign-key with records, and converts what it returns to keys of the states.
+
+    Args:
+        function: assign-key.
+        plan: the plan of the service.
+        failures: receives the records without a key.
+        metrics: counts the others.
+        enter: called with the windows of each record before the function is.
+    """
+
+    def __init__(
+        self,
+        function: Function,
+        plan: ServicePlan,
+        failures: Failures,
+        metrics: Metrics,
+        enter: Callable[[tuple[Window, ...]], None],
+    ) -> None:
+        self._function = function
+        self._key_types = plan.key_types
+        self._partial = plan.partial_before_key
+        self._failures = failures
+        self._metrics = metrics
+        self._enter = enter
+
+    def assign(
+        self, records: Records, place: Callable[[int], Place]
+    ) -> tuple[pa.Array, pa.Array, Records]:
+        """Return each record's key as text, its kind, and the records that have a key."""
+        function = self._function
+        if function.form:
+            keys: Any = self._assigned_columns(records, place)
+        else:
+            keys = self._assigned(records, place)
+        if isinstance(keys, pl.Series):
+            if self._key_types in ((), (ScalarType.STRING,)) and keys.dtype == pl.String:
+                self._metrics.count(function.plan.name, succeeded=len(keys))
+                text = keys.to_arrow().cast(pa.string())
+                return text, _kind(TEXT_KEY, len(keys)), records
+            keys = keys.to_list()
+        if self._key_types in ((), (ScalarType.STRING,)):
             made = _texts(keys)
             if made is not None:
-                self.metrics.count(function.plan.name, succeeded=len(keys))
+                self._metrics.count(function.plan.name, succeeded=len(keys))
                 return made, _kind(TEXT_KEY, len(keys)), records
         texts: list[str] = []
         kinds: list[int] = []
@@ -295,46 +410,63 @@ class RecordsOperator(ServiceOperator):
             if not has_result(key):
                 continue
             try:
-                text, kind = _key_of(function, key, self.plan.key_types)
+                text, kind = _key_of(function, key, self._key_types)
             except Exception as error:
-                self._no_key(function, error, records, at, place)
+                self._no_key(error, records, at, place)
                 continue
             texts.append(text)
             kinds.append(kind)
             kept.append(at)
-        self.metrics.count(function.plan.name, succeeded=len(kept))
-        found = records.taken(kept, [records.values[at] for at in kept], None)
+        self._metrics.count(function.plan.name, succeeded=len(kept))
+        found = records.chosen(kept)
         return pa.array(texts, pa.string()), pa.array(kinds, pa.int8()), found
 
-    def _assigned(
-        self, function: Function, records: Records, place: Callable[[int], Place]
-    ) -> list[Any]:
+    def _assigned(self, records: Records, place: Callable[[int], Place]) -> list[Any]:
         def fail(at: int, error: Exception) -> None:
-            self._no_key(function, error, records, at, place)
+            self._no_key(error, records, at, place)
 
+        function = self._function
         if not function.takes_key and records.windows is None:
             return call_each(function.body, records.values, fail)[0]
-        return call_each(
-            lambda at: self._assign_one(function, records, at), range(len(records)), fail
-        )[0]
+        return call_each(lambda at: self._assign_one(records, at), range(len(records)), fail)[0]
+
+    def _assigned_columns(
+        self, records: Records, place: Callable[[int], Place]
+    ) -> pl.Series | list[Any]:
+        """Return the key of each record, or the marker of a failure, of a columnar assign-key."""
+
+        def call(start: int, stop: int) -> pl.Series:
+            result = called(self._function, records.columns(start, stop))
+            return column_result(self._function, result, stop - start)
+
+        def fail(at: int, error: Exception) -> None:
+            self._no_key(error, records, at, place)
+
+        found = call_divided(len(records), call, fail)
+        if len(found) == 1 and found[0][:2] == (0, len(records)):
+            return found[0][2]
+        keys = no_results(len(records))
+        for start, stop, series in found:
+            keys[start:stop] = series.to_list()
+        return keys
 
     def _no_key(
         self,
-        function: Function,
         error: Exception,
         records: Records,
         at: int,
         place: Callable[[int], Place],
     ) -> None:
-        self.failures.note(
-            function.plan.name,
+        self._failures.note(
+            self._function.plan.name,
             error,
             records.values[at],
             place(records.at[at]),
-            partial=self.plan.partial_before_key,
+            partial=self._partial,
         )
 
-    def _assign_one(self, function: Function, records: Records, at: int) -> Any:
+    def _assign_one(self, records: Records, at: int) -> Any:
+        function = self._function
         if records.windows is not None:
             self._enter(records.windows[at])
         if not function.takes_key:
@@ -384,7 +516,7 @@ def watermark_rows(
     columns = {
         KEY: pa.array(keys, pa.string()),
         KIND: pa.array([MARK] * rows, pa.int8()),
-        PICKLED: pa.array([pickle.dumps(mark, protocol=5)] * rows, pa.binary()),
+        **encode([mark] * rows, np.arange(rows)),
         "partition": pa.array([0] * rows, pa.int32()),
         "offset": pa.array([-1] * rows, pa.int64()),
         SOURCE: pa.array([IDLE] * rows, pa.int32()),

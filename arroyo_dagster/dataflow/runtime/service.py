@@ -53,7 +53,7 @@ from arroyo_dagster.dataflow.definition.definition import (
     ValueKind,
 )
 from arroyo_dagster.dataflow.definition.scope import scope_of
-from arroyo_dagster.dataflow.errors import StateSchemaError, Unsupported
+from arroyo_dagster.dataflow.errors import OperatorError, StateSchemaError, Unsupported
 from arroyo_dagster.dataflow.runtime.converters import Converter
 from arroyo_dagster.dataflow.runtime.error_limit import ErrorLimit
 from arroyo_dagster.dataflow.runtime.flush_operator import FlushOperator
@@ -481,11 +481,32 @@ class _Planning:
 
     def _partition(self, partition: PartitionDef) -> PartitionPlan:
         update = partition.update_state
+        update_plan = None if update is None else self._function(update)
+        if update_plan is not None and update_plan.form and partition.transforms:
+            raise OperatorError(
+                f"function `{update_plan.name}` cannot serve update-state: it takes a frame, and "
+                "transforms of a partition run per record",
+                number="E27",
+                path=update_plan.path,
+                next_step="move the transforms before the partition, or take a record",
+            )
         return PartitionPlan(
             assign_key=self._function(partition.assign_key),
-            transforms=self._functions(partition.transforms),
-            update_state=None if update is None else self._function(update),
+            transforms=tuple(map(self._per_record, self._functions(partition.transforms))),
+            update_state=update_plan,
         )
+
+    @staticmethod
+    def _per_record(plan: FunctionPlan) -> FunctionPlan:
+        if plan.form:
+            raise OperatorError(
+                f"function `{plan.name}` cannot serve {plan.operator} in a partition: it takes a "
+                "frame, and transforms of a partition run per record",
+                number="E27",
+                path=plan.path,
+                next_step="move it before the partition, or take a record",
+            )
+        return plan
 
     def _functions(self, steps: Iterable[StepDef]) -> tuple[FunctionPlan, ...]:
         return tuple(self._function(step) for step in steps)
@@ -496,4 +517,4 @@ class _Planning:
         if plan.target is not None:
             # Spark's workers may not have the module installed: send the function itself.
             plan = replace(plan, target=loaded.body)
-        return plan
+        return replace(plan, form=loaded.form)

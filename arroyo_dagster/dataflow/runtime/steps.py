@@ -11,10 +11,21 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+import polars as pl
+
 from arroyo_dagster.dataflow.definition.windows import Window
 from arroyo_dagster.dataflow.errors import OperatorResultError, StepFailed
+from arroyo_dagster.dataflow.runtime.columnar import (
+    call_divided,
+    called,
+    joined,
+    mask_result,
+    rows_result,
+)
 from arroyo_dagster.dataflow.runtime.functions import Function
 from arroyo_dagster.dataflow.runtime.letters import Letter
+from arroyo_dagster.dataflow.runtime.payloads import frame_of, records_of
 from arroyo_dagster.dataflow.runtime.reasons import reason_of
 from arroyo_dagster.dataflow.runtime.record import as_record
 from arroyo_dagster.dataflow.storage.engine_tables import Metrics
@@ -44,31 +55,67 @@ class Place:
     time_ms: int | None = None
 
 
-@dataclass(slots=True)
 class Records:
-    """Records between steps.
+    """Records between steps, as Python values or as a frame; each is made of the other when needed.
 
-    Attributes:
-        values: the value of each record.
+    Args:
+        values: the value of each record; None = `frame` has them.
         at: the index of each record in its input batch.
         keys: the key of each record; None = no keys.
         windows: the windows that accepted each record; None outside of windows.
+        frame: the records as rows; see `frame_of`.
     """
 
-    values: list[Any]
-    at: Sequence[int]
-    keys: list[Any] | None = None
-    windows: list[tuple[Window, ...]] | None = None
+    def __init__(
+        self,
+        values: list[Any] | None,
+        at: Sequence[int],
+        keys: list[Any] | None = None,
+        windows: list[tuple[Window, ...]] | None = None,
+        *,
+        frame: pl.DataFrame | None = None,
+    ) -> None:
+        self._values = values
+        self.frame = frame
+        self.at = at
+        self.keys = keys
+        self.windows = windows
+
+    @property
+    def values(self) -> list[Any]:
+        """The value of each record."""
+        if self._values is None:
+            assert self.frame is not None
+            self._values = records_of(self.frame)
+        return self._values
 
     def __len__(self) -> int:
-        return len(self.values)
+        return len(self.at)
+
+    def columns(self, start: int, stop: int) -> pl.DataFrame:
+        """Return some records as a frame. Errors as in `frame_of`."""
+        if self.frame is not None:
+            return self.frame.slice(start, stop - start)
+        return frame_of(self.values[start:stop])
 
     def taken(self, kept: list[int], values: list[Any], keys: list[Any] | None) -> Records:
         """Return records with new values and keys, derived from those at the indexes `kept`."""
-        if len(kept) == len(self.values) and kept == list(range(len(kept))):
+        if len(kept) == len(self.at) and kept == list(range(len(kept))):
             return Records(values, self.at, keys, self.windows)
         windows = None if self.windows is None else [self.windows[one] for one in kept]
         return Records(values, [self.at[one] for one in kept], keys, windows)
+
+    def chosen(self, kept: list[int], frame: pl.DataFrame | None = None) -> Records:
+        """Return the records at the indexes `kept`; with `frame`, with these rows as values."""
+        if frame is None and len(kept) == len(self.at):
+            return self
+        keys = None if self.keys is None else [self.keys[one] for one in kept]
+        if frame is None and self.frame is None:
+            return self.taken(kept, [self.values[one] for one in kept], keys)
+        found = self.taken(kept, [], keys)
+        assert frame is not None or self.frame is not None
+        rows = self.frame[kept] if frame is None and self.frame is not None else frame
+        return Records(None, found.at, found.keys, found.windows, frame=rows)
 
 
 class Failures:
@@ -305,7 +352,9 @@ def run_steps(
     for step in steps:
         before = len(records)
         fails = 0
-        if _is_plain(step) and enter is None:
+        if step.function.form:
+            records, fails = _columnar(step, records, failures, place)
+        elif _is_plain(step) and enter is None:
             records, fails = _plain_map(step, records, failures, place)
         else:
             records, fails = _general(step, records, failures, place, enter)
@@ -352,6 +401,38 @@ def _plain_map(
     return records.taken(kept, values, keys), failed
 
 
+def _columnar(
+    step: Step, records: Records, failures: Failures, place: Callable[[int], Place]
+) -> tuple[Records, int]:
+    """Run a map or filter of whole batches."""
+    function, failed = step.function, 0
+    filters = function.plan.operator == "filter"
+
+    def call(start: int, stop: int) -> Any:
+        result = called(function, records.columns(start, stop))
+        check = mask_result if filters else rows_result
+        return check(function, result, stop - start)
+
+    def fail(at: int, error: Exception) -> None:
+        nonlocal failed
+        failed += 1
+        value = records.values[at]
+        failures.note(step.name, error, value, place(records.at[at]), partial=step.partial)
+
+    found = call_divided(len(records), call, fail)
+    if filters:
+        kept = [start + one for start, _, mask in found for one in np.flatnonzero(mask).tolist()]
+        return records.chosen(kept), failed
+    kept = [at for start, stop, _ in found for at in range(start, stop)]
+    frames = [frame for _, _, frame in found]
+    whole = joined(frames) if frames else None
+    if whole is not None:
+        return records.chosen(kept, whole), failed
+    keys = None if records.keys is None else [records.keys[at] for at in kept]
+    values = [value for frame in frames for value in records_of(frame)]
+    return records.taken(kept, values, keys), failed
+
+
 def call_each(
     body: Callable[[Any], Any], values: Sequence[Any], fail: Callable[[int, Exception], None]
 ) -> tuple[list[Any], int]:
@@ -374,6 +455,11 @@ def call_each(
             fail(len(results), error)
             append(_NOTHING)
             failed += 1
+
+
+def no_results(count: int) -> list[Any]:
+    """Return as many markers of failures as `call_each` returns."""
+    return [_NOTHING] * count
 
 
 def has_result(result: Any) -> bool:

@@ -5,6 +5,7 @@ Source: sdf-states.md 4.1, 4.2; error E46.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -12,7 +13,7 @@ from typing import Any
 
 import polars as pl
 
-from arroyo_dagster.dataflow.errors import SqlError
+from arroyo_dagster.dataflow.errors import SqlError, did_you_mean
 from arroyo_dagster.dataflow.storage.columns import KEY, UPDATED_AT
 from arroyo_dagster.state.operations.query.sql_text import (
     SqlFailure,
@@ -25,6 +26,7 @@ from arroyo_dagster.state.operations.query.sql_text import (
 )
 
 _MAX_LISTED = 20
+_UNKNOWN_TABLE = re.compile(r"relation '([^']*)' was not found")
 
 
 @dataclass(frozen=True)
@@ -109,7 +111,7 @@ class Tables:
         if timed and not self.star_includes_updated_at:
             tokens = _without_updated_at(tokens)
         scope = self._narrowed(tokens)
-        query = "".join(one.text for one in tokens)
+        query = "".join(one.text for one in _with_sums_of_nothing(tokens))
         _check_reads_no_file(query)
         try:
             with sql_failures():
@@ -146,6 +148,10 @@ class Tables:
         columns = {
             table.name: [*table.plain.columns, UPDATED_AT] for table in self.tables[:_MAX_LISTED]
         }
+        unknown = _UNKNOWN_TABLE.search(reason)
+        if unknown is not None:
+            listed = ", ".join(known[:_MAX_LISTED]) or "no tables"
+            reason += f"; there are {listed}{did_you_mean(unknown.group(1), known)}"
         return SqlError(
             f"the query cannot be answered: {reason}",
             number="E46",
@@ -227,9 +233,44 @@ def _without_updated_at(tokens: list[SqlToken]) -> list[SqlToken]:
     return changed
 
 
-def point_query(text: str) -> tuple[str, str] | None:
-    """Return the table and the key of a query that reads one key of one table; None = another."""
-    return _point_query([one for one in sql_tokens(text) if one.kind != "space"])
+def _with_sums_of_nothing(tokens: list[SqlToken]) -> list[SqlToken]:
+    """Return the tokens with `sum(…)` as `coalesce(sum(…), 0)`.
+
+    The Polars inside SDF sums no rows to 0, the installed one to null, which getters refuse. Sums
+    over windows stay as they are.
+    """
+    changed = list(tokens)
+    for at in [place for place, one in enumerate(tokens) if one.word == "sum"]:
+        opened = _next_token(tokens, at)
+        closed = _closing(tokens, opened)
+        if closed is None:
+            continue
+        behind = _next_token(tokens, closed)
+        if behind < len(tokens) and tokens[behind].word in ("over", "filter"):
+            continue
+        changed[at] = SqlToken("other", f"coalesce({tokens[at].text}")
+        changed[closed] = SqlToken("other", "), 0)")
+    return changed
+
+
+def _next_token(tokens: Sequence[SqlToken], at: int) -> int:
+    """Return the index of the first token behind `at` that is no space."""
+    at += 1
+    while at < len(tokens) and tokens[at].kind == "space":
+        at += 1
+    return at
+
+
+def _closing(tokens: Sequence[SqlToken], opened: int) -> int | None:
+    """Return the index of the parenthesis that closes the one at `opened`; None = there is none."""
+    if opened >= len(tokens) or tokens[opened].text != "(":
+        return None
+    depth = 0
+    for at in range(opened, len(tokens)):
+        depth += {"(": 1, ")": -1}.get(tokens[at].text, 0)
+        if depth == 0:
+            return at
+    return None
 
 
 _ONE_TABLE_ONLY = {"join", "union", "intersect", "except", "or", "not", "with", "values", "having"}

@@ -74,16 +74,13 @@ def test_a14_a_record_falls_into_every_sliding_window_over_it() -> None:
 def test_a15_idleness_makes_every_open_window_due() -> None:
     one = sliding(30_000, 10_000, idleness_ms=12_000, grace_ms=4_000)
     opened = one.windows_of(5_000)
-    assert not one.is_idle(last_arrival_ms=100, now_ms=12_099)
-    assert one.is_idle(last_arrival_ms=100, now_ms=12_100)
     wm = one.idle_watermark(opened, 5_000)
     assert wm == 34_000
     assert one.due(opened, wm) == opened
     assert one.due(opened, wm - 1) == opened[:-1]
 
 
-def test_without_idleness_a_service_is_never_idle() -> None:
-    assert not tumbling(1).is_idle(0, 10**15)
+def test_without_open_windows_the_watermark_stays() -> None:
     assert tumbling(1).idle_watermark((), None) is None
     assert tumbling(1).idle_watermark((), 7) == 7
 

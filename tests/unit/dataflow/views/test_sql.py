@@ -10,7 +10,8 @@ import pytest
 
 from arroyo_dagster.dataflow.errors import SqlError, StateAccessError
 from arroyo_dagster.dataflow.views.frames import Frame, col, lit
-from arroyo_dagster.dataflow.views.sql import StateTable, Tables, point_query
+from arroyo_dagster.dataflow.views.sql import StateTable, Tables, _point_query
+from arroyo_dagster.state.operations.query.sql_text import sql_tokens
 
 UTC = dt.UTC
 HITS = pl.DataFrame(
@@ -155,7 +156,41 @@ def test_parameters_become_literals_and_nothing_else() -> None:
     ],
 )
 def test_a_query_for_one_key_is_known_by_its_shape(text: str, found: Any) -> None:
-    assert point_query(text) == found
+    tokens = [one for one in sql_tokens(text) if one.kind != "space"]
+    assert _point_query(tokens) == found
+
+
+@pytest.mark.parametrize(
+    ("text", "row"),
+    [
+        ("select sum(hits) as total from hits_per_page where hits > 10000", (0,)),
+        (
+            "select SUM ( hits + (1) ) as total, count(*) as rows from hits_per_page where false",
+            (0, 0),
+        ),
+        ("select 1 + sum(hits) as more from hits_per_page where false", (1,)),
+        ("select coalesce(sum(hits), 7) as total from hits_per_page where false", (0,)),
+        ("select sum(hits) as sum from hits_per_page having sum(hits) > 100", None),
+        ("select 'sum(' || 'x)' as text from hits_per_page limit 1", ("sum(x)",)),
+    ],
+)
+def test_a_sum_of_nothing_is_0_as_in_sdf(text: str, row: Any) -> None:
+    assert ask(text) == ([] if row is None else [row])
+
+
+def test_sums_of_something_keep_name_type_and_windows() -> None:
+    frame = pl.DataFrame({"_key": ["a", "b"], "n": [1, 2], "f": [0.5, 1.0]}).with_columns(
+        pl.col("n").cast(pl.UInt32)
+    )
+    tables = Tables([StateTable("t", frame)])
+    found = tables.sql("select sum(n) as n, sum(f) as f, avg(n) as a from t")
+    assert found.row(0) == (3, 1.5, 1.5)
+    assert found.schema["f"] == pl.Float64
+    assert found.schema["n"].is_integer()
+    assert tables.sql("select sum(n) from t").columns == ["n"]
+    assert tables.sql("select sum(n) over (partition by _key) as s from t").height == 2
+    ordered = tables.sql("select _key from t group by _key order by sum(n) desc")
+    assert ordered["_key"].to_list() == ["b", "a"]
 
 
 # ---- frames --------------------------------------------------------------------------------------
@@ -235,3 +270,10 @@ def test_an_integer_getter_checks_the_range() -> None:
     assert rows.u16("n") == 300
     with pytest.raises(StateAccessError, match="300"):
         rows.u8("n")
+
+
+def test_an_unknown_table_lists_the_known() -> None:
+    with pytest.raises(SqlError) as caught:
+        ask("select * from hits_per_pages")
+    assert "there are hits_per_page, names" in caught.value.message
+    assert "did you mean" in caught.value.message

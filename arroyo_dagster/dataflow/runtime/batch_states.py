@@ -1,0 +1,324 @@
+"""Owned states in the columnar form of update-state: the rows of a batch's keys, and their updates.
+
+Source: an extension of this project; the decision `sdf-columnar.md`. Errors E41, E43, E44.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from arroyo_dagster.dataflow.definition.definition import ValueKind
+from arroyo_dagster.dataflow.definition.types import Column, ScalarType
+from arroyo_dagster.dataflow.definition.windows import Window
+from arroyo_dagster.dataflow.errors import StateValueError, access_error, unknown_name
+from arroyo_dagster.dataflow.runtime.columnar import call_divided, called, frame_result
+from arroyo_dagster.dataflow.runtime.context import Accessor
+from arroyo_dagster.dataflow.runtime.functions import Function
+from arroyo_dagster.dataflow.runtime.handles import DELETED, Slot
+from arroyo_dagster.dataflow.runtime.readers import Readers
+from arroyo_dagster.dataflow.runtime.record_batches import ReceivedRecords
+from arroyo_dagster.dataflow.storage.columns import KEY
+from arroyo_dagster.dataflow.storage.state_tables import state_columns
+from arroyo_dagster.dataflow.storage.values import arrow_type
+from arroyo_dagster.dataflow.views.sql import StateTable, Tables
+from arroyo_dagster.errors import InputError
+
+_MISSING: Any = object()
+
+
+class BatchState:
+    """What the accessor of an owned state returns in a columnar update-state.
+
+    Writes take effect at once, and are rolled back if the function fails.
+    """
+
+    def __init__(self, slot: Slot) -> None:
+        self._slot = slot
+        self._columns = state_columns(slot.state)
+        self._defaults = tuple(column.type.default for column in self._columns)
+        self._keys: list[str] = []
+        self._known: frozenset[str] = frozenset()
+        self._before: dict[str, Any] = {}
+        self._is_open = False
+
+    # ---- for the operator ------------------------------------------------------------------------
+
+    def begin(self, keys: list[str]) -> None:
+        """Begin a call for some distinct keys, in the order of their first records."""
+        self._keys, self._known = keys, frozenset(keys)
+        self._before = {}
+        self._is_open = True
+
+    def end(self, *, failed: bool) -> None:
+        """End the call; roll its writes back if it failed."""
+        self._is_open = False
+        fresh = self._slot.fresh
+        for key, written in self._before.items() if failed else ():
+            if written is _MISSING:
+                fresh.pop(key, None)
+            else:
+                fresh[key] = written
+        self._before = {}
+
+    def access(self) -> BatchState:
+        """Return this object, as the accessor in user code does."""
+        self._check_open()
+        return self
+
+    def table(self) -> StateTable:
+        """Return the rows as a table for SQL."""
+        state = self._slot.state
+        return StateTable(state.table, self.rows(), tuple(state.aliases))
+
+    # ---- for user code ---------------------------------------------------------------------------
+
+    def rows(self) -> pl.DataFrame:
+        """Return a row for each distinct key of the batch, in the order of their first records.
+
+        The columns are `_key` (the text of the key) and those of the state, `value` of a primitive
+        one. A key without a row has defaults.
+        """
+        self._check_open()
+        entries = [self._entry(key) for key in self._keys]
+        arrays = [pa.array(self._keys, pa.string())]
+        for at, column in enumerate(self._columns):
+            # An entry has the update time behind its values; defaults have none.
+            arrays.append(pa.array([entry[at] for entry in entries], arrow_type(column.type)))
+        names = [KEY, *(column.name for column in self._columns)]
+        frame = pl.from_arrow(pa.Table.from_arrays(arrays, names=names))
+        assert isinstance(frame, pl.DataFrame)
+        return frame
+
+    def update(self, rows: pl.DataFrame | pa.Table) -> None:
+        """Write rows back, and create those that do not exist.
+
+        Args:
+            rows: `_key` and every column of the state, in any order; each key once, and only keys
+                of the batch.
+
+        Raises:
+            StateValueError: a value does not fit its column (E41). Nothing is written.
+            StateAccessError: a column is missing or unknown (E44), a key is not in the batch, or
+                the call is over (E43).
+        """
+        self._check_open()
+        table = self._arrow(rows) if isinstance(rows, pl.DataFrame) else rows
+        names = [KEY, *(column.name for column in self._columns)]
+        for name in {*names} ^ {*table.column_names}:
+            known = names if name in table.column_names else table.column_names
+            raise unknown_name("column", name, known, state=self._slot.state.name)
+        keys = self._checked_keys(table.column(KEY))
+        columns = [self._values(column, table.column(column.name)) for column in self._columns]
+        if self._slot.state.value_kind is ValueKind.ROW:
+            now_ms = self._slot.now_ms
+            columns.append([now_ms] * len(keys))
+            self._write(keys, list(zip(*columns, strict=True)))
+        else:
+            self._write(keys, columns[0])
+
+    def _arrow(self, rows: pl.DataFrame) -> pa.Table:
+        # Polars adds a u64 and a signed number to 128 bits, which Arrow has no type for.
+        for column in self._columns:
+            if rows.schema.get(column.name) in (pl.Int128, pl.UInt128):
+                kind = pl.UInt64 if column.type is ScalarType.U64 else pl.Int64
+                try:
+                    rows = rows.with_columns(pl.col(column.name).cast(kind, strict=True))
+                except pl.exceptions.PolarsError as error:
+                    raise self._unfit(column, error) from error
+        return rows.to_arrow()
+
+    def delete(self, keys: Sequence[str] | pl.Series) -> None:
+        """Remove the rows of some keys of the batch; a later access starts from defaults.
+
+        Raises:
+            StateAccessError: a key is not in the batch, or the call is over (E43).
+        """
+        self._check_open()
+        listed = keys.to_list() if isinstance(keys, pl.Series) else list(keys)
+        gone = self._checked_keys(pa.chunked_array([pa.array(listed, pa.string())]))
+        self._write(gone, [DELETED] * len(gone))
+
+    def _entry(self, key: str) -> tuple[Any, ...]:
+        slot = self._slot
+        written = slot.fresh.get(key)
+        if written is not None:
+            return self._defaults if written is DELETED else slot.entry(written)
+        entry = slot.stored.get(key)
+        if entry is None:
+            return self._defaults
+        ttl_ms = slot.state.ttl_ms
+        return self._defaults if ttl_ms is not None and slot.now_ms - entry[-1] >= ttl_ms else entry
+
+    def _write(self, keys: list[str], written: Sequence[Any]) -> None:
+        fresh, before = self._slot.fresh, self._before
+        for key in keys:
+            before.setdefault(key, fresh.get(key, _MISSING))
+        fresh.update(zip(keys, written, strict=True))
+
+    def _checked_keys(self, column: pa.ChunkedArray) -> list[str]:
+        keys: list[str] = column.to_pylist()
+        if len({*keys}) < len(keys):
+            raise access_error("E43", "a key has two rows", state=self._slot.state.name)
+        others = [key for key in keys if key not in self._known]
+        if others:
+            raise access_error(
+                "E43",
+                f"key {others[0]!r} is not in the batch; update-state changes the keys of its "
+                "records only",
+                state=self._slot.state.name,
+            )
+        return keys
+
+    def _values(self, column: Column, given: pa.ChunkedArray) -> list[Any]:
+        try:
+            return _converted(column.type, given)
+        except (pa.ArrowException, ValueError, OverflowError) as error:
+            raise self._unfit(column, error) from error
+
+    def _unfit(self, column: Column, error: Exception) -> StateValueError:
+        return StateValueError(
+            f"column `{column.name}` is no {column.type.value}: {error}",
+            number="E41",
+            state=self._slot.state.name,
+            column=column.name,
+        )
+
+    def _check_open(self) -> None:
+        if not self._is_open:
+            raise self._slot.outside()
+
+
+def _converted(scalar: ScalarType, given: pa.ChunkedArray) -> list[Any]:
+    """Return values as entries have them. ValueError, ArrowException: one does not fit."""
+    if given.null_count:
+        raise ValueError("there is a null")
+    kind, wanted = given.type, arrow_type(scalar)
+    if scalar is ScalarType.TIMESTAMP:
+        fits = pa.types.is_timestamp(kind) or pa.types.is_integer(kind)
+        given = given.cast(pa.timestamp("ms", "UTC")) if pa.types.is_timestamp(kind) else given
+        wanted = pa.int64()
+    elif scalar.is_integer:
+        fits = pa.types.is_integer(kind)
+    elif pa.types.is_floating(wanted):
+        fits = pa.types.is_integer(kind) or pa.types.is_floating(kind)
+    elif scalar is ScalarType.BOOL:
+        fits = pa.types.is_boolean(kind)
+    else:
+        fits = pa.types.is_string(kind) or pa.types.is_large_string(kind) or kind == "string_view"
+    if not fits:
+        raise ValueError(f"it has values of type {kind}")
+    is_float = pa.types.is_floating(wanted)
+    values = given.cast(wanted, safe=not is_float)
+    if is_float and not pc.all(pc.is_finite(values)).as_py():
+        raise ValueError("a number is not finite, or too large")
+    found: list[Any] = values.to_pylist()
+    return found
+
+
+class ColumnUpdate:
+    """Applies an update-state of whole batches to the owned states of one subtask.
+
+    Args:
+        slots: of the states, by name.
+        readers: the states that a query sees besides.
+    """
+
+    def __init__(self, slots: Mapping[str, Slot], readers: Readers) -> None:
+        self._states = {name: BatchState(slot) for name, slot in slots.items()}
+        self._readers = readers
+
+    @property
+    def accessors(self) -> dict[str, Accessor]:
+        """The accessors of the states in user code."""
+        return {name: state.access for name, state in self._states.items()}
+
+    def tables_in(self, words: Collection[str]) -> Tables:
+        """Return the tables of a query: of owned states, the rows of the batch's keys."""
+        tables = self._readers.tables_in(words, without=self._states)
+        for state in self._states.values():
+            tables = tables.with_table(state.table())
+        return tables
+
+    def apply(
+        self,
+        update: Function,
+        arrived: ReceivedRecords,
+        *,
+        enter: Callable[[Window], None] | None,
+        fail: Callable[[int, Exception], None],
+    ) -> int:
+        """Call the function with the records: once, or once per window; more often if it fails.
+
+        Args:
+            update: the function.
+            arrived: the records.
+            enter: called with the window of the next records; None = there are no windows.
+            fail: is given the index of each record on which the function fails.
+
+        Returns:
+            The number of records on which it failed.
+        """
+        if enter is None:
+            return self._apply(update, arrived, np.arange(len(arrived.keys)), fail)
+        by_window: dict[Window, list[int]] = {}
+        for at, window in enumerate(arrived.windows):
+            by_window.setdefault(window, []).append(at)
+        failed = 0
+        for window, found in by_window.items():
+            enter(window)
+            failed += self._apply(update, arrived, np.array(found), fail)
+        return failed
+
+    def _apply(
+        self,
+        update: Function,
+        arrived: ReceivedRecords,
+        rows: npt.NDArray[np.int64],
+        fail: Callable[[int, Exception], None],
+    ) -> int:
+        keys = pl.Series(KEY, arrived.batch.column(KEY).take(pa.array(rows)))
+        whole = len(rows) == len(arrived.keys)
+        failed: list[int] = []
+
+        def call(start: int, stop: int) -> None:
+            frame = arrived.columns(slice(start, stop) if whole else rows[start:stop])
+            own = keys.slice(start, stop - start)
+            frame = frame.drop(KEY, strict=False).insert_column(0, own)
+            self._call(update, frame, own.unique(maintain_order=True).to_list())
+
+        def failing(at: int, error: Exception) -> None:
+            failed.append(at)
+            fail(int(rows[at]), error)
+
+        call_divided(len(rows), call, failing)
+        return len(failed)
+
+    def _call(self, update: Function, frame: pl.DataFrame, keys: list[str]) -> None:
+        for state in self._states.values():
+            state.begin(keys)
+        done = False
+        try:
+            result = called(update, frame)
+            if result is not None:
+                self._only().update(frame_result(update, result))
+            done = True
+        finally:
+            for state in self._states.values():
+                state.end(failed=not done)
+
+    def _only(self) -> BatchState:
+        """Return the state that a returned frame updates. InputError: there are several."""
+        if len(self._states) != 1:
+            raise InputError(
+                "update-state returned rows, and the service owns several states; expected nothing",
+                states=sorted(self._states),
+                next_step="call update(rows) of the state, and return nothing",
+            )
+        return next(iter(self._states.values()))
