@@ -331,6 +331,7 @@ def test_a_key_is_gone_from_every_table_and_nothing_else_is(layout: Layout) -> N
     newest = set(ParquetBackend(job.store, job.paths).load().paths)
     left = find_key(job.store, job.paths, ["k1"])
     assert not newest & {one.path for one in left.found}
+    assert not [one for one in left.unknown if "cannot be read" in one]
     # The epochs before, and the files that only the edited one listed, still hold it.
     assert {one.place for one in left.found} == {"epochs", "unlisted"}
     assert {epoch for one in left.found for epoch in one.epochs} == {1, 2}

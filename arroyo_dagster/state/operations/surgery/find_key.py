@@ -16,7 +16,7 @@ from arroyo_dagster.state.model.ids import Epoch, OperatorId, StatePath, TableNa
 from arroyo_dagster.state.model.keys import MAX_ROUTING_KEY
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.progress import OnProgress, no_progress
-from arroyo_dagster.state.model.tables import ExpiringTimeKeyConfig, TimeFile
+from arroyo_dagster.state.model.tables import ExpiringTimeKeyConfig, GlobalKeyedFiles, TimeFile
 from arroyo_dagster.state.operations.gc.quarantine import list_quarantines
 from arroyo_dagster.state.operations.progress import counter
 from arroyo_dagster.state.operations.surgery.rows import (
@@ -95,6 +95,7 @@ class _KeyFinder:
     paths: JobPaths
     values: Sequence[str]
     configs: dict[TableKey, ExpiringTimeKeyConfig] = field(default_factory=dict)
+    globals: set[TableKey] = field(default_factory=set)
     listed: dict[StatePath, tuple[TableKey, set[Epoch]]] = field(default_factory=dict)
     others: dict[StatePath, tuple[TableKey, str]] = field(default_factory=dict)
     epochs: list[Epoch] = field(default_factory=list)
@@ -117,6 +118,12 @@ class _KeyFinder:
             self.configs[table.key] = table.config
             for path in table.files.paths:
                 self.listed.setdefault(path, (table.key, set()))[1].add(checkpoint.epoch)
+        self.globals.update(
+            (operator.operator, name)
+            for operator in checkpoint.operators
+            for name, files in operator.tables.items()
+            if isinstance(files, GlobalKeyedFiles)
+        )
         if any(
             name not in operator.configs
             for operator in checkpoint.operators
@@ -131,12 +138,12 @@ class _KeyFinder:
             if info.path in self.listed or info.path.startswith(managed):
                 continue
             key = _table_of(info.path)
-            if key is not None:
+            if key is not None and key not in self.globals:
                 self.others[info.path] = key, UNLISTED
         for _, objects in list_quarantines(self.store, self.paths):
             for moved in objects:
                 key = _table_of(moved.path)
-                if key is not None:
+                if key is not None and key not in self.globals:
                     self.others[moved.copy] = key, QUARANTINE
 
     def result(self, on_progress: OnProgress) -> KeySearch:
