@@ -54,7 +54,8 @@ def test_a23_known_words_have_their_count_and_unknown_ones_zero(tmp_path: Path) 
     ]
     # States have the names of every query: dataflow, service, state.
     hits = open_state(str(state)).table('words."count-words".hits').to_arrow()
-    assert dict(zip(*hits.select(["_key", "value"]).to_pydict().values(), strict=True)) == {
+    hits = hits.select(["_key", "value"])
+    assert dict(zip(*hits.to_pydict().values(), strict=True)) == {
         "one": 1,
         "fish": 3,
         "two": 1,
@@ -154,4 +155,13 @@ def test_functions_and_the_state_of_a_package_serve_a_dataflow() -> None:
     flow.send("asked", "be", "nothing").run()
     assert flow.received("counts") == [2, 0]
     assert flow.state("count-words.word-count")["to"] == {"count": 2}
+    assert flow.failed == {}
+
+
+@pytest.mark.parametrize("name", ["frames", "queries"])
+def test_words_are_counted_in_whole_batches(name: str) -> None:
+    flow = DataflowTrial(EXAMPLES / "words" / f"{name}.yaml")
+    words = [{"text": text, "sentence-length": 3} for text in ("to", "be", "to")]
+    flow.send("words", *words).run()
+    assert flow.state("count-words.hits") == {"be": 1, "to": 2}
     assert flow.failed == {}
