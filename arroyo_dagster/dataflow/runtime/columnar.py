@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from arroyo_dagster.dataflow.errors import OperatorResultError
 from arroyo_dagster.dataflow.runtime.context import current
-from arroyo_dagster.dataflow.runtime.payloads import SCALAR, arrow_of
+from arroyo_dagster.dataflow.storage.payloads import SCALAR, arrow_of
 from arroyo_dagster.dataflow.views.sql import StateTable
 from arroyo_dagster.errors import StorageError
 

@@ -20,7 +20,11 @@ from arroyo_dagster.dataflow.definition.types import ScalarType
 from arroyo_dagster.dataflow.definition.windows import Window
 from arroyo_dagster.dataflow.errors import OperatorResultError
 from arroyo_dagster.dataflow.runtime.converters import json_bytes
-from arroyo_dagster.dataflow.runtime.payloads import (
+from arroyo_dagster.dataflow.runtime.service_source import CLOCK, FILE, SOURCE, epoch_column
+from arroyo_dagster.dataflow.runtime.steps import Place
+from arroyo_dagster.dataflow.storage.boundary import VALUE
+from arroyo_dagster.dataflow.storage.columns import KEY, WINDOW_END, WINDOW_START
+from arroyo_dagster.dataflow.storage.payloads import (
     PAYLOAD,
     PAYLOAD_TYPE,
     PLACE,
@@ -32,10 +36,6 @@ from arroyo_dagster.dataflow.runtime.payloads import (
     frame_of,
     no_values,
 )
-from arroyo_dagster.dataflow.runtime.service_source import CLOCK, FILE, SOURCE, epoch_column
-from arroyo_dagster.dataflow.runtime.steps import Place
-from arroyo_dagster.dataflow.storage.boundary import VALUE
-from arroyo_dagster.dataflow.storage.columns import KEY, WINDOW_END, WINDOW_START
 from arroyo_dagster.dataflow.storage.values import Key, native_key
 
 TEXT_KEY, INT_KEY, BOOL_KEY, MARK = 0, 1, 2, 3

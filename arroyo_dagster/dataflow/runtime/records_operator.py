@@ -26,7 +26,6 @@ from arroyo_dagster.dataflow.runtime.event_time import EventTime
 from arroyo_dagster.dataflow.runtime.functions import Function
 from arroyo_dagster.dataflow.runtime.json_columns import column_reader
 from arroyo_dagster.dataflow.runtime.operators import ServiceOperator, ServicePlan, TopicPlan
-from arroyo_dagster.dataflow.runtime.payloads import SCALAR, Groups
 from arroyo_dagster.dataflow.runtime.record_batches import (
     BOOL_KEY,
     INT_KEY,
@@ -54,6 +53,7 @@ from arroyo_dagster.dataflow.runtime.steps import (
 from arroyo_dagster.dataflow.storage.boundary import VALUE
 from arroyo_dagster.dataflow.storage.columns import KEY, WINDOW_END, WINDOW_START
 from arroyo_dagster.dataflow.storage.engine_tables import WATERMARK_CONFIG, WINDOWS_CONFIG, Metrics
+from arroyo_dagster.dataflow.storage.payloads import SCALAR, Groups
 from arroyo_dagster.dataflow.storage.values import Key, check_of, key_for, key_text
 from arroyo_dagster.state.codec.hashing.routing import key_hashes, subtasks_for_hashes
 from arroyo_dagster.state.model.tables import TableConfig

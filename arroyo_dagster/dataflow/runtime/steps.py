@@ -25,10 +25,10 @@ from arroyo_dagster.dataflow.runtime.columnar import (
 )
 from arroyo_dagster.dataflow.runtime.functions import Function
 from arroyo_dagster.dataflow.runtime.letters import Letter
-from arroyo_dagster.dataflow.runtime.payloads import frame_of, records_of
 from arroyo_dagster.dataflow.runtime.reasons import reason_of
 from arroyo_dagster.dataflow.runtime.record import as_record
 from arroyo_dagster.dataflow.storage.engine_tables import Metrics
+from arroyo_dagster.dataflow.storage.payloads import frame_of, records_of
 from arroyo_dagster.errors import StorageError
 
 _LOG = logging.getLogger("arroyo_dagster.sdf")
