@@ -33,6 +33,7 @@ INDEX = "docs/README.md"
 GUIDE = "docs/operate/README.md"
 ELSEWHERE = {
     "docs/edit-state.md": "tests/unit/cli/test_surgery.py",
+    "docs/sdf-changes.md": "tests/journeys/test_sdf_changes.py",
     "docs/sdf.md": "tests/journeys/test_sdf_documented.py",
     "docs/spark.md": "tests/spark/test_documented.py",
 }

@@ -265,7 +265,7 @@ def failing_story(session: Any, folder: Path) -> Any:
 def test_dead_letters_and_failed_flushes_are_as_in_process(session: Any, tmp_path: Path) -> None:
     plain = failing_story(None, tmp_path / "plain")
     assert plain == (
-        [[], [(word, "words.txt", f"AssertionError: no {word.decode()}") for word in BAD]],
+        [[], [(word, "words.txt", NO.format(word.decode())) for word in BAD]],
         ["0 [('a', 2)]", "10000 [('a', 1)]"],
         [("a", 1), ("b", 2)],
     )
@@ -273,6 +273,7 @@ def test_dead_letters_and_failed_flushes_are_as_in_process(session: Any, tmp_pat
 
 
 BAD = (b"b2", b"b21", b"b22")
+NO = 'AssertionError: no {}; in line 2 of the body: `word[0] != env["bad"]`'
 
 
 WHOLE_BATCHES = """

@@ -116,7 +116,9 @@ def seen(dataflow: Dataflow, store: ObjectStore, folder: Path) -> dict[str, Any]
 
 
 def test_the_folder_has_no_other_examples(tmp_path: Path) -> None:
-    assert {one.name for one in examples(tmp_path)} == {one.name for one in EXAMPLES.iterdir()}
+    here = {one.name for one in examples(tmp_path)}
+    in_process = {"changes"}  # tests/journeys/test_sdf_changes.py
+    assert here | in_process == {one.name for one in EXAMPLES.iterdir()}
 
 
 @pytest.mark.parametrize("in_epochs", [False, pytest.param(True, marks=pytest.mark.soak)])

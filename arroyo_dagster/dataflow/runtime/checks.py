@@ -198,13 +198,7 @@ class _ServiceBodies:
                 return
             except SqlError as error:
                 reason = error
-        known = ", ".join(sorted(self._tables.by_name)) or "none"
-        yield _at(
-            step,
-            "E46",
-            f"the query in line {line} of the body: {reason.message}; the tables in scope are "
-            f"{known}",
-        )
+        yield _at(step, "E46", f"the query in line {line} of the body: {reason.message}")
 
 
 # ---- what code refers to -------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any
 
 from arroyo_dagster.dataflow.views.frames import Frame
+from arroyo_dagster.dataflow.views.lookup import Pairs
 from arroyo_dagster.errors import ArroyoStateError
 from arroyo_dagster.user_modules import INLINE
 
@@ -39,7 +40,7 @@ def _described(error: BaseException) -> str:
     if isinstance(error, AttributeError):
         if str(error).startswith("'Row("):
             return f"E44: {error}"  # Python's message for an unknown column of a row
-        if error.name in _WRITES and isinstance(error.obj, list | Frame):
+        if error.name in _WRITES and isinstance(error.obj, list | Pairs | Frame):
             return (
                 f"E43: `{error.name}` of a state that is read as a whole: only update-state of the "
                 "service that owns it changes it"

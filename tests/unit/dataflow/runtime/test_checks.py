@@ -40,7 +40,7 @@ def messages(services: str) -> list[str]:
         ("row = counts()\nrow.cuont += 1", "E44 `cuont` in line 3 .* a row .* mean `count`"),
         ("counts().get()", "E44 `get` in line 2 .* it has count, delete, exists, pu_zone"),
         ("sql('select nothing from counts')", "E46 the query in line 2 .*nothing"),
-        ("sql(\n  'select * from '\n  'count')", "E46 .*tables in scope are counts"),
+        ("sql(\n  'select * from '\n  'count')", "E46 .*there are counts"),
         ("sql('select * from counts where count = :n and x = 1', params={'n': 1})", "E46"),
     ],
 )
