@@ -1,7 +1,7 @@
 """Run a pipeline on Spark: one Spark job per epoch, one task per subtask and level.
 
-The driver asks the sources how far an epoch goes. Spark's Python workers read the splits, and send
-the rows as Arrow to the tasks that own their key ranges. Each task restores, processes and writes
+The driver asks the sources how far an epoch goes. Spark's Python workers, or of a small epoch the
+driver, read the splits, and send the rows as Arrow to the tasks that own their key ranges. Each task restores, processes and writes
 its subtask's tables. The driver merges the reports and publishes the epoch. See
 `docs/decisions/spark-runtime.md`.
 """
@@ -19,13 +19,14 @@ from typing import TYPE_CHECKING, Self
 from arroyo_dagster.errors import ProtocolError
 from arroyo_dagster.spark.chunks import CHUNK_DDL, FAILURE, PLACE
 from arroyo_dagster.spark.connectors.binding import bound_to_run, noting
-from arroyo_dagster.spark.holders.messages import Placed
+from arroyo_dagster.spark.holders.messages import Meeting, Placed
 from arroyo_dagster.spark.holders.placement import Placement, driver_host, driver_secret
 from arroyo_dagster.spark.holders.subtasks import LevelWork, RunId, TaskReport
 from arroyo_dagster.spark.jobs import fetch_rows, slots
 from arroyo_dagster.spark.packing import PackedPipeline, pickled
 from arroyo_dagster.spark.session import open_session
 from arroyo_dagster.spark.settings import SparkChoice, SparkSettings
+from arroyo_dagster.spark.small_epochs import SmallEpochs
 from arroyo_dagster.spark.tasks import TASKS_PER_SLOT
 from arroyo_dagster.spark.worker import LevelRunner, SplitReader
 from arroyo_dagster.spark.workers import DiskProbe, check_workers
@@ -43,7 +44,7 @@ from arroyo_dagster.state.runtime.task import EpochPlan, merged_watermarks
 from arroyo_dagster.state.storage.store import ObjectStore
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,6 +171,7 @@ class SparkRun(PipelineRun):
         host = driver_host(session)
         parallelism = job.pipeline.parallelism
         self._placement = Placement(driver_secret(), parallelism, self._slots, host)
+        self._small = SmallEpochs(job.pipeline)
 
     @classmethod
     def start(
@@ -196,20 +198,26 @@ class SparkRun(PipelineRun):
             return cls(job, session, packed, run_id, probe)
 
     def process(self, plan: EpochPlan, splits: Sequence[SourceSplit]) -> EpochReports:
-        """Process the rows of one epoch as one Spark job: a stage that reads, one per level."""
+        """Process the rows of one epoch as one Spark job: a stage that reads, unless the driver
+        has read them, and one per level.
+        """
         parallelism, levels = self.pipeline.parallelism, self.pipeline.levels
         meeting = self._placement.meeting(then_stop=plan.then_stop)
-        tasks = max(1, min(len(splits), self._slots * TASKS_PER_SLOT))
-        parts = [splits[task::tasks] for task in range(tasks)]
-        reader = SplitReader(self._packed, parts, meeting, early=parallelism)
-        frame = self._session.range(0, tasks, 1, tasks)
-        frame = frame.mapInArrow(reader.function(), CHUNK_DDL)
+        # Workers that read start their holders meanwhile.
+        read = None if meeting.start else self._small.read(splits)
+        frame = None if read is not None else self._reading(splits, meeting)
         for level in range(1, levels + 1):
             work = LevelWork(self._packed, self.job.store, self._run_id, level, plan, self._probe)
             placed = self._placement.of_level(level)
             runner = LevelRunner(level, pickled(work), placed, meeting, self._probe)
-            frame = frame.repartitionById(parallelism, "subtask")
-            frame = frame.mapInArrow(runner.function(), CHUNK_DDL)
+            if frame is None:
+                assert read is not None
+                frame = self._session.range(0, parallelism, 1, parallelism)
+                frame = frame.mapInArrow(runner.function_with(read), CHUNK_DDL)
+            else:
+                frame = frame.repartitionById(parallelism, "subtask")
+                frame = frame.mapInArrow(runner.function(), CHUNK_DDL)
+        assert frame is not None
         found: list[TaskReport] = []
         places: list[Placed] = []
         for row in fetch_rows(self._session, frame):
@@ -228,3 +236,10 @@ class SparkRun(PipelineRun):
         return EpochReports(
             subtasks, merged_watermarks([report.watermarks_micros for report in found])
         )
+
+    def _reading(self, splits: Sequence[SourceSplit], meeting: Meeting) -> DataFrame:
+        """Return the chunks of an epoch's rows, which workers read."""
+        tasks = max(1, min(len(splits), self._slots * TASKS_PER_SLOT))
+        parts = [splits[task::tasks] for task in range(tasks)]
+        reader = SplitReader(self._packed, parts, meeting, early=self.pipeline.parallelism)
+        return self._session.range(0, tasks, 1, tasks).mapInArrow(reader.function(), CHUNK_DDL)

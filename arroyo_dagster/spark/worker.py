@@ -16,10 +16,11 @@ from arroyo_dagster.spark.holders.messages import Meeting
 from arroyo_dagster.spark.holders.slot import start_early
 from arroyo_dagster.spark.holders.subtasks import failure
 from arroyo_dagster.spark.packing import PackedPipeline
+from arroyo_dagster.spark.small_epochs import ReadRows
 from arroyo_dagster.spark.workers import DiskProbe
 from arroyo_dagster.state.runtime.exchange import (
-    WATERMARK,
     ExchangeChunk,
+    every_watermark,
     read_split,
     source_chunks,
 )
@@ -63,10 +64,7 @@ class SplitReader:
             except ArroyoStateError as error:
                 yield failure(error, one.index)
         if not splits:
-            # An epoch without splits: every subtask writes its checkpoint all the same.
-            for level in range(1, pipeline.levels + 1):
-                for subtask in range(pipeline.parallelism):
-                    yield ExchangeChunk(level, subtask, WATERMARK, 0, b"")
+            yield from every_watermark(pipeline)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +88,24 @@ class LevelRunner:
 
         def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             return self.run(batches)
+
+        return run
+
+    def function_with(
+        self, read: ReadRows
+    ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+        """Return a function for `mapInArrow` over the numbers of subtasks, in place of chunks.
+
+        Args:
+            read: what the driver has read; those of later levels are passed on by subtask 0.
+        """
+
+        def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            for batch in batches:
+                for subtask in batch.column(0).to_pylist():
+                    if subtask == 0 and read.later is not None:
+                        yield from pa.ipc.open_stream(read.later)
+                    yield from self._level(subtask, pa.py_buffer(read.first[subtask]))
 
         return run
 

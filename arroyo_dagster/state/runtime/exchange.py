@@ -168,6 +168,13 @@ def source_chunks(
             yield ExchangeChunk(level, subtask, WATERMARK, split, payload)
 
 
+def every_watermark(pipeline: Pipeline) -> Iterator[ExchangeChunk]:
+    """Yield what an epoch without splits sends: each subtask writes its checkpoint all the same."""
+    for level in range(1, pipeline.levels + 1):
+        for subtask in range(pipeline.parallelism):
+            yield ExchangeChunk(level, subtask, WATERMARK, 0, b"")
+
+
 def operator_chunks(
     pipeline: Pipeline,
     node: OperatorNode,

@@ -1,0 +1,94 @@
+"""Protects the rows of a small epoch, which the driver reads in place of the workers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from arroyo_dagster.errors import StorageError
+from arroyo_dagster.spark import small_epochs
+from arroyo_dagster.spark.chunks import decode_stream
+from arroyo_dagster.spark.small_epochs import LEFT_TO_WORKERS, MOST_SPLITS, SmallEpochs
+from arroyo_dagster.state.runtime.connectors import TableSource
+from arroyo_dagster.state.runtime.exchange import (
+    ExchangeChunk,
+    every_watermark,
+    read_split,
+    source_chunks,
+)
+from arroyo_dagster.state.runtime.pipeline import Pipeline
+from arroyo_dagster.state.runtime.pipeline_run import SourceSplit
+from arroyo_dagster.state.storage import MemoryStore
+from tests.jobs import word_job
+
+
+@pytest.fixture
+def pipeline() -> Pipeline:
+    return word_job(MemoryStore(), rows=24, parallelism=3)
+
+
+def splits_of(pipeline: Pipeline) -> list[SourceSplit]:
+    (name,) = pipeline.sources
+    source = pipeline.sources[name].source
+    start = source.initial_offset()
+    found = source.partitions(start, source.latest_offset(start))
+    return [SourceSplit(name, index, split) for index, split in enumerate(found)]
+
+
+def sent_by_workers(pipeline: Pipeline, splits: list[SourceSplit]) -> list[ExchangeChunk]:
+    found: list[ExchangeChunk] = []
+    for one in splits:
+        node = pipeline.sources[one.source]
+        found += source_chunks(pipeline, node, read_split(node, one.split), one.index)
+    return found or list(every_watermark(pipeline))
+
+
+def plain(chunks: Any) -> list[tuple[int, int, int, int, bytes]]:
+    return sorted((c.level, c.subtask, c.edge, c.order, bytes(c.payload)) for c in chunks)
+
+
+@pytest.mark.parametrize("empty", [False, True])
+def test_the_driver_sends_what_workers_would(pipeline: Pipeline, empty: bool) -> None:
+    splits = [] if empty else splits_of(pipeline)
+    read = SmallEpochs(pipeline).read(splits)
+    assert read is not None
+    assert read.later is not None
+    expected = sent_by_workers(pipeline, splits)
+    first = [
+        (subtask, chunk)
+        for subtask, mine in read.first.items()
+        for chunk in decode_stream(pa.py_buffer(mine))
+    ]
+    assert all(subtask == chunk.subtask for subtask, chunk in first)
+    later = list(decode_stream(pa.py_buffer(read.later)))
+    assert {chunk.level for chunk in later} == {*range(2, pipeline.levels + 1)}
+    assert plain([*(chunk for _, chunk in first), *later]) == plain(expected)
+
+
+def fails(split: Any) -> Iterator[pa.RecordBatch]:
+    raise StorageError("only workers reach it")
+
+
+@pytest.mark.parametrize("reason", ["fails", "many rows", "takes long"])
+def test_what_is_not_small_is_left_to_workers_for_some_epochs(
+    pipeline: Pipeline, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    splits, small = splits_of(pipeline), SmallEpochs(pipeline)
+    with monkeypatch.context() as patched:
+        if reason == "fails":
+            patched.setattr(TableSource, "read", lambda self, split: fails(split))
+        elif reason == "many rows":
+            patched.setattr(small_epochs, "MOST_BYTES", 10)
+        else:
+            patched.setattr(small_epochs, "MOST_SECONDS", -1.0)
+        assert small.read(splits) is None
+    assert [small.read(splits) for _ in range(LEFT_TO_WORKERS)] == [None] * LEFT_TO_WORKERS
+    assert small.read(splits) is not None
+
+
+def test_many_splits_are_read_by_many(pipeline: Pipeline) -> None:
+    splits = splits_of(pipeline)
+    assert SmallEpochs(pipeline).read(splits * MOST_SPLITS) is None
