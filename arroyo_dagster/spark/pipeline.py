@@ -1,9 +1,9 @@
 """Run a pipeline on Spark: one Spark job per epoch, one task per subtask and level.
 
 The driver asks the sources how far an epoch goes. Spark's Python workers, or of a small epoch the
-driver, read the splits, and send the rows as Arrow to the tasks that own their key ranges. Each task restores, processes and writes
-its subtask's tables. The driver merges the reports and publishes the epoch. See
-`docs/decisions/spark-runtime.md`.
+driver, read the splits, and send the rows as Arrow to the tasks that own their key ranges. Each
+task restores, processes and writes its subtask's tables. The driver merges the reports and
+publishes the epoch. See `docs/decisions/spark-runtime.md`.
 """
 
 from __future__ import annotations
