@@ -340,7 +340,7 @@ def run_clean(
 
     Raises:
         ConflictError: the service has written an epoch since the plan was made.
-        Further errors as of `publish_revision`.
+        ArroyoStateError: as of `publish_revision`.
     """
     return publish_revision(
         store,
@@ -442,7 +442,7 @@ def run_restore(
 
     Raises:
         ConflictError: the service has run since.
-        Further errors as of `restore_revised`.
+        ArroyoStateError: as of `restore_revised`.
     """
     return restore_revised(
         store, service_paths(dataflow, plan.service), plan.head, owner=owner, clock=clock

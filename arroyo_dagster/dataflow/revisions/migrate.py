@@ -212,7 +212,7 @@ def run_migration(
 
     Raises:
         ConflictError: the service has written an epoch since the plan was made.
-        Further errors as of `publish_revision`.
+        ArroyoStateError: as of `publish_revision`.
     """
     return publish_revision(
         store,
@@ -232,7 +232,7 @@ def migrate(
 
     Raises:
         ConflictError: a service is running, or was started meanwhile.
-        Further errors as of `plan_migration` and `run_migration`.
+        ArroyoStateError: as of `plan_migration` and `run_migration`.
     """
     for plan in plan_migration(dataflow, store):
         try:
