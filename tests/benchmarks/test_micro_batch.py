@@ -72,41 +72,49 @@ def test_epoch_against_a_micro_batch_that_does_nothing(
 def test_small_epoch_against_a_micro_batch_with_the_same_stages(
     tmp_path: Path, comparison: Comparison
 ) -> None:
-    path = tmp_path / "rows.parquet"
-    _rows(path, 100)
-    session, _ = get_session("local[2]")
-    stream = _file_source(session, tmp_path, path).selectExpr("0 as subtask", "key")
-    theirs = _batch_seconds(stream, tmp_path / "log", _two_python_stages)
-    comparison.report(_our_seconds(session, tmp_path, path, 100), theirs, goal=0.75)
+    _small(tmp_path, comparison, ("0 as subtask", "key"), _two_python_stages, goal=0.75)
 
 
 def test_small_epoch_against_a_micro_batch_with_one_python_stage(
     tmp_path: Path, comparison: Comparison
 ) -> None:
-    path = tmp_path / "rows.parquet"
-    _rows(path, 100)
-    session, _ = get_session("local[2]")
-    stream = _file_source(session, tmp_path, path).selectExpr("0 as subtask", "key")
-    theirs = _batch_seconds(stream, tmp_path / "log", _one_python_stage)
-    comparison.report(_our_seconds(session, tmp_path, path, 100), theirs, goal=1.0)
+    _small(tmp_path, comparison, ("0 as subtask", "key"), _one_python_stage, goal=1.0)
 
 
 def test_small_epoch_against_a_micro_batch_of_the_state_api(
     tmp_path: Path, comparison: Comparison
 ) -> None:
-    path = tmp_path / "rows.parquet"
-    _rows(path, 100)
     session, _ = get_session("local[2]")
     session.conf.set("spark.sql.shuffle.partitions", "2")
     session.conf.set("spark.sql.streaming.stateStore.providerClass", ROCKSDB)
-    stream = _file_source(session, tmp_path, path).selectExpr("key", "1 as cents")
-    theirs = _batch_seconds(
-        transform_with_state(stream, Work.COUNT),
-        tmp_path / "log",
+    _small(
+        tmp_path,
+        comparison,
+        ("key", "1 as cents"),
         lambda frame: frame.collect(),
+        goal=0.7,
+        transform=lambda stream: transform_with_state(stream, Work.COUNT),
         mode="update",
     )
-    comparison.report(_our_seconds(session, tmp_path, path, 100), theirs, goal=0.7)
+
+
+def _small(
+    folder: Path,
+    comparison: Comparison,
+    columns: tuple[str, str],
+    work: Any,
+    *,
+    goal: float,
+    transform: Callable[[Any], Any] = lambda stream: stream,
+    mode: str = "append",
+) -> None:
+    """Compare epochs of 100 rows with micro batches of the same rows."""
+    path = folder / "rows.parquet"
+    _rows(path, 100)
+    session, _ = get_session("local[2]")
+    stream = transform(_file_source(session, folder, path).selectExpr(*columns))
+    theirs = _batch_seconds(stream, folder / "log", work, mode=mode)
+    comparison.report(_our_seconds(session, folder, path, 100), theirs, goal=goal)
 
 
 def _pipeline(path: Path, rows: int) -> Pipeline:

@@ -99,7 +99,7 @@ def test_every_row_is_accounted_for_over_five_versions(
     assert {key: row["visits"] for key, row in store.rows(5, "pages").items()} == counts
 
 
-def test_every_definition_shown_is_part_of_a_version() -> None:
+def test_every_definition_on_the_page_is_in_a_version() -> None:
     versions = [file.read_text() for file in sorted(EXAMPLE.glob("*.yaml"))]
     for block in blocks(PAGE, "yaml"):
         assert any(block in text for text in versions), block

@@ -21,7 +21,7 @@ from arroyo_dagster.cli.settings import settings_options
 from arroyo_dagster.cli.surgery.group import edit
 from arroyo_dagster.cli.surgery.rendering import outcome_json, print_outcome, print_plan
 from arroyo_dagster.errors import InputError
-from arroyo_dagster.state.codec.bincode.plain_values import parse_moment_nanos
+from arroyo_dagster.state.codec.iso_times import parse_moment_nanos
 from arroyo_dagster.state.model.ids import OperatorId, TableName
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.leases import LeaseSettings

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import datetime as dt
+import re
+
+from arroyo_dagster.errors import InputError
 
 UNIX_EPOCH = dt.datetime(1970, 1, 1)
 _PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 _DIGITS = {"s": 0, "ms": 3, "us": 6, "ns": 9}
+_MOMENT = re.compile(r"(\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:\d\d)?")
 
 
 def nanos_of(value: dt.datetime | dt.timedelta | int) -> int:
@@ -31,6 +35,27 @@ def format_moment(count: int, unit: str, zone: str) -> str:
     except OverflowError:
         return f"{count}{unit} since 1970"
     return f"{moment.isoformat()}{_fraction(part, unit)}{zone}"
+
+
+def parse_moment_nanos(text: str) -> int:
+    """Return a point in time, ISO 8601 with up to nine digits of a second, in nanoseconds.
+
+    Without an offset it is in UTC.
+
+    Raises:
+        InputError: it is none.
+    """
+    found = _MOMENT.fullmatch(text)
+    try:
+        if found is None:
+            raise ValueError(text)
+        moment = dt.datetime.fromisoformat(f"{found[1]}{(found[3] or 'Z').replace('Z', '+00:00')}")
+    except ValueError:
+        raise InputError(
+            f"not a time: {text!r:.60}", expected="ISO 8601, for example 2026-11-24T10:00:00Z"
+        ) from None
+    seconds = (moment - dt.datetime(1970, 1, 1, tzinfo=dt.UTC)) // dt.timedelta(seconds=1)
+    return seconds * _PER_SECOND["ns"] + int((found[2] or "").ljust(9, "0"))
 
 
 def _fraction(part: int, unit: str) -> str:

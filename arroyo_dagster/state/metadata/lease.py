@@ -24,7 +24,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from arroyo_dagster.errors import (
     ArroyoStateError,
@@ -203,6 +203,26 @@ def _has_ended(store: ObjectStore, held: Lease) -> bool:
     return found.get("nonce") != held.nonce or found.get("expires_at_micros") == 0
 
 
+class LeasedOperation(Protocol):
+    """The options of an operation that holds the lease on its job."""
+
+    @property
+    def lease_wait_seconds(self) -> float:
+        """How long to wait for a process that holds it."""
+
+    @property
+    def on_lease(self) -> Callable[[str], None]:
+        """See `LeaseOptions.on_event`."""
+
+    @property
+    def clock(self) -> Clock:
+        """See `LeaseOptions.clock`."""
+
+    @property
+    def sleep(self) -> Callable[[float], None]:
+        """See `LeaseOptions.sleep`."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseOptions:
     """Options of a lease.
@@ -229,6 +249,16 @@ class LeaseOptions:
     ticks: Callable[[], int] | None = None
     sleep: Callable[[float], None] = time.sleep
     on_event: Callable[[str], None] = lambda event: None
+
+    @classmethod
+    def of(cls, options: LeasedOperation) -> LeaseOptions:
+        """Return those that an operation's own options ask for."""
+        return cls(
+            wait_seconds=options.lease_wait_seconds,
+            clock=options.clock,
+            sleep=options.sleep,
+            on_event=options.on_lease,
+        )
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from __future__ import annotations
 import enum
 import hashlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated
 
 from arroyo_dagster.errors import InputError
@@ -226,6 +226,11 @@ class JobPins:
     def ever_pinned(self) -> frozenset[Epoch]:
         """The pinned epochs, including unpinned ones that have not expired yet."""
         return frozenset(pin.epoch for pin in self.pins)
+
+    def with_pin(self, pin: Pin) -> JobPins:
+        """Return these with a pin, in place of one of the same epoch."""
+        others = (one for one in self.pins if one.epoch != pin.epoch)
+        return replace(self, pins=tuple(sorted((*others, pin), key=lambda one: one.epoch)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -81,7 +81,7 @@ def test_the_outcome_is_one_json_document(job: SurgeryJob) -> None:
     assert "already edited by these relative positions" in again.stderr
 
 
-def test_a_watermark_and_entries_are_shown_before_and_after(job: SurgeryJob) -> None:
+def test_the_plan_lists_a_watermark_and_entries_before_and_after(job: SurgeryJob) -> None:
     shown = run(job, "watermark", *SAID, "1970-01-02T03:48:00Z").stdout
     assert "watermark of window_3: 1970-01-02T03:47:40" in shown
     assert "a restore loads 13 of 15 rows" in shown

@@ -138,7 +138,7 @@ def test_gc_keeps_what_a_clean_removed() -> None:
     assert findings(flow) == ()
 
 
-def test_a_state_that_was_kept_aside_is_removed() -> None:
+def test_a_dropped_state_is_removed() -> None:
     before = flow_of(TWO).send("words", ["a"])
     after = migrated(flow_of(builder("counts().increment(1)"), before))
     (plan,) = plan_clean(after.dataflow, after.store, CleanOptions(states=("build/other",)))

@@ -99,7 +99,7 @@ def test_two_states_exchange_their_names() -> None:
     assert after.cells("build.other") == {"a": 10}
 
 
-def test_a_dropped_state_is_kept_aside_and_taken_back() -> None:
+def test_a_dropped_state_is_carried_over_and_taken_back() -> None:
     before = flow_of(builder(BUMP)).send("words", ["a", "a"])
     other = builder("other().increment(1)", state="other")
     without = flow_of(other, before)

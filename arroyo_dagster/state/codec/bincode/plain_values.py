@@ -6,13 +6,13 @@ The inverse of `arroyo_dagster.state.codec.plain.plain_value`.
 from __future__ import annotations
 
 import datetime as dt
-import re
 from collections.abc import Mapping
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
 from arroyo_dagster.errors import InputError
 from arroyo_dagster.state.codec.bincode.shapes import type_name
+from arroyo_dagster.state.codec.iso_times import parse_moment_nanos
 from arroyo_dagster.state.model.types import (
     UNIT,
     ArrayOf,
@@ -28,10 +28,7 @@ from arroyo_dagster.state.model.types import (
     Type,
 )
 
-__all__ = ["parse_moment_nanos", "typed_value"]
-
 _NANOS = 10**9
-_MOMENT = re.compile(r"(\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:\d\d)?")
 _INFINITIES = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
 
 
@@ -67,27 +64,6 @@ def typed_value(plain: Any, described: Type) -> Any:
             return _struct(plain, described)
         case EnumOf():
             return _variant(plain, described)
-
-
-def parse_moment_nanos(text: str) -> int:
-    """Return a point in time, ISO 8601 with up to nine digits of a second, in nanoseconds.
-
-    Without an offset it is in UTC.
-
-    Raises:
-        InputError: it is none.
-    """
-    found = _MOMENT.fullmatch(text)
-    try:
-        if found is None:
-            raise ValueError(text)
-        moment = dt.datetime.fromisoformat(f"{found[1]}{(found[3] or 'Z').replace('Z', '+00:00')}")
-    except ValueError:
-        raise InputError(
-            f"not a time: {text!r:.60}", expected="ISO 8601, for example 2026-11-24T10:00:00Z"
-        ) from None
-    seconds = (moment - dt.datetime(1970, 1, 1, tzinfo=dt.UTC)) // dt.timedelta(seconds=1)
-    return seconds * _NANOS + int((found[2] or "").ljust(9, "0"))
 
 
 def _wrong(plain: Any, described: Type, expected: str) -> InputError:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from arroyo_dagster.errors import ConflictError
 from arroyo_dagster.state.metadata.backend import ParquetBackend
-from arroyo_dagster.state.model.checkpoints import Checkpoint, Manifest
+from arroyo_dagster.state.model.checkpoints import Checkpoint
 from arroyo_dagster.state.model.compaction import (
     CompactionPlan,
     CompactionRecord,
@@ -26,7 +26,7 @@ from arroyo_dagster.state.operations.gc.pins import keep_compaction
 from arroyo_dagster.state.planning.compaction.apply import apply_merges
 from arroyo_dagster.state.planning.compaction.plan import forecast
 from arroyo_dagster.state.planning.engines import EngineChoice
-from arroyo_dagster.state.planning.restore.checkpoint import carry_operator
+from arroyo_dagster.state.planning.restore.checkpoint import carried_manifest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,22 +142,15 @@ def publish_epoch(
             next_step="run it again; nothing was published",
         )
     epoch = Epoch(base.epoch + 1)
-    now = backend.clock()
-    assert base.pipeline is not None
     assert base.progress is not None
     assert backend.generation is not None
-    manifest = Manifest(
-        pipeline=base.pipeline,
-        job=base.job,
+    manifest = carried_manifest(
+        base,
+        applied.operators,
         worker_generation=backend.generation,
         epoch=epoch,
-        min_epoch=base.min_epoch,
-        start_time_micros=now,
-        finish_time_micros=now,
-        needs_commit=False,  # the parent's commit is already finished
-        operators=tuple(carry_operator(operator, epoch) for operator in applied.operators),
-        parent_ref=base.ref,
         progress=replace(base.progress, rolled_back_to=None, revises=None),
+        now_micros=backend.clock(),
     )
     backend.publish(manifest)
     backend.store.delete_many([path for path, _ in facts.pending])

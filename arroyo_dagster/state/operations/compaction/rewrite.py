@@ -234,17 +234,7 @@ def run_rewrite(
     if not fresh.tables:
         return RewriteOutcome.of_plan(fresh)
     check_may(paths, snapshot)
-    with lease(
-        store,
-        paths,
-        chosen.owner,
-        LeaseOptions(
-            wait_seconds=chosen.lease_wait_seconds,
-            clock=chosen.clock,
-            sleep=chosen.sleep,
-            on_event=chosen.on_lease,
-        ),
-    ) as held:
+    with lease(store, paths, chosen.owner, LeaseOptions.of(chosen)) as held:
         # The previous holder of the lease may have rewritten some of it.
         snapshot = take_snapshot(held, paths, directory)
         check_may(paths, snapshot)

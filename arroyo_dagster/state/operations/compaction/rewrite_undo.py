@@ -132,17 +132,7 @@ def run_undo(
     fresh = _fresh(paths, plan_undo(store, paths, directory), plan)
     if fresh.record is None:
         return UndoOutcome()
-    with lease(
-        store,
-        paths,
-        chosen.owner,
-        LeaseOptions(
-            wait_seconds=chosen.lease_wait_seconds,
-            clock=chosen.clock,
-            sleep=chosen.sleep,
-            on_event=chosen.on_lease,
-        ),
-    ) as held:
+    with lease(store, paths, chosen.owner, LeaseOptions.of(chosen)) as held:
         undoing = _what_changed(held, paths, directory)
         fresh = _fresh(paths, undoing.plan, plan)
         path = fresh.record

@@ -67,12 +67,7 @@ def pin_epoch(
         epoch=epoch,
     )
     pin = Pin(epoch=epoch, owner=owner, pinned_at_micros=clock(), reason=reason)
-
-    def add(found: JobPins) -> JobPins:
-        others = (one for one in found.pins if one.epoch != epoch)
-        return replace(found, pins=tuple(sorted((*others, pin), key=lambda one: one.epoch)))
-
-    found = change_pins(store, paths, add, owner=owner, clock=clock)
+    found = change_pins(store, paths, lambda kept: kept.with_pin(pin), owner=owner, clock=clock)
     try:
         backend.prepare_checkpoint_load(epoch)
         if may_be_going(store, paths, epoch):

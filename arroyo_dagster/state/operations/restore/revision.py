@@ -26,7 +26,7 @@ from arroyo_dagster.state.model.garbage import Pin
 from arroyo_dagster.state.model.ids import Epoch, OperatorId, StatePath, TableName
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.operations.gc.pins import put_pins, release
-from arroyo_dagster.state.planning.restore.checkpoint import carry_operator
+from arroyo_dagster.state.planning.restore.checkpoint import carried_manifest
 from arroyo_dagster.state.storage.store import ObjectStore
 
 
@@ -205,9 +205,7 @@ def _pinned(
     before = ParquetBackend(held, paths).job_pins()
     if epoch not in before.pinned:
         pin = Pin(epoch=epoch, owner=owner, pinned_at_micros=clock(), reason=reason)
-        pins = (*(one for one in before.pins if one.epoch != epoch), pin)
-        ordered = tuple(sorted(pins, key=lambda one: one.epoch))
-        put_pins(held, paths, lambda kept: replace(kept, pins=ordered))
+        put_pins(held, paths, lambda kept: kept.with_pin(pin))
     try:
         yield
     except StorageError:
@@ -222,22 +220,14 @@ def _pinned(
 def _manifest(
     backend: ParquetBackend, base: Checkpoint, epoch: Epoch, content: RevisedContent
 ) -> Manifest:
-    assert base.pipeline is not None
     assert base.progress is not None
     assert backend.generation is not None
-    now = backend.clock()
     offsets = base.progress.offsets if content.offsets is None else content.offsets
-    return Manifest(
-        pipeline=base.pipeline,
-        job=base.job,
+    return carried_manifest(
+        base,
+        content.operators,
         worker_generation=backend.generation,
         epoch=epoch,
-        min_epoch=base.min_epoch,
-        start_time_micros=now,
-        finish_time_micros=now,
-        needs_commit=False,  # the commit of `base` is finished
-        operators=tuple(carry_operator(operator, epoch) for operator in content.operators),
-        parent_ref=base.ref,
         progress=replace(
             base.progress,
             offsets=offsets,
@@ -246,4 +236,5 @@ def _manifest(
             rolled_back_to=None,
             revises=base.epoch,
         ),
+        now_micros=backend.clock(),
     )

@@ -23,7 +23,6 @@ from arroyo_dagster.state.model.checkpoints import (
     CheckpointState,
     CommitNote,
     LegacyCheckpoint,
-    Manifest,
     OperatorCheckpoint,
 )
 from arroyo_dagster.state.model.clock import Clock, wall_clock
@@ -44,7 +43,7 @@ from arroyo_dagster.state.operations.catalog.jobs import (
     newest_generation,
 )
 from arroyo_dagster.state.operations.gc.pins import may_be_going, put_pins
-from arroyo_dagster.state.planning.restore.checkpoint import carry_operator
+from arroyo_dagster.state.planning.restore.checkpoint import carried_manifest, carry_operator
 from arroyo_dagster.state.planning.restore.reads import is_at_rest
 from arroyo_dagster.state.planning.restore.rollback import (
     EpochFacts,
@@ -289,7 +288,7 @@ def _kept(
     before = ParquetBackend(held, paths).job_pins()
     if epoch not in before.pinned:
         pin = Pin(epoch=epoch, owner=owner, pinned_at_micros=clock(), reason=REASON)
-        put_pins(held, paths, lambda kept: _with(kept, pin))
+        put_pins(held, paths, lambda kept: kept.with_pin(pin))
         if may_be_going(held, paths, epoch):
             sleep(IN_FLIGHT_GRACE_SECONDS)
     try:
@@ -297,11 +296,6 @@ def _kept(
     finally:
         with contextlib.suppress(ConflictError, StorageError):
             put_pins(held, paths, _released)
-
-
-def _with(kept: JobPins, pin: Pin) -> JobPins:
-    others = (one for one in kept.pins if one.epoch != pin.epoch)
-    return replace(kept, pins=tuple(sorted((*others, pin), key=lambda one: one.epoch)))
 
 
 def _released(kept: JobPins) -> JobPins:
@@ -341,27 +335,17 @@ def _min_epochs(backend: ParquetBackend, plan: RollbackPlan) -> Iterator[Epoch]:
 def _publish(
     backend: ParquetBackend, plan: RollbackPlan, target: Checkpoint, min_epoch: Epoch
 ) -> StatePath:
-    assert target.pipeline is not None
     assert backend.generation is not None
-    now = backend.clock()
-    manifest = Manifest(
-        pipeline=target.pipeline,
-        job=target.job,
+    manifest = carried_manifest(
+        target,
+        target.operators,
         worker_generation=backend.generation,
         epoch=plan.publishes,
-        min_epoch=min_epoch,
-        start_time_micros=now,
-        finish_time_micros=now,
-        needs_commit=False,  # the commit of the restored epoch is already finished
-        operators=_operators(plan, target),
-        parent_ref=target.ref,
         progress=progress_after(target),
+        now_micros=backend.clock(),
+        min_epoch=min_epoch,
     )
     return backend.publish(manifest).ref
-
-
-def _operators(plan: RollbackPlan, target: Checkpoint) -> tuple[OperatorCheckpoint, ...]:
-    return tuple(carry_operator(operator, plan.publishes) for operator in target.operators)
 
 
 def _publish_legacy(
@@ -369,7 +353,7 @@ def _publish_legacy(
 ) -> StatePath:
     """Write the operators' metadata, then the checkpoint's, which makes the epoch exist."""
     backend.check_fence()
-    operators = _operators(plan, target)
+    operators = tuple(carry_operator(operator, plan.publishes) for operator in target.operators)
     now = backend.clock()
     if any(operator.needs_commit for operator in operators):
         # Nothing to commit: noted before the epoch exists, so that no start commits again.

@@ -10,6 +10,7 @@ import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol, TypeVar
 
 from arroyo_dagster.errors import FormatError, NotFoundError, ProtocolError
 from arroyo_dagster.state.metadata.backend import ParquetBackend
@@ -36,6 +37,7 @@ from arroyo_dagster.state.operations.compaction.rewrite import (
     rewrite_here,
 )
 from arroyo_dagster.state.operations.compaction.rewrite_preconditions import (
+    JobSnapshot,
     Unchanged,
     check_not_cancelled,
     check_restorable,
@@ -54,7 +56,7 @@ from arroyo_dagster.state.operations.surgery.plan import (
     without_tables,
 )
 from arroyo_dagster.state.operations.surgery.rows import RemovedRows, count_rows
-from arroyo_dagster.state.planning.compaction.rewrite import TableKey
+from arroyo_dagster.state.planning.compaction.rewrite import TableFacts, TableKey
 from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.tables.merge.rewrite import RewriteTask
 
@@ -119,29 +121,81 @@ def run_edit(
     check_can_run(paths, prepared.snapshot, prepared.plan, chosen.approved)
     if prepared.plan.empty:
         return EditOutcome(plan=prepared.plan)
-    with lease(
+
+    def write(held: Leased, again: PreparedEdit) -> NewState:
+        written = _written(held, paths, again, chosen)
+        operators = tuple(_with_lists(one, written) for one in again.operators)
+        return NewState(operators, written.shards)
+
+    return change_in_place(
         store,
         paths,
-        chosen.owner,
-        LeaseOptions(
-            wait_seconds=chosen.lease_wait_seconds,
-            clock=chosen.clock,
-            sleep=chosen.sleep,
-            on_event=chosen.on_lease,
-        ),
-    ) as held:
+        directory,
+        prepared,
+        lambda held: prepare_edit(held, paths, directory, edit),
+        write,
+        chosen,
+    )
+
+
+class PreparedChange(Protocol):
+    """What is known of a change before it is executed."""
+
+    @property
+    def plan(self) -> EditPlan:
+        """The plan."""
+
+    @property
+    def snapshot(self) -> JobSnapshot:
+        """The job as it was when the plan was made."""
+
+    @property
+    def facts(self) -> TableFacts:
+        """Its tables."""
+
+
+P = TypeVar("P", bound=PreparedChange)
+
+
+@dataclass(frozen=True, slots=True)
+class NewState:
+    """The operators of an epoch as they will be, in its order, and the shards written for them."""
+
+    operators: tuple[OperatorCheckpoint, ...]
+    shards: tuple[RewriteShard, ...] = ()
+
+
+def change_in_place(
+    store: ObjectStore,
+    paths: JobPaths,
+    directory: JobDirectory,
+    prepared: P,
+    prepare: Callable[[Leased], P],
+    write: Callable[[Leased, P], NewState],
+    options: EditOptions,
+) -> EditOutcome:
+    """Execute a planned change under the lease: plan again, write new files, wait, publish.
+
+    Args:
+        prepared: planned without the lease; refused if the plan under the lease is another one.
+        prepare: plans under the lease.
+        write: writes the new files.
+
+    Raises:
+        ConflictError, InputError, LeaseHeldError, ProtocolError: as `run_edit`.
+    """
+    with lease(store, paths, options.owner, LeaseOptions.of(options)) as held:
         # The previous holder of the lease may have changed the job.
-        again = prepare_edit(held, paths, directory, edit)
+        again = prepare(held)
         check_can_run(paths, again.snapshot, again.plan, prepared.plan.digest)
         check_restorable(held, paths, again.plan.epoch, 0)
-        began = chosen.clock()
-        work = Unchanged(paths, directory, again.snapshot, again.facts.sizes, chosen.cancelled)
-        written = _written(held, paths, again, chosen)
-        operators = [_with_lists(one, written) for one in again.operators]
-        quiet = quiet_seconds_left(again.snapshot, chosen.quiet_seconds, began, chosen.clock())
+        began = options.clock()
+        work = Unchanged(paths, directory, again.snapshot, again.facts.sizes, options.cancelled)
+        found = write(held, again)
+        quiet = quiet_seconds_left(again.snapshot, options.quiet_seconds, began, options.clock())
         if quiet > 0:
-            chosen.sleep(quiet)
-        return publish_edit(held, work, again.plan, operators, chosen, written.shards)
+            options.sleep(quiet)
+        return publish_edit(held, work, again.plan, found, options)
 
 
 # ---- new files -----------------------------------------------------------------------------------
@@ -250,14 +304,10 @@ def publish_edit(
     held: Leased,
     work: Unchanged,
     plan: EditPlan,
-    operators: Sequence[OperatorCheckpoint],
+    new: NewState,
     options: EditOptions,
-    shards: Sequence[RewriteShard] = (),
 ) -> EditOutcome:
     """Publish the new metadata of an epoch in place, with the records that explain and undo it.
-
-    Args:
-        operators: the epoch's operators as they will be, in its order.
 
     Raises:
         ConflictError: the job changed or was started meanwhile.
@@ -265,7 +315,7 @@ def publish_edit(
     """
     snapshot = work.snapshot
     checkpoint = snapshot.checkpoint
-    after = replace(checkpoint, operators=tuple(operators))
+    after = replace(checkpoint, operators=new.operators)
     objects = encoded_objects(snapshot, after)
     if not objects:
         return EditOutcome(plan=plan)
@@ -301,7 +351,7 @@ def publish_edit(
     )
     done = EditOutcome(
         plan=plan,
-        shards=tuple(shards),
+        shards=new.shards,
         published=True,
         objects=digests,
         unlisted=unlisted,

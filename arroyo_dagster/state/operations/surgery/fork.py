@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from arroyo_dagster.errors import ConflictError, InputError, ProtocolError
 from arroyo_dagster.state.codec.schema import memory_schema
 from arroyo_dagster.state.metadata.backend import ParquetBackend
-from arroyo_dagster.state.metadata.lease import LeaseOptions, lease
+from arroyo_dagster.state.metadata.lease import Leased
 from arroyo_dagster.state.model.checkpoints import Checkpoint, CheckpointState, OperatorCheckpoint
 from arroyo_dagster.state.model.ids import Epoch, StatePath, TableName
 from arroyo_dagster.state.model.layout import JobPaths, rewritten_attempt
@@ -39,17 +39,19 @@ from arroyo_dagster.state.model.tables import (
 from arroyo_dagster.state.operations.catalog.hash_variant import find_hash_variant
 from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
 from arroyo_dagster.state.operations.catalog.query import chosen_epoch
-from arroyo_dagster.state.operations.compaction.rewrite import quiet_seconds_left
 from arroyo_dagster.state.operations.compaction.rewrite_preconditions import (
     JobSnapshot,
-    Unchanged,
     check_not_cancelled,
     check_restorable,
     table_facts,
 )
 from arroyo_dagster.state.operations.gc.copies import digest_stored
 from arroyo_dagster.state.operations.surgery.entries import plain_key, read_global_tables
-from arroyo_dagster.state.operations.surgery.execute import EditOptions, publish_edit
+from arroyo_dagster.state.operations.surgery.execute import (
+    EditOptions,
+    NewState,
+    change_in_place,
+)
 from arroyo_dagster.state.operations.surgery.plan import (
     check_can_run,
     editable_snapshot,
@@ -141,30 +143,23 @@ def run_fork(
     prepared = _prepare(source, store, paths, directory)
     check_can_run(paths, prepared.snapshot, prepared.plan, chosen.approved)
     pinned = replace(source, epoch=prepared.source.epoch)
-    with lease(
-        store,
-        paths,
-        chosen.owner,
-        LeaseOptions(
-            wait_seconds=chosen.lease_wait_seconds,
-            clock=chosen.clock,
-            sleep=chosen.sleep,
-            on_event=chosen.on_lease,
-        ),
-    ) as held:
-        again = _prepare(pinned, held, paths, directory)
-        check_can_run(paths, again.snapshot, again.plan, prepared.plan.digest)
-        check_restorable(held, paths, again.plan.epoch, 0)
-        began = chosen.clock()
-        work = Unchanged(paths, directory, again.snapshot, again.facts.sizes, chosen.cancelled)
+
+    def write(held: Leased, again: PreparedFork) -> NewState:
         copies = _copied(pinned, held, paths, again)
         check_not_cancelled(paths, chosen.cancelled)
         _check_source_unchanged(pinned, again.source)
-        operators = [_forked(again, one, copies) for one in again.snapshot.checkpoint.operators]
-        quiet = quiet_seconds_left(again.snapshot, chosen.quiet_seconds, began, chosen.clock())
-        if quiet > 0:
-            chosen.sleep(quiet)
-        return publish_edit(held, work, again.plan, operators, chosen)
+        operators = again.snapshot.checkpoint.operators
+        return NewState(tuple(_forked(again, one, copies) for one in operators))
+
+    return change_in_place(
+        store,
+        paths,
+        directory,
+        prepared,
+        lambda held: _prepare(pinned, held, paths, directory),
+        write,
+        chosen,
+    )
 
 
 # ---- planning ------------------------------------------------------------------------------------

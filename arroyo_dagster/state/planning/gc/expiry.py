@@ -228,10 +228,13 @@ def oldest_staying(
             if one.epoch not in pinned and (_timeless(one) or (one.written_at_micros or 0) >= since)
         ]
     needed = _needed_by_recovery(roots, newest)
-    if parents := _parents_of_unclaimed(roots):
-        # Such a parent may have been rolled back: without a gap above it, later plans find it.
-        keeping += [one.epoch for one in (*parents, *needed)]
-    keeping += [one.epoch for one in needed if not roots.behind_rollback(Epoch(one.epoch + 1))]
+    # The parent of an unclaimed checkpoint may have been rolled back. Without a gap above it and
+    # above what recovery needs then, later plans find it.
+    parents = _parents_of_unclaimed(roots)
+    keeping += [one.epoch for one in parents]
+    keeping += [
+        one.epoch for one in needed if parents or not roots.behind_rollback(Epoch(one.epoch + 1))
+    ]
     oldest = min(keeping)
     if roots.paths.layout is Layout.LEGACY:
         return min(oldest, Epoch(max(0, newest - LEGACY_EPOCHS_BEFORE_NEWEST)))

@@ -453,7 +453,7 @@ def test_added_columns_begin_with_their_defaults_when_that_is_asked() -> None:
 LOOK_UP = reader("return str(sorted((row['_key'], row['m'], row['n']) for row in counts()))")
 
 
-def test_readers_get_defaults_before_the_owner_has_written_a_row() -> None:
+def test_readers_get_defaults_until_the_owner_writes_a_row() -> None:
     before = rows_flow(n="u32").send("words", ["a", "b"])
     owner = builder("row = counts()\nrow.update()", value=row_of(n="u32", m="string"))
     flow = Flow(definition(owner + LOOK_UP, converter="raw"), store=before.store, migrate=True)
