@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from arroyo_dagster.spark.tasks import run_items
+from arroyo_dagster.spark.tasks import BYTES_OF_A_FILE, BYTES_OF_A_TASK, run_items
 from arroyo_dagster.spark.thresholds import SparkThresholds
 from arroyo_dagster.state.model.compaction import (
     CompactionPlan,
@@ -26,9 +26,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from arroyo_dagster.state.tables.merge.rows import OnBytes
-
-_BYTES_OF_A_FILE = 4096
-"""The cost of opening a file, as the equivalent number of bytes read."""
 
 
 def run_compaction_on_spark(
@@ -93,9 +90,9 @@ def _on_spark(
 ) -> Iterator[MergeOutcome]:
     shards = [split_task(task) for task in tasks]
     items = [part for piece in shards for part in piece]
-    weights = [one.merge.size_bytes + len(one.merge.paths) * _BYTES_OF_A_FILE for one in items]
-    found = iter(
-        run_items(session, partial(run_shard, store), items, weights, on_bytes, store=store)
-    )
+    weights = [one.merge.size_bytes + len(one.merge.paths) * BYTES_OF_A_FILE for one in items]
+    run = partial(run_shard, store)
+    least = BYTES_OF_A_TASK
+    found = iter(run_items(session, run, items, weights, on_bytes, store=store, least_weight=least))
     for task, piece in zip(tasks, shards, strict=True):
         yield combined(task, [next(found) for _ in piece])

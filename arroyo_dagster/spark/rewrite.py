@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from arroyo_dagster.spark.tasks import run_items
+from arroyo_dagster.spark.tasks import BYTES_OF_A_FILE, BYTES_OF_A_TASK, run_items
 from arroyo_dagster.spark.thresholds import SparkThresholds
 from arroyo_dagster.state.model.compaction import LeftOut
 from arroyo_dagster.state.model.rewrite import RewriteShard
@@ -42,7 +42,9 @@ def rewrites_on_spark(
         on_choice(choice)
         if choice.engine is StepEngine.IN_PROCESS:
             return rewrite_here(store, tasks)
-        weights = [task.size_bytes + len(task.inputs) * 4096 for task in tasks]
-        return run_items(session(), partial(rewrite_shard, store), tasks, weights, store=store)
+        weights = [task.size_bytes + len(task.inputs) * BYTES_OF_A_FILE for task in tasks]
+        rewritten = partial(rewrite_shard, store)
+        least = BYTES_OF_A_TASK
+        return run_items(session(), rewritten, tasks, weights, store=store, least_weight=least)
 
     return run

@@ -34,6 +34,12 @@ _SCHEMA = pa.schema([("task", pa.int32()), ("item", pa.int32()), ("payload", pa.
 _RESULTS = pa.schema([("item", pa.int32()), ("payload", pa.binary())])
 ATTEMPTS = 3
 TASKS_PER_SLOT = 3
+BYTES_OF_A_FILE = 4096
+"""The cost of opening a file, as the equivalent number of bytes read."""
+
+BYTES_OF_A_TASK = 256 << 10
+"""Less to read or copy, by bytes and files, is not worth a task of its own."""
+
 _STOP_POLL_SECONDS = 0.5
 
 
@@ -50,6 +56,7 @@ def run_items(
     on_weight: Callable[[int], None] = lambda weight: None,
     *,
     store: ObjectStore,
+    least_weight: int = 1,
 ) -> list[R]:
     """Run `[function(item) for item in items]` on Spark's workers.
 
@@ -62,6 +69,8 @@ def run_items(
         on_weight: called with the weight that was completed since the last call, as tasks end; on
             Spark Connect, called once at the end.
         store: the store that the function uses; the workers must reach it as this process does.
+        least_weight: tasks are so few that each has about this weight: further ones would cost more
+            than they save.
 
     Returns:
         The results in the order of `items`.
@@ -79,7 +88,7 @@ def run_items(
             break
         wanted = {index: items[index] for index in left}
         found: dict[int, _TaskResult[R] | ArroyoStateError] = _attempt(
-            session, run, wanted, weights, on_weight
+            session, run, wanted, weights, on_weight, least_weight
         )
         failures = {i: error for i, error in found.items() if isinstance(error, ArroyoStateError)}
         for index, done in found.items():
@@ -97,8 +106,11 @@ def _attempt(
     items: dict[int, I],
     weights: Sequence[int],
     on_weight: Callable[[int], None],
+    least_weight: int,
 ) -> dict[int, _TaskResult[R] | ArroyoStateError]:
-    tasks = assigned({index: weights[index] for index in items}, slots(session) * TASKS_PER_SLOT)
+    weighed = {index: weights[index] for index in items}
+    total = sum(weighed.values())
+    tasks = assigned(weighed, slots(session) * TASKS_PER_SLOT, least_weight)
     rows = [
         (task, index, pickle.dumps(items[index]))
         for task, indices in enumerate(tasks)
@@ -107,7 +119,6 @@ def _attempt(
     columns = [list(column) for column in zip(*rows, strict=True)]
     frame = session.createDataFrame(pa.table(columns, schema=_SCHEMA))
     spread = frame.repartitionById(len(tasks), "task")
-    total = sum(weights[index] for index in items)
     with _watched(session, len(tasks), total, on_weight):
         collected = fetch_rows(session, spread.mapInArrow(run, _DDL))
     return {row.item: pickle.loads(row.payload) for row in collected}
@@ -151,17 +162,19 @@ def _ended_tasks(tracker: Any, tasks: int) -> int:
     return max((one.numCompletedTasks for one in infos if one and one.numTasks == tasks), default=0)
 
 
-def assigned(weights: dict[int, int], tasks: int) -> list[list[int]]:
+def assigned(weights: dict[int, int], tasks: int, least_weight: int = 1) -> list[list[int]]:
     """Distribute items over at most `tasks` tasks, heaviest first, each to the lightest task.
 
     Args:
         weights: the weight of each item, by its index.
         tasks: the maximum number of tasks.
+        least_weight: tasks are so few that each has about this weight.
 
     Returns:
         The indexes of the items of each task.
     """
-    heap: list[tuple[int, int]] = [(0, task) for task in range(min(tasks, len(weights)))]
+    worth = max(1, sum(weights.values()) // least_weight)
+    heap: list[tuple[int, int]] = [(0, task) for task in range(min(tasks, len(weights), worth))]
     found: list[list[int]] = [[] for _ in heap]
     for index in sorted(weights, key=lambda index: (-weights[index], index)):
         total, task = heapq.heappop(heap)

@@ -280,6 +280,13 @@ def test_heavy_items_come_apart() -> None:
     assert assigned({5: 1}, 8) == [[5]]
 
 
+def test_light_items_share_a_task() -> None:
+    weights = dict.fromkeys(range(4), 30)
+    assert assigned(weights, 8, least_weight=1000) == [[0, 1, 2, 3]]
+    assert [len(task) for task in assigned(weights, 8, least_weight=60)] == [2, 2]
+    assert [len(task) for task in assigned(weights, 3, least_weight=1)] == [2, 1, 1]
+
+
 # ---- jobs of a batch, in threads of one session --------------------------------------------------
 
 
