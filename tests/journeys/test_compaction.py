@@ -25,6 +25,7 @@ from arroyo_dagster.state.operations.catalog.jobs import list_jobs
 from arroyo_dagster.state.operations.compaction.execute import merge_here
 from arroyo_dagster.state.operations.compaction.job import CompactionOptions, run_compaction
 from arroyo_dagster.state.operations.compaction.plan import plan_compaction
+from arroyo_dagster.state.operations.verify.job import verify_job
 from arroyo_dagster.state.planning.compaction.plan import ARROYO_JOB
 from arroyo_dagster.state.runtime.in_process import LocalRun
 from arroyo_dagster.state.storage import Crash, FaultInjecting, MemoryStore, ObjectStore
@@ -99,6 +100,19 @@ def test_a_job_at_rest_gets_an_epoch_of_the_same_content_and_shorter_lists(
     assert all(merge.same for merge in outcome.merges)
     run_word_job(store, **JOB)
     assert (content(store), output_of(store)) == ended()
+
+
+@pytest.mark.parametrize("merge_files_after", [2, 99])
+def test_a_table_whose_every_key_was_removed_has_lost_no_file(merge_files_after: int) -> None:
+    """Each word is forgotten at its fourth row, and there is one word: no key remains."""
+    job = {**JOB, "rows": 16, "letters": "a", "merge_files_after": merge_files_after}
+    store = begun(100, job)
+    before = {**state_of(store, word_job(store, **job)), "": None}
+    assert verify_job(store, PATHS).verdict.findings == ()
+    assert run_compaction(store, PATHS, FULL).published == "epoch"
+    assert verify_job(store, PATHS).verdict.findings == ()
+    assert {**state_of(store, word_job(store, **job)), "": None} == before
+    assert run_compaction(store, PATHS, FULL).published is None
 
 
 @pytest.mark.parametrize("settings", [FULL, PACK], ids=["full", "bin-pack"])

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import closing
 
+import pyarrow as pa
+
 from arroyo_dagster.errors import FormatError
 from arroyo_dagster.state.codec.parquet import (
     GLOBAL_KEY_VALUE_SCHEMA,
@@ -46,7 +48,8 @@ def merge_pairs(
     """Execute one merge and read its outputs back.
 
     Writes one file per state version, and one of removals unless the merge begins at the oldest
-    file: without an older file, no removed key can reappear.
+    file: without an older file, no removed key can reappear. If nothing remains, it writes a file
+    without rows: a table that lists no file any more would look as if it had lost them.
 
     Args:
         name: returns a new path; its argument is the suffix of the name.
@@ -109,6 +112,12 @@ def _written(
         )
         suffix = REMOVED_SUFFIX if removals else ""
         found.append((name(suffix + compacted(merge.level)), data))
+    if not found:
+        none = pa.array([], pa.binary())
+        data = encode_pair_columns(
+            none, none, GLOBAL_KEY_VALUE_SCHEMA, version=config.state_version
+        )
+        found.append((name(compacted(merge.level)), data))
     return found
 
 

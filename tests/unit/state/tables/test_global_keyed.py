@@ -274,15 +274,20 @@ def test_merged_files_hold_what_they_held_together_and_no_removal(store: MemoryS
     assert rows.column("key").to_pylist() == sorted(rows.column("key").to_pylist())
 
 
-def test_all_removed_merges_to_no_file(store: MemoryStore) -> None:
+def test_all_removed_merges_to_a_file_without_rows(store: MemoryStore) -> None:
     subtask = Subtask(store)
     subtask.view.insert("a", 1)
     subtask.write()
     subtask.view.remove("a")
     subtask.write()
     done = subtask.table.compact_data(subtask.files, name_file)
-    assert done.merged.output_paths == ()
-    assert (done.rows_in, done.rows_out, done.size_bytes_out) == (2, 0, 0)
+    assert (done.rows_in, done.rows_out) == (2, 0)
+    subtask.files = list(done.merged.output_paths)
+    assert len(subtask.files) == 1
+    assert subtask.reloaded() == {}
+    subtask.view.insert("a", 2)
+    subtask.write()
+    assert subtask.reloaded() == {"a": 2}
 
 
 def test_files_merged_behind_others_keep_their_removals(store: MemoryStore) -> None:
