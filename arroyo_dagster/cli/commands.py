@@ -214,7 +214,7 @@ SDF: Mapping[str, LazyCommand] = {
     "sql": LazyCommand("sdf.inspect", "Query the arrow-row states of a dataflow."),
     "test": LazyCommand(
         "sdf.test",
-        "Test a package: `sdf test [FILE]` runs the `tests` section of its YAML.",
+        "Test a dataflow or a package: `sdf test [FILE]` runs the section `tests` of its YAML.",
         is_group=True,
     ),
 }

@@ -15,6 +15,7 @@ from arroyo_dagster.cli.common import EXIT_SKIPPED, NO_EFFECT, open_url, store_o
 from arroyo_dagster.cli.rendering import print_json
 from arroyo_dagster.cli.sdf.files import (
     allow_functions,
+    binding_flags,
     check_bound,
     check_functions,
     error_options,
@@ -41,16 +42,11 @@ from arroyo_dagster.dataflow.runtime.service import (
     RunOptions,
     build_dataflow,
 )
-from arroyo_dagster.dataflow.topics.bindings import (
-    BindingsText,
-    parse_binding,
-    parse_function,
-    read_bindings,
-)
+from arroyo_dagster.dataflow.topics.bindings import BindingsText, read_bindings
 from arroyo_dagster.dataflow.topics.wiring import Letters, Wired, wire
 from arroyo_dagster.dataflow.views.namespaces import Namespaces
 from arroyo_dagster.dataflow.views.rendering import borderless
-from arroyo_dagster.errors import FormatError, InputError
+from arroyo_dagster.errors import FormatError
 from arroyo_dagster.spark.settings import SparkSettings
 from arroyo_dagster.state.model.checkpoints import Checkpoint
 from arroyo_dagster.state.runtime.pipeline import Pipeline
@@ -284,34 +280,6 @@ def run_on_spark(
         stop=stop,
         on_epoch=epoch_printer(),
     )
-
-
-def binding_flags(
-    sources: Sequence[str], sinks: Sequence[str], functions: Sequence[str], env: Sequence[str]
-) -> BindingsText:
-    """Return the bindings of flags."""
-    bound = {
-        role: [parse_binding(text, role) for text in texts]
-        for role, texts in (("source", sources), ("sink", sinks))
-    }
-    for role, bindings in bound.items():
-        topics = [one.topic for one in bindings]
-        for topic in topics:
-            if topics.count(topic) > 1:
-                raise InputError(f"topic bound twice: two {role}s of one topic", topic=topic)
-    return BindingsText(
-        sources={one.topic: one for one in bound["source"]},
-        sinks={one.topic: one for one in bound["sink"]},
-        functions=dict(parse_function(text) for text in functions),
-        env=dict(_variable(text) for text in env),
-    )
-
-
-def _variable(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not (name and equals):
-        raise InputError("a variable or setting is not in the form NAME=VALUE")
-    return name, value
 
 
 def _is_piped(given: BindingsText) -> bool:

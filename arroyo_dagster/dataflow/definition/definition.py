@@ -24,6 +24,7 @@ from arroyo_dagster.dataflow.definition.types import (
     TypeDef,
 )
 from arroyo_dagster.dataflow.definition.windows import WindowDef
+from arroyo_dagster.dataflow.definition.yaml_tree import Node
 from arroyo_dagster.state.model.ids import PipelineId
 
 
@@ -288,6 +289,7 @@ class Document:
 
     Attributes:
         kept: sections that are kept as written: config, dev, schedule, packages, tests.
+        tests: the section of this name, with its lines; None = there is none.
         warnings: what was accepted but is probably a mistake.
     """
 
@@ -297,6 +299,7 @@ class Document:
     types: Mapping[str, TypeDef] = field(default_factory=dict)
     imports: tuple[ImportDef, ...] = ()
     kept: Mapping[str, AsWritten] = field(default_factory=dict)
+    tests: Node | None = field(default=None, compare=False, repr=False)
     api_version: str = field(compare=False)
     warnings: tuple[Diagnostic, ...] = field(default=(), compare=False)
 

@@ -135,7 +135,9 @@ class StatesOperator(ServiceOperator):
         update = None if partition is None else partition.update_state
         self._columns: ColumnUpdate | None = None
         if update is not None and update.form:
-            self._columns = ColumnUpdate(slots, self.readers)
+            self._columns = ColumnUpdate(
+                slots, functools.partial(self.readers.tables_in, without=slots)
+            )
             self._place = self.invocation(self._columns.accessors, self._columns.tables_in)
         else:
             self._place = self.invocation({name: slot.access for name, slot in slots.items()})
