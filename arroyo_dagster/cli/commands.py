@@ -195,6 +195,10 @@ SDF: Mapping[str, LazyCommand] = {
     "dot": LazyCommand(
         "sdf.check", "Print the graph of a dataflow for Graphviz: services, topics, states."
     ),
+    "generate": LazyCommand(
+        "sdf.generate",
+        "Write a new dataflow or package with a state, a function and a test that passes.",
+    ),
     "replay": LazyCommand(
         "sdf.replay",
         "Process the records again that failed in runs with `--on-error dead-letter`.",
