@@ -122,6 +122,7 @@ CASES = (
     Case(f"sdf run {WORDS} {BOUND}", "look-up: epoch 1", root="words"),
     Case(f"sdf run {WORDS} {BOUND} --spark", SPARK, 1, root="words"),
     Case(f"sdf replay {WORDS} {BOUND}", "count-words: 0 dead letters to replay", root="words"),
+    Case(f"sdf log {WORDS}", "no record has failed", root="words"),
     Case(f"sdf clean {WORDS} --state count-words/hits", "Nothing was changed", root="words"),
     Case(f"sdf show state {WORDS}", "count-words/hits/state", root="words"),
     Case(f"sdf sql {WORDS} 'select count(*) from word_stats'", "22", root="words"),

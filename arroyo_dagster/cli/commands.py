@@ -199,6 +199,10 @@ SDF: Mapping[str, LazyCommand] = {
         "sdf.generate",
         "Write a new dataflow or package with a state, a function and a test that passes.",
     ),
+    "log": LazyCommand(
+        "sdf.log",
+        "List the last records on which steps of a dataflow failed: when, where and why.",
+    ),
     "replay": LazyCommand(
         "sdf.replay",
         "Process the records again that failed in runs with `--on-error dead-letter`.",

@@ -165,6 +165,7 @@ class StepDef:
         target: the value of `uses`: an imported function, or `module:function`.
         states: the names of the states that it lists.
         parameters: the value of `with`, as written.
+        body_line: the line in which its inline body begins; None = it has none.
     """
 
     operator: str
@@ -179,6 +180,7 @@ class StepDef:
     parameters: AsWritten | None = None
     path: str = field(compare=False)
     line: int = field(compare=False)
+    body_line: int | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,7 +27,7 @@ from arroyo_dagster.dataflow.runtime.functions import Function
 from arroyo_dagster.dataflow.runtime.letters import Letter
 from arroyo_dagster.dataflow.runtime.reasons import reason_of
 from arroyo_dagster.dataflow.runtime.record import as_record
-from arroyo_dagster.dataflow.storage.engine_tables import Metrics
+from arroyo_dagster.dataflow.storage.engine_tables import LastFailures, Metrics
 from arroyo_dagster.dataflow.storage.payloads import frame_of, records_of
 from arroyo_dagster.errors import StorageError
 
@@ -124,13 +124,23 @@ class Failures:
     Args:
         service: the name of the service, for the log.
         metrics: where failures are counted.
+        last: keeps the last failures of each step.
         fatal: whether the first failure ends the run.
         keeps: whether failed records become dead letters.
     """
 
-    def __init__(self, service: str, metrics: Metrics, *, fatal: bool, keeps: bool = False) -> None:
+    def __init__(
+        self,
+        service: str,
+        metrics: Metrics,
+        last: LastFailures,
+        *,
+        fatal: bool,
+        keeps: bool = False,
+    ) -> None:
         self._service = service
         self._metrics = metrics
+        self._last = last
         self._fatal = fatal
         self._keeps = keeps
         self._letters: list[Letter] = []
@@ -182,6 +192,9 @@ class Failures:
                 next_step="correct the function or the record, or run with --on-error skip",
                 **where,
             ) from error
+        file = None if place is None else place.file
+        kept = {**where, "file": file, "reason": reason}
+        self._last.note(step, self._metrics.failed(step), kept)
         if self._keeps and place is not None:
             self._letters.append(self._letter(step, reason, record, place, partial))
         count = self._logged[step] = self._logged.get(step, 0) + 1
