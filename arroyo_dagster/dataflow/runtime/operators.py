@@ -208,12 +208,14 @@ class ServiceOperator(Operator):
         for name, state in self.plan.states.items():
             access = (accessors or {}).get(name) or self._whole(name)
             found[mangled(name)] = found[state.accessor] = access
-        return Invocation(
+        place = Invocation(
             found,
             lambda: self.readers.tables(),
             self.plan.env,
             tables_in or (lambda words: self.readers.tables_in(words)),
         )
+        place.service = self.plan.name
+        return place
 
     def _whole(self, name: str) -> Accessor:
         return lambda: self.readers.whole(name)

@@ -30,6 +30,7 @@ from arroyo_dagster.dataflow.runtime.record import as_record
 from arroyo_dagster.dataflow.storage.engine_tables import LastFailures, Metrics
 from arroyo_dagster.dataflow.storage.payloads import frame_of, records_of
 from arroyo_dagster.errors import StorageError
+from arroyo_dagster.user_modules import begin_step
 
 _LOG = logging.getLogger("arroyo_dagster.sdf")
 _MOST_LOGGED = 20
@@ -363,6 +364,7 @@ def run_steps(
         enter: called with the windows of each record before its function is called.
     """
     for step in steps:
+        begin_step(step.name)
         before = len(records)
         fails = 0
         if step.function.form:
