@@ -1,4 +1,4 @@
-"""Import of the user's modules that are not installed, by explicit name.
+"""Import of the user's modules that are not installed, by explicit name; which function runs.
 
 No folder is added to `sys.path`, where any import of a module could find a file beside a definition
 by its name. Modules in the folders opened here are found only by explicit imports (`import_named`,
@@ -15,8 +15,9 @@ import os
 import sys
 import sysconfig
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from importlib.machinery import ModuleSpec, PathFinder
 from types import FrameType, ModuleType
 
@@ -193,3 +194,34 @@ def _spec_of(module: str, folders: Sequence[str]) -> ModuleSpec | None:
         if path is None and at + 1 < len(parts):
             return None
     return found
+
+
+# ---- which function runs, for those who survive it -----------------------------------------------
+
+_listeners: list[Callable[[str], None]] = []
+_running: ContextVar[str] = ContextVar("arroyo_step", default="")
+
+
+@contextmanager
+def step_listener(listener: Callable[[str], None]) -> Iterator[None]:
+    """Call `listener` with the names of the functions that begin to run within the block, as text;
+    with an empty text when none runs.
+    """
+    _listeners.append(listener)
+    try:
+        yield
+    finally:
+        _listeners.remove(listener)
+
+
+def begin_step(*names: str) -> None:
+    """Note that one of these functions of the user runs from now on; none = no more."""
+    step = " or ".join(f"`{name}`" for name in names)
+    _running.set(step)
+    for listener in _listeners:
+        listener(step)
+
+
+def running_step() -> str:
+    """Return the names that `begin_step` noted last, as text; empty = no function runs."""
+    return _running.get()

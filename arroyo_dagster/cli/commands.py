@@ -195,6 +195,14 @@ SDF: Mapping[str, LazyCommand] = {
     "dot": LazyCommand(
         "sdf.check", "Print the graph of a dataflow for Graphviz: services, topics, states."
     ),
+    "generate": LazyCommand(
+        "sdf.generate",
+        "Write a new dataflow or package with a state, a function and a test that passes.",
+    ),
+    "log": LazyCommand(
+        "sdf.log",
+        "List the last records on which steps of a dataflow failed: when, where and why.",
+    ),
     "replay": LazyCommand(
         "sdf.replay",
         "Process the records again that failed in runs with `--on-error dead-letter`.",
@@ -214,7 +222,7 @@ SDF: Mapping[str, LazyCommand] = {
     "sql": LazyCommand("sdf.inspect", "Query the arrow-row states of a dataflow."),
     "test": LazyCommand(
         "sdf.test",
-        "Test a package: `sdf test [FILE]` runs the `tests` section of its YAML.",
+        "Test a dataflow or a package: `sdf test [FILE]` runs the section `tests` of its YAML.",
         is_group=True,
     ),
 }

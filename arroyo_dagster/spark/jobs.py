@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from arroyo_dagster.errors import InputError, StorageError
 from arroyo_dagster.redaction import redact_text, redacted_cause
+from arroyo_dagster.spark.holders.messages import ENDED_STEP, WorkerEndedError
 from arroyo_dagster.state.metadata.interrupts import check_interrupt
 
 if TYPE_CHECKING:
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 _PYTHON_ERROR = re.compile(r"(?!(org|java|scala|com|io)\.)[A-Za-z_.]+(Error|Exception): ")
 _MISSING_MODULE = re.compile(r"ModuleNotFoundError: No module named '([\w.]+)'")
 _OTHER_PYTHON = re.compile(r"[^\n]*\bPYTHON_VERSION_MISMATCH\b[^\n]*")
+_WORKER_ENDED = re.compile(rf"{WorkerEndedError.__name__}: (.*?)\. Next: ")
+_SPARKS_WORKER_ENDED = "Python worker exited unexpectedly"
 _LOCAL_CORES = re.compile(r"local\[(\d+).*\]")
 _UNKNOWN_SLOTS = 8
 _INTERRUPT_POLL_SECONDS = 0.5
@@ -70,6 +73,10 @@ def fetch_rows(session: SparkSession, frame: DataFrame) -> list[Row]:
                 next_step="install it on the workers, with the driver's versions of Python and "
                 "pyarrow; `ship` sends this package",
             ) from redacted_cause(error)
+        if (ended := _what_ended(str(error))) is not None:
+            raise StorageError(
+                redact_text(ended), retryable=True, next_step=ENDED_STEP
+            ) from redacted_cause(error)
         raise StorageError(
             f"tasks failed, and Spark gave up ({failure_reason(error)})",
             retryable=True,
@@ -77,6 +84,15 @@ def fetch_rows(session: SparkSession, frame: DataFrame) -> list[Row]:
             "listed",
         ) from redacted_cause(error)
     return rows
+
+
+def _what_ended(message: str) -> str | None:
+    """Return which process of a worker ended; None if the tasks failed otherwise."""
+    if (told := _WORKER_ENDED.search(message)) is not None:
+        return told[1]
+    if _SPARKS_WORKER_ENDED in message:
+        return "a Python worker of Spark ended while it ran a function, and cannot say which"
+    return None
 
 
 def _what_workers_lack(message: str) -> str | None:

@@ -335,3 +335,65 @@ def test_functions_of_whole_batches_and_look_ups_are_as_in_process(
     run_pipelines(services(spark), spark, SparkOptions(session=session))
     for store in (plain, spark):
         assert dict(Views(store, dataflow).view("counts").pairs()) == expected
+
+
+CRASHING = """
+apiVersion: 0.6.0
+meta: {{name: crashing, version: 0.1.0, namespace: t}}
+topics: {{lines: {{schema: {{value: {{type: string, converter: raw}}}}}}}}
+services:
+  check:
+    sources: [{{type: topic, id: lines}}]
+    states: {{hits: {{type: keyed-state, properties: {{key: {{type: string}}, value: {{type: u32}}}}}}}}
+    transforms:
+      - operator: map
+        run: |
+          import os
+          def lowered(line):
+              {mapped}
+              return line.lower()
+    partition:
+      assign-key: {{run: "def by_line(line): return line"}}
+      update-state:
+        run: |
+          import os
+          def count(line):
+              {counted}
+              hits().increment(1)
+"""  # noqa: E501
+
+
+@pytest.mark.parametrize(
+    ("crashes", "step", "how"),
+    [
+        ({"mapped": "os._exit(3)"}, "lowered", "with exit code 3"),
+        ({"counted": "os.kill(os.getpid(), 11)"}, "count", "by signal 11"),
+    ],
+)
+def test_a_function_that_ends_its_process_is_named_and_nothing_is_lost(
+    session: Any, tmp_path: Path, crashes: dict[str, str], step: str, how: str
+) -> None:
+    (tmp_path / "lines").write_text("A\nb\na\n")
+    store = open_store(f"file://{tmp_path}/state")
+    given = BindingsText(
+        sources={"lines": parse_binding(f"lines=jsonl:{tmp_path / 'lines'}", "source")}
+    )
+
+    def run(**bodies: str) -> None:
+        text = CRASHING.format(**{"mapped": "pass", "counted": "pass", **bodies})
+        dataflow = parse_document(text)
+        assert isinstance(dataflow, Dataflow)
+        wired = wire(dataflow, given, store)
+        pipelines = build_dataflow(dataflow, store, bindings=wired.bindings)
+        run_pipelines(pipelines, store, SparkOptions(session=session))
+
+    with pytest.raises(ArroyoStateError) as error:
+        run(**crashes)
+    assert f"job `t.crashing/check`: the process of a Spark worker ended {how}" in str(error.value)
+    assert f"while it ran `{step}`" in str(error.value)
+    assert "org.apache.spark" not in str(error.value)
+    run()
+    dataflow = parse_document(CRASHING.format(mapped="pass", counted="pass"))
+    assert isinstance(dataflow, Dataflow)
+    pairs = Views(store, dataflow).view("check.hits").pairs()
+    assert dict(pairs) == {"a": 2, "b": 1}

@@ -13,7 +13,14 @@ from arroyo_dagster import cli
 from arroyo_dagster.dataflow.definition.diagnostics import InvalidDefinition
 from arroyo_dagster.dataflow.errors import StateValueError, UnboundOperatorError
 from arroyo_dagster.errors import InputError
-from arroyo_dagster.sdf_testing import DataflowTrial, OnePackageTest, load_trial, package_tests
+from arroyo_dagster.sdf_testing import (
+    DataflowTrial,
+    OneDataflowTest,
+    OnePackageTest,
+    dataflow_tests,
+    load_trial,
+    package_tests,
+)
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "sdf"
 TEXT = EXAMPLES / "packages" / "text"
@@ -141,7 +148,6 @@ tests:
   - {name: error, function: bump, value: 255, state-key: 1, states: {rows: {"1": {n: 1}}}, expect-error: E41}
   - {name: no error, function: twice, value: 2, expect-error: E41}
   - {name: raises, function: bump, value: 255, state-key: 1, states: {rows: {"1": {n: 1}}}, expect: null}
-  - {name: nobody, function: nobody, expect: 1}
 """  # noqa: E501
 
 
@@ -150,19 +156,22 @@ def test_tests_that_fail_say_what_was_expected_and_found(tmp_path: Path) -> None
     assert result.exit_code == 3
     assert "passed  twice: right" in result.stdout
     assert "passed  bump: error" in result.stdout
+    line = 1 + package(tmp_path, FAILING).read_text().split("\n").index(FAILING.split("\n")[3])
+    file = tmp_path / "sdf-package.yaml"
     assert (
-        'expected {"key": "none", "value": 5}, found {"key": "none", "value": 4}' in result.stdout
-    )
-    assert 'expected state hits to hold {"1": 2}, found {"1": 1}' in result.stdout
-    assert "expected an error with 'E41', found" in result.stdout
-    assert "raised StateValueError" in result.stdout
-    assert "no function `nobody`" in result.stdout
-    assert result.stdout.endswith("2 passed, 5 failed\n")
+        f"FAILED  twice: wrong\n        {file}:{line}: the result\n"
+        '          - {"key": "none", "value": 5}\n          + {"key": "none", "value": 4}\n'
+    ) in result.stdout
+    assert f"{file}:{line + 1}: state hits\n          - 1: 2\n          + 1: 1\n" in result.stdout
+    assert "- an error with 'E41'\n          + {" in result.stdout
+    assert "it failed\n          + StateValueError" in result.stdout
+    assert result.stdout.endswith("2 passed, 4 failed\n")
     document = json.loads(run("test", package(tmp_path, FAILING), "--json").stdout)
-    assert (document["passed"], document["failed"]) == (2, 5)
+    assert (document["passed"], document["failed"]) == (2, 4)
+    assert document["tests"][1]["line"] == line
     one = run("test", package(tmp_path, FAILING), "--only", "right")
     assert (one.exit_code, one.stdout) == (0, "passed  twice: right\n1 passed, 0 failed\n")
-    with pytest.raises(AssertionError, match="expected"):
+    with pytest.raises(AssertionError, match="twice: line"):
         package_tests(package(tmp_path, FAILING))[1].check()
 
 
@@ -179,18 +188,126 @@ tests:
   - {name: a, function: twice, expect: 1, expekt: 2}
   - {name: a, function: twice}
   - {name: a, function: twice, expect: 1, expect-error: x, states: {hits: 5}}
+  - {name: a, function: thrice, expect: 1, states: {hit: {}}}
 """
     with pytest.raises(InvalidDefinition) as raised:
         package_tests(package(tmp_path, bad))
-    assert sorted(one.path for one in raised.value.diagnostics) == [
-        "tests[0]",
-        "tests[1].function",
-        "tests[2].expekt",
-        "tests[3]",
-        "tests[4]",
-        "tests[4].states",
+    line = 1 + package(tmp_path, bad).read_text().split("\n").index("  - 5")
+    assert sorted((one.path, one.line - line) for one in raised.value.diagnostics) == [
+        ("tests[0]", 0),
+        ("tests[1].function", 1),
+        ("tests[2].expekt", 2),
+        ("tests[3]", 3),
+        ("tests[4]", 4),
+        ("tests[4].states.hits", 4),
+        ("tests[5].function", 5),
+        ("tests[5].states.hit", 5),
     ]
-    assert "the package has no tests" in run("test", package(tmp_path)).stderr
+    checked = run("check", package(tmp_path, bad))
+    assert (checked.exit_code, f"line {line + 5}: " in checked.stdout) == (3, True)
+    assert "did you mean `hits`" in checked.stdout
+    assert "there are no tests" in run("test", package(tmp_path)).stderr
+
+
+def test_functions_that_are_not_bound_are_told_together(tmp_path: Path) -> None:
+    text = (HEAD + STATES).replace(
+        "def twice(k, n) -> tuple[str, int]:", "fn twice(n: u8) -> Result<u8> {"
+    )
+    tests = """
+tests:
+  - {name: a, function: elsewhere, value: 1, expect: true}
+  - {name: b, function: twice, value: 1, expect: {key: none, value: 2}}
+"""
+    file = tmp_path / "sdf-package.yaml"
+    file.write_text(text + tests)
+    result = run("test", file)
+    assert result.exit_code == 1
+    assert "2 functions are not Python" in result.stderr
+    assert "--bind elsewhere=MODULE:FUNCTION --bind twice=MODULE:FUNCTION" in result.stderr
+
+
+COLUMNS = """
+states:
+  hits: {type: keyed-state, properties: {key: {type: string}, value: {type: u32}}}
+types:
+  word: {type: object, properties: {text: {type: string}, size: {type: u32}}}
+functions:
+  count:
+    operator: update-state
+    states: [{name: hits}]
+    inputs: [{name: words, type: word}]
+    run: |
+      import polars as pl
+
+      def count(words: pl.DataFrame):
+          more = words.group_by("_key").len("more")
+          rows = hits().rows().join(more, on="_key")
+          hits().update(rows.select("_key", pl.col("value").cast(pl.Int64) + pl.col("more")))
+  count-sql:
+    operator: update-state
+    states: [{name: hits}]
+    inputs: [{name: words, type: word}]
+    run: |
+      select hits._key, hits.value + more.n as value from hits
+      join (select _key, count(*) as n from batch group by _key) more on hits._key = more._key
+  sizes:
+    operator: map
+    inputs: [{name: words, type: word}]
+    output: {type: word}
+    run: select text, size * 2 as size from batch
+  long:
+    operator: filter
+    inputs: [{name: words, type: word}]
+    output: {type: bool}
+    run: |
+      import pyarrow as pa
+      import pyarrow.compute as pc
+
+      def long(words: pa.Table):
+          return pc.greater(words["size"], 3)
+  by-text:
+    operator: assign-key
+    inputs: [{name: words, type: word}]
+    output: {type: string}
+    run: select text from batch
+tests:
+  - name: a batch is counted
+    function: count
+    states: {hits: {be: 2, or: 1}}
+    value: [{text: be, size: 2}, {text: be, size: 2}, {text: to, size: 2}]
+    state-key: [be, be, to]
+    expect-states: {hits: {be: 4, to: 1, or: 1}}
+  - name: a query counts
+    function: count-sql
+    states: {hits: {be: 2}}
+    value: [{text: be, size: 2}, {text: to, size: 2}]
+    state-key: [be, to]
+    expect-states: {hits: {be: 3, to: 1}}
+  - name: a batch that fails writes nothing
+    function: count
+    states: {hits: {be: 4294967295, to: 1}}
+    value: [{text: to, size: 2}, {text: be, size: 2}]
+    state-key: [to, be]
+    expect-error: E41
+    expect-states: {hits: {be: 4294967295, to: 1}}
+  - {name: keys are needed, function: count, value: {text: a, size: 1}, expect-error: a key for each}
+  - {name: one record, function: sizes, value: {text: a, size: 1}, expect: {text: a, size: 2}}
+  - {name: many, function: sizes, value: [{text: a, size: 1}], expect: [{text: a, size: 2}]}
+  - {name: a mask, function: long, value: [{text: a, size: 1}, {text: b, size: 4}], expect: [false, true]}
+  - {name: keys, function: by-text, value: [{text: a, size: 1}], expect: [a]}
+"""  # noqa: E501
+
+
+def test_functions_of_whole_batches_are_tested(tmp_path: Path) -> None:
+    file = tmp_path / "sdf-package.yaml"
+    file.write_text(HEAD + COLUMNS)
+    result = run("test", file)
+    assert (result.stdout.split("\n")[-2], result.exit_code) == ("8 passed, 0 failed", 0)
+    wrong = COLUMNS.replace("be: 3, to: 1", "be: 2, to: 1").replace("size: 2}}", "size: 3}}")
+    file.write_text(HEAD + wrong.replace("expect: [a]", "expect: [b]"))
+    result = run("test", file)
+    assert (result.stdout.split("\n")[-2], result.exit_code) == ("5 passed, 3 failed", 3)
+    assert "- be: 2\n          + be: 3" in result.stdout
 
 
 def test_a_function_is_called_from_the_shell(tmp_path: Path) -> None:
@@ -265,3 +382,159 @@ def test_what_cannot_be_tried_is_told(tmp_path: Path) -> None:
         DataflowTrial(TEXT)
     with pytest.raises(InputError, match="not tested function by function"):
         package_tests(EXAMPLES / "words" / "dataflow.yaml")
+
+
+# ---- the section `tests` of a dataflow -----------------------------------------------------------
+
+WORDS = EXAMPLES / "words" / "dataflow.yaml"
+
+
+@pytest.mark.parametrize("test", dataflow_tests(WORDS), ids=str)
+def test_the_dataflow_of_the_examples(test: OneDataflowTest) -> None:
+    test.check()
+
+
+def words(folder: Path, tests: str, *changes: tuple[str, str]) -> Path:
+    text = WORDS.read_text().partition("\ntests:")[0]
+    for old, new in changes:
+        assert old in text
+        text = text.replace(old, new)
+    file = folder / "dataflow.yaml"
+    file.write_text(f"{text}\ntests:\n{tests}")
+    return file
+
+
+def line_of(file: Path, part: str) -> int:
+    return next(at for at, line in enumerate(file.read_text().split("\n"), 1) if part in line)
+
+
+def test_every_difference_of_every_test_is_told(tmp_path: Path) -> None:
+    tests = """
+  - name: wrong
+    records: {sentences: [a b a], asked: [a]}
+    expect:
+      words: [{text: a, sentence-length: 3}, {text: b, sentence-length: 3}]
+    expect-states:
+      count-words.hits: {a: 3, b: 1}
+      word-stats: {}
+  - name: right
+    records: {sentences: [a b a]}
+    expect-states: {hits: {b: 1, a: 2.0}}
+  - {name: nothing was given, expect: {answers: []}, expect-states: {hits: {}}}
+"""
+    file = words(tmp_path, tests)
+    result = run("test", file)
+    assert result.exit_code == 3
+    assert result.stdout.split("\n") == [
+        "FAILED  wrong",
+        f"        {file}:{line_of(file, 'words: [{')}: topic words",
+        '          + {"sentence-length": 3, "text": "a"}',
+        f"        {file}:{line_of(file, 'count-words.hits: {')}: state count-words.hits",
+        "          - a: 3",
+        "          + a: 2",
+        f"        {file}:{line_of(file, 'word-stats: {}')}: state word-stats",
+        '          + a: {"count": 2, "longest-sentence": 3}',
+        '          + b: {"count": 1, "longest-sentence": 3}',
+        "passed  right",
+        "passed  nothing was given",
+        "2 passed, 1 failed",
+        "",
+    ]
+    found = json.loads(run("test", file, "--json", "--only", "wrong").stdout)["tests"]
+    assert [(one["line"], one["passed"]) for one in found] == [(line_of(file, "wrong"), False)]
+    assert f"line {line_of(file, 'count-words.hits: {')}: state" in found[0]["problem"]
+
+
+def test_records_that_fail_are_expected_or_told(tmp_path: Path) -> None:
+    tests = """
+  - {name: told, records: {sentences: [a or b]}, expect-states: {hits: {a: 1, b: 1}}}
+  - name: expected
+    records: {sentences: [or or]}
+    expect-failed: {count-words/count_word: 2}
+  - {name: not, records: {sentences: [a]}, expect-failed: {count-words/count_word: 2}}
+"""
+    count = "hits().increment(1)"
+    file = words(tmp_path, tests, (count, f'{count} if word.text != "or" else 1 / 0'))
+    result = run("test", file)
+    assert result.exit_code == 3
+    assert "passed  expected" in result.stdout
+    assert "failed records\n          + count-words/count_word: 1\n" in result.stdout
+    assert "ZeroDivisionError: division by zero; in line 2 of the body" in result.stdout
+    assert "failed records\n          - count-words/count_word: 2\n" in result.stdout
+    assert "1 passed, 2 failed" in result.stdout
+
+
+def test_every_mistake_of_a_dataflows_tests_is_told(tmp_path: Path) -> None:
+    tests = """
+  - {name: a, records: {sentence: [a]}, expect: {sentences: []}}
+  - {name: b, records: [{asked: a}, 5], expect-states: {hit: {}}}
+  - {name: c, records: {words: []}}
+  - {name: d, expect-failed: {count-words/count: 1, split/words: x}}
+  - {expekt: {}, close-windows: 1}
+"""
+    file = words(tmp_path, tests)
+    first = line_of(file, "- {name: a")
+    for command in ("check", "test"):
+        result = run(command, file)
+        assert result.exit_code == (3 if command == "check" else 1)
+        said = result.stdout if command == "check" else result.stderr
+        for line, part in (
+            (0, "tests[0].records.sentence: there is no input topic `sentence`; did you mean"),
+            (0, "tests[0].expect.sentences: there is no output topic `sentences`"),
+            (1, "tests[1].records[0].asked: expected a list of records, found text"),
+            (1, "tests[1].records[1]: expected the records of each topic, found an integer"),
+            (1, "tests[1].expect-states.hit: there is no state `hit`; did you mean `hits`?"),
+            (2, "tests[2].records.words: there is no input topic `words`"),
+            (2, "tests[2]: expects nothing"),
+            (3, "count-words/count: there is no service/step"),
+            (3, "expected a whole number, found text"),
+            (4, "tests[4].name: missing `name`"),
+            (4, "tests[4].expekt: unknown key"),
+            (4, "tests[4].close-windows: expected true or false"),
+        ):
+            assert f"line {first + line}: " in said
+            assert part in said
+    assert run("dot", file).exit_code == 0  # no other command reads the section
+
+
+def test_all_functions_that_are_not_bound_are_told_before_a_test_runs(tmp_path: Path) -> None:
+    tests = "  - {name: a, expect: {answers: []}}\n"
+    bodies = (
+        ("def by_text(word):", "fn by_text(word: Word) -> Result<String> {"),
+        ("def look_up_word(word):", "fn look(word: String) -> Result<Answer> {"),
+    )
+    result = run("test", words(tmp_path, tests, *bodies))
+    assert result.exit_code == 1
+    assert "2 functions are not Python" in result.stderr
+    assert "--bind by-text=MODULE:FUNCTION --bind look=MODULE:FUNCTION" in result.stderr
+
+
+def test_windows_of_a_test_are_closed_at_its_end(tmp_path: Path) -> None:
+    at = "2026-03-02T08:0"
+    reading = f"{{sensor: hall, floor: 0, celsius: 20, at: '{at}0:00+00:00'}}"
+    tests = f"""
+tests:
+  - name: closed
+    records: {{readings: [{reading}]}}
+    close-windows: true
+    expect-states: {{means: {{hall: {{readings: 1, total: 20}}}}}}
+  - name: open
+    records: {{readings: [{reading}]}}
+    expect: {{warmest-rooms: []}}
+"""
+    file = tmp_path / "dataflow.yaml"
+    file.write_text((EXAMPLES / "temperature" / "dataflow.yaml").read_text() + tests)
+    result = run("test", file)
+    assert (result.exit_code, result.stdout.split("\n")[-2]) == (0, "2 passed, 0 failed")
+
+
+def test_functions_and_env_come_from_a_bindings_file(tmp_path: Path) -> None:
+    tests = "  - {name: a, records: {sentences: [a]}, expect-states: {hits: {a: 1}}}\n"
+    file = words(
+        tmp_path, tests, ("def by_text(word):", "fn by_text(word: Word) -> Result<String> {")
+    )
+    (tmp_path / "sdf_test_keys.py").write_text("def by(word):\n    return word.text\n")
+    bindings = tmp_path / "bindings.yaml"
+    bindings.write_text("functions: {by-text: 'sdf_test_keys:by'}\nsinks: {answers: stdout}\n")
+    assert run("test", file, "--bindings", bindings).exit_code == 0
+    assert run("test", file, "--bind", "by-text=sdf_test_keys:by").exit_code == 0

@@ -11,7 +11,12 @@ import click
 
 from arroyo_dagster.cli.common import EXIT_FINDINGS, json_option
 from arroyo_dagster.cli.rendering import print_json, print_table
-from arroyo_dagster.cli.sdf.files import check_functions, load_dataflow, loading_options
+from arroyo_dagster.cli.sdf.files import (
+    check_functions,
+    check_tests,
+    load_dataflow,
+    loading_options,
+)
 from arroyo_dagster.cli.sdf.group import sdf
 from arroyo_dagster.dataflow.definition.definition import Dataflow, Package, StateDef
 from arroyo_dagster.dataflow.definition.diagnostics import Diagnostic, InvalidDefinition
@@ -59,6 +64,7 @@ def check(
             document, packages = load_with_packages(
                 file, legacy=legacy, extended=extended, dev=not prod
             )
+            check_tests(file, document, packages)
             if isinstance(document, Dataflow):
                 document = check_functions(file, document, packages)
         except InvalidDefinition as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -12,10 +12,18 @@ import click
 from arroyo_dagster.dataflow.definition import loading
 from arroyo_dagster.dataflow.definition.definition import Dataflow, Package
 from arroyo_dagster.dataflow.definition.diagnostics import InvalidDefinition
-from arroyo_dagster.dataflow.errors import UnboundOperatorError
 from arroyo_dagster.dataflow.runtime.checks import check_bodies
-from arroyo_dagster.dataflow.runtime.functions import unbound_steps
+from arroyo_dagster.dataflow.runtime.functions import unbound_error, unbound_steps
 from arroyo_dagster.dataflow.runtime.service import DEAD_LETTER, FAIL, SKIP
+from arroyo_dagster.dataflow.testing.dataflow_tests import DataflowTest
+from arroyo_dagster.dataflow.testing.package_tests import PackageTest
+from arroyo_dagster.dataflow.testing.suite import find_tests
+from arroyo_dagster.dataflow.topics.bindings import (
+    BindingsText,
+    parse_binding,
+    parse_function,
+)
+from arroyo_dagster.errors import InputError
 from arroyo_dagster.user_modules import open_folders
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -91,6 +99,34 @@ def error_options(default: str) -> Callable[[_F], _F]:
     return add
 
 
+def binding_flags(
+    sources: Sequence[str], sinks: Sequence[str], functions: Sequence[str], env: Sequence[str]
+) -> BindingsText:
+    """Return the bindings of flags."""
+    bound = {
+        role: [parse_binding(text, role) for text in texts]
+        for role, texts in (("source", sources), ("sink", sinks))
+    }
+    for role, bindings in bound.items():
+        topics = [one.topic for one in bindings]
+        for topic in topics:
+            if topics.count(topic) > 1:
+                raise InputError(f"topic bound twice: two {role}s of one topic", topic=topic)
+    return BindingsText(
+        sources={one.topic: one for one in bound["source"]},
+        sinks={one.topic: one for one in bound["sink"]},
+        functions=dict(parse_function(text) for text in functions),
+        env=dict(_variable(text) for text in env),
+    )
+
+
+def _variable(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not (name and equals):
+        raise InputError("a variable or setting is not in the form NAME=VALUE")
+    return name, value
+
+
 def load_dataflow(
     file: str, *, legacy: bool, extended: bool, prod: bool
 ) -> tuple[Dataflow, dict[str, Package]]:
@@ -115,6 +151,23 @@ def check_functions(file: str, dataflow: Dataflow, packages: Mapping[str, Packag
     return replace(dataflow, warnings=warnings)
 
 
+def check_tests(
+    file: str,
+    document: Dataflow | Package,
+    packages: Mapping[str, Package],
+    only: Sequence[str] = (),
+) -> list[PackageTest | DataflowTest]:
+    """Check the section `tests`, and return the tests in it. Arguments as in `find_tests`.
+
+    Raises:
+        InvalidDefinition: the section has errors.
+    """
+    try:
+        return find_tests(document, packages, only=only)
+    except InvalidDefinition as error:
+        raise error.with_file(file) from None
+
+
 def check_bound(
     dataflow: Dataflow, packages: Mapping[str, Package], functions: Mapping[str, str]
 ) -> None:
@@ -126,16 +179,14 @@ def check_bound(
     unbound = unbound_steps(dataflow, packages, functions)
     if not unbound:
         return
-    names = dict.fromkeys(step.name.replace("_", "-") for _, step in unbound)
-    places = [f"{step.operator} `{step.name}` (line {step.line})" for _, step in unbound]
-    count = f"{len(names)} function" + (" is" if len(names) == 1 else "s are")
-    raise UnboundOperatorError(
-        f"{count} not Python, and bound to no Python function: {', '.join(places)}",
-        number="E26",
-        next_step="bind each: "
-        + " ".join(f"--bind {name}=MODULE:FUNCTION" for name in names)
-        + "; `sdf check --stubs` prints functions to fill in",
-    )
+    places: dict[str, str] = {}
+    for _, step in unbound:
+        name, place = (
+            step.name.replace("_", "-"),
+            f"{step.operator} `{step.name}` (line {step.line})",
+        )
+        places[name] = f"{places[name]}, {place}" if name in places else place
+    raise unbound_error(places, "; `sdf check --stubs` prints functions to fill in")
 
 
 def _folders(file: str) -> tuple[str, str]:

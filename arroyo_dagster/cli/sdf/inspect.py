@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import click
 
@@ -24,6 +25,7 @@ from arroyo_dagster.dataflow.views.view import Views
 from arroyo_dagster.errors import ArroyoStateError
 from arroyo_dagster.state.planning.privacy import PrivateColumns
 
+_F = TypeVar("_F", bound=Callable[..., Any])
 _COMMANDS = {
     ".help": "list the commands",
     ".exit": "leave",
@@ -33,16 +35,22 @@ _COMMANDS = {
 }
 
 
+def narrowing_options(command: _F) -> _F:
+    """Add `NAMESPACE`, `--key` and `--filter`, for every command that prints rows of states."""
+    namespace = click.argument("namespace", required=False)
+    key = click.option("--key", metavar="KEY", help="Print only the row of this key.")
+    pattern = click.option(
+        "--filter",
+        "pattern",
+        metavar="REGEX",
+        help="Print only namespaces that match; with a NAMESPACE, only keys that match.",
+    )
+    return namespace(key(pattern(command)))
+
+
 @show.command("state")
 @click.argument("file", type=click.Path())
-@click.argument("namespace", required=False)
-@click.option("--key", metavar="KEY", help="Print only the row of this key.")
-@click.option(
-    "--filter",
-    "pattern",
-    metavar="REGEX",
-    help="Print only namespaces that match; with a NAMESPACE, only keys that match.",
-)
+@narrowing_options
 @loading_options
 @private_option
 @store_options
@@ -69,6 +77,18 @@ def print_state(
     """
     dataflow, _ = load_dataflow(file, legacy=legacy, extended=extended, prod=prod)
     spaces = Namespaces(open_to_read(url), dataflow, private=private)
+    print_namespaces(spaces, namespace, key, pattern, as_json=as_json)
+
+
+def print_namespaces(
+    spaces: Namespaces,
+    namespace: str | None,
+    key: str | None,
+    pattern: str | None,
+    *,
+    as_json: bool,
+) -> None:
+    """Print the list of namespaces, or the rows of one."""
     if namespace is None:
         if key is not None:
             raise click.UsageError("--key needs a NAMESPACE")
@@ -149,12 +169,13 @@ def query_states(
     dataflow, _ = load_dataflow(file, legacy=legacy, extended=extended, prod=prod)
     views = Views(open_to_read(url), dataflow, private=private)
     if query is not None:
-        _print_answer(views, query, as_json)
+        print_answer(views, query, as_json)
         return
-    _sql_mode(views, as_json)
+    sql_mode(views, sys.stdin.readline, prompting=sys.stdin.isatty(), as_json=as_json)
 
 
-def _print_answer(views: Views, query: str, as_json: bool) -> None:
+def print_answer(views: Views, query: str, as_json: bool) -> None:
+    """Print the result of a query."""
     frame = views.sql(query)
     if not as_json:
         click.echo(frame_text(frame))
@@ -163,14 +184,21 @@ def _print_answer(views: Views, query: str, as_json: bool) -> None:
     print_json_rows({"columns": columns, "rows": frame.rows()})
 
 
-def _sql_mode(views: Views, silent: bool) -> None:
-    prompting = sys.stdin.isatty() and not silent
-    if not silent:
+def sql_mode(views: Views, read_line: Callable[[], str], *, prompting: bool, as_json: bool) -> None:
+    """Answer queries, one per line, until `.exit` or the end of the input.
+
+    Args:
+        views: the states.
+        read_line: returns the next line with its end; empty = the input has ended.
+        prompting: whether to print a prompt before each line.
+        as_json: whether to print nothing but answers, as JSON.
+    """
+    if not as_json:
         click.echo(f"arroyo-state {__version__}, SQL over states; .help lists the commands")
     while True:
-        if prompting:
+        if prompting and not as_json:
             click.echo("sql >> ", nl=False)
-        line = sys.stdin.readline()
+        line = read_line()
         text = line.strip()
         if not line or text in (".exit", ".quit"):
             return
@@ -181,7 +209,7 @@ def _sql_mode(views: Views, silent: bool) -> None:
                 raise _unknown_command(text)
             elif text:
                 views.refresh()
-                _print_answer(views, text, silent)
+                print_answer(views, text, as_json)
         except ArroyoStateError as error:
             print_error(error)
 

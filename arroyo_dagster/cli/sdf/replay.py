@@ -12,6 +12,7 @@ from arroyo_dagster.cli.common import open_to_read, open_url, store_options
 from arroyo_dagster.cli.rendering import print_json
 from arroyo_dagster.cli.sdf.files import (
     allow_functions,
+    binding_flags,
     check_bound,
     check_functions,
     error_options,
@@ -23,7 +24,6 @@ from arroyo_dagster.cli.sdf.files import (
 )
 from arroyo_dagster.cli.sdf.group import sdf
 from arroyo_dagster.cli.sdf.run import (
-    binding_flags,
     epoch_printer,
     failed_counts,
     finish_run,
@@ -166,16 +166,11 @@ def _print_letters(replays: Sequence[ServiceReplay], as_json: bool) -> None:
     counted = Counter((one.service, one.step, one.reason, one.partial) for one in letters)
     first = {(one.service, one.step, one.reason, one.partial): one for one in reversed(letters)}
     rows = [
-        [service, step, str(count), "partial" if partial else "whole", reason, _place(first[key])]
+        [service, step, str(count), "partial" if partial else "whole", reason, first[key].place]
         for key, count in counted.items()
         for service, step, reason, partial in [key]
     ]
     click.echo(borderless(["Service", "Step", "Letters", "Records", "Reason", "First"], rows))
-
-
-def _place(letter: Letter) -> str:
-    file = "" if letter.file is None else f" {letter.file}"
-    return f"{letter.topic}{file} {letter.partition}/{letter.offset}"
 
 
 def _letter_json(letter: Letter) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
@@ -11,10 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from arroyo_dagster.cli.common import EXIT_SKIPPED, NO_EFFECT, open_url, store_options
+from arroyo_dagster.cli.common import (
+    EXIT_SKIPPED,
+    NO_EFFECT,
+    open_url,
+    private_option,
+    store_options,
+)
 from arroyo_dagster.cli.rendering import print_json
 from arroyo_dagster.cli.sdf.files import (
     allow_functions,
+    binding_flags,
     check_bound,
     check_functions,
     error_options,
@@ -25,6 +31,7 @@ from arroyo_dagster.cli.sdf.files import (
     parallelism_option,
 )
 from arroyo_dagster.cli.sdf.group import sdf
+from arroyo_dagster.cli.sdf.prompt import Prompt, open_stdin
 from arroyo_dagster.cli.settings import FiniteRange
 from arroyo_dagster.cli.spark import print_choice, spark_options
 from arroyo_dagster.dataflow.definition.definition import Dataflow
@@ -41,18 +48,14 @@ from arroyo_dagster.dataflow.runtime.service import (
     RunOptions,
     build_dataflow,
 )
-from arroyo_dagster.dataflow.topics.bindings import (
-    BindingsText,
-    parse_binding,
-    parse_function,
-    read_bindings,
-)
+from arroyo_dagster.dataflow.topics.bindings import BindingsText, read_bindings
 from arroyo_dagster.dataflow.topics.wiring import Letters, Wired, wire
 from arroyo_dagster.dataflow.views.namespaces import Namespaces
 from arroyo_dagster.dataflow.views.rendering import borderless
-from arroyo_dagster.errors import FormatError, InputError
+from arroyo_dagster.errors import FormatError
 from arroyo_dagster.spark.settings import SparkSettings
 from arroyo_dagster.state.model.checkpoints import Checkpoint
+from arroyo_dagster.state.planning.privacy import PrivateColumns
 from arroyo_dagster.state.runtime.pipeline import Pipeline
 from arroyo_dagster.state.storage.store import ObjectStore
 
@@ -92,6 +95,14 @@ _ENDLESS_INTERVAL = 1.0
 @error_options(SKIP)
 @click.option("--flush-open", is_flag=True, help="Close open windows when every source has ended.")
 @click.option(
+    "--prompt",
+    "prompting",
+    is_flag=True,
+    help="Read commands from the standard input while the dataflow runs: show state, select, sql, "
+    "help, exit. The end of the input stops the run.",
+)
+@private_option
+@click.option(
     "--migrate",
     is_flag=True,
     help="Carry stored states over to a changed definition: other columns and types, renamed "
@@ -120,6 +131,8 @@ def run(
     on_error: str,
     max_errors: int | None,
     flush_open: bool,
+    prompting: bool,
+    private: PrivateColumns,
     migrate: bool,
     parallelism: int,
     spark: SparkSettings | None,
@@ -159,6 +172,10 @@ def run(
     given = binding_flags(sources, sinks, functions, env)
     if bindings is not None:
         given = given.over(read_bindings(bindings))
+    if prompting and (spark is not None or _is_piped(given)):
+        raise click.UsageError(
+            "--prompt: not with --spark, nor with a topic that stdin is bound to"
+        )
     dataflow, packages = load_dataflow(file, legacy=legacy, extended=extended, prod=prod)
     dataflow = check_functions(file, dataflow, packages)
     check_bound(dataflow, packages, given.functions)
@@ -167,7 +184,7 @@ def run(
             click.echo(f"warning {one.number} {one.place}{one.message}", err=True)
     allow_functions(file)
     store = open_url(url)
-    stdin = io.FileIO(0, closefd=False) if _is_piped(given) else None
+    stdin = open_stdin() if _is_piped(given) else None
     if adopt:
         click.echo(f"--adopt: {NO_EFFECT}", err=True)
     outside = spark_topics(store, spark, spark_checkpoint)
@@ -201,9 +218,13 @@ def run(
     )
     pace = _interval(interval, given)
     failed_before = failed_counts(store, dataflow)
-    with stopping() as stop, contextlib.ExitStack() as pipes:
+    with stopping() as stopped, contextlib.ExitStack() as held:
         for pipe in wired.pipes.values():
-            pipes.callback(pipe.close)
+            held.callback(pipe.close)
+        stop = stopped
+        if prompting:
+            prompt = Prompt(store, dataflow, private, as_json=as_json)
+            stop = held.enter_context(prompt.answering(stopped))
         if outside is not None:
             outcome = run_on_spark(
                 pipelines,
@@ -284,34 +305,6 @@ def run_on_spark(
         stop=stop,
         on_epoch=epoch_printer(),
     )
-
-
-def binding_flags(
-    sources: Sequence[str], sinks: Sequence[str], functions: Sequence[str], env: Sequence[str]
-) -> BindingsText:
-    """Return the bindings of flags."""
-    bound = {
-        role: [parse_binding(text, role) for text in texts]
-        for role, texts in (("source", sources), ("sink", sinks))
-    }
-    for role, bindings in bound.items():
-        topics = [one.topic for one in bindings]
-        for topic in topics:
-            if topics.count(topic) > 1:
-                raise InputError(f"topic bound twice: two {role}s of one topic", topic=topic)
-    return BindingsText(
-        sources={one.topic: one for one in bound["source"]},
-        sinks={one.topic: one for one in bound["sink"]},
-        functions=dict(parse_function(text) for text in functions),
-        env=dict(_variable(text) for text in env),
-    )
-
-
-def _variable(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not (name and equals):
-        raise InputError("a variable or setting is not in the form NAME=VALUE")
-    return name, value
 
 
 def _is_piped(given: BindingsText) -> bool:

@@ -1,4 +1,4 @@
-"""`sdf test` and `sdf show functions|states`: test packages on their own."""
+"""`sdf test` and `sdf show functions|states`: test dataflows, and packages on their own."""
 
 from __future__ import annotations
 
@@ -13,22 +13,31 @@ import click
 from arroyo_dagster.cli.common import EXIT_FINDINGS, json_option
 from arroyo_dagster.cli.lazy import LazyGroup
 from arroyo_dagster.cli.rendering import print_json
-from arroyo_dagster.cli.sdf.files import allow_functions
+from arroyo_dagster.cli.sdf.files import (
+    allow_functions,
+    binding_flags,
+    check_bound,
+    check_functions,
+    check_tests,
+    function_options,
+    loading_options,
+)
 from arroyo_dagster.cli.sdf.group import sdf, show
-from arroyo_dagster.dataflow.definition.definition import FunctionDef, Package
-from arroyo_dagster.dataflow.definition.loading import load_package
+from arroyo_dagster.dataflow.definition.definition import Dataflow, FunctionDef, Package
+from arroyo_dagster.dataflow.definition.loading import load_package, load_with_packages
 from arroyo_dagster.dataflow.definition.scope import scope_of
 from arroyo_dagster.dataflow.runtime.converters import Converter
-from arroyo_dagster.dataflow.testing.package_tests import TestOutcome, run_tests
 from arroyo_dagster.dataflow.testing.runner import MISSING, Trial
-from arroyo_dagster.dataflow.topics.bindings import parse_function
+from arroyo_dagster.dataflow.testing.section import TestOutcome
+from arroyo_dagster.dataflow.testing.suite import run_tests
+from arroyo_dagster.dataflow.topics.bindings import parse_function, read_bindings
 from arroyo_dagster.errors import InputError
 
-PACKAGE_HERE = "sdf-package.yaml"
+PACKAGE_HERE, DATAFLOW_HERE = "sdf-package.yaml", "dataflow.yaml"
 
 
 class _FileOrCommand(LazyGroup):
-    """A group that treats an unknown subcommand as a package to test."""
+    """A group that treats an unknown subcommand as a definition to test."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if not args or (args[0] not in self.commands and args[0] not in ("-h", "--help")):
@@ -38,7 +47,7 @@ class _FileOrCommand(LazyGroup):
 
 @sdf.group(cls=_FileOrCommand)
 def test() -> None:
-    """Test a package: `sdf test [FILE]` runs the `tests` section of its YAML.
+    """Test a dataflow or a package: `sdf test [FILE]` runs the section `tests` of its YAML.
 
     SDF itself ignores that section; it is an extension of this project.
     """
@@ -55,49 +64,78 @@ def _bind_option(command: Any) -> Any:
 
 
 @test.command("section", hidden=True)
-@click.argument("file", type=click.Path(), default=PACKAGE_HERE)
+@click.argument("file", type=click.Path(), required=False)
 @click.option("--only", multiple=True, metavar="NAME", help="Run only tests of this name.")
-@_bind_option
+@click.option(
+    "--bindings", metavar="FILE", help="Read functions and env from this YAML file, no topics."
+)
+@function_options
+@loading_options
 @json_option
-def test_section(file: str, only: Sequence[str], functions: Sequence[str], as_json: bool) -> None:
-    """Run the `tests` section of a package.
+def test_section(
+    file: str | None,
+    only: Sequence[str],
+    bindings: str | None,
+    functions: Sequence[str],
+    env: Sequence[str],
+    legacy: bool,
+    extended: bool,
+    prod: bool,
+    as_json: bool,
+) -> None:
+    """Run the section `tests` of a dataflow or a package, each test in memory, without any state.
+
+    FILE is a definition, or the folder of a package. Default: sdf-package.yaml, or dataflow.yaml
+    if there is none.
 
     Exit codes: 0 all passed; 1 the tests could not be run; 2 wrong command line; 3 some failed.
 
     \b
     Example:
-      arroyo-state sdf test sdf-package.yaml
+      arroyo-state sdf test dataflow.yaml
     """
-    package, packages = load_package(file)
-    allow_functions(file)
-    bound = dict(parse_function(text) for text in functions)
-    outcomes = run_tests(package, lambda: Trial(package, functions=bound, packages=packages), only)
-    if not outcomes:
+    chosen = file or (PACKAGE_HERE if Path(PACKAGE_HERE).is_file() else DATAFLOW_HERE)
+    given = binding_flags((), (), functions, env)
+    if bindings is not None:
+        given = given.over(read_bindings(bindings))
+    document, packages = load_with_packages(chosen, legacy=legacy, extended=extended, dev=not prod)
+    tests = check_tests(chosen, document, packages, only)
+    if not tests:
         raise InputError(
-            "the package has no test of this name" if only else "the package has no tests",
-            package=package.id,
-            next_step="add a section `tests`: a list of name, function, value and expect",
+            f"there is no test of the name {', '.join(only)}" if only else "there are no tests",
+            file=chosen,
+            next_step="add a section `tests`: see `sdf generate` for an example",
         )
-    _print_outcomes(outcomes, as_json)
+    if isinstance(document, Dataflow):
+        document = check_functions(chosen, document, packages)
+        check_bound(document, packages, given.functions)
+    allow_functions(chosen)
+    outcomes = run_tests(document, packages, tests, functions=given.functions, env=given.env)
+    _print_outcomes(chosen, outcomes, as_json)
     if not all(one.passed for one in outcomes):
         click.get_current_context().exit(EXIT_FINDINGS)
 
 
-def _print_outcomes(outcomes: Sequence[TestOutcome], as_json: bool) -> None:
+def _print_outcomes(file: str, outcomes: Sequence[TestOutcome], as_json: bool) -> None:
     failed = [one for one in outcomes if not one.passed]
     if as_json:
         tests = [
-            {"name": one.name, "function": one.function, "passed": one.passed}
+            {"name": one.name, "function": one.function, "line": one.line, "passed": one.passed}
             | ({"problem": one.problem} if one.problem else {})
             for one in outcomes
         ]
         print_json({"passed": len(outcomes) - len(failed), "failed": len(failed), "tests": tests})
         return
     for one in outcomes:
-        click.echo(f"{'passed' if one.passed else 'FAILED'}  {one.function}: {one.name}")
-        if one.problem:
-            click.echo(f"        {one.problem}")
+        called = f"{one.function}: " if one.function else ""
+        click.echo(f"{'passed' if one.passed else 'FAILED'}  {called}{one.name}")
+        for difference in one.differences:
+            click.echo(f"        {file}:{difference.line}: {difference.what}")
+            for line in difference.lines:
+                click.echo(f"          {line}")
     click.echo(f"{len(outcomes) - len(failed)} passed, {len(failed)} failed")
+    if failed:
+        click.echo("- was expected, + was found", err=True)
 
 
 @test.command("function")

@@ -24,6 +24,7 @@ from arroyo_dagster.dataflow.definition.types import (
     TypeDef,
 )
 from arroyo_dagster.dataflow.definition.windows import WindowDef
+from arroyo_dagster.dataflow.definition.yaml_tree import Node
 from arroyo_dagster.state.model.ids import PipelineId
 
 
@@ -164,6 +165,7 @@ class StepDef:
         target: the value of `uses`: an imported function, or `module:function`.
         states: the names of the states that it lists.
         parameters: the value of `with`, as written.
+        body_line: the line in which its inline body begins; None = it has none.
     """
 
     operator: str
@@ -178,6 +180,7 @@ class StepDef:
     parameters: AsWritten | None = None
     path: str = field(compare=False)
     line: int = field(compare=False)
+    body_line: int | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -288,6 +291,7 @@ class Document:
 
     Attributes:
         kept: sections that are kept as written: config, dev, schedule, packages, tests.
+        tests: the section of this name, with its lines; None = there is none.
         warnings: what was accepted but is probably a mistake.
     """
 
@@ -297,6 +301,7 @@ class Document:
     types: Mapping[str, TypeDef] = field(default_factory=dict)
     imports: tuple[ImportDef, ...] = ()
     kept: Mapping[str, AsWritten] = field(default_factory=dict)
+    tests: Node | None = field(default=None, compare=False, repr=False)
     api_version: str = field(compare=False)
     warnings: tuple[Diagnostic, ...] = field(default=(), compare=False)
 

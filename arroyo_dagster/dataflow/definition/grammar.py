@@ -9,6 +9,7 @@ from arroyo_dagster.dataflow.definition.durations import DURATION_PATTERN
 from arroyo_dagster.dataflow.definition.shapes import (
     Anything,
     ByName,
+    Count,
     CustomShape,
     Either,
     FieldShape,
@@ -271,6 +272,36 @@ FUNCTION = MappingShape(
     }
 )
 
+# ---- tests, an extension: only `sdf check` and `sdf test` read them ------------------------------
+
+_ROWS = FieldShape(shape=ByName(ByName(Anything())))
+_RECORDS = ByName(Many(Anything()))
+PACKAGE_TEST = MappingShape(
+    fields={
+        "name": _FILLED,
+        "function": _FILLED,
+        "states": _ROWS,
+        "value": _KEPT,
+        "key": _KEPT,
+        "state-key": _KEPT,
+        "expect": _KEPT,
+        "expect-states": _ROWS,
+        "expect-error": _OPTIONAL,
+    },
+    closed=True,
+)
+DATAFLOW_TEST = MappingShape(
+    fields={
+        "name": _FILLED,
+        "records": FieldShape(shape=Either((_RECORDS, Many(_RECORDS)))),
+        "close-windows": FieldShape(shape=Flag()),
+        "expect": FieldShape(shape=_RECORDS),
+        "expect-states": _ROWS,
+        "expect-failed": FieldShape(shape=ByName(Count())),
+    },
+    closed=True,
+)
+
 
 def _root(versions: tuple[str, ...], **fields: FieldShape) -> MappingShape:
     return MappingShape(
@@ -284,19 +315,21 @@ def _root(versions: tuple[str, ...], **fields: FieldShape) -> MappingShape:
     )
 
 
-KEPT_BY_DATAFLOWS = ("config", "dev", "schedule", "packages")
+KEPT_BY_DATAFLOWS = ("config", "dev", "schedule", "packages", "tests")
 KEPT_BY_PACKAGES = ("config", "dev", "tests")
 DATAFLOW = _root(
     DATAFLOW_VERSIONS,
     services=FieldShape(shape=ByName(SERVICE), required=True),
     topics=FieldShape(shape=ByName(TOPIC)),
-    **dict.fromkeys(KEPT_BY_DATAFLOWS, _KEPT),
+    **dict.fromkeys(KEPT_BY_DATAFLOWS, _KEPT)
+    | {"tests": FieldShape(shape=CustomShape(Many(DATAFLOW_TEST)))},
 )
 PACKAGE = _root(
     PACKAGE_VERSIONS,
     states=FieldShape(shape=CustomShape(ByName(TYPED))),
     functions=FieldShape(shape=ByName(FUNCTION)),
-    **dict.fromkeys(KEPT_BY_PACKAGES, _KEPT),
+    **dict.fromkeys(KEPT_BY_PACKAGES, _KEPT)
+    | {"tests": FieldShape(shape=CustomShape(Many(PACKAGE_TEST)))},
 )
 
 GRAMMAR: dict[str, Shape] = {

@@ -12,6 +12,7 @@ from typing import Any
 from arroyo_dagster.dataflow.definition import grammar
 from arroyo_dagster.dataflow.definition.shapes import (
     ByName,
+    Count,
     CustomShape,
     Either,
     Flag,
@@ -60,6 +61,8 @@ def _of(shape: Shape) -> dict[str, Any]:
         return _text(shape)
     if isinstance(shape, Flag):
         return {"type": "boolean"}
+    if isinstance(shape, Count):
+        return {"type": "integer"}
     if isinstance(shape, Many):
         least = {"minItems": shape.least} if shape.least else {}
         return {"type": "array", "items": _of(shape.of), **least}
@@ -98,6 +101,8 @@ def _record(shape: MappingShape) -> dict[str, Any]:
         elif one.required:
             required.append(name)
     found: dict[str, Any] = {"type": "object", "properties": properties}
+    if shape.closed:
+        found["additionalProperties"] = False
     if required:
         found["required"] = required
     if shape.one_of:

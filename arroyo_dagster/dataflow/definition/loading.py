@@ -84,7 +84,7 @@ def load_package(path: str | Path) -> tuple[Package, dict[str, Package]]:
             "expected a package, found a dataflow, which is not tested function by function",
             path=str(path),
             next_step="name an sdf-package.yaml, or test the complete dataflow with "
-            "`arroyo_dagster.sdf_testing.DataflowTrial`",
+            f"`arroyo-state sdf test {path}` or `sdf_testing.dataflow_tests`",
         )
     return document, packages
 

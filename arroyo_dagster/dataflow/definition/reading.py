@@ -164,7 +164,7 @@ class _DefinitionReader:
     def _head(self) -> dict[str, Any]:
         meta = self._root.get("meta")
         head = {key: text_of(meta, key) or "" for key in grammar.META.fields}
-        return {**head, "api_version": self._version}
+        return {**head, "api_version": self._version, "tests": self._root.get("tests")}
 
     def _kept(self, keys: tuple[str, ...]) -> dict[str, AsWritten]:
         parts = {key: kept(self._root, key) for key in keys}

@@ -8,6 +8,7 @@ Source: sdf-states.md 2.3, 2.4, 3.1; errors E24, E36, E37.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from arroyo_dagster.dataflow.definition.bodies import ARITIES, inspect_body
 from arroyo_dagster.dataflow.definition.definition import (
@@ -71,7 +72,10 @@ class StepReader:
             message = f"inline function `{body.name}` is not unique: line {first.line} has one"
             self._mistakes.add(run.diagnostic_at("E24", message))
         source = run.text if run.text.endswith("\n") else f"{run.text}\n"
-        return self._step(node, operator, body.name, language=body.language, source=source)
+        # The position of a block of text is that of its `|`, in the line before.
+        line = run.line + ("\n" in run.text)
+        step = self._step(node, operator, body.name, language=body.language, source=source)
+        return replace(step, body_line=line)
 
     def _step(
         self,

@@ -36,6 +36,11 @@ class Flag:
 
 
 @dataclass(frozen=True, slots=True)
+class Count:
+    """A whole number."""
+
+
+@dataclass(frozen=True, slots=True)
 class Anything:
     """Any value; it is kept as written."""
 
@@ -80,6 +85,7 @@ class MappingShape:
         apart: keys; at most one may be present, and with `needed` exactly one must be. Their
             readers report violations.
         open: whether other keys are valid too; then no unknown key is reported.
+        closed: whether unknown keys are errors, since they would change what is meant.
     """
 
     fields: Mapping[str, FieldShape]
@@ -87,6 +93,7 @@ class MappingShape:
     apart: tuple[str, ...] = ()
     needed: bool = False
     open: bool = False
+    closed: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +126,7 @@ class CustomShape:
 
 
 Shape: TypeAlias = (
-    "Text | Flag | Anything | Many | ByName | MappingShape | Variants | Either | Named"
+    "Text | Flag | Count | Anything | Many | ByName | MappingShape | Variants | Either | Named"
     " | CustomShape"
 )
 
@@ -143,6 +150,8 @@ class Conformity:
             self._text(node, shape, number)
         elif isinstance(shape, Flag) and not isinstance(node.value, bool):
             self._expected(node, "true or false", number)
+        elif isinstance(shape, Count) and type(node.value) is not int:
+            self._expected(node, "a whole number", number)
         elif isinstance(shape, Many):
             self._many(node, shape, number)
         elif isinstance(shape, ByName):
@@ -216,8 +225,13 @@ class Conformity:
         known = set(shape.fields) | {one.also for one in shape.fields.values() if one.also}
         for key in node.members:
             if key not in known:
-                said = f"unknown key, ignored{did_you_mean(key, known - set(node.members))}"
-                self.diagnostics.warn(node.diagnostic_at("L3", said, key=key))
+                near = did_you_mean(key, known - set(node.members))
+                if shape.closed:
+                    said = f"unknown key; expected one of {', '.join(sorted(known))}{near}"
+                    self.diagnostics.add(node.diagnostic_at("E04", said, key=key))
+                else:
+                    said = f"unknown key, ignored{near}"
+                    self.diagnostics.warn(node.diagnostic_at("L3", said, key=key))
 
 
 def pick(node: Node, name: str) -> Node | None:

@@ -22,7 +22,6 @@ from arroyo_dagster.dataflow.runtime.columnar import call_divided, called, frame
 from arroyo_dagster.dataflow.runtime.context import Accessor
 from arroyo_dagster.dataflow.runtime.functions import Function
 from arroyo_dagster.dataflow.runtime.handles import DELETED, Slot
-from arroyo_dagster.dataflow.runtime.readers import Readers
 from arroyo_dagster.dataflow.runtime.record_batches import ReceivedRecords
 from arroyo_dagster.dataflow.storage.columns import KEY
 from arroyo_dagster.dataflow.storage.state_tables import state_columns
@@ -227,12 +226,14 @@ class ColumnUpdate:
 
     Args:
         slots: of the states, by name.
-        readers: the states that a query sees besides.
+        others: returns the tables that a query sees besides, by the words in it.
     """
 
-    def __init__(self, slots: Mapping[str, Slot], readers: Readers) -> None:
+    def __init__(
+        self, slots: Mapping[str, Slot], others: Callable[[Collection[str]], Tables]
+    ) -> None:
         self._states = {name: BatchState(slot) for name, slot in slots.items()}
-        self._readers = readers
+        self._others = others
 
     @property
     def accessors(self) -> dict[str, Accessor]:
@@ -241,7 +242,7 @@ class ColumnUpdate:
 
     def tables_in(self, words: Collection[str]) -> Tables:
         """Return the tables of a query: of owned states, the rows of the batch's keys."""
-        tables = self._readers.tables_in(words, without=self._states)
+        tables = self._others(words)
         for state in self._states.values():
             tables = tables.with_table(state.table())
         return tables
@@ -290,8 +291,7 @@ class ColumnUpdate:
         def call(start: int, stop: int) -> None:
             frame = arrived.columns(slice(start, stop) if whole else rows[start:stop])
             own = keys.slice(start, stop - start)
-            frame = frame.drop(KEY, strict=False).insert_column(0, own)
-            self._call(update, frame, own.unique(maintain_order=True).to_list())
+            self.call(update, frame, own)
 
         def failing(at: int, error: Exception) -> None:
             failed.append(at)
@@ -300,9 +300,21 @@ class ColumnUpdate:
         call_divided(len(rows), call, failing)
         return len(failed)
 
-    def _call(self, update: Function, frame: pl.DataFrame, keys: list[str]) -> None:
+    def call(self, update: Function, frame: pl.DataFrame, keys: pl.Series) -> None:
+        """Call the function once; if it fails, nothing is written.
+
+        Args:
+            update: the function.
+            frame: the records.
+            keys: the text of each record's key, named `_key`.
+
+        Raises:
+            Exception: any exception of the function.
+        """
+        frame = frame.drop(KEY, strict=False).insert_column(0, keys)
+        distinct = keys.unique(maintain_order=True).to_list()
         for state in self._states.values():
-            state.begin(keys)
+            state.begin(distinct)
         done = False
         try:
             result = called(update, frame)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from arroyo_dagster.dataflow.definition.names import mangled
 from arroyo_dagster.dataflow.definition.windows import GLOBAL_WINDOW, Window
 from arroyo_dagster.dataflow.errors import StepFailed, access_error, unknown_name
+from arroyo_dagster.user_modules import begin_step, running_step
 
 if TYPE_CHECKING:
     from arroyo_dagster.dataflow.views.frames import Frame
@@ -39,6 +40,7 @@ class Invocation:
         serial: the number of the current record; handles of earlier numbers are invalid.
         window: the window of the current record; the global window outside of windows.
         running: whether the operator is calling functions.
+        service: the service whose operator it is; None in a test of a package.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class Invocation:
         self.serial = 0
         self.window = GLOBAL_WINDOW
         self.running = False
+        self.service: str | None = None
 
     @contextmanager
     def entered(self) -> Iterator[Invocation]:
@@ -70,10 +73,13 @@ class Invocation:
 
             raise StepFailed(
                 reason_of(error),
+                service=self.service,
+                step=running_step(),
                 next_step="let the function raise an error of its own for a record that it cannot "
                 "process; nothing of the epoch was published",
             ) from error
         finally:
+            begin_step()
             self.running = False
             self.serial += 1  # invalidates all handles that user code still holds
             _CURRENT.reset(token)

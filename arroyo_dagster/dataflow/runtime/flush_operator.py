@@ -54,6 +54,7 @@ from arroyo_dagster.dataflow.views.sql import StateTable, Tables
 from arroyo_dagster.state.model.tables import TableConfig
 from arroyo_dagster.state.runtime.exchange import decode_table, encode_table
 from arroyo_dagster.state.runtime.operators import Collector, OperatorContext
+from arroyo_dagster.user_modules import begin_step
 
 LAST = "last"
 
@@ -221,6 +222,7 @@ class FlushOperator(ServiceOperator):
         name = function.plan.name
         try:
             with self._place.entered():
+                begin_step(name)
                 result = function.body()
             if result is None:
                 raise OperatorResultError(

@@ -147,6 +147,23 @@ def unbound_steps(
     return found
 
 
+def unbound_error(functions: Mapping[str, str], also: str = "") -> UnboundOperatorError:
+    """Return the error for functions that are not Python, and bound to no Python function (E26).
+
+    Args:
+        functions: the place of each by its name.
+        also: an addition to what to do next.
+    """
+    count = f"{len(functions)} function" + (" is" if len(functions) == 1 else "s are")
+    return UnboundOperatorError(
+        f"{count} not Python, and bound to no Python function: {', '.join(functions.values())}",
+        number="E26",
+        next_step="bind each: "
+        + " ".join(f"--bind {name}=MODULE:FUNCTION" for name in functions)
+        + also,
+    )
+
+
 def stub(service: str, step: StepDef, packaged: FunctionDef | None) -> str:
     """Return a Python function to fill in for a step without a Python body."""
     inputs = step.inputs or (() if packaged is None else packaged.inputs)

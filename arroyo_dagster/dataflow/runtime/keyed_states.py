@@ -49,6 +49,7 @@ from arroyo_dagster.state.model.tables import TableConfig
 from arroyo_dagster.state.model.types import I64, U32
 from arroyo_dagster.state.runtime.exchange import encode_table
 from arroyo_dagster.state.runtime.operators import Collector, OperatorContext
+from arroyo_dagster.user_modules import begin_step
 
 
 def closed_schema(owners: Sequence[str]) -> pa.Schema:
@@ -135,7 +136,9 @@ class StatesOperator(ServiceOperator):
         update = None if partition is None else partition.update_state
         self._columns: ColumnUpdate | None = None
         if update is not None and update.form:
-            self._columns = ColumnUpdate(slots, self.readers)
+            self._columns = ColumnUpdate(
+                slots, functools.partial(self.readers.tables_in, without=slots)
+            )
             self._place = self.invocation(self._columns.accessors, self._columns.tables_in)
         else:
             self._place = self.invocation({name: slot.access for name, slot in slots.items()})
@@ -166,6 +169,8 @@ class StatesOperator(ServiceOperator):
         key_types = self.plan.key_types
         arrived = ReceivedRecords(batch, self.plan.topics, key_types[0] if key_types else None)
         with self._place.entered(), collected_later():
+            update = () if self._update is None else (self._update.plan.name,)
+            begin_step(*(step.name for step in self._steps), *update)
             if self._columns is not None and self._update is not None:
                 failed = self._columns.apply(
                     self._update,

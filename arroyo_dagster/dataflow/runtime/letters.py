@@ -54,6 +54,12 @@ class Letter:
     reason: str
     partial: bool = False
 
+    @property
+    def place(self) -> str:
+        """The position of the record: topic, file if there is one, partition and offset."""
+        file = "" if self.file is None else f" {self.file}"
+        return f"{self.topic}{file} {self.partition}/{self.offset}"
+
     def encode(self) -> bytes:
         """Return it as JSON; bytes that are no UTF-8 as base64."""
         made: dict[str, Any] = {

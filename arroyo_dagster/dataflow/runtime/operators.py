@@ -24,7 +24,12 @@ from arroyo_dagster.dataflow.runtime.readers import Readers
 from arroyo_dagster.dataflow.runtime.record_batches import clock_in, epochs_in
 from arroyo_dagster.dataflow.runtime.steps import Failures, Step
 from arroyo_dagster.dataflow.storage.boundary import SINK_SCHEMA
-from arroyo_dagster.dataflow.storage.engine_tables import METRICS_CONFIG, Metrics
+from arroyo_dagster.dataflow.storage.engine_tables import (
+    FAILURES_CONFIG,
+    METRICS_CONFIG,
+    LastFailures,
+    Metrics,
+)
 from arroyo_dagster.dataflow.views.sql import Tables
 from arroyo_dagster.state.model.ids import Epoch
 from arroyo_dagster.state.model.layout import JobPaths
@@ -146,15 +151,20 @@ class ServiceOperator(Operator):
         self.plan = plan
 
     def tables(self) -> Sequence[TableConfig]:
-        """Return the table of its metrics."""
-        return (METRICS_CONFIG,)
+        """Return the tables of its metrics and its last failures."""
+        return (METRICS_CONFIG, FAILURES_CONFIG)
 
     def on_start(self, ctx: OperatorContext) -> None:
         """Initialize from the tables."""
         plan = self.plan
         self.metrics = Metrics(ctx)
+        self._last_failures = LastFailures(ctx)
         self.failures = Failures(
-            plan.name, self.metrics, fatal=plan.fatal, keeps=plan.letters is not None
+            plan.name,
+            self.metrics,
+            self._last_failures,
+            fatal=plan.fatal,
+            keeps=plan.letters is not None,
         )
         self._counts: StepCounts = {}
         self.readers = Readers(plan.store, plan.paths, plan.states)
@@ -169,12 +179,13 @@ class ServiceOperator(Operator):
         self.readers.pin(epochs, self.now_ms)
 
     def finish_epoch(self, ctx: OperatorContext) -> None:
-        """Write the metrics of the epoch, and emit its dead letters."""
+        """Write the metrics and the failures of the epoch, and emit its dead letters."""
         self.failures.epoch_done()
         if letters := self.failures.take_letters():
             ctx.side_output.collect(letter_rows(letters))
         self._counts = self.metrics.take_epoch()
         self.metrics.write()
+        self._last_failures.write(ctx.epoch, self.now_ms)
 
     def epoch_report(self) -> StepCounts:
         """Return how often each step succeeded and failed, for `ErrorLimit`."""
@@ -197,12 +208,14 @@ class ServiceOperator(Operator):
         for name, state in self.plan.states.items():
             access = (accessors or {}).get(name) or self._whole(name)
             found[mangled(name)] = found[state.accessor] = access
-        return Invocation(
+        place = Invocation(
             found,
             lambda: self.readers.tables(),
             self.plan.env,
             tables_in or (lambda words: self.readers.tables_in(words)),
         )
+        place.service = self.plan.name
+        return place
 
     def _whole(self, name: str) -> Accessor:
         return lambda: self.readers.whole(name)

@@ -58,6 +58,7 @@ from arroyo_dagster.dataflow.storage.values import Key, check_of, key_for, key_t
 from arroyo_dagster.state.codec.hashing.routing import key_hashes, subtasks_for_hashes
 from arroyo_dagster.state.model.tables import TableConfig
 from arroyo_dagster.state.runtime.operators import Collector, OperatorContext
+from arroyo_dagster.user_modules import begin_step
 
 
 class RecordsOperator(ServiceOperator):
@@ -220,6 +221,8 @@ class RecordsOperator(ServiceOperator):
         kept: list[int] = []
         windows: list[tuple[Window, ...]] = []
         failed = 0
+        if self._timestamp is not None:
+            begin_step(self._timestamp.plan.name)
         for at, given in enumerate(self._given_times(batch, records)):
             try:
                 time = self._event_time_of(records, at, given)
@@ -388,6 +391,7 @@ class KeyAssigner:
     ) -> tuple[pa.Array, pa.Array, Records]:
         """Return each record's key as text, its kind, and the records that have a key."""
         function = self._function
+        begin_step(function.plan.name)
         if function.form:
             keys: Any = self._assigned_columns(records, place)
         else:

@@ -27,9 +27,10 @@ from arroyo_dagster.dataflow.runtime.functions import Function
 from arroyo_dagster.dataflow.runtime.letters import Letter
 from arroyo_dagster.dataflow.runtime.reasons import reason_of
 from arroyo_dagster.dataflow.runtime.record import as_record
-from arroyo_dagster.dataflow.storage.engine_tables import Metrics
+from arroyo_dagster.dataflow.storage.engine_tables import LastFailures, Metrics
 from arroyo_dagster.dataflow.storage.payloads import frame_of, records_of
 from arroyo_dagster.errors import StorageError
+from arroyo_dagster.user_modules import begin_step
 
 _LOG = logging.getLogger("arroyo_dagster.sdf")
 _MOST_LOGGED = 20
@@ -124,13 +125,23 @@ class Failures:
     Args:
         service: the name of the service, for the log.
         metrics: where failures are counted.
+        last: keeps the last failures of each step.
         fatal: whether the first failure ends the run.
         keeps: whether failed records become dead letters.
     """
 
-    def __init__(self, service: str, metrics: Metrics, *, fatal: bool, keeps: bool = False) -> None:
+    def __init__(
+        self,
+        service: str,
+        metrics: Metrics,
+        last: LastFailures,
+        *,
+        fatal: bool,
+        keeps: bool = False,
+    ) -> None:
         self._service = service
         self._metrics = metrics
+        self._last = last
         self._fatal = fatal
         self._keeps = keeps
         self._letters: list[Letter] = []
@@ -182,6 +193,9 @@ class Failures:
                 next_step="correct the function or the record, or run with --on-error skip",
                 **where,
             ) from error
+        file = None if place is None else place.file
+        kept = {**where, "file": file, "reason": reason}
+        self._last.note(step, self._metrics.failed(step), kept)
         if self._keeps and place is not None:
             self._letters.append(self._letter(step, reason, record, place, partial))
         count = self._logged[step] = self._logged.get(step, 0) + 1
@@ -350,6 +364,7 @@ def run_steps(
         enter: called with the windows of each record before its function is called.
     """
     for step in steps:
+        begin_step(step.name)
         before = len(records)
         fails = 0
         if step.function.form:

@@ -1,4 +1,4 @@
-"""The engine's own tables of a service: metrics, watermark, windows and stored schemas.
+"""The engine's own tables of a service: metrics, failures, watermark, windows, stored schemas.
 
 Source: sdf-states.md 4.5, 8.4; error E50.
 """
@@ -24,6 +24,9 @@ from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.tables.global_keyed import GlobalKeyedTable, global_table_config
 
 METRICS, SCHEMAS, WATERMARK, WINDOWS = "metrics", "schemas", "watermark", "windows"
+FAILURES = "failures"
+MOST_FAILURES = 20
+"""The number of last failures of a step that each subtask keeps."""
 DROPPED = OperatorId("dropped")
 """The operator whose tables are those of states that are no longer declared. No service runs it, so
 that every epoch carries its tables over.
@@ -58,6 +61,20 @@ class Metric:
 
 
 METRICS_CONFIG = global_table_config(METRICS, "SDF metrics", key=MetricKey, value=Metric)
+
+
+@dataclass(frozen=True, slots=True)
+class FailureKey:
+    """The key of a failure: the step, the subtask, and a place that later failures take again."""
+
+    name: str
+    subtask: U32
+    place: U32
+
+
+FAILURES_CONFIG = global_table_config(
+    FAILURES, "SDF last failures of each step, as JSON", key=FailureKey, value=str
+)
 SCHEMAS_CONFIG = global_table_config(SCHEMAS, "SDF schemas of states", key=str, value=str)
 WATERMARK_CONFIG = global_table_config(
     WATERMARK, "SDF event time in milliseconds", key=U32, value=I64
@@ -147,6 +164,10 @@ class Metrics:
         self._known[name] = replace(metric, **values)
         self._changed.add(name)
 
+    def failed(self, name: str) -> int:
+        """Return how often a step has failed since the start of the job, in this subtask."""
+        return self._known[name].failed if name in self._known else 0
+
     def write(self) -> None:
         """Write the changed counters to the table."""
         self._view.insert_many(
@@ -158,6 +179,34 @@ class Metrics:
         """Return what was counted since the last call: succeeded and failed, by name."""
         counted, self._epoch = self._epoch, {}
         return counted
+
+
+class LastFailures:
+    """The last failures of each step of one subtask. They are written at the barrier."""
+
+    def __init__(self, ctx: OperatorContext) -> None:
+        self._subtask = ctx.task_info.task_index
+        self._view = ctx.table_manager.get_global_keyed_state(FAILURES, FailureKey, str)
+        self._fresh: dict[FailureKey, dict[str, Any]] = {}
+
+    def note(self, step: str, number: int, failure: dict[str, Any]) -> None:
+        """Keep a failure in the place of the one that was `MOST_FAILURES` before it.
+
+        Args:
+            step: the step.
+            number: the number of its failures so far, this one included.
+            failure: values of JSON.
+        """
+        key = FailureKey(step, self._subtask, number % MOST_FAILURES)
+        self._fresh[key] = {**failure, "number": number}
+
+    def write(self, epoch: int, now_ms: int) -> None:
+        """Write the failures of an epoch to the table, with the epoch and its clock."""
+        self._view.insert_many(
+            (key, json.dumps({**one, "epoch": epoch, "at_ms": now_ms}, ensure_ascii=False))
+            for key, one in self._fresh.items()
+        )
+        self._fresh.clear()
 
 
 def total(metrics: Iterable[Metric]) -> Metric:

@@ -13,13 +13,16 @@ import pyarrow as pa
 from arroyo_dagster.dataflow.definition.definition import Dataflow, Package
 from arroyo_dagster.dataflow.definition.loading import load_dataflow
 from arroyo_dagster.dataflow.in_process import DataflowOptions, run_dataflow
+from arroyo_dagster.dataflow.runtime.letters import Letter
 from arroyo_dagster.dataflow.runtime.service import (
+    SKIP,
     Bindings,
     RunOptions,
     build_dataflow,
     converter_of,
 )
 from arroyo_dagster.dataflow.topics.records import RECORDS, Found, record_batches
+from arroyo_dagster.dataflow.topics.replay import plan_replay
 from arroyo_dagster.dataflow.topics.segments import SegmentSource
 from arroyo_dagster.dataflow.topics.sinks import KeptSink
 from arroyo_dagster.dataflow.topics.wiring import services_by_topic
@@ -69,11 +72,13 @@ class DataflowTrial:
         assert flow.state("count-words.hits") == {"to": 2, "be": 2, "or": 1, "not": 1}
 
     Args:
-        definition: the path of a dataflow.yaml, or a loaded dataflow.
+        definition: the path of a dataflow.yaml, or a loaded dataflow, with its packages if it
+            imports some.
         functions: Python functions for bodies in other languages, by name: callables, or
             `module:function`.
         env: the environment that functions see as `env`.
         clock: the engine's clock, in epoch milliseconds.
+        on_error: as in `RunOptions`; with `DEAD_LETTER`, `letters` has the records that failed.
 
     Raises:
         InvalidDefinition: the definition has errors.
@@ -82,19 +87,21 @@ class DataflowTrial:
 
     def __init__(
         self,
-        definition: str | Path | Dataflow,
+        definition: str | Path | Dataflow | tuple[Dataflow, dict[str, Package]],
         *,
         functions: Mapping[str, Callable[..., Any] | str] | None = None,
         env: Mapping[str, str] | None = None,
         clock: Clock = wall_clock_ms,
+        on_error: str = SKIP,
     ) -> None:
-        packages: dict[str, Package] = {}
-        if isinstance(definition, Dataflow):
-            self.dataflow = definition
+        if isinstance(definition, tuple):
+            self.dataflow, packages = definition
+        elif isinstance(definition, Dataflow):
+            self.dataflow, packages = definition, {}
         else:
             self.dataflow, packages = load_dataflow(definition)
         self.store = MemoryStore(uuid.uuid4().hex)
-        self._clock = clock
+        self._clock, self._on_error = clock, on_error
         self._written = services_by_topic(self.dataflow, "sinks")
         read = services_by_topic(self.dataflow, "sources")
         self._sent = {topic: SentTopic() for topic in read if topic not in self._written}
@@ -116,7 +123,7 @@ class DataflowTrial:
         return SegmentSource(topic, self.store, writers)
 
     def _pipelines(self, *, flush_open: bool) -> Any:
-        options = RunOptions(flush_open=flush_open, clock=self._clock)
+        options = RunOptions(flush_open=flush_open, clock=self._clock, on_error=self._on_error)
         return build_dataflow(self.dataflow, self.store, bindings=self._bindings, options=options)
 
     def send(
@@ -206,6 +213,12 @@ class DataflowTrial:
         """Query the arrow-row states, and return each row as a dict. Errors as in `sdf.sql`."""
         views = Views(self.store, self.dataflow, clock=self._clock)
         return views.sql(text, params).to_dicts()
+
+    @property
+    def letters(self) -> list[Letter]:
+        """The dead letters: the records that failed, if `on_error` keeps them."""
+        replays = plan_replay(self.dataflow, self.store)
+        return [letter for one in replays for letter in (*one.letters, *one.partial)]
 
     @property
     def failed(self) -> dict[str, int]:

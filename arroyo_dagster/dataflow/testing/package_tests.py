@@ -1,6 +1,6 @@
 """The `tests` section of a package: calls of its functions with the expected results.
 
-This section is an extension of this project; SDF ignores it. An entry has these keys:
+An entry has these keys:
 
 | key | meaning |
 |---|---|
@@ -11,25 +11,39 @@ This section is an extension of this project; SDF ignores it. An entry has these
 | `expect-states` | the exact content of these states after the call |
 | `expect-error` | a part of the error's message, or its number; the call then writes nothing |
 
+A function of whole batches gets a batch: the records of a list, or one record. `state-key` is then
+a key for each record, or one for all.
+
 Source: sdf-states.md 5.3, proposed extension.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from arroyo_dagster.dataflow.definition.definition import Package
-from arroyo_dagster.dataflow.definition.diagnostics import Diagnostic, InvalidDefinition
-from arroyo_dagster.dataflow.testing.runner import MISSING, Trial
+from arroyo_dagster.dataflow.definition.diagnostics import Diagnostics
+from arroyo_dagster.dataflow.definition.grammar import PACKAGE_TEST
+from arroyo_dagster.dataflow.definition.types import same_name
+from arroyo_dagster.dataflow.definition.yaml_tree import Node
+from arroyo_dagster.dataflow.testing.runner import MISSING, Trial, visible_states
+from arroyo_dagster.dataflow.testing.section import (
+    Difference,
+    TestOutcome,
+    as_text,
+    check_expectation,
+    check_known,
+    compared,
+    error_text,
+    line_at,
+    read_entries,
+    row_texts,
+)
 from arroyo_dagster.errors import ArroyoStateError
 
-_KEYS = {
-    *("name", "function", "states", "value", "key", "state-key"),
-    *("expect", "expect-states", "expect-error"),
-}
+_EXPECTATIONS = ("expect", "expect-states", "expect-error")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,90 +59,57 @@ class PackageTest:
     expect: Any = MISSING
     expect_states: dict[str, dict[str, Any]] = field(default_factory=dict)
     expect_error: str | None = None
+    entry: Node = field(compare=False, repr=False)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TestOutcome:
-    """The outcome of a test. `problem`: what was expected and found; None = it passed."""
-
-    __test__ = False  # not a test class of pytest
-
-    name: str
-    function: str
-    problem: str | None = None
-
-    @property
-    def passed(self) -> bool:
-        """Whether the test passed."""
-        return self.problem is None
-
-
-def read_tests(package: Package) -> list[PackageTest]:
+def read_tests(package: Package, packages: Mapping[str, Package]) -> list[PackageTest]:
     """Return the tests of a package; empty if it has no such section.
 
+    Args:
+        package: the package.
+        packages: the packages that it imports, by id.
+
     Raises:
-        InvalidDefinition: the section is invalid; with all errors.
+        InvalidDefinition: the section is invalid, or names functions or states that do not exist;
+            with all errors.
     """
-    section = package.kept.get("tests")
-    entries = [] if section is None else section.value
-    diagnostics: list[tuple[str, str]] = []
-    if not isinstance(entries, list):
-        diagnostics.append(("tests", "expected a list"))
-        entries = []
-    found = []
-    for at, entry in enumerate(entries):
-        problems = [(f"tests[{at}]{where}", said) for where, said in _entry_errors(entry, package)]
-        diagnostics += problems
-        if not problems:
-            found.append(_test(entry))
-    if diagnostics:
-        raise InvalidDefinition(
-            "package",
-            [
-                Diagnostic(line=1, column=1, path=path, number="E04", message=message)
-                for path, message in diagnostics
-            ],
-        )
-    return found
+    states = [*visible_states(package, packages)]
+
+    def check(entry: Node, diagnostics: Diagnostics) -> None:
+        name = entry.get("function")
+        known = [same_name(one) for one in package.functions]
+        if name is not None and name.text is not None and same_name(name.text) not in known:
+            listed = ", ".join(package.functions) or "none"
+            said = f"the package has no function `{name.text}`; it has {listed}"
+            diagnostics.add(name.diagnostic_at("E04", said))
+        for key in ("states", "expect-states"):
+            check_known(entry.get(key), diagnostics, "state", states)
+        if {"expect", "expect-error"} <= entry.members.keys():
+            said = "has both `expect` and `expect-error`; give one"
+            diagnostics.add(entry.diagnostic_at("E04", said))
+        check_expectation(entry, diagnostics, _EXPECTATIONS)
+
+    return [_test(entry) for entry in read_entries(package, PACKAGE_TEST, check)]
 
 
-def _entry_errors(entry: Any, package: Package) -> list[tuple[str, str]]:
-    if not isinstance(entry, dict):
-        return [("", "expected a mapping")]
-    found = [
-        (f".{key}", "expected text")
-        for key in ("name", "function")
-        if not isinstance(entry.get(key), str)
-    ]
-    unknown = sorted(set(entry) - _KEYS)
-    found += [(f".{key}", f"unknown key; expected {', '.join(sorted(_KEYS))}") for key in unknown]
-    for key in ("states", "expect-states"):
-        states = entry.get(key, {})
-        if not isinstance(states, dict) or not all(
-            isinstance(one, dict) for one in states.values()
-        ):
-            found.append((f".{key}", "expected what each state holds by key"))
-    if not isinstance(entry.get("expect-error", ""), str):
-        found.append((".expect-error", "expected text"))
-    if "expect-error" in entry and "expect" in entry:
-        found.append(("", "has both `expect` and `expect-error`; give one"))
-    if not {"expect", "expect-states", "expect-error"} & set(entry):
-        found.append(("", "expects nothing: give `expect`, `expect-states` or `expect-error`"))
-    return found
-
-
-def _test(entry: dict[str, Any]) -> PackageTest:
+def _test(entry: Node) -> PackageTest:
+    plain = entry.plain()
     return PackageTest(
-        name=entry["name"],
-        function=entry["function"],
-        states=entry.get("states", {}),
-        value=entry.get("value", MISSING),
-        key=entry.get("key"),
-        state_key=entry.get("state-key", MISSING),
-        expect=entry.get("expect", MISSING),
-        expect_states=entry.get("expect-states", {}),
-        expect_error=entry.get("expect-error"),
+        name=plain["name"],
+        function=plain["function"],
+        states=_rows(plain.get("states")),
+        value=plain.get("value", MISSING),
+        key=plain.get("key"),
+        state_key=plain.get("state-key", MISSING),
+        expect=plain.get("expect", MISSING),
+        expect_states=_rows(plain.get("expect-states")),
+        expect_error=plain.get("expect-error"),
+        entry=entry,
     )
+
+
+def _rows(states: dict[str, Any] | None) -> dict[str, dict[str, Any]]:
+    return {name: rows or {} for name, rows in (states or {}).items()}
 
 
 def run_test(test: PackageTest, trial: Trial) -> TestOutcome:
@@ -139,75 +120,47 @@ def run_test(test: PackageTest, trial: Trial) -> TestOutcome:
         trial: a trial with empty states.
     """
     try:
-        problem = _run(test, trial)
-    except ArroyoStateError as error:  # the test names an unknown state or function
-        problem = str(error)
-    return TestOutcome(name=test.name, function=test.function, problem=problem)
+        found = _run(test, trial)
+    except ArroyoStateError as error:  # a value that does not fit its state
+        found = [Difference(line=test.entry.line, what=error_text(error))]
+    return TestOutcome(
+        name=test.name, function=test.function, line=test.entry.line, differences=tuple(found)
+    )
 
 
-def _run(test: PackageTest, trial: Trial) -> str | None:
+def _run(test: PackageTest, trial: Trial) -> list[Difference]:
     for state, rows in test.states.items():
         for key, value in rows.items():
             trial.add(state, key, value)
-    trial.function(test.function)
+    found = _of_call(test, trial)
+    for state, rows in test.expect_states.items():
+        line = line_at(test.entry, "expect-states", state)
+        held = trial.states[trial.state(state).name]
+        found += compared(line, f"state {state}", row_texts(rows), row_texts(held))
+    return found
+
+
+def _of_call(test: PackageTest, trial: Trial) -> list[Difference]:
     try:
-        found = trial.call(test.function, test.value, key=test.key, state_key=test.state_key)
+        result = trial.call(test.function, test.value, key=test.key, state_key=test.state_key)
     except Exception as error:
         return _of_error(test, error)
     if test.expect_error is not None:
-        return f"expected an error with {test.expect_error!r}, found {_render_value(found)}"
-    if test.expect is not MISSING and not _same(found, test.expect):
-        return f"expected {_render_value(test.expect)}, found {_render_value(found)}"
-    for state, rows in test.expect_states.items():
-        if state not in trial.states:
-            return f"there is no state `{state}`"
-        holds, expected = trial.states[state], {_key(key): row for key, row in rows.items()}
-        if not _same(holds, expected):
-            wanted, found = _render_value(expected), _render_value(holds)
-            return f"expected state {state} to hold {wanted}, found {found}"
-    return None
+        expected = f"an error with {test.expect_error!r}"
+        line = line_at(test.entry, "expect-error")
+        return compared(line, "it did not fail", [expected], [as_text(result)])
+    if test.expect is MISSING:
+        return []
+    line = line_at(test.entry, "expect")
+    return compared(line, "the result", [as_text(test.expect)], [as_text(result)])
 
 
-def _of_error(test: PackageTest, error: Exception) -> str | None:
+def _of_error(test: PackageTest, error: Exception) -> list[Difference]:
     number = error.facts.get("number") if isinstance(error, ArroyoStateError) else None
     said = f"{type(error).__name__}: {error}"
     if test.expect_error is None:
-        return f"raised {said}"
+        return [Difference(line=test.entry.line, what="it failed", lines=(f"+ {said}",))]
     if test.expect_error == number or test.expect_error in said:
-        return None
-    return f"expected an error with {test.expect_error!r}, raised {said}"
-
-
-def _same(found: Any, expected: Any) -> bool:
-    """Return whether two values are equal as JSON: 1 differs from true, 1.0 equals 1."""
-    if isinstance(found, bool) or isinstance(expected, bool):
-        return found is expected
-    if isinstance(found, dict) and isinstance(expected, dict):
-        return found.keys() == expected.keys() and all(
-            _same(found[key], expected[key]) for key in found
-        )
-    if isinstance(found, list | tuple) and isinstance(expected, list | tuple):
-        return len(found) == len(expected) and all(map(_same, found, expected))
-    return bool(found == expected)
-
-
-def _key(key: Any) -> str:
-    return str(key).lower() if isinstance(key, bool) else str(key)
-
-
-def _render_value(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, sort_keys=True, default=str)
-
-
-def run_tests(
-    package: Package, fresh: Callable[[], Trial], only: Sequence[str] = ()
-) -> list[TestOutcome]:
-    """Run the tests of a package, each on fresh states.
-
-    Args:
-        package: the package.
-        fresh: makes a trial with empty states.
-        only: the names of the tests to run; empty = all.
-    """
-    tests = [test for test in read_tests(package) if not only or test.name in only]
-    return [run_test(test, fresh()) for test in tests]
+        return []
+    expected = f"an error with {test.expect_error!r}"
+    return compared(line_at(test.entry, "expect-error"), "the error", [expected], [said])

@@ -9,33 +9,38 @@ Source: sdf-states.md 5.3.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-import pyarrow as pa
+import polars as pl
 
+from arroyo_dagster.dataflow.definition.bodies import inspect_body
 from arroyo_dagster.dataflow.definition.definition import (
     FunctionDef,
     Package,
     Parameter,
     StateDef,
-    ValueKind,
 )
 from arroyo_dagster.dataflow.definition.names import mangled
 from arroyo_dagster.dataflow.definition.scope import Scope, scope_of
-from arroyo_dagster.dataflow.definition.types import Column, TypeDef, same_name
-from arroyo_dagster.dataflow.definition.windows import GLOBAL_WINDOW
+from arroyo_dagster.dataflow.definition.types import ScalarType, TypeDef, same_name
 from arroyo_dagster.dataflow.errors import OperatorResultError, UnboundOperatorError
+from arroyo_dagster.dataflow.runtime.batch_states import ColumnUpdate
+from arroyo_dagster.dataflow.runtime.columnar import (
+    called,
+    column_result,
+    mask_result,
+    rows_result,
+)
 from arroyo_dagster.dataflow.runtime.context import CONTEXT, Accessor, Invocation
 from arroyo_dagster.dataflow.runtime.converters import Converter
 from arroyo_dagster.dataflow.runtime.functions import Function, FunctionBody, FunctionPlan, load
-from arroyo_dagster.dataflow.runtime.handles import Slot, slot_for
+from arroyo_dagster.dataflow.runtime.handles import Slot
 from arroyo_dagster.dataflow.runtime.steps import Step
-from arroyo_dagster.dataflow.storage.state_tables import rows_of
-from arroyo_dagster.dataflow.storage.values import check_of, checked, key_for, key_text
-from arroyo_dagster.dataflow.views.snapshots import empty_frame, frame_of_rows
-from arroyo_dagster.dataflow.views.sql import Tables
-from arroyo_dagster.dataflow.views.view import StateView
+from arroyo_dagster.dataflow.storage.columns import KEY
+from arroyo_dagster.dataflow.storage.payloads import frame_of, records_of
+from arroyo_dagster.dataflow.storage.values import key_for, key_text
+from arroyo_dagster.dataflow.testing.trial_states import TrialStates
 from arroyo_dagster.errors import InputError
 from arroyo_dagster.state.model.clock import Clock, wall_clock_ms
 
@@ -72,68 +77,24 @@ class Trial:
         self._packages = dict(packages or {})
         self._bound = {same_name(name): body for name, body in (functions or {}).items()}
         self._env = dict(env or {})
-        self._clock = clock
         self._types = scope_of(package, self._packages)
-        known = _visible_states(package, self._packages)
-        self._stored: dict[str, dict[str, Any]] = {name: {} for name in known}
-        self._states = known
+        known = visible_states(package, self._packages)
+        self._held = TrialStates(known, clock, f"package `{package.id}`")
 
     # ---- states ----------------------------------------------------------------------------------
 
     @property
     def states(self) -> dict[str, dict[str, Any]]:
         """The content of every state: scalars, or rows as dicts, by the text of their key."""
-        return {
-            name: {key: _plain_entry(state, self._stored[name][key]) for key in self._live(name)}
-            for name, state in self._states.items()
-        }
-
-    def _live(self, name: str) -> list[str]:
-        ttl, entries, now = self._states[name].ttl_ms, self._stored[name], self._clock()
-        return [key for key, one in entries.items() if ttl is None or now - one[-1] < ttl]
+        return self._held.contents()
 
     def add(self, state: str, key: str | int | bool, value: Any) -> None:
-        """Write a value into a state.
+        """Write a value into a state. Arguments and errors as in `TrialStates.add`."""
+        self._held.add(state, key, value)
 
-        Args:
-            state: the name of the state.
-            key: its key.
-            value: a scalar, or the columns of a row; absent columns have their defaults.
-
-        Raises:
-            InputError: there is no such state, the key or value does not fit it (E41), or a row
-                has unknown columns.
-        """
-        found = self._state(state)
-        assert found.key_type is not None
-        text = key_text(key_for(found.key_type, key, state=state))
-        self._stored[found.name][text] = self._entry(found, text, value)
-
-    def _state(self, name: str) -> StateDef:
-        wanted = mangled(name)
-        for state in self._states.values():
-            if mangled(state.name) == wanted:
-                return state
-        raise InputError(
-            f"package `{self.package.id}` has no state `{name}`",
-            states=", ".join(self._states) or "none",
-            next_step="name one of these",
-        )
-
-    def _entry(self, state: StateDef, key: str, value: Any) -> Any:
-        if state.value_kind is not ValueKind.ROW:
-            assert state.scalar_type is not None
-            return checked(state.scalar_type, value, state=state.name, key=key), self._clock()
-        names = {column.name: column for column in state.columns}
-        unknown = sorted(set(value) - names.keys()) if isinstance(value, dict) else None
-        if unknown is None or unknown:
-            raise InputError(
-                f"a row of state `{state.name}` is an object of its columns",
-                found=unknown or value,
-                columns=", ".join(names),
-            )
-        cells = (_cell(state, key, one, value) for one in state.columns)
-        return (*cells, self._clock())
+    def state(self, name: str) -> StateDef:
+        """Return a state by its name. Errors as in `TrialStates.state`."""
+        return self._held.state(name)
 
     # ---- functions -------------------------------------------------------------------------------
 
@@ -160,14 +121,15 @@ class Trial:
         Args:
             name: the function.
             value: the record as JSON, which is converted to the declared type. For
-                `assign-timestamp` it may be a list of the record and its event time.
+                `assign-timestamp` it may be a list of the record and its event time. For a function
+                of whole batches, a list is the records of a batch.
             key: the record's key, for functions that take one.
             state_key: the key whose row or cell accessors return; `MISSING` = they return the
-                whole states.
+                whole states. For an update-state of whole batches, a key or one for each record.
 
         Returns:
-            The function's result as JSON: a list for flat-map, None for update-state. Its writes
-            are kept, unless it raises.
+            The function's result as JSON: a list for flat-map and for a batch, None for
+            update-state. Its writes are kept, unless it raises.
 
         Raises:
             InputError: there is no such function, its body is not bound (E26), or the value or the
@@ -175,8 +137,11 @@ class Trial:
             Exception: any exception of the function.
         """
         function = self.function(name)
+        plan = self._plan(function)
+        if load(plan, {}).form:
+            return self._call_batch(function, plan, value, state_key)
         place, slots = self._place(function, state_key)
-        loaded = load(self._plan(function), {**CONTEXT, **place.accessors})
+        loaded = load(plan, {**CONTEXT, **place.accessors})
         arguments = self._arguments(function, loaded, value, key)
         with place.entered():
             try:
@@ -202,8 +167,10 @@ class Trial:
         }
         if bound is not None:
             return FunctionPlan(target=bound, **make)
-        if function.source is not None and function.language in (None, "python"):
-            return FunctionPlan(source=function.source, **make)
+        if function.source is not None:
+            body = inspect_body(function.source, function.language, function.operator)
+            if body.language in ("python", "sql"):
+                return FunctionPlan(source=function.source, language=body.language, **make)
         raise UnboundOperatorError(
             f"the body of function `{function.name}` is "
             + ("not Python" if function.source else "not in the package")
@@ -213,17 +180,22 @@ class Trial:
             next_step=f"bind one: `--bind {function.name}=module:function`",
         )
 
+    def unbound(self, names: Iterable[str]) -> list[str]:
+        """Return those functions that cannot be called, since their body is not bound (E26)."""
+        found = []
+        for function in map(self.function, sorted(names)):
+            try:
+                self._plan(function)
+            except UnboundOperatorError:
+                found.append(function.name)
+        return found
+
     def _arguments(
         self, function: FunctionDef, loaded: Function, value: Any, key: Any
     ) -> tuple[Any, ...]:
         if function.operator == "flush":
             return ()
-        if value is MISSING:
-            raise InputError(
-                f"function `{function.name}` needs a value",
-                operator=function.operator,
-                next_step="give it with --value or --value-file",
-            )
+        _check_given(function, value)
         inputs = [one for one in function.inputs if not one.is_key]
         given = [value]
         if function.operator == "assign-timestamp":
@@ -233,6 +205,56 @@ class Trial:
             for at, one in enumerate(given)
         ]
         return (key, *read) if loaded.takes_key else tuple(read)
+
+    # ---- functions of whole batches --------------------------------------------------------------
+
+    def _call_batch(
+        self, function: FunctionDef, plan: FunctionPlan, value: Any, state_key: Any
+    ) -> Any:
+        _check_given(function, value)
+        inputs = [one for one in function.inputs if not one.is_key]
+        read = _reader(inputs[0] if inputs else None, self._types)
+        records = [read(one) for one in (value if isinstance(value, list) else [value])]
+        if function.operator == "update-state":
+            self._update_batch(function, plan, records, state_key)
+            return None
+        place, _ = self._place(function, MISSING)
+        loaded = load(plan, {**CONTEXT, **place.accessors})
+        with place.entered():
+            found = _call_columns(loaded, records)
+        if function.operator == "map":
+            write = _writer(function.output, self._types, pair=False)
+            found = [write(one) for one in found]
+        return found if isinstance(value, list) else found[0]
+
+    def _update_batch(
+        self, function: FunctionDef, plan: FunctionPlan, records: list[Any], state_key: Any
+    ) -> None:
+        keys = state_key if isinstance(state_key, list) else [state_key] * len(records)
+        if state_key is MISSING or len(keys) != len(records):
+            raise InputError(
+                f"function `{function.name}` needs a key for each record of the batch",
+                records=len(records),
+                next_step="give `state-key`: one key for all records, or a list of one for each",
+            )
+        states = [self.state(name) for name in function.states]
+        kind = _key_type(states[0]) if states else ScalarType.STRING
+        texts = [key_text(key_for(kind, key)) for key in keys]
+        slots = {state.name: self._held.slot(state) for state in states}
+        update = ColumnUpdate(slots, lambda words: self._held.tables())
+        accessors = {
+            name: update.accessors[state.name]
+            for state in states
+            for name in (mangled(state.name), state.accessor)
+        }
+        place = Invocation(accessors, self._held.tables, self._env, update.tables_in)
+        loaded = load(plan, {**CONTEXT, **accessors})
+        with place.entered():
+            update.call(loaded, frame_of(records), pl.Series(KEY, texts, pl.String))
+        for slot in slots.values():
+            slot.settle()
+
+    # ---- results ---------------------------------------------------------------------------------
 
     def _answer(
         self, function: FunctionDef, loaded: Function, arguments: tuple[Any, ...], result: Any
@@ -257,76 +279,70 @@ class Trial:
 
     def _place(self, function: FunctionDef, state_key: Any) -> tuple[Invocation, list[Slot]]:
         accessors: dict[str, Accessor] = {}
-        place = Invocation({}, self._tables, self._env)
+        place = Invocation({}, self._held.tables, self._env)
         slots: list[Slot] = []
         for name in function.states:
-            state = self._state(name)
+            state = self.state(name)
             if state_key is MISSING:
                 access = self._whole(state)
             else:
-                slots.append(self._slot(state, place, state_key))
+                slots.append(self._held.slot(state))
+                slots[-1].place = place
+                place.text = key_text(key_for(_key_type(state), state_key, state=state.name))
                 access = slots[-1].access
             accessors[mangled(name)] = accessors[state.accessor] = access
         place.accessors.update(accessors)
         if slots:
-            assert slots[0].state.key_type is not None
-            place.key = key_for(slots[0].state.key_type, state_key)
+            place.key = key_for(_key_type(slots[0].state), state_key)
         elif state_key is not MISSING:
             place.key = state_key
         return place, slots
 
-    def _slot(self, state: StateDef, place: Invocation, key: Any) -> Slot:
-        assert state.key_type is not None
-        slot = slot_for(state)
-        slot.place = place
-        place.text = key_text(key_for(state.key_type, key, state=state.name))
-        slot.stored = self._stored[state.name]
-        slot.now_ms = self._clock()
-        return slot
-
     def _whole(self, state: StateDef) -> Callable[[], Any]:
         def access() -> Any:
-            return self._view(state).whole(self._tables())
+            return self._held.view(state).whole(self._held.tables())
 
         return access
 
-    def _view(self, state: StateDef) -> StateView:
-        entries = sorted(self._stored[state.name].items())
-        if not entries:
-            frame = empty_frame(state, live=False)
-        else:
-            rows = pa.concat_tables(rows_of(state, {GLOBAL_WINDOW: dict(entries)}, 0))
-            frame = frame_of_rows(state, rows)
-        return StateView(state, None, frame, self._clock)
 
-    def _tables(self) -> Tables:
-        rows = [one for one in self._states.values() if one.value_kind is ValueKind.ROW]
-        return Tables([self._view(state).table() for state in rows])
+def _key_type(state: StateDef) -> ScalarType:
+    assert state.key_type is not None
+    return state.key_type
 
 
-def _visible_states(package: Package, packages: Mapping[str, Package]) -> dict[str, StateDef]:
+def _check_given(function: FunctionDef, value: Any) -> None:
+    if value is MISSING:
+        raise InputError(
+            f"function `{function.name}` needs a value",
+            operator=function.operator,
+            next_step="give it with --value or --value-file",
+        )
+
+
+def _call_columns(function: Function, records: list[Any]) -> list[Any]:
+    """Call a map, filter or assign-key of whole batches; return a result for each record.
+
+    Raises:
+        OperatorResultError: the results are not one for each record (E42).
+        Exception: any exception of the function.
+    """
+    result = called(function, frame_of(records))
+    if function.plan.operator == "filter":
+        return list(mask_result(function, result, len(records)).tolist())
+    if function.plan.operator == "assign-key":
+        return column_result(function, result, len(records)).to_list()
+    return records_of(rows_result(function, result, len(records)))
+
+
+def visible_states(package: Package, packages: Mapping[str, Package]) -> dict[str, StateDef]:
     """Return the states of a package, and those that it imports."""
     found: dict[str, StateDef] = {}
     for one in package.imports:
         other = packages.get(one.package)
         if other is not None:
-            inner = _visible_states(other, packages)
+            inner = visible_states(other, packages)
             found |= {name: inner[name] for name in one.states if name in inner}
     return {**found, **package.states}
-
-
-def _cell(state: StateDef, key: str, column: Column, row: Mapping[str, Any]) -> Any:
-    value = row.get(column.name, column.type.default)
-    try:
-        return check_of(column.type)(value)
-    except ValueError:
-        return checked(column.type, value, state=state.name, key=key, column=column.name)
-
-
-def _plain_entry(state: StateDef, entry: Any) -> Any:
-    if state.value_kind is not ValueKind.ROW:
-        return entry[0]
-    return dict(zip((column.name for column in state.columns), entry, strict=False))
 
 
 def _reader(declared: Parameter | None, types: Scope) -> Callable[[Any], Any]:

@@ -25,7 +25,7 @@ CONNECT_SECONDS = 5.0
 _LOSS_SECONDS = 60
 _ELSEWHERE = "192.0.2.1"  # reserved for documentation: only the route to it counts
 
-WORK, ROWS, CHUNKS, DONE, ERROR, ALIVE = b"W", b"I", b"C", b"D", b"E", b"A"
+WORK, ROWS, CHUNKS, DONE, ERROR, ALIVE, STEP = b"W", b"I", b"C", b"D", b"E", b"A", b"S"
 _HELLO, _PROOF = b"H", b"P"
 
 

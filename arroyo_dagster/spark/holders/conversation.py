@@ -12,6 +12,7 @@ from arroyo_dagster.spark.holders.channel import (
     CHUNKS,
     ERROR,
     ROWS,
+    STEP,
     WORK,
     Channel,
     HolderAddress,
@@ -38,12 +39,18 @@ class Request:
 
 
 class Conversation:
-    """A connection with a holder that knows the secret."""
+    """A connection with a holder that knows the secret.
+
+    Attributes:
+        step: the functions of the user one of which ran when the holder was last heard of; empty =
+            none.
+    """
 
     def __init__(self, channel: Channel, address: HolderAddress, process: int) -> None:
         self._channel = channel
         self.address = address
         self.process = process
+        self.step = ""
 
     @classmethod
     def begin(cls, address: HolderAddress, meeting: Meeting) -> Conversation:
@@ -88,6 +95,8 @@ class Conversation:
                 kind, payload = self._channel.receive()
                 if kind == CHUNKS:
                     output += pa.ipc.open_stream(pa.py_buffer(payload))
+                elif kind == STEP:
+                    self.step = payload.decode()
                 elif kind == ERROR:
                     failure: RemoteFailure = pickle.loads(payload)
                     return failure

@@ -6,7 +6,7 @@ import pickle
 import traceback
 from dataclasses import dataclass, replace
 
-from arroyo_dagster.errors import ArroyoStateError
+from arroyo_dagster.errors import ArroyoStateError, StorageError
 from arroyo_dagster.spark.holders.channel import HolderAddress, Secret
 
 SILENCE_SECONDS = 300.0
@@ -104,6 +104,17 @@ class RemoteFailure:
             return pickle.dumps(self)
         except Exception:
             return pickle.dumps(replace(self, error=None))
+
+
+ENDED_STEP = (
+    "a function that calls `os._exit`, a native library that crashes, or a lack of memory "
+    "(signal 9) ends a process: correct the function, or give the workers more memory; nothing of "
+    "the epoch was published"
+)
+
+
+class WorkerEndedError(StorageError):
+    """The process that held a subtask ended while it ran a function of the user."""
 
 
 class RemoteTraceback(Exception):

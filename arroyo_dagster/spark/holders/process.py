@@ -8,6 +8,7 @@ Spark's workers, when the task that it works for is cancelled, and when no task 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import pickle
 import queue
@@ -28,6 +29,7 @@ from arroyo_dagster.spark.holders.channel import (
     DONE,
     ERROR,
     ROWS,
+    STEP,
     WORK,
     Channel,
     HolderAddress,
@@ -38,6 +40,7 @@ from arroyo_dagster.spark.holders.channel import (
 from arroyo_dagster.spark.holders.messages import RemoteFailure, Work
 from arroyo_dagster.spark.holders.process_id import ProcessId
 from arroyo_dagster.spark.holders.subtasks import HeldSubtasks, LevelWork
+from arroyo_dagster.user_modules import step_listener
 
 _POLL_SECONDS = 1.0
 _FIRST_IDLE_SECONDS = 60.0
@@ -123,11 +126,12 @@ class Holder:
             self._idle_seconds = asked.idle_seconds
             rows, request.rows = decode_stream(request.rows), bytearray()
             work: LevelWork = pickle.loads(asked.level_work)
-            output = self._subtasks.run(work, asked.subtask, rows, asked.idle_seconds)
-            for batch in chunk_batches(output):
-                stream = ChunkStream()
-                stream.write(batch)
-                channel.send(CHUNKS, memoryview(stream.close()))
+            with step_listener(functools.partial(_tell_step, channel)):
+                output = self._subtasks.run(work, asked.subtask, rows, asked.idle_seconds)
+                for batch in chunk_batches(output):
+                    stream = ChunkStream()
+                    stream.write(batch)
+                    channel.send(CHUNKS, memoryview(stream.close()))
         except BaseException as error:
             kind, payload = ERROR, RemoteFailure.of(error).dumps()
         else:
@@ -197,6 +201,12 @@ class Holder:
         if request.advance(_Phase.RUNNING, _Phase.ENDED):
             # Spark ends a worker whose task is cancelled, and user code in it. So does this.
             os._exit(1)
+
+
+def _tell_step(channel: Channel, step: str) -> None:
+    """Tell the task which function runs: it cannot be asked if the function ends the process."""
+    with contextlib.suppress(OSError):
+        channel.send(STEP, step.encode())
 
 
 def _expected(channel: Channel, kind: bytes) -> tuple[bytes, bytearray]:

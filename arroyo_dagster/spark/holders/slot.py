@@ -7,6 +7,7 @@ import errno
 import gc
 import json
 import os
+import pickle
 import signal
 import socket
 import subprocess
@@ -32,13 +33,20 @@ from arroyo_dagster.spark.holders.channel import (
     own_host,
 )
 from arroyo_dagster.spark.holders.conversation import Conversation, HungError, Request
-from arroyo_dagster.spark.holders.messages import Meeting, RemoteFailure
+from arroyo_dagster.spark.holders.messages import (
+    ENDED_STEP,
+    Meeting,
+    RemoteFailure,
+    WorkerEndedError,
+)
 from arroyo_dagster.spark.holders.process import main
 from arroyo_dagster.spark.holders.process_id import ProcessId
 
 _STARTS = 2
 _START_AGAIN_SECONDS = 60.0
 _ALIVE_SHARE = 60
+_ENDING_SECONDS, _POLL_SECONDS = 2.0, 0.02
+"""How long a task waits for the exit code of a holder whose connection has ended."""
 _START = (
     "import json, sys; given = json.loads(sys.stdin.buffer.readline()); "
     "sys.path[:] = given['path']; "
@@ -122,17 +130,43 @@ class WorkerSlot:
         """Run as `Conversation.run`.
 
         Raises:
-            StorageError: the holder ended while it worked, or hung.
+            WorkerEndedError: the holder ended while it ran a function of the user.
+            StorageError: the holder ended while it worked otherwise, or hung.
         """
         try:
             return conversation.run(request)
         except OSError as error:
-            self.forget(hung=isinstance(error, HungError))
+            hung = isinstance(error, HungError)
+            how = "" if hung else self._ending()
+            self.forget(hung=hung)
+            if conversation.step and not hung:
+                job = pickle.loads(pickle.loads(request.work).level_work).run_id.job
+                raise WorkerEndedError(
+                    f"job `{job}`: the process of a Spark worker ended{how} while it ran "
+                    f"{conversation.step}",
+                    retryable=True,
+                    next_step=ENDED_STEP,
+                ) from error
             raise StorageError(
-                f"the process that held a subtask ended while it worked ({error})",
+                f"the process that held a subtask ended{how} while it worked ({error})",
                 retryable=True,
                 next_step="check the log of the worker for crashes and for a lack of memory",
             ) from error
+
+    def _ending(self) -> str:
+        """Return how the holder ended, as a part of a sentence; empty = it is not known."""
+        until = time.monotonic() + _ENDING_SECONDS
+        while self._process is not None and time.monotonic() < until:
+            try:
+                process, status = os.waitpid(self._process, os.WNOHANG)
+            except ChildProcessError:  # another worker's child
+                return ""
+            if process:
+                self._process = None
+                code = os.waitstatus_to_exitcode(status)
+                return f" with exit code {code}" if code >= 0 else f" by signal {-code}"
+            time.sleep(_POLL_SECONDS)
+        return ""
 
     def _find(self) -> HolderAddress | None:
         try:

@@ -81,3 +81,26 @@ def test_sigterm_is_a_last_checkpoint_and_the_next_run_goes_on(tmp_path: Path) -
     again.communicate(timeout=SECONDS)
     assert again.returncode == 0
     assert out.read_bytes() == b"ONE\nTWO\nTHREE\n"
+
+
+def test_a_prompt_that_waits_for_a_line_does_not_hold_up_a_stop(tmp_path: Path) -> None:
+    (tmp_path / "typed").write_text("one\n")
+    process = started(
+        tmp_path,
+        *("--source", f"typed=jsonl:{tmp_path / 'typed'}", "--prompt"),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        process.stdin.write(b"help\n")
+        process.stdin.flush()
+        shown = [process.stdout.readline() for _ in range(8)]
+        assert any(b"show state" in line for line in shown)
+        process.send_signal(signal.SIGTERM)
+        _, err = process.communicate(timeout=SECONDS)
+        assert (process.returncode, b"Fatal" in err) == (0, False), err
+    finally:
+        process.kill()
+        process.wait()

@@ -1,0 +1,176 @@
+"""The `tests` section of a dataflow: records of its topics, with the expected records and states.
+
+An entry has these keys:
+
+| key | meaning |
+|---|---|
+| `name` | the name of the test |
+| `records` | by topic, the records that are given; a list of such mappings is given one by one, and all services run after each |
+| `close-windows` | whether open windows are closed at the end |
+| `expect` | by topic, all records that services wrote, in order |
+| `expect-states` | by state, all its rows by key; of a windowed state, those of the window that closed last |
+| `expect-failed` | by `service/step`, how many records failed; absent = none |
+
+Text is a record as it is if the converter of its topic is raw; other values are JSON.
+
+Source: an extension of this project; SDF ignores it.
+"""  # noqa: E501
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from arroyo_dagster.dataflow.definition.definition import Dataflow, StateForm
+from arroyo_dagster.dataflow.definition.diagnostics import Diagnostics
+from arroyo_dagster.dataflow.definition.grammar import DATAFLOW_TEST
+from arroyo_dagster.dataflow.definition.yaml_tree import Node
+from arroyo_dagster.dataflow.testing.in_process import DataflowTrial
+from arroyo_dagster.dataflow.testing.section import (
+    Difference,
+    TestOutcome,
+    as_text,
+    check_expectation,
+    check_known,
+    compared,
+    error_text,
+    line_at,
+    read_entries,
+    row_texts,
+)
+from arroyo_dagster.dataflow.topics.wiring import services_by_topic
+from arroyo_dagster.errors import ArroyoStateError
+
+_EXPECTATIONS = ("expect", "expect-states", "expect-failed")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataflowTest:
+    """One entry of the section. `rounds`: the given records by topic, one mapping for each run."""
+
+    name: str
+    rounds: tuple[dict[str, list[Any]], ...]
+    close_windows: bool = False
+    expect: dict[str, list[Any]] = field(default_factory=dict)
+    expect_states: dict[str, dict[str, Any]] = field(default_factory=dict)
+    expect_failed: dict[str, int] = field(default_factory=dict)
+    entry: Node = field(compare=False, repr=False)
+
+
+def read_tests(dataflow: Dataflow) -> list[DataflowTest]:
+    """Return the tests of a dataflow; empty if it has no such section.
+
+    Raises:
+        InvalidDefinition: the section is invalid, or names topics, states or steps that do not
+            exist; with all errors.
+    """
+    written = services_by_topic(dataflow, "sinks")
+    read = [one for one in services_by_topic(dataflow, "sources") if one not in written]
+    states = _state_names(dataflow)
+    steps = _step_names(dataflow)
+
+    def check(entry: Node, diagnostics: Diagnostics) -> None:
+        _check_records(entry.get("records"), diagnostics, read)
+        check_known(entry.get("expect"), diagnostics, "output topic", written)
+        check_known(entry.get("expect-states"), diagnostics, "state", states)
+        check_known(entry.get("expect-failed"), diagnostics, "service/step", steps)
+        check_expectation(entry, diagnostics, _EXPECTATIONS)
+
+    return [_test(entry) for entry in read_entries(dataflow, DATAFLOW_TEST, check)]
+
+
+def _check_records(node: Node | None, diagnostics: Diagnostics, topics: list[str]) -> None:
+    for given in () if node is None else node.items or (node,):
+        if not isinstance(given.value, dict):
+            said = f"expected the records of each topic, found {given.kind}"
+            diagnostics.add(given.diagnostic_at("E04", said))
+            continue
+        check_known(given, diagnostics, "input topic", topics)
+        for values in given.members.values():
+            if not isinstance(values.value, tuple):
+                said = f"expected a list of records, found {values.kind}"
+                diagnostics.add(values.diagnostic_at("E04", said))
+
+
+def _state_names(dataflow: Dataflow) -> list[str]:
+    """Return `service.state` of each owned state, and its name alone if only one has it."""
+    owned = [one for one in dataflow.states if one.form is StateForm.TYPED]
+    names = [one.name for one in owned]
+    alone = [name for name in names if names.count(name) == 1]
+    return [*(f"{one.owner}.{one.name}" for one in owned), *alone]
+
+
+def _step_names(dataflow: Dataflow) -> list[str]:
+    return [
+        f"{service.name}/{name}"
+        for service in dataflow.services.values()
+        for name in (
+            *(step.name for step in service.steps),
+            *(end.id for end in (*service.sources, *service.sinks) if end.id is not None),
+        )
+    ]
+
+
+def _test(entry: Node) -> DataflowTest:
+    plain = entry.plain()
+    given = plain.get("records") or {}
+    return DataflowTest(
+        name=plain["name"],
+        rounds=tuple(given) if isinstance(given, list) else (given,),
+        close_windows=plain.get("close-windows") or False,
+        expect=plain.get("expect") or {},
+        expect_states=plain.get("expect-states") or {},
+        expect_failed=plain.get("expect-failed") or {},
+        entry=entry,
+    )
+
+
+def run_test(test: DataflowTest, fresh: Callable[[], DataflowTrial]) -> TestOutcome:
+    """Run one test.
+
+    Args:
+        test: the test.
+        fresh: makes a trial of the dataflow without any state, which keeps dead letters.
+    """
+    try:
+        trial = fresh()
+        for number, given in enumerate(test.rounds, start=1):
+            for topic, values in given.items():
+                trial.send(topic, *values)
+            is_last = number == len(test.rounds)
+            trial.run(close_windows=test.close_windows and is_last)
+        found = _differences(test, trial)
+    except ArroyoStateError as error:
+        found = [Difference(line=test.entry.line, what=error_text(error))]
+    return TestOutcome(name=test.name, line=test.entry.line, differences=tuple(found))
+
+
+def _differences(test: DataflowTest, trial: DataflowTrial) -> list[Difference]:
+    found: list[Difference] = []
+    for topic, values in test.expect.items():
+        line = line_at(test.entry, "expect", topic)
+        received = [as_text(one) for one in trial.received(topic)]
+        found += compared(line, f"topic {topic}", [as_text(one) for one in values], received)
+    for state, rows in test.expect_states.items():
+        line = line_at(test.entry, "expect-states", state)
+        found += compared(
+            line, f"state {state}", row_texts(rows or {}), row_texts(trial.state(state))
+        )
+    return [*found, *_failures(test, trial)]
+
+
+def _failures(test: DataflowTest, trial: DataflowTrial) -> list[Difference]:
+    """Return how the failed records differ from those that are expected to fail."""
+    expected = {step: count for step, count in test.expect_failed.items() if count}
+    failed = trial.failed
+    line = line_at(test.entry, "expect-failed")
+    found = compared(line, "failed records", row_texts(expected), row_texts(failed))
+    if not found:
+        return []
+    reasons = tuple(
+        f"+ {one.service}/{one.step} on {one.place}: {one.reason}"
+        for one in trial.letters
+        if expected.get(f"{one.service}/{one.step}") != failed.get(f"{one.service}/{one.step}")
+    )
+    return [*found, Difference(line=line, what="why they failed", lines=reasons)]

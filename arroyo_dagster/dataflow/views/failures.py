@@ -1,0 +1,103 @@
+"""The last failures of the steps of a dataflow, as its services have published them."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from arroyo_dagster.dataflow.definition.definition import Dataflow
+from arroyo_dagster.dataflow.storage.engine_tables import FAILURES, FailureKey
+from arroyo_dagster.dataflow.views.namespaces import stored_pairs
+from arroyo_dagster.dataflow.views.view import OwnerJob, service_paths
+from arroyo_dagster.errors import FormatError, InputError
+from arroyo_dagster.state.storage.store import ObjectStore
+
+_BODY_LINE = re.compile(r"in line (\d+) of the body")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """One record, or flush of a window, on which a step failed.
+
+    Attributes:
+        service, step: where it failed.
+        at_ms: the clock of the epoch, in epoch milliseconds.
+        epoch: the epoch of the service.
+        number: which failure of the step it is, counted by each subtask from 1.
+        reason: why it failed, with the line of the function.
+        line: the line of the definition in which it failed, if the body has not changed since;
+            None = the body is not in the definition, or the line is not known.
+        topic, partition, offset: the position of the record; None for a flush.
+        file: the file of the record, if the run kept dead letters.
+    """
+
+    service: str
+    step: str
+    at_ms: int
+    epoch: int
+    number: int
+    reason: str
+    line: int | None = None
+    topic: str | None = None
+    partition: int | None = None
+    offset: int | None = None
+    file: str | None = None
+
+    @property
+    def place(self) -> str:
+        """The position of the record; empty for a flush."""
+        if self.topic is None:
+            return ""
+        file = "" if self.file is None else f" {self.file}"
+        return f"{self.topic}{file} {self.partition}/{self.offset}"
+
+
+def last_failures(
+    store: ObjectStore, dataflow: Dataflow, *, service: str | None = None
+) -> list[Failure]:
+    """Return the last failures of each step, the oldest first.
+
+    Each service is read at its newest ready epoch. Failures of epochs that were not published are
+    not in it.
+
+    Args:
+        store: the object store of the states.
+        dataflow: the definition.
+        service: only this service; None = all.
+
+    Raises:
+        InputError: there is no such service.
+        CheckpointError: the newest epoch of a service cannot be read (E51).
+        FormatError: a stored failure is not one.
+    """
+    if service is not None and service not in dataflow.services:
+        raise InputError(
+            f"the dataflow has no service `{service}`", services=sorted(dataflow.services)
+        )
+    found: list[Failure] = []
+    for name in dataflow.services if service is None else (service,):
+        lines = {step.name: step.body_line for step in dataflow.services[name].steps}
+        head = OwnerJob(store, service_paths(dataflow, name)).newest()
+        for operator in head.operators if head is not None else ():
+            stored = stored_pairs(store, head, operator.operator, FAILURES, FailureKey, str)
+            for key, text in stored.items():
+                found.append(_failure(name, key.name, text, lines.get(key.name)))
+    return sorted(found, key=lambda one: (one.at_ms, one.service, one.epoch, one.step, one.number))
+
+
+def _failure(service: str, step: str, text: str, body_line: int | None) -> Failure:
+    try:
+        stored: dict[str, Any] = json.loads(text)
+        made = Failure(
+            service=service, step=step, line=_line(stored["reason"], body_line), **stored
+        )
+    except (ValueError, TypeError, KeyError) as error:
+        raise FormatError(f"a stored failure of {service}/{step} is not one ({error!r})") from error
+    return made
+
+
+def _line(reason: str, body_line: int | None) -> int | None:
+    match = _BODY_LINE.search(reason)
+    return None if match is None or body_line is None else body_line + int(match[1]) - 1
