@@ -38,6 +38,8 @@ from arroyo_dagster.state.model.surgery.plans import EditOutcome, EditPlan
 from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
 from arroyo_dagster.state.operations.catalog.jobs import find_job
 from arroyo_dagster.state.operations.surgery.execute import EditOptions, run_edit
+from arroyo_dagster.state.operations.surgery.managed.execute import run_managed_edit
+from arroyo_dagster.state.operations.surgery.managed.plan import is_managed, plan_managed_edit
 from arroyo_dagster.state.operations.surgery.plan import plan_edit
 from arroyo_dagster.state.storage.store import ObjectStore
 
@@ -137,7 +139,7 @@ def set_entry(job: str, operator: str, table: str, key: str, value: str, **given
 @_operator_option
 @edit_options
 def delete_key(job: str, key: tuple[str, ...], operator: str | None, **given: Any) -> None:
-    """Delete the rows of one key from every table of a stopped Arroyo job.
+    """Delete the rows of one key from every table of a stopped job.
 
     KEY has one value for each key column, as for `arroyo-state get`. Rows that were delivered
     downstream stay there. Older epochs and files that are no longer listed hold the key until they
@@ -182,13 +184,14 @@ def _micros(text: str) -> int:
 
 def _run(job: str, wanted: Edit, given: dict[str, Any]) -> None:
     store, paths, directory = opened(job, given)
+    managed = is_managed(store, paths)
     if not given["yes"]:
-        show_plan(plan_edit(store, paths, directory, wanted), as_json=given["as_json"])
+        plan = (plan_managed_edit if managed else plan_edit)(store, paths, directory, wanted)
+        show_plan(plan, as_json=given["as_json"])
         return
-    show_outcome(
-        run_edit(store, paths, directory, wanted, options_of(paths, given)),
-        as_json=given["as_json"],
-    )
+    run = run_managed_edit if managed else run_edit
+    outcome = run(store, paths, directory, wanted, options_of(paths, given))
+    show_outcome(outcome, as_json=given["as_json"])
 
 
 def opened(job: str, given: dict[str, Any]) -> tuple[ObjectStore, JobPaths, JobDirectory]:
