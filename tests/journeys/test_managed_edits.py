@@ -1,5 +1,5 @@
-"""Edits of the state of managed jobs: whatever goes wrong, the job has the old state or the new one,
-continues from it, and can go back; gc, verify and compaction understand the new epoch."""
+"""Edits of the state of managed jobs: whatever goes wrong, the job has the old state or the new
+one, continues from it, and can go back; gc, verify and compaction understand the new epoch."""
 
 from __future__ import annotations
 
@@ -65,7 +65,13 @@ SECONDS = 1_000_000
 START = 1_704_067_200 * SECONDS
 NOBODY = JobDirectory()
 KEY = KeyDeletion(values=("d",))
-ENTRY = SetEntry(operator=OperatorId("count"), table=TableName("counts"), key='"a"', value="1000")
+
+
+def entry(operator: str, table: str, key: str, value: str) -> SetEntry:
+    return SetEntry(operator=OperatorId(operator), table=TableName(table), key=key, value=value)
+
+
+ENTRY = entry("count", "counts", '"a"', "1000")
 
 
 def offsets(*texts: str, operator: str | None = None) -> SetOffsets:
@@ -437,7 +443,7 @@ def edited(layout: Layout, name: str) -> tuple[MemoryStore, MemoryStore, int, in
 
 @pytest.mark.parametrize(
     ("layout", "name", "fault", "share"),
-    dealt_out([(a, b, c) for a in Layout for b in EDITS for c in FAULTS], 6),
+    dealt_out([(a, b, c) for a in Layout for b in EDITS for c in FAULTS], 16),
 )
 @pytest.mark.usefixtures("restarts_at_once")
 def test_fault_at_any_change_leaves_the_old_state_or_the_new_one(
@@ -484,7 +490,7 @@ def undo_anyway(store: ObjectStore, pipeline: Pipeline) -> ManagedUndo | None:
 
 @pytest.mark.parametrize(
     ("layout", "name", "fault", "share"),
-    dealt_out([(a, b, c) for a in Layout for b in ("delete-key", "offsets") for c in FAULTS], 4),
+    dealt_out([(a, b, c) for a in Layout for b in ("delete-key", "offsets") for c in FAULTS], 8),
 )
 @pytest.mark.usefixtures("restarts_at_once")
 def test_fault_at_any_change_of_an_undo_leaves_the_old_state_or_the_new_one(
@@ -577,19 +583,14 @@ def test_compaction_that_waits_does_not_bring_a_deleted_key_back() -> None:
         (offsets("row=3", operator="count"), "the job has no such source"),
         (offsets("row=-99"), "before the first record"),
         (offsets("row=soon"), "not a position"),
-        (SetEntry(operator=OperatorId("lines"), table=TableName("offsets"), key='"row"', value='"3"'),
-         "the position of a source"),
-        (SetEntry(operator=OperatorId("out"), table=TableName("p"), key='"x"', value='"3"'),
-         "a commit in two phases"),
-        (SetEntry(operator=OperatorId("count"), table=TableName("counts"), key='"zzz"', value="3"),
-         "no entry with the key"),
-        (SetEntry(operator=OperatorId("count"), table=TableName("counts"), key='"a"', value='"x"'),
-         "not a value of"),
-        (SetEntry(operator=OperatorId("keep"), table=TableName("rows"), key='"a"', value="3"),
-         "no such global keyed table"),
+        (entry("lines", "offsets", '"row"', '"3"'), "the position of a source"),
+        (entry("out", "p", '"x"', '"3"'), "a commit in two phases"),
+        (entry("count", "counts", '"zzz"', "3"), "no entry with the key"),
+        (entry("count", "counts", '"a"', '"x"'), "not a value of"),
+        (entry("keep", "rows", '"a"', "3"), "no such global keyed table"),
         (KeyDeletion(values=("a", "b")), "no table of the job has a key of 2"),
     ],
-)  # fmt: skip
+)
 def test_what_does_not_fit_is_refused_with_the_choices(edit: Edit, message: str) -> None:
     store = written()
     pipeline = job(store)

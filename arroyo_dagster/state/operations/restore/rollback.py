@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from arroyo_dagster.errors import (
@@ -29,7 +29,6 @@ from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.progress import OnProgress, no_progress
 from arroyo_dagster.state.model.rollback import (
     CommittedOutput,
-    GivenUpEpoch,
     RollbackOutcome,
     RollbackPlan,
 )
@@ -199,7 +198,9 @@ def _measured(store: ObjectStore, facts: RollbackFacts, plan: RollbackPlan) -> R
     return replace(
         plan,
         given_up=tuple(replace(one, rows=rows.get(one.epoch)) for one in plan.given_up),
-        committed=tuple(_committed(plan.given_up, known)),
+        committed=tuple(
+            delivered_output(known[one.epoch] for one in plan.given_up if one.epoch in known)
+        ),
     )
 
 
@@ -218,18 +219,15 @@ def _rows(store: ObjectStore, new: dict[Epoch, Sequence[StatePath]]) -> dict[Epo
     return found
 
 
-def _committed(
-    given_up: Sequence[GivenUpEpoch], known: dict[Epoch, Checkpoint]
-) -> Iterator[CommittedOutput]:
-    for one in given_up:
-        checkpoint = known.get(one.epoch)
-        if checkpoint is not None:
-            names = {
-                operator.operator: _files(operator)
-                for operator in checkpoint.operators
-                if any(any(data.values()) for data in operator.commit_data().values())
-            }
-            yield from committed_output(checkpoint, names)
+def delivered_output(checkpoints: Iterable[Checkpoint]) -> Iterator[CommittedOutput]:
+    """Yield what sinks have made visible with these epochs, by their commit data."""
+    for checkpoint in checkpoints:
+        names = {
+            operator.operator: _files(operator)
+            for operator in checkpoint.operators
+            if any(any(data.values()) for data in operator.commit_data().values())
+        }
+        yield from committed_output(checkpoint, names)
 
 
 def _files(operator: OperatorCheckpoint) -> tuple[str, ...] | None:
