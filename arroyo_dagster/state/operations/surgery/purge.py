@@ -72,11 +72,11 @@ def plan_purge(
     managed = is_managed(store, paths)
     planned = (plan_managed_edit if managed else plan_edit)(store, paths, directory, edit)
     search = find_key(store, paths, edit.values)
-    return _Planning(store, paths, managed, planned, search).plan()
+    return _PurgePlanning(store, paths, managed, planned, search).plan()
 
 
 @dataclass(frozen=True, slots=True)
-class _Planning:
+class _PurgePlanning:
     store: ObjectStore
     paths: JobPaths
     managed: bool

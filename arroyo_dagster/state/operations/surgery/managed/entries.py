@@ -39,7 +39,7 @@ from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.tables.global_keyed import GlobalKeyedTable
 from arroyo_dagster.state.tables.known.catalogue import default_catalogue
 
-_KEYS_SHOWN = 20
+_KEYS_PRINTED = 20
 _PRIMITIVE = "SDF primitive state"
 _SOURCE_TABLES = ("source offsets", "source watermark")
 
@@ -294,6 +294,6 @@ def set_entry(store: ObjectStore, checkpoint: Checkpoint, edit: SetEntry) -> Cha
 
 def _some_keys(table: GlobalTable) -> Iterator[str]:
     for at, (_, key, _) in enumerate(table.entries()):
-        if at == _KEYS_SHOWN:
+        if at == _KEYS_PRINTED:
             return
         yield plain_key(table, key)

@@ -100,7 +100,7 @@ def prepare_managed_edit(
     base = ParquetBackend(store, paths).load()
     assert base.progress is not None
     _check_first_time(store, paths, base, edit)
-    work = _Work(store, base)
+    work = _ManagedWork(store, base)
     match edit:
         case SetOffsets():
             work.move_sources(edit)
@@ -140,7 +140,7 @@ def edit_of(store: ObjectStore, paths: JobPaths, checkpoint: Checkpoint) -> Edit
 
 
 @dataclass(slots=True)
-class _Work:
+class _ManagedWork:
     """Collects what an edit changes."""
 
     store: ObjectStore
