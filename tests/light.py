@@ -96,6 +96,7 @@ CASES = (
     Case("edit retain main 2026-01-01T00:00:00Z", "nothing to change at epoch 2"),
     Case("edit find-key job_U5O5jKZxJg 0", "epochs were searched", root="arroyo"),
     Case("edit undo main", "there is nothing to undo"),
+    Case("copy main copied-state", "epochs 1-2"),
     Case("expire main --keep 2", "nothing to expire, 2 epochs stay"),
     Case("fork job_U5O5jKZxJg job_U5O5jKZxJg", "would be forked into itself", 1, root="arroyo"),
     Case("gc plan expire main --keep 2", "nothing to delete"),

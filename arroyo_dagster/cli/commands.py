@@ -19,6 +19,9 @@ MAIN: Mapping[str, LazyCommand] = {
     "completion": LazyCommand(
         "completion", "Print the script that completes commands and options in a shell."
     ),
+    "copy": LazyCommand(
+        "surgery.copy", "Copy a whole job, or one epoch of it, to another checkpoint URL."
+    ),
     "diff": LazyCommand(
         "query.diff",
         "Print what changed between two epochs: inserted, updated, removed and expired rows.",
