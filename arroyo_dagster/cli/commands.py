@@ -19,6 +19,9 @@ MAIN: Mapping[str, LazyCommand] = {
     "completion": LazyCommand(
         "completion", "Print the script that completes commands and options in a shell."
     ),
+    "copy": LazyCommand(
+        "surgery.copy", "Copy a whole job, or one epoch of it, to another checkpoint URL."
+    ),
     "diff": LazyCommand(
         "query.diff",
         "Print what changed between two epochs: inserted, updated, removed and expired rows.",
@@ -28,7 +31,7 @@ MAIN: Mapping[str, LazyCommand] = {
     ),
     "edit": LazyCommand(
         "surgery.group",
-        "Change the state of a stopped Arroyo job: offsets, watermark, keys, old rows, entries.",
+        "Change the state of a stopped job: offsets, watermark, keys, old rows, entries.",
         is_group=True,
     ),
     "epochs": LazyCommand(
@@ -134,7 +137,7 @@ COMPACT: Mapping[str, LazyCommand] = {
 
 EDIT: Mapping[str, LazyCommand] = {
     "delete-key": LazyCommand(
-        "surgery.commands", "Delete the rows of one key from every table of a stopped Arroyo job."
+        "surgery.commands", "Delete the rows of one key from every table of a stopped job."
     ),
     "find-key": LazyCommand(
         "surgery.find_key",
@@ -146,7 +149,7 @@ EDIT: Mapping[str, LazyCommand] = {
     ),
     "set": LazyCommand("surgery.commands", "Replace the value of one entry of a table."),
     "undo": LazyCommand(
-        "surgery.undo", "Restore the metadata from before the last edit or compaction."
+        "surgery.undo", "Restore the state from before the last edit, or in-place compaction."
     ),
     "watermark": LazyCommand(
         "surgery.commands", "Set the watermark of a stopped job, at every operator that has one."

@@ -19,6 +19,7 @@ from arroyo_dagster.cli.rendering import (
 )
 from arroyo_dagster.cli.settings import settings_options
 from arroyo_dagster.cli.surgery.group import edit
+from arroyo_dagster.cli.surgery.purge import print_purge, purge_json
 from arroyo_dagster.cli.surgery.rendering import outcome_json, print_outcome, print_plan
 from arroyo_dagster.errors import InputError
 from arroyo_dagster.state.codec.iso_times import parse_moment_nanos
@@ -35,10 +36,14 @@ from arroyo_dagster.state.model.surgery.edits import (
     SetWatermark,
 )
 from arroyo_dagster.state.model.surgery.plans import EditOutcome, EditPlan
+from arroyo_dagster.state.model.surgery.purge import PurgeOutcome
 from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
 from arroyo_dagster.state.operations.catalog.jobs import find_job
 from arroyo_dagster.state.operations.surgery.execute import EditOptions, run_edit
+from arroyo_dagster.state.operations.surgery.managed.execute import run_managed_edit
+from arroyo_dagster.state.operations.surgery.managed.plan import is_managed, plan_managed_edit
 from arroyo_dagster.state.operations.surgery.plan import plan_edit
+from arroyo_dagster.state.operations.surgery.purge import plan_purge, run_purge
 from arroyo_dagster.state.storage.store import ObjectStore
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -135,20 +140,43 @@ def set_entry(job: str, operator: str, table: str, key: str, value: str, **given
 @click.argument("job")
 @click.argument("key", nargs=-1, required=True)
 @_operator_option
+@click.option(
+    "--purge",
+    is_flag=True,
+    help="Also delete the older epochs, unlisted files and quarantines that hold the key.",
+)
 @edit_options
-def delete_key(job: str, key: tuple[str, ...], operator: str | None, **given: Any) -> None:
-    """Delete the rows of one key from every table of a stopped Arroyo job.
+def delete_key(
+    job: str, key: tuple[str, ...], operator: str | None, purge: bool, **given: Any
+) -> None:
+    """Delete the rows of one key from every table of a stopped job.
 
     KEY has one value for each key column, as for `arroyo-state get`. Rows that were delivered
     downstream stay there. Older epochs and files that are no longer listed hold the key until they
-    expire: `edit find-key` lists them.
+    expire: `edit find-key` lists them. With --purge they are deleted at once, and the edit cannot
+    be undone.
 
     \b
-    Example:
+    Examples:
       arroyo-state edit delete-key job_x 4711 --assume job_x=stopped
+      arroyo-state edit delete-key job_x 4711 --assume job_x=stopped --purge --json
     """
     named = None if operator is None else OperatorId(operator)
-    _run(job, KeyDeletion(values=key, operator=named), given)
+    wanted = KeyDeletion(values=key, operator=named)
+    if not purge:
+        _run(job, wanted, given)
+        return
+    store, paths, directory = opened(job, given)
+    if given["yes"]:
+        outcome = run_purge(store, paths, directory, wanted, options_of(paths, given))
+    else:
+        outcome = PurgeOutcome(plan=plan_purge(store, paths, directory, wanted))
+    if given["as_json"]:
+        print_json(purge_json(outcome))
+    else:
+        print_purge(outcome)
+    if outcome.remaining:
+        raise SystemExit(3)
 
 
 @edit.command()
@@ -182,13 +210,14 @@ def _micros(text: str) -> int:
 
 def _run(job: str, wanted: Edit, given: dict[str, Any]) -> None:
     store, paths, directory = opened(job, given)
+    managed = is_managed(store, paths)
     if not given["yes"]:
-        show_plan(plan_edit(store, paths, directory, wanted), as_json=given["as_json"])
+        plan = (plan_managed_edit if managed else plan_edit)(store, paths, directory, wanted)
+        show_plan(plan, as_json=given["as_json"])
         return
-    show_outcome(
-        run_edit(store, paths, directory, wanted, options_of(paths, given)),
-        as_json=given["as_json"],
-    )
+    run = run_managed_edit if managed else run_edit
+    outcome = run(store, paths, directory, wanted, options_of(paths, given))
+    show_outcome(outcome, as_json=given["as_json"])
 
 
 def opened(job: str, given: dict[str, Any]) -> tuple[ObjectStore, JobPaths, JobDirectory]:

@@ -8,7 +8,7 @@ from arroyo_dagster.cli.common import main
 
 @main.group(lazy=EDIT)
 def edit() -> None:
-    """Change the state of a stopped Arroyo job: offsets, watermark, keys, old rows, entries.
+    """Change the state of a stopped job: offsets, watermark, keys, old rows, entries.
 
     Each command is a dry run unless --yes is given. An edit deletes no file, and `edit undo` undoes
     it until the job is started.

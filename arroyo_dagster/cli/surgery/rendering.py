@@ -7,10 +7,12 @@ from typing import Any
 
 import click
 
-from arroyo_dagster.cli.rendering import print_table
+from arroyo_dagster.cli.rendering import print_json, print_table
 from arroyo_dagster.state.codec.iso_times import iso_micros
 from arroyo_dagster.state.codec.plans import plain_values
+from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.surgery.plans import EditOutcome, EditPlan
+from arroyo_dagster.state.operations.surgery.managed.execute import ManagedUndo
 
 ENTRIES_PRINTED = 20
 """The maximum number of changed entries that are printed."""
@@ -61,9 +63,10 @@ def _last_line(plan: EditPlan) -> str:
     if plan.empty:
         return f"nothing to change at epoch {plan.epoch}"
     step = f"not now: {plan.why_not}" if plan.why_not else "add --yes to execute"
+    new = "" if plan.publishes is None else f", as epoch {plan.publishes}"
     return (
-        f"plan {plan.digest} changes {len(plan.changed)} tables at epoch {plan.epoch}; nothing was "
-        f"changed, {step}"
+        f"plan {plan.digest} changes {len(plan.changed)} tables at epoch {plan.epoch}{new}; "
+        f"nothing was changed, {step}"
     )
 
 
@@ -83,9 +86,12 @@ def print_outcome(outcome: EditOutcome) -> None:
         )
     for path, (before, after) in outcome.objects.items():
         click.echo(f"{path}: sha256 {before} became {after}")
+    done = f"{len(outcome.objects)} metadata objects were overwritten"
+    if plan.publishes is not None:
+        done = f"published as epoch {plan.publishes}, epoch {plan.epoch} stays pinned"
     click.echo(
-        f"{name}: {plan.edit.name} done at epoch {plan.epoch}, {len(outcome.objects)} metadata "
-        "objects were overwritten; `arroyo-state edit undo` undoes it until the job is started"
+        f"{name}: {plan.edit.name} done at epoch {plan.epoch}, {done}; "
+        "`arroyo-state edit undo` undoes it until the job is started"
     )
 
 
@@ -96,7 +102,7 @@ def outcome_json(outcome: EditOutcome) -> dict[str, Any]:
     return {
         "plan": {**shown, "operation": plan.edit.name, "digest": plan.digest},
         "done": outcome.published,
-        "epoch": plan.epoch,
+        "epoch": plan.epoch if plan.publishes is None else plan.publishes,
         "objects": {
             path: {"before": before, "after": after}
             for path, (before, after) in outcome.objects.items()
@@ -105,3 +111,33 @@ def outcome_json(outcome: EditOutcome) -> dict[str, Any]:
         "older_epochs": list(outcome.older_epochs),
         "undo_record": outcome.record,
     }
+
+
+def show_managed_undo(
+    paths: JobPaths, found: ManagedUndo | None, *, done: bool, as_json: bool
+) -> None:
+    """Print which edit of a managed job was undone, or would be."""
+    if as_json:
+        print_json(
+            {
+                "done": done and found is not None,
+                "operation": None if found is None else found.operation,
+                "restores_epoch": None if found is None else found.rollback.epoch,
+                "epoch": None if found is None else found.rollback.publishes,
+                "why_not": None if found is None else found.why_not,
+            }
+        )
+    elif found is None:
+        click.echo(f"{paths.root}: there is nothing to undo")
+    elif done:
+        click.echo(
+            f"{paths.root}: epoch {found.rollback.publishes} has the state of epoch "
+            f"{found.rollback.epoch}, from before the edit {found.operation!r}; no file was deleted"
+        )
+    else:
+        step = f"not now: {found.why_not}" if found.why_not else "add --yes to execute"
+        click.echo(
+            f"{paths.root}: the state of epoch {found.rollback.epoch}, from before the edit "
+            f"{found.operation!r}, would be published as epoch {found.rollback.publishes}; nothing "
+            f"was changed, {step}"
+        )

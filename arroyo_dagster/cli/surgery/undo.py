@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import click
 
-from arroyo_dagster.cli.common import ownership_option, store_options
+from arroyo_dagster.cli.common import open_to_read, open_url, ownership_option, store_options
 from arroyo_dagster.cli.compaction.rewrite import run_undo_command, token_option
-from arroyo_dagster.cli.directory import directory_options
+from arroyo_dagster.cli.directory import directory_of, directory_options
+from arroyo_dagster.cli.rendering import print_lease_event
 from arroyo_dagster.cli.settings import settings_options
 from arroyo_dagster.cli.surgery.group import edit
+from arroyo_dagster.cli.surgery.rendering import show_managed_undo
 from arroyo_dagster.state.model.leases import LeaseSettings
+from arroyo_dagster.state.operations.catalog.jobs import find_job
+from arroyo_dagster.state.operations.surgery.execute import EditOptions
+from arroyo_dagster.state.operations.surgery.managed.execute import (
+    plan_managed_undo,
+    run_managed_undo,
+)
+from arroyo_dagster.state.operations.surgery.managed.plan import is_managed
 
 
 @edit.command()
@@ -33,15 +42,29 @@ def undo(
     url: str | None,
     as_json: bool,
 ) -> None:
-    """Restore the metadata from before the last edit or compaction.
+    """Restore the state from before the last edit, or in-place compaction.
 
     Only possible until the job is started again. Each call undoes one edit or compaction, the
-    newest first.
+    newest first. An edit of a managed job is undone by an epoch with the content from before.
 
     \b
     Example:
       arroyo-state edit undo job_x --url s3://bucket/arroyo --assume job_x=stopped
     """
+    store = open_url(url) if yes else open_to_read(url)
+    paths = find_job(store, job)
+    if is_managed(store, paths):
+        directory = directory_of(api, database, assume, token)
+        options = EditOptions(
+            lease_wait_seconds=lease_wait_seconds, on_lease=print_lease_event(paths)
+        )
+        found = (
+            run_managed_undo(store, paths, directory, options)
+            if yes
+            else plan_managed_undo(store, paths, directory)
+        )
+        show_managed_undo(paths, found, done=yes, as_json=as_json)
+        return
     run_undo_command(
         job,
         (api, database, assume, token),

@@ -33,7 +33,7 @@ MAINTENANCE_NAMES = frozenset(
         *("stop-request.json", "retained.json", "compactions", "leases", "writers", "commits"),
         *("journal", "quarantine", "removal.json"),
         *("topics", "stdin", "landed", "spark", "spark-sinks"),
-        *("rewrites", "edits", "window.json", "windows"),
+        *("rewrites", "edits", "window.json", "windows", "copy.json"),
     }
 )
 """The names in the directory of a job that only this package writes."""
@@ -180,8 +180,13 @@ class JobPaths:
 
     @cached_property
     def edits(self) -> StatePath:
-        """What edits of the state of an Arroyo job changed, one record each."""
+        """What edits of the state of the job changed, one record each."""
         return self.maintenance / "edits"
+
+    @cached_property
+    def copy_marker(self) -> StatePath:
+        """From where the job is being copied; deleted once the copy is complete."""
+        return self.maintenance / "copy.json"
 
     @cached_property
     def window(self) -> StatePath:

@@ -65,6 +65,7 @@ class RollbackPlan:
             newest epoch and in the restored one; None: the newest epoch cannot be read.
         worker_generation: the newest that was started; None in the legacy layout.
         may_be_running: whether the newest run did not end with a last epoch of its own.
+        undoes: whether the abandoned epochs are edits, in which no run has read anything.
         warnings: further facts that the user should know before it runs.
     """
 
@@ -80,6 +81,7 @@ class RollbackPlan:
     offsets_then: Mapping[str, object]
     worker_generation: WorkerGeneration | None = None
     may_be_running: bool = False
+    undoes: bool = False
     warnings: tuple[str, ...] = field(default=())
 
     @property

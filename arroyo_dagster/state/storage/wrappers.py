@@ -217,6 +217,50 @@ class Scratch(Overlaid):
         )
 
 
+class Extended(Scratch):
+    """A store with further objects, which exist in memory only; writing is refused.
+
+    Args:
+        objects: the bytes of these objects, by path; none of them exists in `store`.
+    """
+
+    def __init__(self, store: ObjectStore, objects: Mapping[StatePath, bytes]) -> None:
+        super().__init__(store)
+        self._objects = dict(objects)
+
+    def put(self, path: StatePath, data: bytes) -> None:
+        """Refuse to write; see `WriteProtected`."""
+        self.inner.put(path, data)
+
+    def list(self, prefix: str = "", *, start_after: str | None = None) -> Iterator[ObjectInfo]:
+        """Iterate over all objects below a directory; see `ObjectStore.list`."""
+        below = f"{prefix}/" if prefix else ""
+        mine = [self._info(path) for path in self._objects if path.startswith(below)]
+        found = [*self.inner.list(prefix, start_after=start_after), *mine]
+        kept = (one for one in found if start_after is None or one.path > start_after)
+        yield from sorted(kept, key=lambda one: one.path)
+
+    def list_dir(self, prefix: str = "") -> Listing:
+        """List one level; see `ObjectStore.list_dir`."""
+        below = f"{prefix}/" if prefix else ""
+        found = self.inner.list_dir(prefix)
+        mine = [path for path in self._objects if path.startswith(below)]
+        rest = [path[len(below) :] for path in mine]
+        directories = {StatePath(below + name.split("/")[0]) for name in rest if "/" in name}
+        objects = [
+            self._info(path) for path, name in zip(mine, rest, strict=True) if "/" not in name
+        ]
+        return Listing(
+            objects=tuple(sorted((*found.objects, *objects), key=lambda one: one.path)),
+            prefixes=tuple(sorted({*found.prefixes, *directories})),
+        )
+
+    def _info(self, path: StatePath) -> ObjectInfo:
+        found = self.head(path)
+        assert found is not None
+        return found
+
+
 class Counting(Wrapper):
     """A store that counts its calls, by method.
 

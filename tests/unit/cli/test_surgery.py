@@ -134,14 +134,37 @@ def test_what_cannot_be_done_is_refused(
     assert listing(job.store) == was
 
 
-def test_a_managed_job_is_refused(tmp_path: Path) -> None:
+def test_a_managed_job_is_edited_by_an_epoch_and_put_back(tmp_path: Path) -> None:
     store = MemoryStore(f"cli-surgery-managed-{tmp_path.name}")
-    run_word_job(store)
+    run_word_job(store, max_epochs=3)
     (paths,) = list_jobs(store)
-    args = ["edit", "offsets", paths.root, "0=1", "--assume", f"{paths.job}=stopped"]
-    found = CliRunner().invoke(cli.main, [*args, "--url", store.url])
-    assert found.exit_code == 1
-    assert "only Arroyo jobs can be edited" in found.stderr
+    was = listing(store)
+
+    def command(*args: str) -> Result:
+        words = ["edit", *args, "--url", store.url]
+        return CliRunner().invoke(cli.main, words, catch_exceptions=False)
+
+    shown = command("offsets", paths.root, "row=+2", "--operator", "lines")
+    assert 'entry "row" of lines.offsets: "12" becomes "14"' in shown.stdout
+    assert "precondition met: no run of the job is active (its last run ended" in shown.stdout
+    assert "changes 1 tables at epoch 3, as epoch 4; nothing was changed" in shown.stdout
+    assert "there is nothing to undo" in command("undo", paths.root).stdout
+    assert listing(store) == was
+    digest = shown.stdout.partition("plan ")[2].split()[0]
+    options = ("--operator", "lines", "--yes", "--approve", digest)
+    done = command("offsets", paths.root, "row=+2", *options)
+    assert "published as epoch 4, epoch 3 stays pinned" in done.stdout
+    shown = command("undo", paths.root)
+    assert "the state of epoch 3, from before the edit 'offsets', would be" in shown.stdout
+    done = command("undo", paths.root, "--yes", "--json")
+    assert json.loads(done.stdout) == {
+        "done": True,
+        "operation": "offsets",
+        "restores_epoch": 3,
+        "epoch": 5,
+        "why_not": None,
+    }
+    assert "there is nothing to undo" in command("undo", paths.root, "--yes").stdout
     configure(None)
 
 
@@ -149,7 +172,7 @@ def test_the_documented_commands_show_their_plan(job: SurgeryJob) -> None:
     lines = "".join(blocks("docs/edit-state.md", "sh")).splitlines()
     surgery_job(Layout.PROTOCOL, epochs=5, name="job_a", store=job.store)
     was = listing(job.store)
-    assert len(lines) == 9
+    assert len(lines) == 10
     for line in lines:
         words = line.partition("#")[0].replace("JOB", "job_x").replace("SOURCE", "job_a")
         words = shlex.split(words)

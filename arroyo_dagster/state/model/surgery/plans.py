@@ -111,6 +111,8 @@ class EditPlan:
         unknown: what nobody has tried, or what could not be checked.
         duplicate_outputs, missing_outputs: outputs that will be seen twice, or never.
         objects: SHA-256 of each metadata object as it was read, in hex.
+        publishes: the number of the epoch that an edit of a managed job is published as; None = it
+            is made in place.
     """
 
     pipeline: PipelineId | None
@@ -129,6 +131,7 @@ class EditPlan:
     duplicate_outputs: tuple[str, ...] = ()
     missing_outputs: tuple[str, ...] = ()
     objects: Mapping[StatePath, str] = field(default_factory=dict)
+    publishes: Epoch | None = None
 
     @property
     def paths(self) -> JobPaths:
@@ -172,7 +175,8 @@ class EditOutcome:
         shards: the rewritten shards of expiring tables, read back and compared.
         published: whether the epoch lists the new files.
         record: the record that undoes it, until the job is started.
-        objects: the metadata objects that changed: SHA-256 before and after, in hex.
+        objects: the metadata objects that changed: SHA-256 before and after, in hex. For a managed
+            job they are those of the epoch that was published, and of the edited one before.
         unlisted: data files that the epoch no longer lists. Files that no other epoch lists are
             orphans once the job has continued.
         older_epochs: the epochs before, which still hold what was removed.

@@ -291,7 +291,7 @@ def purge(
         finish_open_runs(held, paths, held.list_dir(paths.journal).prefixes)
         going = _old(held, paths, now - older_than_micros)
         for one in going:
-            _purge_one(held, paths, one, owner, now, on_progress)
+            purge_quarantine(held, paths, one, owner, now, on_progress)
     return going
 
 
@@ -300,15 +300,23 @@ def _old(store: ObjectStore, paths: JobPaths, before_micros: int) -> list[Quaran
     return [one for one in found if one.moved_at_micros <= before_micros]
 
 
-def _purge_one(
+def purge_quarantine(
     held: ObjectStore,
     paths: JobPaths,
     one: Quarantined,
     owner: str,
     now_micros: int,
-    on_progress: OnProgress,
-) -> None:
-    """Delete the copies first, then the index: it stays readable as long as it is registered."""
+    on_progress: OnProgress = no_progress,
+) -> str:
+    """Delete a quarantine: the copies first, then the index, which stays readable as long as it is
+    registered.
+
+    Args:
+        held: the store, under the lease.
+
+    Returns:
+        The run in the journal.
+    """
     directory = paths.quarantine / one.name
     listed = [info for info in held.list(directory) if info.path.name != QUARANTINE_INDEX]
     going = {i.path: StoredObject(i.path, i.size_bytes, i.modified_micros, i.etag) for i in listed}
@@ -346,3 +354,4 @@ def _purge_one(
     )
     delete_all(held, [directory / QUARANTINE_INDEX])
     journal.end({"deleted": len(objects)})
+    return journal.name

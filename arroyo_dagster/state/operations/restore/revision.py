@@ -18,15 +18,15 @@ from arroyo_dagster.state.metadata.lease import LeaseOptions, lease
 from arroyo_dagster.state.model.checkpoints import (
     Checkpoint,
     CheckpointState,
-    Manifest,
     OperatorCheckpoint,
+    RunProgress,
 )
 from arroyo_dagster.state.model.clock import Clock, wall_clock
 from arroyo_dagster.state.model.garbage import Pin
 from arroyo_dagster.state.model.ids import Epoch, OperatorId, StatePath, TableName
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.operations.gc.pins import put_pins, release
-from arroyo_dagster.state.planning.restore.checkpoint import carried_manifest
+from arroyo_dagster.state.operations.restore.carried import publish_carried, writer_lease
 from arroyo_dagster.state.storage.store import ObjectStore
 
 
@@ -45,20 +45,26 @@ class RevisedContent:
 
 @dataclass(frozen=True, slots=True)
 class RevisionWriter:
-    """Writes data files of the epoch that a revision publishes."""
+    """Writes data files of the epoch that a revision publishes.
+
+    Attributes:
+        finish_time_micros: of this epoch; it tells it from any other attempt at its number.
+    """
 
     backend: ParquetBackend
     epoch: Epoch
+    finish_time_micros: int
 
     @property
     def store(self) -> ObjectStore:
         """The store of the job, under its lease."""
         return self.backend.store
 
-    def name_file(self, operator: OperatorId, table: TableName) -> StatePath:
+    def name_file(self, operator: OperatorId, table: TableName, suffix: str = "") -> StatePath:
         """Return the path of a new data file, which no other attempt uses."""
+        attempt = uuid.uuid4().hex[:16] + suffix
         return self.backend.paths.data_file(
-            operator, table, 0, self.epoch, self.backend.generation, attempt=uuid.uuid4().hex[:16]
+            operator, table, 0, self.epoch, self.backend.generation, attempt=attempt
         )
 
     def put_pairs(
@@ -102,11 +108,12 @@ def publish_revision(
         The epoch that was published.
 
     Raises:
-        ConflictError: the job has a newer epoch than `base`, or is leased by another process.
+        ConflictError: the job has a newer epoch than `base`, or is leased by another process; in
+            the legacy layout, also by a run that is alive.
         ProtocolError: a later epoch exists, and its commit is not finished.
         StorageError: the store failed; it is unknown whether the epoch was published.
     """
-    with lease(store, paths, owner, LeaseOptions(clock=clock)) as held:
+    with writer_lease(store, paths, owner, clock) as held:
         backend = ParquetBackend(held, paths, clock=clock)
         _check_newest(backend, base)
         with _pinned(held, paths, base.epoch, owner, reason, clock):
@@ -114,9 +121,17 @@ def publish_revision(
             started = backend.start()
             if started.restored is None or started.restored.ref != base.ref:
                 raise _changed(paths, base.epoch)
-            writer = RevisionWriter(backend, Epoch(base.epoch + 1))
+            writer = RevisionWriter(backend, Epoch(base.epoch + 1), clock())
             content = revise(base, writer)
-            backend.publish(_manifest(backend, base, writer.epoch, content))
+            publish_carried(
+                backend,
+                base,
+                content.operators,
+                epoch=writer.epoch,
+                progress=_progress(base, content),
+                min_epoch=base.min_epoch,
+                now_micros=writer.finish_time_micros,
+            )
     return writer.epoch
 
 
@@ -217,24 +232,14 @@ def _pinned(
         raise
 
 
-def _manifest(
-    backend: ParquetBackend, base: Checkpoint, epoch: Epoch, content: RevisedContent
-) -> Manifest:
+def _progress(base: Checkpoint, content: RevisedContent) -> RunProgress:
     assert base.progress is not None
-    assert backend.generation is not None
     offsets = base.progress.offsets if content.offsets is None else content.offsets
-    return carried_manifest(
-        base,
-        content.operators,
-        worker_generation=backend.generation,
-        epoch=epoch,
-        progress=replace(
-            base.progress,
-            offsets=offsets,
-            final=True,
-            exhausted=base.progress.exhausted and offsets == base.progress.offsets,
-            rolled_back_to=None,
-            revises=base.epoch,
-        ),
-        now_micros=backend.clock(),
+    return replace(
+        base.progress,
+        offsets=offsets,
+        final=True,
+        exhausted=base.progress.exhausted and offsets == base.progress.offsets,
+        rolled_back_to=None,
+        revises=base.epoch,
     )

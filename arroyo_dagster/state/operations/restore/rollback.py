@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from arroyo_dagster.errors import (
@@ -15,24 +15,20 @@ from arroyo_dagster.errors import (
     ProtocolError,
     StorageError,
 )
-from arroyo_dagster.state.codec import records
 from arroyo_dagster.state.metadata.backend import ParquetBackend
-from arroyo_dagster.state.metadata.lease import IN_FLIGHT_GRACE_SECONDS, LeaseOptions, lease
+from arroyo_dagster.state.metadata.lease import IN_FLIGHT_GRACE_SECONDS
 from arroyo_dagster.state.model.checkpoints import (
     Checkpoint,
     CheckpointState,
-    CommitNote,
-    LegacyCheckpoint,
     OperatorCheckpoint,
 )
 from arroyo_dagster.state.model.clock import Clock, wall_clock
 from arroyo_dagster.state.model.garbage import JobPins, Pin
 from arroyo_dagster.state.model.ids import Epoch, JobId, StatePath, WorkerGeneration
-from arroyo_dagster.state.model.layout import JobPaths, Layout
+from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.progress import OnProgress, no_progress
 from arroyo_dagster.state.model.rollback import (
     CommittedOutput,
-    GivenUpEpoch,
     RollbackOutcome,
     RollbackPlan,
 )
@@ -43,7 +39,7 @@ from arroyo_dagster.state.operations.catalog.jobs import (
     newest_generation,
 )
 from arroyo_dagster.state.operations.gc.pins import may_be_going, put_pins
-from arroyo_dagster.state.planning.restore.checkpoint import carried_manifest, carry_operator
+from arroyo_dagster.state.operations.restore.carried import publish_carried, writer_lease
 from arroyo_dagster.state.planning.restore.reads import is_at_rest
 from arroyo_dagster.state.planning.restore.rollback import (
     EpochFacts,
@@ -100,12 +96,18 @@ def rollback_done(store: ObjectStore, paths: JobPaths, epoch: int) -> Epoch | No
 
 
 def plan_rollback(
-    store: ObjectStore, paths: JobPaths, epoch: int, on_progress: OnProgress = no_progress
+    store: ObjectStore,
+    paths: JobPaths,
+    epoch: int,
+    on_progress: OnProgress = no_progress,
+    *,
+    undoes: bool = False,
 ) -> RollbackPlan:
     """Plan a rollback to an epoch. Writes nothing: this is the dry run.
 
     Args:
         on_progress: called with how many epochs were read.
+        undoes: the epochs since then are edits, so no run has read anything in them.
 
     Raises:
         NotFoundError: the job has no such epoch.
@@ -114,7 +116,7 @@ def plan_rollback(
         ProtocolError: the commit of the epoch is not finished, or other services depend on the job.
     """
     facts = _facts(store, paths, on_progress)
-    plan = make_plan(facts, Epoch(epoch))
+    plan = make_plan(facts, Epoch(epoch), undoes=undoes)
     ParquetBackend(store, paths).prepare_checkpoint_load(plan.epoch)
     return _measured(store, facts, plan)
 
@@ -196,7 +198,9 @@ def _measured(store: ObjectStore, facts: RollbackFacts, plan: RollbackPlan) -> R
     return replace(
         plan,
         given_up=tuple(replace(one, rows=rows.get(one.epoch)) for one in plan.given_up),
-        committed=tuple(_committed(plan.given_up, known)),
+        committed=tuple(
+            delivered_output(known[one.epoch] for one in plan.given_up if one.epoch in known)
+        ),
     )
 
 
@@ -215,18 +219,15 @@ def _rows(store: ObjectStore, new: dict[Epoch, Sequence[StatePath]]) -> dict[Epo
     return found
 
 
-def _committed(
-    given_up: Sequence[GivenUpEpoch], known: dict[Epoch, Checkpoint]
-) -> Iterator[CommittedOutput]:
-    for one in given_up:
-        checkpoint = known.get(one.epoch)
-        if checkpoint is not None:
-            names = {
-                operator.operator: _files(operator)
-                for operator in checkpoint.operators
-                if any(any(data.values()) for data in operator.commit_data().values())
-            }
-            yield from committed_output(checkpoint, names)
+def delivered_output(checkpoints: Iterable[Checkpoint]) -> Iterator[CommittedOutput]:
+    """Yield what sinks have made visible with these epochs, by their commit data."""
+    for checkpoint in checkpoints:
+        names = {
+            operator.operator: _files(operator)
+            for operator in checkpoint.operators
+            if any(any(data.values()) for data in operator.commit_data().values())
+        }
+        yield from committed_output(checkpoint, names)
 
 
 def _files(operator: OperatorCheckpoint) -> tuple[str, ...] | None:
@@ -262,15 +263,8 @@ def run_rollback(
         StorageError: the store failed; it is unknown whether the epoch was published.
     """
     paths = plan.paths
-    with contextlib.ExitStack() as held:
-        leased: ObjectStore = held.enter_context(
-            lease(store, paths, owner, LeaseOptions(clock=clock))
-        )
-        if paths.layout is Layout.LEGACY:
-            leased = held.enter_context(
-                lease(leased, paths, owner, LeaseOptions(directory=paths.writers, clock=clock))
-            )
-        check_same(plan, make_plan(_facts(leased, paths), plan.epoch))
+    with writer_lease(store, paths, owner, clock) as leased:
+        check_same(plan, make_plan(_facts(leased, paths), plan.epoch, undoes=plan.undoes))
         with _kept(leased, paths, plan.epoch, owner, clock, sleep):
             return _published(ParquetBackend(leased, paths, clock=clock), plan)
 
@@ -310,12 +304,20 @@ def _published(backend: ParquetBackend, plan: RollbackPlan) -> RollbackOutcome:
     if plan.pipeline is not None:
         backend.start_from(plan.ref)
         # An older run may have published epochs until it was fenced; they are found now.
-        check_same(plan, make_plan(_facts(backend.store, plan.paths), plan.epoch))
+        facts = _facts(backend.store, plan.paths)
+        check_same(plan, make_plan(facts, plan.epoch, undoes=plan.undoes))
     target = backend.prepare_checkpoint_load(plan.epoch)
     check_same(plan, replace(plan, epoch=target.epoch, ref=target.ref))
     min_epoch = max(target.min_epoch, *_min_epochs(backend, plan))
-    publish = _publish_legacy if plan.pipeline is None else _publish
-    ref = publish(backend, plan, target, min_epoch)
+    ref = publish_carried(
+        backend,
+        target,
+        target.operators,
+        epoch=plan.publishes,
+        progress=progress_after(target),
+        min_epoch=min_epoch,
+        now_micros=backend.clock(),
+    )
     return RollbackOutcome(
         plan=plan, epoch=plan.publishes, ref=ref, worker_generation=backend.generation
     )
@@ -330,45 +332,3 @@ def _min_epochs(backend: ParquetBackend, plan: RollbackPlan) -> Iterator[Epoch]:
         with contextlib.suppress(NotFoundError, FormatError, ProtocolError):
             yield backend.load_checkpoint_metadata(one.epoch).min_epoch
     yield Epoch(0)
-
-
-def _publish(
-    backend: ParquetBackend, plan: RollbackPlan, target: Checkpoint, min_epoch: Epoch
-) -> StatePath:
-    assert backend.generation is not None
-    manifest = carried_manifest(
-        target,
-        target.operators,
-        worker_generation=backend.generation,
-        epoch=plan.publishes,
-        progress=progress_after(target),
-        now_micros=backend.clock(),
-        min_epoch=min_epoch,
-    )
-    return backend.publish(manifest).ref
-
-
-def _publish_legacy(
-    backend: ParquetBackend, plan: RollbackPlan, target: Checkpoint, min_epoch: Epoch
-) -> StatePath:
-    """Write the operators' metadata, then the checkpoint's, which makes the epoch exist."""
-    backend.check_fence()
-    operators = tuple(carry_operator(operator, plan.publishes) for operator in target.operators)
-    now = backend.clock()
-    if any(operator.needs_commit for operator in operators):
-        # Nothing to commit: noted before the epoch exists, so that no start commits again.
-        note = CommitNote(job=target.job, epoch=plan.publishes, finish_time_micros=now)
-        path = backend.paths.commit_note(plan.publishes)
-        backend.store.put(path, records.encode_commit_note(note))
-    for operator in operators:
-        backend.write_operator_checkpoint_metadata(operator)
-    head = LegacyCheckpoint(
-        job=target.job,
-        epoch=plan.publishes,
-        min_epoch=min_epoch,
-        start_time_micros=now,
-        finish_time_micros=now,
-        operators=tuple(operator.operator for operator in operators),
-        progress=progress_after(target),
-    )
-    return backend.write_checkpoint_metadata(head)

@@ -204,6 +204,22 @@ def plain_key(table: GlobalTable, key: Any) -> str:
     return json.dumps(plain_value(key, table.form.key_type))
 
 
+def json_of(text: str, name: str, where: Mapping[str, Any]) -> Any:
+    """Parse a key or a value that a person gave as JSON.
+
+    Raises:
+        InputError: it is no JSON.
+    """
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise InputError(
+            f"the {name} is no JSON: {text:.80}",
+            **where,
+            next_step="give it in the form in which `arroyo-state rows --json` prints it",
+        ) from error
+
+
 # ---- writing -------------------------------------------------------------------------------------
 
 

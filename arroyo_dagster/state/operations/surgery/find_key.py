@@ -16,17 +16,26 @@ from arroyo_dagster.state.model.ids import Epoch, OperatorId, StatePath, TableNa
 from arroyo_dagster.state.model.keys import MAX_ROUTING_KEY
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.progress import OnProgress, no_progress
-from arroyo_dagster.state.model.tables import ExpiringTimeKeyConfig, GlobalKeyedFiles, TimeFile
+from arroyo_dagster.state.model.tables import (
+    ExpiringTimeKeyConfig,
+    GlobalKeyedFiles,
+    TableConfig,
+    TimeFile,
+)
 from arroyo_dagster.state.operations.gc.quarantine import list_quarantines
 from arroyo_dagster.state.operations.progress import counter
-from arroyo_dagster.state.operations.surgery.rows import (
-    count_rows,
-    expiring_tables,
-    key_condition,
+from arroyo_dagster.state.operations.surgery.managed.entries import internal
+from arroyo_dagster.state.operations.surgery.managed.rows import (
+    KeyTest,
+    count_pairs,
+    managed_key_condition,
+    pairs_condition,
 )
+from arroyo_dagster.state.operations.surgery.rows import count_rows, key_condition
 from arroyo_dagster.state.planning.compaction.rewrite import TableKey
 from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.store import ObjectStore
+from arroyo_dagster.state.tables.merge.conditions import KeyRows
 
 UNLISTED, QUARANTINE = "unlisted", "quarantine"
 _DATA = re.compile(r"/operator-(.+)/table-(.+?)-\d{3,}(?:-[^/]*)?\Z", re.DOTALL)
@@ -94,7 +103,8 @@ class _KeyFinder:
     store: ObjectStore
     paths: JobPaths
     values: Sequence[str]
-    configs: dict[TableKey, ExpiringTimeKeyConfig] = field(default_factory=dict)
+    configs: dict[TableKey, TableConfig] = field(default_factory=dict)
+    managed: bool = False
     globals: set[TableKey] = field(default_factory=set)
     listed: dict[StatePath, tuple[TableKey, set[Epoch]]] = field(default_factory=dict)
     others: dict[StatePath, tuple[TableKey, str]] = field(default_factory=dict)
@@ -114,22 +124,26 @@ class _KeyFinder:
 
     def _add(self, checkpoint: Checkpoint) -> None:
         self.epochs.append(checkpoint.epoch)
-        for table in expiring_tables(checkpoint):
-            self.configs[table.key] = table.config
-            for path in table.files.paths:
-                self.listed.setdefault(path, (table.key, set()))[1].add(checkpoint.epoch)
-        self.globals.update(
-            (operator.operator, name)
-            for operator in checkpoint.operators
-            for name, files in operator.tables.items()
-            if isinstance(files, GlobalKeyedFiles)
-        )
+        self.managed = checkpoint.progress is not None
+        for operator in checkpoint.operators:
+            for name, files in operator.tables.items():
+                config, key = operator.configs.get(name), (operator.operator, name)
+                if isinstance(files, GlobalKeyedFiles) and not self._has_keys(config):
+                    self.globals.add(key)
+                elif config is not None:
+                    self.configs[key] = config
+                    for path in files.paths:
+                        self.listed.setdefault(path, (key, set()))[1].add(checkpoint.epoch)
         if any(
             name not in operator.configs
             for operator in checkpoint.operators
             for name in operator.tables
         ):
             self.unknown["a table without a configuration was not searched"] = None
+
+    def _has_keys(self, config: TableConfig | None) -> bool:
+        """Return whether a global keyed table holds keys of users: only in managed jobs."""
+        return self.managed and config is not None and internal(config) is None
 
     def read_others(self) -> None:
         """Add the files that no epoch lists, and those in quarantine."""
@@ -149,7 +163,7 @@ class _KeyFinder:
     def result(self, on_progress: OnProgress) -> KeySearch:
         wanted = [*((path, key) for path, (key, _) in self.listed.items())]
         wanted += [(path, key) for path, (key, _) in self.others.items()]
-        conditions = {key: key_condition(one, self.values) for key, one in self.configs.items()}
+        conditions = {key: self._condition(one) for key, one in self.configs.items()}
         if all(isinstance(one, str) for one in conditions.values()):
             raise InputError(
                 f"no table of the job has a key of {len(self.values)} such values",
@@ -159,7 +173,8 @@ class _KeyFinder:
         for (operator, name), one in conditions.items():
             if isinstance(one, str):
                 self.unknown[f"{operator}.{name} was not searched: {one}"] = None
-        self.unknown["global keyed tables, and columns that are no key, were not searched"] = None
+        left = "values" if self.managed else "global keyed tables"
+        self.unknown[f"{left}, and columns that are no key, were not searched"] = None
         count = counter(on_progress, "searched files", len(wanted))
 
         def search(one: tuple[StatePath, TableKey]) -> int | None:
@@ -168,7 +183,11 @@ class _KeyFinder:
             try:
                 if condition is None or isinstance(condition, str):
                     return None if condition is None else 0
-                return count_rows(self.store, self.configs[key], _any_file(path), condition)[1]
+                config = self.configs[key].config
+                if isinstance(config, ExpiringTimeKeyConfig) and isinstance(condition, KeyRows):
+                    return count_rows(self.store, config, any_file(path), condition)[1]
+                assert not isinstance(condition, KeyRows)
+                return count_pairs(self.store, path, condition)[1]
             except (FormatError, NotFoundError):
                 return None
             finally:
@@ -187,6 +206,14 @@ class _KeyFinder:
             unknown=tuple(self.unknown),
         )
 
+    def _condition(self, config: TableConfig) -> KeyRows | KeyTest | str:
+        expiring = config.config
+        if not isinstance(expiring, ExpiringTimeKeyConfig):
+            return pairs_condition(config, self.values)
+        if self.managed:
+            return managed_key_condition(expiring, self.values)
+        return key_condition(expiring, self.values)
+
     def _found(self, path: StatePath, key: TableKey, rows: int) -> KeyRowsFound:
         epochs = self.listed[path][1] if path in self.listed else ()
         return KeyRowsFound(
@@ -204,7 +231,7 @@ def _table_of(path: str) -> TableKey | None:
     return None if found is None else (OperatorId(found[1]), TableName(found[2]))
 
 
-def _any_file(path: StatePath) -> TimeFile:
+def any_file(path: StatePath) -> TimeFile:
     """Return an entry for a file whose statistics are not known: no range excludes it."""
     return TimeFile(
         epoch=Epoch(0),

@@ -95,9 +95,7 @@ class _Source:
             return value
         where = {**self.table.where, "partition": partition}
         before = self.rule.position(value)
-        text = position.position
-        if position.relative:
-            text = self._sum(before, text, where)
+        text = moved_position(before, position, where)
         try:
             new = self.rule.moved(value, text)
         except InputError as error:
@@ -106,21 +104,6 @@ class _Source:
         self._note(partition, before, self.rule.position(new))
         return new
 
-    def _sum(self, before: int | None, text: str, where: dict[str, Any]) -> str:
-        if before is None:
-            raise InputError(
-                "the position is no number, so nothing can be added to it",
-                **where,
-                next_step="give an absolute position",
-            )
-        if before + int(text) < 0:
-            raise InputError(
-                f"the new position would be {before + int(text)}, before the first record",
-                **where,
-                position=before,
-            )
-        return str(before + int(text))
-
     def _note(self, partition: str, before: int | None, after: int | None) -> None:
         at = f"{self.table.operator.operator} partition {partition}"
         if before is None or after is None:
@@ -128,16 +111,8 @@ class _Source:
                 f"{at}: the positions are no numbers, so it is unknown how many records are read "
                 "again or skipped"
             )
-        elif after < before:
-            self.duplicate_outputs.append(
-                f"{at}: {before - after} records from position {after} to {before} are read again; "
-                "their outputs are seen twice, and open windows, joins and aggregates count them "
-                "twice"
-            )
-        elif after > before:
-            self.missing_outputs.append(
-                f"{at}: {after - before} records from position {before} to {after} are never read"
-            )
+        else:
+            note_move(at, before, after, self.duplicate_outputs, self.missing_outputs)
 
     def unknown(self) -> Iterator[str]:
         yield from dict.fromkeys(self.unclear)
@@ -170,3 +145,42 @@ def _assign(position: NewPosition, sources: Sequence[_Source]) -> None:
             next_step="name one with --operator",
         )
     having[0].positions[position.partition] = position
+
+
+def moved_position(before: int | None, position: NewPosition, where: dict[str, Any]) -> str:
+    """Return a new position as text; a relative one is added to the stored one.
+
+    Raises:
+        InputError: a relative position without a number to add to, or before the first record; an
+            absolute one of a position that is a number is not checked here.
+    """
+    text = position.position
+    if not position.relative:
+        return text
+    if before is None:
+        raise InputError(
+            "the position is no number, so nothing can be added to it",
+            **where,
+            next_step="give an absolute position",
+        )
+    if before + int(text) < 0:
+        raise InputError(
+            f"the new position would be {before + int(text)}, before the first record",
+            **where,
+            position=before,
+        )
+    return str(before + int(text))
+
+
+def note_move(at: str, before: int, after: int, again: list[str], never: list[str]) -> None:
+    """Say which outputs are seen twice, or never, after a source was moved."""
+    if after < before:
+        again.append(
+            f"{at}: {before - after} records from position {after} to {before} are read again; "
+            "their outputs are seen twice, and open windows, joins and aggregates count them "
+            "twice"
+        )
+    elif after > before:
+        never.append(
+            f"{at}: {after - before} records from position {before} to {after} are never read"
+        )

@@ -41,6 +41,7 @@ from arroyo_dagster.state.operations.surgery.entries import (
     ChangedEntries,
     GlobalTable,
     changed_entries,
+    json_of,
     plain_key,
     read_global_tables,
 )
@@ -54,7 +55,7 @@ from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.tables.known.catalogue import Catalogue, default_catalogue
 from arroyo_dagster.state.tables.restoring import restored_rows
 
-_NOT_CONCERNED = "the edit does not concern it"
+NOT_CONCERNED = "the edit does not concern it"
 _COMMITS = "its entries belong to a commit in two phases"
 
 
@@ -131,10 +132,10 @@ def editable_snapshot(
         if "managed job" not in error.message:
             raise
         raise InputError(
-            "this is a managed job: only Arroyo jobs can be edited in this release",
+            "this is a managed job: its state is not changed in place",
             job=paths.root,
-            next_step="go back to an older epoch with `arroyo-state rollback`, or change the state "
-            "from the pipeline itself",
+            next_step="edit it with `arroyo-state edit`, which publishes an epoch of its own; go "
+            "back to an older epoch with `arroyo-state rollback`",
         ) from error
     _check_earlier(store, paths, snapshot.checkpoint, edit)
     return snapshot
@@ -302,9 +303,9 @@ class _Work:
                 if key in rows:
                     yield rows[key]
                 elif key in entries:
-                    yield _entries_step(entries[key])
+                    yield entries_step(entries[key])
                 else:
-                    reason = self.stays.get(key, _NOT_CONCERNED)
+                    reason = self.stays.get(key, NOT_CONCERNED)
                     if isinstance(files, GlobalKeyedFiles) and self.rows:
                         reason = "it holds no rows of keys"
                     yield TableStep(
@@ -316,7 +317,7 @@ class _Work:
                     )
 
 
-def _entries_step(changed: ChangedEntries) -> TableStep:
+def entries_step(changed: ChangedEntries) -> TableStep:
     table = changed.table
     return TableStep(
         operator=table.operator.operator,
@@ -351,7 +352,7 @@ def _set_entry(
             **where,
             next_step="use `arroyo-state edit watermark`",
         )
-    wanted = json.dumps(_json(edit.key, "key", where))
+    wanted = json.dumps(json_of(edit.key, "key", where))
     known = list(dict.fromkeys(plain_key(table, key) for _, key, _ in table.entries()))
     if wanted not in known:
         raise InputError(
@@ -360,23 +361,12 @@ def _set_entry(
             keys=", ".join(known[:20]) or "none",
         )
     assert table.form.value_type is not None
-    value = typed_value(_json(edit.value, "value", where), table.form.value_type)
+    value = typed_value(json_of(edit.value, "value", where), table.form.value_type)
 
     def change(key: Any, now: Any) -> Any:
         return value if plain_key(table, key) == wanted else now
 
     return changed_entries(table, change)
-
-
-def _json(text: str, name: str, where: Mapping[str, Any]) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError as error:
-        raise InputError(
-            f"the {name} is no JSON: {text:.80}",
-            **where,
-            next_step="give it in the form in which `arroyo-state rows --json` prints it",
-        ) from error
 
 
 # ---- preconditions -------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ from arroyo_dagster.state.tables.time_files import ReadRequest, TimeFileReader
 
 _NO_KEY = "its rows have no key"
 _EVERY_KEY = KeyRange(0, MAX_ROUTING_KEY)
-_OTHER_OPERATOR = "another operator was named"
+OTHER_OPERATOR = "another operator was named"
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +125,7 @@ def expiring_tables(checkpoint: Checkpoint) -> Iterator[_RowTable]:
 def _condition(edit: KeyDeletion | RetainRows, table: _RowTable) -> RowCondition | str:
     """Return the rows to remove from a table, or why it stays."""
     if edit.operator not in (None, table.operator.operator):
-        return _OTHER_OPERATOR
+        return OTHER_OPERATOR
     rule = rule_for(table.config)
     if rule is None:
         return UNKNOWN_TABLE
@@ -136,12 +136,17 @@ def _condition(edit: KeyDeletion | RetainRows, table: _RowTable) -> RowCondition
     return OlderRows(table.config.schema.timestamp_index, edit.since_micros * 1000)
 
 
-def key_condition(config: ExpiringTimeKeyConfig, texts: Sequence[str]) -> KeyRows | str:
+def key_condition(
+    config: ExpiringTimeKeyConfig, texts: Sequence[str], columns: tuple[int, ...] | None = None
+) -> KeyRows | str:
     """Return the rows of a key, by the columns that route them; or why the table has no such key.
 
     Of table `b` of an aggregate these are the columns of the group.
+
+    Args:
+        columns: the places of the key columns, if they are others.
     """
-    indices = config.schema.hashed_indices
+    indices = config.schema.hashed_indices if columns is None else columns
     if not indices:
         return _NO_KEY
     schema = memory_schema(config)
@@ -187,8 +192,7 @@ def _not_compared(
     if isinstance(edit, RetainRows):
         return
     for (operator, name), reason in stays.items():
-        compared = reason.startswith("none of its")
-        if not compared and reason not in (_NO_KEY, _OTHER_OPERATOR):
+        if not is_compared(reason) and reason not in (_NO_KEY, OTHER_OPERATOR):
             yield f"{operator}.{name} was not compared: {reason}"
     if any(table.config.description == "batch_state" for table in tables.values()):
         yield (
@@ -196,6 +200,11 @@ def _not_compared(
             "searched"
         )
     yield "other columns than the keys', and keys that contain the value, are not searched"
+
+
+def is_compared(reason: str) -> bool:
+    """Return whether a table stays because it was searched and holds no such row."""
+    return reason.startswith("none of its")
 
 
 # ---- counts --------------------------------------------------------------------------------------

@@ -61,8 +61,8 @@ def watermark_changes(
         emitted = value.last_watermark_emitted_at + at_nanos - value.max_watermark
         return replace(value, max_watermark=at_nanos, last_watermark_emitted_at=max(0, emitted))
 
-    operators = tuple(_with_watermark(one, edit.at_micros) for one in checkpoint.operators)
-    steps = tuple(_steps(checkpoint, edit.at_micros))
+    operators = tuple(with_watermark(one, edit.at_micros) for one in checkpoint.operators)
+    steps = tuple(watermark_steps(checkpoint, edit.at_micros))
     return WatermarkChanges(
         tables=tuple(changed_entries(one, moved) for one in generators),
         steps=steps,
@@ -93,13 +93,13 @@ def _check_retention(edit: SetWatermark, checkpoint: Checkpoint) -> None:
                 )
 
 
-def _with_watermark(operator: OperatorCheckpoint, micros: int) -> OperatorCheckpoint:
+def with_watermark(operator: OperatorCheckpoint, micros: int) -> OperatorCheckpoint:
     if operator.min_watermark_micros is None or operator.max_watermark_micros is None:
         return operator  # before the generator, where there is none
     return replace(operator, min_watermark_micros=micros, max_watermark_micros=micros)
 
 
-def _steps(checkpoint: Checkpoint, micros: int) -> Iterator[WatermarkStep]:
+def watermark_steps(checkpoint: Checkpoint, micros: int) -> Iterator[WatermarkStep]:
     for operator in checkpoint.operators:
         if operator.min_watermark_micros is not None and operator.max_watermark_micros is not None:
             yield WatermarkStep(

@@ -29,7 +29,7 @@ from arroyo_dagster.state.planning.restore.lineage import rolled_back
 
 UNREADABLE = "unreadable"
 _INVISIBLE = CheckpointState.INVISIBLE
-_STAGED = {"batch"}
+STAGED = {"batch"}
 """The member of the offset of a `SparkSource`."""
 
 _BETWEEN_SERVICES = "from:"
@@ -108,11 +108,14 @@ def done_before(facts: RollbackFacts, epoch: Epoch) -> Epoch | None:
     return max(found, default=None)
 
 
-def make_plan(facts: RollbackFacts, epoch: Epoch) -> RollbackPlan:
+def make_plan(facts: RollbackFacts, epoch: Epoch, *, undoes: bool = False) -> RollbackPlan:
     """Plan the rollback of a job to one of its epochs.
 
     The plan has no row counts and no committed output; the caller, who reads footers and commit
     data, adds them.
+
+    Args:
+        undoes: the epochs since then are edits, so no run has read anything in them.
 
     Raises:
         NotFoundError: the job has no such epoch.
@@ -125,8 +128,9 @@ def make_plan(facts: RollbackFacts, epoch: Epoch) -> RollbackPlan:
     target = _target(facts, epoch)
     offsets = _offsets(target)
     assert offsets is not None
-    _check_services(facts, offsets)
-    _check_staged_rows(facts, offsets)
+    if not undoes:
+        _check_services(facts, offsets)
+        _check_staged_rows(facts, offsets)
     given_up = _given_up(facts, epoch)
     newest = next((one.checkpoint for one in reversed(given_up) if one.checkpoint), None)
     return RollbackPlan(
@@ -142,6 +146,7 @@ def make_plan(facts: RollbackFacts, epoch: Epoch) -> RollbackPlan:
         offsets_then=offsets,
         worker_generation=facts.worker_generation,
         may_be_running=not facts.at_rest,
+        undoes=undoes,
         warnings=tuple(_warnings(facts, epoch)),
     )
 
@@ -245,7 +250,7 @@ def _check_services(facts: RollbackFacts, offsets: Mapping[str, Any]) -> None:
 
     Also refuse one with stored records of topics and pipes, which are deleted after they were read.
     """
-    services = [one for one in offsets.values() if _is_service(one)]
+    services = [one for one in offsets.values() if is_service(one)]
     between = bool(facts.siblings) or any(_reads_services(one) for one in services)
     if services and (between or facts.kept_records):
         reason = (
@@ -266,7 +271,7 @@ def _check_services(facts: RollbackFacts, offsets: Mapping[str, Any]) -> None:
 def _check_staged_rows(facts: RollbackFacts, offsets: Mapping[str, Any]) -> None:
     """Refuse a pipeline with a source of Spark: staged rows are deleted after they were read."""
     sources = [
-        name for name, one in offsets.items() if isinstance(one, dict) and set(one) == _STAGED
+        name for name, one in offsets.items() if isinstance(one, dict) and set(one) == STAGED
     ]
     if sources and facts.kept_records:
         raise ProtocolError(
@@ -279,7 +284,8 @@ def _check_staged_rows(facts: RollbackFacts, offsets: Mapping[str, Any]) -> None
         )
 
 
-def _is_service(offset: object) -> bool:
+def is_service(offset: object) -> bool:
+    """Return whether this is the offset of the source of an SDF service."""
     return isinstance(offset, dict) and {"topics", "clock_ms"} <= offset.keys()
 
 

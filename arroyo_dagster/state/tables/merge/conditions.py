@@ -7,9 +7,10 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from arroyo_dagster.state.codec.operations import INSERT
 from arroyo_dagster.state.tables.live_rows import nanos
 
-__all__ = ["KeyRows", "OlderRows", "RowCondition"]
+__all__ = ["KeyRows", "OlderRows", "RowCondition", "inserts", "removed_rows"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,3 +53,27 @@ class OlderRows:
 
 
 RowCondition = KeyRows | OlderRows
+
+
+def removed_rows(
+    condition: RowCondition, rows: pa.Table, operations: pa.ChunkedArray
+) -> pa.ChunkedArray | pa.Array:
+    """Return which stored rows of a managed job are removed, with the operations among them.
+
+    An operation of a key goes with its rows. An old operation stays: it may act on younger rows.
+
+    Args:
+        operations: of the rows, perhaps dictionary-encoded.
+    """
+    mask = condition.mask(rows)
+    if isinstance(condition, KeyRows):
+        return mask
+    return pc.and_(mask, inserts(operations))
+
+
+def inserts(operations: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return which of the operations insert their row."""
+    found = operations
+    if pa.types.is_dictionary(found.type):
+        found = found.cast(found.type.value_type)
+    return pc.equal(found, INSERT)

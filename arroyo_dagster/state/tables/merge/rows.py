@@ -39,6 +39,7 @@ from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.tables.expiring_time_key import ExpiringTimeKeyTable
 from arroyo_dagster.state.tables.generational import RowLayout, newest, newest_at_any_cutoff
 from arroyo_dagster.state.tables.live_rows import LiveRows, StoredRows, not_older
+from arroyo_dagster.state.tables.merge.conditions import RowCondition, removed_rows
 from arroyo_dagster.state.tables.merge.range_files import RangeFiles, routes
 from arroyo_dagster.state.tables.time_files import TimeFileReader
 
@@ -90,19 +91,22 @@ def merge_rows(
     merge: RowsMerge,
     name: Callable[[KeyRange, str], StatePath],
     on_bytes: OnBytes = lambda count: None,
+    removes: RowCondition | None = None,
 ) -> MergeOutcome:
     """Execute one merge, or one shard of it, and read its outputs back.
 
     Args:
         name: returns a new path for a file of a key range; its second argument is the suffix.
         on_bytes: called for every input with its size once it was read; again if it is read again.
+        removes: rows that are left out on purpose, in a merge that keeps all others in their order:
+            of a key with its deletes, of a time without them.
 
     Raises:
         FormatError: an input is broken, or has other columns than its table; or an output does not
             read back as written.
         NotFoundError: an input no longer exists.
     """
-    return _RowsMerging(table, store, merge, name, on_bytes).run()
+    return _RowsMerging(table, store, merge, name, on_bytes, removes).run()
 
 
 class _RowsMerging:
@@ -113,7 +117,9 @@ class _RowsMerging:
         merge: RowsMerge,
         name: Callable[[KeyRange, str], StatePath],
         on_bytes: OnBytes,
+        removes: RowCondition | None,
     ) -> None:
+        self._removes = removes
         self._table = table
         self._store = store
         self._merge = merge
@@ -207,7 +213,7 @@ class _RowsMerging:
                     if merge.from_oldest and not _inserts_only(rows):
                         raise _ActOnEachOther
                     tally.rows_in += rows.num_rows
-                    kept = self._not_expired(rows)
+                    kept = self._not_removed(self._not_expired(rows))
                     self._digest_of(at, kept.schema).add(kept)
                     self._files.add(at, kept)
         tally.before = sum((one.finish() for one in self._in_order.values()), RowsDigest())
@@ -231,6 +237,13 @@ class _RowsMerging:
         fresh = not_older(rows.column(self._table.timestamp_index), self._merge.cutoff_micros)
         kept = rows.filter(fresh)
         self._tally.drop("rows older than the retention", rows.num_rows - kept.num_rows)
+        return kept
+
+    def _not_removed(self, rows: pa.Table) -> pa.Table:
+        if self._removes is None:
+            return rows
+        kept = rows.filter(pc.invert(removed_rows(self._removes, rows, rows.column(-1))))
+        self._tally.drop("rows that the edit removes", rows.num_rows - kept.num_rows)
         return kept
 
     # ---- by key ranges ---------------------------------------------------------------------------

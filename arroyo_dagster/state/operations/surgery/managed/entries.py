@@ -1,0 +1,299 @@
+"""Entries of a managed job's global keyed tables: positions, watermarks and single values.
+
+A change becomes a file of its own behind the others, as an epoch of a run writes it: the last write
+of a key wins.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from arroyo_dagster.errors import FormatError, InputError
+from arroyo_dagster.state.codec.bincode.codec import codec_for
+from arroyo_dagster.state.codec.bincode.plain_values import typed_value
+from arroyo_dagster.state.model.checkpoints import Checkpoint, OperatorCheckpoint
+from arroyo_dagster.state.model.ids import TableName
+from arroyo_dagster.state.model.surgery.edits import (
+    ALL_PARTITIONS,
+    NewPosition,
+    SetEntry,
+    SetOffsets,
+    SetWatermark,
+)
+from arroyo_dagster.state.model.tables import GlobalKeyedFiles, TableConfig
+from arroyo_dagster.state.operations.surgery.entries import (
+    ChangedEntries,
+    GlobalTable,
+    PairFile,
+    changed_entries,
+    json_of,
+    plain_key,
+)
+from arroyo_dagster.state.operations.surgery.offsets import moved_position, note_move
+from arroyo_dagster.state.planning.restore.rollback import STAGED, is_service
+from arroyo_dagster.state.runtime.source_state import OFFSETS, WATERMARKS, SourceWatermark
+from arroyo_dagster.state.storage.store import ObjectStore
+from arroyo_dagster.state.tables.global_keyed import GlobalKeyedTable
+from arroyo_dagster.state.tables.known.catalogue import default_catalogue
+
+_KEYS_PRINTED = 20
+_PRIMITIVE = "SDF primitive state"
+_SOURCE_TABLES = ("source offsets", "source watermark")
+
+
+@dataclass(frozen=True, slots=True)
+class MovedSources:
+    """New positions of sources.
+
+    Attributes:
+        offsets: the offsets of all sources, as `RunProgress` holds them.
+        duplicate_outputs, missing_outputs: what outputs will show.
+    """
+
+    tables: tuple[ChangedEntries, ...]
+    offsets: str
+    duplicate_outputs: tuple[str, ...]
+    missing_outputs: tuple[str, ...]
+
+
+def internal(config: TableConfig) -> str | None:
+    """Return why a global keyed table holds nothing of users; None if an operator's keys are in it.
+
+    The engine of a dataflow keeps tables of its own, which describe themselves as such.
+    """
+    text = config.config.description
+    if config.uses_two_phase_commit:
+        return "its entries belong to a commit in two phases"
+    if text in _SOURCE_TABLES:
+        return "it holds the position of a source"
+    if text.startswith("SDF ") and text != _PRIMITIVE:
+        return "it belongs to the engine of the dataflow"
+    return None
+
+
+def read_entries(
+    store: ObjectStore,
+    operator: OperatorCheckpoint,
+    name: TableName,
+    wanted: Collection[bytes] | None = None,
+) -> GlobalTable:
+    """Read the last writes of a global keyed table, as if they were one file.
+
+    Args:
+        wanted: only these keys, encoded; None = all.
+
+    Raises:
+        InputError: the table has entries of an older state version.
+        FormatError, NotFoundError: a file is broken, or missing.
+    """
+    files, config = operator.tables[name], operator.configs[name]
+    assert isinstance(files, GlobalKeyedFiles)
+    found = GlobalKeyedTable(config, store).load_with_version(files.files)
+    kept = {key: one for key, one in found.items() if wanted is None or key in wanted}
+    if any(version != config.state_version for version, _ in kept.values()):
+        raise InputError(
+            "the table holds entries of an older state version",
+            operator=operator.operator,
+            table=name,
+            next_step="run the job once: it migrates them",
+        )
+    form = default_catalogue().form_of(operator.operator, config, kept)
+    pairs = tuple((key, value) for key, (_, value) in kept.items())
+    file = (PairFile(files.files[-1], pairs, config.state_version),) if files.files else ()
+    return GlobalTable(operator, name, config, file, form)
+
+
+# ---- sources -------------------------------------------------------------------------------------
+
+
+def check_sources(checkpoint: Checkpoint, what: str) -> dict[str, Any]:
+    """Return the offsets of a job's sources, by name.
+
+    Raises:
+        InputError: an SDF service or Spark keeps them in places of its own as well.
+    """
+    assert checkpoint.progress is not None
+    found = json.loads(checkpoint.progress.offsets)
+    if not isinstance(found, dict):
+        raise FormatError("the offsets of the sources are no object", path=checkpoint.ref)
+    if any(map(is_service, found.values())):
+        raise InputError(
+            f"the {what} of an SDF service cannot be set: its engine keeps clocks and windows that "
+            "must agree with it",
+            job=checkpoint.job,
+            next_step="let the service read again with `arroyo-state sdf clean --offsets`",
+        )
+    return found
+
+
+def moved_sources(store: ObjectStore, checkpoint: Checkpoint, edit: SetOffsets) -> MovedSources:
+    """Compute new positions of sources: of the tables, and of the progress beside them.
+
+    Raises:
+        InputError: no source has a partition that is named, or several have it; it has no number;
+            or Spark or an SDF service keeps the position.
+    """
+    offsets = check_sources(checkpoint, "position")
+    sources = {
+        one.operator: read_entries(store, one, TableName(OFFSETS))
+        for one in checkpoint.operators
+        if TableName(OFFSETS) in one.tables and str(one.operator) in offsets
+        if edit.operator in (None, one.operator)
+    }
+    if not sources:
+        raise InputError(
+            "the job has no such source",
+            job=checkpoint.job,
+            operator=edit.operator,
+            next_step="`arroyo-state offsets` lists the sources and their partitions",
+        )
+    chosen = _chosen(edit, {str(name): one for name, one in sources.items()})
+    again: list[str] = []
+    never: list[str] = []
+    tables = []
+    for name, positions in chosen.items():
+        if set(offsets[name]) == STAGED:
+            raise InputError(
+                "the position of a Spark source cannot be set: rows that were read are deleted",
+                operator=name,
+                next_step="choose where the streaming query begins in the pipeline itself",
+            )
+        table = next(one for at, one in sources.items() if at == name)
+
+        def moved(key: Any, value: Any, name: str = name, positions: Any = positions) -> Any:
+            if key not in positions:
+                return value
+            after = _moved(json.loads(value), positions[key], name, key)
+            note_move(f"{name} partition {key}", json.loads(value), after, again, never)
+            return json.dumps(after)
+
+        changed = changed_entries(table, moved)
+        tables.append(changed)
+        for one in changed.changes:
+            offsets[name][json.loads(one.key)] = json.loads(json.loads(one.after))
+    return MovedSources(
+        tuple(tables), json.dumps(offsets, sort_keys=True), tuple(again), tuple(never)
+    )
+
+
+def _chosen(
+    edit: SetOffsets, sources: Mapping[str, GlobalTable]
+) -> dict[str, dict[str, NewPosition]]:
+    """Return the new positions, by source and partition."""
+    known = {name: [key for _, key, _ in one.entries()] for name, one in sources.items()}
+    found: dict[str, dict[str, NewPosition]] = {}
+    for position in edit.positions:
+        wanted = position.partition
+        have = [name for name, keys in known.items() if wanted in (ALL_PARTITIONS, *keys)]
+        if not have or (len(have) > 1 and wanted != ALL_PARTITIONS):
+            raise InputError(
+                f"{len(have) or 'no'} sources have a partition {wanted!r}",
+                partitions="; ".join(f"{at}: {', '.join(keys)}" for at, keys in known.items()),
+                next_step="name the source with --operator"
+                if have
+                else "`arroyo-state offsets` lists the sources and their partitions",
+            )
+        for name in have:
+            mine = found.setdefault(name, {})
+            for key in known[name] if wanted == ALL_PARTITIONS else [wanted]:
+                if wanted != ALL_PARTITIONS or key not in mine:
+                    mine[key] = position
+    return found
+
+
+def _moved(before: Any, position: NewPosition, name: str, partition: str) -> int:
+    where: dict[str, Any] = {"operator": name, "partition": partition}
+    if isinstance(before, bool) or not isinstance(before, int):
+        raise InputError(
+            "the position is no number, so it cannot be set", **where, position=json.dumps(before)
+        )
+    text = moved_position(before, position, where)
+    if not text.isdecimal():
+        raise InputError("not a position: it is a whole number", **where, position=text)
+    return int(text)
+
+
+# ---- watermarks ----------------------------------------------------------------------------------
+
+
+def moved_watermarks(
+    store: ObjectStore, checkpoint: Checkpoint, edit: SetWatermark
+) -> tuple[ChangedEntries, ...]:
+    """Compute the new watermark of every source that has one.
+
+    Raises:
+        InputError: no source has a watermark yet; or it is an SDF service.
+    """
+    check_sources(checkpoint, "watermark")
+    name = TableName(WATERMARKS)
+    tables = [
+        read_entries(store, one, name)
+        for one in checkpoint.operators
+        if name in one.tables and one.configs[name].config.description in _SOURCE_TABLES
+    ]
+    if not any(file.pairs for one in tables for file in one.files):
+        raise InputError(
+            "no source of the job has a watermark yet",
+            job=checkpoint.job,
+            next_step="let the job run until `arroyo-state watermarks` shows one",
+        )
+    new = SourceWatermark(edit.at_micros)
+    return tuple(changed_entries(one, lambda key, value: _like(value, new)) for one in tables)
+
+
+def _like(value: Any, new: SourceWatermark) -> Any:
+    """Return the new watermark in the form in which the stored one is decoded."""
+    return {"watermark_micros": new.watermark_micros} if isinstance(value, dict) else new
+
+
+# ---- single entries ------------------------------------------------------------------------------
+
+
+def set_entry(store: ObjectStore, checkpoint: Checkpoint, edit: SetEntry) -> ChangedEntries:
+    """Compute the new value of one entry.
+
+    Raises:
+        InputError: there is no such table or entry; it is not an operator's own; or key or value
+            are not of the stored types.
+    """
+    where: dict[str, Any] = {"operator": str(edit.operator), "table": str(edit.table)}
+    operator = checkpoint.operator(edit.operator)
+    if operator is None or not isinstance(operator.tables.get(edit.table), GlobalKeyedFiles):
+        raise InputError(
+            f"epoch {checkpoint.epoch} has no such global keyed table",
+            **where,
+            next_step="`arroyo-state show` lists the tables; rows of others cannot be set",
+        )
+    config = operator.configs[edit.table]
+    reason = internal(config)
+    if reason is not None:
+        raise InputError(
+            f"the table cannot be edited: {reason}",
+            **where,
+            next_step="`arroyo-state edit offsets` and `watermark` change sources",
+        )
+    if config.key_type is None or config.value_type is None:
+        raise InputError("the job did not record the types of the table", **where)
+    key = codec_for(config.key_type).encode(
+        typed_value(json_of(edit.key, "key", where), config.key_type)
+    )
+    table = read_entries(store, operator, edit.table, {key})
+    if not any(file.pairs for file in table.files):
+        known = read_entries(store, operator, edit.table)
+        raise InputError(
+            f"the table has no entry with the key {edit.key:.80}",
+            **where,
+            keys=", ".join(_some_keys(known)) or "none",
+        )
+    value = typed_value(json_of(edit.value, "value", where), config.value_type)
+    return changed_entries(table, lambda key, now: value)
+
+
+def _some_keys(table: GlobalTable) -> Iterator[str]:
+    for at, (_, key, _) in enumerate(table.entries()):
+        if at == _KEYS_PRINTED:
+            return
+        yield plain_key(table, key)

@@ -1,0 +1,598 @@
+"""Edits of the state of managed jobs: whatever goes wrong, the job has the old state or the new
+one, continues from it, and can go back; gc, verify and compaction understand the new epoch."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+from typing import Any, Literal
+
+import pytest
+
+from arroyo_dagster.errors import ArroyoStateError, ConflictError, InputError, StorageError
+from arroyo_dagster.state.codec.maintenance_records import decode_edit_record
+from arroyo_dagster.state.metadata import lease as leases
+from arroyo_dagster.state.metadata.backend import ParquetBackend
+from arroyo_dagster.state.metadata.lease import LeaseHeldError, lease
+from arroyo_dagster.state.model.compaction import CompactionPolicy, CompactionSettings
+from arroyo_dagster.state.model.garbage import DAY_MICROS, PlanKind, Retention
+from arroyo_dagster.state.model.ids import Epoch, OperatorId, TableName
+from arroyo_dagster.state.model.job_facts import JobCondition
+from arroyo_dagster.state.model.layout import Layout
+from arroyo_dagster.state.model.surgery.edits import (
+    Edit,
+    KeyDeletion,
+    NewPosition,
+    RetainRows,
+    SetEntry,
+    SetOffsets,
+    SetWatermark,
+)
+from arroyo_dagster.state.model.surgery.plans import EditOutcome
+from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
+from arroyo_dagster.state.operations.catalog.jobs import list_epochs
+from arroyo_dagster.state.operations.compaction.job import run_compaction
+from arroyo_dagster.state.operations.gc.execute import GcOptions, run_gc
+from arroyo_dagster.state.operations.gc.pins import read_pins
+from arroyo_dagster.state.operations.gc.plan import GcRequest, plan_gc
+from arroyo_dagster.state.operations.restore.rollback import plan_rollback, run_rollback
+from arroyo_dagster.state.operations.surgery.execute import EditOptions
+from arroyo_dagster.state.operations.surgery.find_key import find_key
+from arroyo_dagster.state.operations.surgery.managed.execute import (
+    ManagedUndo,
+    plan_managed_undo,
+    run_managed_edit,
+    run_managed_undo,
+)
+from arroyo_dagster.state.operations.surgery.managed.plan import plan_managed_edit
+from arroyo_dagster.state.operations.verify.job import verify_job
+from arroyo_dagster.state.runtime.coordinator import JobRun
+from arroyo_dagster.state.runtime.in_process import LocalRun, run_pipeline
+from arroyo_dagster.state.runtime.pipeline import Pipeline
+from arroyo_dagster.state.storage import Crash, FaultInjecting, MemoryStore, ObjectStore
+from arroyo_dagster.state.storage.wrappers import WriteProtected
+from tests.arroyo_jobs import Telling, facts_of
+from tests.jobs import copied, listing, output_of, state_of, word_job, written_by_word_job
+from tests.shares import Share, dealt_out
+
+pytestmark = pytest.mark.usefixtures("one_at_a_time")
+
+LAYOUTS = pytest.mark.parametrize("layout", list(Layout), ids=[one.value for one in Layout])
+ROWS = 60
+SECONDS = 1_000_000
+START = 1_704_067_200 * SECONDS
+NOBODY = JobDirectory()
+KEY = KeyDeletion(values=("d",))
+
+
+def entry(operator: str, table: str, key: str, value: str) -> SetEntry:
+    return SetEntry(operator=OperatorId(operator), table=TableName(table), key=key, value=value)
+
+
+ENTRY = entry("count", "counts", '"a"', "1000")
+
+
+def offsets(*texts: str, operator: str | None = None) -> SetOffsets:
+    found = []
+    for text in texts:
+        name, _, position = text.partition("=")
+        found.append(NewPosition(partition=name, position=position, relative=position[0] in "+-"))
+    named = None if operator is None else OperatorId(operator)
+    return SetOffsets(positions=tuple(found), operator=named)
+
+
+EDITS: dict[str, Edit] = {
+    "offsets": offsets("row=-3"),
+    "watermark": SetWatermark(at_micros=START + 14 * SECONDS),
+    "set": ENTRY,
+    "delete-key": KEY,
+    "retain": RetainRows(since_micros=START + 12 * SECONDS),
+}
+EACH_EDIT = pytest.mark.parametrize("edit", EDITS.values(), ids=EDITS)
+
+
+def options(layout: Layout, **more: Any) -> dict[str, Any]:
+    return {"rows": ROWS, "rows_per_epoch": 2, "keep_epochs": None, **more}
+
+
+def job(store: ObjectStore, layout: Layout = Layout.PROTOCOL, **more: Any) -> Pipeline:
+    made = word_job(store, **options(layout, **more))
+    made.layout = layout
+    return made
+
+
+def written(layout: Layout = Layout.PROTOCOL, epochs: int = 8, **more: Any) -> MemoryStore:
+    return written_by_word_job(max_epochs=epochs, layout=layout, **options(layout, **more))
+
+
+def run(store: ObjectStore, pipeline: Pipeline, edit: Edit, **more: Any) -> EditOutcome:
+    directory = more.pop("directory", NOBODY)
+    chosen = EditOptions(**{"sleep": lambda _: None, **more})
+    return run_managed_edit(store, pipeline.paths, directory, edit, chosen)
+
+
+def undo(store: ObjectStore, pipeline: Pipeline) -> ManagedUndo | None:
+    chosen = EditOptions(sleep=lambda _: None)
+    return run_managed_undo(store, pipeline.paths, NOBODY, chosen)
+
+
+def content(store: ObjectStore, pipeline: Pipeline) -> dict[str, Any]:
+    """Everything that a restart finds, but for the number of the epoch."""
+    found = state_of(store, pipeline)
+    newest = ParquetBackend(store, pipeline.paths).load()
+    assert newest.progress is not None
+    found[""] = {
+        "offsets": json.loads(newest.progress.offsets),
+        "watermarks": {
+            one.operator: (one.min_watermark_micros, one.max_watermark_micros)
+            for one in newest.operators
+        },
+    }
+    return found
+
+
+def findings(store: ObjectStore, pipeline: Pipeline) -> tuple[Any, ...]:
+    return verify_job(WriteProtected(store), pipeline.paths).verdict.findings
+
+
+def stopped(pipeline: Pipeline, condition: JobCondition = JobCondition.STOPPED) -> JobDirectory:
+    return JobDirectory([Telling(facts_of(pipeline.paths, condition=condition))])
+
+
+@pytest.fixture
+def restarts_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without waiting for the lease of a process that died."""
+    monkeypatch.setattr(leases, "_check_free", lambda *_: None)
+
+
+# ---- what an edit does ---------------------------------------------------------------------------
+
+
+@LAYOUTS
+@EACH_EDIT
+def test_dry_run_writes_nothing_and_says_what_becomes_of_every_table(
+    layout: Layout, edit: Edit
+) -> None:
+    store = written(layout)
+    pipeline = job(store, layout)
+    plan = plan_managed_edit(WriteProtected(store), pipeline.paths, NOBODY, edit)
+    newest = ParquetBackend(store, pipeline.paths).load()
+    assert [(one.operator, one.table) for one in plan.tables] == [
+        (one.operator, name) for one in newest.operators for name in one.tables
+    ]
+    assert all(one.reason for one in plan.tables)
+    assert (plan.epoch, plan.publishes, plan.why_not, plan.empty) == (8, 9, None, False)
+    assert all(one.met and one.evidence for one in plan.preconditions)
+    outcome = run(store, pipeline, edit, approved=plan.digest)
+    assert (outcome.plan, outcome.published) == (plan, True)
+
+
+@LAYOUTS
+@EACH_EDIT
+def test_edit_is_published_as_an_epoch_of_its_own_and_undone_by_another(
+    layout: Layout, edit: Edit
+) -> None:
+    store = written(layout)
+    pipeline = job(store, layout)
+    before, objects = content(store, pipeline), {i.path: i.etag for i in store.list()}
+    outcome = run(store, pipeline, edit)
+    newest = ParquetBackend(store, pipeline.paths).load()
+    assert newest.progress is not None
+    assert (newest.epoch, newest.progress.revises) == (9, 8)
+    after = content(store, pipeline)
+    assert after != before
+    assert findings(store, pipeline) == ()
+    now = listing(store)
+    kept = {path: etag for path, etag in objects.items() if "_arroyo_dagster" not in path}
+    hints = ("current-generation", "latest", "hint")
+    assert all(
+        now.get(path) == etag for path, etag in kept.items() if not any(h in path for h in hints)
+    )
+    assert outcome.record is not None
+    record = decode_edit_record(store.read(outcome.record), outcome.record)
+    assert (record.epoch, record.operation, record.digest) == (9, edit.name, outcome.plan.digest)
+    assert record.objects == outcome.objects
+    assert read_pins(store, pipeline.paths).pinned == {8}
+    done = undo(store, pipeline)
+    assert done is not None
+    assert (done.operation, done.rollback.epoch, done.rollback.publishes) == (edit.name, 8, 10)
+    assert content(store, pipeline) == before
+    assert findings(store, pipeline) == ()
+    assert read_pins(store, pipeline.paths).pinned == frozenset()
+    assert undo(store, pipeline) is None
+    states = {
+        one.epoch: one.state and one.state.value for one in list_epochs(store, pipeline.paths)
+    }
+    assert (states[8], states[9], states[10]) == ("ready", "rolled back", "ready")
+
+
+@LAYOUTS
+@EACH_EDIT
+@pytest.mark.parametrize("undone", [False, True], ids=["edited", "undone"])
+def test_job_continues_from_the_edit_and_as_undisturbed_once_it_is_undone(
+    layout: Layout, edit: Edit, undone: bool
+) -> None:
+    store = written(layout)
+    pipeline = job(store, layout)
+    run(store, pipeline, edit)
+    if undone:
+        undo(store, pipeline)
+    run_pipeline(pipeline, store)
+    assert findings(store, pipeline) == ()
+    undisturbed = written(layout, 100)
+    end, expected = content(store, pipeline), content(undisturbed, job(undisturbed, layout))
+    missing = output_of(undisturbed) - output_of(store)
+    if undone:
+        assert end == expected
+        assert not missing
+        return
+    assert end[""]["offsets"] == expected[""]["offsets"]
+    counts, usual = end["count"]["counts"], expected["count"]["counts"]
+    rows, usual_rows = end["keep"]["rows"], expected["keep"]["rows"]
+    if isinstance(edit, SetEntry):
+        assert counts["a"] >= 1000
+        assert {**counts, "a": 0} == {**usual, "a": 0}
+    elif isinstance(edit, KeyDeletion):
+        others = {key: value for key, value in counts.items() if key != "d"}
+        assert others == {key: value for key, value in usual.items() if key != "d"}
+        assert rows == usual_rows
+    elif isinstance(edit, SetOffsets):
+        assert counts != usual
+        assert not missing
+    else:
+        assert (counts, rows) == (usual, usual_rows)
+
+
+def test_positions_change_in_the_source_and_in_the_progress() -> None:
+    store = written()
+    pipeline = job(store)
+    outcome = run(store, pipeline, offsets("row=+5", operator="lines"))
+    assert "5 records from position 16 to 21 are never read" in outcome.plan.missing_outputs[0]
+    after = content(store, pipeline)
+    assert after[""]["offsets"] == {"lines": {"row": 21}}
+    assert after["lines"]["offsets"] == {"row": "21"}
+    with pytest.raises(ConflictError, match="already edited by these relative positions"):
+        run(store, pipeline, offsets("row=+5", operator="lines"))
+    run(store, pipeline, offsets("all=4"))
+    assert content(store, pipeline)["lines"]["offsets"] == {"row": "4"}
+
+
+def test_a_key_is_deleted_with_its_deletes_and_from_every_table_of_its_form() -> None:
+    store = written(merge_files_after=100)
+    pipeline = job(store, merge_files_after=100)
+    before = content(store, pipeline)
+    held = find_key(store, pipeline.paths, ["d"])
+    assert {(one.operator, one.table) for one in held.found} == {
+        ("count", "counts"),
+        ("keep", "rows"),
+    }
+    outcome = run(store, pipeline, KEY)
+    after = content(store, pipeline)
+    for operator, table in (("count", "counts"), ("keep", "rows")):
+        stays = {
+            key: value
+            for key, value in before[operator][table].items()
+            if (key if operator == "count" else key[0]) != "d"
+        }
+        assert after[operator][table] == stays
+    assert (after["sum"], after[""]) == (before["sum"], before[""])
+    found = find_key(store, pipeline.paths, ["d"])
+    assert all(9 not in one.epochs for one in found.found)
+    assert {one.path for one in found.found} == {one.path for one in held.found}
+    assert set(outcome.unlisted) <= {one.path for one in held.found}
+    assert run(store, pipeline, KEY).published is False
+
+
+def test_old_rows_go_and_old_deletes_stay() -> None:
+    store = written(retention_micros=600 * SECONDS, merge_files_after=100)
+    pipeline = job(store, retention_micros=600 * SECONDS, merge_files_after=100)
+    before = content(store, pipeline)["keep"]["rows"]
+    since = START + 6 * SECONDS
+    run(store, pipeline, RetainRows(since_micros=since))
+    after = content(store, pipeline)["keep"]["rows"]
+    assert after == {row: n for row, n in before.items() if row[1] >= since * 1000}
+    assert 0 < sum(after.values()) < sum(before.values())
+
+
+# ---- undo ----------------------------------------------------------------------------------------
+
+
+@LAYOUTS
+def test_each_undo_takes_back_one_edit_the_newest_first(layout: Layout) -> None:
+    store = written(layout)
+    pipeline = job(store, layout)
+    seen = [content(store, pipeline)]
+    for edit in EDITS.values():
+        run(store, pipeline, edit)
+        seen.append(content(store, pipeline))
+    for expected, name in zip(reversed(seen[:-1]), reversed(EDITS), strict=True):
+        done = undo(store, pipeline)
+        assert done is not None
+        assert done.operation == name
+        assert content(store, pipeline) == expected
+        assert findings(store, pipeline) == ()
+    assert undo(store, pipeline) is None
+    assert read_pins(store, pipeline.paths).pinned == frozenset()
+    run(store, pipeline, KEY)
+    assert (found := undo(store, pipeline)) is not None
+    assert found.operation == "delete-key"
+
+
+def test_nothing_is_undone_once_the_job_ran_or_went_back_on_its_own() -> None:
+    store = written()
+    pipeline = job(store)
+    assert undo(store, pipeline) is None
+    run(store, pipeline, KEY)
+    ran = copied(store)
+    run_pipeline(job(ran), ran, max_epochs=1)
+    assert undo(ran, pipeline) is None
+    run_rollback(store, plan_rollback(store, pipeline.paths, 5), sleep=lambda _: None)
+    assert undo(store, pipeline) is None
+
+
+def test_an_undo_is_refused_while_a_run_may_be_alive() -> None:
+    store = written()
+    pipeline = job(store)
+    run(store, pipeline, KEY)
+    LocalRun.start(job(store), store)
+    found = plan_managed_undo(WriteProtected(store), pipeline.paths, NOBODY)
+    assert found is not None
+    assert found.why_not is not None
+    was = content(store, pipeline)
+    with pytest.raises(InputError, match="may be alive"):
+        undo(store, pipeline)
+    assert content(store, pipeline) == was
+
+
+# ---- who else is there ---------------------------------------------------------------------------
+
+
+def test_an_edit_needs_evidence_that_no_run_is_active_and_fences_one_all_the_same() -> None:
+    store = written()
+    pipeline = job(store)
+    alive = LocalRun.start(job(store), store)
+    alive.step()
+    plan = plan_managed_edit(store, pipeline.paths, NOBODY, KEY)
+    assert plan.why_not is not None
+    assert f"arroyo-state stop {pipeline.paths.root}" in plan.why_not
+    for directory in (NOBODY, stopped(pipeline, JobCondition.RUNNING)):
+        was = listing(store)
+        with pytest.raises(InputError, match="cannot be edited now"):
+            run(store, pipeline, KEY, directory=directory)
+        assert listing(store) == was
+    assert run(store, pipeline, KEY, directory=stopped(pipeline)).published
+    with pytest.raises(ConflictError, match="fenced"):
+        alive.step()
+    assert ParquetBackend(store, pipeline.paths).load().epoch == 10
+    run_pipeline(job(store), store)
+    assert findings(store, pipeline) == ()
+
+
+def test_a_legacy_job_is_not_edited_while_a_run_holds_its_lease() -> None:
+    store = written(Layout.LEGACY)
+    pipeline = job(store, Layout.LEGACY)
+    alive = LocalRun.start(job(store, Layout.LEGACY), store)
+    was = content(store, pipeline)
+    with pytest.raises(LeaseHeldError):
+        run(store, pipeline, KEY)
+    assert content(store, pipeline) == was
+    alive.job.close()
+    assert run(store, pipeline, KEY).published
+
+
+def test_two_tools_at_once_one_edits_and_the_other_is_refused() -> None:
+    store = written()
+    pipeline = job(store)
+    with lease(store, pipeline.paths, "another"), pytest.raises(LeaseHeldError):
+        run(store, pipeline, KEY)
+
+    class Meanwhile(FaultInjecting):
+        """Runs another edit right before the first change of this one."""
+
+        done = False
+
+        def _call(self, verb: str, path: Any, action: Any, data: bytes = b"") -> Any:
+            if verb in ("put", "create") and not self.done:
+                self.done = True
+                run(store, pipeline, ENTRY)
+            return super()._call(verb, path, action, data)
+
+    with pytest.raises(ConflictError, match="the current plan is"):
+        run(Meanwhile(store), pipeline, KEY)
+    assert content(store, pipeline)["count"]["counts"]["a"] == 1000
+    assert ParquetBackend(store, pipeline.paths).load().epoch == 9
+
+
+def test_another_plan_than_the_approved_one_is_refused() -> None:
+    store = written()
+    pipeline = job(store)
+    plan = plan_managed_edit(store, pipeline.paths, NOBODY, KEY)
+    run_pipeline(job(store), store, max_epochs=1)
+    was = listing(store)
+    with pytest.raises(ConflictError, match="review the new plan"):
+        run(store, pipeline, KEY, approved=plan.digest)
+    assert listing(store) == was
+
+
+# ---- faults --------------------------------------------------------------------------------------
+
+Mode = Literal["before", "after", "partial"]
+FAULTS: tuple[tuple[Mode, bool], ...] = (
+    ("before", False),
+    ("after", False),
+    ("after", True),
+    ("partial", True),
+)
+SMALL: dict[str, Any] = {"rows": 30, "rows_per_epoch": 6, "parallelism": 1}
+
+
+@functools.cache
+def edited(layout: Layout, name: str) -> tuple[MemoryStore, MemoryStore, int, int]:
+    """A job, the same after an edit, and the number of changes of the edit and of its undo."""
+    begun = written(layout, 3, **SMALL)
+    store = copied(begun)
+    counted = FaultInjecting(store)
+    run(counted, job(begun, layout, **SMALL), EDITS[name])
+    after = copied(store)
+    undoing = FaultInjecting(copied(after))
+    undo(undoing, job(begun, layout, **SMALL))
+    return begun, after, counted.changes, undoing.changes
+
+
+@pytest.mark.parametrize(
+    ("layout", "name", "fault", "share"),
+    dealt_out([(a, b, c) for a in Layout for b in EDITS for c in FAULTS], 16),
+)
+@pytest.mark.usefixtures("restarts_at_once")
+def test_fault_at_any_change_leaves_the_old_state_or_the_new_one(
+    layout: Layout, name: str, fault: tuple[Mode, bool], share: Share
+) -> None:
+    begun, after, changes, _ = edited(layout, name)
+    pipeline = job(begun, layout, **SMALL)
+    both = [content(begun, pipeline), content(after, pipeline)]
+    assert both[0] != both[1]
+    ends = set()
+    for at in share(range(1, changes + 1)):
+        store = copied(begun)
+        faulty = FaultInjecting(store, fail_at=at, mode=fault[0], crash=fault[1])
+        with contextlib.suppress(Crash, StorageError):
+            run(faulty, pipeline, EDITS[name])
+        started = copied(store)
+        JobRun.start(started, job(started, layout, **SMALL)).close()
+        found = content(started, pipeline)
+        assert found in both, at
+        ends.add(both.index(found))
+        assert wrong(store, pipeline) == (), at
+        again = copied(store)
+        with contextlib.suppress(ConflictError):  # relative positions, already applied
+            run(again, pipeline, EDITS[name], directory=stopped(pipeline))
+        assert content(again, pipeline) == both[1], at
+        if found == both[1] and ParquetBackend(store, pipeline.paths).load().epoch == 4:
+            assert undo_anyway(store, pipeline) is not None
+            assert content(store, pipeline) == both[0], at
+        run_pipeline(job(again, layout, **SMALL), again)
+        assert wrong(again, pipeline) == (), at
+    assert ends == {0, 1} or share.of > 1
+
+
+def wrong(store: ObjectStore, pipeline: Pipeline) -> tuple[Any, ...]:
+    """The errors of verify; an epoch that waits for the next start to claim it is none."""
+    return verify_job(store, pipeline.paths, level=1).verdict.errors
+
+
+def undo_anyway(store: ObjectStore, pipeline: Pipeline) -> ManagedUndo | None:
+    chosen = EditOptions(sleep=lambda _: None)
+    return run_managed_undo(store, pipeline.paths, stopped(pipeline), chosen)
+
+
+@pytest.mark.parametrize(
+    ("layout", "name", "fault", "share"),
+    dealt_out([(a, b, c) for a in Layout for b in ("delete-key", "offsets") for c in FAULTS], 8),
+)
+@pytest.mark.usefixtures("restarts_at_once")
+def test_fault_at_any_change_of_an_undo_leaves_the_old_state_or_the_new_one(
+    layout: Layout, name: str, fault: tuple[Mode, bool], share: Share
+) -> None:
+    begun, after, _, changes = edited(layout, name)
+    pipeline = job(begun, layout, **SMALL)
+    both = [content(begun, pipeline), content(after, pipeline)]
+    for at in share(range(1, changes + 1)):
+        store = copied(after)
+        faulty = FaultInjecting(store, fail_at=at, mode=fault[0], crash=fault[1])
+        with contextlib.suppress(Crash, StorageError):
+            undo(faulty, pipeline)
+        assert wrong(store, pipeline) == (), at
+        assert content(store, pipeline) in both, at
+        undo_anyway(store, pipeline)
+        assert content(store, pipeline) == both[0], at
+        assert wrong(store, pipeline) == (), at
+        run_pipeline(job(store, layout, **SMALL), store)
+        undisturbed = written(layout, 100, **SMALL)
+        expected = content(undisturbed, job(undisturbed, layout, **SMALL))
+        assert content(store, pipeline) == expected, at
+
+
+# ---- gc and compaction ---------------------------------------------------------------------------
+
+
+def later(store: ObjectStore) -> int:
+    return max(info.modified_micros or 0 for info in store.list()) + 10 * DAY_MICROS
+
+
+@LAYOUTS
+@EACH_EDIT
+def test_gc_takes_no_file_of_the_edit_or_of_the_pinned_epoch(layout: Layout, edit: Edit) -> None:
+    store = written(layout)
+    pipeline = job(store, layout)
+    before = content(store, pipeline)
+    run(store, pipeline, edit)
+    twin = copied(store, clock=lambda: later(store), keep_times=True)
+    orphans = GcRequest(kind=PlanKind.ORPHANS)
+    assert plan_gc(twin, pipeline.paths, orphans).objects == 0
+    expire = GcRequest(kind=PlanKind.EXPIRE, retention=Retention(keep_epochs=2))
+    run_gc(twin, pipeline.paths, expire, GcOptions(clock=lambda: later(store)))
+    assert ParquetBackend(twin, pipeline.paths).prepare_checkpoint_load(Epoch(8)).epoch == 8
+    undo(twin, pipeline)
+    assert content(twin, pipeline) == before
+    run_pipeline(job(store, layout, keep_epochs=2), store)
+    assert 8 in ParquetBackend(store, pipeline.paths).every_epoch()
+    assert findings(store, pipeline) == ()
+
+
+def test_compaction_right_behind_an_edit_keeps_its_rows() -> None:
+    store = written(merge_files_after=100)
+    pipeline = job(store, merge_files_after=100)
+    run(store, pipeline, KEY)
+    edited = content(store, pipeline)
+    settings = CompactionSettings(policy=CompactionPolicy.FULL, min_files=2)
+    assert run_compaction(store, pipeline.paths, settings).epoch == 10
+    assert content(store, pipeline) == edited
+    assert findings(store, pipeline) == ()
+    assert undo(store, pipeline) is None
+    run_pipeline(pipeline, store, max_epochs=1)
+    assert findings(store, pipeline) == ()
+
+
+def test_compaction_that_waits_does_not_bring_a_deleted_key_back() -> None:
+    store = MemoryStore()
+    pipeline = job(store, merge_files_after=100)
+    alive = LocalRun.start(pipeline, store)
+    for _ in range(8):
+        alive.step()
+    settings = CompactionSettings(policy=CompactionPolicy.FULL, min_files=2)
+    assert run_compaction(store, pipeline.paths, settings).published == "record"
+    run(store, pipeline, KEY, directory=stopped(pipeline))
+    run_pipeline(job(store, merge_files_after=100), store, max_epochs=1)
+    counts = content(store, pipeline)["count"]["counts"]
+    undisturbed = written(epochs=9, merge_files_after=100)
+    expected = content(undisturbed, job(undisturbed, merge_files_after=100))["count"]["counts"]
+    assert counts.get("d", 0) < expected.get("d", 9)
+    assert findings(store, pipeline) == ()
+
+
+# ---- refusals ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (offsets("line=3"), "no sources have a partition 'line'"),
+        (offsets("row=3", operator="count"), "the job has no such source"),
+        (offsets("row=-99"), "before the first record"),
+        (offsets("row=soon"), "not a position"),
+        (entry("lines", "offsets", '"row"', '"3"'), "the position of a source"),
+        (entry("out", "p", '"x"', '"3"'), "a commit in two phases"),
+        (entry("count", "counts", '"zzz"', "3"), "no entry with the key"),
+        (entry("count", "counts", '"a"', '"x"'), "not a value of"),
+        (entry("keep", "rows", '"a"', "3"), "no such global keyed table"),
+        (KeyDeletion(values=("a", "b")), "no table of the job has a key of 2"),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_the_choices(edit: Edit, message: str) -> None:
+    store = written()
+    pipeline = job(store)
+    was = listing(store)
+    with pytest.raises(ArroyoStateError, match=message):
+        plan_managed_edit(WriteProtected(store), pipeline.paths, NOBODY, edit)
+    assert listing(store) == was

@@ -1,0 +1,334 @@
+"""The purge of a key: nothing that a job stores holds it afterwards, the job continues without it,
+and nothing is deleted that an epoch, a pin or another job needs."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from arroyo_dagster import cli
+from arroyo_dagster.errors import ConflictError, InputError, StorageError
+from arroyo_dagster.state.metadata import lease as leases
+from arroyo_dagster.state.metadata.backend import ParquetBackend
+from arroyo_dagster.state.model.compaction import CompactionPolicy, CompactionSettings
+from arroyo_dagster.state.model.garbage import PlanKind, Retention
+from arroyo_dagster.state.model.ids import Epoch, OperatorId, StatePath
+from arroyo_dagster.state.model.layout import Layout
+from arroyo_dagster.state.model.surgery.edits import KeyDeletion
+from arroyo_dagster.state.model.surgery.purge import PurgeOutcome
+from arroyo_dagster.state.model.tables import ExpiringTimeKeyFiles
+from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
+from arroyo_dagster.state.operations.compaction.job import run_compaction
+from arroyo_dagster.state.operations.gc.execute import GcOptions, run_gc
+from arroyo_dagster.state.operations.gc.journal import read_journal
+from arroyo_dagster.state.operations.gc.pins import pin_epoch, read_pins, unpin_epochs
+from arroyo_dagster.state.operations.gc.plan import GcRequest
+from arroyo_dagster.state.operations.gc.quarantine import list_quarantines
+from arroyo_dagster.state.operations.surgery.execute import EditOptions, run_edit
+from arroyo_dagster.state.operations.surgery.find_key import QUARANTINE, UNLISTED, find_key
+from arroyo_dagster.state.operations.surgery.managed.execute import run_managed_edit
+from arroyo_dagster.state.operations.surgery.purge import plan_purge, run_purge
+from arroyo_dagster.state.operations.verify.job import verify_job
+from arroyo_dagster.state.runtime.in_process import LocalRun, run_pipeline
+from arroyo_dagster.state.runtime.pipeline import Pipeline
+from arroyo_dagster.state.storage import Crash, FaultInjecting, MemoryStore, ObjectStore, configure
+from arroyo_dagster.state.storage.wrappers import WriteProtected
+from tests.arroyo_jobs import stopped
+from tests.jobs import copied, listing, state_of, word_job, written_by_word_job
+from tests.surgery_jobs import surgery_job
+
+pytestmark = pytest.mark.usefixtures("one_at_a_time")
+
+KEY = KeyDeletion(values=("d",))
+NOBODY = JobDirectory()
+OPTIONS: dict[str, Any] = {"rows": 60, "rows_per_epoch": 2, "keep_epochs": None}
+SMALL: dict[str, Any] = {**OPTIONS, "rows": 30, "rows_per_epoch": 6, "parallelism": 1}
+
+
+def job(store: ObjectStore, layout: Layout = Layout.PROTOCOL, **options: Any) -> Pipeline:
+    made = word_job(store, **{**OPTIONS, **options})
+    made.layout = layout
+    return made
+
+
+def written(epochs: int = 8, layout: Layout = Layout.PROTOCOL, **options: Any) -> MemoryStore:
+    return written_by_word_job(max_epochs=epochs, layout=layout, **{**OPTIONS, **options})
+
+
+def purge(store: ObjectStore, pipeline: Pipeline, **options: Any) -> PurgeOutcome:
+    chosen = EditOptions(**{"sleep": lambda _: None, **options})
+    return run_purge(store, pipeline.paths, NOBODY, KEY, chosen)
+
+
+def places(store: ObjectStore, pipeline: Pipeline) -> set[str]:
+    return {one.place for one in find_key(store, pipeline.paths, KEY.values).found}
+
+
+def holds(store: ObjectStore, word: bytes) -> list[StatePath]:
+    """The objects with the word `d` as a stored text, read without our reader."""
+    import io
+
+    import pyarrow.parquet as pq
+
+    found = []
+    for info in store.list():
+        if "/table-" not in info.path and "/quarantine/" not in info.path:
+            continue
+        with contextlib.suppress(Exception):
+            rows = pq.read_table(io.BytesIO(store.read(info.path)))
+            for column in rows.columns:
+                values = column.to_pylist()
+                texts = (one.encode() if isinstance(one, str) else one for one in values)
+                if any(isinstance(one, bytes) and one.endswith(word) for one in texts):
+                    found.append(info.path)
+                    break
+    return found
+
+
+def test_nothing_holds_the_key_afterwards_and_the_certificate_names_every_object() -> None:
+    store = written(merge_files_after=100)
+    pipeline = job(store, merge_files_after=100)
+    before = state_of(store, pipeline)
+    was = listing(store)
+    plan = plan_purge(WriteProtected(store), pipeline.paths, NOBODY, KEY)
+    assert listing(store) == was
+    assert {one.path for one in plan.objects} == set(holds(store, b"d"))
+    assert (plan.expires, plan.keep_from, plan.settles) == (tuple(range(1, 9)), 9, True)
+    assert {(one.operator, one.epoch) for one in plan.delivered} == {
+        ("out", epoch) for epoch in range(1, 9)
+    }
+    outcome = purge(store, pipeline, approved=plan.digest)
+    assert outcome.done
+    assert outcome.plan == plan
+    assert set(outcome.deleted) == {one.path for one in plan.objects}
+    assert outcome.remaining == ()
+    assert holds(store, b"d") == []
+    assert not places(store, pipeline)
+    assert ParquetBackend(store, pipeline.paths).every_epoch() == [9, 10]
+    assert read_pins(store, pipeline.paths).pinned == frozenset()
+    logged = {
+        one.path: one.outcome
+        for one in read_journal(store, pipeline.paths)
+        if one.run in outcome.journal_runs
+    }
+    assert {logged[path] for path in outcome.deleted} == {"deleted"}
+    after = state_of(store, pipeline)
+    for operator, table in (("count", "counts"), ("keep", "rows")):
+        stays = {
+            key: value
+            for key, value in before[operator][table].items()
+            if (key if operator == "count" else key[0]) != "d"
+        }
+        assert after[operator][table] == stays
+    assert verify_job(store, pipeline.paths).verdict.findings == ()
+    run_pipeline(pipeline, store)
+    assert verify_job(store, pipeline.paths).verdict.findings == ()
+
+
+def test_quarantine_and_unlisted_files_are_searched_and_emptied() -> None:
+    """Also: `find-key` names rows in quarantine."""
+    store = written(merge_files_after=2)
+    pipeline = job(store, merge_files_after=2)
+    expire = GcRequest(kind=PlanKind.EXPIRE, retention=Retention(keep_epochs=3))
+    run_gc(store, pipeline.paths, expire, GcOptions(quarantine=True))
+    found = find_key(store, pipeline.paths, KEY.values)
+    aside = [one for one in found.found if one.place == QUARANTINE]
+    assert aside
+    assert all(one.rows and not one.epochs and "/quarantine/" in one.path for one in aside)
+    _, moved = list_quarantines(store, pipeline.paths)[0]
+    assert {one.path for one in aside} <= {one.copy for one in moved}
+    held = next(one for one in found.found if one.place == "epochs")
+    lost = StatePath(f"{held.path}-again")
+    store.copy(held.path, lost)
+    assert places(store, pipeline) == {"epochs", UNLISTED, QUARANTINE}
+    outcome = purge(store, pipeline)
+    assert len(outcome.plan.quarantines) == 1
+    assert list_quarantines(store, pipeline.paths) == []
+    assert lost in outcome.deleted
+    assert outcome.remaining == ()
+    assert holds(store, b"d") == []
+    assert verify_job(store, pipeline.paths).verdict.findings == ()
+
+
+def test_earlier_edits_and_waiting_compactions_are_given_up() -> None:
+    store = MemoryStore()
+    pipeline = job(store, merge_files_after=100)
+    alive = LocalRun.start(pipeline, store)
+    for _ in range(6):
+        alive.step()
+    settings = CompactionSettings(policy=CompactionPolicy.FULL, min_files=2)
+    assert run_compaction(store, pipeline.paths, settings).published == "record"
+    options = EditOptions(sleep=lambda _: None)
+    run_managed_edit(store, pipeline.paths, stopped(pipeline.paths), KEY, options)
+    plan = plan_purge(store, pipeline.paths, NOBODY, KEY)
+    assert plan.edit.empty
+    assert plan.releases == (6,)
+    outcome = purge(store, pipeline)
+    assert (outcome.edit, outcome.remaining) == (None, ())
+    assert holds(store, b"d") == []
+    run_pipeline(pipeline, store, max_epochs=1)
+    assert verify_job(store, pipeline.paths).verdict.findings == ()
+
+
+def test_a_purge_is_done_once() -> None:
+    store = written()
+    pipeline = job(store)
+    purge(store, pipeline)
+    assert plan_purge(store, pipeline.paths, NOBODY, KEY).empty
+    was = {path: etag for path, etag in listing(store).items() if "/leases/" not in path}
+    assert not purge(store, pipeline).done
+    assert {path: etag for path, etag in listing(store).items() if "/leases/" not in path} == was
+
+
+# ---- what is needed stays ------------------------------------------------------------------------
+
+
+def test_a_pinned_epoch_with_the_key_is_refused_and_one_without_it_stays() -> None:
+    store = written()
+    pipeline = job(store)
+    pin_epoch(store, pipeline.paths, Epoch(6), reason="audit", sleep=lambda _: None)
+    was = listing(store)
+    plan = plan_purge(store, pipeline.paths, NOBODY, KEY)
+    assert plan.why_not is not None
+    assert "epoch 6 is pinned by arroyo-state pin (audit)" in plan.why_not
+    with pytest.raises(InputError, match="cannot be purged now: epoch 6 is pinned"):
+        purge(store, pipeline)
+    changed = {path for path, etag in listing(store).items() if was.get(path) != etag}
+    assert all("/leases/" in path for path in changed)
+    unpin_epochs(store, pipeline.paths, [Epoch(6)])
+    assert purge(store, pipeline).remaining == ()
+
+
+def test_a_running_job_is_refused() -> None:
+    store = written()
+    pipeline = job(store)
+    LocalRun.start(job(store), store).step()
+    with pytest.raises(InputError, match="may be alive"):
+        purge(store, pipeline)
+    assert places(store, pipeline) == {"epochs"}
+
+
+def test_another_plan_than_the_approved_one_and_a_named_operator_are_refused() -> None:
+    store = written()
+    pipeline = job(store)
+    was = places(store, pipeline)
+    with pytest.raises(ConflictError, match="review the new plan"):
+        purge(store, pipeline, approved="0" * 32)
+    named = KeyDeletion(values=("d",), operator=OperatorId("count"))
+    with pytest.raises(InputError, match="from all operators"):
+        plan_purge(store, pipeline.paths, NOBODY, named)
+    assert places(store, pipeline) == was
+
+
+def test_epochs_that_a_legacy_start_may_need_are_refused_until_later_ones_exist() -> None:
+    store = written(layout=Layout.LEGACY)
+    pipeline = job(store, Layout.LEGACY)
+    with pytest.raises(InputError, match="purge once epoch 19 exists"):
+        purge(store, pipeline)
+    assert ParquetBackend(store, pipeline.paths).load().epoch == 8
+
+
+@pytest.mark.parametrize("layout", list(Layout), ids=[one.value for one in Layout])
+def test_an_arroyo_job_is_purged_of_what_recovery_does_not_need(layout: Layout) -> None:
+    made = surgery_job(layout, epochs=3)
+    edit, directory = KeyDeletion(values=("k1",)), stopped(made.paths)
+    options = EditOptions(quiet_seconds=0.0, sleep=lambda _: None)
+    plan = plan_purge(made.store, made.paths, directory, edit)
+    assert plan.why_not is not None
+    assert "a start may need it" in plan.why_not
+    was = listing(made.store)
+    with pytest.raises(InputError, match="a start may need it"):
+        run_purge(made.store, made.paths, directory, edit, options)
+    changed = {path for path, etag in listing(made.store).items() if was.get(path) != etag}
+    assert all("/leases/" in path for path in changed)
+    unknown = plan_purge(made.store, made.paths, NOBODY, edit)
+    assert unknown.why_not is not None
+    assert "unknown" in unknown.why_not
+
+
+@pytest.mark.parametrize("layout", list(Layout), ids=[one.value for one in Layout])
+def test_an_arroyo_job_is_purged_once_later_epochs_exist(layout: Layout) -> None:
+    made = surgery_job(layout, epochs=3)
+    edit, directory = KeyDeletion(values=("k1",)), stopped(made.paths)
+    options = EditOptions(quiet_seconds=0.0, sleep=lambda _: None)
+    run_edit(made.store, made.paths, directory, edit, options)
+    edited = ParquetBackend(made.store, made.paths).load()
+    made.files = {
+        (str(one.operator), str(name)): list(files.files)
+        for one in edited.operators
+        for name, files in one.tables.items()
+        if isinstance(files, ExpiringTimeKeyFiles)
+    }
+    for _ in range(12 if layout is Layout.LEGACY else 2):
+        made.write({})
+    plan = plan_purge(made.store, made.paths, directory, edit)
+    assert (plan.why_not, plan.edit.empty) == (None, True)
+    assert plan.expires == (1, 2)
+    assert plan.sinks == {"sink_6": ("/out/job_x.json",)}
+    outcome = run_purge(made.store, made.paths, directory, edit, options)
+    assert outcome.remaining == ()
+    assert holds(made.store, b"k1") == []
+    verdict = verify_job(made.store, made.paths).verdict
+    assert verdict.errors == ()
+    assert min(ParquetBackend(made.store, made.paths).every_epoch()) == 3
+
+
+# ---- faults --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("crash", [False, True], ids=["fails", "dies"])
+def test_purge_interrupted_anywhere_leaves_a_restorable_job_and_is_finished_by_the_next(
+    crash: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leases, "_check_free", lambda *_: None)
+    begun = written(3, **SMALL)
+    pipeline = job(begun, **SMALL)
+    counted = FaultInjecting(copied(begun))
+    purge(counted, pipeline)
+    assert counted.changes > 20
+    for at in range(1 + crash, counted.changes + 1, 7):
+        store = copied(begun)
+        faulty = FaultInjecting(store, fail_at=at, mode="after" if crash else "before", crash=crash)
+        with contextlib.suppress(Crash, StorageError):
+            purge(faulty, pipeline)
+        backend = ParquetBackend(store, pipeline.paths)
+        newest = backend.epochs()[-1]
+        assert backend.prepare_checkpoint_load(newest).epoch == newest, at
+        said = stopped(pipeline.paths)
+        chosen = EditOptions(sleep=lambda _: None)
+        outcome = run_purge(store, pipeline.paths, said, KEY, chosen)
+        assert outcome.remaining == (), at
+        assert holds(store, b"d") == [], at
+        run_pipeline(job(store, **SMALL), store, max_epochs=1)
+        errors = verify_job(store, pipeline.paths, level=1).verdict.errors
+        assert errors == (), at
+
+
+# ---- the command ---------------------------------------------------------------------------------
+
+
+def test_the_command_prints_the_plan_and_the_certificate(tmp_path: Any) -> None:
+    store = MemoryStore(f"purge-{tmp_path.name}")
+    source = written()
+    for info in source.list():
+        store.put(info.path, source.read(info.path))
+    name = job(store).paths.root
+    args = ["edit", "delete-key", name, "d", "--purge", "--url", store.url]
+    shown = CliRunner().invoke(cli.main, args, catch_exceptions=False)
+    assert "deleted: epochs 1-8, with the files that no later epoch lists" in shown.stdout
+    assert "delivered downstream, and stays: sink out, epoch 8: " in shown.stdout
+    digest = shown.stdout.partition(": purge ")[2].split()[0]
+    done = CliRunner().invoke(
+        cli.main, [*args, "--yes", "--approve", digest, "--json"], catch_exceptions=False
+    )
+    assert done.exit_code == 0
+    certificate = json.loads(done.stdout)
+    assert (certificate["complete"], certificate["digest"]) == (True, digest)
+    assert all(one["deleted"] and len(one["sha256"]) == 64 for one in certificate["objects"])
+    assert certificate["remaining"] == []
+    assert certificate["edit"]["epoch"] == 9
+    configure(None)
