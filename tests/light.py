@@ -96,6 +96,7 @@ CASES = (
     Case("edit find-key job_U5O5jKZxJg 0", "epochs were searched", root="arroyo"),
     Case("edit undo main", "this is a managed job", 1),
     Case("expire main --keep 2", "nothing to expire, 2 epochs stay"),
+    Case("evolve job_U5O5jKZxJg job_U5O5jKZxJg", "would be forked into itself", 1, root="arroyo"),
     Case("fork job_U5O5jKZxJg job_U5O5jKZxJg", "would be forked into itself", 1, root="arroyo"),
     Case("gc plan expire main --keep 2", "nothing to delete"),
     Case("gc plan orphans main", "nothing to delete"),

@@ -40,7 +40,7 @@ from arroyo_dagster.state.operations.surgery.transfer import (
     parallelism_not_tried,
     why_same_parallelism,
 )
-from arroyo_dagster.state.planning.surgery.columns import ACCUMULATORS, BATCHES
+from arroyo_dagster.state.planning.surgery.columns import ACCUMULATORS, BATCHES, columns_of
 from arroyo_dagster.state.planning.surgery.matching import Shape, match_operators, shapes_of
 from arroyo_dagster.state.planning.surgery.overrides import check_overrides
 from arroyo_dagster.state.storage.store import ObjectStore
@@ -148,6 +148,7 @@ class _Evolution:
         Raises:
             InputError: the state of an operator cannot be carried.
         """
+        self._check_columns()
         by_id = {one.operator: one for one in self.matches}
         for shape in self.order:
             operator = _operator(self.jobs.target, shape.operator)
@@ -168,6 +169,10 @@ class _Evolution:
             )
         self.found.matches = self.matches
         self.found.unknown += [one.assumed for one in self.matches if one.assumed is not None]
+        self.found.unknown.append(
+            "filters and expressions before an operator are not in its state: if they were "
+            "changed, carried rows are those of the SQL before"
+        )
         self.found.evidence.append(
             EditPrecondition(
                 name="every operator with state has one match, or starts without state",
@@ -177,6 +182,20 @@ class _Evolution:
             )
         )
         return self.found
+
+    def _check_columns(self) -> None:
+        """Check that overrides of columns name columns that exist: a typing error must not fill."""
+        sources = {one.operator: one.source for one in self.matches}
+        overrides = self.overrides
+        columns = [(one.operator, one.column) for one in overrides.fills]
+        columns += [(one.operator, one.column) for one in overrides.renames]
+        for operator, column in columns:
+            names = _column_names(_operator(self.jobs.target, operator))
+            _check_column(operator, column, names)
+        for one in overrides.renames:
+            if one.operator in sources:
+                other = _operator(self.jobs.taken, sources[one.operator])
+                _check_column(other.operator, one.source, _column_names(other))
 
     def _step(
         self,
@@ -199,6 +218,10 @@ class _Evolution:
             )
         )
 
+    def _keep(self, operator: OperatorCheckpoint, name: TableName) -> None:
+        reason = "a sink's state means nothing to another job: the job keeps its own"
+        self._step(operator, name, TableAction.KEPT, reason)
+
     # ---- operators without a match ---------------------------------------------------------------
 
     def _unmatched(self, operator: OperatorCheckpoint) -> None:
@@ -209,12 +232,7 @@ class _Evolution:
         left = [one.operator for one in self._left_over()]
         for name in operator.tables:
             if of_sink(operator, name):
-                self._step(
-                    operator,
-                    name,
-                    TableAction.KEPT,
-                    "a sink's state means nothing to another job: the job keeps its own",
-                )
+                self._keep(operator, name)
                 continue
             self._step(operator, name, TableAction.EMPTIED, reason)
             if not asked and left:
@@ -277,6 +295,10 @@ class _Evolution:
             self.problems.append(f"{operator.operator}: {reason}")
             return
         for name in dict.fromkeys((*other.tables, *operator.tables)):
+            if any(of_sink(one, name) for one in (other, operator)):
+                if name in operator.tables:
+                    self._keep(operator, name)
+                continue
             if name not in other.tables:
                 text = f"{other.operator} has no rows of it at epoch {self.jobs.taken.epoch}"
                 self._step(operator, name, TableAction.EMPTIED, text, None)
@@ -317,8 +339,6 @@ class _Evolution:
         theirs, ours = other.configs.get(name), operator.configs.get(name)
         if theirs is None:
             return "the source has no configuration of it"
-        if of_sink(other, name) or of_sink(operator, name):
-            return "it belongs to a sink"
         if ours is None:
             return self._without_columns(other, operator, name, theirs)
         moved = why_same_parallelism(other, operator, name)
@@ -392,6 +412,24 @@ def _keys(
     other: OperatorCheckpoint, operator: OperatorCheckpoint, name: TableName
 ) -> tuple[tuple[OperatorId, TableName], tuple[OperatorId, TableName]]:
     return (other.operator, name), (operator.operator, name)
+
+
+def _column_names(operator: OperatorCheckpoint) -> list[str]:
+    return [
+        column.name
+        for config in operator.configs.values()
+        if isinstance(config.config, ExpiringTimeKeyConfig)
+        for column in columns_of(config.config)
+    ]
+
+
+def _check_column(operator: OperatorId, column: str, names: list[str]) -> None:
+    if column not in names:
+        raise InputError(
+            f"an override names the column {column!r}, which {operator} does not have",
+            columns=", ".join(dict.fromkeys(names)) or "none",
+            next_step="name columns as `arroyo-state rows` prints them",
+        )
 
 
 def _operator(checkpoint: Checkpoint, name: OperatorId) -> OperatorCheckpoint:

@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from arroyo_dagster.state.model.ids import OperatorId
 from arroyo_dagster.state.model.surgery.evolve import Overrides
@@ -75,9 +76,16 @@ class ColumnMap:
 def columns_of(config: ExpiringTimeKeyConfig) -> tuple[Column, ...]:
     """Return the columns of a table as its metadata has them, without `_generation`."""
     return tuple(
-        Column(one["name"], json.dumps(one["data_type"], sort_keys=True), bool(one["nullable"]))
+        Column(one["name"], _kind(one), bool(one["nullable"]))
         for one in json.loads(config.schema.arrow_schema)["fields"]
     )
+
+
+def _kind(field: Mapping[str, Any]) -> str:
+    # An extension type, such as JSON as text, is a type of its own.
+    extension = field.get("metadata")
+    kind = field["data_type"]
+    return json.dumps([kind, extension] if extension else kind, sort_keys=True)
 
 
 def keys_of(config: ExpiringTimeKeyConfig) -> tuple[Column, ...]:

@@ -105,7 +105,9 @@ def score(theirs: Shape, ours: Shape) -> Score | None:
     if theirs.kind == _SOURCE:
         same = theirs.name == ours.name
         found.append((60, "the same connector") if both else (30, "a source without tables"))
-        found.append((40, f"both read {ours.name}") if same else (0, f"reads {theirs.name}"))
+        found.append(
+            (40, f"both read {ours.name or 'one table'}") if same else (0, f"reads {theirs.name}")
+        )
     elif both:
         found += _alike_tables(theirs, ours, sorted(both))
         found += _alike_place(theirs, ours)
