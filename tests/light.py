@@ -98,6 +98,7 @@ CASES = (
     Case("edit undo main", "there is nothing to undo"),
     Case("copy main copied-state", "epochs 1-2"),
     Case("expire main --keep 2", "nothing to expire, 2 epochs stay"),
+    Case("evolve job_U5O5jKZxJg job_U5O5jKZxJg", "would be forked into itself", 1, root="arroyo"),
     Case("fork job_U5O5jKZxJg job_U5O5jKZxJg", "would be forked into itself", 1, root="arroyo"),
     Case("gc plan expire main --keep 2", "nothing to delete"),
     Case("gc plan orphans main", "nothing to delete"),

@@ -57,6 +57,9 @@ MAIN: Mapping[str, LazyCommand] = {
         "forget",
         "Acknowledge that JOB is gone, so that Dagster's checks no longer fail because of it.",
     ),
+    "evolve": LazyCommand(
+        "surgery.evolve", "Give a stopped Arroyo job the state of another job whose SQL differs."
+    ),
     "fork": LazyCommand(
         "surgery.fork", "Give a stopped Arroyo job the state of another job of the same SQL."
     ),

@@ -27,8 +27,9 @@ from arroyo_dagster.state.operations.catalog.jobs import list_jobs
 from arroyo_dagster.state.operations.compaction.rewrite_undo import run_undo
 from arroyo_dagster.state.operations.query.positions import source_positions
 from arroyo_dagster.state.operations.query.state import open_state
+from arroyo_dagster.state.operations.surgery.carried_files import StateSource
 from arroyo_dagster.state.operations.surgery.execute import EditOptions, run_edit
-from arroyo_dagster.state.operations.surgery.fork import ForkSource, run_fork
+from arroyo_dagster.state.operations.surgery.fork import run_fork
 from arroyo_dagster.state.operations.verify.job import verify_job
 from arroyo_dagster.state.planning.verify.findings import Verdict
 from arroyo_dagster.state.storage import ObjectStore, open_store
@@ -191,7 +192,7 @@ def test_every_job_forks_into_a_twin_of_another_state(jobs: Any, share: Share) -
         run_edit(twin, paths, stopped(paths), FORWARD, NOW)
         run_edit(twin, paths, stopped(paths), SetWatermark(at_micros=back), NOW)
         was = copy_job(twin, paths)
-        source = ForkSource(store=WriteProtected(store), paths=paths)
+        source = StateSource(store=WriteProtected(store), paths=paths)
         outcome = run_fork(source, twin, paths, stopped(paths), NOW)
         assert outcome.published
         assert content(twin, paths) == content(store, paths)

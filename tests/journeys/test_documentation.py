@@ -32,6 +32,7 @@ from tests.jobs import run_word_job
 INDEX = "docs/README.md"
 GUIDE = "docs/operate/README.md"
 ELSEWHERE = {
+    "docs/change-sql.md": "tests/unit/cli/test_evolve.py",
     "docs/edit-state.md": "tests/unit/cli/test_surgery.py",
     "docs/sdf-changes.md": "tests/journeys/test_sdf_changes.py",
     "docs/sdf.md": "tests/journeys/test_sdf_documented.py",

@@ -18,8 +18,9 @@ from arroyo_dagster.state.model.layout import JobPaths, Layout, is_rewritten
 from arroyo_dagster.state.model.surgery.plans import EditOutcome, TableAction
 from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
 from arroyo_dagster.state.operations.compaction.rewrite_undo import run_undo
+from arroyo_dagster.state.operations.surgery.carried_files import StateSource
 from arroyo_dagster.state.operations.surgery.execute import EditOptions
-from arroyo_dagster.state.operations.surgery.fork import ForkSource, plan_fork, run_fork
+from arroyo_dagster.state.operations.surgery.fork import plan_fork, run_fork
 from arroyo_dagster.state.storage import Crash, FaultInjecting, MemoryStore, ObjectStore
 from arroyo_dagster.state.storage.wrappers import WriteProtected
 from arroyo_dagster.state.tables.known.sources import (
@@ -61,8 +62,8 @@ def two_jobs(
     return source, job
 
 
-def taken(source: SurgeryJob, epoch: int | None = None) -> ForkSource:
-    return ForkSource(store=WriteProtected(source.store), paths=source.paths, epoch=epoch)
+def taken(source: SurgeryJob, epoch: int | None = None) -> StateSource:
+    return StateSource(store=WriteProtected(source.store), paths=source.paths, epoch=epoch)
 
 
 def run(source: SurgeryJob, job: SurgeryJob, **options: Any) -> EditOutcome:
@@ -343,7 +344,7 @@ def test_a_table_that_nobody_knows_is_refused_at_another_parallelism() -> None:
     job = ArroyoJob(Layout.LEGACY, job="job_b", parallelism=3, store=source.store)
     for one in (source, job):
         one.write({})
-    found = ForkSource(store=source.store, paths=source.paths)
+    found = StateSource(store=source.store, paths=source.paths)
     with pytest.raises(InputError, match="cannot be restored at parallelism 3, only at 2"):
         plan_fork(found, job.store, job.paths, stopped(job.paths))
 

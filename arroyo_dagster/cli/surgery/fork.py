@@ -15,7 +15,8 @@ from arroyo_dagster.cli.surgery.commands import (
     show_plan,
 )
 from arroyo_dagster.state.operations.catalog.jobs import find_job
-from arroyo_dagster.state.operations.surgery.fork import ForkSource, plan_fork, run_fork
+from arroyo_dagster.state.operations.surgery.carried_files import StateSource
+from arroyo_dagster.state.operations.surgery.fork import plan_fork, run_fork
 from arroyo_dagster.state.storage.wrappers import WriteProtected
 
 
@@ -41,7 +42,7 @@ def fork(source: str, job: str, epoch: int | None, from_url: str | None, **given
     """
     store, paths, directory = opened(job, given)
     theirs = WriteProtected(store if from_url is None else open_catalogue(from_url))
-    taken = ForkSource(store=theirs, paths=find_job(theirs, source), epoch=epoch)
+    taken = StateSource(store=theirs, paths=find_job(theirs, source), epoch=epoch)
     if not given["yes"]:
         show_plan(plan_fork(taken, store, paths, directory), as_json=given["as_json"])
         return

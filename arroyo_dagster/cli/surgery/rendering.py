@@ -28,6 +28,14 @@ def print_plan(plan: EditPlan, *, in_full: bool) -> None:
     lines = [(one.operator, one.table, one.action.value, one.reason) for one in steps]
     if lines:
         print_table(("operator", "table", "action", "reason"), lines)
+    if in_full and plan.matches:
+        print_table(
+            ("operator", "takes the state of", "score", "because"),
+            [
+                (one.operator, one.source, "-" if one.score is None else str(one.score), one.why)
+                for one in plan.matches
+            ],
+        )
     for line in _entry_lines(plan):
         click.echo(line)
     for one in plan.watermarks:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from arroyo_dagster.state.model.ids import Epoch, OperatorId, StatePath, TableName
+from arroyo_dagster.state.model.surgery.evolve import Evolve
 
 ALL_PARTITIONS = "all"
 """Names every partition of the sources that are edited."""
@@ -117,3 +118,6 @@ class Fork:
 
 
 Edit = SetOffsets | SetWatermark | SetEntry | KeyDeletion | RetainRows
+
+AnyEdit = Edit | Fork | Evolve
+"""Every change of the state of a stopped job that has a plan and an undo."""

@@ -19,7 +19,8 @@ from arroyo_dagster.state.model.ids import (
 from arroyo_dagster.state.model.job_facts import JobCondition
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.rewrite import RewriteShard
-from arroyo_dagster.state.model.surgery.edits import Edit, Fork
+from arroyo_dagster.state.model.surgery.edits import AnyEdit
+from arroyo_dagster.state.model.surgery.evolve import OperatorMatch
 
 
 class TableAction(enum.Enum):
@@ -28,14 +29,18 @@ class TableAction(enum.Enum):
     Attributes:
         KEPT: it stays as it is.
         CHANGED: some of its rows or entries change.
-        CARRIED: it becomes a copy of the other job's table.
+        CARRIED: it takes the rows of the other job's table.
+        FILLED: it takes them, with values in columns that the other job does not have.
         EMPTIED: it has no rows any more; the operator starts with an empty table.
+        DROPPED: a table of the other job, which no table takes.
     """
 
     KEPT = "kept"
     CARRIED = "carried"
+    FILLED = "filled"
     CHANGED = "changed"
     EMPTIED = "left empty"
+    DROPPED = "dropped"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +68,10 @@ class TableStep:
             entries. None = not counted, because the table stays.
         removed: how many of them are removed.
         entries: the entries that change.
-        files: the data files that the epoch lists for it now.
+        files: the data files that the epoch lists for it now; of a table that is carried, filled or
+            dropped those of the other job.
+        source: the other job's operator whose table it takes. Of a dropped table, `operator` is
+            the other job's.
     """
 
     operator: OperatorId
@@ -74,6 +82,7 @@ class TableStep:
     removed: int = 0
     entries: tuple[EntryChange, ...] = ()
     files: tuple[StatePath, ...] = ()
+    source: OperatorId | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +115,8 @@ class EditPlan:
         ref: the object that makes the epoch exist.
         condition: the status of the job, and `run_id` its run; UNKNOWN and None if not reported.
         why_not: why nothing may be changed now; None = it may.
-        tables: every table of the epoch.
+        tables: every table of the epoch; of an evolve also those of the source that are dropped.
+        matches: the operators whose state is taken; empty if they match by their ids.
         preconditions: with evidence; if one is not met, `why_not` says so.
         unknown: what nobody has tried, or what could not be checked.
         duplicate_outputs, missing_outputs: outputs that will be seen twice, or never.
@@ -117,7 +127,7 @@ class EditPlan:
 
     pipeline: PipelineId | None
     job: JobId
-    edit: Edit | Fork
+    edit: AnyEdit
     epoch: Epoch
     worker_generation: WorkerGeneration | None
     ref: StatePath
@@ -125,6 +135,7 @@ class EditPlan:
     run_id: int | None = None
     why_not: str | None = None
     tables: tuple[TableStep, ...] = ()
+    matches: tuple[OperatorMatch, ...] = ()
     watermarks: tuple[WatermarkStep, ...] = ()
     preconditions: tuple[EditPrecondition, ...] = ()
     unknown: tuple[str, ...] = ()
@@ -141,7 +152,8 @@ class EditPlan:
     @property
     def changed(self) -> tuple[TableStep, ...]:
         """The tables that change."""
-        return tuple(one for one in self.tables if one.action is not TableAction.KEPT)
+        stays = (TableAction.KEPT, TableAction.DROPPED)
+        return tuple(one for one in self.tables if one.action not in stays)
 
     @property
     def empty(self) -> bool:

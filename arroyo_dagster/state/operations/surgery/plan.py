@@ -14,8 +14,8 @@ from arroyo_dagster.state.model.checkpoints import Checkpoint, CheckpointState, 
 from arroyo_dagster.state.model.job_facts import JobCondition
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.surgery.edits import (
+    AnyEdit,
     Edit,
-    Fork,
     KeyDeletion,
     RetainRows,
     SetEntry,
@@ -117,7 +117,7 @@ def prepare_edit(
 
 
 def editable_snapshot(
-    store: ObjectStore, paths: JobPaths, directory: JobDirectory, edit: Edit | Fork
+    store: ObjectStore, paths: JobPaths, directory: JobDirectory, edit: AnyEdit
 ) -> JobSnapshot:
     """Read the facts about a job whose state is to change.
 
@@ -142,7 +142,7 @@ def editable_snapshot(
 
 
 def _check_earlier(
-    store: ObjectStore, paths: JobPaths, checkpoint: Checkpoint, edit: Edit | Fork
+    store: ObjectStore, paths: JobPaths, checkpoint: Checkpoint, edit: AnyEdit
 ) -> None:
     """Check that no earlier edit of this epoch was interrupted, or was this very one."""
     edits = read_edits(store, paths, [checkpoint])
@@ -169,7 +169,7 @@ def _check_earlier(
             )
 
 
-def request_of(edit: Edit | Fork) -> str | None:
+def request_of(edit: AnyEdit) -> str | None:
     """Return what identifies an edit that must not be applied twice; None for any other."""
     return edit.request if isinstance(edit, SetOffsets) else None
 

@@ -1,0 +1,95 @@
+"""`evolve`: give a stopped Arroyo job the state of a job of other SQL. A dry run without --yes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from arroyo_dagster.cli.common import main, open_catalogue
+from arroyo_dagster.cli.surgery.commands import (
+    edit_options,
+    opened,
+    options_of,
+    show_outcome,
+    show_plan,
+)
+from arroyo_dagster.dataflow.definition.diagnostics import Diagnostics
+from arroyo_dagster.dataflow.definition.yaml_tree import read_tree
+from arroyo_dagster.errors import InputError
+from arroyo_dagster.state.model.surgery.evolve import Overrides
+from arroyo_dagster.state.operations.catalog.jobs import find_job
+from arroyo_dagster.state.operations.surgery.carried_files import StateSource
+from arroyo_dagster.state.operations.surgery.evolve import plan_evolve, run_evolve
+from arroyo_dagster.state.planning.surgery.overrides import parse_overrides
+from arroyo_dagster.state.storage.wrappers import WriteProtected
+
+
+@main.command()
+@click.argument("source")
+@click.argument("job")
+@click.option(
+    "--epoch", type=click.IntRange(1), help="Of SOURCE. Default: its newest visible epoch."
+)
+@click.option(
+    "--from-url", metavar="URL", help="The checkpoint URL of SOURCE. Default: that of JOB."
+)
+@click.option(
+    "--overrides",
+    "file",
+    metavar="FILE",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="YAML with decisions: map, drop, start_empty, same_columns, fill, rename, accumulators.",
+)
+@click.option(
+    "--start-empty",
+    metavar="OPERATOR",
+    multiple=True,
+    help="An operator of JOB that starts without state. May be given several times.",
+)
+@edit_options
+def evolve(
+    source: str,
+    job: str,
+    epoch: int | None,
+    from_url: str | None,
+    file: Path | None,
+    start_empty: tuple[str, ...],
+    **given: Any,
+) -> None:
+    """Give a stopped Arroyo job the state of another job whose SQL differs.
+
+    Operators are matched by kind, tables, keys and place; the plan says what becomes of each table.
+    SOURCE is only read, and may run. JOB keeps the state of its sinks. Create JOB, let it take a
+    checkpoint, and stop it with a checkpoint first.
+
+    \b
+    Examples:
+      arroyo-state evolve job_a job_b --assume job_b=stopped
+      arroyo-state evolve job_a job_b --overrides changes.yaml --assume job_b=stopped
+    """
+    store, paths, directory = opened(job, given)
+    theirs = WriteProtected(store if from_url is None else open_catalogue(from_url))
+    taken = StateSource(store=theirs, paths=find_job(theirs, source), epoch=epoch)
+    overrides = _overrides(file, start_empty)
+    if not given["yes"]:
+        plan = plan_evolve(taken, store, paths, directory, overrides)
+        show_plan(plan, as_json=given["as_json"])
+        return
+    outcome = run_evolve(taken, store, paths, directory, overrides, options_of(paths, given))
+    show_outcome(outcome, as_json=given["as_json"])
+
+
+def _overrides(file: Path | None, start_empty: tuple[str, ...]) -> Overrides:
+    if file is None:
+        return parse_overrides(None, start_empty)
+    found = Diagnostics()
+    try:
+        tree = read_tree(file.read_text(encoding="utf-8"), found)
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"the overrides cannot be read ({error})", path=str(file)) from error
+    if tree is None or found.found:
+        first = found.found[0]
+        raise InputError(f"no YAML: {first.place}{first.message}", path=str(file))
+    return parse_overrides(tree.plain(), start_empty)

@@ -1,0 +1,174 @@
+"""The files of the tables that a job takes from another one: copied or converted."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from arroyo_dagster.errors import ProtocolError
+from arroyo_dagster.state.model.checkpoints import Checkpoint
+from arroyo_dagster.state.model.ids import Epoch, StatePath
+from arroyo_dagster.state.model.layout import JobPaths, rewritten_attempt
+from arroyo_dagster.state.model.tables import (
+    GlobalKeyedFiles,
+    TableConfig,
+    TableFiles,
+    TimeFile,
+)
+from arroyo_dagster.state.operations.gc.copies import digest_stored
+from arroyo_dagster.state.operations.surgery.conversion import RowConversion, convert_file
+from arroyo_dagster.state.planning.compaction.rewrite import TableKey
+from arroyo_dagster.state.storage.concurrency import concurrently
+from arroyo_dagster.state.storage.store import ObjectStore
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateSource:
+    """The job whose state is taken.
+
+    Attributes:
+        store: where it lies; may be the store of the other job.
+        epoch: None = its newest visible epoch.
+    """
+
+    store: ObjectStore
+    paths: JobPaths
+    epoch: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CarriedTable:
+    """A table of the job that takes the rows or entries of a table of the source.
+
+    Attributes:
+        config: of the table in the job's metadata.
+        conversion: how its rows change; None = its files are copied byte for byte.
+    """
+
+    source: TableKey
+    target: TableKey
+    config: TableConfig
+    conversion: RowConversion | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CarriedTables:
+    """Tables that are carried, and the epoch of the source that has their files."""
+
+    taken: Checkpoint
+    tables: tuple[CarriedTable, ...]
+
+    def files_of(self, table: CarriedTable) -> TableFiles:
+        """Return the files of a table in the source."""
+        operator = self.taken.operator(table.source[0])
+        assert operator is not None
+        return operator.tables[table.source[1]]
+
+
+NewFile = StatePath | TimeFile | None
+"""What became of a file of the source; None = no row of it is left."""
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenFiles:
+    """The new files, by the table that gets them and the file of the source."""
+
+    files: Mapping[tuple[TableKey, StatePath], NewFile]
+
+    @classmethod
+    def of(
+        cls, source: StateSource, held: ObjectStore, target: Checkpoint, tables: CarriedTables
+    ) -> WrittenFiles:
+        """Copy and convert the source's files under new names, and read each new one again.
+
+        Args:
+            target: the epoch of the stopped job that gets the files.
+
+        Raises:
+            NotFoundError: a file expired meanwhile.
+            InputError: a column that may not be NULL is NULL in the source.
+            ProtocolError: a new file is not what it should be.
+        """
+        planned = list(_planned(target, tables))
+        written = concurrently(lambda one: one.write(source.store, held), planned)
+        keys = [(one.table.target, one.path) for one in planned]
+        return cls(dict(zip(keys, written, strict=True)))
+
+    def listed(self, target: TableKey, files: TableFiles, epoch: Epoch) -> TableFiles:
+        """Return a table's list with the new files, in the order in which a restore reads them.
+
+        Args:
+            files: of the table in the source.
+            epoch: of the operator of the stopped job.
+        """
+        new = {path: file for (table, path), file in self.files.items() if table == target}
+        if isinstance(files, GlobalKeyedFiles):
+            # Commit data stays with the sinks, whose tables are not carried.
+            copies = [new[path] for path in files.files]
+            return replace(files, files=tuple(one for one in copies if isinstance(one, str)))
+        # A subtask takes a file of a later epoch than its own for one that it has just written.
+        # Sorted by the source's epochs first, files of equal epochs keep their order.
+        ordered = [new[one.path] for one in sorted(files.files, key=lambda one: one.epoch)]
+        found = [one for one in ordered if isinstance(one, TimeFile)]
+        levels = {one.compaction_generation for one in found}
+        # With the order of epochs lost, a file beside a compacted one would look like its input.
+        level = max(levels) if found and found[-1].epoch > epoch and len(levels) > 1 else None
+        return replace(
+            files,
+            files=tuple(
+                replace(
+                    one,
+                    epoch=Epoch(min(one.epoch, epoch)),
+                    compaction_generation=one.compaction_generation if level is None else level,
+                )
+                for one in found
+            ),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Planned:
+    """A file of the source, and the name of what is made of it."""
+
+    table: CarriedTable
+    file: TimeFile | StatePath
+    name: StatePath
+
+    @property
+    def path(self) -> StatePath:
+        return self.file.path if isinstance(self.file, TimeFile) else self.file
+
+    def write(self, source: ObjectStore, held: ObjectStore) -> NewFile:
+        if isinstance(self.file, TimeFile) and self.table.conversion is not None:
+            return convert_file(source, held, self.file, self.name, self.table.conversion)
+        _copy(source, held, self.path, self.name)
+        return replace(self.file, path=self.name) if isinstance(self.file, TimeFile) else self.name
+
+
+def _planned(target: Checkpoint, tables: CarriedTables) -> Iterator[_Planned]:
+    paths = JobPaths(target.job, target.pipeline)
+    for table in tables.tables:
+        files: Sequence[TimeFile | StatePath] = tables.files_of(table).files
+        for at, file in enumerate(files):
+            name = paths.data_file(
+                *table.target,
+                at,
+                target.epoch,
+                target.worker_generation,
+                attempt=rewritten_attempt(uuid.uuid4().hex),
+            )
+            yield _Planned(table, file, name)
+
+
+def _copy(source: ObjectStore, held: ObjectStore, path: StatePath, name: StatePath) -> None:
+    if source.url == held.url:
+        held.copy(path, name)
+    else:
+        held.put(name, source.read(path))
+    if digest_stored(held, name) != digest_stored(source, path):
+        raise ProtocolError(
+            "a copy reads back different from its original; nothing was published",
+            path=name,
+            original=path,
+        )

@@ -1,0 +1,182 @@
+"""How the rows of one expiring table of the source become rows of a table of the job."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from arroyo_dagster.state.model.checkpoints import OperatorCheckpoint
+from arroyo_dagster.state.model.surgery.evolve import Overrides
+from arroyo_dagster.state.model.tables import ExpiringTimeKeyConfig, ExpiringTimeKeyFiles
+from arroyo_dagster.state.operations.surgery.conversion import RowConversion, accumulator_numbers
+from arroyo_dagster.state.operations.surgery.transfer import TwoJobs
+from arroyo_dagster.state.planning.surgery.columns import (
+    ACCUMULATORS,
+    BATCHES,
+    WINDOWS,
+    ColumnMap,
+    aggregates_of,
+    map_accumulators,
+    map_columns,
+)
+from arroyo_dagster.state.storage.store import ObjectStore
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CarriedRows:
+    """What becomes of the rows.
+
+    Attributes:
+        conversion: None = the files are copied byte for byte.
+        changes: what changes in the rows, for people.
+    """
+
+    conversion: RowConversion | None
+    changes: tuple[str, ...]
+    missing_outputs: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Aggregates:
+    """The aggregates of one side: those of table `a`, and the numbers in table `b` with the sizes
+    of their arguments.
+    """
+
+    named: tuple[str, ...]
+    numbers: Mapping[int, set[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class TablePair:
+    """An expiring table that both jobs have written.
+
+    Attributes:
+        operators, tables: of the source and of the job.
+    """
+
+    jobs: TwoJobs
+    overrides: Overrides
+    operators: tuple[OperatorCheckpoint, OperatorCheckpoint]
+    tables: tuple[ExpiringTimeKeyConfig, ExpiringTimeKeyConfig]
+
+    def carried(self) -> CarriedRows | str:
+        """Return what becomes of the rows; or why they cannot be carried, for people.
+
+        Raises:
+            FormatError, NotFoundError: a file is broken, or missing.
+        """
+        theirs, ours = self.tables
+        columns = map_columns(theirs, ours, self.operators[1].operator, self.overrides)
+        if isinstance(columns, str):
+            return columns
+        numbers = self._numbers() if ours.description == BATCHES else None
+        if isinstance(numbers, str):
+            return numbers
+        conversion = RowConversion(theirs=theirs, ours=ours, columns=columns, accumulators=numbers)
+        reason = conversion.check_fills()
+        if reason is not None:
+            return reason
+        as_they_are = columns.identical and numbers is None
+        return CarriedRows(
+            conversion=None if as_they_are else conversion,
+            changes=_changes(columns, conversion),
+            missing_outputs=self._missing_outputs(columns),
+            unknown=self._unknown(),
+        )
+
+    def _numbers(self) -> Mapping[int, int] | str | None:
+        """Return the new numbers of the aggregates in table `b`; None if all stay; or why they are
+        not known.
+        """
+        there = self._aggregates(self.jobs.source.store, 0)
+        here = self._aggregates(self.jobs.store, 1)
+        if there is None or here is None:
+            return "it has no table `a` beside it"
+        operator = self.operators[1].operator
+        moves = {
+            one.source: one.number
+            for one in self.overrides.accumulators
+            if one.operator == operator
+        }
+        found = map_accumulators((there.named, there.numbers), (here.named, here.numbers), moves)
+        if isinstance(found, str):
+            choice = ", ".join(f"{old}: NEW" for old in sorted(there.numbers))
+            known = " or ".join(map(str, sorted(here.numbers))) or "a position"
+            return (
+                f"{found}; name their positions in the SELECT, `accumulators: {{{operator}: "
+                f"{{{choice}}}}}`, where NEW is {known}"
+            )
+        for old, new in found.items():
+            sizes = there.numbers.get(old, set()), here.numbers.get(new, set())
+            if len(sizes[0]) == len(sizes[1]) == 1 and sizes[0] != sizes[1]:
+                return (
+                    f"the arguments of its aggregate {new} are of another type than those of {old}"
+                )
+        stays = all(old == new for old, new in found.items())
+        return None if stays and found.keys() == there.numbers.keys() else found
+
+    def _aggregates(self, store: ObjectStore, side: int) -> _Aggregates | None:
+        operator, config = self.operators[side], self.tables[side]
+        files = operator.tables[config.table]
+        named = table_described(operator, ACCUMULATORS)
+        if not isinstance(files, ExpiringTimeKeyFiles) or named is None:
+            return None
+        return _Aggregates(aggregates_of(named), accumulator_numbers(store, config, files.files))
+
+    @property
+    def _where(self) -> str:
+        return f"{self.operators[1].operator}.{self.tables[1].table}"
+
+    def _missing_outputs(self, columns: ColumnMap) -> tuple[str, ...]:
+        theirs, ours = self.tables
+        epoch, filled = self.jobs.taken.epoch, ", ".join(columns.filled)
+        found = []
+        if columns.filled and ours.description in WINDOWS:
+            found.append(
+                f"{self._where}: in windows that are open, {filled} leave out the rows before "
+                f"epoch {epoch} of the source"
+            )
+        elif columns.filled and ours.description == ACCUMULATORS:
+            found.append(
+                f"{self._where}: {filled} count from epoch {epoch} of the source on; the first "
+                "retraction of a key shows what they were filled with"
+            )
+        if theirs.retention_micros != ours.retention_micros:
+            found.append(
+                f"{self._where}: rows live {ours.retention_micros / 1e6:g} s, and "
+                f"{theirs.retention_micros / 1e6:g} s in the source: older ones are dropped"
+            )
+        return tuple(found)
+
+    def _unknown(self) -> tuple[str, ...]:
+        description = self.tables[1].description
+        if description == "Sliding_intermediate":
+            return (f"{self._where}: whether both windows slide alike is not in the state",)
+        if description == BATCHES:
+            return (
+                f"{self._where}: which columns its aggregates take is not in the state; they are "
+                "matched by their order in the SELECT",
+            )
+        return ()
+
+
+def table_described(operator: OperatorCheckpoint, description: str) -> ExpiringTimeKeyConfig | None:
+    """Return an operator's expiring table with a description; None if it has no rows."""
+    for name in operator.tables:
+        config = operator.configs[name].config if name in operator.configs else None
+        if isinstance(config, ExpiringTimeKeyConfig) and config.description == description:
+            return config
+    return None
+
+
+def _changes(columns: ColumnMap, conversion: RowConversion) -> tuple[str, ...]:
+    found = []
+    if columns.filled:
+        found.append(f"filled: {', '.join(columns.filled)}")
+    if columns.dropped:
+        found.append(f"columns dropped: {', '.join(columns.dropped)}")
+    if conversion.accumulators is not None:
+        moved = [f"{old} to {new}" for old, new in conversion.accumulators.items()]
+        found.append(f"aggregates renumbered: {', '.join(moved)}")
+    return tuple(found)

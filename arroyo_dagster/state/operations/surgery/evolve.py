@@ -1,0 +1,438 @@
+"""Evolve: give a stopped Arroyo job the state of another job whose SQL may differ.
+
+Operators are matched by what they are, not by their ids. Rows keep their order, hashes and row
+generations; columns are put into the order of the job's own tables, and filled or dropped.
+
+Source: docs/spec/state-surgery.md, `The trick` and `Rules`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from arroyo_dagster.errors import InputError
+from arroyo_dagster.state.model.checkpoints import Checkpoint, OperatorCheckpoint
+from arroyo_dagster.state.model.ids import Epoch, OperatorId, StatePath, TableName
+from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.model.surgery.evolve import Evolve, OperatorMatch, Overrides
+from arroyo_dagster.state.model.surgery.plans import (
+    EditOutcome,
+    EditPlan,
+    EditPrecondition,
+    TableAction,
+    TableStep,
+)
+from arroyo_dagster.state.model.tables import (
+    ExpiringTimeKeyConfig,
+    TableConfig,
+)
+from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
+from arroyo_dagster.state.operations.surgery.carried_files import CarriedTable, StateSource
+from arroyo_dagster.state.operations.surgery.carried_rows import TablePair, table_described
+from arroyo_dagster.state.operations.surgery.execute import EditOptions
+from arroyo_dagster.state.operations.surgery.transfer import (
+    Transfer,
+    TransferJob,
+    TwoJobs,
+    entry_keys,
+    of_sink,
+    parallelism_not_tried,
+    why_same_parallelism,
+)
+from arroyo_dagster.state.planning.surgery.columns import ACCUMULATORS, BATCHES, columns_of
+from arroyo_dagster.state.planning.surgery.matching import Shape, match_operators, shapes_of
+from arroyo_dagster.state.planning.surgery.overrides import check_overrides
+from arroyo_dagster.state.storage.store import ObjectStore
+
+_FILE_SOURCE = "file_source"
+
+
+def plan_evolve(
+    source: StateSource,
+    store: ObjectStore,
+    paths: JobPaths,
+    directory: JobDirectory,
+    overrides: Overrides | None = None,
+) -> EditPlan:
+    """Plan to give a stopped Arroyo job the state of a job of other SQL. Writes nothing: the dry
+    run.
+
+    Args:
+        directory: the source of the stopped job's status.
+        overrides: what a person decides; None = nothing.
+
+    Raises:
+        InputError: a job is a managed job; both write one file; operators match several others
+            equally well; the state of an operator cannot be carried; or an override names something
+            that does not exist.
+        NotFoundError: a job has no checkpoint, or the source has no such epoch.
+        ProtocolError: the source's epoch does not pass verification, or its keys are hashed
+            otherwise.
+        FormatError: metadata or a file is broken.
+        ConflictError: an earlier edit was interrupted; undo it first.
+    """
+    return _job(source, paths, directory, overrides).prepare(store).plan
+
+
+def run_evolve(
+    source: StateSource,
+    store: ObjectStore,
+    paths: JobPaths,
+    directory: JobDirectory,
+    overrides: Overrides | None = None,
+    options: EditOptions | None = None,
+) -> EditOutcome:
+    """Give a stopped Arroyo job the state of a job of other SQL, in place.
+
+    The source is only read. Nothing is deleted, and `run_undo` restores the job's own state until
+    it is started. If it is interrupted, see `run_edit`.
+
+    Args:
+        directory: the source of the stopped job's status; asked again before each change.
+        overrides: what a person decides; None = nothing.
+
+    Raises:
+        LeaseHeldError: another process maintains the job.
+        ConflictError: the job changed or was started meanwhile; the source's epoch expired or
+            changed while it was read; another plan was approved; or the evolve was cancelled.
+        InputError, NotFoundError, ProtocolError, FormatError: as `plan_evolve`.
+    """
+    chosen = options or EditOptions(owner="arroyo-state evolve")
+    return _job(source, paths, directory, overrides).run(store, chosen)
+
+
+def _job(
+    source: StateSource, paths: JobPaths, directory: JobDirectory, overrides: Overrides | None
+) -> TransferJob:
+    chosen = overrides or Overrides()
+
+    def request(path: StatePath, epoch: Epoch) -> Evolve:
+        return Evolve(source=path, epoch=epoch, overrides=chosen)
+
+    return TransferJob(source, paths, directory, request, lambda jobs: _evolved(jobs, chosen))
+
+
+def _evolved(jobs: TwoJobs, overrides: Overrides) -> Transfer:
+    theirs, ours = shapes_of(jobs.taken), shapes_of(jobs.target)
+    check_overrides(theirs, ours, overrides)
+    matching = match_operators(theirs, ours, overrides)
+    if matching.ambiguous:
+        first = matching.ambiguous[0]
+        raise InputError(
+            f"the operators do not match: {first}",
+            job=jobs.paths.root,
+            further="; ".join(map(str, matching.ambiguous[1:])) or "none",
+            next_step=f"decide it with --overrides FILE that holds, for example: {first.override}",
+        )
+    return _Evolution(jobs, overrides, matching.matches, ours).transfer()
+
+
+# ---- tables --------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Evolution:
+    """Decides what becomes of each table of the job, and of each of the source."""
+
+    jobs: TwoJobs
+    overrides: Overrides
+    matches: tuple[OperatorMatch, ...]
+    order: tuple[Shape, ...]
+    found: Transfer = field(default_factory=Transfer)
+    problems: list[str] = field(default_factory=list)
+
+    def transfer(self) -> Transfer:
+        """Return what becomes of each table.
+
+        Raises:
+            InputError: the state of an operator cannot be carried.
+        """
+        self._check_columns()
+        by_id = {one.operator: one for one in self.matches}
+        for shape in self.order:
+            operator = _operator(self.jobs.target, shape.operator)
+            match = by_id.get(shape.operator)
+            if match is None:
+                self._unmatched(operator)
+            else:
+                self._matched(_operator(self.jobs.taken, match.source), operator, match)
+            self.found.watermarks[operator.operator] = self._watermark(operator, match)
+        self._dropped()
+        if self.problems:
+            raise InputError(
+                f"the state cannot be carried: {self.problems[0]}",
+                job=self.jobs.paths.root,
+                further="; ".join(self.problems[1:]) or "none",
+                next_step="let the operator start without state with --start-empty OPERATOR, or "
+                "see docs/change-sql.md for the overrides",
+            )
+        self.found.matches = self.matches
+        self.found.unknown += [one.assumed for one in self.matches if one.assumed is not None]
+        self.found.unknown.append(
+            "filters and expressions before an operator are not in its state: if they were "
+            "changed, carried rows are those of the SQL before"
+        )
+        self.found.evidence.append(
+            EditPrecondition(
+                name="every operator with state has one match, or starts without state",
+                met=True,
+                evidence=f"{len(self.matches)} of {len(self.order)} operators take the state of an "
+                "operator of the source",
+            )
+        )
+        return self.found
+
+    def _check_columns(self) -> None:
+        """Check that overrides of columns name columns that exist: a typing error must not fill."""
+        sources = {one.operator: one.source for one in self.matches}
+        overrides = self.overrides
+        columns = [(one.operator, one.column) for one in overrides.fills]
+        columns += [(one.operator, one.column) for one in overrides.renames]
+        for operator, column in columns:
+            names = _column_names(_operator(self.jobs.target, operator))
+            _check_column(operator, column, names)
+        for one in overrides.renames:
+            if one.operator in sources:
+                other = _operator(self.jobs.taken, sources[one.operator])
+                _check_column(other.operator, one.source, _column_names(other))
+
+    def _step(
+        self,
+        operator: OperatorCheckpoint,
+        name: TableName,
+        action: TableAction,
+        reason: str,
+        source: OperatorCheckpoint | None = None,
+    ) -> None:
+        holder = operator if source is None else source
+        files = holder.tables.get(name)
+        self.found.steps.append(
+            TableStep(
+                operator=operator.operator,
+                table=name,
+                action=action,
+                reason=reason,
+                files=() if files is None else files.paths,
+                source=None if source is None else source.operator,
+            )
+        )
+
+    def _keep(self, operator: OperatorCheckpoint, name: TableName) -> None:
+        reason = "a sink's state means nothing to another job: the job keeps its own"
+        self._step(operator, name, TableAction.KEPT, reason)
+
+    # ---- operators without a match ---------------------------------------------------------------
+
+    def _unmatched(self, operator: OperatorCheckpoint) -> None:
+        asked = operator.operator in self.overrides.start_empty
+        reason = "no operator of the source is like it"
+        if asked:
+            reason = "it starts without state, as asked"
+        left = [one.operator for one in self._left_over()]
+        for name in operator.tables:
+            if of_sink(operator, name):
+                self._keep(operator, name)
+                continue
+            self._step(operator, name, TableAction.EMPTIED, reason)
+            if not asked and left:
+                problem = f"{operator.operator}: {reason}, and {', '.join(left)} would be dropped"
+                self.problems = list(dict.fromkeys((*self.problems, problem)))
+        emptied = any(not of_sink(operator, name) for name in operator.tables)
+        if emptied and operator.operator.startswith("source_"):
+            self.found.unknown.append(
+                f"{operator.operator}: it begins where its connector begins without state, which "
+                "was not tried on a real Arroyo with a state beside it"
+            )
+
+    def _left_over(self) -> Iterator[OperatorCheckpoint]:
+        """Yield the operators of the source with state that nobody takes, and nobody drops."""
+        taken = {one.source for one in self.matches} | set(self.overrides.drop)
+        for one in self.jobs.taken.operators:
+            if one.operator not in taken and any(not of_sink(one, name) for name in one.tables):
+                yield one
+
+    def _dropped(self) -> None:
+        asked = set(self.overrides.drop)
+        named = [one for one in self.jobs.taken.operators if one.operator in asked]
+        for operator in (*named, *self._left_over()):
+            reason = "no operator of the job takes it"
+            if operator.operator in asked:
+                reason = "dropped, as asked"
+            for name in operator.tables:
+                self._step(operator, name, TableAction.DROPPED, reason, operator)
+            self.found.missing_outputs.append(
+                f"{operator.operator} of the source: rows that its state holds are never emitted"
+            )
+
+    def _watermark(
+        self, operator: OperatorCheckpoint, match: OperatorMatch | None
+    ) -> tuple[int | None, int | None]:
+        """Return the watermark of the operator at the source's epoch: of its match; else of the
+        operator of its id, if that is of its kind; else the smallest of all.
+        """
+        taken = self.jobs.taken
+        if match is not None:
+            other = _operator(taken, match.source)
+            return other.min_watermark_micros, other.max_watermark_micros
+        if operator.min_watermark_micros is None:
+            return None, operator.max_watermark_micros
+        known = [one for one in taken.operators if one.min_watermark_micros is not None]
+        same = [one for one in known if one.operator == operator.operator]
+        least = min(same or known, key=lambda one: one.min_watermark_micros or 0, default=None)
+        if least is None:
+            return None, None
+        return least.min_watermark_micros, least.max_watermark_micros
+
+    # ---- operators with a match ------------------------------------------------------------------
+
+    def _matched(
+        self, other: OperatorCheckpoint, operator: OperatorCheckpoint, match: OperatorMatch
+    ) -> None:
+        self.found.unknown += parallelism_not_tried(other, operator)
+        reason = self._why_other_input(other, operator)
+        if reason is not None:
+            self.problems.append(f"{operator.operator}: {reason}")
+            return
+        for name in dict.fromkeys((*other.tables, *operator.tables)):
+            if any(of_sink(one, name) for one in (other, operator)):
+                if name in operator.tables:
+                    self._keep(operator, name)
+                continue
+            if name not in other.tables:
+                text = f"{other.operator} has no rows of it at epoch {self.jobs.taken.epoch}"
+                self._step(operator, name, TableAction.EMPTIED, text, None)
+                continue
+            found = self._carried(other, operator, name)
+            if isinstance(found, str):
+                self.problems.append(f"{operator.operator}.{name}: {found}")
+
+    def _why_other_input(
+        self, other: OperatorCheckpoint, operator: OperatorCheckpoint
+    ) -> str | None:
+        """Return why the positions of a source mean nothing to the job's; None if they may."""
+        jobs = self.jobs
+        theirs, ours = (
+            entry_keys(store, checkpoint, _FILE_SOURCE, one.operator)
+            for store, checkpoint, one in (
+                (jobs.source.store, jobs.taken, other),
+                (jobs.store, jobs.target, operator),
+            )
+        )
+        if theirs and ours and theirs != ours:
+            return (
+                f"it reads {', '.join(sorted(ours))}, and {', '.join(sorted(theirs))} in the source"
+            )
+        names = (other.operator, operator.operator)
+        tables = [str(one).rpartition("_")[0] for one in names]
+        if str(names[0]).startswith("source_") and tables[0] != tables[1]:
+            self.found.unknown.append(
+                f"{names[1]}: it takes the positions of {names[0]}; whether both read the same "
+                "topic or path is not in the state"
+            )
+        return None
+
+    def _carried(
+        self, other: OperatorCheckpoint, operator: OperatorCheckpoint, name: TableName
+    ) -> str | None:
+        """Add a table that takes the source's rows; return why it cannot."""
+        theirs, ours = other.configs.get(name), operator.configs.get(name)
+        if theirs is None:
+            return "the source has no configuration of it"
+        if ours is None:
+            return self._without_columns(other, operator, name, theirs)
+        moved = why_same_parallelism(other, operator, name)
+        if moved is not None:
+            return moved
+        there, here = theirs.config, ours.config
+        if isinstance(there, ExpiringTimeKeyConfig) and isinstance(here, ExpiringTimeKeyConfig):
+            pair = TablePair(self.jobs, self.overrides, (other, operator), (there, here))
+            found = pair.carried()
+            if isinstance(found, str):
+                return found
+            keys = _keys(other, operator, name)
+            self._add(other, operator, CarriedTable(*keys, ours, found.conversion), found.changes)
+            self.found.missing_outputs += found.missing_outputs
+            self.found.unknown += found.unknown
+            return None
+        if theirs != ours:
+            return "its kind, description or version of values is another one in the source"
+        self._add(other, operator, CarriedTable(*_keys(other, operator, name), ours))
+        return None
+
+    def _without_columns(
+        self,
+        other: OperatorCheckpoint,
+        operator: OperatorCheckpoint,
+        name: TableName,
+        theirs: TableConfig,
+    ) -> str | None:
+        """Decide about a table whose columns are unknown: the job has not written it yet."""
+        rows = isinstance(theirs.config, ExpiringTimeKeyConfig)
+        if (
+            theirs.config.description == BATCHES
+            and table_described(operator, ACCUMULATORS) is not None
+        ):
+            text = "the job has no aggregate that keeps its arguments"
+            self._step(other, name, TableAction.DROPPED, text, other)
+            return None
+        if rows and operator.operator not in self.overrides.same_columns:
+            return (
+                "the job has not written it yet, so its columns are not known; let the job process "
+                "rows and stop it again, or name the operator under `same_columns` if its columns "
+                "are those of the source"
+            )
+        moved = why_same_parallelism(other, operator, name)
+        if moved is not None:
+            return moved
+        if rows:
+            self.found.unknown.append(
+                f"{operator.operator}.{name}: its columns are taken for those of the source"
+            )
+        self._add(other, operator, CarriedTable(*_keys(other, operator, name), theirs))
+        return None
+
+    def _add(
+        self,
+        other: OperatorCheckpoint,
+        operator: OperatorCheckpoint,
+        table: CarriedTable,
+        texts: tuple[str, ...] = (),
+    ) -> None:
+        files = other.tables[table.source[1]].paths
+        epoch = self.jobs.taken.epoch
+        whole = f"{len(files)} files of {other.operator} at epoch {epoch}"
+        fills = table.conversion is not None and bool(table.conversion.columns.filled)
+        action = TableAction.FILLED if fills else TableAction.CARRIED
+        self.found.carried.append(table)
+        self._step(operator, table.target[1], action, "; ".join((whole, *texts)), other)
+
+
+def _keys(
+    other: OperatorCheckpoint, operator: OperatorCheckpoint, name: TableName
+) -> tuple[tuple[OperatorId, TableName], tuple[OperatorId, TableName]]:
+    return (other.operator, name), (operator.operator, name)
+
+
+def _column_names(operator: OperatorCheckpoint) -> list[str]:
+    return [
+        column.name
+        for config in operator.configs.values()
+        if isinstance(config.config, ExpiringTimeKeyConfig)
+        for column in columns_of(config.config)
+    ]
+
+
+def _check_column(operator: OperatorId, column: str, names: list[str]) -> None:
+    if column not in names:
+        raise InputError(
+            f"an override names the column {column!r}, which {operator} does not have",
+            columns=", ".join(dict.fromkeys(names)) or "none",
+            next_step="name columns as `arroyo-state rows` prints them",
+        )
+
+
+def _operator(checkpoint: Checkpoint, name: OperatorId) -> OperatorCheckpoint:
+    found = checkpoint.operator(name)
+    assert found is not None
+    return found

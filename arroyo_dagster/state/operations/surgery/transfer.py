@@ -1,0 +1,406 @@
+"""Give a stopped Arroyo job the state of another job: what `fork` and `evolve` have in common.
+
+The other job is only read; it may run. Its data files are copied, or converted to other columns,
+under new names below the stopped job's epoch, whose metadata then lists them. Sinks keep the
+stopped job's own state.
+
+Source: docs/spec/state-surgery.md, `The trick` and `Rules`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+
+from arroyo_dagster.errors import ConflictError, InputError, ProtocolError
+from arroyo_dagster.state.metadata.backend import ParquetBackend
+from arroyo_dagster.state.metadata.lease import Leased
+from arroyo_dagster.state.model.checkpoints import Checkpoint, CheckpointState, OperatorCheckpoint
+from arroyo_dagster.state.model.ids import Epoch, OperatorId, StatePath, TableName
+from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.model.surgery.edits import AnyEdit
+from arroyo_dagster.state.model.surgery.evolve import OperatorMatch
+from arroyo_dagster.state.model.surgery.plans import (
+    EditOutcome,
+    EditPlan,
+    EditPrecondition,
+    TableAction,
+    TableStep,
+    WatermarkStep,
+)
+from arroyo_dagster.state.model.tables import (
+    ExpiringTimeKeyFiles,
+    GlobalKeyedFiles,
+)
+from arroyo_dagster.state.operations.catalog.hash_variant import find_hash_variant
+from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
+from arroyo_dagster.state.operations.catalog.query import chosen_epoch
+from arroyo_dagster.state.operations.compaction.rewrite_preconditions import (
+    JobSnapshot,
+    check_not_cancelled,
+    check_restorable,
+    table_facts,
+)
+from arroyo_dagster.state.operations.surgery.carried_files import (
+    CarriedTable,
+    CarriedTables,
+    StateSource,
+    WrittenFiles,
+)
+from arroyo_dagster.state.operations.surgery.entries import plain_key, read_global_tables
+from arroyo_dagster.state.operations.surgery.execute import (
+    EditOptions,
+    NewState,
+    change_in_place,
+)
+from arroyo_dagster.state.operations.surgery.plan import (
+    check_can_run,
+    editable_snapshot,
+    preconditions,
+    without_tables,
+)
+from arroyo_dagster.state.planning.compaction.rewrite import TableFacts, TableKey
+from arroyo_dagster.state.storage.store import ObjectStore
+from arroyo_dagster.state.tables.known.catalogue import default_catalogue
+
+_ONE_PARALLELISM = frozenset({"nexmark source state", "AsyncMapOperator state"})
+"""Tables whose entries Arroyo restores wrongly, or not at all, at another parallelism."""
+
+Watermark = tuple[int | None, int | None]
+"""The smallest and the largest watermark of an operator's subtasks."""
+
+
+@dataclass(frozen=True, slots=True)
+class TwoJobs:
+    """The epoch of the source whose state is taken, and the stopped job that gets it."""
+
+    source: StateSource
+    taken: Checkpoint
+    store: ObjectStore
+    paths: JobPaths
+    target: Checkpoint
+
+
+@dataclass(slots=True, kw_only=True)
+class Transfer:
+    """What becomes of the stopped job, as `fork` or `evolve` decides it.
+
+    Attributes:
+        watermarks: the new ones of each operator of the job; others keep theirs.
+    """
+
+    steps: list[TableStep] = field(default_factory=list)
+    carried: list[CarriedTable] = field(default_factory=list)
+    matches: tuple[OperatorMatch, ...] = ()
+    watermarks: dict[OperatorId, Watermark] = field(default_factory=dict)
+    evidence: list[EditPrecondition] = field(default_factory=list)
+    unknown: list[str] = field(default_factory=list)
+    duplicate_outputs: list[str] = field(default_factory=list)
+    missing_outputs: list[str] = field(default_factory=list)
+
+
+Decide = Callable[[TwoJobs], Transfer]
+"""Decides what becomes of each table; raises if the jobs do not match."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedTransfer:
+    """A plan, and what its execution needs.
+
+    Attributes:
+        source: the epoch whose state is taken.
+        emptied: the tables of the job that have no rows any more.
+    """
+
+    plan: EditPlan
+    snapshot: JobSnapshot
+    facts: TableFacts
+    source: Checkpoint
+    transfer: Transfer
+    emptied: tuple[TableKey, ...]
+
+    @property
+    def inputs(self) -> CarriedTables:
+        """The tables that are carried, with the epoch that has their files."""
+        return CarriedTables(self.source, tuple(self.transfer.carried))
+
+
+@dataclass(frozen=True, slots=True)
+class TransferJob:
+    """The two jobs of a transfer, and what decides about their tables.
+
+    Attributes:
+        request: the edit that the plan names, from the path and the epoch of the source.
+    """
+
+    source: StateSource
+    paths: JobPaths
+    directory: JobDirectory
+    request: Callable[[StatePath, Epoch], AnyEdit]
+    decide: Decide
+
+    def prepare(self, store: ObjectStore) -> PreparedTransfer:
+        """Plan the transfer, and return what its execution needs.
+
+        Args:
+            store: of the stopped job.
+
+        Raises:
+            InputError, NotFoundError, ProtocolError, FormatError, ConflictError: as `plan_fork`.
+        """
+        source, paths = self.source, self.paths
+        taken = _read_source(source)
+        request = self.request(source.paths.root, taken.epoch)
+        snapshot = editable_snapshot(store, paths, self.directory, request)
+        if (source.store.url, source.paths) == (store.url, paths):
+            raise InputError(
+                "the job would be forked into itself", job=paths.root, next_step="name another job"
+            )
+        facts = table_facts(store, snapshot)
+        jobs = TwoJobs(source, taken, store, paths, snapshot.checkpoint)
+        _check_sinks(jobs)
+        transfer = self.decide(jobs)
+        _add_hash_evidence(jobs, transfer)
+        emptied = [one for one in transfer.steps if one.action is TableAction.EMPTIED]
+        return PreparedTransfer(
+            plan=_plan(jobs, request, snapshot, facts, transfer),
+            snapshot=snapshot,
+            facts=facts,
+            source=taken,
+            transfer=transfer,
+            emptied=tuple((one.operator, one.table) for one in emptied),
+        )
+
+    def run(self, store: ObjectStore, options: EditOptions) -> EditOutcome:
+        """Carry out the transfer in place. Errors: `run_fork`."""
+        prepared = self.prepare(store)
+        check_can_run(self.paths, prepared.snapshot, prepared.plan, options.approved)
+        pinned = replace(self, source=replace(self.source, epoch=prepared.source.epoch))
+
+        def write(held: Leased, again: PreparedTransfer) -> NewState:
+            written = WrittenFiles.of(pinned.source, held, again.snapshot.checkpoint, again.inputs)
+            check_not_cancelled(self.paths, options.cancelled)
+            _check_source_unchanged(pinned.source, again.source)
+            operators = again.snapshot.checkpoint.operators
+            return NewState(tuple(_with_state(again, one, written) for one in operators))
+
+        return change_in_place(
+            store, self.paths, self.directory, prepared, pinned.prepare, write, options
+        )
+
+
+# ---- planning ------------------------------------------------------------------------------------
+
+
+def _plan(
+    jobs: TwoJobs,
+    request: AnyEdit,
+    snapshot: JobSnapshot,
+    facts: TableFacts,
+    transfer: Transfer,
+) -> EditPlan:
+    answer, checkpoint = snapshot.answer.facts, snapshot.checkpoint
+    epoch = jobs.taken.epoch
+    return EditPlan(
+        pipeline=checkpoint.pipeline,
+        job=checkpoint.job,
+        edit=request,
+        epoch=checkpoint.epoch,
+        worker_generation=checkpoint.worker_generation,
+        ref=checkpoint.ref,
+        condition=answer.condition,
+        run_id=answer.run_id,
+        why_not=snapshot.why_not,
+        tables=tuple(transfer.steps),
+        matches=transfer.matches,
+        watermarks=tuple(_watermark_steps(checkpoint, transfer)),
+        preconditions=(*preconditions(snapshot, facts), *transfer.evidence),
+        unknown=tuple(dict.fromkeys((*transfer.unknown, *_not_tried(jobs)))),
+        duplicate_outputs=(
+            f"if {jobs.source.paths.root} goes on, rows that it reads after epoch {epoch} are "
+            "processed by both jobs: each writes their outputs to its own sinks",
+            *transfer.duplicate_outputs,
+        ),
+        missing_outputs=(
+            "the job's own state and positions are replaced: rows that it has read and not emitted "
+            "are never emitted, unless the other job's state holds them",
+            *transfer.missing_outputs,
+        ),
+        objects={path: hashlib.sha256(data).hexdigest() for path, data in snapshot.objects.items()},
+    )
+
+
+def _watermark_steps(checkpoint: Checkpoint, transfer: Transfer) -> Iterator[WatermarkStep]:
+    for operator in checkpoint.operators:
+        before = operator.min_watermark_micros
+        after, _ = transfer.watermarks.get(operator.operator, (before, None))
+        if before != after:
+            yield WatermarkStep(
+                operator=operator.operator, before_micros=before, after_micros=after
+            )
+
+
+def _not_tried(jobs: TwoJobs) -> Iterator[str]:
+    if jobs.source.paths.layout is not jobs.paths.layout:
+        yield (
+            "a fork into the other layout was not tried on a real Arroyo; forks within each layout "
+            "were"
+        )
+
+
+def _read_source(source: StateSource) -> Checkpoint:
+    backend = ParquetBackend(source.store, source.paths)
+    epoch = chosen_epoch(source.store, source.paths, backend.epochs(), source.epoch)
+    found = backend.load(epoch)
+    if found.progress is not None:
+        raise InputError("the source is a managed job", job=source.paths.root)
+    if found.state is not CheckpointState.READY:
+        raise InputError(
+            f"epoch {epoch} of the source is {found.state.value}: its sinks have not committed it",
+            job=source.paths.root,
+            epoch=epoch,
+            next_step="wait until it is ready, or name an older epoch with --epoch",
+        )
+    check_restorable(source.store, source.paths, epoch, 1)
+    return found
+
+
+def _check_source_unchanged(source: StateSource, taken: Checkpoint) -> None:
+    """Check that the source's epoch is what it was before its files were copied."""
+    now = ParquetBackend(source.store, source.paths).load(taken.epoch)
+    if now.operators != taken.operators:
+        raise ConflictError(
+            "the source's epoch was written anew while it was copied",
+            job=source.paths.root,
+            epoch=taken.epoch,
+            retryable=True,
+            next_step="run it again; nothing was published",
+        )
+
+
+def _check_sinks(jobs: TwoJobs) -> None:
+    """Refuse two jobs that write one file: each would cut off what the other has written."""
+    sides = ((jobs.source.store, jobs.taken), (jobs.store, jobs.target))
+    written = [entry_keys(store, checkpoint, "file_sink") for store, checkpoint in sides]
+    both = sorted(written[0] & written[1])
+    if both:
+        raise InputError(
+            f"both jobs write the file {both[0]}: at its start the job would cut off what the "
+            "source has written",
+            job=jobs.paths.root,
+            next_step="create the job with another output path",
+        )
+
+
+def entry_keys(
+    store: ObjectStore, checkpoint: Checkpoint, description: str, operator: str | None = None
+) -> set[str]:
+    """Return the keys of the global keyed tables with a description, as JSON texts.
+
+    Args:
+        operator: only of this operator; None = of all.
+    """
+    return {
+        plain_key(table, key)
+        for table in read_global_tables(store, checkpoint, default_catalogue())
+        if table.config.config.description == description
+        and operator in (None, table.operator.operator)
+        for _, key, _ in table.entries()
+    }
+
+
+def _add_hash_evidence(jobs: TwoJobs, transfer: Transfer) -> None:
+    """Add the evidence that the keys of the two jobs are hashed by the same build."""
+    theirs = find_hash_variant(jobs.source.store, jobs.taken)
+    ours = find_hash_variant(jobs.store, jobs.target)
+    if not set(theirs.possible) & set(ours.possible):
+        raise ProtocolError(
+            "the keys of the jobs are hashed by different builds of Arroyo",
+            job=jobs.paths.root,
+            source=theirs.summary,
+            found=ours.summary,
+            next_step="run both jobs on builds for the same kind of processor",
+        )
+    if ours.variant is None:
+        transfer.unknown.append(
+            "the job has no row of its own that shows how its build hashes keys"
+        )
+    transfer.evidence.append(
+        EditPrecondition(
+            name="both jobs hash keys alike", met=True, evidence=f"source: {theirs.summary}"
+        )
+    )
+
+
+def of_sink(operator: OperatorCheckpoint, name: TableName) -> bool:
+    """Whether a table belongs to a sink, whose state means nothing to another job."""
+    config = operator.configs.get(name)
+    if operator.operator.startswith("sink_") or config is None:
+        return config is not None
+    owner = default_catalogue().owner_of(operator.operator, config) or ""
+    return config.uses_two_phase_commit or "sink" in owner
+
+
+def why_same_parallelism(
+    other: OperatorCheckpoint, operator: OperatorCheckpoint, name: TableName
+) -> str | None:
+    """Return why a table of the source cannot be restored at the job's parallelism; None = it can
+    be.
+    """
+    config = other.configs[name]
+    if other.parallelism == operator.parallelism:
+        return None
+    if not isinstance(other.tables[name], GlobalKeyedFiles):
+        return None
+    known = default_catalogue().describe(other.operator, config)
+    if known is not None and config.config.description not in _ONE_PARALLELISM:
+        return None
+    return (
+        f"entries of this table cannot be restored at parallelism {operator.parallelism}, only at "
+        f"{other.parallelism}"
+    )
+
+
+def parallelism_not_tried(other: OperatorCheckpoint, operator: OperatorCheckpoint) -> Iterator[str]:
+    """Yield what is not known of a state that moves to another parallelism."""
+    if other.parallelism != operator.parallelism:
+        yield (
+            f"{operator.operator}: a fork from parallelism {other.parallelism} to "
+            f"{operator.parallelism} was not tried on a real Arroyo; a restart at another "
+            "parallelism was"
+        )
+
+
+# ---- execution -----------------------------------------------------------------------------------
+
+
+def _with_state(
+    prepared: PreparedTransfer, operator: OperatorCheckpoint, written: WrittenFiles
+) -> OperatorCheckpoint:
+    """Return the operator with the source's tables and watermarks; its epoch, parallelism and sink
+    tables stay its own.
+    """
+    gone = list(prepared.emptied)
+    tables, configs = dict(operator.tables), dict(operator.configs)
+    for table in prepared.transfer.carried:
+        if table.target[0] != operator.operator:
+            continue
+        name = table.target[1]
+        theirs = prepared.inputs.files_of(table)
+        tables[name] = written.listed(table.target, theirs, operator.epoch)
+        configs[name] = table.config
+        if isinstance(tables[name], ExpiringTimeKeyFiles) and not tables[name].files:
+            gone.append(table.target)
+    own = operator.min_watermark_micros, operator.max_watermark_micros
+    least, most = prepared.transfer.watermarks.get(operator.operator, own)
+    return without_tables(
+        replace(
+            operator,
+            tables=tables,
+            configs=configs,
+            min_watermark_micros=least,
+            max_watermark_micros=most,
+        ),
+        gone,
+    )

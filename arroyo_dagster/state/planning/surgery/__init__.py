@@ -1,0 +1,1 @@
+"""How the operators and columns of two jobs match: pure decisions, without rows."""

@@ -1,0 +1,310 @@
+"""Where each column of a table takes its values from, if another job's table has other columns.
+
+Source: docs/spec/state-surgery.md, `Rules`; docs/spec/arroyo-state.md 5.6 and 5.7.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from arroyo_dagster.state.model.ids import OperatorId
+from arroyo_dagster.state.model.surgery.evolve import Overrides
+from arroyo_dagster.state.model.tables import TIMESTAMP_COLUMN, ExpiringTimeKeyConfig
+
+WINDOWS = frozenset({"tumbling_intermediate", "Sliding_intermediate"})
+"""Descriptions of tables of partial aggregates, one row for each key and bin."""
+ACCUMULATORS = "accumulator_state"
+BATCHES = "batch_state"
+SESSION = "session"
+_RAW_ROWS = frozenset({SESSION, "window function input", "left join data", "right join data"})
+"""Descriptions of tables that hold rows of the input."""
+_OTHER_RETENTION = frozenset(
+    {ACCUMULATORS, BATCHES, "left join data", "right join data", "window function input"}
+)
+"""Descriptions of tables whose retention may differ: it is a time to live, and no window."""
+_STATE = re.compile(r"(?s)(.*)\[(.*?)\]")
+_NUMBERS = re.compile(r'"(U?Int|Float)\d+"|\{"Decimal')
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of a table.
+
+    Attributes:
+        kind: the JSON text of its type.
+    """
+
+    name: str
+    kind: str
+    nullable: bool
+
+    @property
+    def is_number(self) -> bool:
+        """Whether 0 is a value of it."""
+        return _NUMBERS.match(self.kind) is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Filled:
+    """A column that gets one value in every row: a JSON text."""
+
+    value: str
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnMap:
+    """Where the columns of a table come from.
+
+    Attributes:
+        sources: for each column the index of a column of the source, or its value.
+        filled, dropped: names of columns, for people.
+        identical: whether the source has exactly these columns.
+        must_have_values: the columns that may be NULL in the source, and not in the job.
+    """
+
+    sources: tuple[int | Filled, ...]
+    filled: tuple[str, ...] = ()
+    dropped: tuple[str, ...] = ()
+    identical: bool = False
+    must_have_values: tuple[str, ...] = ()
+
+
+def columns_of(config: ExpiringTimeKeyConfig) -> tuple[Column, ...]:
+    """Return the columns of a table as its metadata has them, without `_generation`."""
+    return tuple(
+        Column(one["name"], _kind(one), bool(one["nullable"]))
+        for one in json.loads(config.schema.arrow_schema)["fields"]
+    )
+
+
+def _kind(field: Mapping[str, Any]) -> str:
+    # An extension type, such as JSON as text, is a type of its own.
+    extension = field.get("metadata")
+    kind = field["data_type"]
+    return json.dumps([kind, extension] if extension else kind, sort_keys=True)
+
+
+def keys_of(config: ExpiringTimeKeyConfig) -> tuple[Column, ...]:
+    """Return the columns by which rows are routed, in their order."""
+    columns = columns_of(config)
+    return tuple(columns[at] for at in config.schema.hashed_indices)
+
+
+def map_columns(
+    theirs: ExpiringTimeKeyConfig,
+    ours: ExpiringTimeKeyConfig,
+    operator: OperatorId,
+    overrides: Overrides,
+) -> ColumnMap | str:
+    """Find where the columns of a table come from.
+
+    Args:
+        theirs: the table of the source.
+        ours: the table of the job.
+        operator: of the job.
+
+    Returns:
+        The map; or why the table cannot take the rows of the source, for people.
+    """
+    renamed = {one.column: one.source for one in overrides.renames if one.operator == operator}
+    given = {one.column: one.value for one in overrides.fills if one.operator == operator}
+    reason = _why_other_table(theirs, ours, renamed)
+    if reason is not None:
+        return reason
+    found, wanted = columns_of(theirs), columns_of(ours)
+    if found == wanted:
+        return ColumnMap(tuple(range(len(wanted))), identical=True)
+    double = sorted(_doubled(found) | _doubled(wanted))
+    if double:
+        return f"several of its columns are named {double[0]!r}, and not all columns are equal"
+    return _mapped(_Columns(found, wanted, renamed, given, ours.description), _keys(ours))
+
+
+@dataclass(frozen=True, slots=True)
+class _Columns:
+    found: tuple[Column, ...]
+    wanted: tuple[Column, ...]
+    renamed: Mapping[str, str]
+    given: Mapping[str, str]
+    description: str
+
+    def index_of(self, column: Column) -> int | None:
+        """Return where the source has a column."""
+        name = self.renamed.get(column.name, column.name)
+        return next((at for at, one in enumerate(self.found) if one.name == name), None)
+
+
+def _mapped(columns: _Columns, keys: Collection[int]) -> ColumnMap | str:
+    sources: list[int | Filled] = []
+    filled, nulls = [], []
+    for column in columns.wanted:
+        at = columns.index_of(column)
+        if at is not None and columns.found[at].kind != column.kind:
+            return (
+                f"its column {column.name!r} has the type {column.kind}, and in the source "
+                f"{columns.found[at].kind}"
+            )
+        if at is not None:
+            sources.append(at)
+            if columns.found[at].nullable and not column.nullable:
+                nulls.append(column.name)
+            continue
+        value = columns.given.get(column.name, _neutral(column, columns.description))
+        if value is None:
+            return _why_no_value(column, columns.description)
+        sources.append(Filled(value))
+        filled.append(column.name)
+    taken = {at for at in sources if isinstance(at, int)}
+    state = [at for at in taken if columns.found[at].name != TIMESTAMP_COLUMN]
+    if columns.description not in _RAW_ROWS and filled and len(state) <= len(keys):
+        return "it has no aggregate in common with the source, only the keys"
+    dropped = [one.name for at, one in enumerate(columns.found) if at not in taken]
+    return ColumnMap(
+        sources=tuple(sources),
+        filled=tuple(filled),
+        dropped=tuple(dropped),
+        must_have_values=tuple(nulls),
+    )
+
+
+def _why_other_table(
+    theirs: ExpiringTimeKeyConfig, ours: ExpiringTimeKeyConfig, renamed: Mapping[str, str]
+) -> str | None:
+    """Return why two tables are not of the same kind, keys and window; None = they are."""
+    if theirs.description != ours.description or theirs.generational != ours.generational:
+        return f"it is a table {ours.description!r}, and in the source {theirs.description!r}"
+    here, there = ours.schema, theirs.schema
+    for name, now, was in (
+        ("keys", here.key_indices, there.key_indices),
+        ("routing keys", here.routing_key_indices, there.routing_key_indices),
+    ):
+        mine, others = _named(ours, now, renamed), _named(theirs, was, {})
+        if mine != others:
+            return f"its {name} are {_listed(mine)}, and in the source {_listed(others)}"
+    other = theirs.retention_micros != ours.retention_micros
+    if other and ours.description == SESSION:
+        # The retention of a session is 100 gaps.
+        gaps = ours.retention_micros / 1e8, theirs.retention_micros / 1e8
+        return f"its gap is {gaps[0]:g} s, and in the source {gaps[1]:g} s"
+    if other and not (theirs.retention_micros and ours.retention_micros):
+        return "one of both joins windows, and the other one updates its rows"
+    if other and ours.description not in _OTHER_RETENTION:
+        widths = ours.retention_micros / 1e6, theirs.retention_micros / 1e6
+        return f"its window is {widths[0]:g} s long, and in the source {widths[1]:g} s"
+    known = ours.description in WINDOWS | _RAW_ROWS | {ACCUMULATORS, BATCHES}
+    if not known and columns_of(theirs) != columns_of(ours):
+        return "its columns differ, and what the table holds is not known"
+    return None
+
+
+def _named(
+    config: ExpiringTimeKeyConfig, indices: Sequence[int] | None, renamed: Mapping[str, str]
+) -> tuple[tuple[str, str], ...] | None:
+    if indices is None:
+        return None
+    columns = columns_of(config)
+    return tuple(
+        (renamed.get(columns[at].name, columns[at].name), columns[at].kind) for at in indices
+    )
+
+
+def _listed(columns: Sequence[tuple[str, str]] | None) -> str:
+    return "(" + ", ".join(f"{name} {kind}" for name, kind in columns or ()) + ")"
+
+
+def _keys(config: ExpiringTimeKeyConfig) -> frozenset[int]:
+    return frozenset(config.schema.key_indices or ())
+
+
+def _doubled(columns: Sequence[Column]) -> set[str]:
+    names = [one.name for one in columns]
+    return {one for one in names if names.count(one) > 1}
+
+
+def _neutral(column: Column, description: str) -> str | None:
+    """Return the value that adds nothing to an aggregate; None = there is none."""
+    state = _STATE.fullmatch(column.name)
+    adds = state is not None and state[2] in ("sum", "count") and column.is_number
+    if description in WINDOWS and column.nullable:
+        return "null"
+    if description in WINDOWS or description == ACCUMULATORS:
+        if adds:
+            return "0"
+        return "null" if column.nullable else None
+    return None
+
+
+def _why_no_value(column: Column, description: str) -> str:
+    if description in _RAW_ROWS:
+        return f"the rows of the source do not have its column {column.name!r}"
+    return (
+        f"the source does not have its column {column.name!r}, which may not be NULL, and no value "
+        "of it adds nothing"
+    )
+
+
+# ---- accumulators --------------------------------------------------------------------------------
+
+
+def aggregates_of(config: ExpiringTimeKeyConfig) -> tuple[str, ...]:
+    """Return the aggregates whose state table `a` holds, in the order of the SELECT."""
+    keys = _keys(config)
+    names = [
+        state[1] if (state := _STATE.fullmatch(one.name)) is not None else one.name
+        for at, one in enumerate(columns_of(config))
+        if at not in keys and at != config.schema.timestamp_index
+    ]
+    return tuple(dict.fromkeys(names))
+
+
+def map_accumulators(
+    theirs: tuple[Sequence[str], Collection[int]],
+    ours: tuple[Sequence[str], Collection[int]],
+    moves: Mapping[int, int],
+) -> Mapping[int, int] | str:
+    """Find the new numbers of the aggregates whose arguments table `b` holds.
+
+    A number is a position in the SELECT. The aggregates of table `a` take the other positions, so
+    those of `b` are compared by the aggregates between which they stand.
+
+    Args:
+        theirs: the aggregates of table `a` of the source, and the numbers in its table `b`.
+        ours: the same of the job.
+        moves: what a person has decided, by number in the source; other numbers are dropped.
+
+    Returns:
+        The new number of each number of the source; one that is left out is dropped. Or why it is
+        not known.
+    """
+    if moves:
+        missing = sorted(set(moves) - set(theirs[1]))
+        if missing:
+            return f"no row of the source has the accumulator {missing[0]} that is to be moved"
+        if len(set(moves.values())) < len(moves):
+            return "two accumulators are to be moved to one number"
+        return moves
+    if tuple(theirs[0]) == tuple(ours[0]) and set(theirs[1]) == set(ours[1]):
+        return {number: number for number in theirs[1]}
+    places = [_places(*one) for one in (theirs, ours)]
+    if places[0] is None or places[1] is None:
+        return "its rows do not show the positions of all aggregates that keep their arguments"
+    if len(theirs[1]) != len(ours[1]):
+        return (
+            f"it keeps the arguments of {len(ours[1])} aggregates, and the source of "
+            f"{len(theirs[1])}"
+        )
+    # As many on both sides: they keep their order.
+    return dict(zip(sorted(theirs[1]), sorted(ours[1]), strict=True))
+
+
+def _places(aggregates: Sequence[str], numbers: Collection[int]) -> list[str | None] | None:
+    """Return the SELECT by position, None for each aggregate of `b`; None if it has gaps."""
+    count = len(aggregates) + len(set(numbers))
+    if any(number >= count for number in numbers):
+        return None
+    rest = iter(aggregates)
+    return [None if at in set(numbers) else next(rest) for at in range(count)]

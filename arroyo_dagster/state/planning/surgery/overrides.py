@@ -1,0 +1,140 @@
+"""Overrides of an evolve: read from a document, and checked against the operators of two jobs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from arroyo_dagster.errors import InputError
+from arroyo_dagster.state.model.ids import OperatorId
+from arroyo_dagster.state.model.surgery.evolve import (
+    AccumulatorMove,
+    ColumnFill,
+    ColumnRename,
+    Overrides,
+)
+from arroyo_dagster.state.planning.surgery.matching import Shape
+
+_NAMES = ("map", "drop", "start_empty", "same_columns", "fill", "rename", "accumulators")
+
+
+def parse_overrides(document: Any, start_empty: Sequence[str] = ()) -> Overrides:
+    """Return the overrides of a document, as YAML or JSON decodes it.
+
+    Args:
+        start_empty: further operators that start without state.
+
+    Raises:
+        InputError: the document has another form.
+    """
+    found = _mapping({} if document is None else document, "the overrides")
+    unknown = sorted(set(found) - set(_NAMES))
+    if unknown:
+        raise InputError(
+            f"the overrides have no {unknown[0]!r}", next_step=f"use {', '.join(_NAMES)}"
+        )
+    empty = [*_operators(found, "start_empty"), *map(OperatorId, start_empty)]
+    return Overrides(
+        matches=tuple(
+            (OperatorId(_text(source, "map")), OperatorId(_text(operator, "map")))
+            for source, operator in _mapping(found.get("map") or {}, "map").items()
+        ),
+        drop=_operators(found, "drop"),
+        start_empty=tuple(dict.fromkeys(empty)),
+        same_columns=_operators(found, "same_columns"),
+        fills=tuple(
+            ColumnFill(operator=operator, column=str(column), value=_json(value))
+            for operator, column, value in _below(found, "fill")
+        ),
+        renames=tuple(
+            ColumnRename(operator=operator, column=str(column), source=_text(value, "rename"))
+            for operator, column, value in _below(found, "rename")
+        ),
+        accumulators=tuple(
+            AccumulatorMove(operator=operator, source=_number(source), number=_number(number))
+            for operator, source, number in _below(found, "accumulators")
+        ),
+    )
+
+
+def _mapping(value: Any, name: str) -> Mapping[Any, Any]:
+    if not isinstance(value, Mapping):
+        raise InputError(f"{name}: expected a mapping", found=f"{value!r:.80}")
+    return value
+
+
+def _operators(found: Mapping[Any, Any], name: str) -> tuple[OperatorId, ...]:
+    values = found.get(name) or []
+    if not isinstance(values, list):
+        raise InputError(f"{name}: expected a list of operators", found=f"{values!r:.80}")
+    return tuple(OperatorId(_text(one, name)) for one in values)
+
+
+def _below(found: Mapping[Any, Any], name: str) -> Iterator[tuple[OperatorId, Any, Any]]:
+    for operator, values in _mapping(found.get(name) or {}, name).items():
+        for key, value in _mapping(values, f"{name} of {operator}").items():
+            yield OperatorId(_text(operator, name)), key, value
+
+
+def _text(value: Any, name: str) -> str:
+    if not isinstance(value, str) or not value:
+        raise InputError(f"{name}: expected a name", found=f"{value!r:.80}")
+    return value
+
+
+def _number(value: Any) -> int:
+    number = int(value) if isinstance(value, str) and value.isdecimal() else value
+    if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number < 1 << 32:
+        raise InputError(
+            "accumulators: expected positions in the SELECT, from 0", found=f"{value!r:.80}"
+        )
+    return number
+
+
+def _json(value: Any) -> str:
+    try:
+        return json.dumps(value)
+    except (TypeError, ValueError) as error:
+        raise InputError("fill: expected a value of JSON", found=f"{value!r:.80}") from error
+
+
+def check_overrides(theirs: Sequence[Shape], ours: Sequence[Shape], overrides: Overrides) -> None:
+    """Check that overrides name operators that exist, pairs of one kind, and decide nothing twice.
+
+    Raises:
+        InputError: they do not.
+    """
+    there = {one.operator: one for one in theirs}
+    here = {one.operator: one for one in ours}
+    of_source = [*(source for source, _ in overrides.matches), *overrides.drop]
+    of_job = [*(operator for _, operator in overrides.matches), *overrides.start_empty]
+    named = [
+        *of_job,
+        *overrides.same_columns,
+        *(one.operator for one in overrides.fills),
+        *(one.operator for one in overrides.renames),
+        *(one.operator for one in overrides.accumulators),
+    ]
+    for names, known, side in ((of_source, there, "source"), (named, here, "job")):
+        for one in names:
+            if one not in known:
+                raise InputError(
+                    f"an override names {one}, which is no operator of the {side}",
+                    operators=", ".join(known),
+                    next_step="name operators as `arroyo-state show` prints them",
+                )
+    for names in (of_source, of_job):
+        twice = sorted({one for one in names if names.count(one) > 1})
+        if twice:
+            raise InputError(
+                f"the overrides decide twice about {twice[0]}",
+                next_step="name it once, under `map`, `drop` or `start_empty`",
+            )
+    for source, operator in overrides.matches:
+        if there[source].kind != here[operator].kind:
+            raise InputError(
+                f"{operator} is of the kind {here[operator].kind!r} and cannot take the state of "
+                f"{source}, of the kind {there[source].kind!r}",
+                next_step="map operators of one kind",
+            )
