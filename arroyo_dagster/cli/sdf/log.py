@@ -11,7 +11,7 @@ from arroyo_dagster.cli.rendering import print_json
 from arroyo_dagster.cli.sdf.files import load_dataflow, loading_options
 from arroyo_dagster.cli.sdf.group import sdf
 from arroyo_dagster.dataflow.storage.engine_tables import MOST_FAILURES
-from arroyo_dagster.dataflow.views.failures import Failure, last_failures
+from arroyo_dagster.dataflow.views.failures import StepFailure, last_failures
 from arroyo_dagster.state.codec.iso_times import iso_micros
 
 
@@ -50,7 +50,7 @@ def print_log(
       arroyo-state sdf log dataflow.yaml --service count-words --last 5
     """
     dataflow, _ = load_dataflow(file, legacy=legacy, extended=extended, prod=prod)
-    kept: list[Failure] = []
+    kept: list[StepFailure] = []
     left = dict.fromkeys(dataflow.services, last)
     for one in reversed(last_failures(open_to_read(url), dataflow, service=service)):
         left[one.service] -= 1
@@ -66,7 +66,7 @@ def print_log(
         click.echo("no record has failed", err=True)
 
 
-def _text(file: str, failure: Failure) -> str:
+def _text(file: str, failure: StepFailure) -> str:
     place = f" on {failure.place}" if failure.place else ""
     line = "" if failure.line is None else f"\n  {file}:{failure.line}"
     return (

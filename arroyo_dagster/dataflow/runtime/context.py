@@ -74,7 +74,7 @@ class Invocation:
             raise StepFailed(
                 reason_of(error),
                 service=self.service,
-                step=running_step(),
+                step=running_step() or None,
                 next_step="let the function raise an error of its own for a record that it cannot "
                 "process; nothing of the epoch was published",
             ) from error

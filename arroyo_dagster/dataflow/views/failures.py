@@ -18,7 +18,7 @@ _BODY_LINE = re.compile(r"in line (\d+) of the body")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Failure:
+class StepFailure:
     """One record, or flush of a window, on which a step failed.
 
     Attributes:
@@ -56,7 +56,7 @@ class Failure:
 
 def last_failures(
     store: ObjectStore, dataflow: Dataflow, *, service: str | None = None
-) -> list[Failure]:
+) -> list[StepFailure]:
     """Return the last failures of each step, the oldest first.
 
     Each service is read at its newest ready epoch. Failures of epochs that were not published are
@@ -76,7 +76,7 @@ def last_failures(
         raise InputError(
             f"the dataflow has no service `{service}`", services=sorted(dataflow.services)
         )
-    found: list[Failure] = []
+    found: list[StepFailure] = []
     for name in dataflow.services if service is None else (service,):
         lines = {step.name: step.body_line for step in dataflow.services[name].steps}
         head = OwnerJob(store, service_paths(dataflow, name)).newest()
@@ -87,10 +87,10 @@ def last_failures(
     return sorted(found, key=lambda one: (one.at_ms, one.service, one.epoch, one.step, one.number))
 
 
-def _failure(service: str, step: str, text: str, body_line: int | None) -> Failure:
+def _failure(service: str, step: str, text: str, body_line: int | None) -> StepFailure:
     try:
         stored: dict[str, Any] = json.loads(text)
-        made = Failure(
+        made = StepFailure(
             service=service, step=step, line=_line(stored["reason"], body_line), **stored
         )
     except (ValueError, TypeError, KeyError) as error:
