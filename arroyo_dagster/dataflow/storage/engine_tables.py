@@ -24,7 +24,8 @@ from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.tables.global_keyed import GlobalKeyedTable, global_table_config
 
 METRICS, SCHEMAS, WATERMARK, WINDOWS = "metrics", "schemas", "watermark", "windows"
-FAILURES = "failures"
+FAILURES = "metrics.failures"
+"""The dot keeps the name free for a state, whose table is beside it."""
 MOST_FAILURES = 20
 """The number of last failures of a step that each subtask keeps."""
 DROPPED = OperatorId("dropped")

@@ -128,6 +128,23 @@ def test_every_subtask_keeps_its_own(flow: Path) -> None:
     assert len(logged(flow, "--last", 100)) in (len(lines) - 2, len(lines) - 1)
 
 
+def test_a_state_may_be_named_as_the_log_is(flow: Path) -> None:
+    flow.write_text(
+        FLOW.partition("  again:")[0]
+        + """\
+    states:
+      failures: {type: keyed-state, properties: {key: {type: string}, value: {type: u32}}}
+    partition:
+      assign-key: {run: "def by(line): return line"}
+      update-state: {run: "def count(line): failures().increment(1 if line != '4' else -1)"}
+"""
+    )
+    assert processed(flow, "2", "4") == 4
+    assert [one["step"] for one in logged(flow)] == ["count"]
+    rows = run("show", "state", flow, "check/failures", "--url", flow.parent / "state").stdout
+    assert rows.split()[-3:] == ["2", "*", "1"]
+
+
 def test_an_unknown_service_is_told(flow: Path) -> None:
     result = run("log", flow, "--service", "chek", "--url", flow.parent / "state")
     assert (result.exit_code, "no service `chek`" in result.stderr) == (1, True)
