@@ -16,11 +16,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from arroyo_dagster.dataflow.runtime.context import Accessor, env, key, sql, state, window
+from arroyo_dagster.dataflow.runtime.context import (
+    Accessor,
+    env,
+    key,
+    log_message,
+    sql,
+    state,
+    window,
+)
 from arroyo_dagster.dataflow.runtime.record import Record, plain
 from arroyo_dagster.dataflow.views.frames import col, lit
 
-__all__ = ["Record", "col", "env", "key", "lit", "plain", "sql", "state", "window"]
+__all__ = ["Record", "col", "env", "key", "lit", "log_message", "plain", "sql", "state", "window"]
 
 
 def __getattr__(name: str) -> Accessor:

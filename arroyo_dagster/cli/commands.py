@@ -207,7 +207,7 @@ SDF: Mapping[str, LazyCommand] = {
     ),
     "log": LazyCommand(
         "sdf.log",
-        "List the last records on which steps of a dataflow failed: when, where and why.",
+        "List the last records on which steps of a dataflow failed, and messages of its functions.",
     ),
     "replay": LazyCommand(
         "sdf.replay",

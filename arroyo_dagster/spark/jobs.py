@@ -73,9 +73,9 @@ def fetch_rows(session: SparkSession, frame: DataFrame) -> list[Row]:
                 next_step="install it on the workers, with the driver's versions of Python and "
                 "pyarrow; `ship` sends this package",
             ) from redacted_cause(error)
-        if (ended := _what_ended(str(error))) is not None:
+        if (ended := _WORKER_ENDED.search(str(error))) is not None:
             raise StorageError(
-                redact_text(ended), retryable=True, next_step=ENDED_STEP
+                redact_text(ended[1]), retryable=True, next_step=ENDED_STEP
             ) from redacted_cause(error)
         raise StorageError(
             f"tasks failed, and Spark gave up ({failure_reason(error)})",
@@ -84,15 +84,6 @@ def fetch_rows(session: SparkSession, frame: DataFrame) -> list[Row]:
             "listed",
         ) from redacted_cause(error)
     return rows
-
-
-def _what_ended(message: str) -> str | None:
-    """Return which process of a worker ended; None if the tasks failed otherwise."""
-    if (told := _WORKER_ENDED.search(message)) is not None:
-        return told[1]
-    if _SPARKS_WORKER_ENDED in message:
-        return "a Python worker of Spark ended while it ran a function, and cannot say which"
-    return None
 
 
 def _what_workers_lack(message: str) -> str | None:
@@ -106,6 +97,8 @@ def _what_workers_lack(message: str) -> str | None:
 
 def failure_reason(error: Exception) -> str:
     """Return the useful line of a Java and Python stack trace: the Python error, or the cause."""
+    if _SPARKS_WORKER_ENDED in str(error):
+        return "a Python worker ended: it crashed, ran out of memory, or a function ended it"
     lines = [line.strip() for line in redact_text(str(error)).splitlines() if line.strip()]
     python = [line for line in lines if _PYTHON_ERROR.match(line)]
     causes = [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")]

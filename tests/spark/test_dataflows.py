@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -389,8 +390,9 @@ def test_a_function_that_ends_its_process_is_named_and_nothing_is_lost(
 
     with pytest.raises(ArroyoStateError) as error:
         run(**crashes)
-    assert f"job `t.crashing/check`: the process of a Spark worker ended {how}" in str(error.value)
-    assert f"while it ran `{step}`" in str(error.value)
+    # How it ended is known to the worker whose child it was, which Spark may have ended before.
+    ended = f"job `t.crashing/check`: the process of a Spark worker ended( {how})? while it ran"
+    assert re.search(f"{ended} `{step}`", str(error.value))
     assert "org.apache.spark" not in str(error.value)
     run()
     dataflow = parse_document(CRASHING.format(mapped="pass", counted="pass"))

@@ -471,6 +471,7 @@ def test_every_mistake_of_a_dataflows_tests_is_told(tmp_path: Path) -> None:
   - {name: c, records: {words: []}}
   - {name: d, expect-failed: {count-words/count: 1, split/words: x}}
   - {expekt: {}, close-windows: 1}
+  - {name: e, expect: , records: []}
 """
     file = words(tmp_path, tests)
     first = line_of(file, "- {name: a")
@@ -491,6 +492,7 @@ def test_every_mistake_of_a_dataflows_tests_is_told(tmp_path: Path) -> None:
             (4, "tests[4].name: missing `name`"),
             (4, "tests[4].expekt: unknown key"),
             (4, "tests[4].close-windows: expected true or false"),
+            (5, "tests[5]: expects nothing"),
         ):
             assert f"line {first + line}: " in said
             assert part in said

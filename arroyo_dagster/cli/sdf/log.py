@@ -1,4 +1,4 @@
-"""`sdf log`: list the records on which steps failed. It writes nothing."""
+"""`sdf log`: list the last records on which steps failed, and messages. It writes nothing."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from arroyo_dagster.cli.common import open_to_read, store_options
 from arroyo_dagster.cli.rendering import print_json
 from arroyo_dagster.cli.sdf.files import load_dataflow, loading_options
 from arroyo_dagster.cli.sdf.group import sdf
-from arroyo_dagster.dataflow.storage.engine_tables import MOST_FAILURES
-from arroyo_dagster.dataflow.views.failures import Failure, last_failures
+from arroyo_dagster.dataflow.storage.engine_tables import MOST_LOGGED
+from arroyo_dagster.dataflow.views.step_log import LogEntry, read_step_log
 from arroyo_dagster.state.codec.iso_times import iso_micros
 
 
@@ -22,10 +22,10 @@ from arroyo_dagster.state.codec.iso_times import iso_micros
     "-n",
     "--last",
     type=click.IntRange(1),
-    default=MOST_FAILURES,
+    default=MOST_LOGGED,
     show_default=True,
     metavar="N",
-    help="Print only the last N failures of each service.",
+    help="Print only the last N entries of each service.",
 )
 @loading_options
 @store_options
@@ -39,20 +39,21 @@ def print_log(
     url: str | None,
     as_json: bool,
 ) -> None:
-    """List the last records on which steps of a dataflow failed: when, where and why.
+    """List the last records on which steps of a dataflow failed, and messages of its functions.
 
     Each subtask of a service keeps the last 20 failures of each of its steps with its state, with
-    `--on-error skip` and with dead letters. Those of an epoch that was not published are not kept;
-    the run that ended has printed them.
+    `--on-error skip` and with dead letters, and the last 20 messages (`log_message` of
+    arroyo_dagster.sdf). Those of an epoch that was not published are not kept; the run that ended
+    has printed why it failed.
 
     \b
     Example:
       arroyo-state sdf log dataflow.yaml --service count-words --last 5
     """
     dataflow, _ = load_dataflow(file, legacy=legacy, extended=extended, prod=prod)
-    kept: list[Failure] = []
+    kept: list[LogEntry] = []
     left = dict.fromkeys(dataflow.services, last)
-    for one in reversed(last_failures(open_to_read(url), dataflow, service=service)):
+    for one in reversed(read_step_log(open_to_read(url), dataflow, service=service)):
         left[one.service] -= 1
         if left[one.service] >= 0:
             kept.append(one)
@@ -63,13 +64,14 @@ def print_log(
     for one in chosen:
         click.echo(_text(file, one))
     if not chosen:
-        click.echo("no record has failed", err=True)
+        click.echo("no record has failed, and no function has sent a message", err=True)
 
 
-def _text(file: str, failure: Failure) -> str:
-    place = f" on {failure.place}" if failure.place else ""
-    line = "" if failure.line is None else f"\n  {file}:{failure.line}"
+def _text(file: str, entry: LogEntry) -> str:
+    place = f" on {entry.place}" if entry.place else ""
+    line = "" if entry.line is None else f"\n  {file}:{entry.line}"
+    said = entry.reason if entry.message is None else f"message: {entry.message}"
     return (
-        f"{iso_micros(failure.at_ms * 1000)} {failure.service}/{failure.step} epoch "
-        f"{failure.epoch}{place}{line}\n  {failure.reason}"
+        f"{iso_micros(entry.at_ms * 1000)} {entry.service}/{entry.step} epoch "
+        f"{entry.epoch}{place}{line}\n  {said}"
     )

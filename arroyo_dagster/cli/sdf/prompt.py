@@ -7,7 +7,7 @@ import shlex
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import click
 
@@ -23,7 +23,7 @@ from arroyo_dagster.dataflow.topics.pipe import ByteStream
 from arroyo_dagster.dataflow.views.namespaces import CliError, Namespaces
 from arroyo_dagster.dataflow.views.rendering import table_text
 from arroyo_dagster.dataflow.views.view import Views
-from arroyo_dagster.errors import ArroyoStateError
+from arroyo_dagster.errors import ArroyoStateError, InputError
 from arroyo_dagster.state.planning.privacy import PrivateColumns
 from arroyo_dagster.state.storage.store import ObjectStore
 
@@ -39,11 +39,21 @@ _POLL_SECONDS = 0.05
 
 
 def open_stdin() -> ByteStream:
-    """Return the standard input, unbuffered: a thread that waits for it blocks no exit."""
-    return io.FileIO(0, closefd=False)
+    """Return the standard input, unbuffered: a thread that waits for it blocks no exit.
+
+    Raises:
+        InputError: it is closed.
+    """
+    try:
+        return io.FileIO(0, closefd=False)
+    except OSError as error:
+        raise InputError(
+            f"the standard input cannot be read ({error.strerror})",
+            next_step="leave out --prompt, or the source `stdin`",
+        ) from error
 
 
-class Prompt:
+class StatePrompt:
     """Answers commands from the standard input, one per line, in a thread of its own.
 
     Every answer is of the newest epochs that the services have published.
@@ -60,8 +70,8 @@ class Prompt:
     ) -> None:
         self._store, self._dataflow, self._private = store, dataflow, private
         self._as_json = as_json
-        self._prompting = sys.stdin.isatty() and not as_json
         self._stream = open_stdin()
+        self._prompting = sys.stdin.isatty() and not as_json
         self._read = b""
         self._left = threading.Event()
 
@@ -79,7 +89,8 @@ class Prompt:
 
         def answer() -> None:
             try:
-                with context.scope(cleanup=False):
+                # Whoever reads the answers may leave: this leaves the prompt.
+                with context.scope(cleanup=False), suppress(BrokenPipeError):
                     self._answer_all()
             finally:
                 self._left.set()

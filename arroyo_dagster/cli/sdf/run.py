@@ -31,7 +31,7 @@ from arroyo_dagster.cli.sdf.files import (
     parallelism_option,
 )
 from arroyo_dagster.cli.sdf.group import sdf
-from arroyo_dagster.cli.sdf.prompt import Prompt, open_stdin
+from arroyo_dagster.cli.sdf.prompt import StatePrompt, open_stdin
 from arroyo_dagster.cli.settings import FiniteRange
 from arroyo_dagster.cli.spark import print_choice, spark_options
 from arroyo_dagster.dataflow.definition.definition import Dataflow
@@ -223,7 +223,7 @@ def run(
             held.callback(pipe.close)
         stop = stopped
         if prompting:
-            prompt = Prompt(store, dataflow, private, as_json=as_json)
+            prompt = StatePrompt(store, dataflow, private, as_json=as_json)
             stop = held.enter_context(prompt.answering(stopped))
         if outside is not None:
             outcome = run_on_spark(

@@ -8,6 +8,7 @@ Source: sdf-states.md 3.4 and 8.2; error E43.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from arroyo_dagster.dataflow.views.frames import Frame
     from arroyo_dagster.dataflow.views.sql import Tables
 
+_LOG = logging.getLogger("arroyo_dagster.sdf")
+_MOST_MESSAGE = 1000
 Accessor = Callable[[], Any]
 
 
@@ -41,6 +44,7 @@ class Invocation:
         window: the window of the current record; the global window outside of windows.
         running: whether the operator is calling functions.
         service: the service whose operator it is; None in a test of a package.
+        log: keeps a message of a step.
     """
 
     def __init__(
@@ -60,6 +64,7 @@ class Invocation:
         self.window = GLOBAL_WINDOW
         self.running = False
         self.service: str | None = None
+        self.log: Callable[[str, str], None] = lambda step, text: None
 
     @contextmanager
     def entered(self) -> Iterator[Invocation]:
@@ -74,7 +79,7 @@ class Invocation:
             raise StepFailed(
                 reason_of(error),
                 service=self.service,
-                step=running_step(),
+                step=running_step() or None,
                 next_step="let the function raise an error of its own for a record that it cannot "
                 "process; nothing of the epoch was published",
             ) from error
@@ -128,6 +133,19 @@ def sql(text: str, params: Mapping[str, Any] | None = None) -> Frame:
         SqlError: unknown table or column, a syntax error, or a statement that writes (E46).
     """
     return current().sql(text, params)
+
+
+def log_message(text: str) -> None:
+    """Keep a message with the state of the service, for `arroyo-state sdf log`.
+
+    Each subtask keeps the last 20 messages of each step, published with their epoch.
+
+    Args:
+        text: the message; what is behind 1,000 characters is cut.
+    """
+    place, step = current(), running_step().replace("`", "")
+    _LOG.info("service %s: %s: %s", place.service, step, text)
+    place.log(step, str(text)[:_MOST_MESSAGE])
 
 
 def key() -> str | int | bool | None:

@@ -25,10 +25,10 @@ from arroyo_dagster.dataflow.runtime.record_batches import clock_in, epochs_in
 from arroyo_dagster.dataflow.runtime.steps import Failures, Step
 from arroyo_dagster.dataflow.storage.boundary import SINK_SCHEMA
 from arroyo_dagster.dataflow.storage.engine_tables import (
-    FAILURES_CONFIG,
+    LOG_CONFIG,
     METRICS_CONFIG,
-    LastFailures,
     Metrics,
+    StepLog,
 )
 from arroyo_dagster.dataflow.views.sql import Tables
 from arroyo_dagster.state.model.ids import Epoch
@@ -151,18 +151,18 @@ class ServiceOperator(Operator):
         self.plan = plan
 
     def tables(self) -> Sequence[TableConfig]:
-        """Return the tables of its metrics and its last failures."""
-        return (METRICS_CONFIG, FAILURES_CONFIG)
+        """Return the tables of its metrics and its log."""
+        return (METRICS_CONFIG, LOG_CONFIG)
 
     def on_start(self, ctx: OperatorContext) -> None:
         """Initialize from the tables."""
         plan = self.plan
         self.metrics = Metrics(ctx)
-        self._last_failures = LastFailures(ctx)
+        self._log = StepLog(ctx)
         self.failures = Failures(
             plan.name,
             self.metrics,
-            self._last_failures,
+            self._log,
             fatal=plan.fatal,
             keeps=plan.letters is not None,
         )
@@ -179,13 +179,13 @@ class ServiceOperator(Operator):
         self.readers.pin(epochs, self.now_ms)
 
     def finish_epoch(self, ctx: OperatorContext) -> None:
-        """Write the metrics and the failures of the epoch, and emit its dead letters."""
+        """Write the metrics and the log of the epoch, and emit its dead letters."""
         self.failures.epoch_done()
         if letters := self.failures.take_letters():
             ctx.side_output.collect(letter_rows(letters))
         self._counts = self.metrics.take_epoch()
         self.metrics.write()
-        self._last_failures.write(ctx.epoch, self.now_ms)
+        self._log.write(ctx.epoch, self.now_ms)
 
     def epoch_report(self) -> StepCounts:
         """Return how often each step succeeded and failed, for `ErrorLimit`."""
@@ -214,7 +214,7 @@ class ServiceOperator(Operator):
             self.plan.env,
             tables_in or (lambda words: self.readers.tables_in(words)),
         )
-        place.service = self.plan.name
+        place.service, place.log = self.plan.name, self._log.add_message
         return place
 
     def _whole(self, name: str) -> Accessor:

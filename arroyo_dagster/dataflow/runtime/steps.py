@@ -27,7 +27,7 @@ from arroyo_dagster.dataflow.runtime.functions import Function
 from arroyo_dagster.dataflow.runtime.letters import Letter
 from arroyo_dagster.dataflow.runtime.reasons import reason_of
 from arroyo_dagster.dataflow.runtime.record import as_record
-from arroyo_dagster.dataflow.storage.engine_tables import LastFailures, Metrics
+from arroyo_dagster.dataflow.storage.engine_tables import Metrics, StepLog
 from arroyo_dagster.dataflow.storage.payloads import frame_of, records_of
 from arroyo_dagster.errors import StorageError
 from arroyo_dagster.user_modules import begin_step
@@ -125,7 +125,7 @@ class Failures:
     Args:
         service: the name of the service, for the log.
         metrics: where failures are counted.
-        last: keeps the last failures of each step.
+        log: keeps the last failures of each step.
         fatal: whether the first failure ends the run.
         keeps: whether failed records become dead letters.
     """
@@ -134,14 +134,14 @@ class Failures:
         self,
         service: str,
         metrics: Metrics,
-        last: LastFailures,
+        log: StepLog,
         *,
         fatal: bool,
         keeps: bool = False,
     ) -> None:
         self._service = service
         self._metrics = metrics
-        self._last = last
+        self._log = log
         self._fatal = fatal
         self._keeps = keeps
         self._letters: list[Letter] = []
@@ -195,7 +195,7 @@ class Failures:
             ) from error
         file = None if place is None else place.file
         kept = {**where, "file": file, "reason": reason}
-        self._last.note(step, self._metrics.failed(step), kept)
+        self._log.add_failure(step, self._metrics.failed(step), kept)
         if self._keeps and place is not None:
             self._letters.append(self._letter(step, reason, record, place, partial))
         count = self._logged[step] = self._logged.get(step, 0) + 1

@@ -1,4 +1,4 @@
-"""The engine's own tables of a service: metrics, failures, watermark, windows, stored schemas.
+"""The engine's own tables of a service: metrics, log, watermark, windows and stored schemas.
 
 Source: sdf-states.md 4.5, 8.4; error E50.
 """
@@ -6,7 +6,7 @@ Source: sdf-states.md 4.5, 8.4; error E50.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,9 +24,10 @@ from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.tables.global_keyed import GlobalKeyedTable, global_table_config
 
 METRICS, SCHEMAS, WATERMARK, WINDOWS = "metrics", "schemas", "watermark", "windows"
-FAILURES = "failures"
-MOST_FAILURES = 20
-"""The number of last failures of a step that each subtask keeps."""
+LOG = "metrics.log"
+"""The dot keeps the name free for a state, whose table is beside it."""
+MOST_LOGGED = 20
+"""How many of its last failures, and of its last messages, each subtask keeps of a step."""
 DROPPED = OperatorId("dropped")
 """The operator whose tables are those of states that are no longer declared. No service runs it, so
 that every epoch carries its tables over.
@@ -64,16 +65,18 @@ METRICS_CONFIG = global_table_config(METRICS, "SDF metrics", key=MetricKey, valu
 
 
 @dataclass(frozen=True, slots=True)
-class FailureKey:
-    """The key of a failure: the step, the subtask, and a place that later failures take again."""
+class LogKey:
+    """The key of a failure or message: the step, the subtask, and a place that later ones take
+    again: failures those below `MOST_LOGGED`, messages as many after them.
+    """
 
     name: str
     subtask: U32
     place: U32
 
 
-FAILURES_CONFIG = global_table_config(
-    FAILURES, "SDF last failures of each step, as JSON", key=FailureKey, value=str
+LOG_CONFIG = global_table_config(
+    LOG, "SDF last failures and messages of each step, as JSON", key=LogKey, value=str
 )
 SCHEMAS_CONFIG = global_table_config(SCHEMAS, "SDF schemas of states", key=str, value=str)
 WATERMARK_CONFIG = global_table_config(
@@ -181,27 +184,44 @@ class Metrics:
         return counted
 
 
-class LastFailures:
-    """The last failures of each step of one subtask. They are written at the barrier."""
+class StepLog:
+    """The last failures and messages of each step of one subtask, written at the barrier."""
 
     def __init__(self, ctx: OperatorContext) -> None:
         self._subtask = ctx.task_info.task_index
-        self._view = ctx.table_manager.get_global_keyed_state(FAILURES, FailureKey, str)
-        self._fresh: dict[FailureKey, dict[str, Any]] = {}
+        self._view = ctx.table_manager.get_global_keyed_state(LOG, LogKey, str)
+        self._fresh: dict[LogKey, dict[str, Any]] = {}
+        self._messages: dict[str, int] = {}
 
-    def note(self, step: str, number: int, failure: dict[str, Any]) -> None:
-        """Keep a failure in the place of the one that was `MOST_FAILURES` before it.
+    def add_failure(self, step: str, number: int, failure: dict[str, Any]) -> None:
+        """Keep a failure in the place of the one that was `MOST_LOGGED` before it.
 
         Args:
             step: the step.
             number: the number of its failures so far, this one included.
             failure: values of JSON.
         """
-        key = FailureKey(step, self._subtask, number % MOST_FAILURES)
+        key = LogKey(step, self._subtask, number % MOST_LOGGED)
         self._fresh[key] = {**failure, "number": number}
 
+    def add_message(self, step: str, text: str) -> None:
+        """Keep a message of a function in the place of the one that was `MOST_LOGGED` before it."""
+        if step not in self._messages:
+            self._messages[step] = max(map(self._stored_number, self._places_of_messages(step)))
+        number = self._messages[step] = self._messages[step] + 1
+        key = LogKey(step, self._subtask, MOST_LOGGED + number % MOST_LOGGED)
+        self._fresh[key] = {"message": text, "number": number}
+
+    def _places_of_messages(self, step: str) -> Iterator[LogKey]:
+        for place in range(MOST_LOGGED, 2 * MOST_LOGGED):
+            yield LogKey(step, self._subtask, place)
+
+    def _stored_number(self, key: LogKey) -> int:
+        stored = self._view.get(key)
+        return 0 if stored is None else int(json.loads(stored)["number"])
+
     def write(self, epoch: int, now_ms: int) -> None:
-        """Write the failures of an epoch to the table, with the epoch and its clock."""
+        """Write the entries of an epoch to the table, with the epoch and its clock."""
         self._view.insert_many(
             (key, json.dumps({**one, "epoch": epoch, "at_ms": now_ms}, ensure_ascii=False))
             for key, one in self._fresh.items()

@@ -117,7 +117,7 @@ def _test(entry: Node) -> DataflowTest:
     given = plain.get("records") or {}
     return DataflowTest(
         name=plain["name"],
-        rounds=tuple(given) if isinstance(given, list) else (given,),
+        rounds=tuple(given) if isinstance(given, list) and given else (given or {},),
         close_windows=plain.get("close-windows") or False,
         expect=plain.get("expect") or {},
         expect_states=plain.get("expect-states") or {},

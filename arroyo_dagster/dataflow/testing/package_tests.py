@@ -87,7 +87,7 @@ def read_tests(package: Package, packages: Mapping[str, Package]) -> list[Packag
         if {"expect", "expect-error"} <= entry.members.keys():
             said = "has both `expect` and `expect-error`; give one"
             diagnostics.add(entry.diagnostic_at("E04", said))
-        check_expectation(entry, diagnostics, _EXPECTATIONS)
+        check_expectation(entry, diagnostics, _EXPECTATIONS, nullable=("expect",))
 
     return [_test(entry) for entry in read_entries(package, PACKAGE_TEST, check)]
 

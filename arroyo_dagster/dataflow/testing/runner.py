@@ -45,7 +45,7 @@ from arroyo_dagster.errors import InputError
 from arroyo_dagster.state.model.clock import Clock, wall_clock_ms
 
 MISSING: Any = object()
-"""OwnershipByPrefix an absent value."""
+"""Marks an absent value."""
 
 
 class Trial:

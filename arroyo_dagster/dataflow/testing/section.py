@@ -99,9 +99,11 @@ def read_entries(
     return document.tests.items
 
 
-def check_expectation(entry: Node, diagnostics: Diagnostics, keys: Sequence[str]) -> None:
-    """Report an entry that expects nothing."""
-    if not entry.members.keys() & set(keys):
+def check_expectation(
+    entry: Node, diagnostics: Diagnostics, keys: Sequence[str], *, nullable: Sequence[str] = ()
+) -> None:
+    """Report an entry that expects nothing. `nullable`: the keys that expect something if null."""
+    if not any(entry.get(key) or (key in nullable and key in entry.members) for key in keys):
         listed = ", ".join(f"`{key}`" for key in keys)
         diagnostics.add(entry.diagnostic_at("E04", f"expects nothing: give one of {listed}"))
 

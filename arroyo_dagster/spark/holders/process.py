@@ -126,7 +126,7 @@ class Holder:
             self._idle_seconds = asked.idle_seconds
             rows, request.rows = decode_stream(request.rows), bytearray()
             work: LevelWork = pickle.loads(asked.level_work)
-            with step_listener(functools.partial(_tell_step, channel)):
+            with step_listener(functools.partial(_report_step, channel)):
                 output = self._subtasks.run(work, asked.subtask, rows, asked.idle_seconds)
                 for batch in chunk_batches(output):
                     stream = ChunkStream()
@@ -203,7 +203,7 @@ class Holder:
             os._exit(1)
 
 
-def _tell_step(channel: Channel, step: str) -> None:
+def _report_step(channel: Channel, step: str) -> None:
     """Tell the task which function runs: it cannot be asked if the function ends the process."""
     with contextlib.suppress(OSError):
         channel.send(STEP, step.encode())

@@ -128,6 +128,42 @@ def test_every_subtask_keeps_its_own(flow: Path) -> None:
     assert len(logged(flow, "--last", 100)) in (len(lines) - 2, len(lines) - 1)
 
 
+def test_messages_of_functions_are_kept_with_their_epoch(flow: Path) -> None:
+    says = "from arroyo_dagster.sdf import log_message\n          # Numbers only."
+    text = FLOW.partition("  again:")[0].replace("# Numbers only.", says)
+    flow.write_text(text.replace("number = int(line)", "number = int(line); log_message(line)"))
+    assert processed(flow, *map(str, range(15))) == 0
+    assert processed(flow, *map(str, range(15, 30)), "x") == 4
+    messages = [one for one in logged(flow, "--last", 100) if one["message"] is not None]
+    assert [one["message"] for one in messages] == [str(number) for number in range(10, 30)]
+    assert [one["number"] for one in messages] == list(range(11, 31))
+    assert {(one["step"], one["epoch"]) for one in messages} == {("is_even", 1), ("is_even", 2)}
+    (failed,) = [one for one in logged(flow, "--last", 100) if one["reason"] is not None]
+    assert (failed["number"], failed["message"]) == (1, None)
+    shown = run("log", flow, "--url", flow.parent / "state", "--last", 30).stdout
+    assert "check/is_even epoch 2\n  message: 29\n" in shown
+    assert processed(flow, "1", "y", flags=("--on-error", "fail")) == 1
+    again = [one for one in logged(flow, "--last", 100) if one["message"] is not None]
+    assert again == messages  # nothing of an epoch that was not published
+
+
+def test_a_state_may_be_named_as_the_log_is(flow: Path) -> None:
+    flow.write_text(
+        FLOW.partition("  again:")[0]
+        + """\
+    states:
+      failures: {type: keyed-state, properties: {key: {type: string}, value: {type: u32}}}
+    partition:
+      assign-key: {run: "def by(line): return line"}
+      update-state: {run: "def count(line): failures().increment(1 if line != '4' else -1)"}
+"""
+    )
+    assert processed(flow, "2", "4") == 4
+    assert [one["step"] for one in logged(flow)] == ["count"]
+    rows = run("show", "state", flow, "check/failures", "--url", flow.parent / "state").stdout
+    assert rows.split()[-3:] == ["2", "*", "1"]
+
+
 def test_an_unknown_service_is_told(flow: Path) -> None:
     result = run("log", flow, "--service", "chek", "--url", flow.parent / "state")
     assert (result.exit_code, "no service `chek`" in result.stderr) == (1, True)

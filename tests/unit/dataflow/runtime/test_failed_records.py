@@ -11,6 +11,7 @@ import pytest
 
 from arroyo_dagster.dataflow.runtime.error_limit import FIRST_RECORDS, ErrorLimit, TooManyErrors
 from arroyo_dagster.dataflow.runtime.letters import Letter
+from arroyo_dagster.dataflow.views.step_log import read_step_log
 from arroyo_dagster.errors import FormatError, InputError
 from arroyo_dagster.state.model.ids import OperatorId
 from arroyo_dagster.state.storage import Crash, MemoryStore
@@ -384,7 +385,11 @@ def replay_all(store: Any, topics: dict[str, Topic], sink: Any) -> Flow:
 def result_of(found: Flow, sink: Any) -> Any:
     service = next(iter(found.dataflow.services))
     letters = [(one.record, one.offset, one.reason) for one in found.letters(service)]
-    return sorted(sink.values), letters, found.cells(f"{service}.counts")
+    # A flush that fails is called again by each run, and so more often if one is killed.
+    log = [one for one in read_step_log(found.store, found.dataflow) if one.topic is not None]
+    logged = sorted((one.step, one.number, one.offset, one.reason) for one in log)
+    assert len(logged) >= max(len(letters), 1)
+    return sorted(sink.values), letters, found.cells(f"{service}.counts"), logged
 
 
 @share_or_all(6)

@@ -1,4 +1,4 @@
-"""The last failures of the steps of a dataflow, as its services have published them."""
+"""The last failures and messages of the steps of a dataflow, as its services published them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from arroyo_dagster.dataflow.definition.definition import Dataflow
-from arroyo_dagster.dataflow.storage.engine_tables import FAILURES, FailureKey
+from arroyo_dagster.dataflow.storage.engine_tables import LOG, LogKey
 from arroyo_dagster.dataflow.views.namespaces import stored_pairs
 from arroyo_dagster.dataflow.views.view import OwnerJob, service_paths
 from arroyo_dagster.errors import FormatError, InputError
@@ -18,18 +18,19 @@ _BODY_LINE = re.compile(r"in line (\d+) of the body")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Failure:
-    """One record, or flush of a window, on which a step failed.
+class LogEntry:
+    """One record, or flush of a window, on which a step failed; or a message of its function.
 
     Attributes:
-        service, step: where it failed.
+        service, step: where it failed, or what sent the message.
         at_ms: the clock of the epoch, in epoch milliseconds.
         epoch: the epoch of the service.
-        number: which failure of the step it is, counted by each subtask from 1.
-        reason: why it failed, with the line of the function.
+        number: which failure, or message, of the step it is, counted by each subtask from 1.
+        reason: why it failed, with the line of the function; None for a message.
+        message: the message; None for a failure.
         line: the line of the definition in which it failed, if the body has not changed since;
             None = the body is not in the definition, or the line is not known.
-        topic, partition, offset: the position of the record; None for a flush.
+        topic, partition, offset: the position of the record; None for a flush, or a message.
         file: the file of the record, if the run kept dead letters.
     """
 
@@ -38,7 +39,8 @@ class Failure:
     at_ms: int
     epoch: int
     number: int
-    reason: str
+    reason: str | None = None
+    message: str | None = None
     line: int | None = None
     topic: str | None = None
     partition: int | None = None
@@ -47,19 +49,19 @@ class Failure:
 
     @property
     def place(self) -> str:
-        """The position of the record; empty for a flush."""
+        """The position of the record; empty if it is not known."""
         if self.topic is None:
             return ""
         file = "" if self.file is None else f" {self.file}"
         return f"{self.topic}{file} {self.partition}/{self.offset}"
 
 
-def last_failures(
+def read_step_log(
     store: ObjectStore, dataflow: Dataflow, *, service: str | None = None
-) -> list[Failure]:
-    """Return the last failures of each step, the oldest first.
+) -> list[LogEntry]:
+    """Return the last failures and messages of each step, the oldest first.
 
-    Each service is read at its newest ready epoch. Failures of epochs that were not published are
+    Each service is read at its newest ready epoch. Those of epochs that were not published are
     not in it.
 
     Args:
@@ -70,34 +72,36 @@ def last_failures(
     Raises:
         InputError: there is no such service.
         CheckpointError: the newest epoch of a service cannot be read (E51).
-        FormatError: a stored failure is not one.
+        FormatError: an entry of the log is not one.
     """
     if service is not None and service not in dataflow.services:
         raise InputError(
             f"the dataflow has no service `{service}`", services=sorted(dataflow.services)
         )
-    found: list[Failure] = []
+    found: list[LogEntry] = []
     for name in dataflow.services if service is None else (service,):
         lines = {step.name: step.body_line for step in dataflow.services[name].steps}
         head = OwnerJob(store, service_paths(dataflow, name)).newest()
         for operator in head.operators if head is not None else ():
-            stored = stored_pairs(store, head, operator.operator, FAILURES, FailureKey, str)
+            stored = stored_pairs(store, head, operator.operator, LOG, LogKey, str)
             for key, text in stored.items():
-                found.append(_failure(name, key.name, text, lines.get(key.name)))
+                found.append(_entry(name, key.name, text, lines.get(key.name)))
     return sorted(found, key=lambda one: (one.at_ms, one.service, one.epoch, one.step, one.number))
 
 
-def _failure(service: str, step: str, text: str, body_line: int | None) -> Failure:
+def _entry(service: str, step: str, text: str, body_line: int | None) -> LogEntry:
     try:
         stored: dict[str, Any] = json.loads(text)
-        made = Failure(
-            service=service, step=step, line=_line(stored["reason"], body_line), **stored
+        made = LogEntry(
+            service=service, step=step, line=_line(stored.get("reason"), body_line), **stored
         )
     except (ValueError, TypeError, KeyError) as error:
-        raise FormatError(f"a stored failure of {service}/{step} is not one ({error!r})") from error
+        raise FormatError(
+            f"an entry of the log of {service}/{step} is not one ({error!r})"
+        ) from error
     return made
 
 
-def _line(reason: str, body_line: int | None) -> int | None:
-    match = _BODY_LINE.search(reason)
+def _line(reason: str | None, body_line: int | None) -> int | None:
+    match = _BODY_LINE.search(reason or "")
     return None if match is None or body_line is None else body_line + int(match[1]) - 1
