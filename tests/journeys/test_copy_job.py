@@ -222,7 +222,7 @@ def test_copy_interrupted_anywhere_is_not_startable_or_complete_and_continued_by
         faulty = FaultInjecting(target, fail_at=at, mode=mode, crash=crash)
         with contextlib.suppress(Crash, StorageError):
             copy(source, pipeline.paths, faulty)
-        if layout is Layout.PROTOCOL and target.head(pipeline.paths.current_generation):
+        if is_startable(target, pipeline.paths):
             assert state_of(target, pipeline) == expected, at
         with contextlib.suppress(ConflictError):  # it was complete
             copy(source, pipeline.paths, target)
@@ -230,6 +230,15 @@ def test_copy_interrupted_anywhere_is_not_startable_or_complete_and_continued_by
         assert target.head(pipeline.paths.copy_marker) is None, at
         assert verify_job(target, pipeline.paths, level=1).verdict.errors == (), at
         assert read_pins(source, pipeline.paths).pinned <= {Epoch(1), Epoch(2)}, at
+
+
+def is_startable(store: ObjectStore, paths: JobPaths) -> bool:
+    if paths.layout is Layout.PROTOCOL:
+        return store.head(paths.current_generation) is not None
+    try:
+        return bool(ParquetBackend(store, paths).epochs())
+    except NotFoundError:
+        return False
 
 
 # ---- the command ---------------------------------------------------------------------------------

@@ -6,17 +6,21 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal
 
 import pytest
 
 from arroyo_dagster.errors import ConflictError, InputError, NotFoundError, ProtocolError
+from arroyo_dagster.state.codec import metadata
+from arroyo_dagster.state.codec.hashing.routing import HashVariant, key_hashes
 from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.model.job_facts import JobCondition
 from arroyo_dagster.state.model.layout import JobPaths, Layout, is_rewritten
 from arroyo_dagster.state.model.surgery.plans import EditOutcome, TableAction
 from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
+from arroyo_dagster.state.operations.catalog.jobs import list_jobs
 from arroyo_dagster.state.operations.compaction.rewrite_undo import run_undo
 from arroyo_dagster.state.operations.surgery.carried_files import StateSource
 from arroyo_dagster.state.operations.surgery.execute import EditOptions
@@ -38,7 +42,7 @@ from tests.arroyo_jobs import (
     table_rows,
     window_config,
 )
-from tests.jobs import copied, listing
+from tests.jobs import copied, listing, run_word_job
 from tests.journeys.test_surgery import errors_of, others, state_of
 from tests.shares import Share, all_but, everywhere, some_of
 from tests.surgery_jobs import BEGAN, NANOS, SurgeryJob, global_config, surgery_job
@@ -392,3 +396,44 @@ def test_a_source_that_changes_while_it_is_copied_stops_the_fork(layout: Layout)
     with pytest.raises((ConflictError, NotFoundError, ProtocolError)):
         run(source, job, theirs=watched, epoch=epoch)
     assert others(job.store) == was
+
+
+# ---- sources that cannot be taken ----------------------------------------------------------------
+
+
+def refused(source: ForkSource, job: SurgeryJob, kind: type[Exception], message: str) -> None:
+    was = listing(job.store)
+    with pytest.raises(kind, match=message):
+        plan_fork(source, WriteProtected(job.store), job.paths, stopped(job.paths))
+    assert listing(job.store) == was
+
+
+@LAYOUTS
+def test_a_managed_job_is_no_source(layout: Layout) -> None:
+    job = surgery_job(layout, epochs=2, name="job_b")
+    source = MemoryStore()
+    run_word_job(source, max_epochs=2)
+    (paths,) = list_jobs(source)
+    taken = ForkSource(store=WriteProtected(source), paths=paths)
+    refused(taken, job, InputError, "the source is a managed job")
+
+
+def test_an_epoch_whose_sinks_have_not_committed_is_no_source() -> None:
+    source, job = two_jobs(Layout.PROTOCOL)
+    ref = ParquetBackend(source.store, source.paths).load().ref
+    manifest = metadata.decode_manifest(source.store.read(ref), ref)
+    source.store.put(ref, metadata.encode_manifest(replace(manifest, needs_commit=True)))
+    refused(taken(source, 4), job, InputError, "epoch 4 of the source is committing")
+    assert plan_fork(taken(source, 3), job.store, job.paths, stopped(job.paths)).changed
+
+
+@LAYOUTS
+def test_keys_that_another_build_has_hashed_are_refused(
+    layout: Layout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = surgery_job(layout, epochs=2, name="job_b")
+    monkeypatch.setattr(
+        "tests.arroyo_jobs.key_hashes", partial(key_hashes, variant=HashVariant.AES_SSSE3)
+    )
+    other = surgery_job(layout, epochs=4, name="job_a", store=job.store)
+    refused(taken(other), job, ProtocolError, "hashed by different builds of Arroyo")

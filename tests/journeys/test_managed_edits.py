@@ -53,7 +53,10 @@ from arroyo_dagster.state.runtime.pipeline import Pipeline
 from arroyo_dagster.state.storage import Crash, FaultInjecting, MemoryStore, ObjectStore
 from arroyo_dagster.state.storage.wrappers import WriteProtected
 from tests.arroyo_jobs import Telling, facts_of
+from tests.dataflows import Flow, builder, definition
 from tests.jobs import copied, listing, output_of, state_of, word_job, written_by_word_job
+from tests.journeys.test_keyed_state import keyed_job
+from tests.keyed_jobs import keyed_content
 from tests.shares import Share, dealt_out
 
 pytestmark = pytest.mark.usefixtures("one_at_a_time")
@@ -293,6 +296,55 @@ def test_old_rows_go_and_old_deletes_stay() -> None:
     after = content(store, pipeline)["keep"]["rows"]
     assert after == {row: n for row, n in before.items() if row[1] >= since * 1000}
     assert 0 < sum(after.values()) < sum(before.values())
+
+
+@pytest.mark.parametrize(
+    ("key", "epochs", "held"),
+    [("a", 2, {"lists", "timers"}), ("a", 4, {"values", "fleeting", "lists", "maps"})],
+)
+def test_keyed_state_and_timers_of_a_key_are_deleted_and_others_stay(
+    key: str, epochs: int, held: set[str]
+) -> None:
+    store = MemoryStore()
+    pipeline = keyed_job(store)
+    run_pipeline(pipeline, store, max_epochs=epochs)
+    before = keyed_content(store, pipeline, 2)
+    assert {name for name, kept in before.items() if without(kept, key) != kept} == held
+    outcome = run(store, pipeline, KeyDeletion(values=(key,)))
+    assert {one.operator for one in outcome.plan.changed} == {"keep"}
+    after = keyed_content(store, pipeline, 2)
+    assert after == {name: without(kept, key) for name, kept in before.items()}
+    run_pipeline(keyed_job(store), store)
+    assert findings(store, pipeline) == ()
+
+
+def without(kept: Any, key: str) -> Any:
+    """Values by key, or timers as pairs of a key and a time, without those of a key."""
+    if isinstance(kept, dict):
+        return {one: value for one, value in kept.items() if one != key}
+    return {one for one in kept if one[0] != key}
+
+
+def test_a_key_of_a_dataflow_is_deleted_and_its_offsets_are_refused() -> None:
+    flow = Flow(definition(builder("counts().increment(1)"), converter="raw"))
+    flow.send("words", ["ann", "bob", "ann", "cid"])
+    (pipeline,) = flow.pipelines
+    for edit in (offsets("clock_ms=+5"), EDITS["watermark"]):
+        with pytest.raises(InputError, match="SDF service cannot be set"):
+            plan_managed_edit(flow.store, pipeline.paths, NOBODY, edit)
+    for name, kept in {
+        "ann": {"bob": 1, "cid": 1},
+        "bob": {"cid": 1},
+    }.items():
+        flow.restart()
+        edit = KeyDeletion(values=(name,))
+        run(flow.store, pipeline, edit, directory=stopped(pipeline))
+        assert flow.cells("build.counts") == kept
+        assert findings(flow.store, pipeline) == ()
+    undo(flow.store, pipeline)
+    assert flow.cells("build.counts") == {"bob": 1, "cid": 1}
+    assert flow.send("words", ["ann"]).cells("build.counts") == {"ann": 1, "bob": 1, "cid": 1}
+    assert findings(flow.store, pipeline) == ()
 
 
 # ---- undo ----------------------------------------------------------------------------------------

@@ -154,6 +154,41 @@ def test_quarantine_and_unlisted_files_are_searched_and_emptied() -> None:
     assert verify_job(store, pipeline.paths).verdict.findings == ()
 
 
+def test_files_of_a_table_that_vanishes_with_its_last_rows_are_found_all_the_same() -> None:
+    options: dict[str, Any] = {"letters": "d", "retention_micros": 600_000_000}
+    store = written(**options)
+    pipeline = job(store, **options)
+    found = find_key(store, pipeline.paths, KEY.values).found
+    held = next(one for one in found if one.table == "rows")
+    lost = StatePath(f"{held.path}-again")
+    store.copy(held.path, lost)
+    outcome = purge(store, pipeline)
+    newest = ParquetBackend(store, pipeline.paths).load()
+    assert [one.operator for one in newest.operators if "rows" in one.tables] == []
+    assert lost in outcome.deleted
+    assert (outcome.remaining, holds(store, b"d")) == ((), [])
+    assert verify_job(store, pipeline.paths).verdict.findings == ()
+    run_pipeline(job(store, **options), store, max_epochs=1)
+    assert verify_job(store, pipeline.paths).verdict.findings == ()
+
+
+def test_older_epochs_are_purged_of_a_key_that_no_table_has_any_more() -> None:
+    """The edit has emptied the only tables with such a key; a purge was cut off behind it."""
+    made = surgery_job(Layout.PROTOCOL, epochs=3)
+    edit, directory = KeyDeletion(values=("k1",)), stopped(made.paths)
+    newest = ParquetBackend(made.store, made.paths).load()
+    made.files = {key: [] for key in made.files}
+    made.configs = {}
+    for _ in range(2):
+        made.write({})
+    assert newest.operators != ParquetBackend(made.store, made.paths).load().operators
+    plan = plan_purge(made.store, made.paths, directory, edit)
+    assert (plan.why_not, plan.edit.empty, plan.expires) == (None, True, (1, 2, 3))
+    options = EditOptions(quiet_seconds=0.0, sleep=lambda _: None)
+    outcome = run_purge(made.store, made.paths, directory, edit, options)
+    assert (outcome.remaining, holds(made.store, b"k1")) == ((), [])
+
+
 def test_earlier_edits_and_waiting_compactions_are_given_up() -> None:
     store = MemoryStore()
     pipeline = job(store, merge_files_after=100)

@@ -52,7 +52,7 @@ from arroyo_dagster.state.operations.verify.job import verify_job
 from arroyo_dagster.state.storage import Crash, FaultInjecting, MemoryStore, ObjectStore
 from arroyo_dagster.state.storage.wrappers import WriteProtected
 from arroyo_dagster.state.tables.known.operators import ExpressionWatermarkState
-from arroyo_dagster.state.tables.known.sources import KafkaState
+from arroyo_dagster.state.tables.known.sources import KafkaState, SequenceNumber, ShardState
 from arroyo_dagster.state.tables.merge.rewrite import RewriteTask
 from tests.arroyo_jobs import (
     EVENTS,
@@ -858,3 +858,22 @@ def test_an_epoch_that_would_not_verify_is_not_published(layout: Layout) -> None
         run(job.store, job, KEY, run=breaks)
     assert others(job.store) == was
     assert not job.store.list_dir(job.paths.edits).objects
+
+
+@LAYOUTS
+def test_a_closed_kinesis_shard_is_not_read_again(layout: Layout) -> None:
+    job = surgery_job(layout)
+    shards = {
+        name: ShardState("events", name, SequenceNumber("17"), closed)
+        for name, closed in (("shard-0", True), ("shard-1", False))
+    }
+    job.keep("source_kinesis_7", global_config("k", "kinesis source state"), shards)
+    job.write({})
+    was = listing(job.store)
+    with pytest.raises(InputError, match="the shard is closed") as caught:
+        plan_edit(job.store, job.paths, stopped(job.paths), positions("events/shard-0=latest"))
+    assert caught.value.facts["partition"] == "events/shard-0"
+    assert listing(job.store) == was
+    plan = plan_edit(job.store, job.paths, stopped(job.paths), positions("events/shard-1=latest"))
+    (changed,) = (one for step in plan.changed for one in step.entries)
+    assert (changed.key, '"closed": false' in changed.after) == ('"shard-1"', True)

@@ -50,7 +50,7 @@ def copy(
     url: str | None,
     as_json: bool,
 ) -> None:
-    """Copy a whole job to another checkpoint URL.
+    """Copy a whole job, or one epoch of it, to another checkpoint URL.
 
     The job is only read, and may run. The copy has the same names, is verified at URL, and only
     then a start can find it. URL must not have a job of that name. An interrupted copy is continued

@@ -22,7 +22,7 @@ class CopyPlan:
         worker_generation: that wrote the newest epoch; None in the legacy layout.
         data: data files, and records that sources and sinks keep beside the state.
         metadata: what describes the epochs, oldest first; in the legacy layout the objects that
-            make epochs exist come last.
+            make epochs exist come last, that of the newest epoch before the others.
         left_out: epochs that exist and are not copied: others were asked for, or they cannot be
             read.
         warnings: what the user should know before.

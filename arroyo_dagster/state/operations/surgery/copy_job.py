@@ -215,8 +215,9 @@ def _metadata(paths: JobPaths, chosen: Iterable[EpochRoot]) -> list[StatePath]:
     metadata = [path for one in oldest_first for path in metadata_of(paths, one)]
     if paths.layout is Layout.PROTOCOL:
         return [*metadata, *records]
-    heads = {one.ref for one in oldest_first}
-    return [*records, *(path for path in metadata if path not in heads), *sorted(heads)]
+    # The newest epoch becomes visible first: a start must never continue from an older one.
+    heads = [one.ref for one in reversed(oldest_first)]
+    return [*records, *(path for path in metadata if path not in heads), *heads]
 
 
 def _measured(store: ObjectStore, paths: list[StatePath], *, required: bool) -> Packed:

@@ -6,7 +6,7 @@ Reads only; nothing is rewritten.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from arroyo_dagster.errors import FormatError, InputError, NotFoundError
@@ -68,12 +68,15 @@ class KeySearch:
         files: the number of files that were searched.
         epochs: the epochs that were searched.
         unknown: what was not searched, and why.
+        tables: the configurations of the tables, for a later search: an epoch that has one may
+            have expired by then.
     """
 
     found: tuple[KeyRowsFound, ...]
     files: int
     epochs: tuple[Epoch, ...]
     unknown: tuple[str, ...]
+    tables: Mapping[TableKey, TableConfig] = field(default_factory=dict, repr=False)
 
 
 def find_key(
@@ -81,18 +84,21 @@ def find_key(
     paths: JobPaths,
     values: Sequence[str],
     on_progress: OnProgress = no_progress,
+    *,
+    tables: Mapping[TableKey, TableConfig] | None = None,
 ) -> KeySearch:
     """Find the stored rows of a key in every table whose key has that form.
 
     Args:
         values: the values of the key columns as texts, in their order.
         on_progress: called with how many files were searched.
+        tables: of an earlier search: tables that no epoch may have any more.
 
     Raises:
         NotFoundError: the job has no epoch.
         InputError: no table has a key of the given form.
     """
-    search = _KeyFinder(store, paths, values)
+    search = _KeyFinder(store, paths, values, dict(tables or {}))
     search.read_epochs()
     search.read_others()
     return search.result(on_progress)
@@ -204,6 +210,7 @@ class _KeyFinder:
             files=len(wanted),
             epochs=tuple(self.epochs),
             unknown=tuple(self.unknown),
+            tables=self.configs,
         )
 
     def _condition(self, config: TableConfig) -> KeyRows | KeyTest | str:

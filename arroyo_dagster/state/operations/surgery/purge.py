@@ -36,7 +36,12 @@ from arroyo_dagster.state.operations.restore.carried import publish_carried, wri
 from arroyo_dagster.state.operations.restore.rollback import delivered_output
 from arroyo_dagster.state.operations.surgery.entries import read_global_tables
 from arroyo_dagster.state.operations.surgery.execute import EditOptions, run_edit
-from arroyo_dagster.state.operations.surgery.find_key import QUARANTINE, KeySearch, find_key
+from arroyo_dagster.state.operations.surgery.find_key import (
+    QUARANTINE,
+    KeyRowsFound,
+    KeySearch,
+    find_key,
+)
 from arroyo_dagster.state.operations.surgery.managed.execute import run_managed_edit
 from arroyo_dagster.state.operations.surgery.managed.plan import is_managed, plan_managed_edit
 from arroyo_dagster.state.operations.surgery.plan import plan_edit
@@ -63,6 +68,13 @@ def plan_purge(
     Raises:
         InputError, NotFoundError, FormatError, ConflictError: as the plan of an edit.
     """
+    return _prepare(store, paths, directory, edit)[0]
+
+
+def _prepare(
+    store: ObjectStore, paths: JobPaths, directory: JobDirectory, edit: KeyDeletion
+) -> tuple[PurgePlan, KeySearch]:
+    """Plan, and return what was found as well."""
     if edit.operator is not None:
         raise InputError(
             "a purge takes the key from all operators",
@@ -70,9 +82,10 @@ def plan_purge(
             next_step="leave out --operator",
         )
     managed = is_managed(store, paths)
+    edit = replace(edit, purge=True)
     planned = (plan_managed_edit if managed else plan_edit)(store, paths, directory, edit)
     search = find_key(store, paths, edit.values)
-    return _PurgePlanning(store, paths, managed, planned, search).plan()
+    return _PurgePlanning(store, paths, managed, planned, search).plan(), search
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +235,7 @@ def run_purge(
     """
     chosen = options or EditOptions()
     with lease(store, paths, chosen.owner, LeaseOptions.of(chosen)) as held:
-        plan = plan_purge(held, paths, directory, edit)
+        plan, search = _prepare(held, paths, directory, edit)
         if plan.why_not is not None:
             raise InputError(
                 f"the key cannot be purged now: {plan.why_not}",
@@ -237,7 +250,8 @@ def run_purge(
             )
         if plan.empty:
             return PurgeOutcome(plan=plan)
-        return _Purge(held, paths, directory, edit, replace(chosen, approved=None), plan).run()
+        options = replace(chosen, approved=None)
+        return _Purge(held, paths, directory, edit, options, plan, search).run()
 
 
 @dataclass(slots=True)
@@ -248,6 +262,7 @@ class _Purge:
     edit: KeyDeletion
     options: EditOptions
     plan: PurgePlan
+    search: KeySearch
     journals: tuple[str, ...] = ()
 
     def run(self) -> PurgeOutcome:
@@ -262,9 +277,11 @@ class _Purge:
                 self.journals += (
                     purge_quarantine(self.held, self.paths, quarantine, self.options.owner, now),
                 )
+        # Before the epochs go that tell how to read these files, and those that they list after.
+        self._delete_unlisted()
         self._expire()
         self._delete_unlisted()
-        left = find_key(self.held, self.paths, self.edit.values).found
+        left = self._find()
         present = concurrently(self.held.head, [one.path for one in self.plan.objects])
         return PurgeOutcome(
             plan=self.plan,
@@ -285,7 +302,12 @@ class _Purge:
             return None
         run = run_managed_edit if self.plan.edit.publishes is not None else run_edit
         options = replace(self.options, approved=self.plan.edit.digest)
-        return run(self.held, self.paths, self.directory, self.edit, options)
+        edit = replace(self.edit, purge=True)
+        return run(self.held, self.paths, self.directory, edit, options)
+
+    def _find(self) -> tuple[KeyRowsFound, ...]:
+        tables = self.search.tables
+        return find_key(self.held, self.paths, self.edit.values, tables=tables).found
 
     def _settle(self) -> None:
         """Publish the content of the newest epoch once more: recovery needs its parent, too."""
@@ -370,7 +392,7 @@ class _Purge:
 
         No run can list them meanwhile: a managed job's runs are fenced, an Arroyo job is at rest.
         """
-        found = find_key(self.held, self.paths, self.edit.values).found
+        found = self._find()
         unlisted = [one.path for one in found if not one.epochs and one.place != QUARANTINE]
         if not unlisted:
             return
