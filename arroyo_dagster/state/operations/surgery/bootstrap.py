@@ -258,7 +258,7 @@ class _Cut:
             offsets = OffsetChanges(
                 tables=(*offsets.tables, *found.tables),
                 duplicate_outputs=(*offsets.duplicate_outputs, *found.duplicate_outputs),
-                missing_outputs=(*offsets.missing_outputs, *found.missing_outputs),
+                missing_outputs=(),
                 unknown=(*offsets.unknown, *found.unknown),
             )
         return cls(offsets, watermark_changes(at, checkpoint, tables))
@@ -364,7 +364,7 @@ def _missing(
                 f"{table.operator.operator} keeps its positions: rows that it has read are "
                 "processed only if the computed rows contain them"
             )
-    yield from cut.offsets.missing_outputs
+    # Records that positions leave out are in the computed rows: they are not missing.
     yield "outputs of the rows before the cut are not emitted"
 
 

@@ -110,9 +110,7 @@ class TablePair:
         for old, new in found.items():
             sizes = there.numbers.get(old, set()), here.numbers.get(new, set())
             if len(sizes[0]) == len(sizes[1]) == 1 and sizes[0] != sizes[1]:
-                return (
-                    f"the arguments of its aggregate {new} are of another type than those of {old}"
-                )
+                return f"its aggregate {new} has arguments of another type than aggregate {old}"
         stays = all(old == new for old, new in found.items())
         return None if stays and found.keys() == there.numbers.keys() else found
 

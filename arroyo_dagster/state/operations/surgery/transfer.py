@@ -220,6 +220,7 @@ def _plan(
         duplicate_outputs=(
             f"if {jobs.source.paths.root} goes on, rows that it reads after epoch {epoch} are "
             "processed by both jobs: each writes their outputs to its own sinks",
+            "outputs that the job has written itself stay in its sinks",
             *transfer.duplicate_outputs,
         ),
         missing_outputs=(
