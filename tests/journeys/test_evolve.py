@@ -377,7 +377,7 @@ REFUSALS = {
     ),
     "a distinct aggregate more": Refusal(
         Sql(distinct=(1, 2)),
-        r"keeps the arguments of 2 aggregates, and the source of 1; name .*\{1: NEW\}.* 1 or 2",
+        r"keeps the arguments of 2 aggregates, and the source of 1; name .*\{\"1\": NEW\}.* 1 or 2",
         empty=("totals",),
     ),
     "positions that rows do not show": Refusal(

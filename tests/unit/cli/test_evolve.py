@@ -78,7 +78,7 @@ def test_overrides_come_from_a_file_and_from_options(
 ) -> None:
     _, job = jobs
     file = tmp_path / "changes.yaml"
-    file.write_text("drop: [tumbling_4]\nmap: {join_11: join_21}\n")
+    file.write_text("drop: [tumbling_4, SessionWindow<4s>]\nmap: {join_11: join_21}\n")
     words = ("job_a", "job_b", *SAID, "--overrides", str(file))
     shown = run(job.store, *words, "--start-empty", "SessionWindow<4s>").stdout
     assert "dropped, as asked" in shown

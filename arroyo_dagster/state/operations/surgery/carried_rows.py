@@ -101,7 +101,7 @@ class TablePair:
         }
         found = map_accumulators((there.named, there.numbers), (here.named, here.numbers), moves)
         if isinstance(found, str):
-            choice = ", ".join(f"{old}: NEW" for old in sorted(there.numbers))
+            choice = ", ".join(f'"{old}": NEW' for old in sorted(there.numbers))
             known = " or ".join(map(str, sorted(here.numbers))) or "a position"
             return (
                 f"{found}; name their positions in the SELECT, `accumulators: {{{operator}: "
