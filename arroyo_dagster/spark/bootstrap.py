@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 _DDL = "payload binary"
 _SCHEMA = pa.schema([("payload", pa.binary())])
-_Part = tuple[RowFacts, tuple[TimeFile, ...]]
+_PartitionResult = tuple[RowFacts, tuple[TimeFile, ...]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,9 +144,9 @@ class RowsOnSpark:
         ordered = sorted(files, key=lambda one: (one.min_routing_key, one.path))
         return sum((one for one, _ in parts), RowFacts()), ordered
 
-    def _parts(self, work: Callable[[pa.Table], _Part]) -> list[_Part]:
+    def _parts(self, work: Callable[[pa.Table], _PartitionResult]) -> list[_PartitionResult]:
         rows = fetch_rows(self.frame.sparkSession, self.frame.mapInArrow(_on_partition(work), _DDL))
-        found: list[_Part] = []
+        found: list[_PartitionResult] = []
         for one in rows:
             result = pickle.loads(one.payload)
             if isinstance(result, ArroyoStateError):
@@ -156,7 +156,7 @@ class RowsOnSpark:
 
 
 def _on_partition(
-    work: Callable[[pa.Table], _Part],
+    work: Callable[[pa.Table], _PartitionResult],
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """Return a function for `mapInArrow` that works on all rows of a partition at once."""
 
@@ -165,7 +165,7 @@ def _on_partition(
         if not held:
             return
         try:
-            result: _Part | ArroyoStateError = work(pa.Table.from_batches(held))
+            result: _PartitionResult | ArroyoStateError = work(pa.Table.from_batches(held))
         except ArroyoStateError as error:
             result = error
         yield pa.record_batch([[pickle.dumps(result)]], schema=_SCHEMA)
@@ -173,13 +173,13 @@ def _on_partition(
     return run
 
 
-def _described(target: TableTarget, rows: pa.Table) -> _Part:
+def _described(target: TableTarget, rows: pa.Table) -> _PartitionResult:
     return target.facts(target.stored(rows)), ()
 
 
 def _written(
     target: TableTarget, store: ObjectStore, probe: DiskProbe | None, rows: pa.Table
-) -> _Part:
+) -> _PartitionResult:
     if probe is not None:
         probe.check()
     stored = target.stored(rows)

@@ -73,7 +73,9 @@ class TablePair:
         numbers = self._numbers() if ours.description == BATCHES else None
         if isinstance(numbers, str):
             return numbers
-        conversion = RowConversion(theirs=theirs, ours=ours, columns=columns, accumulators=numbers)
+        conversion = RowConversion(
+            source=theirs, target=ours, columns=columns, accumulators=numbers
+        )
         reason = conversion.check_fills()
         if reason is not None:
             return reason

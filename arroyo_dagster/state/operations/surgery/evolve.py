@@ -41,7 +41,7 @@ from arroyo_dagster.state.operations.surgery.transfer import (
     why_same_parallelism,
 )
 from arroyo_dagster.state.planning.surgery.columns import ACCUMULATORS, BATCHES, columns_of
-from arroyo_dagster.state.planning.surgery.matching import Shape, match_operators, shapes_of
+from arroyo_dagster.state.planning.surgery.matching import OperatorShape, match_operators, shapes_of
 from arroyo_dagster.state.planning.surgery.overrides import check_overrides
 from arroyo_dagster.state.storage.store import ObjectStore
 
@@ -138,7 +138,7 @@ class _Evolution:
     jobs: TwoJobs
     overrides: Overrides
     matches: tuple[OperatorMatch, ...]
-    order: tuple[Shape, ...]
+    order: tuple[OperatorShape, ...]
     found: Transfer = field(default_factory=Transfer)
     problems: list[str] = field(default_factory=list)
 
