@@ -37,7 +37,7 @@ from arroyo_dagster.state.storage.wrappers import WriteProtected
     "--overrides",
     "file",
     metavar="FILE",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    type=click.Path(path_type=Path),
     help="YAML with decisions: map, drop, start_empty, same_columns, fill, rename, accumulators.",
 )
 @click.option(

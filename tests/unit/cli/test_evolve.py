@@ -103,6 +103,8 @@ def test_overrides_that_cannot_be_read_are_refused(
     was = listing(job.store)
     found = run(job.store, "job_a", "job_b", *SAID, "--overrides", str(file))
     assert (found.exit_code, message in found.stderr) == (code, True), found.stderr
+    missing = run(job.store, "job_a", "job_b", *SAID, "--overrides", str(tmp_path / "none"))
+    assert "the overrides cannot be read" in missing.stderr
     assert listing(job.store) == was
 
 

@@ -31,7 +31,7 @@ _NUMBERS = re.compile(r'"(U?Int|Float)\d+"|\{"Decimal')
 
 
 @dataclass(frozen=True, slots=True)
-class TableColumn:
+class StateColumn:
     """A column of a table.
 
     Attributes:
@@ -73,10 +73,10 @@ class ColumnMap:
     must_have_values: tuple[str, ...] = ()
 
 
-def columns_of(config: ExpiringTimeKeyConfig) -> tuple[TableColumn, ...]:
+def columns_of(config: ExpiringTimeKeyConfig) -> tuple[StateColumn, ...]:
     """Return the columns of a table as its metadata has them, without `_generation`."""
     return tuple(
-        TableColumn(one["name"], _kind(one), bool(one["nullable"]))
+        StateColumn(one["name"], _kind(one), bool(one["nullable"]))
         for one in json.loads(config.schema.arrow_schema)["fields"]
     )
 
@@ -88,7 +88,7 @@ def _kind(field: Mapping[str, Any]) -> str:
     return json.dumps([kind, extension] if extension else kind, sort_keys=True)
 
 
-def keys_of(config: ExpiringTimeKeyConfig) -> tuple[TableColumn, ...]:
+def keys_of(config: ExpiringTimeKeyConfig) -> tuple[StateColumn, ...]:
     """Return the columns by which rows are routed, in their order."""
     columns = columns_of(config)
     return tuple(columns[at] for at in config.schema.hashed_indices)
@@ -126,13 +126,13 @@ def map_columns(
 
 @dataclass(frozen=True, slots=True)
 class _Columns:
-    found: tuple[TableColumn, ...]
-    wanted: tuple[TableColumn, ...]
+    found: tuple[StateColumn, ...]
+    wanted: tuple[StateColumn, ...]
     renamed: Mapping[str, str]
     given: Mapping[str, str]
     description: str
 
-    def index_of(self, column: TableColumn) -> int | None:
+    def index_of(self, column: StateColumn) -> int | None:
         """Return where the source has a column."""
         name = self.renamed.get(column.name, column.name)
         return next((at for at, one in enumerate(self.found) if one.name == name), None)
@@ -220,12 +220,12 @@ def _keys(config: ExpiringTimeKeyConfig) -> frozenset[int]:
     return frozenset(config.schema.key_indices or ())
 
 
-def _doubled(columns: Sequence[TableColumn]) -> set[str]:
+def _doubled(columns: Sequence[StateColumn]) -> set[str]:
     names = [one.name for one in columns]
     return {one for one in names if names.count(one) > 1}
 
 
-def _neutral(column: TableColumn, description: str) -> str | None:
+def _neutral(column: StateColumn, description: str) -> str | None:
     """Return the value that adds nothing to an aggregate; None = there is none."""
     state = _STATE.fullmatch(column.name)
     adds = state is not None and state[2] in ("sum", "count") and column.is_number
@@ -238,7 +238,7 @@ def _neutral(column: TableColumn, description: str) -> str | None:
     return None
 
 
-def _why_no_value(column: TableColumn, description: str) -> str:
+def _why_no_value(column: StateColumn, description: str) -> str:
     if description in _RAW_ROWS:
         return f"the rows of the source do not have its column {column.name!r}"
     return (

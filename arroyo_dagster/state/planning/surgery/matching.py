@@ -17,7 +17,7 @@ from arroyo_dagster.state.model.checkpoints import Checkpoint, OperatorCheckpoin
 from arroyo_dagster.state.model.ids import OperatorId, TableName
 from arroyo_dagster.state.model.surgery.evolve import OperatorMatch, Overrides
 from arroyo_dagster.state.model.tables import ExpiringTimeKeyConfig, TableConfig
-from arroyo_dagster.state.planning.surgery.columns import TableColumn, columns_of, keys_of
+from arroyo_dagster.state.planning.surgery.columns import StateColumn, columns_of, keys_of
 
 MARGIN = 5
 """Scores that differ by less are taken for equal."""
@@ -151,7 +151,7 @@ def _alike_tables(
     yield 35 * shared // max(every, 1), f"{shared} of {every} columns in common"
 
 
-def _typed(columns: Sequence[TableColumn]) -> set[tuple[str, str]]:
+def _typed(columns: Sequence[StateColumn]) -> set[tuple[str, str]]:
     return {(one.name, one.kind) for one in columns}
 
 
