@@ -63,14 +63,12 @@ class ColumnMap:
         sources: for each column the index of a column of the source, or its value.
         filled, dropped: names of columns, for people.
         identical: whether the source has exactly these columns.
-        must_have_values: the columns that may be NULL in the source, and not in the job.
     """
 
     sources: tuple[int | Filled, ...]
     filled: tuple[str, ...] = ()
     dropped: tuple[str, ...] = ()
     identical: bool = False
-    must_have_values: tuple[str, ...] = ()
 
 
 def columns_of(config: ExpiringTimeKeyConfig) -> tuple[StateColumn, ...]:
@@ -140,7 +138,7 @@ class _Columns:
 
 def _mapped(columns: _Columns, keys: Collection[int]) -> ColumnMap | str:
     sources: list[int | Filled] = []
-    filled, nulls = [], []
+    filled = []
     for column in columns.wanted:
         at = columns.index_of(column)
         if at is not None and columns.found[at].kind != column.kind:
@@ -150,8 +148,6 @@ def _mapped(columns: _Columns, keys: Collection[int]) -> ColumnMap | str:
             )
         if at is not None:
             sources.append(at)
-            if columns.found[at].nullable and not column.nullable:
-                nulls.append(column.name)
             continue
         value = columns.given.get(column.name, _neutral(column, columns.description))
         if value is None:
@@ -163,12 +159,7 @@ def _mapped(columns: _Columns, keys: Collection[int]) -> ColumnMap | str:
     if columns.description not in _RAW_ROWS and filled and len(state) <= len(keys):
         return "it has no aggregate in common with the source, only the keys"
     dropped = [one.name for at, one in enumerate(columns.found) if at not in taken]
-    return ColumnMap(
-        sources=tuple(sources),
-        filled=tuple(filled),
-        dropped=tuple(dropped),
-        must_have_values=tuple(nulls),
-    )
+    return ColumnMap(tuple(sources), tuple(filled), tuple(dropped))
 
 
 def _why_other_table(
