@@ -1,6 +1,6 @@
 # The commands of this project. Each builds what it needs; `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help demo ui pictures docs test test-clusters quick servers check lock audit soak bench bench-scale mutants proto clean
+.PHONY: help demo demo-surgery ui pictures docs test test-clusters quick servers check lock audit soak bench bench-scale mutants proto clean
 
 VENV := .venv
 PYTHON ?= python3
@@ -31,6 +31,9 @@ $(VENV)/ready: requirements/dev.txt pyproject.toml
 
 demo: $(VENV)/runs ## run the main job on real data: killed, restarted, compacted, expired, proved (two minutes)
 	@$(BIN)/python examples/flights/demo.py
+
+demo-surgery: $(VENV)/ready ## fork, evolve and bootstrap stopped jobs, with what a restore loads before and after
+	@$(BIN)/python -m tests.surgery_demo
 
 ui: $(VENV)/runs ## open Dagster's UI on a job that goes on, compacted as you watch
 	@$(BIN)/python examples/flights/ui.py

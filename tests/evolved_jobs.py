@@ -152,8 +152,13 @@ def sql_job(
     base: int = 0,
     parallelism: int = 2,
     store: MemoryStore | None = None,
+    more: Sequence[str] = (),
 ) -> SurgeryJob:
-    """A job of this SQL; `base` makes its rows others than those of another job."""
+    """A job of this SQL; `base` makes its rows others than those of another job.
+
+    Args:
+        more: operators that have no table yet.
+    """
     sql = sql or Sql()
     ids = sql.ids
     job = SurgeryJob(
@@ -163,7 +168,7 @@ def sql_job(
         store=MemoryStore() if store is None else store,
         watermark_micros=WATERMARK + base * SECOND,
         early=(ids["source"], ids["watermark"]),
-        stateless=tuple(ids.values()),
+        stateless=(*ids.values(), *more),
     )
     for at in range(1, epochs + 1):
         mark = WATERMARK * 1000

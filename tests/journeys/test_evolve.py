@@ -68,13 +68,14 @@ def two_jobs(
     apart: bool = True,
     into: Layout | None = None,
     parallelism: int = 2,
+    more: Sequence[str] = (),
+    source_more: Sequence[str] = (),
 ) -> tuple[SurgeryJob, SurgeryJob]:
     """Job A, and B of other SQL, with rows of its own that must not stay."""
-    source = sql_job(layout, "job_a", was)
+    source = sql_job(layout, "job_a", was, more=source_more)
+    target = {"parallelism": parallelism, "more": more}
     store = MemoryStore() if apart else source.store
-    job = sql_job(
-        into or layout, "job_b", now, epochs=2, base=7, store=store, parallelism=parallelism
-    )
+    job = sql_job(into or layout, "job_b", now, epochs=2, base=7, store=store, **target)
     return source, job
 
 
@@ -203,9 +204,9 @@ def test_each_operator_loads_the_state_of_its_counterpart(layout: Layout, name: 
     assert outcome.plan == shown
     assert loaded(job.store, job.paths) == expected(was, change.was, change.now, change.numbers)
     for table in ("source", "watermark", "session"):
-        pairs = {k[1]: v for k, v in theirs[change.was.ids[table]][2].items()}
+        pairs = {k[1:]: v for k, v in theirs[change.was.ids[table]][2].items()}
         found = state_of(job.store, job.paths)[change.now.ids[table]]
-        assert {k[1]: v for k, v in found[2].items()} == pairs
+        assert {k[1:]: v for k, v in found[2].items()} == pairs
         assert found[0][:2] == theirs[change.was.ids[table]][0][:2]
     sink = change.now.ids["sink"]
     assert state_of(job.store, job.paths)[sink][2] == ours[sink][2]
@@ -275,7 +276,9 @@ def two_windows(now: Sequence[tuple[str, str]]) -> tuple[SurgeryJob, SurgeryJob,
     """A with tumbling_4 before sink_x_5, and tumbling_14 before sink_y_15; B with others."""
     was = renamed(WAS, window="tumbling_4", sink="sink_x_5", join="join_21", totals="agg_22")
     then = renamed(was, window=now[0][0], sink=now[0][1])
-    source, job = two_jobs(Layout.LEGACY, then, was)
+    more = [one for pair in now[1:] for one in pair]
+    own = ["tumbling_14", "sink_y_15"]
+    source, job = two_jobs(Layout.LEGACY, then, was, more=more, source_more=own)
     with_second_window(source, was, "tumbling_14", "sink_y_15", 111)
     for operator, sink in now[1:]:
         with_second_window(job, then, operator, sink, 999)
@@ -341,7 +344,7 @@ class Refusal:
     now: Sql
     message: str
     was: Sql = WAS
-    empty: str = "window"
+    empty: tuple[str, ...] = ("window",)
     overrides: Any = None
 
 
@@ -352,15 +355,16 @@ REFUSALS = {
         Sql(window_seconds=50), r"its window is 50 s long, and in the source 40 s"
     ),
     "another gap": Refusal(
-        Sql(gap_seconds=5), r"its gap is 5 s, and in the source 4 s", empty="session"
+        Sql(gap_seconds=5), r"its gap is 5 s, and in the source 4 s", empty=("session",)
     ),
     "a column that joins need": Refusal(
-        Sql(), r"join_11.left: the rows of the source do not have its column 'item'",
+        Sql(), r"left: the rows of the source do not have its column 'item'",
         was=Sql(left=(PRICE,)),
-        empty="join",
+        empty=("join", "session"),
     ),
     "another type": Refusal(
-        Sql(left=(ITEM, REAL)), r"its column 'price' has the type \"Float64\"", empty="join"
+        Sql(left=(ITEM, REAL)), r"its column 'price' has the type \"Float64\"",
+        empty=("join", "session"),
     ),
     "no aggregate in common": Refusal(
         Sql(window=(LEAST,)), r"no aggregate in common", was=Sql(window=(SUM,))
@@ -373,18 +377,18 @@ REFUSALS = {
     ),
     "a distinct aggregate more": Refusal(
         Sql(distinct=(1, 2)),
-        r"keeps the arguments of 2 aggregates, and the source of 1; name .*\{1: NEW\}.* 1 or 2",
-        empty="totals",
+        r"keeps the arguments of 2 aggregates, and the source of 1; name .*\{\"1\": NEW\}.* 1 or 2",
+        empty=("totals",),
     ),
     "positions that rows do not show": Refusal(
-        Sql(distinct=(9,)), r"do not show the positions", empty="totals"
+        Sql(distinct=(9,)), r"do not show the positions", empty=("totals",)
     ),
     "a moved aggregate that is not there": Refusal(
-        Sql(), r"no row of the source has the accumulator 5", empty="totals",
+        Sql(), r"no row of the source has the accumulator 5", empty=("totals",),
         overrides={"accumulators": {WAS.ids["totals"]: {5: 1}}},
     ),
     "two aggregates to one place": Refusal(
-        Sql(), r"two accumulators are to be moved to one number", empty="totals",
+        Sql(), r"two accumulators are to be moved to one number", empty=("totals",),
         was=Sql(distinct=(1, 2)),
         overrides={"accumulators": {WAS.ids["totals"]: {1: 1, 2: 1}}},
     ),
@@ -419,12 +423,14 @@ def test_what_cannot_be_carried_is_refused_and_starts_empty_only_if_asked(name: 
         with pytest.raises(InputError, match=refusal.message):
             act(source, job, refusal.overrides)
     assert listing(job.store) == before
-    operator = refusal.now.ids[refusal.empty]
-    found = run(source, job, {"start_empty": [operator]}).plan
-    rows = loaded(job.store, job.paths)
-    assert not any(key[0] == operator for key in rows)
-    assert any(key[0] == refusal.now.ids["session"] for key in rows) or refusal.empty == "session"
-    assert "as asked" in " ".join(one.reason for one in found.tables)
+    empty = {refusal.now.ids[one] for one in refusal.empty}
+    had = {key for key in loaded(job.store, job.paths) if key[0] in empty}
+    found = run(source, job, {"start_empty": sorted(empty)}).plan
+    operators = {key[0] for key in loaded(job.store, job.paths)}
+    stateful = {refusal.now.ids[one] for one in EXPIRING.values()}
+    assert operators == stateful - empty
+    asked = {(one.operator, one.table) for one in found.tables if "as asked" in one.reason}
+    assert asked >= had
     assert errors_of(job.store, job.paths) == set()
     assert "rows that its state holds are never emitted" in " ".join(found.missing_outputs)
 
@@ -514,14 +520,24 @@ def with_source(job: SurgeryJob, operator: str, description: str, table: str, en
     job.write({})
 
 
+def two_with(theirs: str, ours: str, **more: Any) -> tuple[SurgeryJob, SurgeryJob]:
+    return two_jobs(Layout.LEGACY, WAS, more=[ours], source_more=[theirs], **more)
+
+
+def no_entries(job: SurgeryJob, operator: str) -> bool:
+    """Whether a source begins where its connector begins without state; its table stays."""
+    (entries,) = state_of(job.store, job.paths)[operator][2].values()
+    return not entries
+
+
 def test_a_source_that_reads_another_file_is_refused() -> None:
-    source, job = two_jobs(Layout.LEGACY, WAS)
+    source, job = two_with("source_in_40", "source_in_41")
     with_source(source, "source_in_40", "file_source", "f", {"/in/a": 5})
     with_source(job, "source_in_41", "file_source", "f", {"/in/b": 1})
     with pytest.raises(InputError, match='source_in_41: it reads "/in/b", and "/in/a" in the sour'):
         plan(source, job)
     run(source, job, {"start_empty": ["source_in_41"], "drop": ["source_in_40"]})
-    assert state_of(job.store, job.paths)["source_in_41"][2] == {}
+    assert no_entries(job, "source_in_41")
 
 
 def test_a_renamed_source_takes_the_positions_and_the_plan_says_what_is_not_known() -> None:
@@ -538,15 +554,16 @@ def test_a_new_operator_starts_empty_and_one_of_another_kind_only_if_asked() -> 
         plan(source, job)
     assert plan(source, job, {"start_empty": ["sliding_window_4"]}).matches
     assert plan(source, job, {"drop": ["tumbling_4"]}).matches
-    source, job = two_jobs(Layout.LEGACY, WAS)
+    source, job = two_jobs(Layout.LEGACY, WAS, more=["source_more_50"])
     with_source(job, "source_more_50", "kafka offsets", "k", {})
     found = run(source, job).plan
-    assert "source_more_50: it begins where its connector begins" in " ".join(found.unknown)
-    assert state_of(job.store, job.paths)["source_more_50"][2] == {}
+    twice = " ".join(found.duplicate_outputs)
+    assert "source_more_50: it begins where its connector begins" in twice
+    assert no_entries(job, "source_more_50")
 
 
 def test_another_connector_is_no_counterpart() -> None:
-    source, job = two_jobs(Layout.LEGACY, WAS)
+    source, job = two_with("source_in_40", "source_in_41")
     with_source(source, "source_in_40", "impulse source state", "i", {})
     with_source(job, "source_in_41", "sse source state", "e", {})
     with pytest.raises(InputError, match="source_in_41: no operator of the source is like it"):
@@ -554,7 +571,7 @@ def test_another_connector_is_no_counterpart() -> None:
 
 
 def test_a_table_that_arroyo_restores_at_one_parallelism_only_is_refused_at_another() -> None:
-    source, job = two_jobs(Layout.LEGACY, WAS, parallelism=3)
+    source, job = two_with("source_n_40", "source_n_40", parallelism=3)
     for one in (source, job):
         with_source(one, "source_n_40", "nexmark source state", "s", {0: nexmark()})
     with pytest.raises(InputError, match="cannot be restored at parallelism 3, only at 2"):
@@ -562,7 +579,7 @@ def test_a_table_that_arroyo_restores_at_one_parallelism_only_is_refused_at_anot
 
 
 def test_a_table_of_another_version_of_values_is_refused() -> None:
-    source, job = two_jobs(Layout.LEGACY, WAS)
+    source, job = two_with("source_n_40", "source_n_40")
     with_source(source, "source_n_40", "kafka offsets", "k", {})
     job.keep("source_n_40", replace(global_config("k", "kafka offsets"), state_version=1), {})
     job.write({})
@@ -579,13 +596,13 @@ def test_a_table_that_nobody_knows_is_carried_only_with_equal_columns() -> None:
                                       retention_micros=10**12)  # fmt: skip
 
     times = [BEGAN * 1000 + 50 * NANOS]
-    source, job = two_jobs(Layout.LEGACY, WAS)
+    source, job = two_with("odd_50", "odd_51")
     source.write({("odd_50", unknown(EVENTS)): table_rows(EVENTS, [["k1"], [5], times])})
     job.write({("odd_51", unknown(EVENTS)): table_rows(EVENTS, [["k2"], [6], times])})
     was = loaded(source.store, source.paths)
     run(source, job)
     assert loaded(job.store, job.paths)["odd_51", "u"] == was["odd_50", "u"]
-    source, job = two_jobs(Layout.LEGACY, WAS)
+    source, job = two_with("odd_50", "odd_51")
     source.write({("odd_50", unknown(EVENTS)): table_rows(EVENTS, [["k1"], [5], times])})
     job.write({("odd_51", unknown(GROUPS)): table_rows(GROUPS, [["k2"], [6], times])})
     with pytest.raises(InputError, match="what the table holds is not known"):
@@ -615,6 +632,9 @@ WRONG: dict[str, tuple[Any, str]] = {
     "no mapping": ([1], "expected a mapping"),
     "no list": ({"drop": "tumbling_4"}, "expected a list"),
     "no name": ({"map": {"tumbling_4": 4}}, "expected a name"),
+    "no arguments": (
+        {"accumulators": {"tumbling_4": {1: 2}}}, "tumbling_4, which keeps no arguments",
+    ),
     "no position": ({"accumulators": {"updating_aggregate_7": {"one": 1}}}, "expected positions"),
 }  # fmt: skip
 

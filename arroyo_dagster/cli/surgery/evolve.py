@@ -15,8 +15,6 @@ from arroyo_dagster.cli.surgery.commands import (
     show_outcome,
     show_plan,
 )
-from arroyo_dagster.dataflow.definition.diagnostics import Diagnostics
-from arroyo_dagster.dataflow.definition.yaml_tree import read_tree
 from arroyo_dagster.errors import InputError
 from arroyo_dagster.state.model.surgery.evolve import Overrides
 from arroyo_dagster.state.operations.catalog.jobs import find_job
@@ -39,7 +37,7 @@ from arroyo_dagster.state.storage.wrappers import WriteProtected
     "--overrides",
     "file",
     metavar="FILE",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    type=click.Path(path_type=Path),
     help="YAML with decisions: map, drop, start_empty, same_columns, fill, rename, accumulators.",
 )
 @click.option(
@@ -84,6 +82,10 @@ def evolve(
 def _overrides(file: Path | None, start_empty: tuple[str, ...]) -> Overrides:
     if file is None:
         return parse_overrides(None, start_empty)
+    # Only here, as most calls read no YAML.
+    from arroyo_dagster.dataflow.definition.diagnostics import Diagnostics
+    from arroyo_dagster.dataflow.definition.yaml_tree import read_tree
+
     found = Diagnostics()
     try:
         tree = read_tree(file.read_text(encoding="utf-8"), found)

@@ -14,6 +14,7 @@ from arroyo_dagster import cli
 from arroyo_dagster.state.model.layout import Layout
 from arroyo_dagster.state.planning.surgery.overrides import parse_overrides
 from arroyo_dagster.state.storage import MemoryStore, configure
+from tests import surgery_demo
 from tests.documentation import blocks
 from tests.evolved_jobs import COUNT, LEAST, SHIFTED, SUM, Sql, loaded, sql_job
 from tests.jobs import listing
@@ -77,7 +78,7 @@ def test_overrides_come_from_a_file_and_from_options(
 ) -> None:
     _, job = jobs
     file = tmp_path / "changes.yaml"
-    file.write_text("drop: [tumbling_4]\nmap: {join_11: join_21}\n")
+    file.write_text("drop: [tumbling_4, SessionWindow<4s>]\nmap: {join_11: join_21}\n")
     words = ("job_a", "job_b", *SAID, "--overrides", str(file))
     shown = run(job.store, *words, "--start-empty", "SessionWindow<4s>").stdout
     assert "dropped, as asked" in shown
@@ -102,6 +103,8 @@ def test_overrides_that_cannot_be_read_are_refused(
     was = listing(job.store)
     found = run(job.store, "job_a", "job_b", *SAID, "--overrides", str(file))
     assert (found.exit_code, message in found.stderr) == (code, True), found.stderr
+    missing = run(job.store, "job_a", "job_b", *SAID, "--overrides", str(tmp_path / "none"))
+    assert "the overrides cannot be read" in missing.stderr
     assert listing(job.store) == was
 
 
@@ -122,6 +125,14 @@ def test_the_documented_commands_show_their_plan(tmp_path: Path) -> None:
         assert shown.exit_code == 0, shown.stderr
         assert "add --yes to execute" in shown.stdout
     configure(None)
+
+
+def test_the_demo_shows_fork_evolve_and_bootstrap(capsys: pytest.CaptureFixture[str]) -> None:
+    surgery_demo.main()
+    shown = capsys.readouterr().out
+    for text in ("1. Fork", "2. Evolve", "3. Bootstrap", "tumbling_17, after: a restore loads 15"):
+        assert text in shown
+    assert "each operation was undone" in shown
 
 
 def test_the_documented_overrides_are_read() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from arroyo_dagster.state.model.ids import Epoch, OperatorId, StatePath, TableName
+from arroyo_dagster.state.model.surgery.bootstrap import BootstrapRequest
 from arroyo_dagster.state.model.surgery.evolve import Evolve
 
 ALL_PARTITIONS = "all"
@@ -121,5 +122,5 @@ class Fork:
 
 Edit = SetOffsets | SetWatermark | SetEntry | KeyDeletion | RetainRows
 
-AnyEdit = Edit | Fork | Evolve
+AnyEdit = Edit | Fork | Evolve | BootstrapRequest
 """Every change of the state of a stopped job that has a plan and an undo."""

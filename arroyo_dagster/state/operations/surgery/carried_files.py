@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from arroyo_dagster.errors import ProtocolError
-from arroyo_dagster.state.model.checkpoints import Checkpoint
-from arroyo_dagster.state.model.ids import Epoch, StatePath
+from arroyo_dagster.state.codec.parquet import GLOBAL_KEY_VALUE_SCHEMA, encode_pairs
+from arroyo_dagster.state.model.checkpoints import Checkpoint, OperatorCheckpoint
+from arroyo_dagster.state.model.ids import Epoch, StatePath, TableName
 from arroyo_dagster.state.model.layout import JobPaths, rewritten_attempt
 from arroyo_dagster.state.model.tables import (
+    ExpiringTimeKeyFiles,
     GlobalKeyedFiles,
     TableConfig,
     TableFiles,
@@ -147,18 +149,47 @@ class _Planned:
 
 
 def _planned(target: Checkpoint, tables: CarriedTables) -> Iterator[_Planned]:
-    paths = JobPaths(target.job, target.pipeline)
     for table in tables.tables:
         files: Sequence[TimeFile | StatePath] = tables.files_of(table).files
         for at, file in enumerate(files):
-            name = paths.data_file(
-                *table.target,
-                at,
-                target.epoch,
-                target.worker_generation,
-                attempt=rewritten_attempt(uuid.uuid4().hex),
-            )
-            yield _Planned(table, file, name)
+            yield _Planned(table, file, _new_name(target, table.target, at))
+
+
+def without_rows(
+    held: ObjectStore,
+    checkpoint: Checkpoint,
+    operator: OperatorCheckpoint,
+    names: Collection[TableName],
+) -> OperatorCheckpoint:
+    """Return an operator of a stopped job whose tables with these names are empty.
+
+    A table of rows vanishes, as Arroyo leaves it out. A global keyed table keeps a file without
+    entries: Arroyo writes one in every epoch.
+    """
+    tables = dict(operator.tables)
+    for name in names:
+        files = tables[name]
+        if isinstance(files, GlobalKeyedFiles):
+            path = _new_name(checkpoint, (operator.operator, name), 0)
+            version = operator.configs[name].state_version
+            held.put(path, encode_pairs([], [], GLOBAL_KEY_VALUE_SCHEMA, version=version))
+            tables[name] = replace(files, files=(path,))
+    gone = {name for name in names if isinstance(tables[name], ExpiringTimeKeyFiles)}
+    return replace(
+        operator,
+        tables={name: files for name, files in tables.items() if name not in gone},
+        configs={name: one for name, one in operator.configs.items() if name not in gone},
+    )
+
+
+def _new_name(target: Checkpoint, key: TableKey, at: int) -> StatePath:
+    return JobPaths(target.job, target.pipeline).data_file(
+        *key,
+        at,
+        target.epoch,
+        target.worker_generation,
+        attempt=rewritten_attempt(uuid.uuid4().hex),
+    )
 
 
 def _copy(source: ObjectStore, held: ObjectStore, path: StatePath, name: StatePath) -> None:

@@ -73,7 +73,9 @@ class TablePair:
         numbers = self._numbers() if ours.description == BATCHES else None
         if isinstance(numbers, str):
             return numbers
-        conversion = RowConversion(theirs=theirs, ours=ours, columns=columns, accumulators=numbers)
+        conversion = RowConversion(
+            source=theirs, target=ours, columns=columns, accumulators=numbers
+        )
         reason = conversion.check_fills()
         if reason is not None:
             return reason
@@ -101,7 +103,7 @@ class TablePair:
         }
         found = map_accumulators((there.named, there.numbers), (here.named, here.numbers), moves)
         if isinstance(found, str):
-            choice = ", ".join(f"{old}: NEW" for old in sorted(there.numbers))
+            choice = ", ".join(f'"{old}": NEW' for old in sorted(there.numbers))
             known = " or ".join(map(str, sorted(here.numbers))) or "a position"
             return (
                 f"{found}; name their positions in the SELECT, `accumulators: {{{operator}: "
@@ -110,9 +112,7 @@ class TablePair:
         for old, new in found.items():
             sizes = there.numbers.get(old, set()), here.numbers.get(new, set())
             if len(sizes[0]) == len(sizes[1]) == 1 and sizes[0] != sizes[1]:
-                return (
-                    f"the arguments of its aggregate {new} are of another type than those of {old}"
-                )
+                return f"its aggregate {new} has arguments of another type than aggregate {old}"
         stays = all(old == new for old, new in found.items())
         return None if stays and found.keys() == there.numbers.keys() else found
 

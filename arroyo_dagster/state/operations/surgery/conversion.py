@@ -34,18 +34,19 @@ class RowConversion:
     """How the rows of a table of the source become rows of a table of the job.
 
     Attributes:
+        source, target: the table of the source, and that of the job.
         accumulators: of table `b` the new numbers by the old ones; rows of other numbers are
             dropped. None = numbers stay.
     """
 
-    theirs: ExpiringTimeKeyConfig
-    ours: ExpiringTimeKeyConfig
+    source: ExpiringTimeKeyConfig
+    target: ExpiringTimeKeyConfig
     columns: ColumnMap
     accumulators: Mapping[int, int] | None = None
 
     def check_fills(self) -> str | None:
         """Return why a value does not fit its column; None if all do."""
-        for field, source in zip(file_schema(self.ours), self.columns.sources, strict=False):
+        for field, source in zip(file_schema(self.target), self.columns.sources, strict=False):
             if not isinstance(source, Filled):
                 continue
             try:
@@ -64,7 +65,7 @@ class RowConversion:
         """
         if self.accumulators is not None:
             stored = self._renumbered(stored)
-        schema = file_schema(self.ours)
+        schema = file_schema(self.target)
         count = len(self.columns.sources)
         found = [
             self._filled(one, field, stored.num_rows)
@@ -78,7 +79,7 @@ class RowConversion:
             if column.null_count and not field.nullable:
                 raise InputError(
                     f"column {field.name!r} may not be NULL, and the source has NULL in it",
-                    table=self.ours.table,
+                    table=self.target.table,
                     next_step="nothing was published; let the operator start empty with "
                     "--start-empty",
                 )
@@ -90,7 +91,7 @@ class RowConversion:
 
     def _renumbered(self, stored: pa.Table) -> pa.Table:
         assert self.accumulators is not None
-        at = accumulator_index(self.theirs)
+        at = accumulator_index(self.source)
         numbers = stored.column(at)
         stored = stored.filter(pc.is_in(numbers, pa.array(list(self.accumulators), numbers.type)))
         moved = [self.accumulators[one] for one in stored.column(at).to_pylist()]
@@ -150,7 +151,7 @@ def convert_file(
     rows = _converted(DataFile(source.read(file.path), file.path), file, conversion)
     if not any(one.num_rows for one in rows):
         return None
-    encoder = RowsEncoder(file_schema(conversion.ours))
+    encoder = RowsEncoder(file_schema(conversion.target))
     for one in rows:
         if one.num_rows:
             encoder.write(one)
@@ -158,14 +159,14 @@ def convert_file(
     whole = pa.concat_tables(rows)
     _check_read_back(held, name, whole)
     hashes = pc.min_max(whole.column(whole.num_columns - 2))
-    latest = pc.max(whole.column(conversion.ours.schema.timestamp_index))
+    latest = pc.max(whole.column(conversion.target.schema.timestamp_index))
     return TimeFile(
         epoch=file.epoch,
         path=name,
         min_routing_key=hashes["min"].as_py(),
         max_routing_key=hashes["max"].as_py(),
         max_timestamp_micros=max(0, latest.value or 0) // NANOS_PER_MICRO
-        if not whole.column(conversion.ours.schema.timestamp_index).null_count
+        if not whole.column(conversion.target.schema.timestamp_index).null_count
         # A row without event time hides older ones: its file must not expire before theirs.
         else file.max_timestamp_micros,
         compaction_generation=file.compaction_generation,
@@ -173,11 +174,11 @@ def convert_file(
 
 
 def _converted(data: DataFile, file: TimeFile, conversion: RowConversion) -> list[pa.Table]:
-    if not data.schema.equals(file_schema(conversion.theirs)):
+    if not data.schema.equals(file_schema(conversion.source)):
         raise FormatError(
             "a file has other columns than its table",
             path=file.path,
-            expected=file_schema(conversion.theirs).to_string(),
+            expected=file_schema(conversion.source).to_string(),
             found=data.schema.to_string(),
         )
     every = range(len(data.schema))

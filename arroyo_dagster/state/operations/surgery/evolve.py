@@ -41,7 +41,7 @@ from arroyo_dagster.state.operations.surgery.transfer import (
     why_same_parallelism,
 )
 from arroyo_dagster.state.planning.surgery.columns import ACCUMULATORS, BATCHES, columns_of
-from arroyo_dagster.state.planning.surgery.matching import Shape, match_operators, shapes_of
+from arroyo_dagster.state.planning.surgery.matching import OperatorShape, match_operators, shapes_of
 from arroyo_dagster.state.planning.surgery.overrides import check_overrides
 from arroyo_dagster.state.storage.store import ObjectStore
 
@@ -138,7 +138,7 @@ class _Evolution:
     jobs: TwoJobs
     overrides: Overrides
     matches: tuple[OperatorMatch, ...]
-    order: tuple[Shape, ...]
+    order: tuple[OperatorShape, ...]
     found: Transfer = field(default_factory=Transfer)
     problems: list[str] = field(default_factory=list)
 
@@ -156,7 +156,7 @@ class _Evolution:
             if match is None:
                 self._unmatched(operator)
             else:
-                self._matched(_operator(self.jobs.taken, match.source), operator, match)
+                self._matched(_operator(self.jobs.taken, match.source), operator)
             self.found.watermarks[operator.operator] = self._watermark(operator, match)
         self._dropped()
         if self.problems:
@@ -196,6 +196,13 @@ class _Evolution:
             if one.operator in sources:
                 other = _operator(self.jobs.taken, sources[one.operator])
                 _check_column(other.operator, one.source, _column_names(other))
+
+        for move in overrides.accumulators:
+            if table_described(_operator(self.jobs.target, move.operator), BATCHES) is None:
+                raise InputError(
+                    f"an override moves aggregates of {move.operator}, which keeps no arguments",
+                    next_step="leave it out",
+                )
 
     def _step(
         self,
@@ -240,9 +247,9 @@ class _Evolution:
                 self.problems = list(dict.fromkeys((*self.problems, problem)))
         emptied = any(not of_sink(operator, name) for name in operator.tables)
         if emptied and operator.operator.startswith("source_"):
-            self.found.unknown.append(
-                f"{operator.operator}: it begins where its connector begins without state, which "
-                "was not tried on a real Arroyo with a state beside it"
+            self.found.duplicate_outputs.append(
+                f"{operator.operator}: it begins where its connector begins without state: rows "
+                "that carried windows, joins and aggregates hold already are counted again"
             )
 
     def _left_over(self) -> Iterator[OperatorCheckpoint]:
@@ -286,9 +293,7 @@ class _Evolution:
 
     # ---- operators with a match ------------------------------------------------------------------
 
-    def _matched(
-        self, other: OperatorCheckpoint, operator: OperatorCheckpoint, match: OperatorMatch
-    ) -> None:
+    def _matched(self, other: OperatorCheckpoint, operator: OperatorCheckpoint) -> None:
         self.found.unknown += parallelism_not_tried(other, operator)
         reason = self._why_other_input(other, operator)
         if reason is not None:
@@ -311,6 +316,8 @@ class _Evolution:
         self, other: OperatorCheckpoint, operator: OperatorCheckpoint
     ) -> str | None:
         """Return why the positions of a source mean nothing to the job's; None if they may."""
+        if not operator.operator.startswith("source_"):
+            return None
         jobs = self.jobs
         theirs, ours = (
             entry_keys(store, checkpoint, _FILE_SOURCE, one.operator)
@@ -325,7 +332,7 @@ class _Evolution:
             )
         names = (other.operator, operator.operator)
         tables = [str(one).rpartition("_")[0] for one in names]
-        if str(names[0]).startswith("source_") and tables[0] != tables[1]:
+        if tables[0] != tables[1]:
             self.found.unknown.append(
                 f"{names[1]}: it takes the positions of {names[0]}; whether both read the same "
                 "topic or path is not in the state"

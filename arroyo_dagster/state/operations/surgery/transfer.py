@@ -47,6 +47,7 @@ from arroyo_dagster.state.operations.surgery.carried_files import (
     CarriedTables,
     StateSource,
     WrittenFiles,
+    without_rows,
 )
 from arroyo_dagster.state.operations.surgery.entries import plain_key, read_global_tables
 from arroyo_dagster.state.operations.surgery.execute import (
@@ -58,7 +59,6 @@ from arroyo_dagster.state.operations.surgery.plan import (
     check_can_run,
     editable_snapshot,
     preconditions,
-    without_tables,
 )
 from arroyo_dagster.state.planning.compaction.rewrite import TableFacts, TableKey
 from arroyo_dagster.state.storage.store import ObjectStore
@@ -183,7 +183,7 @@ class TransferJob:
             check_not_cancelled(self.paths, options.cancelled)
             _check_source_unchanged(pinned.source, again.source)
             operators = again.snapshot.checkpoint.operators
-            return NewState(tuple(_with_state(again, one, written) for one in operators))
+            return NewState(tuple(_with_state(held, again, one, written) for one in operators))
 
         return change_in_place(
             store, self.paths, self.directory, prepared, pinned.prepare, write, options
@@ -220,6 +220,7 @@ def _plan(
         duplicate_outputs=(
             f"if {jobs.source.paths.root} goes on, rows that it reads after epoch {epoch} are "
             "processed by both jobs: each writes their outputs to its own sinks",
+            "outputs that the job has written itself stay in its sinks",
             *transfer.duplicate_outputs,
         ),
         missing_outputs=(
@@ -376,31 +377,31 @@ def parallelism_not_tried(other: OperatorCheckpoint, operator: OperatorCheckpoin
 
 
 def _with_state(
-    prepared: PreparedTransfer, operator: OperatorCheckpoint, written: WrittenFiles
+    held: ObjectStore,
+    prepared: PreparedTransfer,
+    operator: OperatorCheckpoint,
+    written: WrittenFiles,
 ) -> OperatorCheckpoint:
     """Return the operator with the source's tables and watermarks; its epoch, parallelism and sink
     tables stay its own.
     """
-    gone = list(prepared.emptied)
+    empty = [name for at, name in prepared.emptied if at == operator.operator]
     tables, configs = dict(operator.tables), dict(operator.configs)
     for table in prepared.transfer.carried:
         if table.target[0] != operator.operator:
             continue
         name = table.target[1]
-        theirs = prepared.inputs.files_of(table)
-        tables[name] = written.listed(table.target, theirs, operator.epoch)
-        configs[name] = table.config
-        if isinstance(tables[name], ExpiringTimeKeyFiles) and not tables[name].files:
-            gone.append(table.target)
+        files = written.listed(table.target, prepared.inputs.files_of(table), operator.epoch)
+        tables[name], configs[name] = files, table.config
+        if isinstance(files, ExpiringTimeKeyFiles) and not files.files:
+            empty.append(name)
     own = operator.min_watermark_micros, operator.max_watermark_micros
     least, most = prepared.transfer.watermarks.get(operator.operator, own)
-    return without_tables(
-        replace(
-            operator,
-            tables=tables,
-            configs=configs,
-            min_watermark_micros=least,
-            max_watermark_micros=most,
-        ),
-        gone,
+    found = replace(
+        operator,
+        tables=tables,
+        configs=configs,
+        min_watermark_micros=least,
+        max_watermark_micros=most,
     )
+    return without_rows(held, prepared.snapshot.checkpoint, found, empty)

@@ -31,7 +31,7 @@ _NUMBERS = re.compile(r'"(U?Int|Float)\d+"|\{"Decimal')
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class StateColumn:
     """A column of a table.
 
     Attributes:
@@ -63,20 +63,18 @@ class ColumnMap:
         sources: for each column the index of a column of the source, or its value.
         filled, dropped: names of columns, for people.
         identical: whether the source has exactly these columns.
-        must_have_values: the columns that may be NULL in the source, and not in the job.
     """
 
     sources: tuple[int | Filled, ...]
     filled: tuple[str, ...] = ()
     dropped: tuple[str, ...] = ()
     identical: bool = False
-    must_have_values: tuple[str, ...] = ()
 
 
-def columns_of(config: ExpiringTimeKeyConfig) -> tuple[Column, ...]:
+def columns_of(config: ExpiringTimeKeyConfig) -> tuple[StateColumn, ...]:
     """Return the columns of a table as its metadata has them, without `_generation`."""
     return tuple(
-        Column(one["name"], _kind(one), bool(one["nullable"]))
+        StateColumn(one["name"], _kind(one), bool(one["nullable"]))
         for one in json.loads(config.schema.arrow_schema)["fields"]
     )
 
@@ -88,7 +86,7 @@ def _kind(field: Mapping[str, Any]) -> str:
     return json.dumps([kind, extension] if extension else kind, sort_keys=True)
 
 
-def keys_of(config: ExpiringTimeKeyConfig) -> tuple[Column, ...]:
+def keys_of(config: ExpiringTimeKeyConfig) -> tuple[StateColumn, ...]:
     """Return the columns by which rows are routed, in their order."""
     columns = columns_of(config)
     return tuple(columns[at] for at in config.schema.hashed_indices)
@@ -126,13 +124,13 @@ def map_columns(
 
 @dataclass(frozen=True, slots=True)
 class _Columns:
-    found: tuple[Column, ...]
-    wanted: tuple[Column, ...]
+    found: tuple[StateColumn, ...]
+    wanted: tuple[StateColumn, ...]
     renamed: Mapping[str, str]
     given: Mapping[str, str]
     description: str
 
-    def index_of(self, column: Column) -> int | None:
+    def index_of(self, column: StateColumn) -> int | None:
         """Return where the source has a column."""
         name = self.renamed.get(column.name, column.name)
         return next((at for at, one in enumerate(self.found) if one.name == name), None)
@@ -140,7 +138,7 @@ class _Columns:
 
 def _mapped(columns: _Columns, keys: Collection[int]) -> ColumnMap | str:
     sources: list[int | Filled] = []
-    filled, nulls = [], []
+    filled = []
     for column in columns.wanted:
         at = columns.index_of(column)
         if at is not None and columns.found[at].kind != column.kind:
@@ -150,8 +148,6 @@ def _mapped(columns: _Columns, keys: Collection[int]) -> ColumnMap | str:
             )
         if at is not None:
             sources.append(at)
-            if columns.found[at].nullable and not column.nullable:
-                nulls.append(column.name)
             continue
         value = columns.given.get(column.name, _neutral(column, columns.description))
         if value is None:
@@ -163,12 +159,7 @@ def _mapped(columns: _Columns, keys: Collection[int]) -> ColumnMap | str:
     if columns.description not in _RAW_ROWS and filled and len(state) <= len(keys):
         return "it has no aggregate in common with the source, only the keys"
     dropped = [one.name for at, one in enumerate(columns.found) if at not in taken]
-    return ColumnMap(
-        sources=tuple(sources),
-        filled=tuple(filled),
-        dropped=tuple(dropped),
-        must_have_values=tuple(nulls),
-    )
+    return ColumnMap(tuple(sources), tuple(filled), tuple(dropped))
 
 
 def _why_other_table(
@@ -220,12 +211,12 @@ def _keys(config: ExpiringTimeKeyConfig) -> frozenset[int]:
     return frozenset(config.schema.key_indices or ())
 
 
-def _doubled(columns: Sequence[Column]) -> set[str]:
+def _doubled(columns: Sequence[StateColumn]) -> set[str]:
     names = [one.name for one in columns]
     return {one for one in names if names.count(one) > 1}
 
 
-def _neutral(column: Column, description: str) -> str | None:
+def _neutral(column: StateColumn, description: str) -> str | None:
     """Return the value that adds nothing to an aggregate; None = there is none."""
     state = _STATE.fullmatch(column.name)
     adds = state is not None and state[2] in ("sum", "count") and column.is_number
@@ -238,7 +229,7 @@ def _neutral(column: Column, description: str) -> str | None:
     return None
 
 
-def _why_no_value(column: Column, description: str) -> str:
+def _why_no_value(column: StateColumn, description: str) -> str:
     if description in _RAW_ROWS:
         return f"the rows of the source do not have its column {column.name!r}"
     return (

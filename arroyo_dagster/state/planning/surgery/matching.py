@@ -17,7 +17,7 @@ from arroyo_dagster.state.model.checkpoints import Checkpoint, OperatorCheckpoin
 from arroyo_dagster.state.model.ids import OperatorId, TableName
 from arroyo_dagster.state.model.surgery.evolve import OperatorMatch, Overrides
 from arroyo_dagster.state.model.tables import ExpiringTimeKeyConfig, TableConfig
-from arroyo_dagster.state.planning.surgery.columns import Column, columns_of, keys_of
+from arroyo_dagster.state.planning.surgery.columns import StateColumn, columns_of, keys_of
 
 MARGIN = 5
 """Scores that differ by less are taken for equal."""
@@ -28,7 +28,7 @@ _SESSION = "SessionWindow<"
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class OperatorShape:
     """What an operator is compared by.
 
     Attributes:
@@ -48,7 +48,7 @@ class Shape:
     after: str | None = None
 
 
-def shapes_of(checkpoint: Checkpoint) -> tuple[Shape, ...]:
+def shapes_of(checkpoint: Checkpoint) -> tuple[OperatorShape, ...]:
     """Return the operators of an epoch, in the order of the plan."""
     found = sorted(
         map(_shape, checkpoint.operators), key=lambda one: (one.index or 0, one.operator)
@@ -56,25 +56,25 @@ def shapes_of(checkpoint: Checkpoint) -> tuple[Shape, ...]:
     return tuple(_placed(one, found) for one in found)
 
 
-def _shape(operator: OperatorCheckpoint) -> Shape:
+def _shape(operator: OperatorCheckpoint) -> OperatorShape:
     name = str(operator.operator)
     if name.startswith(_SESSION):
-        return Shape(operator.operator, "session window", None, None, operator.configs)
+        return OperatorShape(operator.operator, "session window", None, None, operator.configs)
     parts = _ID.fullmatch(name)
     kind, index = (name, None) if parts is None else (parts[1], int(parts[2]))
     for one in (_SOURCE, _SINK):
         if kind.startswith(f"{one}_"):
             rest = kind.removeprefix(f"{one}_")
-            return Shape(operator.operator, one, index, rest, operator.configs)
-    return Shape(operator.operator, kind, index, None, operator.configs)
+            return OperatorShape(operator.operator, one, index, rest, operator.configs)
+    return OperatorShape(operator.operator, kind, index, None, operator.configs)
 
 
-def _placed(one: Shape, every: Sequence[Shape]) -> Shape:
+def _placed(one: OperatorShape, every: Sequence[OperatorShape]) -> OperatorShape:
     if one.index is None:
         return one
     before = [x for x in every if x.kind == _SOURCE and (x.index or 0) < one.index]
     after = [x for x in every if x.kind == _SINK and (x.index or 0) > one.index]
-    return Shape(
+    return OperatorShape(
         one.operator,
         one.kind,
         one.index,
@@ -96,7 +96,7 @@ class Score:
     why: str
 
 
-def score(theirs: Shape, ours: Shape) -> Score | None:
+def score(theirs: OperatorShape, ours: OperatorShape) -> Score | None:
     """Compare an operator of the source with one of the job; None = they are of other kinds."""
     if theirs.kind != ours.kind or not _same_tables(theirs, ours):
         return None
@@ -117,7 +117,7 @@ def score(theirs: Shape, ours: Shape) -> Score | None:
     return Score(sum(points for points, _ in found), ", ".join(text for _, text in found))
 
 
-def _same_tables(theirs: Shape, ours: Shape) -> bool:
+def _same_tables(theirs: OperatorShape, ours: OperatorShape) -> bool:
     """Whether no table that both have is of another kind."""
     both = theirs.configs.keys() & ours.configs.keys()
     equal = all(
@@ -129,7 +129,7 @@ def _same_tables(theirs: Shape, ours: Shape) -> bool:
 
 
 def _alike_tables(
-    theirs: Shape, ours: Shape, names: Sequence[TableName]
+    theirs: OperatorShape, ours: OperatorShape, names: Sequence[TableName]
 ) -> Iterator[tuple[int, str]]:
     pairs = [(theirs.configs[name].config, ours.configs[name].config) for name in names]
     rows = [
@@ -151,11 +151,11 @@ def _alike_tables(
     yield 35 * shared // max(every, 1), f"{shared} of {every} columns in common"
 
 
-def _typed(columns: Sequence[Column]) -> set[tuple[str, str]]:
+def _typed(columns: Sequence[StateColumn]) -> set[tuple[str, str]]:
     return {(one.name, one.kind) for one in columns}
 
 
-def _alike_place(theirs: Shape, ours: Shape) -> Iterator[tuple[int, str]]:
+def _alike_place(theirs: OperatorShape, ours: OperatorShape) -> Iterator[tuple[int, str]]:
     if theirs.before is not None and theirs.before == ours.before:
         yield _PLACE, f"after the source {ours.before}"
     if theirs.after is not None and theirs.after == ours.after:
@@ -170,22 +170,22 @@ class Ambiguous:
     """Operators that match several others equally well.
 
     Attributes:
-        theirs, ours: operators of the source and of the job.
+        sources, operators: of the source and of the job.
     """
 
-    theirs: tuple[OperatorId, ...]
-    ours: tuple[OperatorId, ...]
+    sources: tuple[OperatorId, ...]
+    operators: tuple[OperatorId, ...]
 
     def __str__(self) -> str:
         return (
-            f"{', '.join(self.ours)} may take the state of {', '.join(self.theirs)}, and nothing "
-            "shows which takes which"
+            f"{', '.join(self.operators)} may take the state of {', '.join(self.sources)}, and "
+            "nothing shows which takes which"
         )
 
     @property
     def override(self) -> str:
         """The override that decides it, as YAML."""
-        return f"map: {{{self.theirs[0]}: {self.ours[0]}}}"
+        return f"map: {{{self.sources[0]}: {self.operators[0]}}}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +202,7 @@ class Matching:
 
 
 def match_operators(
-    theirs: Sequence[Shape], ours: Sequence[Shape], overrides: Overrides
+    theirs: Sequence[OperatorShape], ours: Sequence[OperatorShape], overrides: Overrides
 ) -> Matching:
     """Match the operators of the source with those of the job.
 
@@ -212,7 +212,7 @@ def match_operators(
     Args:
         theirs, ours: as `shapes_of` returns them.
     """
-    work = _Work()
+    work = _Pairing()
     named = dict(overrides.matches)
     for source, operator in named.items():
         work.matches[operator] = OperatorMatch(
@@ -229,16 +229,16 @@ def match_operators(
     return Matching(tuple(found), tuple(work.ambiguous))
 
 
-def _of_kind(shapes: Sequence[Shape], kind: str) -> list[Shape]:
+def _of_kind(shapes: Sequence[OperatorShape], kind: str) -> list[OperatorShape]:
     return [one for one in shapes if one.kind == kind]
 
 
 @dataclass(slots=True)
-class _Work:
+class _Pairing:
     matches: dict[OperatorId, OperatorMatch] = field(default_factory=dict)
     ambiguous: list[Ambiguous] = field(default_factory=list)
 
-    def match(self, theirs: list[Shape], ours: list[Shape]) -> None:
+    def match(self, theirs: list[OperatorShape], ours: list[OperatorShape]) -> None:
         """Match the best pairs first: each decided pair may decide others."""
         scores = {
             (a.operator, b.operator): found
@@ -266,7 +266,7 @@ class _Work:
             }
 
     def _in_order(
-        self, theirs: Sequence[Shape], ours: Sequence[Shape], scores: _Scores
+        self, theirs: Sequence[OperatorShape], ours: Sequence[OperatorShape], scores: _Scores
     ) -> list[_Decided] | None:
         """Match the best group of operators that are alike by their order in the plan."""
         best = max(scores, key=lambda key: scores[key].points)

@@ -14,7 +14,7 @@ from arroyo_dagster.state.model.surgery.evolve import (
     ColumnRename,
     Overrides,
 )
-from arroyo_dagster.state.planning.surgery.matching import Shape
+from arroyo_dagster.state.planning.surgery.matching import OperatorShape
 
 _NAMES = ("map", "drop", "start_empty", "same_columns", "fill", "rename", "accumulators")
 
@@ -99,7 +99,9 @@ def _json(value: Any) -> str:
         raise InputError("fill: expected a value of JSON", found=f"{value!r:.80}") from error
 
 
-def check_overrides(theirs: Sequence[Shape], ours: Sequence[Shape], overrides: Overrides) -> None:
+def check_overrides(
+    theirs: Sequence[OperatorShape], ours: Sequence[OperatorShape], overrides: Overrides
+) -> None:
     """Check that overrides name operators that exist, pairs of one kind, and decide nothing twice.
 
     Raises:

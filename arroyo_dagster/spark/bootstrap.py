@@ -1,0 +1,189 @@
+"""Tables of a stopped Arroyo job from DataFrames: computed by Spark, written by its workers.
+
+Workers write Arrow rows with this package's Parquet writer: Spark's own loses nullability, unsigned
+types and nanoseconds.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from arroyo_dagster.errors import ArroyoStateError, ProtocolError
+from arroyo_dagster.spark.jobs import fetch_rows
+from arroyo_dagster.spark.workers import DiskProbe, check_workers
+from arroyo_dagster.state.model.ids import OperatorId, TableName
+from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.model.surgery.edits import NewPosition
+from arroyo_dagster.state.model.surgery.plans import EditOutcome, EditPlan
+from arroyo_dagster.state.model.tables import TimeFile
+from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
+from arroyo_dagster.state.operations.surgery.bootstrap import BootstrapJob
+from arroyo_dagster.state.operations.surgery.computed_rows import (
+    ComputedRows,
+    RowFacts,
+    TableTarget,
+)
+from arroyo_dagster.state.operations.surgery.execute import EditOptions
+from arroyo_dagster.state.planning.compaction.rewrite import TableKey
+from arroyo_dagster.state.storage.store import ObjectStore
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+_DDL = "payload binary"
+_SCHEMA = pa.schema([("payload", pa.binary())])
+_PartitionResult = tuple[RowFacts, tuple[TimeFile, ...]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bootstrap:
+    """Fill a stopped Arroyo job with tables that Spark computes, as of one cut of its inputs.
+
+        bootstrap = Bootstrap(store=store, job=paths, directory=directory, watermark_micros=cut)
+        bootstrap = bootstrap.table("tumbling_4", "t", windows).position("0", "120000")
+        plan = bootstrap.plan()
+        bootstrap.run(plan.digest)
+
+    A frame is computed for the plan, and twice for an execution: cache it, or read it from a table.
+    Each partition of a frame must fit into the memory of a worker.
+
+    Attributes:
+        job: the stopped job.
+        directory: the source of its status.
+        watermark_micros: event time at the cut.
+        tables, positions: see `table` and `position`.
+    """
+
+    store: ObjectStore
+    job: JobPaths
+    directory: JobDirectory
+    watermark_micros: int
+    tables: Mapping[TableKey, ComputedRows] = field(default_factory=dict)
+    positions: tuple[tuple[OperatorId | None, NewPosition], ...] = ()
+
+    def table(self, operator: str, name: str, frame: DataFrame) -> Bootstrap:
+        """Return a bootstrap in which the rows of a frame replace those of a table.
+
+        Args:
+            operator, name: as `arroyo-state show` names them.
+            frame: the columns of the table as `arroyo-state rows` prints them, in this order; for
+                an aggregate `_generation` as well, which is the number of changes of the row.
+        """
+        key = OperatorId(operator), TableName(name)
+        return replace(self, tables={**self.tables, key: RowsOnSpark(frame)})
+
+    def position(self, partition: str, position: str, *, operator: str | None = None) -> Bootstrap:
+        """Return a bootstrap in which a partition of a source continues at a position.
+
+        Args:
+            partition, position: as for `arroyo-state edit offsets`; the position is absolute.
+            operator: the source; None = all that have the partition.
+        """
+        named = None if operator is None else OperatorId(operator)
+        new = NewPosition(partition=partition, position=position)
+        return replace(self, positions=(*self.positions, (named, new)))
+
+    def plan(self) -> EditPlan:
+        """Compute the tables and plan to write them. Writes nothing: the dry run.
+
+        Raises:
+            ArroyoStateError: as `BootstrapJob.plan`.
+        """
+        return self._job().plan(self.store)
+
+    def run(self, approved: str, options: EditOptions | None = None) -> EditOutcome:
+        """Write the tables in place. `arroyo-state edit undo` undoes it until the job is started.
+
+        Args:
+            approved: the digest of the plan that a person has reviewed.
+
+        Raises:
+            ArroyoStateError: as `BootstrapJob.run`.
+        """
+        chosen = options or EditOptions(owner="bootstrap on Spark")
+        return self._job().run(self.store, replace(chosen, approved=approved))
+
+    def _job(self) -> BootstrapJob:
+        return BootstrapJob(
+            paths=self.job,
+            directory=self.directory,
+            tables=self.tables,
+            watermark_micros=self.watermark_micros,
+            positions=self.positions,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class RowsOnSpark:
+    """The rows of a DataFrame."""
+
+    frame: DataFrame
+
+    def facts(self, target: TableTarget) -> RowFacts:
+        """See `ComputedRows`."""
+        return sum((one for one, _ in self._parts(partial(_described, target))), RowFacts())
+
+    def doubled(self, target: TableTarget) -> bool:
+        """See `ComputedRows`."""
+        names = [f"`{name.replace('`', '``')}`" for name in target.keys]
+        groups = self.frame.groupBy(*names).count()
+        return bool(fetch_rows(self.frame.sparkSession, groups.where("count > 1").limit(1)))
+
+    def write(self, target: TableTarget, store: ObjectStore) -> tuple[RowFacts, Sequence[TimeFile]]:
+        """See `ComputedRows`."""
+        probe = check_workers(self.frame.sparkSession, store)
+        parts = self._parts(partial(_written, target, store, probe))
+        files = [file for _, some in parts for file in some]
+        # Tasks end in any order.
+        ordered = sorted(files, key=lambda one: (one.min_routing_key, one.path))
+        return sum((one for one, _ in parts), RowFacts()), ordered
+
+    def _parts(self, work: Callable[[pa.Table], _PartitionResult]) -> list[_PartitionResult]:
+        rows = fetch_rows(self.frame.sparkSession, self.frame.mapInArrow(_on_partition(work), _DDL))
+        found: list[_PartitionResult] = []
+        for one in rows:
+            result = pickle.loads(one.payload)
+            if isinstance(result, ArroyoStateError):
+                raise result
+            found.append(result)
+        return found
+
+
+def _on_partition(
+    work: Callable[[pa.Table], _PartitionResult],
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Return a function for `mapInArrow` that works on all rows of a partition at once."""
+
+    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        held = list(batches)
+        if not held:
+            return
+        try:
+            result: _PartitionResult | ArroyoStateError = work(pa.Table.from_batches(held))
+        except ArroyoStateError as error:
+            result = error
+        yield pa.record_batch([[pickle.dumps(result)]], schema=_SCHEMA)
+
+    return run
+
+
+def _described(target: TableTarget, rows: pa.Table) -> _PartitionResult:
+    return target.facts(target.stored(rows)), ()
+
+
+def _written(
+    target: TableTarget, store: ObjectStore, probe: DiskProbe | None, rows: pa.Table
+) -> _PartitionResult:
+    if probe is not None:
+        probe.check()
+    stored = target.stored(rows)
+    files = target.write(store, stored)
+    if stored.num_rows and not files:
+        raise ProtocolError("no subtask owns the rows of a partition", operator=target.operator)
+    return target.facts(stored), files

@@ -1,0 +1,383 @@
+"""Bootstrap: write tables of a stopped Arroyo job from computed rows, as of one cut of its inputs.
+
+Tables that are not given start empty. Sources and watermarks are set to the cut, so that the job
+goes on as if it had processed everything before.
+
+Source: docs/spec/state-surgery.md, `The trick`, row Bootstrap.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from arroyo_dagster.errors import InputError, ProtocolError
+from arroyo_dagster.state.codec.hashing.ahash import HashVariant
+from arroyo_dagster.state.metadata.lease import Leased
+from arroyo_dagster.state.model.checkpoints import Checkpoint, OperatorCheckpoint
+from arroyo_dagster.state.model.ids import OperatorId, StatePath
+from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.model.surgery.bootstrap import BootstrapRequest, BootstrapTable
+from arroyo_dagster.state.model.surgery.edits import NewPosition, SetOffsets, SetWatermark
+from arroyo_dagster.state.model.surgery.plans import (
+    EditOutcome,
+    EditPlan,
+    EditPrecondition,
+    TableAction,
+    TableStep,
+)
+from arroyo_dagster.state.model.tables import (
+    ExpiringTimeKeyConfig,
+    ExpiringTimeKeyFiles,
+    GlobalKeyedFiles,
+    TimeFile,
+)
+from arroyo_dagster.state.operations.catalog.hash_variant import find_hash_variant
+from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
+from arroyo_dagster.state.operations.compaction.rewrite_preconditions import (
+    JobSnapshot,
+    check_not_cancelled,
+    table_facts,
+)
+from arroyo_dagster.state.operations.surgery.carried_files import without_rows
+from arroyo_dagster.state.operations.surgery.computed_rows import ComputedRows, TableTarget
+from arroyo_dagster.state.operations.surgery.entries import (
+    ChangedEntries,
+    GlobalTable,
+    read_global_tables,
+    write_entries,
+)
+from arroyo_dagster.state.operations.surgery.execute import (
+    EditOptions,
+    NewState,
+    change_in_place,
+)
+from arroyo_dagster.state.operations.surgery.offsets import OffsetChanges, offset_changes
+from arroyo_dagster.state.operations.surgery.plan import (
+    check_can_run,
+    editable_snapshot,
+    preconditions,
+)
+from arroyo_dagster.state.operations.surgery.watermarks import WatermarkChanges, watermark_changes
+from arroyo_dagster.state.planning.compaction.rewrite import TableFacts, TableKey
+from arroyo_dagster.state.planning.surgery.columns import SESSION
+from arroyo_dagster.state.storage.store import ObjectStore
+from arroyo_dagster.state.tables.known.catalogue import default_catalogue
+from arroyo_dagster.state.tables.known.positions import rule_of
+
+_SESSION_START = "earliest start time of all active batches."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BootstrapJob:
+    """The computed tables of a stopped job, and the cut of its inputs that they are of.
+
+    Attributes:
+        tables: the rows by operator and table.
+        watermark_micros: event time at the cut.
+        positions: where the sources continue, absolute; see `arroyo-state offsets`.
+    """
+
+    paths: JobPaths
+    directory: JobDirectory
+    tables: Mapping[TableKey, ComputedRows]
+    watermark_micros: int
+    positions: tuple[tuple[OperatorId | None, NewPosition], ...] = ()
+
+    def plan(self, store: ObjectStore) -> EditPlan:
+        """Compute the rows and plan to write them. Writes nothing: the dry run.
+
+        Raises:
+            InputError: it is a managed job; a table does not exist, or takes no computed rows; rows
+                do not fit their table; or a position or the watermark cannot be set.
+            NotFoundError, FormatError: the job has no checkpoint, or one that cannot be read.
+            ConflictError: an earlier edit was interrupted; undo it first.
+        """
+        return self._prepared(store).plan
+
+    def run(self, store: ObjectStore, options: EditOptions | None = None) -> EditOutcome:
+        """Write the tables in place. `run_undo` restores the job's own state until it is started.
+
+        Raises:
+            LeaseHeldError: another process maintains the job.
+            ConflictError: the job changed or was started meanwhile; or another plan was approved.
+            ProtocolError: the rows, computed again, are others; nothing was published.
+            InputError, NotFoundError, FormatError: as `plan`.
+        """
+        chosen = options or EditOptions(owner="bootstrap")
+        prepared = self._prepared(store)
+        check_can_run(self.paths, prepared.snapshot, prepared.plan, chosen.approved)
+
+        def write(held: Leased, again: _Prepared) -> NewState:
+            rows = {key: self._written(held, again, key) for key in self.tables}
+            checkpoint = again.snapshot.checkpoint
+            pairs = {
+                (one.table.operator.operator, one.table.name): write_entries(
+                    held, self.paths, checkpoint, one
+                )
+                for one in again.entries
+            }
+            check_not_cancelled(self.paths, chosen.cancelled)
+            return NewState(
+                tuple(
+                    without_rows(
+                        held,
+                        checkpoint,
+                        _with_lists(one, rows, pairs),
+                        [name for at, name in again.emptied if at == one.operator],
+                    )
+                    for one in again.operators
+                )
+            )
+
+        return change_in_place(
+            store, self.paths, self.directory, prepared, self._prepared, write, chosen
+        )
+
+    # ---- planning --------------------------------------------------------------------------------
+
+    def _prepared(self, store: ObjectStore) -> _Prepared:
+        if any(one.relative for _, one in self.positions):
+            raise InputError(
+                "a bootstrap takes absolute positions: those of the cut", job=self.paths.root
+            )
+        request = BootstrapRequest(
+            tables=(),
+            watermark_micros=self.watermark_micros,
+            positions=tuple((at, one.partition, one.position) for at, one in self.positions),
+        )
+        snapshot = editable_snapshot(store, self.paths, self.directory, request)
+        checkpoint = snapshot.checkpoint
+        hashes = find_hash_variant(store, checkpoint)
+        targets = {
+            key: _target(checkpoint, key, hashes.variant, self.watermark_micros)
+            for key in self.tables
+        }
+        tables = tuple(self._described(key, target) for key, target in targets.items())
+        globals_ = read_global_tables(store, checkpoint, default_catalogue())
+        cut = _Cut.of(self, checkpoint, globals_)
+        steps = list(_steps(checkpoint, tables, cut))
+        facts = table_facts(store, snapshot)
+        answer = snapshot.answer.facts
+        plan = EditPlan(
+            pipeline=checkpoint.pipeline,
+            job=checkpoint.job,
+            edit=replace(request, tables=tables),
+            epoch=checkpoint.epoch,
+            worker_generation=checkpoint.worker_generation,
+            ref=checkpoint.ref,
+            condition=answer.condition,
+            run_id=answer.run_id,
+            why_not=snapshot.why_not,
+            tables=tuple(steps),
+            watermarks=cut.watermark.steps,
+            preconditions=(
+                *preconditions(snapshot, facts),
+                EditPrecondition(
+                    name="computed rows have the columns of the job's tables",
+                    met=True,
+                    evidence=f"{len(tables)} tables; keys: {hashes.summary}",
+                ),
+            ),
+            unknown=tuple(_unknown(hashes.variant, cut)),
+            duplicate_outputs=cut.offsets.duplicate_outputs,
+            missing_outputs=tuple(_missing(tables, cut, globals_)),
+            objects={
+                path: hashlib.sha256(data).hexdigest() for path, data in snapshot.objects.items()
+            },
+        )
+        emptied = [one for one in steps if one.action is TableAction.EMPTIED]
+        return _Prepared(
+            plan=plan,
+            snapshot=snapshot,
+            facts=facts,
+            targets=targets,
+            entries=tuple(one for one in cut.changes if one.files),
+            operators=cut.watermark.operators,
+            emptied=tuple((one.operator, one.table) for one in emptied),
+        )
+
+    def _described(self, key: TableKey, target: TableTarget) -> BootstrapTable:
+        found = self.tables[key].facts(target)
+        if target.keys and self.tables[key].doubled(target):
+            raise InputError(
+                f"several rows have the same key ({', '.join(target.keys)}): an aggregate has one",
+                operator=key[0],
+                table=key[1],
+            )
+        return BootstrapTable(
+            operator=key[0], table=key[1], digest=found.digest, expired=found.expired
+        )
+
+    # ---- execution -------------------------------------------------------------------------------
+
+    def _written(self, held: Leased, again: _Prepared, key: TableKey) -> tuple[TimeFile, ...]:
+        assert isinstance(again.plan.edit, BootstrapRequest)
+        (planned,) = (one for one in again.plan.edit.tables if (one.operator, one.table) == key)
+        found, files = self.tables[key].write(again.targets[key], held)
+        if found.digest != planned.digest:
+            raise ProtocolError(
+                "the rows, computed again, are not those of the plan; nothing was published",
+                operator=key[0],
+                table=key[1],
+                rows=found.digest.rows,
+                planned=planned.digest.rows,
+                next_step="compute the same rows each time, for example from a stored table",
+            )
+        return tuple(files)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Prepared:
+    """A plan, and what its execution needs."""
+
+    plan: EditPlan
+    snapshot: JobSnapshot
+    facts: TableFacts
+    targets: Mapping[TableKey, TableTarget]
+    entries: tuple[ChangedEntries, ...]
+    operators: tuple[OperatorCheckpoint, ...]
+    emptied: tuple[TableKey, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """The sources and watermarks of a job, set to the cut."""
+
+    offsets: OffsetChanges
+    watermark: WatermarkChanges
+
+    @classmethod
+    def of(cls, job: BootstrapJob, checkpoint: Checkpoint, tables: list[GlobalTable]) -> _Cut:
+        at = SetWatermark(at_micros=job.watermark_micros)
+        offsets = OffsetChanges((), (), (), ())
+        for operator in dict.fromkeys(operator for operator, _ in job.positions):
+            wanted = tuple(one for named, one in job.positions if named == operator)
+            found = offset_changes(SetOffsets(positions=wanted, operator=operator), tables)
+            offsets = OffsetChanges(
+                tables=(*offsets.tables, *found.tables),
+                duplicate_outputs=(*offsets.duplicate_outputs, *found.duplicate_outputs),
+                missing_outputs=(),
+                unknown=(*offsets.unknown, *found.unknown),
+            )
+        return cls(offsets, watermark_changes(at, checkpoint, tables))
+
+    @property
+    def changes(self) -> tuple[ChangedEntries, ...]:
+        return (*self.offsets.tables, *self.watermark.tables)
+
+
+def _target(
+    checkpoint: Checkpoint, key: TableKey, variant: HashVariant | None, watermark_micros: int
+) -> TableTarget:
+    """Return a table that takes computed rows.
+
+    Raises:
+        InputError: the job has no such table, or the table takes none.
+    """
+    operator = checkpoint.operator(key[0])
+    config = None if operator is None else operator.configs.get(key[1])
+    if config is None or not isinstance(config.config, ExpiringTimeKeyConfig):
+        raise InputError(
+            f"epoch {checkpoint.epoch} has no such table of rows, so its columns are not known",
+            operator=key[0],
+            table=key[1],
+            next_step="let the job process rows until it has written the table, and stop it again; "
+            "`arroyo-state show` lists its tables",
+        )
+    reason = None
+    if config.config.description == SESSION:
+        reason = "which sessions are open is in a second table"
+    elif config.config.generational and not config.config.schema.hashed_indices:
+        reason = "of an aggregate without GROUP BY Arroyo restores one row of each batch only"
+    if reason is not None:
+        raise InputError(
+            f"the table takes no computed rows: {reason}", operator=key[0], table=key[1]
+        )
+    return TableTarget(
+        checkpoint=checkpoint,
+        operator=key[0],
+        config=config.config,
+        variant=variant or HashVariant.FALLBACK,
+        cutoff_micros=max(0, watermark_micros - config.config.retention_micros),
+    )
+
+
+def _steps(
+    checkpoint: Checkpoint, tables: tuple[BootstrapTable, ...], cut: _Cut
+) -> Iterator[TableStep]:
+    """Yield what becomes of each table, in the order of the epoch."""
+    given = {(one.operator, one.table): one for one in tables}
+    changed = {
+        (one.table.operator.operator, one.table.name): one for one in cut.changes if one.files
+    }
+    for operator in checkpoint.operators:
+        for name, files in operator.tables.items():
+            key = operator.operator, name
+            description = operator.configs[name].config.description
+            entries = changed[key].changes if key in changed else ()
+            rows = given[key].digest.rows if key in given else None
+            action, reason = TableAction.KEPT, "the bootstrap does not concern it"
+            if key in given:
+                action = TableAction.CHANGED if rows else TableAction.EMPTIED
+                reason = f"{rows} computed rows replace its rows"
+            elif isinstance(files, ExpiringTimeKeyFiles) or description == _SESSION_START:
+                action, reason = TableAction.EMPTIED, "no rows are given for it"
+            elif entries:
+                action, reason = TableAction.CHANGED, f"{len(entries)} entries are set to the cut"
+            yield TableStep(
+                operator=operator.operator,
+                table=name,
+                action=action,
+                reason=reason,
+                rows=rows,
+                entries=entries,
+                files=files.paths,
+            )
+
+
+def _unknown(variant: HashVariant | None, cut: _Cut) -> Iterator[str]:
+    if variant is None:
+        yield (
+            "the job has no row that shows how its build hashes keys: they are hashed as official "
+            "builds for Linux do"
+        )
+    yield from cut.offsets.unknown
+    yield from cut.watermark.unknown
+    yield "whether the rows are those that the job's SQL computes is not checked"
+
+
+def _missing(
+    tables: tuple[BootstrapTable, ...], cut: _Cut, globals_: list[GlobalTable]
+) -> Iterator[str]:
+    for one in tables:
+        if one.expired:
+            yield (
+                f"{one.operator}.{one.table}: {one.expired} of {one.digest.rows} rows are older "
+                "than the retention at the new watermark, and may not be loaded"
+            )
+    moved = {one.table.operator.operator for one in cut.offsets.tables}
+    for table in globals_:
+        if rule_of(table.config) is not None and table.operator.operator not in moved:
+            yield (
+                f"{table.operator.operator} keeps its positions: rows that it has read are "
+                "processed only if the computed rows contain them"
+            )
+    # Records that positions leave out are in the computed rows: they are not missing.
+    yield "outputs of the rows before the cut are not emitted"
+
+
+def _with_lists(
+    operator: OperatorCheckpoint,
+    rows: Mapping[TableKey, tuple[TimeFile, ...]],
+    pairs: Mapping[TableKey, tuple[StatePath, ...]],
+) -> OperatorCheckpoint:
+    tables = dict(operator.tables)
+    for name, files in operator.tables.items():
+        key = operator.operator, name
+        if key in rows and isinstance(files, ExpiringTimeKeyFiles):
+            tables[name] = replace(files, files=rows[key])
+        elif key in pairs and isinstance(files, GlobalKeyedFiles):
+            tables[name] = replace(files, files=pairs[key])
+    return replace(operator, tables=tables)

@@ -1,0 +1,215 @@
+"""Rows that were computed outside of a job, as data files of one of its tables.
+
+Columns are checked against the table of the job; routing keys are computed as the job's build of
+Arroyo computes them; rows are split by the key ranges of the operator's subtasks and sorted.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from arroyo_dagster.errors import InputError, ProtocolError
+from arroyo_dagster.state.codec.digest import digest_rows
+from arroyo_dagster.state.codec.hashing.ahash import HashVariant
+from arroyo_dagster.state.codec.hashing.routing import key_hashes
+from arroyo_dagster.state.codec.operations import INSERT
+from arroyo_dagster.state.codec.parquet import decode_file
+from arroyo_dagster.state.codec.schema import file_schema, memory_schema
+from arroyo_dagster.state.model.checkpoints import Checkpoint, OperatorCheckpoint
+from arroyo_dagster.state.model.compaction import RowsDigest
+from arroyo_dagster.state.model.ids import OperatorId
+from arroyo_dagster.state.model.keys import range_for_server
+from arroyo_dagster.state.model.layout import JobPaths, rewritten_attempt
+from arroyo_dagster.state.model.tables import ExpiringTimeKeyConfig, TimeFile
+from arroyo_dagster.state.storage.store import ObjectStore
+from arroyo_dagster.state.tables.live_rows import NANOS_PER_MICRO
+from arroyo_dagster.state.tables.merge.range_files import routes
+from arroyo_dagster.state.tables.time_files import write_time_file
+
+
+@dataclass(frozen=True, slots=True)
+class RowFacts:
+    """Computed rows as they would be stored.
+
+    Attributes:
+        expired: how many are older than the retention at the new watermark.
+    """
+
+    digest: RowsDigest = field(default_factory=RowsDigest)
+    expired: int = 0
+
+    def __add__(self, other: RowFacts) -> RowFacts:
+        return RowFacts(self.digest + other.digest, self.expired + other.expired)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableTarget:
+    """A table of a stopped job that gets computed rows.
+
+    Attributes:
+        variant: how the job's build of Arroyo hashes keys.
+        cutoff_micros: rows before it are not loaded by a restore; 0 = none.
+    """
+
+    checkpoint: Checkpoint
+    operator: OperatorId
+    config: ExpiringTimeKeyConfig
+    variant: HashVariant
+    cutoff_micros: int
+
+    @property
+    def columns(self) -> pa.Schema:
+        """The columns that computed rows must have, in this order."""
+        return memory_schema(self.config)
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The columns of which an aggregate has one row for each value; empty = any number."""
+        if not self.config.generational:
+            return ()
+        return tuple(self.columns.field(at).name for at in self.config.schema.key_indices or ())
+
+    def stored(self, rows: pa.Table) -> pa.Table:
+        """Return computed rows as a data file has them.
+
+        Values of another type are converted if none of them changes.
+
+        Raises:
+            InputError: other columns, a value that does not fit its type, or NULL where the job's
+                table has none.
+        """
+        wanted = self.columns
+        if rows.schema.names != wanted.names:
+            raise InputError(
+                "computed rows have other columns than the table of the job",
+                **self._where,
+                expected=", ".join(f"{one.name} {one.type}" for one in wanted),
+                found=", ".join(f"{one.name} {one.type}" for one in rows.schema),
+                next_step="select these columns in this order",
+            )
+        columns = [self._cast(rows.column(at), one) for at, one in enumerate(wanted)]
+        indices = self.config.schema.hashed_indices
+        hashes = key_hashes(
+            [columns[at] for at in indices], rows=rows.num_rows, variant=self.variant
+        )
+        operations = pa.repeat(pa.scalar(INSERT, pa.binary()), rows.num_rows)
+        return pa.Table.from_arrays([*columns, hashes, operations], schema=file_schema(self.config))
+
+    @property
+    def _where(self) -> dict[str, Any]:
+        return {"operator": str(self.operator), "table": str(self.config.table)}
+
+    def _cast(self, column: pa.ChunkedArray, field: pa.Field) -> pa.ChunkedArray:
+        try:
+            if pa.types.is_timestamp(field.type) and pa.types.is_timestamp(column.type):
+                # Spark's timestamps are instants; Arroyo's are instants in UTC without a zone.
+                column = column.cast(pa.timestamp(column.type.unit))
+            found = column.cast(field.type, safe=True)
+        except (pa.ArrowException, NotImplementedError) as error:
+            raise InputError(
+                f"column {field.name!r} does not fit the type {field.type} of the job ({error})",
+                **self._where,
+            ) from error
+        event_time = field.name == self.columns.field(self.config.schema.timestamp_index).name
+        if found.null_count and (event_time or not field.nullable):
+            raise InputError(
+                f"column {field.name!r} has {found.null_count} NULL, and may have none",
+                **self._where,
+            )
+        if event_time and found.length() and pc.min(found).value < 0:
+            raise InputError("event time lies before 1970", **self._where)
+        return found
+
+    def facts(self, stored: pa.Table) -> RowFacts:
+        """Return the digest of stored rows, and how many have expired."""
+        times = stored.column(self.config.schema.timestamp_index).cast(pa.int64())
+        old = pc.sum(pc.less(times, self.cutoff_micros * NANOS_PER_MICRO)).as_py() or 0
+        return RowFacts(digest_rows(stored), old)
+
+    def write(self, store: ObjectStore, stored: pa.Table) -> tuple[TimeFile, ...]:
+        """Write stored rows, one file for each subtask that owns some, and read each file back.
+
+        Raises:
+            ProtocolError: a file reads back different.
+        """
+        operator = self.checkpoint.operator(self.operator)
+        assert operator is not None
+        ranges = [range_for_server(at, operator.parallelism) for at in range(operator.parallelism)]
+        times = self.config.schema.timestamp_index
+        return tuple(
+            self._write(store, operator, subtask, _in_order(rows, times))
+            for subtask, rows in routes(stored, ranges)
+        )
+
+    def _write(
+        self, store: ObjectStore, operator: OperatorCheckpoint, subtask: int, rows: pa.Table
+    ) -> TimeFile:
+        path = JobPaths(self.checkpoint.job, self.checkpoint.pipeline).data_file(
+            self.operator,
+            self.config.table,
+            subtask,
+            self.checkpoint.epoch,
+            self.checkpoint.worker_generation,
+            attempt=rewritten_attempt(uuid.uuid4().hex),
+        )
+        times = self.config.schema.timestamp_index
+        file, _ = write_time_file(store, rows, path, epoch=operator.epoch, timestamp_index=times)
+        again, _ = decode_file(store.read(path), path)
+        if not again.schema.equals(rows.schema) or digest_rows(again) != digest_rows(rows):
+            raise ProtocolError(
+                "a new file reads back different from what was written; nothing was published",
+                path=path,
+            )
+        return file
+
+
+def _in_order(rows: pa.Table, timestamp_index: int) -> pa.Table:
+    """Return rows by event time, then by routing key: columns may share a name."""
+    places = pa.table(
+        {"time": rows.column(timestamp_index), "hash": rows.column(rows.num_columns - 2)}
+    )
+    return rows.take(pc.sort_indices(places, [("time", "ascending"), ("hash", "ascending")]))
+
+
+class ComputedRows(Protocol):
+    """Rows that are computed when they are asked for: in this process, or on Spark."""
+
+    def facts(self, target: TableTarget) -> RowFacts:
+        """Compute the rows and describe them; write nothing.
+
+        Raises:
+            InputError: they do not fit the table.
+        """
+
+    def doubled(self, target: TableTarget) -> bool:
+        """Whether two rows have the same values in `target.keys`."""
+
+    def write(self, target: TableTarget, store: ObjectStore) -> tuple[RowFacts, Sequence[TimeFile]]:
+        """Compute the rows, and write them to data files that nothing lists yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowsHere:
+    """Rows in the memory of this process."""
+
+    rows: pa.Table
+
+    def facts(self, target: TableTarget) -> RowFacts:
+        """See `ComputedRows`."""
+        return target.facts(target.stored(self.rows))
+
+    def doubled(self, target: TableTarget) -> bool:
+        """See `ComputedRows`."""
+        found = self.rows.group_by(list(target.keys)).aggregate([([], "count_all")])
+        return bool(found.num_rows < self.rows.num_rows)
+
+    def write(self, target: TableTarget, store: ObjectStore) -> tuple[RowFacts, Sequence[TimeFile]]:
+        """See `ComputedRows`."""
+        stored = target.stored(self.rows)
+        return target.facts(stored), target.write(store, stored)

@@ -1,0 +1,295 @@
+"""Tables of a stopped Arroyo job computed from events: what a restore loads is what the events say,
+and the job goes on from the cut. Whatever goes wrong, it has its own state or the computed one."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from arroyo_dagster.errors import ConflictError, InputError, ProtocolError
+from arroyo_dagster.state.metadata.backend import ParquetBackend
+from arroyo_dagster.state.model.ids import OperatorId, TableName
+from arroyo_dagster.state.model.layout import Layout
+from arroyo_dagster.state.model.surgery.edits import NewPosition
+from arroyo_dagster.state.model.surgery.plans import TableAction
+from arroyo_dagster.state.operations.compaction.rewrite_undo import run_undo
+from arroyo_dagster.state.operations.surgery.bootstrap import BootstrapJob
+from arroyo_dagster.state.operations.surgery.computed_rows import RowFacts, RowsHere, TableTarget
+from arroyo_dagster.state.operations.surgery.execute import EditOptions
+from arroyo_dagster.state.storage import Crash, FaultInjecting, ObjectStore
+from arroyo_dagster.state.storage.wrappers import WriteProtected
+from tests.arroyo_jobs import SECOND, stopped
+from tests.compat.test_surgery import positions
+from tests.evolved_jobs import Rows, Sql, in_order, loaded, sql_job
+from tests.jobs import copied, listing
+from tests.journeys.test_surgery import errors_of, others, state_of
+from tests.shares import Share, everywhere
+from tests.surgery_jobs import BEGAN, NANOS, WATERMARK, SurgeryJob
+
+pytestmark = pytest.mark.usefixtures("one_at_a_time")
+
+LAYOUTS = pytest.mark.parametrize("layout", list(Layout), ids=[one.value for one in Layout])
+SQL = Sql()
+NOW = WATERMARK + 5 * SECOND
+IDS = SQL.ids
+EVENTS = {
+    "k": [f"k{n % 7}" for n in range(60)],
+    "v": [n * n % 101 - 20 for n in range(60)],
+    "at": [BEGAN // SECOND + 30 + n // 2 for n in range(60)],
+}
+"""Key, value and event time in seconds."""
+
+
+# ---- the truth, computed from the events ---------------------------------------------------------
+
+
+def windows_of(watermark_micros: int, retention_seconds: int = 40) -> Rows:
+    """Bins of 10 seconds that a restore loads."""
+    found: dict[tuple[str, int], list[int]] = defaultdict(list)
+    for k, v, at in zip(*EVENTS.values(), strict=True):
+        found[k, at - at % 10].append(v)
+    oldest = watermark_micros // SECOND - retention_seconds
+    return in_order(
+        [
+            {
+                "k": k,
+                "count(Int64(1))[count]": len(values),
+                "sum(v)[sum]": sum(values),
+                "_timestamp": at * NANOS,
+            }
+            for (k, at), values in found.items()
+            if at >= oldest
+        ]
+    )
+
+
+def groups_of() -> Rows:
+    """The state of each group."""
+    found: dict[str, list[tuple[int, int]]] = defaultdict(list)
+    for k, v, at in zip(*EVENTS.values(), strict=True):
+        found[k].append((v, at))
+    return in_order(
+        [
+            {
+                "k": k,
+                "count(Int64(1))[count]": len(rows),
+                "max(v)[value]": max(v for v, _ in rows),
+                "_timestamp": max(at for _, at in rows) * NANOS,
+                "_generation": len(rows),
+            }
+            for k, rows in found.items()
+        ]
+    )
+
+
+def computed(rows: Rows) -> RowsHere:
+    """As a program would have them: integers of 64 bits, times of microseconds."""
+    columns = {name: [row[name] for row in rows] for name in rows[0]}
+    table = pa.table(columns)
+    at = table.schema.get_field_index("_timestamp")
+    times = pa.array([one // 1000 for one in columns["_timestamp"]], pa.timestamp("us", "UTC"))
+    return RowsHere(table.set_column(at, "_timestamp", times))
+
+
+def key(name: str, table: str) -> tuple[OperatorId, TableName]:
+    return OperatorId(IDS[name]), TableName(table)
+
+
+def bootstrap(job: SurgeryJob, **changes: Any) -> BootstrapJob:
+    found = BootstrapJob(
+        paths=job.paths,
+        directory=stopped(job.paths),
+        tables={
+            key("window", "t"): computed(windows_of(NOW)),
+            key("totals", "a"): computed(groups_of()),
+        },
+        watermark_micros=NOW,
+        positions=((None, NewPosition(partition="0", position="4711")),),
+    )
+    return replace(found, **changes)
+
+
+def options(**more: Any) -> EditOptions:
+    return EditOptions(quiet_seconds=0, **more)
+
+
+@LAYOUTS
+def test_a_restore_loads_what_the_events_say_and_sources_go_on_from_the_cut(
+    layout: Layout,
+) -> None:
+    job = sql_job(layout, "job_b")
+    before = listing(job.store)
+    sink = state_of(job.store, job.paths)[IDS["sink"]]
+    plan = bootstrap(job).plan(WriteProtected(job.store))
+    assert listing(job.store) == before
+    outcome = bootstrap(job).run(job.store, options(approved=plan.digest))
+    assert outcome.plan == plan
+    assert loaded(job.store, job.paths) == {
+        key("window", "t"): windows_of(NOW),
+        key("totals", "a"): groups_of(),
+    }
+    state = state_of(job.store, job.paths)
+    assert positions(job.store, job.paths)[IDS["source"], "0"] == 4711
+    assert state[IDS["window"]][0][:2] == (NOW, NOW)
+    assert state[IDS["sink"]][1:] == sink[1:]
+    emptied = {one.table for one in plan.tables if one.action is TableAction.EMPTIED}
+    assert emptied == {"b", "left", "right", "s", "e"}
+    assert errors_of(job.store, job.paths) == set()
+    held = loaded(job.store, job.paths)
+    job.start()
+    job.files = {one: job.files.get(one, []) for one in job.configs}
+    job.write({})
+    assert loaded(job.store, job.paths) == held
+
+
+@LAYOUTS
+def test_files_hold_one_key_range_in_order_and_with_exact_bounds(layout: Layout) -> None:
+    job = sql_job(layout, "job_b", parallelism=3)
+    bootstrap(job).run(job.store, options())
+    # The verifier restores each subtask, and compares bounds, hashes and schema of each file.
+    assert errors_of(job.store, job.paths) == set()
+    operator = ParquetBackend(job.store, job.paths).load().operator(IDS["window"])
+    assert operator is not None
+    files = operator.tables[TableName("t")].files
+    assert len(files) == 3
+    assert [one.owners(3) for one in files] == [range(at, at + 1) for at in range(3)]  # type: ignore[union-attr]
+
+
+@LAYOUTS
+def test_a_bootstrap_is_undone_byte_for_byte(layout: Layout) -> None:
+    job = sql_job(layout, "job_b")
+    was = others(job.store)
+    bootstrap(job).run(job.store, options())
+    assert run_undo(job.store, job.paths, stopped(job.paths)).operation == "bootstrap"
+    assert others(job.store) == was
+
+
+@everywhere("layout")
+def test_a_fault_at_any_change_leaves_the_own_state_or_the_computed_one(
+    layout: Layout, share: Share
+) -> None:
+    job = sql_job(layout, "job_b")
+    before, was = state_of(job.store, job.paths), others(job.store)
+    counted = FaultInjecting(copied(job.store))
+    bootstrap(job).run(counted, options())
+    after = state_of(counted, job.paths)
+    for at in share(range(1, counted.changes + 1), sparse=3):
+        note = f"fault at change {at} of {counted.changes}"
+        store = copied(job.store)
+        faulty = FaultInjecting(store, fail_at=at, mode="after", crash=True)
+        with contextlib.suppress(Crash, OSError):
+            bootstrap(job).run(faulty, options())
+        found = state_of(store, job.paths)
+        for name, one in found.items():
+            assert one in (before[name], after[name]), note
+        mixed = found not in (before, after)
+        assert errors_of(store, job.paths, 1) == ({"edit-unfinished"} if mixed else set()), note
+        run_undo(store, job.paths, stopped(job.paths))
+        assert others(store) == was, note
+
+
+# ---- refusals ------------------------------------------------------------------------------------
+
+
+def rows(table: RowsHere, name: str, values: list[Any]) -> RowsHere:
+    at = table.rows.schema.get_field_index(name)
+    return RowsHere(table.rows.set_column(at, name, pa.array(values)))
+
+
+WINDOWS = computed(windows_of(NOW))
+GROUPS = computed(groups_of())
+COUNTED = "count(Int64(1))[count]"
+WRONG: dict[str, tuple[Callable[[], dict[str, Any]], str]] = {
+    "another order": (
+        lambda: {"tables": {key("window", "t"): RowsHere(WINDOWS.rows.select([1, 0, 2, 3]))}},
+        "have other columns than the table",
+    ),
+    "a value that does not fit": (
+        lambda: {"tables": {key("totals", "a"): rows(GROUPS, "_generation", [-1] * 7)}},
+        "'_generation' does not fit the type uint64",
+    ),
+    "a fraction": (
+        lambda: {"tables": {key("totals", "a"): rows(GROUPS, COUNTED, [1.5] * 7)}},
+        "does not fit the type int64",
+    ),
+    "NULL": (
+        lambda: {"tables": {key("totals", "a"): rows(GROUPS, COUNTED, [1, None] + [1] * 5)}},
+        "has 1 NULL, and may have none",
+    ),
+    "no event time": (
+        lambda: {"tables": {key("totals", "a"): rows(GROUPS, "_timestamp", [None] * 7)}},
+        "'_timestamp' has 7 NULL",
+    ),
+    "two rows of a group": (
+        lambda: {"tables": {key("totals", "a"): RowsHere(pa.concat_tables([GROUPS.rows] * 2))}},
+        r"several rows have the same key \(k\)",
+    ),
+    "no such table": (lambda: {"tables": {key("window", "x"): WINDOWS}}, "no such table of rows"),
+    "entries": (lambda: {"tables": {key("source", "k"): WINDOWS}}, "no such table of rows"),
+    "sessions": (lambda: {"tables": {key("session", "s"): WINDOWS}}, "takes no computed rows"),
+    "a relative position": (
+        lambda: {"positions": ((None, NewPosition(partition="0", position="+5", relative=True)),)},
+        "takes absolute positions",
+    ),
+    "a partition that is not there": (
+        lambda: {"positions": ((None, NewPosition(partition="99", position="5")),)},
+        "99",
+    ),
+    "a watermark of 1970": (lambda: {"watermark_micros": SECOND}, "cutoff would wrap"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_does_not_fit_the_job_is_refused_and_nothing_changes(name: str) -> None:
+    changes, message = WRONG[name]
+    job = sql_job(Layout.LEGACY, "job_b")
+    before = listing(job.store)
+    wanted = bootstrap(job, **changes())
+    with pytest.raises(InputError, match=message):
+        wanted.plan(job.store)
+    with pytest.raises(InputError, match=message):
+        wanted.run(job.store, options())
+    assert listing(job.store) == before
+
+
+def test_the_plan_counts_rows_that_a_restore_may_not_load_and_names_sources_that_stay() -> None:
+    job = sql_job(Layout.LEGACY, "job_b")
+    late = NOW + 20 * SECOND
+    found = bootstrap(job, watermark_micros=late, positions=()).plan(job.store)
+    text = " ".join(found.missing_outputs)
+    expired = len(windows_of(NOW)) - len(windows_of(late))
+    assert expired > 0
+    assert f"{expired} of {len(windows_of(NOW))} rows are older than the retention" in text
+    assert "source_orders_0 keeps its positions" in text
+
+
+class Unsteady(RowsHere):
+    """Rows that are others when they are computed again."""
+
+    def write(self, target: TableTarget, store: ObjectStore) -> tuple[RowFacts, Any]:
+        return RowsHere(self.rows.slice(1)).write(target, store)
+
+
+def test_rows_that_change_between_plan_and_execution_are_not_published() -> None:
+    job = sql_job(Layout.LEGACY, "job_b")
+    was = others(job.store)
+    wanted = bootstrap(job, tables={key("window", "t"): Unsteady(WINDOWS.rows)})
+    with pytest.raises(ProtocolError, match="are not those of the plan"):
+        wanted.run(job.store, options())
+    assert others(job.store) == was
+
+
+def test_another_plan_than_the_approved_one_is_refused() -> None:
+    job = sql_job(Layout.LEGACY, "job_b")
+    approved = bootstrap(job).plan(job.store).digest
+    fewer = RowsHere(WINDOWS.rows.slice(1))
+    with pytest.raises(ConflictError, match="was approved"):
+        bootstrap(job, tables={key("window", "t"): fewer}).run(
+            job.store, options(approved=approved)
+        )

@@ -1,0 +1,94 @@
+"""Converted files keep the row groups and the order of rows, on which restores depend."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+from arroyo_dagster.state.codec.parquet import RowsEncoder
+from arroyo_dagster.state.codec.row_groups import DataFile
+from arroyo_dagster.state.codec.schema import file_schema
+from arroyo_dagster.state.model.ids import Epoch, OperatorId, StatePath
+from arroyo_dagster.state.model.surgery.evolve import Overrides
+from arroyo_dagster.state.model.tables import ExpiringTimeKeyConfig, TableConfig, TimeFile
+from arroyo_dagster.state.operations.surgery.conversion import RowConversion, convert_file
+from arroyo_dagster.state.planning.surgery.columns import ColumnMap, map_columns
+from arroyo_dagster.state.storage import MemoryStore
+from tests.arroyo_jobs import as_stored, table_rows
+from tests.evolved_jobs import COUNT, LEAST, SUM, TIME, Sql, schema_of
+from tests.surgery_jobs import NANOS
+
+OLD, NEW = StatePath("job_a/old"), StatePath("job_b/new")
+
+
+def config_of(table: TableConfig) -> ExpiringTimeKeyConfig:
+    assert isinstance(table.config, ExpiringTimeKeyConfig)
+    return table.config
+
+
+def stored(sql: Sql, count: int) -> pa.Table:
+    times = [n * NANOS for n in range(count)]
+    columns = [[f"k{n}" for n in range(count)], [*range(count)], [*range(count)], times]
+    return as_stored(sql.config("t"), table_rows(schema_of((sql.key, *sql.window, TIME)), columns))
+
+
+def test_each_row_group_is_converted_for_itself() -> None:
+    was, now = Sql(window=(COUNT, SUM)), Sql(window=(SUM, LEAST, COUNT))
+    theirs, target = config_of(was.config("t")), config_of(now.config("t"))
+    rows = stored(was, 7)
+    encoder = RowsEncoder(file_schema(theirs))
+    for start, count in ((0, 3), (3, 1), (4, 3)):
+        encoder.write(rows.slice(start, count))
+    store = MemoryStore()
+    store.put(OLD, encoder.finish())
+    columns = map_columns(theirs, target, OperatorId("tumbling_1"), Overrides())
+    assert isinstance(columns, ColumnMap)
+    file = TimeFile(
+        epoch=Epoch(3),
+        path=OLD,
+        min_routing_key=0,
+        max_routing_key=2**64 - 1,
+        max_timestamp_micros=9_000_000,
+        compaction_generation=2,
+    )
+    conversion = RowConversion(source=theirs, target=target, columns=columns)
+    new = convert_file(store, store, file, NEW, conversion)
+    assert new is not None
+    data = DataFile(store.read(NEW), NEW)
+    assert data.row_groups == (3, 1, 3)
+    found = data.read(range(len(data.schema)), range(3))
+    assert found.schema.equals(file_schema(target))
+    assert found.column(1).to_pylist() == [*range(7)]
+    assert found.column(2).null_count == 7
+    for name in ("k", "_timestamp", "_key_hash", "_operation"):
+        assert found.column(name) == rows.column(name)
+    hashes = rows.column("_key_hash").to_pylist()
+    assert (new.min_routing_key, new.max_routing_key) == (min(hashes), max(hashes))
+    assert (new.max_timestamp_micros, new.epoch) == (6_000_000, Epoch(3))
+    assert new.compaction_generation == 2
+
+
+def test_a_file_without_a_row_left_is_not_written() -> None:
+    sql = Sql()
+    batches = config_of(sql.config("b"))
+    columns = map_columns(batches, batches, OperatorId("agg_1"), Overrides())
+    assert isinstance(columns, ColumnMap)
+    schema = schema_of(
+        (
+            sql.key,
+            ("accumulator", pa.uint32(), False),
+            ("args_row", pa.binary(), False),
+            ("count", pa.uint64(), False),
+            TIME,
+        )
+    )
+    rows = as_stored(sql.config("b"), table_rows(schema, [["k"], [1], [b"x"], [1], [NANOS], [1]]))
+    encoder = RowsEncoder(file_schema(batches))
+    encoder.write(rows)
+    store = MemoryStore()
+    store.put(OLD, encoder.finish())
+    file = TimeFile(
+        epoch=Epoch(1), path=OLD, min_routing_key=0, max_routing_key=1, max_timestamp_micros=1
+    )
+    conversion = RowConversion(source=batches, target=batches, columns=columns, accumulators={2: 2})
+    assert convert_file(store, store, file, NEW, conversion) is None
+    assert store.head(NEW) is None

@@ -1,0 +1,44 @@
+"""Positions of aggregates move as the SELECT does, or the map is refused."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from arroyo_dagster.state.model.tables import ExpiringTimeKeyConfig
+from arroyo_dagster.state.planning.surgery.columns import aggregates_of, map_accumulators
+from tests.evolved_jobs import COUNT, MOST, SUM, SUMS, Sql
+
+SELECTS = st.lists(st.booleans(), min_size=1, max_size=8)
+"""For each aggregate whether it keeps its arguments."""
+
+
+def side(select: list[bool]) -> tuple[list[str], set[int]]:
+    """What the tables of an aggregate show: names in `a`, numbers in `b`."""
+    named = [f"f{at}" for at, keeps in enumerate(select) if not keeps]
+    return named, {at for at, keeps in enumerate(select) if keeps}
+
+
+def test_aggregates_of_several_columns_count_once_and_keys_do_not() -> None:
+    config = Sql(totals=(SUM, SUMS, COUNT, MOST)).config("a").config
+    assert isinstance(config, ExpiringTimeKeyConfig)
+    assert aggregates_of(config) == ("sum(v)", "count(Int64(1))", "max(v)")
+
+
+@given(SELECTS, SELECTS)
+def test_arguments_keep_their_order_and_none_is_lost_or_doubled(
+    was: list[bool], now: list[bool]
+) -> None:
+    theirs, here = side(was), side(now)
+    found = map_accumulators(theirs, here, {})
+    if len(theirs[1]) != len(here[1]):
+        assert isinstance(found, str)
+        return
+    assert not isinstance(found, str)
+    assert [found[number] for number in sorted(theirs[1])] == sorted(here[1])
+
+
+@given(SELECTS)
+def test_the_same_select_moves_nothing(select: list[bool]) -> None:
+    found = map_accumulators(side(select), side(select), {})
+    assert found == {number: number for number in side(select)[1]}
