@@ -401,7 +401,7 @@ def test_a_source_that_changes_while_it_is_copied_stops_the_fork(layout: Layout)
 # ---- sources that cannot be taken ----------------------------------------------------------------
 
 
-def refused(source: ForkSource, job: SurgeryJob, kind: type[Exception], message: str) -> None:
+def refused(source: StateSource, job: SurgeryJob, kind: type[Exception], message: str) -> None:
     was = listing(job.store)
     with pytest.raises(kind, match=message):
         plan_fork(source, WriteProtected(job.store), job.paths, stopped(job.paths))
@@ -414,7 +414,7 @@ def test_a_managed_job_is_no_source(layout: Layout) -> None:
     source = MemoryStore()
     run_word_job(source, max_epochs=2)
     (paths,) = list_jobs(source)
-    taken = ForkSource(store=WriteProtected(source), paths=paths)
+    taken = StateSource(store=WriteProtected(source), paths=paths)
     refused(taken, job, InputError, "the source is a managed job")
 
 
