@@ -182,7 +182,7 @@ class BootstrapJob:
             ),
             unknown=tuple(_unknown(hashes.variant, cut)),
             duplicate_outputs=cut.offsets.duplicate_outputs,
-            missing_outputs=tuple(_missing(tables, cut, globals_)),
+            missing_outputs=(*_missing(tables, cut, globals_), *_half_given(steps, tables)),
             objects={
                 path: hashlib.sha256(data).hexdigest() for path, data in snapshot.objects.items()
             },
@@ -366,6 +366,17 @@ def _missing(
             )
     # Records that positions leave out are in the computed rows: they are not missing.
     yield "outputs of the rows before the cut are not emitted"
+
+
+def _half_given(steps: list[TableStep], tables: tuple[BootstrapTable, ...]) -> Iterator[str]:
+    """Yield the tables that start empty beside a computed one of the same operator."""
+    given = {one.operator for one in tables}
+    for step in steps:
+        if step.action is TableAction.EMPTIED and step.operator in given:
+            yield (
+                f"{step.operator}.{step.table} starts empty beside computed rows of its operator: "
+                "outputs lack what it would hold"
+            )
 
 
 def _with_lists(

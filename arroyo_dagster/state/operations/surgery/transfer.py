@@ -67,7 +67,7 @@ from arroyo_dagster.state.tables.known.catalogue import default_catalogue
 _ONE_PARALLELISM = frozenset({"nexmark source state", "AsyncMapOperator state"})
 """Tables whose entries Arroyo restores wrongly, or not at all, at another parallelism."""
 
-Watermark = tuple[int | None, int | None]
+WatermarkBounds = tuple[int | None, int | None]
 """The smallest and the largest watermark of an operator's subtasks."""
 
 
@@ -93,7 +93,7 @@ class Transfer:
     steps: list[TableStep] = field(default_factory=list)
     carried: list[CarriedTable] = field(default_factory=list)
     matches: tuple[OperatorMatch, ...] = ()
-    watermarks: dict[OperatorId, Watermark] = field(default_factory=dict)
+    watermarks: dict[OperatorId, WatermarkBounds] = field(default_factory=dict)
     evidence: list[EditPrecondition] = field(default_factory=list)
     unknown: list[str] = field(default_factory=list)
     duplicate_outputs: list[str] = field(default_factory=list)
