@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from arroyo_dagster.errors import ArroyoStateError, ProtocolError
-from arroyo_dagster.spark.jobs import fetch_rows
+from arroyo_dagster.spark.jobs import fetch_rows, slots
+from arroyo_dagster.spark.tasks import TASKS_PER_SLOT
 from arroyo_dagster.spark.workers import DiskProbe, check_workers
 from arroyo_dagster.state.model.ids import OperatorId, TableName
 from arroyo_dagster.state.model.layout import JobPaths
@@ -38,7 +39,8 @@ if TYPE_CHECKING:
 
 _DDL = "payload binary"
 _SCHEMA = pa.schema([("payload", pa.binary())])
-_PartitionResult = tuple[RowFacts, tuple[TimeFile, ...]]
+_BLOCK_BYTES = 64 << 20
+_BlockResult = tuple[RowFacts, tuple[TimeFile, ...]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,10 +50,10 @@ class Bootstrap:
         bootstrap = Bootstrap(store=store, job=paths, directory=directory, watermark_micros=cut)
         bootstrap = bootstrap.table("tumbling_4", "t", windows).position("0", "120000")
         plan = bootstrap.plan()
-        bootstrap.run(plan.digest)
+        bootstrap.run(plan)
 
-    A frame is computed for the plan, and twice for an execution: cache it, or read it from a table.
-    Each partition of a frame must fit into the memory of a worker.
+    A frame is computed twice for the plan, and once for its execution: cache it, or read it from a
+    table. Workers hold 64 MiB of its rows at a time.
 
     Attributes:
         job: the stopped job.
@@ -97,17 +99,18 @@ class Bootstrap:
         """
         return self._job().plan(self.store)
 
-    def run(self, approved: str, options: EditOptions | None = None) -> EditOutcome:
+    def run(self, plan: EditPlan, options: EditOptions | None = None) -> EditOutcome:
         """Write the tables in place. `arroyo-state edit undo` undoes it until the job is started.
 
         Args:
-            approved: the digest of the plan that a person has reviewed.
+            plan: the plan that a person has reviewed. In another process make it again, and compare
+                its digest with the one that was approved.
 
         Raises:
             ArroyoStateError: as `BootstrapJob.run`.
         """
         chosen = options or EditOptions(owner="bootstrap on Spark")
-        return self._job().run(self.store, replace(chosen, approved=approved))
+        return self._job().run(self.store, chosen, plan=plan)
 
     def _job(self) -> BootstrapJob:
         return BootstrapJob(
@@ -144,10 +147,12 @@ class RowsOnSpark:
         ordered = sorted(files, key=lambda one: (one.min_routing_key, one.path))
         return sum((one for one, _ in parts), RowFacts()), ordered
 
-    def _parts(self, work: Callable[[pa.Table], _PartitionResult]) -> list[_PartitionResult]:
-        rows = fetch_rows(self.frame.sparkSession, self.frame.mapInArrow(_on_partition(work), _DDL))
-        found: list[_PartitionResult] = []
-        for one in rows:
+    def _parts(self, work: Callable[[pa.Table], _BlockResult]) -> list[_BlockResult]:
+        session = self.frame.sparkSession
+        # A task in Python costs more than the rows of a small partition.
+        frame = self.frame.coalesce(slots(session) * TASKS_PER_SLOT)
+        found: list[_BlockResult] = []
+        for one in fetch_rows(session, frame.mapInArrow(_on_blocks(work), _DDL)):
             result = pickle.loads(one.payload)
             if isinstance(result, ArroyoStateError):
                 raise result
@@ -155,35 +160,46 @@ class RowsOnSpark:
         return found
 
 
-def _on_partition(
-    work: Callable[[pa.Table], _PartitionResult],
+def _on_blocks(
+    work: Callable[[pa.Table], _BlockResult],
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Return a function for `mapInArrow` that works on all rows of a partition at once."""
+    """Return a function for `mapInArrow` that works on blocks of rows."""
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        held = list(batches)
-        if not held:
-            return
-        try:
-            result: _PartitionResult | ArroyoStateError = work(pa.Table.from_batches(held))
-        except ArroyoStateError as error:
-            result = error
-        yield pa.record_batch([[pickle.dumps(result)]], schema=_SCHEMA)
+        for rows in _blocks(batches):
+            try:
+                result: _BlockResult | ArroyoStateError = work(rows)
+            except ArroyoStateError as error:
+                result = error
+            yield pa.record_batch([[pickle.dumps(result)]], schema=_SCHEMA)
 
     return run
 
 
-def _described(target: TableTarget, rows: pa.Table) -> _PartitionResult:
+def _blocks(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
+    held: list[pa.RecordBatch] = []
+    size = 0
+    for batch in batches:
+        held.append(batch)
+        size += batch.nbytes
+        if size >= _BLOCK_BYTES:
+            yield pa.Table.from_batches(held).combine_chunks()
+            held, size = [], 0
+    if held:
+        yield pa.Table.from_batches(held).combine_chunks()
+
+
+def _described(target: TableTarget, rows: pa.Table) -> _BlockResult:
     return target.facts(target.stored(rows)), ()
 
 
 def _written(
     target: TableTarget, store: ObjectStore, probe: DiskProbe | None, rows: pa.Table
-) -> _PartitionResult:
+) -> _BlockResult:
     if probe is not None:
         probe.check()
     stored = target.stored(rows)
     files = target.write(store, stored)
     if stored.num_rows and not files:
-        raise ProtocolError("no subtask owns the rows of a partition", operator=target.operator)
+        raise ProtocolError("no subtask owns computed rows", operator=target.operator)
     return target.facts(stored), files

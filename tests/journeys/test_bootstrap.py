@@ -294,3 +294,35 @@ def test_another_plan_than_the_approved_one_is_refused() -> None:
         bootstrap(job, tables={key("window", "t"): fewer}).run(
             job.store, options(approved=approved)
         )
+
+
+class Counted(RowsHere):
+    """Rows that must not be described: a plan says what they are."""
+
+    def facts(self, target: TableTarget) -> RowFacts:
+        raise AssertionError("the rows were computed to be described")
+
+
+def test_a_reviewed_plan_is_executed_with_its_rows_computed_once() -> None:
+    job = sql_job(Layout.PROTOCOL, "job_b")
+    at = key("window", "t")
+    plan = bootstrap(job, tables={at: WINDOWS}).plan(job.store)
+    once = bootstrap(job, tables={at: Counted(WINDOWS.rows)})
+    assert once.run(job.store, options(), plan=plan).plan.digest == plan.digest
+    assert loaded(job.store, job.paths)[at] == windows_of(NOW)
+
+
+def test_a_reviewed_plan_is_refused_for_other_rows_tables_or_positions() -> None:
+    job = sql_job(Layout.PROTOCOL, "job_b")
+    at = key("window", "t")
+    plan = bootstrap(job, tables={at: WINDOWS}).plan(job.store)
+    was = others(job.store)
+    fewer = RowsHere(WINDOWS.rows.slice(1))
+    for changes, kind, message in (
+        ({"tables": {at: fewer}}, ProtocolError, "are not those of the plan"),
+        ({}, InputError, "the plan is not of this bootstrap"),
+        ({"tables": {at: WINDOWS}, "positions": ()}, ConflictError, "was approved"),
+    ):
+        with pytest.raises(kind, match=message):
+            bootstrap(job, **changes).run(job.store, options(), plan=plan)
+        assert others(job.store) == was

@@ -50,7 +50,7 @@ def test_spark_computes_and_writes_the_tables_of_a_job(session: Any, tmp_path: P
     was = {info.path: store.read(info.path) for info in store.list(made.paths.root)}
     plan = cut.plan()
     assert {info.path for info in store.list(made.paths.root)} == was.keys()
-    assert cut.run(plan.digest, EditOptions(quiet_seconds=0)).published
+    assert cut.run(plan, EditOptions(quiet_seconds=0)).published
     found = loaded(store, made.paths)
     assert found[ids["window"], "t"] == windows_of(NOW)
     assert found[ids["totals"], "a"] == groups_of()

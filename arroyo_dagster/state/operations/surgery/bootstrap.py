@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 from arroyo_dagster.errors import InputError, ProtocolError
 from arroyo_dagster.state.codec.hashing.ahash import HashVariant
@@ -96,8 +97,18 @@ class BootstrapJob:
         """
         return self._prepared(store).plan
 
-    def run(self, store: ObjectStore, options: EditOptions | None = None) -> EditOutcome:
+    def run(
+        self,
+        store: ObjectStore,
+        options: EditOptions | None = None,
+        *,
+        plan: EditPlan | None = None,
+    ) -> EditOutcome:
         """Write the tables in place. `run_undo` restores the job's own state until it is started.
+
+        Args:
+            plan: a plan of this bootstrap that a person has reviewed; it saves computing the rows
+                to make one. It is executed only if the job has not changed since.
 
         Raises:
             LeaseHeldError: another process maintains the job.
@@ -106,7 +117,9 @@ class BootstrapJob:
             InputError, NotFoundError, FormatError: as `plan`.
         """
         chosen = options or EditOptions(owner="bootstrap")
-        prepared = self._prepared(store)
+        if plan is not None:
+            chosen = replace(chosen, approved=plan.digest)
+        prepared = self._prepared(store, None if plan is None else self._tables_of(plan))
         check_can_run(self.paths, prepared.snapshot, prepared.plan, chosen.approved)
 
         def write(held: Leased, again: _Prepared) -> NewState:
@@ -131,13 +144,30 @@ class BootstrapJob:
                 )
             )
 
-        return change_in_place(
-            store, self.paths, self.directory, prepared, self._prepared, write, chosen
-        )
+        # Rows that differ from the plan are found when they are written.
+        again = partial(self._prepared, tables=prepared.request.tables)
+        return change_in_place(store, self.paths, self.directory, prepared, again, write, chosen)
 
     # ---- planning --------------------------------------------------------------------------------
 
-    def _prepared(self, store: ObjectStore) -> _Prepared:
+    def _tables_of(self, plan: EditPlan) -> tuple[BootstrapTable, ...]:
+        """Return the computed tables of a plan.
+
+        Raises:
+            InputError: it is a plan of other tables.
+        """
+        tables = plan.edit.tables if isinstance(plan.edit, BootstrapRequest) else ()
+        if [(one.operator, one.table) for one in tables] != list(self.tables):
+            raise InputError(
+                "the plan is not of this bootstrap: it has other tables",
+                job=self.paths.root,
+                next_step="plan this one",
+            )
+        return tables
+
+    def _prepared(
+        self, store: ObjectStore, tables: tuple[BootstrapTable, ...] | None = None
+    ) -> _Prepared:
         if any(one.relative for _, one in self.positions):
             raise InputError(
                 "a bootstrap takes absolute positions: those of the cut", job=self.paths.root
@@ -154,7 +184,9 @@ class BootstrapJob:
             key: _target(checkpoint, key, hashes.variant, self.watermark_micros)
             for key in self.tables
         }
-        tables = tuple(self._described(key, target) for key, target in targets.items())
+        if tables is None:
+            tables = tuple(self._described(key, target) for key, target in targets.items())
+        request = replace(request, tables=tables)
         globals_ = read_global_tables(store, checkpoint, default_catalogue())
         cut = _Cut.of(self, checkpoint, globals_)
         steps = list(_steps(checkpoint, tables, cut))
@@ -163,7 +195,7 @@ class BootstrapJob:
         plan = EditPlan(
             pipeline=checkpoint.pipeline,
             job=checkpoint.job,
-            edit=replace(request, tables=tables),
+            edit=request,
             epoch=checkpoint.epoch,
             worker_generation=checkpoint.worker_generation,
             ref=checkpoint.ref,
@@ -190,6 +222,7 @@ class BootstrapJob:
         emptied = [one for one in steps if one.action is TableAction.EMPTIED]
         return _Prepared(
             plan=plan,
+            request=request,
             snapshot=snapshot,
             facts=facts,
             targets=targets,
@@ -213,8 +246,7 @@ class BootstrapJob:
     # ---- execution -------------------------------------------------------------------------------
 
     def _written(self, held: Leased, again: _Prepared, key: TableKey) -> tuple[TimeFile, ...]:
-        assert isinstance(again.plan.edit, BootstrapRequest)
-        (planned,) = (one for one in again.plan.edit.tables if (one.operator, one.table) == key)
+        (planned,) = (one for one in again.request.tables if (one.operator, one.table) == key)
         found, files = self.tables[key].write(again.targets[key], held)
         if found.digest != planned.digest:
             raise ProtocolError(
@@ -233,6 +265,7 @@ class _Prepared:
     """A plan, and what its execution needs."""
 
     plan: EditPlan
+    request: BootstrapRequest
     snapshot: JobSnapshot
     facts: TableFacts
     targets: Mapping[TableKey, TableTarget]
