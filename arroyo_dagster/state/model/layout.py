@@ -33,7 +33,7 @@ MAINTENANCE_NAMES = frozenset(
         *("stop-request.json", "retained.json", "compactions", "leases", "writers", "commits"),
         *("journal", "quarantine", "removal.json"),
         *("topics", "stdin", "landed", "spark", "spark-sinks"),
-        *("rewrites", "edits", "window.json", "windows", "copy.json"),
+        *("rewrites", "edits", "rebuilds", "window.json", "windows", "copy.json"),
     }
 )
 """The names in the directory of a job that only this package writes."""
@@ -182,6 +182,11 @@ class JobPaths:
     def edits(self) -> StatePath:
         """What edits of the state of the job changed, one record each."""
         return self.maintenance / "edits"
+
+    @cached_property
+    def rebuilds(self) -> StatePath:
+        """Which metadata was rebuilt, with the damaged bytes from before, one record each."""
+        return self.maintenance / "rebuilds"
 
     @cached_property
     def copy_marker(self) -> StatePath:
