@@ -287,6 +287,12 @@ class JobPaths:
         name = f"operator-{operator}/table-{table}-{subtask:03}-{attempt}"
         return self._in_checkpoint(epoch, generation, name)
 
+    def subtask_file(
+        self, operator: OperatorId, table: TableName, subtask: int, epoch: Epoch
+    ) -> StatePath:
+        """Return the path of the data file that a subtask of Arroyo writes in the legacy layout."""
+        return self._in_checkpoint(epoch, None, f"operator-{operator}/table-{table}-{subtask:03}")
+
     def subtask_metadata(
         self,
         operator: OperatorId,

@@ -136,14 +136,14 @@ def _write(held: Leased, work: Unchanged, plan: RebuildPlan, options: EditOption
 
 
 @dataclass(frozen=True, slots=True)
-class _Prepared:
+class _PreparedRebuild:
     plan: RebuildPlan
     snapshot: JobSnapshot
 
 
 def _prepare(
     store: ObjectStore, paths: JobPaths, directory: JobDirectory, epoch: int | None
-) -> _Prepared:
+) -> _PreparedRebuild:
     if paths.layout is not Layout.LEGACY:
         raise InputError(
             "only metadata of the legacy layout can be rebuilt",
@@ -174,7 +174,7 @@ def _prepare(
     rebuilt = Overlaid(Extended(store, missing), damaged)
     check_restorable(rebuilt, paths, checkpoint.epoch, _VERIFY_LEVEL)
     guards = guards_of(store, paths, checkpoint)
-    return _Prepared(plan, JobSnapshot(answer, checkpoint, {}, guards, listing, why_not))
+    return _PreparedRebuild(plan, JobSnapshot(answer, checkpoint, {}, guards, listing, why_not))
 
 
 def _chosen(store: ObjectStore, paths: JobPaths, epoch: int | None) -> Epoch:

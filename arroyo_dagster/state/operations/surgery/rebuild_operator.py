@@ -124,7 +124,7 @@ class LostOperator:
                 )
         listed = [
             files
-            for one in there
+            for one in self.there
             for files in one.tables.values()
             if isinstance(files, GlobalKeyedFiles)
         ]
@@ -160,8 +160,11 @@ class LostOperator:
         there.discard(self.paths.operator_metadata(name, self.epoch))
         found = {}
         for table in configs:
-            named = [directory / f"table-{table}-{at:03}" for at in range(was.parallelism)]
-            found[table] = [StatePath(path) for path in named if path in there]
+            named = [
+                self.paths.subtask_file(name, table, at, self.epoch)
+                for at in range(was.parallelism)
+            ]
+            found[table] = [path for path in named if path in there]
             there.difference_update(named)
         for path in sorted(there):
             if not is_compacted(path):
