@@ -148,8 +148,7 @@ def _prepare(
         raise InputError(
             "only metadata of the legacy layout can be rebuilt",
             job=paths.root,
-            next_step="restore the manifest from a copy of the job; an Arroyo start falls back to "
-            "the base of its generation",
+            next_step="restore the manifest from a copy of the job",
         )
     # List first: objects written meanwhile then count as changed.
     listing = list_objects(store, paths)

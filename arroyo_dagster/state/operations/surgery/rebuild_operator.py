@@ -86,11 +86,7 @@ class LostOperator:
                 tables[table] = found
         if was.needs_commit:
             self._doubt_commit(named)
-        self.doubts.append(
-            f"{name}: the watermark is that of epoch {source.epoch}: a restore also loads rows "
-            "that expired since, and windows that closed since are emitted again; "
-            "`arroyo-state edit watermark` sets another"
-        )
+        self._doubt_watermark(was)
         return replace(
             was,
             epoch=self.epoch,
@@ -98,6 +94,16 @@ class LostOperator:
             finish_time_micros=head.finish_time_micros,
             tables=tables,
             configs={table: configs[table] for table in tables},
+        )
+
+    def _doubt_watermark(self, was: OperatorCheckpoint) -> None:
+        if was.min_watermark_micros is None:
+            self.doubts.append(f"{self.name}: it has no watermark, as at epoch {was.epoch}")
+            return
+        self.doubts.append(
+            f"{self.name}: the watermark is that of epoch {was.epoch}: a restore also loads rows "
+            "that expired since, and windows that closed since are emitted again; "
+            "`arroyo-state edit watermark` sets another"
         )
 
     def _doubt_commit(self, named: Epoch | None) -> None:
