@@ -90,6 +90,10 @@ MAIN: Mapping[str, LazyCommand] = {
         "pins", "Keep an epoch until it is unpinned, and check that it is restorable."
     ),
     "pins": LazyCommand("pins", "List the pinned epochs."),
+    "rebuild": LazyCommand(
+        "surgery.rebuild",
+        "Write lost or damaged metadata of a stopped Arroyo job anew, from its data files.",
+    ),
     "rollback": LazyCommand("rollback", "Take a managed job back to an older epoch."),
     "rows": LazyCommand(
         "show", "Print the decoded rows of a table, as a restore of the epoch would load them."

@@ -118,7 +118,7 @@ def _regardless() -> Iterator[None]:
     with (
         mock.patch.object(rewriting, "check_may", return_value=None),
         mock.patch.object(rewriting_scene.Unchanged, "check", return_value=None),
-        mock.patch.object(rewriting_publish, "_check_quiet", return_value=None),
+        mock.patch.object(rewriting_publish, "check_quiet", return_value=None),
     ):
         yield
 

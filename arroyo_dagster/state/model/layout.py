@@ -33,7 +33,7 @@ MAINTENANCE_NAMES = frozenset(
         *("stop-request.json", "retained.json", "compactions", "leases", "writers", "commits"),
         *("journal", "quarantine", "removal.json"),
         *("topics", "stdin", "landed", "spark", "spark-sinks"),
-        *("rewrites", "edits", "window.json", "windows", "copy.json"),
+        *("rewrites", "edits", "rebuilds", "window.json", "windows", "copy.json"),
     }
 )
 """The names in the directory of a job that only this package writes."""
@@ -184,6 +184,11 @@ class JobPaths:
         return self.maintenance / "edits"
 
     @cached_property
+    def rebuilds(self) -> StatePath:
+        """Which metadata was rebuilt, with the damaged bytes from before, one record each."""
+        return self.maintenance / "rebuilds"
+
+    @cached_property
     def copy_marker(self) -> StatePath:
         """From where the job is being copied; deleted once the copy is complete."""
         return self.maintenance / "copy.json"
@@ -281,6 +286,12 @@ class JobPaths:
         """Return the path of a data file; a unique `attempt` prevents retries from overwriting."""
         name = f"operator-{operator}/table-{table}-{subtask:03}-{attempt}"
         return self._in_checkpoint(epoch, generation, name)
+
+    def subtask_file(
+        self, operator: OperatorId, table: TableName, subtask: int, epoch: Epoch
+    ) -> StatePath:
+        """Return the path of the data file that a subtask of Arroyo writes in the legacy layout."""
+        return self._in_checkpoint(epoch, None, f"operator-{operator}/table-{table}-{subtask:03}")
 
     def subtask_metadata(
         self,

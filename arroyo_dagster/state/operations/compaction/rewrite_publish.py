@@ -47,8 +47,12 @@ from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.storage.wrappers import Overlaid
 
 
-def _check_quiet(store: ObjectStore, paths: JobPaths, before: JobSnapshot) -> None:
-    """Check that nothing but files of rewrites changed since the snapshot's listing."""
+def check_quiet(store: ObjectStore, paths: JobPaths, before: JobSnapshot) -> None:
+    """Check that nothing but files of rewrites changed since the snapshot's listing.
+
+    Raises:
+        ConflictError: something did.
+    """
     changed = changed_objects(paths, before.listing, list_objects(store, paths))
     if changed:
         raise ConflictError(
@@ -138,7 +142,7 @@ def publish_change(
         ProtocolError: the epoch as it would be does not pass verification; nothing was published.
     """
     paths, checkpoint = work.paths, work.snapshot.checkpoint
-    _check_quiet(held, paths, work.snapshot)
+    check_quiet(held, paths, work.snapshot)
     path = paths.rewrites / f"{checkpoint.epoch:07}-{held.lease.token:010}.json"
     if change.edit is not None:
         held.put(paths.edits / path.name, encode_edit_record(change.edit))

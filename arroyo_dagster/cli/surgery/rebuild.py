@@ -1,0 +1,93 @@
+"""`rebuild`: write lost or damaged metadata of an epoch anew. Without --yes nothing changes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from arroyo_dagster.cli.common import main
+from arroyo_dagster.cli.rendering import print_json
+from arroyo_dagster.cli.surgery.commands import edit_options, opened, options_of
+from arroyo_dagster.state.model.surgery.rebuild import RebuildOutcome
+from arroyo_dagster.state.operations.surgery.rebuild import plan_rebuild, run_rebuild
+
+
+@main.command()
+@click.argument("job")
+@click.option(
+    "--epoch", type=click.IntRange(1), help="The epoch. Default: the newest one that is visible."
+)
+@edit_options
+def rebuild(job: str, epoch: int | None, **given: Any) -> None:
+    """Write lost or damaged metadata of a stopped Arroyo job anew, from its data files.
+
+    The plan starts from the nearest older epoch, adds the files of the epoch itself, and names
+    every doubt. Readable metadata is never overwritten. What cannot be known is refused, and so is
+    an epoch that would not pass verification. Only in the legacy layout.
+
+    \b
+    Example:
+      arroyo-state rebuild job_x --assume job_x=stopped
+    """
+    store, paths, directory = opened(job, given)
+    if given["yes"]:
+        outcome = run_rebuild(store, paths, directory, epoch, options_of(paths, given))
+    else:
+        outcome = RebuildOutcome(plan=plan_rebuild(store, paths, directory, epoch))
+    if given["as_json"]:
+        print_json(_as_json(outcome))
+    else:
+        _print(outcome)
+
+
+def _print(outcome: RebuildOutcome) -> None:
+    plan = outcome.plan
+    name = plan.paths.root
+    for path, was in plan.before.items():
+        click.echo(f"{'missing' if was is None else 'damaged'}: {path}")
+    for operator, source in plan.source.items():
+        click.echo(f"{operator}: as in epoch {source}, with the files of epoch {plan.epoch}")
+    for one in plan.tables:
+        click.echo(
+            f"{one.operator}.{one.table}: {len(one.carried)} files stay, {len(one.added)} are added"
+        )
+    for text in plan.doubts:
+        click.echo(f"doubt: {text}")
+    if outcome.record is not None:
+        click.echo(
+            f"{name}: {len(plan.after)} objects of epoch {plan.epoch} were rebuilt; "
+            f"record: {outcome.record}"
+        )
+        return
+    step = f"not now: {plan.why_not}" if plan.why_not else "add --yes to execute"
+    click.echo(
+        f"{name}: rebuild {plan.digest} of {len(plan.after)} objects of epoch {plan.epoch}; "
+        f"nothing was changed, {step}"
+    )
+
+
+def _as_json(outcome: RebuildOutcome) -> dict[str, object]:
+    plan = outcome.plan
+    return {
+        "job": plan.paths.root,
+        "digest": plan.digest,
+        "epoch": plan.epoch,
+        "why_not": plan.why_not,
+        "source_epochs": dict(plan.source),
+        "objects": {
+            path: "missing" if was is None else "damaged" for path, was in plan.before.items()
+        },
+        "tables": [
+            {
+                "operator": one.operator,
+                "table": one.table,
+                "carried": list(one.carried),
+                "added": list(one.added),
+            }
+            for one in plan.tables
+        ],
+        "doubts": list(plan.doubts),
+        "done": outcome.record is not None,
+        "record": outcome.record,
+    }

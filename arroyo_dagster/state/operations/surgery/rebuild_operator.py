@@ -1,0 +1,267 @@
+"""The metadata of one operator, written anew from its data files and an older epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from arroyo_dagster.errors import FormatError, ProtocolError
+from arroyo_dagster.state.model.checkpoints import (
+    Checkpoint,
+    LegacyCheckpoint,
+    OperatorCheckpoint,
+)
+from arroyo_dagster.state.model.ids import Epoch, OperatorId, StatePath, TableName
+from arroyo_dagster.state.model.layout import JobPaths, is_compacted, written_epoch
+from arroyo_dagster.state.model.surgery.rebuild import RebuiltTable
+from arroyo_dagster.state.model.tables import (
+    ExpiringTimeKeyConfig,
+    ExpiringTimeKeyFiles,
+    GlobalKeyedFiles,
+    TableConfig,
+    TableFiles,
+    TimeFile,
+)
+from arroyo_dagster.state.operations.catalog.footers import read_stored_file
+from arroyo_dagster.state.storage.store import ObjectInfo, ObjectStore
+
+
+def cannot_rebuild(paths: JobPaths, epoch: Epoch, reason: str) -> ProtocolError:
+    """Return the error of metadata that cannot be known."""
+    return ProtocolError(
+        f"the metadata of epoch {epoch} cannot be rebuilt: {reason}",
+        job=paths.root,
+        epoch=epoch,
+        next_step="nothing was changed; restore it from a copy, or let the job start from an "
+        "older epoch",
+    )
+
+
+@dataclass(slots=True)
+class LostOperator:
+    """An operator whose metadata is missing or damaged at an epoch.
+
+    Attributes:
+        head: the checkpoint's own metadata.
+        older: the readable epochs before, newest first; at least one.
+        there: the operators of the epoch that can be read.
+        listing: every object of the job.
+        tables, doubts: what `rebuilt` found.
+    """
+
+    paths: JobPaths
+    name: OperatorId
+    head: LegacyCheckpoint
+    older: Sequence[Checkpoint]
+    there: Sequence[OperatorCheckpoint]
+    listing: Mapping[StatePath, ObjectInfo]
+    tables: list[RebuiltTable] = field(default_factory=list)
+    doubts: list[str] = field(default_factory=list)
+
+    @property
+    def epoch(self) -> Epoch:
+        return self.head.epoch
+
+    def rebuilt(self, store: ObjectStore, named: Epoch | None) -> OperatorCheckpoint:
+        """Return the metadata as it would be.
+
+        Args:
+            named: the newest ready epoch that the job's controller names.
+
+        Raises:
+            ProtocolError: it cannot be known.
+            FormatError: a data file is broken.
+        """
+        source, name, head = self.older[0], self.name, self.head
+        was = source.operator(name)
+        if was is None:
+            raise self._unknown(f"epoch {source.epoch} has no operator {name}")
+        self._check_same_run()
+        configs = self._configs(was)
+        files = self._files(was, configs)
+        tables: dict[TableName, TableFiles] = {}
+        for table, config in configs.items():
+            found = self._table(store, was, config, files[table])
+            if found.paths:
+                tables[table] = found
+        if was.needs_commit:
+            self._doubt_commit(named)
+        self._doubt_watermark(was)
+        return replace(
+            was,
+            epoch=self.epoch,
+            start_time_micros=head.start_time_micros,
+            finish_time_micros=head.finish_time_micros,
+            tables=tables,
+            configs={table: configs[table] for table in tables},
+        )
+
+    def _doubt_watermark(self, was: OperatorCheckpoint) -> None:
+        if was.min_watermark_micros is None:
+            self.doubts.append(f"{self.name}: it has no watermark, as at epoch {was.epoch}")
+            return
+        self.doubts.append(
+            f"{self.name}: the watermark is that of epoch {was.epoch}: a restore also loads rows "
+            "that expired since, and windows that closed since are emitted again; "
+            "`arroyo-state edit watermark` sets another"
+        )
+
+    def _doubt_commit(self, named: Epoch | None) -> None:
+        name = self.name
+        if named is None or named < self.epoch:
+            raise self._unknown(
+                f"{name} commits in two phases: its commit data is lost, and no source says that "
+                "the commit was finished (--arroyo-api or --arroyo-db does)"
+            )
+        self.doubts.append(
+            f"{name}: its commit data is lost; Arroyo names epoch {named} as ready, so the commit "
+            "is finished"
+        )
+
+    def _check_same_run(self) -> None:
+        """Check that nothing shows a restart or an attempt between the two epochs."""
+        source, name = self.older[0], self.name
+        for one in self.there:
+            then = source.operator(one.operator)
+            if then is None or then.parallelism != one.parallelism:
+                raise self._unknown(
+                    f"{one.operator} had another parallelism at epoch {source.epoch}, so that of "
+                    f"{name} is not known"
+                )
+        listed = [
+            files
+            for one in self.there
+            for files in one.tables.values()
+            if isinstance(files, GlobalKeyedFiles)
+        ]
+        for path in (path for files in listed for path in files.paths):
+            if written_epoch(path) != self.epoch:
+                raise self._unknown(f"{path} lies in another epoch, as after a start without state")
+        if not listed:
+            self.doubts.append("nothing shows whether the job was started without state meanwhile")
+        for epoch in range(source.epoch + 1, self.epoch):
+            between = f"{self.paths.operator(name, Epoch(epoch))}/"
+            if any(path.startswith(between) for path in self.listing):
+                raise self._unknown(
+                    f"files of {name} lie in epoch {epoch}, whose metadata cannot be read: rebuild "
+                    "that epoch first, unless it was never complete"
+                )
+
+    def _configs(self, was: OperatorCheckpoint) -> dict[TableName, TableConfig]:
+        """Return the tables that the operator has had, as the nearest epoch describes each."""
+        found = dict(was.configs)
+        for checkpoint in self.older[1:]:
+            one = checkpoint.operator(self.name)
+            for table, config in ({} if one is None else one.configs).items():
+                found.setdefault(table, config)
+        return found
+
+    def _files(
+        self, was: OperatorCheckpoint, configs: dict[TableName, TableConfig]
+    ) -> dict[TableName, list[StatePath]]:
+        """Return the files that subtasks wrote in the epoch, by table, in their order."""
+        name = self.name
+        directory = self.paths.operator(name, self.epoch)
+        there = {path for path in self.listing if path.startswith(f"{directory}/")}
+        there.discard(self.paths.operator_metadata(name, self.epoch))
+        found = {}
+        for table in configs:
+            named = [
+                self.paths.subtask_file(name, table, at, self.epoch)
+                for at in range(was.parallelism)
+            ]
+            found[table] = [path for path in named if path in there]
+            there.difference_update(named)
+        for path in sorted(there):
+            if not is_compacted(path):
+                raise self._unknown(f"no table and subtask of {name} is known for {path}")
+            self.doubts.append(
+                f"{path}: Arroyo has compacted the epoch; its inputs are listed instead"
+            )
+        before = f"{self.paths.operator(name, was.epoch)}/"
+        listed = set(was.paths)
+        if any(p.startswith(before) and is_compacted(p) and p not in listed for p in self.listing):
+            self.doubts.append(
+                f"{name}: Arroyo has compacted epoch {was.epoch}; its inputs are listed, "
+                "which hold the same rows"
+            )
+        return found
+
+    def _table(
+        self,
+        store: ObjectStore,
+        was: OperatorCheckpoint,
+        config: TableConfig,
+        added: list[StatePath],
+    ) -> TableFiles:
+        where = f"{was.operator}.{config.table}"
+        old = was.tables.get(config.table)
+        self._doubt_old_files(where, added)
+        if not isinstance(config.config, ExpiringTimeKeyConfig):
+            if old is not None and len(added) != was.parallelism:
+                raise self._unknown(
+                    f"{where} has {len(added)} of {was.parallelism} files in the epoch, and every "
+                    "subtask writes one"
+                )
+            self._note(config.table, (), added)
+            return GlobalKeyedFiles(files=tuple(added))
+        kept = old.files if isinstance(old, ExpiringTimeKeyFiles) else ()
+        gone = [one.path for one in kept if one.path not in self.listing]
+        if gone:
+            raise self._unknown(f"{where}: {gone[0]} is gone, which epoch {was.epoch} lists")
+        if len(added) < was.parallelism:
+            self.doubts.append(
+                f"{where}: {was.parallelism - len(added)} of {was.parallelism} subtasks have no "
+                "file in the epoch, as if they wrote no row; a lost file would look the same"
+            )
+        self._note(config.table, tuple(one.path for one in kept), added)
+        return ExpiringTimeKeyFiles(
+            files=(*kept, *(self._time_file(store, path) for path in added))
+        )
+
+    def _note(
+        self,
+        table: TableName,
+        carried: tuple[StatePath, ...],
+        added: list[StatePath],
+    ) -> None:
+        if carried or added:
+            self.tables.append(
+                RebuiltTable(operator=self.name, table=table, carried=carried, added=tuple(added))
+            )
+
+    def _doubt_old_files(self, where: str, added: list[StatePath]) -> None:
+        for path in added:
+            written = self.listing[path].modified_micros
+            if written is not None and written < self.head.start_time_micros:
+                self.doubts.append(
+                    f"{where}: {path} is older than the start of the epoch: an attempt that failed "
+                    "may have left it, and its rows may be there twice"
+                )
+
+    def _time_file(self, store: ObjectStore, path: StatePath) -> TimeFile:
+        found = read_stored_file(store, path)
+        if found is None or found.problem is not None:
+            raise FormatError(
+                f"a data file of the epoch is broken: {found.problem if found else 'missing'}",
+                job=self.paths.root,
+                path=path,
+                next_step="nothing was changed; restore the file, or go back to an older epoch",
+            )
+        least, most, newest = (
+            found.min_routing_key,
+            found.max_routing_key,
+            found.max_timestamp_micros,
+        )
+        if least is None or most is None or newest is None:
+            raise self._unknown(f"{path} has no statistics")
+        return TimeFile(
+            epoch=self.epoch,
+            path=path,
+            min_routing_key=least,
+            max_routing_key=most,
+            max_timestamp_micros=max(0, newest),
+        )
+
+    def _unknown(self, reason: str) -> ProtocolError:
+        return cannot_rebuild(self.paths, self.epoch, reason)
