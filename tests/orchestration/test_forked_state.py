@@ -352,7 +352,7 @@ def test_two_deployments_have_forks_of_their_own() -> None:
     defs = dg.Definitions.merge(
         build_forked_state(nightly), build_forked_state(nightly, deployment="blue")
     )
-    names = {job.name for job in defs.jobs or []}  # type: ignore[union-attr]
+    names = {job.name for job in defs.jobs or []}
     assert names == {"arroyo_fork", "arroyo_blue_fork"}
     assert {one.name for one in defs.schedules or []} == {
         "arroyo_fork_schedule",
