@@ -18,6 +18,7 @@ import dagster as dg
 
 from arroyo_dagster.cli import main
 from arroyo_dagster.orchestration import component
+from arroyo_dagster.orchestration.surgery import forked_state
 
 OURS = "arroyo_dagster.orchestration"
 PATH = Path(__file__).parent / "compat" / "data" / "surfaces.json"
@@ -63,7 +64,8 @@ def configs() -> dict[str, dict[str, Any]]:
 
 
 def _classes() -> set[Any]:
-    assert component  # it has imported every module with a class of config
+    assert component  # it has imported every other module with a class of config
+    assert forked_state
     found: set[Any] = set()
     waiting: list[Any] = [dg.Config, dg.Model]
     while waiting:

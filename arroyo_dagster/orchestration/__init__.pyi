@@ -57,6 +57,10 @@ from .runners import (
 )
 from .schedules import DueOptions as DueOptions
 from .schedules import build_due_schedule as build_due_schedule
+from .surgery.forked_state import ForkConfig as ForkConfig
+from .surgery.forked_state import (
+    build_forked_state as build_forked_state,
+)
 from .translator import (
     ArroyoTableProps as ArroyoTableProps,
 )

@@ -14,7 +14,7 @@ from arroyo_dagster.orchestration.catalog.sensor import sensor_status
 from arroyo_dagster.orchestration.partitions import jobs_partitions
 from arroyo_dagster.orchestration.schedules import JOB_TAG
 from arroyo_dagster.orchestration.translator import (
-    TABLES,
+    ALL_TABLES,
     DagsterArroyoTranslator,
     Naming,
 )
@@ -74,7 +74,7 @@ def build_failure_sensor(
         translator or DagsterArroyoTranslator(), jobs_partitions(deployment), deployment
     )
     prefix = naming.name("arroyo_")
-    keys = {naming.key(table) for table in TABLES}
+    keys = {naming.key(table) for table in ALL_TABLES}
 
     def concerns(run: dg.DagsterRun) -> bool:
         # A run that was started on an asset's page has a job without a name of its own.

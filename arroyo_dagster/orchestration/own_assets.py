@@ -15,6 +15,7 @@ from arroyo_dagster.orchestration.partitions import jobs_partitions
 from arroyo_dagster.orchestration.resources import ArroyoStateStore, SparkSessionResource
 from arroyo_dagster.orchestration.runners import MaintenanceRunner
 from arroyo_dagster.orchestration.translator import (
+    ALL_TABLES,
     CHECKPOINT,
     TABLES,
     DagsterArroyoTranslator,
@@ -99,8 +100,8 @@ def _naming(deployment: str | None, translator: DagsterArroyoTranslator | None) 
 
 
 def _known(table: str) -> str:
-    if table not in TABLES:
-        raise InputError("there is no such asset", table=table, tables=list(TABLES))
+    if table not in ALL_TABLES:
+        raise InputError("there is no such asset", table=table, tables=list(ALL_TABLES))
     return table
 
 

@@ -66,7 +66,8 @@ def end_skipped_steps(key: dg.AssetKey) -> Callable[..., Any]:
                 yield from step(context, *given, **named)
             except SkippedError as skipped:
                 tag_skipped(context, skipped)
-                yield observation(skipped, key, context.partition_key)
+                partition = context.partition_key if context.has_partition_key else None
+                yield observation(skipped, key, partition)
 
         return at_source_of(step, ending)
 
@@ -80,7 +81,9 @@ def tag_skipped(context: Any, skipped: SkippedError) -> None:
     context.instance.add_run_tags(context.run.run_id, {SKIPPED_TAG: text})
 
 
-def observation(skipped: SkippedError, key: dg.AssetKey, partition: str) -> dg.AssetObservation:
+def observation(
+    skipped: SkippedError, key: dg.AssetKey, partition: str | None
+) -> dg.AssetObservation:
     """Return what an asset shows of a skip: the holder, and until when its lease counts."""
     facts = skipped.error.facts
     metadata = {

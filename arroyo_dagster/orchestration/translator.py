@@ -27,6 +27,7 @@ ORPHANS = "orphans"
 DEAD_JOBS = "dead_jobs"
 GC_JOURNAL = "gc_journal"
 EXPORTED_STATE = "exported_state"
+FORKED_STATE = "forked_state"
 
 STATE_GROUP = "arroyo_state"
 MAINTENANCE_GROUP = "arroyo_maintenance"
@@ -40,7 +41,7 @@ class ArroyoTableProps:
     Attributes:
         table: `checkpoint`, `epoch_catalog`, `operator_metadata`, `progress`, `fleet`, `health`,
             `audit`, `compacted_state`, `retained_epochs`, `orphans`, `dead_jobs`, each of these
-            three with `_plan` too, `gc_journal`, or `exported_state`.
+            three with `_plan` too, `gc_journal`, `forked_state`, or `exported_state`.
         deployment: the name of the deployment, if one instance has several.
         export: of `exported_state`, which export it is.
     """
@@ -141,10 +142,19 @@ _TABLES = {
         ("gc journal JOB", "gc fate PATH"),
         MAINTENANCE_GROUP,
     ),
+    FORKED_STATE: _AssetText(
+        "The state of one Arroyo job in another, stopped one, which continues from there with its "
+        "own sinks. A run plans only, unless it is configured to execute.",
+        ("fork SOURCE JOB", "evolve SOURCE JOB", "edit undo JOB"),
+        MAINTENANCE_GROUP,
+    ),
 }
 
-TABLES = tuple(_TABLES)
+ALL_TABLES = tuple(_TABLES)
 """The names of all assets but those of exports, as in `ArroyoTableProps.table`."""
+
+TABLES = tuple(table for table in ALL_TABLES if table != FORKED_STATE)
+"""Those of them that every deployment has."""
 
 _EXPORTED = {
     NEWEST: "the newest epoch at each run",

@@ -243,7 +243,7 @@ def test_the_component_loads(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "code",
     blocks("docs/dagster.md", "python"),
-    ids=["defs", "window", "exports", "own assets", "conditions", "selection"],
+    ids=["defs", "window", "exports", "forks", "own assets", "conditions", "selection"],
 )
 def test_the_definitions_load(code: str) -> None:
     import dagster as dg
@@ -263,7 +263,8 @@ def test_the_definitions_load(code: str) -> None:
 
 def test_the_assets_and_checks_of_the_page_exist() -> None:
     found: dict[str, object] = {}
-    exec(blocks("docs/dagster.md", "python")[1], found)
+    (code,) = [one for one in blocks("docs/dagster.md", "python") if "build_forked_state" in one]
+    exec(code, found)
     graph = found["defs"].resolve_asset_graph()  # type: ignore[attr-defined]
     text = (PROJECT / "docs" / "dagster.md").read_text()
     keys = {key.to_user_string() for key in graph.get_all_asset_keys()}

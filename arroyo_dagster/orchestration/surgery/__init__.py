@@ -1,0 +1,1 @@
+"""State surgery in Dagster: the state of another job as an asset."""

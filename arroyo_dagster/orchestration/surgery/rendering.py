@@ -1,0 +1,63 @@
+"""Metadata of a planned or executed fork."""
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from arroyo_dagster.orchestration import rendering as shown
+from arroyo_dagster.redaction import without_secrets
+
+if TYPE_CHECKING:
+    from arroyo_dagster.state.model.surgery.plans import EditOutcome, EditPlan
+
+
+def plan_metadata(plan: "EditPlan") -> dict[str, Any]:
+    """Return what becomes of each table, what outputs will show, and the digest to approve."""
+    return shown.known(
+        {
+            "arroyo/plan": plan.digest,
+            "job": str(plan.paths.root),
+            "epoch": int(plan.epoch),
+            "operation": plan.edit.name,
+            "why not": None if plan.why_not is None else without_secrets(plan.why_not),
+            "tables": shown.table(
+                {
+                    "operator": one.operator,
+                    "table": one.table,
+                    "action": one.action.value,
+                    "files": len(one.files),
+                    "takes the state of": one.source,
+                    "reason": one.reason,
+                }
+                for one in plan.tables
+            ),
+            "seen twice": _texts(plan.duplicate_outputs),
+            "never seen": _texts(plan.missing_outputs),
+            "not known": _texts(plan.unknown),
+            "preconditions": shown.table(
+                {
+                    "precondition": one.name,
+                    "met": one.met,
+                    "evidence": without_secrets(one.evidence),
+                }
+                for one in plan.preconditions
+            ),
+        }
+    )
+
+
+def fork_metadata(outcome: "EditOutcome") -> dict[str, Any]:
+    """Return what a fork did, and the record that undoes it."""
+    return {
+        **plan_metadata(outcome.plan),
+        "arroyo/record": str(outcome.record),
+        "metadata objects": shown.table(
+            {"object": path, "sha256 before": before, "sha256 after": after}
+            for path, (before, after) in outcome.objects.items()
+        ),
+        "unlisted files": len(outcome.unlisted),
+        "undo": f"arroyo-state edit undo {outcome.plan.paths.root} --yes",
+    }
+
+
+def _texts(texts: Iterable[str]) -> Any:
+    return shown.table({"what": one} for one in texts)
