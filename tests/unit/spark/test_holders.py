@@ -212,7 +212,7 @@ def test_user_code_that_ends_every_process_fails_the_task(tmp_path: Path) -> Non
     with started_workers() as workers:
         with (
             held_run(pipeline, store, workers) as run,
-            pytest.raises(StorageError, match="ended while it worked") as failed,
+            pytest.raises(StorageError, match="ended by signal 9 while it worked") as failed,
         ):
             run.run()
         assert failed.value.retryable
