@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -15,9 +15,6 @@ from arroyo_dagster.dataflow.definition.diagnostics import InvalidDefinition
 from arroyo_dagster.dataflow.runtime.checks import check_bodies
 from arroyo_dagster.dataflow.runtime.functions import unbound_error, unbound_steps
 from arroyo_dagster.dataflow.runtime.service import DEAD_LETTER, FAIL, SKIP
-from arroyo_dagster.dataflow.testing.dataflow_tests import DataflowTest
-from arroyo_dagster.dataflow.testing.package_tests import PackageTest
-from arroyo_dagster.dataflow.testing.suite import find_tests
 from arroyo_dagster.dataflow.topics.bindings import (
     BindingsText,
     parse_binding,
@@ -25,6 +22,10 @@ from arroyo_dagster.dataflow.topics.bindings import (
 )
 from arroyo_dagster.errors import InputError
 from arroyo_dagster.user_modules import open_folders
+
+if TYPE_CHECKING:
+    from arroyo_dagster.dataflow.testing.dataflow_tests import DataflowTest
+    from arroyo_dagster.dataflow.testing.package_tests import PackageTest
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -162,6 +163,9 @@ def check_tests(
     Raises:
         InvalidDefinition: the section has errors.
     """
+    # Only here: most commands that load a file run no test.
+    from arroyo_dagster.dataflow.testing.suite import find_tests
+
     try:
         return find_tests(document, packages, only=only)
     except InvalidDefinition as error:
