@@ -3,9 +3,9 @@ counterpart held, in the columns of its own tables, or the evolve is refused and
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import pyarrow as pa
@@ -25,7 +25,7 @@ from arroyo_dagster.state.operations.surgery.evolve import plan_evolve, run_evol
 from arroyo_dagster.state.operations.surgery.execute import EditOptions
 from arroyo_dagster.state.operations.surgery.fork import plan_fork
 from arroyo_dagster.state.planning.surgery.overrides import parse_overrides
-from arroyo_dagster.state.storage import Crash, FaultInjecting, MemoryStore
+from arroyo_dagster.state.storage import MemoryStore
 from arroyo_dagster.state.storage.wrappers import WriteProtected
 from tests.arroyo_jobs import Telling, facts_of, stopped, table_rows
 from tests.evolved_jobs import (
@@ -49,9 +49,9 @@ from tests.evolved_jobs import (
     sql_job,
 )
 from tests.jobs import copied, listing
-from tests.journeys.test_fork import nexmark
+from tests.journeys.test_fork import MODES, either_state_and_undone, nexmark
 from tests.journeys.test_surgery import errors_of, others, state_of
-from tests.shares import Share, all_but, everywhere
+from tests.shares import Share, everywhere
 from tests.surgery_jobs import BEGAN, NANOS, SurgeryJob, global_config
 
 pytestmark = pytest.mark.usefixtures("one_at_a_time")
@@ -670,44 +670,13 @@ def test_an_evolve_is_undone_byte_for_byte(layout: Layout) -> None:
     assert others(job.store) == was
 
 
-MODES = pytest.mark.parametrize(
-    ("mode", "crash"),
-    all_but(
-        [("before", False), ("after", False), ("before", True), ("after", True)],
-        [("before", False), ("after", True)],
-    ),
-)
-
-
 @everywhere("layout")
 @MODES
 def test_a_fault_at_any_change_leaves_the_own_state_or_the_carried_one(
     layout: Layout, share: Share, mode: Literal["before", "after"], crash: bool
 ) -> None:
     source, job = two_jobs(layout, FULL.now)
-    before, was = state_of(job.store, job.paths), others(job.store)
-    counted = FaultInjecting(copied(job.store))
-    run(source, job, store=counted)
-    after = state_of(counted, job.paths)
-    for at in share(range(1, counted.changes + 1), sparse=5):
-        note = f"fault at change {at} of {counted.changes}"
-        store = copied(job.store)
-        with contextlib.suppress(Crash, OSError):
-            run(source, job, store=FaultInjecting(store, fail_at=at, mode=mode, crash=crash))
-        assert others(store).keys() == was.keys(), note
-        found = state_of(store, job.paths)
-        for name, one in found.items():
-            assert one in (before[name], after[name]), note
-        mixed = found not in (before, after)
-        assert not mixed or layout is Layout.LEGACY
-        assert errors_of(store, job.paths, 1) == ({"edit-unfinished"} if mixed else set()), note
-        if mixed:
-            with pytest.raises(ConflictError, match="was interrupted"):
-                run(source, job, store=copied(store))
-        run_undo(store, job.paths, stopped(job.paths))
-        assert others(store) == was, note
-        run(source, job, store=store)
-        assert state_of(store, job.paths) == after, note
+    either_state_and_undone(job, partial(run, source, job), layout, share, (mode, crash))
 
 
 @LAYOUTS

@@ -219,35 +219,53 @@ MODES = pytest.mark.parametrize(
 )
 
 
+def either_state_and_undone(
+    job: SurgeryJob,
+    take: Callable[..., Any],
+    layout: Layout,
+    share: Share,
+    fault: tuple[Literal["before", "after"], bool],
+) -> None:
+    """With a fault at any change, each operator has its own state or the taken one; undo restores
+    the job's own, and the next call takes the other.
+
+    Args:
+        take: executes the change on `store`.
+        fault: when it strikes, and whether the process ends there.
+    """
+    mode, crash = fault
+    before, was = state_of(job.store, job.paths), others(job.store)
+    counted = FaultInjecting(copied(job.store))
+    take(store=counted)
+    after = state_of(counted, job.paths)
+    for at in share(range(1, counted.changes + 1), sparse=5):
+        note = f"fault at change {at} of {counted.changes}"
+        store = copied(job.store)
+        with contextlib.suppress(Crash, OSError):
+            take(store=FaultInjecting(store, fail_at=at, mode=mode, crash=crash))
+        assert others(store).keys() == was.keys(), note
+        found = state_of(store, job.paths)
+        for name, one in found.items():
+            assert one in (before[name], after[name]), note
+        mixed = found not in (before, after)
+        assert not mixed or layout is Layout.LEGACY
+        assert errors_of(store, job.paths, 1) == ({"edit-unfinished"} if mixed else set()), note
+        if mixed:
+            with pytest.raises(ConflictError, match="was interrupted"):
+                take(store=copied(store))
+        run_undo(store, job.paths, stopped(job.paths))
+        assert others(store) == was, note
+        take(store=store)
+        assert state_of(store, job.paths) == after, note
+
+
 @everywhere("layout")
 @MODES
 def test_a_fault_at_any_change_leaves_the_own_state_or_the_source_state(
     layout: Layout, share: Share, mode: Literal["before", "after"], crash: bool
 ) -> None:
     source, job = two_jobs(layout, apart=True)
-    before, was = state_of(job.store, job.paths), others(job.store)
-    counted = FaultInjecting(copied(job.store))
-    run(source, job, store=counted)
-    expected = state_of(counted, job.paths)
-    for at in share(range(1, counted.changes + 1), sparse=5):
-        note = f"fault at change {at} of {counted.changes}"
-        store = copied(job.store)
-        with contextlib.suppress(Crash, OSError):
-            run(source, job, store=FaultInjecting(store, fail_at=at, mode=mode, crash=crash))
-        assert others(store).keys() == was.keys(), note
-        found = state_of(store, job.paths)
-        for name, one in found.items():
-            assert one in (before[name], expected[name]), note
-        mixed = found not in (before, expected)
-        assert not mixed or layout is Layout.LEGACY
-        assert errors_of(store, job.paths, 1) == ({"edit-unfinished"} if mixed else set()), note
-        if mixed:
-            with pytest.raises(ConflictError, match="was interrupted"):
-                run(source, job, store=copied(store))
-        run_undo(store, job.paths, stopped(job.paths))
-        assert others(store) == was, note
-        run(source, job, store=store)
-        assert state_of(store, job.paths) == expected, note
+    either_state_and_undone(job, partial(run, source, job), layout, share, (mode, crash))
 
 
 @LAYOUTS
