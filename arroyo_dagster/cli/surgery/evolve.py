@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from arroyo_dagster.cli.common import main, open_catalogue
+from arroyo_dagster.cli.common import main
 from arroyo_dagster.cli.surgery.commands import (
     edit_options,
     opened,
@@ -15,24 +15,15 @@ from arroyo_dagster.cli.surgery.commands import (
     show_outcome,
     show_plan,
 )
+from arroyo_dagster.cli.surgery.sources import open_source, source_options
 from arroyo_dagster.errors import InputError
 from arroyo_dagster.state.model.surgery.evolve import Overrides
-from arroyo_dagster.state.operations.catalog.jobs import find_job
-from arroyo_dagster.state.operations.surgery.carried_files import StateSource
 from arroyo_dagster.state.operations.surgery.evolve import plan_evolve, run_evolve
 from arroyo_dagster.state.planning.surgery.overrides import parse_overrides
-from arroyo_dagster.state.storage.wrappers import WriteProtected
 
 
 @main.command()
-@click.argument("source")
-@click.argument("job")
-@click.option(
-    "--epoch", type=click.IntRange(1), help="Of SOURCE. Default: its newest visible epoch."
-)
-@click.option(
-    "--from-url", metavar="URL", help="The checkpoint URL of SOURCE. Default: that of JOB."
-)
+@source_options
 @click.option(
     "--overrides",
     "file",
@@ -68,8 +59,7 @@ def evolve(
       arroyo-state evolve job_a job_b --overrides changes.yaml --assume job_b=stopped
     """
     store, paths, directory = opened(job, given)
-    theirs = WriteProtected(store if from_url is None else open_catalogue(from_url))
-    taken = StateSource(store=theirs, paths=find_job(theirs, source), epoch=epoch)
+    taken = open_source(store, source, epoch, from_url)
     overrides = _overrides(file, start_empty)
     if not given["yes"]:
         plan = plan_evolve(taken, store, paths, directory, overrides)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import click
-
-from arroyo_dagster.cli.common import main, open_catalogue
+from arroyo_dagster.cli.common import main
 from arroyo_dagster.cli.surgery.commands import (
     edit_options,
     opened,
@@ -14,21 +12,12 @@ from arroyo_dagster.cli.surgery.commands import (
     show_outcome,
     show_plan,
 )
-from arroyo_dagster.state.operations.catalog.jobs import find_job
-from arroyo_dagster.state.operations.surgery.carried_files import StateSource
+from arroyo_dagster.cli.surgery.sources import open_source, source_options
 from arroyo_dagster.state.operations.surgery.fork import plan_fork, run_fork
-from arroyo_dagster.state.storage.wrappers import WriteProtected
 
 
 @main.command()
-@click.argument("source")
-@click.argument("job")
-@click.option(
-    "--epoch", type=click.IntRange(1), help="Of SOURCE. Default: its newest visible epoch."
-)
-@click.option(
-    "--from-url", metavar="URL", help="The checkpoint URL of SOURCE. Default: that of JOB."
-)
+@source_options
 @edit_options
 def fork(source: str, job: str, epoch: int | None, from_url: str | None, **given: Any) -> None:
     """Give a stopped Arroyo job the state of another job of the same SQL.
@@ -41,8 +30,7 @@ def fork(source: str, job: str, epoch: int | None, from_url: str | None, **given
       arroyo-state fork job_a job_b --assume job_b=stopped
     """
     store, paths, directory = opened(job, given)
-    theirs = WriteProtected(store if from_url is None else open_catalogue(from_url))
-    taken = StateSource(store=theirs, paths=find_job(theirs, source), epoch=epoch)
+    taken = open_source(store, source, epoch, from_url)
     if not given["yes"]:
         show_plan(plan_fork(taken, store, paths, directory), as_json=given["as_json"])
         return

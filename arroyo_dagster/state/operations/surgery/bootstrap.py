@@ -8,7 +8,6 @@ Source: docs/spec/state-surgery.md, `The trick`, row Bootstrap.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -56,6 +55,7 @@ from arroyo_dagster.state.operations.surgery.execute import (
 )
 from arroyo_dagster.state.operations.surgery.offsets import OffsetChanges, offset_changes
 from arroyo_dagster.state.operations.surgery.plan import (
+    bare_plan,
     check_can_run,
     editable_snapshot,
     preconditions,
@@ -191,17 +191,8 @@ class BootstrapJob:
         cut = _Cut.of(self, checkpoint, globals_)
         steps = list(_steps(checkpoint, tables, cut))
         facts = table_facts(store, snapshot)
-        answer = snapshot.answer.facts
-        plan = EditPlan(
-            pipeline=checkpoint.pipeline,
-            job=checkpoint.job,
-            edit=request,
-            epoch=checkpoint.epoch,
-            worker_generation=checkpoint.worker_generation,
-            ref=checkpoint.ref,
-            condition=answer.condition,
-            run_id=answer.run_id,
-            why_not=snapshot.why_not,
+        plan = replace(
+            bare_plan(snapshot, request),
             tables=tuple(steps),
             watermarks=cut.watermark.steps,
             preconditions=(
@@ -215,9 +206,6 @@ class BootstrapJob:
             unknown=tuple(_unknown(hashes.variant, cut)),
             duplicate_outputs=cut.offsets.duplicate_outputs,
             missing_outputs=(*_missing(tables, cut, globals_), *_half_given(steps, tables)),
-            objects={
-                path: hashlib.sha256(data).hexdigest() for path, data in snapshot.objects.items()
-            },
         )
         emptied = [one for one in steps if one.action is TableAction.EMPTIED]
         return _Prepared(

@@ -261,26 +261,14 @@ class _Work:
 
     def prepared(self, paths: JobPaths) -> PreparedEdit:
         snapshot, checkpoint = self.snapshot, self.checkpoint
-        facts = snapshot.answer.facts
-        plan = EditPlan(
-            pipeline=checkpoint.pipeline,
-            job=checkpoint.job,
-            edit=self.edit,
-            epoch=checkpoint.epoch,
-            worker_generation=checkpoint.worker_generation,
-            ref=checkpoint.ref,
-            condition=facts.condition,
-            run_id=facts.run_id,
-            why_not=snapshot.why_not,
+        plan = replace(
+            bare_plan(snapshot, self.edit),
             tables=tuple(self._steps()),
             watermarks=self.watermarks,
             preconditions=tuple(preconditions(snapshot, self.facts)),
             unknown=self.unknown,
             duplicate_outputs=self.duplicate_outputs,
             missing_outputs=self.missing_outputs,
-            objects={
-                path: hashlib.sha256(data).hexdigest() for path, data in snapshot.objects.items()
-            },
         )
         return PreparedEdit(
             plan=plan,
@@ -367,6 +355,25 @@ def _set_entry(
         return value if plain_key(table, key) == wanted else now
 
     return changed_entries(table, change)
+
+
+def bare_plan(snapshot: JobSnapshot, edit: AnyEdit) -> EditPlan:
+    """Return the plan of an edit in place with the epoch and the status of a snapshot, and nothing
+    of what becomes of the tables yet.
+    """
+    checkpoint, facts = snapshot.checkpoint, snapshot.answer.facts
+    return EditPlan(
+        pipeline=checkpoint.pipeline,
+        job=checkpoint.job,
+        edit=edit,
+        epoch=checkpoint.epoch,
+        worker_generation=checkpoint.worker_generation,
+        ref=checkpoint.ref,
+        condition=facts.condition,
+        run_id=facts.run_id,
+        why_not=snapshot.why_not,
+        objects={path: hashlib.sha256(data).hexdigest() for path, data in snapshot.objects.items()},
+    )
 
 
 # ---- preconditions -------------------------------------------------------------------------------

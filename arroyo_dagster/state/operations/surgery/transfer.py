@@ -9,7 +9,6 @@ Source: docs/spec/state-surgery.md, `The trick` and `Rules`.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
@@ -56,6 +55,7 @@ from arroyo_dagster.state.operations.surgery.execute import (
     change_in_place,
 )
 from arroyo_dagster.state.operations.surgery.plan import (
+    bare_plan,
     check_can_run,
     editable_snapshot,
     preconditions,
@@ -200,21 +200,12 @@ def _plan(
     facts: TableFacts,
     transfer: Transfer,
 ) -> EditPlan:
-    answer, checkpoint = snapshot.answer.facts, snapshot.checkpoint
     epoch = jobs.taken.epoch
-    return EditPlan(
-        pipeline=checkpoint.pipeline,
-        job=checkpoint.job,
-        edit=request,
-        epoch=checkpoint.epoch,
-        worker_generation=checkpoint.worker_generation,
-        ref=checkpoint.ref,
-        condition=answer.condition,
-        run_id=answer.run_id,
-        why_not=snapshot.why_not,
+    return replace(
+        bare_plan(snapshot, request),
         tables=tuple(transfer.steps),
         matches=transfer.matches,
-        watermarks=tuple(_watermark_steps(checkpoint, transfer)),
+        watermarks=tuple(_watermark_steps(snapshot.checkpoint, transfer)),
         preconditions=(*preconditions(snapshot, facts), *transfer.evidence),
         unknown=tuple(dict.fromkeys((*transfer.unknown, *_not_tried(jobs)))),
         duplicate_outputs=(
@@ -228,7 +219,6 @@ def _plan(
             "are never emitted, unless the other job's state holds them",
             *transfer.missing_outputs,
         ),
-        objects={path: hashlib.sha256(data).hexdigest() for path, data in snapshot.objects.items()},
     )
 
 

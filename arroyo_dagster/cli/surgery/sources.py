@@ -1,0 +1,43 @@
+"""The job whose state `fork` and `evolve` take: its options, and how it is opened."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from arroyo_dagster.cli.common import open_catalogue
+from arroyo_dagster.state.operations.catalog.jobs import find_job
+from arroyo_dagster.state.operations.surgery.carried_files import StateSource
+from arroyo_dagster.state.storage.store import ObjectStore
+from arroyo_dagster.state.storage.wrappers import WriteProtected
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def source_options(command: _F) -> _F:
+    """Add `SOURCE`, `JOB`, `--epoch` and `--from-url`."""
+    source, job = click.argument("source"), click.argument("job")
+    epoch = click.option(
+        "--epoch", type=click.IntRange(1), help="Of SOURCE. Default: its newest visible epoch."
+    )
+    from_url = click.option(
+        "--from-url", metavar="URL", help="The checkpoint URL of SOURCE. Default: that of JOB."
+    )
+    return source(job(epoch(from_url(command))))
+
+
+def open_source(
+    store: ObjectStore, source: str, epoch: int | None, from_url: str | None
+) -> StateSource:
+    """Return the job whose state is taken, only readable.
+
+    Args:
+        store: of the job that takes it.
+
+    Raises:
+        NotFoundError: there is no such job.
+    """
+    theirs = WriteProtected(store if from_url is None else open_catalogue(from_url))
+    return StateSource(store=theirs, paths=find_job(theirs, source), epoch=epoch)
