@@ -84,7 +84,7 @@ def observed(result: Any) -> Any:
     return event.event_specific_data.asset_observation
 
 
-def rendered(event: Any) -> dict[str, Any]:
+def metadata_of(event: Any) -> dict[str, Any]:
     return {name: one.value for name, one in event.metadata.items()}
 
 
@@ -109,7 +109,7 @@ def test_a_plan_only_observes_what_would_become_of_each_table(forking: Forking) 
     assert listing(forking.job.store) == before
     event = observed(result)
     assert event.partition is None
-    digest = rendered(event)["arroyo/plan"]
+    digest = metadata_of(event)["arroyo/plan"]
     assert f"plan {digest} changes" in event.description
     tables = {(one["operator"], one["table"]): one["action"] for one in records(event, "tables")}
     assert tables["window_3", "t"] == "carried"
@@ -124,7 +124,7 @@ def test_a_plan_for_a_job_that_runs_says_why_not_now(forking: Forking) -> None:
     result = forking.run()
     assert result.success
     event = observed(result)
-    assert rendered(event)["why not"].startswith("the job runs")
+    assert metadata_of(event)["why not"].startswith("the job runs")
     assert "not now: the job runs" in event.description
 
 
@@ -140,14 +140,14 @@ def test_an_approval_without_execution_is_refused(forking: Forking) -> None:
 def test_the_approved_plan_is_executed_and_can_be_undone(forking: Forking) -> None:
     job, before = forking.job, rows(forking.job)
     assert before != rows(forking.source)
-    digest = rendered(observed(forking.run()))["arroyo/plan"]
+    digest = metadata_of(observed(forking.run()))["arroyo/plan"]
     result = forking.run(execute=True, approve=digest)
     assert result.success
     (event,) = materialized(result)
     assert event.asset_key == KEY
-    assert rendered(event)["arroyo/plan"] == digest
-    assert job.store.read(StatePath(rendered(event)["arroyo/record"]))
-    assert rendered(event)["undo"] == "arroyo-state edit undo pl_x/job_b --yes"
+    assert metadata_of(event)["arroyo/plan"] == digest
+    assert job.store.read(StatePath(metadata_of(event)["arroyo/record"]))
+    assert metadata_of(event)["undo"] == "arroyo-state edit undo pl_x/job_b --yes"
     assert {name: one.passed for name, one in checks(result).items()} == {"restorable": True}
     assert rows(job) == rows(forking.source)
     run_undo(job.store, job.paths, stopped(job.paths))
@@ -186,7 +186,7 @@ def test_with_overrides_the_state_is_evolved(forking: Forking, more: dict[str, A
     result = forking.run(execute=True, **more)
     assert result.success, failure(result).description
     (event,) = materialized(result)
-    assert rendered(event)["operation"] == "evolve"
+    assert metadata_of(event)["operation"] == "evolve"
     found, theirs = rows(forking.job), rows(forking.source)
     assert found["join_4", "left"] == theirs["join_4", "left"]
     assert (("window_3", "t") in found) == ("overrides" not in more)
@@ -226,7 +226,7 @@ def test_what_is_refused_fails_with_a_next_step_and_changes_nothing(
 
 
 def test_a_plan_of_a_source_that_went_on_is_not_executed(forking: Forking) -> None:
-    digest = rendered(observed(forking.run()))["arroyo/plan"]
+    digest = metadata_of(observed(forking.run()))["arroyo/plan"]
     before = rows(forking.job)
     forking.source.write({})
     result = forking.run(execute=True, approve=digest)
@@ -241,7 +241,7 @@ def test_a_job_that_another_process_maintains_is_skipped(forking: Forking) -> No
         result = forking.run(execute=True, lease_wait_seconds=0.0)
     assert result.success
     assert materialized(result) == []
-    assert "arroyo-state compact" in rendered(observed(result))["arroyo/skipped"]
+    assert "arroyo-state compact" in metadata_of(observed(result))["arroyo/skipped"]
     run = forking.deployed.instance.get_run_by_id(result.run_id)
     assert run is not None
     assert SKIPPED_TAG in run.tags
@@ -266,7 +266,7 @@ def test_the_check_fails_if_the_state_cannot_be_restored_and_the_fork_is_not_rep
     assert not result.success
     assert not any(one.is_step_up_for_retry for one in result.all_events)
     (event,) = materialized(result)
-    assert rendered(event)["arroyo/record"]
+    assert metadata_of(event)["arroyo/record"]
     assert {name: one.passed for name, one in checks(result).items()} == {"restorable": False}
     assert "check restorable failed: " in failure(result).description
     assert ("window_3" in failure(result).description) is not down
