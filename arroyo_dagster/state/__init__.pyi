@@ -59,7 +59,6 @@ from .operations.catalog.query import read_rows as read_rows
 from .operations.compaction.job import CompactionOptions as CompactionOptions
 from .operations.compaction.job import run_compaction as run_compaction
 from .operations.compaction.maintenance_window import WindowOptions as WindowOptions
-from .operations.compaction.maintenance_window import recover_window as recover_window
 from .operations.compaction.maintenance_window import run_window as run_window
 from .operations.compaction.plan import plan_compaction as plan_compaction
 from .operations.compaction.publish import CompactionOutcome as CompactionOutcome
@@ -74,6 +73,7 @@ from .operations.compaction.rewrite_undo import UndoPlan as UndoPlan
 from .operations.compaction.rewrite_undo import plan_undo as plan_undo
 from .operations.compaction.rewrite_undo import run_undo as run_undo
 from .operations.compaction.rewrite_undo import undo_rewrite as undo_rewrite
+from .operations.compaction.window_recovery import recover_window as recover_window
 from .operations.export.epochs import export_changes as export_changes
 from .operations.export.epochs import export_epochs as export_epochs
 from .operations.export.lake import DeltaTarget as DeltaTarget

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 
@@ -27,24 +27,27 @@ from arroyo_dagster.state.model.compaction import (
     LeftOut,
 )
 from arroyo_dagster.state.model.layout import Layout, is_rewritten
-from arroyo_dagster.state.model.maintenance_window import WindowEnd, WindowLimits, WindowOutcome
+from arroyo_dagster.state.model.maintenance_window import WindowEnd, WindowLimits
 from arroyo_dagster.state.model.rewrite import RewriteShard
 from arroyo_dagster.state.operations.catalog.leases import break_lease
-from arroyo_dagster.state.operations.compaction import controlled_job, maintenance_window
+from arroyo_dagster.state.operations.compaction import controlled_job, job_window
 from arroyo_dagster.state.operations.compaction.maintenance_window import (
+    RewriteWindow,
     WindowOptions,
-    interrupted_windows,
-    recover_window,
     run_window,
 )
 from arroyo_dagster.state.operations.compaction.rewrite import rewrite_here
+from arroyo_dagster.state.operations.compaction.window_recovery import (
+    interrupted_windows,
+)
 from arroyo_dagster.state.operations.verify.job import verify_job
-from arroyo_dagster.state.storage import Crash, FaultInjecting, ObjectStore
+from arroyo_dagster.state.storage import ObjectStore
 from arroyo_dagster.state.storage.arroyo.api import ArroyoControl
 from arroyo_dagster.state.storage.wrappers import WriteProtected
 from arroyo_dagster.state.tables.merge.rewrite import RewriteTask
 from tests.arroyo_jobs import EVENTS, SECOND, ArroyoJob, content, table_rows, window_config
-from tests.arroyo_server import DyingControl, Faults, ModelArroyo, arroyo
+from tests.arroyo_server import Faults, ModelArroyo, arroyo
+from tests.arroyo_windows import deaths, died, recovered
 from tests.shares import Share, everywhere, share_or_all
 
 FULL = CompactionSettings(policy=CompactionPolicy.FULL)
@@ -81,7 +84,7 @@ def window(
     faults: Faults | None = None,
     store: ObjectStore | None = None,
     **more: Any,
-) -> WindowOutcome:
+) -> RewriteWindow:
     with arroyo(model, faults) as server:
         return run_window(
             store or model.job.store,
@@ -89,17 +92,6 @@ def window(
             ArroyoControl(server.url),
             options(model, **more),
         )
-
-
-def recovered(model: ModelArroyo) -> WindowOutcome | None:
-    """What the next look does, once the lease of whoever died has run out."""
-    model.sleep(120)
-    with arroyo(model) as server:
-        found = recover_window(
-            model.job.store, model.job.paths, ArroyoControl(server.url), options(model)
-        )
-    model.sleep(30)
-    return found
 
 
 def expect_running(model: ModelArroyo, expected: Any, note: str = "") -> None:
@@ -160,9 +152,9 @@ def test_a_running_job_is_stopped_rewritten_verified_and_started(layout: Layout)
         *("Compiling", "Scheduling", "Running"),
     ]
     assert outcome.plan is not None
-    assert outcome.rewrite is not None
-    assert outcome.rewrite.published
-    assert outcome.rewrite.after.files < outcome.plan.before.files
+    assert outcome.change is not None
+    assert outcome.change.published
+    assert outcome.change.after.files < outcome.plan.before.files
     assert 5 < outcome.downtime_seconds < 60
     told = [step.did.partition(",")[0].partition(":")[0] for step in outcome.steps]
     assert told == [
@@ -233,7 +225,7 @@ def test_what_takes_longer_than_the_window_is_given_up_in_time() -> None:
     outcome = window(model, run=slowly, closes_at_micros=closes)
     assert outcome.end is WindowEnd.KEPT
     assert "exceeded its time limit" in str(outcome.problem)
-    recovered(model)  # the lease ran out as well, so the record is still there
+    recovered(model, options(model))  # the lease ran out as well, so the record is still there
     expect_running(model, before)
 
 
@@ -277,7 +269,7 @@ def test_a_job_that_does_not_stop_runs_on() -> None:
     outcome = window(model, on_step=let_go)
     assert outcome.end is WindowEnd.KEPT
     assert "did not stop within 60 s" in str(outcome.problem)
-    recovered(model)  # the lease ran out as well, so the record is still there
+    recovered(model, options(model))  # the lease ran out as well, so the record is still there
     expect_running(model, before)
 
 
@@ -317,9 +309,7 @@ def test_a_job_that_will_not_run_from_the_rewritten_state_gets_the_old_one_back(
     )
     outcome = window(model)
     assert outcome.end is WindowEnd.UNDONE
-    assert "the job failed after its state was rewritten" in str(
-        [step.did for step in outcome.steps]
-    )
+    assert "the job failed after its state was changed" in str([step.did for step in outcome.steps])
     assert model.starts == 1
     expect_running(model, before)
 
@@ -337,8 +327,8 @@ def test_a_rewritten_epoch_that_does_not_pass_is_put_back_before_the_start(
         model.job.store.put(path, encode_rows(table_rows(EVENTS, [[], [], []])))
         return real(store, paths, epoch, level)
 
-    real = maintenance_window.check_restorable
-    monkeypatch.setattr(maintenance_window, "check_restorable", damaged)
+    real = job_window.check_restorable
+    monkeypatch.setattr(job_window, "check_restorable", damaged)
     outcome = window(model)
     assert outcome.end is WindowEnd.UNDONE
     assert "does not pass" in str(outcome.problem)
@@ -350,7 +340,7 @@ def test_a_rewrite_that_hangs_is_left_behind_and_changes_nothing_any_more(
 ) -> None:
     model = running(Layout.LEGACY)
     before = content(model.job.store, model.job.paths)
-    monkeypatch.setattr(maintenance_window, "_GRACE_SECONDS", 0.2)
+    monkeypatch.setattr(job_window, "_GRACE_SECONDS", 0.2)
     awake: list[bool] = []
 
     def hang(held: ObjectStore, tasks: Sequence[RewriteTask]) -> Iterator[RewriteShard | LeftOut]:
@@ -382,7 +372,9 @@ def test_who_ends_this_process_does_not_leave_the_job_stopped() -> None:
         window(model, run=ended)
     model.sleep(60)
     assert model.state == "Running"
-    assert recovered(model) is not None  # the record is still there, and is taken away
+    assert (
+        recovered(model, options(model)) is not None
+    )  # the record is still there, and is taken away
     expect_running(model, before)
 
 
@@ -488,7 +480,7 @@ def test_an_api_that_stays_away_is_told_and_the_next_look_starts_the_job(share: 
             paths = model.job.paths
             cut_off = interrupted_windows(model.job.store, [paths], clock=model.clock)
             assert cut_off == [paths]
-            found = recovered(model)
+            found = recovered(model, options(model))
             assert found is not None
             assert found.end is WindowEnd.RECOVERED
         expect_running(model, before, f"away from request {at}")
@@ -497,56 +489,33 @@ def test_an_api_that_stays_away_is_told_and_the_next_look_starts_the_job(share: 
 # ---- the process dies ----------------------------------------------------------------------------
 
 
-def died(
-    model: ModelArroyo,
-    *,
-    request: int | None = None,
-    change: int | None = None,
-    mode: Literal["before", "after"] = "before",
-) -> tuple[int, int]:
-    """A window whose process dies at a request or a change of the store; how many there were."""
-    store = FaultInjecting(model.job.store, fail_at=change, mode=mode, crash=True)
-    with arroyo(model) as server:
-        control = DyingControl(server.url, dies_at=request, dead=lambda: store.crashed)
-        if request is not None:
-            inner = control._count
-
-            def count(at: int | None, dead: Callable[[], bool]) -> None:
-                try:
-                    inner(at, dead)
-                except Crash:
-                    store.crashed = True
-                    raise
-
-            control._count = count  # type: ignore[method-assign]
-        with contextlib.suppress(Crash):
-            run_window(store, model.job.paths, control, options(model))
-    return control.requests, store.changes
+def dies(model: ModelArroyo, **point: Any) -> tuple[int, int]:
+    return died(
+        model,
+        lambda store, control: run_window(store, model.job.paths, control, options(model)),
+        **point,
+    )
 
 
 @EVERYWHERE
 def test_a_process_that_dies_at_any_request_or_change_leaves_a_job_that_the_next_look_starts(
     layout: Layout, share: Share
 ) -> None:
-    requests, changes = died(running(layout))
+    requests, changes = dies(running(layout))
     assert requests > 15
     assert changes > 8
-    points: list[dict[str, Any]] = [{"request": at} for at in range(1, requests + 1)]
-    points += [
-        {"change": at, "mode": m} for at in range(1, changes + 1) for m in ("before", "after")
-    ]
     left = 0
-    for point in share(points):
+    for point in share(list(deaths(requests, changes))):
         model = running(layout)
         before = content(model.job.store, model.job.paths)
-        died(model, **point)
+        dies(model, **point)
         model.sleep(120)
         paths = model.job.paths
         if model.state != "Running" or model.stop != "none":
             assert interrupted_windows(model.job.store, [paths], clock=model.clock) == [paths]
             left += 1
-        recovered(model)
-        assert recovered(model) is None
+        recovered(model, options(model))
+        assert recovered(model, options(model)) is None
         expect_running(model, before, str(point))
     assert left > 3
 
@@ -554,17 +523,17 @@ def test_a_process_that_dies_at_any_request_or_change_leaves_a_job_that_the_next
 def test_a_job_that_somebody_started_since_is_left_alone() -> None:
     model = running(Layout.LEGACY)
     before = content(model.job.store, model.job.paths)
-    died(model, request=9)
+    dies(model, request=9)
     model.stop = "none"
     model.sleep(60)
     model.stop = "checkpoint"  # and stopped again, on purpose
     model.sleep(60)
-    found = recovered(model)
+    found = recovered(model, options(model))
     assert found is not None
     assert "has been started since" in found.steps[0].did
     assert model.state == "Stopped"
     assert content(model.job.store, model.job.paths) == before
-    assert recovered(model) is None
+    assert recovered(model, options(model)) is None
 
 
 def test_a_record_that_cannot_be_read_counts_as_a_window_that_was_cut_off() -> None:
@@ -574,5 +543,5 @@ def test_a_record_that_cannot_be_read_counts_as_a_window_that_was_cut_off() -> N
     model.sleep(60)
     model.job.store.put(model.job.paths.window, b"{")
     assert interrupted_windows(model.job.store, [model.job.paths], clock=model.clock)
-    recovered(model)
+    recovered(model, options(model))
     expect_running(model, before)

@@ -12,7 +12,6 @@ from arroyo_dagster.cli.common import (
     open_to_read,
     open_url,
     ownership_option,
-    print_error,
     store_options,
 )
 from arroyo_dagster.cli.compaction.group import compact
@@ -22,6 +21,12 @@ from arroyo_dagster.cli.compaction.rewrite import (
     rewrite_json,
     runner,
     token_option,
+)
+from arroyo_dagster.cli.compaction.window_rendering import (
+    exit_after,
+    print_step,
+    print_window,
+    window_json,
 )
 from arroyo_dagster.cli.directory import API_VARIABLE
 from arroyo_dagster.cli.rendering import clock, print_json
@@ -36,19 +41,20 @@ from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.leases import LeaseSettings
 from arroyo_dagster.state.model.maintenance_window import (
     WindowEnd,
-    WindowOutcome,
     WindowRecord,
-    WindowStep,
     WindowSteps,
 )
 from arroyo_dagster.state.model.settings import settings_from
 from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
 from arroyo_dagster.state.operations.catalog.jobs import find_job
 from arroyo_dagster.state.operations.compaction.maintenance_window import (
+    RewriteWindow,
     WindowOptions,
+    run_window,
+)
+from arroyo_dagster.state.operations.compaction.window_recovery import (
     read_window_record,
     recover_window,
-    run_window,
 )
 from arroyo_dagster.state.storage.arroyo.api import ArroyoControl
 from arroyo_dagster.state.storage.store import ObjectStore
@@ -127,12 +133,11 @@ def window(
         verify_level=steps.verify_level,
         lease_wait_seconds=lease_wait_seconds,
         run=runner(spark if yes else None),
-        on_step=_print_step if not as_json else lambda step: None,
+        on_step=print_step if not as_json else lambda step: None,
     )
     outcome = _carried_out(store, paths, control, options, daily, yes=yes)
     _print_outcome(paths, outcome, as_json=as_json)
-    if outcome.problem is not None or not outcome.started:
-        click.get_current_context().exit(1)
+    exit_after(outcome)
 
 
 def _carried_out(
@@ -143,7 +148,7 @@ def _carried_out(
     daily: DailyWindow | None,
     *,
     yes: bool,
-) -> WindowOutcome:
+) -> RewriteWindow:
     left = read_window_record(store, paths)
     if left is not None:
         _report_unfinished(paths, control, left)
@@ -189,30 +194,21 @@ def _until_it_closes(
     return replace(options, closes_at_micros=micros_of(closes))
 
 
-def _print_step(step: WindowStep) -> None:
-    click.echo(f"{clock(step.at_micros)}  {step.did}", err=True)
-
-
-def _print_outcome(paths: JobPaths, outcome: WindowOutcome, *, as_json: bool) -> None:
+def _print_outcome(paths: JobPaths, outcome: RewriteWindow, *, as_json: bool) -> None:
     if as_json:
         print_json(_as_json(outcome))
         return
     if outcome.end is WindowEnd.DRY_RUN:
         _print_dry_run(paths, outcome)
         return
-    if outcome.problem is not None:
-        print_error(outcome.problem)
-    words = [outcome.end.value]
-    if outcome.rewrite is not None:
-        words.append(
-            format_rewrite(outcome.rewrite, yes=True, started=outcome.end is not WindowEnd.AT_REST)
-        )
-    if outcome.downtime_seconds:
-        words.append(f"down for {outcome.downtime_seconds:.0f} s")
-    click.echo(f"{paths.root}: {'; '.join(words)}")
+    done = None
+    if outcome.change is not None:
+        started = outcome.end is not WindowEnd.AT_REST
+        done = format_rewrite(outcome.change, yes=True, started=started)
+    print_window(paths, outcome, done)
 
 
-def _print_dry_run(paths: JobPaths, outcome: WindowOutcome) -> None:
+def _print_dry_run(paths: JobPaths, outcome: RewriteWindow) -> None:
     plan = outcome.plan
     assert plan is not None
     print_plan(plan, plan.left_out)
@@ -227,18 +223,11 @@ def _print_dry_run(paths: JobPaths, outcome: WindowOutcome) -> None:
     )
 
 
-def _as_json(outcome: WindowOutcome) -> dict[str, Any]:
-    problem = outcome.problem
-    rewrite = outcome.rewrite
+def _as_json(outcome: RewriteWindow) -> dict[str, Any]:
+    rewrite = outcome.change
     if rewrite is None and outcome.end is WindowEnd.DRY_RUN and outcome.plan is not None:
         return {"end": outcome.end.value, "plan": plan_to_json(outcome.plan)}
     return {
-        "end": outcome.end.value,
-        "started": outcome.started,
-        "problem": None if problem is None else str(problem),
-        "downtime_seconds": round(outcome.downtime_seconds, 3),
-        "state": None if outcome.facts is None else outcome.facts.state,
-        "run_id": None if outcome.facts is None else outcome.facts.run_id,
+        **window_json(outcome),
         "rewrite": None if rewrite is None else rewrite_json(rewrite),
-        "steps": [{"at_micros": one.at_micros, "did": one.did} for one in outcome.steps],
     }

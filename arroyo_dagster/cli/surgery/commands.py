@@ -21,6 +21,7 @@ from arroyo_dagster.cli.settings import settings_options
 from arroyo_dagster.cli.surgery.group import edit
 from arroyo_dagster.cli.surgery.purge import print_purge, purge_json
 from arroyo_dagster.cli.surgery.rendering import outcome_json, print_outcome, print_plan
+from arroyo_dagster.cli.surgery.window import check_window, run_in_window, window_options
 from arroyo_dagster.errors import InputError
 from arroyo_dagster.state.codec.iso_times import parse_moment_nanos
 from arroyo_dagster.state.model.ids import OperatorId, TableName
@@ -44,6 +45,7 @@ from arroyo_dagster.state.operations.surgery.managed.execute import run_managed_
 from arroyo_dagster.state.operations.surgery.managed.plan import is_managed, plan_managed_edit
 from arroyo_dagster.state.operations.surgery.plan import plan_edit
 from arroyo_dagster.state.operations.surgery.purge import plan_purge, run_purge
+from arroyo_dagster.state.operations.surgery.window import PlannableEdit
 from arroyo_dagster.state.storage.store import ObjectStore
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -73,6 +75,7 @@ _operator_option = click.option(
 @click.argument("job")
 @click.argument("positions", nargs=-1, required=True, metavar="PARTITION=POSITION...")
 @_operator_option
+@window_options
 @edit_options
 def offsets(job: str, positions: tuple[str, ...], operator: str | None, **given: Any) -> None:
     """Set where the sources of a stopped job continue.
@@ -101,6 +104,7 @@ def _position(text: str) -> NewPosition:
 @edit.command()
 @click.argument("job")
 @click.argument("time_text", metavar="TIME")
+@window_options
 @edit_options
 def watermark(job: str, time_text: str, **given: Any) -> None:
     """Set the watermark of a stopped job, at every operator that has one.
@@ -121,6 +125,7 @@ def watermark(job: str, time_text: str, **given: Any) -> None:
 @click.argument("table")
 @click.argument("key")
 @click.argument("value")
+@window_options
 @edit_options
 def set_entry(job: str, operator: str, table: str, key: str, value: str, **given: Any) -> None:
     """Replace the value of one entry of a table.
@@ -145,6 +150,7 @@ def set_entry(job: str, operator: str, table: str, key: str, value: str, **given
     is_flag=True,
     help="Also delete the older epochs, unlisted files and quarantines that hold the key.",
 )
+@window_options
 @edit_options
 def delete_key(
     job: str, key: tuple[str, ...], operator: str | None, purge: bool, **given: Any
@@ -166,6 +172,8 @@ def delete_key(
     if not purge:
         _run(job, wanted, given)
         return
+    if given["in_window"]:
+        raise click.UsageError("--purge does not go with --window: it cannot be undone")
     store, paths, directory = opened(job, given)
     if given["yes"]:
         outcome = run_purge(store, paths, directory, wanted, options_of(paths, given))
@@ -183,6 +191,7 @@ def delete_key(
 @click.argument("job")
 @click.argument("time_text", metavar="SINCE")
 @_operator_option
+@window_options
 @edit_options
 def retain(job: str, time_text: str, operator: str | None, **given: Any) -> None:
     """Drop rows of windows, sessions and joins that are older than a time.
@@ -209,15 +218,42 @@ def _micros(text: str) -> int:
 
 
 def _run(job: str, wanted: Edit, given: dict[str, Any]) -> None:
+    check_window(given)
     store, paths, directory = opened(job, given)
-    managed = is_managed(store, paths)
+    if is_managed(store, paths):
+        plan, run = plan_managed_edit, run_managed_edit
+        if given["in_window"]:
+            raise InputError(
+                "this is a managed job: no Arroyo can stop it",
+                job=paths.root,
+                next_step="stop its runtime, and call this without --window",
+            )
+    else:
+        plan, run = plan_edit, run_edit
+    planned = PlannableEdit(
+        paths,
+        plan=lambda at, status: plan(at, paths, status, wanted),
+        run=lambda at, status, options: run(at, paths, status, wanted, options),
+    )
+    carry_out(planned, store, directory, given)
+
+
+def carry_out(
+    planned: PlannableEdit, store: ObjectStore, directory: JobDirectory, given: dict[str, Any]
+) -> None:
+    """Plan an edit, execute it, or execute it in a window, as the options say, and print what
+    was done.
+
+    Args:
+        given: of a command with `edit_options` and `window_options`.
+    """
     if not given["yes"]:
-        plan = (plan_managed_edit if managed else plan_edit)(store, paths, directory, wanted)
-        show_plan(plan, as_json=given["as_json"])
-        return
-    run = run_managed_edit if managed else run_edit
-    outcome = run(store, paths, directory, wanted, options_of(paths, given))
-    show_outcome(outcome, as_json=given["as_json"])
+        _show_plan(planned.plan(store, directory), given)
+    elif given["in_window"]:
+        run_in_window(store, planned, given)
+    else:
+        outcome = planned.run(store, directory, options_of(planned.paths, given))
+        _show_outcome(outcome, as_json=given["as_json"])
 
 
 def opened(job: str, given: dict[str, Any]) -> tuple[ObjectStore, JobPaths, JobDirectory]:
@@ -240,16 +276,14 @@ def options_of(paths: JobPaths, given: dict[str, Any]) -> EditOptions:
     )
 
 
-def show_plan(plan: EditPlan, *, as_json: bool) -> None:
-    """Print the plan of a dry run."""
-    if as_json:
+def _show_plan(plan: EditPlan, given: dict[str, Any]) -> None:
+    if given["as_json"]:
         print_json(outcome_json(EditOutcome(plan=plan)))
     else:
-        print_plan(plan, in_full=True)
+        print_plan(plan, in_full=True, in_window=given["in_window"])
 
 
-def show_outcome(outcome: EditOutcome, *, as_json: bool) -> None:
-    """Print what was done."""
+def _show_outcome(outcome: EditOutcome, *, as_json: bool) -> None:
     if as_json:
         print_json(outcome_json(outcome))
     else:

@@ -8,17 +8,13 @@ from typing import Any
 import click
 
 from arroyo_dagster.cli.common import main
-from arroyo_dagster.cli.surgery.commands import (
-    edit_options,
-    opened,
-    options_of,
-    show_outcome,
-    show_plan,
-)
+from arroyo_dagster.cli.surgery.commands import carry_out, edit_options, opened
 from arroyo_dagster.cli.surgery.sources import open_source, source_options
+from arroyo_dagster.cli.surgery.window import check_window, window_options
 from arroyo_dagster.errors import InputError
 from arroyo_dagster.state.model.surgery.evolve import Overrides
 from arroyo_dagster.state.operations.surgery.evolve import plan_evolve, run_evolve
+from arroyo_dagster.state.operations.surgery.window import PlannableEdit
 from arroyo_dagster.state.planning.surgery.overrides import parse_overrides
 
 
@@ -37,6 +33,7 @@ from arroyo_dagster.state.planning.surgery.overrides import parse_overrides
     multiple=True,
     help="An operator of JOB that starts without state. May be given several times.",
 )
+@window_options
 @edit_options
 def evolve(
     source: str,
@@ -58,15 +55,16 @@ def evolve(
       arroyo-state evolve job_a job_b --assume job_b=stopped
       arroyo-state evolve job_a job_b --overrides changes.yaml --assume job_b=stopped
     """
+    check_window(given)
     store, paths, directory = opened(job, given)
     taken = open_source(store, source, epoch, from_url)
     overrides = _overrides(file, start_empty)
-    if not given["yes"]:
-        plan = plan_evolve(taken, store, paths, directory, overrides)
-        show_plan(plan, as_json=given["as_json"])
-        return
-    outcome = run_evolve(taken, store, paths, directory, overrides, options_of(paths, given))
-    show_outcome(outcome, as_json=given["as_json"])
+    planned = PlannableEdit(
+        paths,
+        plan=lambda at, status: plan_evolve(taken, at, paths, status, overrides),
+        run=lambda at, status, options: run_evolve(taken, at, paths, status, overrides, options),
+    )
+    carry_out(planned, store, directory, given)
 
 
 def _overrides(file: Path | None, start_empty: tuple[str, ...]) -> Overrides:

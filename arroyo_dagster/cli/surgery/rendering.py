@@ -18,11 +18,12 @@ ENTRIES_PRINTED = 20
 """The maximum number of changed entries that are printed."""
 
 
-def print_plan(plan: EditPlan, *, in_full: bool) -> None:
+def print_plan(plan: EditPlan, *, in_full: bool, in_window: bool = False) -> None:
     """Print what becomes of each table, the evidence, and what outputs will show.
 
     Args:
         in_full: tables that stay and met preconditions as well, and how to execute the plan.
+        in_window: it would be executed in a window, so that the job may run.
     """
     steps = plan.tables if in_full else plan.changed
     lines = [(one.operator, one.table, one.action.value, one.reason) for one in steps]
@@ -55,7 +56,7 @@ def print_plan(plan: EditPlan, *, in_full: bool) -> None:
         for text in texts:
             click.echo(f"{title}: {text}")
     if in_full:
-        click.echo(f"{plan.paths.root}: {_last_line(plan)}")
+        click.echo(f"{plan.paths.root}: {_last_line(plan, in_window=in_window)}")
 
 
 def _entry_lines(plan: EditPlan) -> Iterator[str]:
@@ -67,10 +68,14 @@ def _entry_lines(plan: EditPlan) -> Iterator[str]:
         yield f"and {len(changes) - ENTRIES_PRINTED} more entries; --json prints all"
 
 
-def _last_line(plan: EditPlan) -> str:
+def _last_line(plan: EditPlan, *, in_window: bool) -> str:
     if plan.empty:
         return f"nothing to change at epoch {plan.epoch}"
-    step = f"not now: {plan.why_not}" if plan.why_not else "add --yes to execute"
+    step = "add --yes to execute"
+    if in_window:
+        step = "--yes stops the job, executes the plan at the epoch then, and starts it again"
+    elif plan.why_not:
+        step = f"not now: {plan.why_not}"
     new = "" if plan.publishes is None else f", as epoch {plan.publishes}"
     return (
         f"plan {plan.digest} changes {len(plan.changed)} tables at epoch {plan.epoch}{new}; "

@@ -34,7 +34,10 @@ from arroyo_dagster.state.model.leases import LeaseSettings
 from arroyo_dagster.state.model.maintenance_window import WindowLimits, WindowOutcome, WindowSteps
 
 if TYPE_CHECKING:
-    from arroyo_dagster.state.operations.compaction.maintenance_window import WindowOptions
+    from arroyo_dagster.state.operations.compaction.maintenance_window import (
+        RewriteWindow,
+        WindowOptions,
+    )
 
 OP = "arroyo_window"
 JOB = "arroyo_maintenance_window"
@@ -179,13 +182,11 @@ def _one(
     store: ArroyoStateStore,
     directory: ArroyoDirectory,
     runner: MaintenanceRunner,
-) -> WindowOutcome | str:
+) -> "RewriteWindow | str":
     """One job's window; or why it was not opened."""
     from arroyo_dagster.state.operations.catalog.jobs import find_job
-    from arroyo_dagster.state.operations.compaction.maintenance_window import (
-        recover_window,
-        run_window,
-    )
+    from arroyo_dagster.state.operations.compaction.maintenance_window import run_window
+    from arroyo_dagster.state.operations.compaction.window_recovery import recover_window
 
     paths = find_job(store.reading(), name)
     options = _options(context, name, config, runner)
@@ -249,13 +250,13 @@ def _until(options: "WindowOptions", closes: int | None) -> "WindowOptions":
 def _observe(
     context: dg.OpExecutionContext,
     paths: JobPaths,
-    outcome: WindowOutcome,
+    outcome: "RewriteWindow",
     naming: Naming,
     seconds: float,
 ) -> None:
     """Tell of the window in the log, and of rewritten state as the asset's."""
     context.log.info(f"{paths.root}: {outcome.end.value}")
-    found = outcome.rewrite
+    found = outcome.change
     if found is None or not found.published:
         return
     context.log.info(f"{paths.root}: {format_rewrite(found)}")
@@ -363,9 +364,7 @@ def build_recovery_sensor(
     def arroyo_window_recovery(
         context: dg.SensorEvaluationContext, arroyo_store: ArroyoStateStore
     ) -> Any:
-        from arroyo_dagster.state.operations.compaction.maintenance_window import (
-            interrupted_windows,
-        )
+        from arroyo_dagster.state.operations.compaction.window_recovery import interrupted_windows
 
         with as_failure():
             cut_off = interrupted_windows(arroyo_store.reading(), arroyo_store.jobs())

@@ -119,6 +119,8 @@ def encode_window_record(record: WindowRecord) -> bytes:
             "run_id": record.run_id,
             "owner": record.owner,
             "opened_at_micros": record.opened_at_micros,
+            # Absent for a compaction, as earlier releases wrote it.
+            **({"edits": True} if record.edits else {}),
         }
     )
 
@@ -132,4 +134,5 @@ def decode_window_record(data: bytes, path: str) -> WindowRecord:
             run_id=fields.optional_number("run_id"),
             owner=fields.text("owner"),
             opened_at_micros=fields.number("opened_at_micros"),
+            edits=fields.optional_flag("edits") or False,
         )

@@ -1,19 +1,18 @@
 """A maintenance window of a running Arroyo job, as values.
 
-The job is stopped with a checkpoint, rewritten, and started again. It is started again even if a
-step fails.
+The job is stopped with a checkpoint, its state is rewritten or edited, and it is started again. It
+is started again even if a step fails.
 """
 
 from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Generic, Protocol, TypeVar
 
 from arroyo_dagster.errors import ArroyoStateError, InputError
-from arroyo_dagster.state.model.ids import JobId, PipelineId
+from arroyo_dagster.state.model.ids import Epoch, JobId, PipelineId
 from arroyo_dagster.state.model.job_facts import JobFacts
-from arroyo_dagster.state.model.rewrite import RewriteOutcome, RewritePlan
 from arroyo_dagster.state.model.settings import Setting
 from arroyo_dagster.state.model.verify import MAX_LEVEL
 
@@ -118,6 +117,7 @@ class WindowRecord:
     Attributes:
         pipeline: the pipeline's id in Arroyo's API, in both layouts.
         run_id: of the run that is stopped; a later run was not started by this window.
+        edits: the window edits the state: half published, it must not be started.
     """
 
     pipeline: PipelineId
@@ -125,6 +125,7 @@ class WindowRecord:
     run_id: int | None
     owner: str
     opened_at_micros: int
+    edits: bool = False
     version: int = 1
 
 
@@ -132,13 +133,14 @@ class WindowEnd(enum.Enum):
     """How a window ended.
 
     Attributes:
-        NOTHING_TO_DO: there was nothing to rewrite; the job was not touched.
+        NOTHING_TO_DO: there was nothing to change; the job was not touched.
         DRY_RUN: only planned.
-        REWRITTEN: rewritten, and runs again.
+        REWRITTEN: rewritten or edited, and runs again.
         KEPT: stopped and started again with unchanged state; `problem` has the reason.
-        UNDONE: it did not run from the rewritten state, and runs again from the original state.
+        UNDONE: it did not run from the changed state, or that was published in part; it runs again
+            from the original state.
         NOT_STARTED: the job may be down: start it by hand, or let the next check start it.
-        AT_REST: it had been stopped before the window: rewritten, and not started.
+        AT_REST: it had been stopped before the window: rewritten or edited, and not started.
         RECOVERED: an earlier window was interrupted: started again, nothing else done.
     """
 
@@ -160,13 +162,37 @@ class WindowStep:
     did: str
 
 
+class PlannedChange(Protocol):
+    """The plan of a change of a stopped job's state."""
+
+    @property
+    def epoch(self) -> Epoch:
+        """The epoch that the next start restores."""
+
+
+class StateChange(Protocol):
+    """What was done to the state of a stopped job: a rewrite, or an edit."""
+
+    @property
+    def published(self) -> bool:
+        """Whether the epoch was changed."""
+
+    @property
+    def plan(self) -> PlannedChange:
+        """What was planned after the job had stopped."""
+
+
+PlanT = TypeVar("PlanT")
+ChangeT = TypeVar("ChangeT", bound=StateChange)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WindowOutcome:
+class WindowOutcome(Generic[PlanT, ChangeT]):
     """What a window did.
 
     Attributes:
         plan: what was planned before the job was stopped; None if it was not planned.
-        rewrite: what was rewritten; None if nothing was.
+        change: what was rewritten or edited; None if nothing was.
         problem: the first error.
         facts: the last facts of the job from Arroyo's API.
         downtime_seconds: from the request to stop until it ran again.
@@ -174,8 +200,8 @@ class WindowOutcome:
 
     end: WindowEnd
     steps: tuple[WindowStep, ...] = ()
-    plan: RewritePlan | None = None
-    rewrite: RewriteOutcome | None = None
+    plan: PlanT | None = None
+    change: ChangeT | None = None
     problem: ArroyoStateError | None = None
     facts: JobFacts | None = None
     downtime_seconds: float = 0.0

@@ -16,6 +16,7 @@ from arroyo_dagster.errors import (
 from arroyo_dagster.state.codec.maintenance_records import (
     decode_rewrite_record,
 )
+from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.metadata.expiry import delete_all
 from arroyo_dagster.state.metadata.lease import LeaseOptions, lease
 from arroyo_dagster.state.model.clock import Clock, wall_clock
@@ -31,6 +32,7 @@ from arroyo_dagster.state.operations.compaction.rewrite_preconditions import (
     take_snapshot,
 )
 from arroyo_dagster.state.operations.gc.pins import forget_rewrites, read_pins
+from arroyo_dagster.state.operations.verify.edits import read_edits
 from arroyo_dagster.state.planning.restore.copied_jobs import check_own
 from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.store import ObjectStore
@@ -155,6 +157,19 @@ def run_undo(
         forget_rewrites(held, paths, lambda name: name == path.name)
         delete_all(held, [paths.edits / path.name])
         return replace(UndoOutcome.of_plan(fresh), done=True)
+
+
+def has_unfinished_edit(store: ObjectStore, paths: JobPaths) -> bool:
+    """Whether an edit of the newest epoch was published in part: `run_undo` undoes it.
+
+    Costs one LIST for a job that was never edited.
+
+    Raises:
+        NotFoundError, FormatError: the job was edited, and its newest epoch is missing or broken.
+    """
+    if not store.list_dir(paths.edits).objects:
+        return False
+    return bool(read_edits(store, paths, [ParquetBackend(store, paths).load()]).unfinished)
 
 
 def undo_rewrite(

@@ -50,7 +50,7 @@ from arroyo_dagster.state.operations.surgery.rows import RemovedRows, expiring_t
 from arroyo_dagster.state.operations.surgery.watermarks import GENERATOR, watermark_changes
 from arroyo_dagster.state.operations.verify.edits import read_edits
 from arroyo_dagster.state.planning.compaction.rewrite import TableFacts, TableKey
-from arroyo_dagster.state.planning.verify.edits import current_edits, is_unfinished, was_applied
+from arroyo_dagster.state.planning.verify.edits import was_applied
 from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.tables.known.catalogue import Catalogue, default_catalogue
 from arroyo_dagster.state.tables.restoring import restored_rows
@@ -147,15 +147,14 @@ def _check_earlier(
     """Check that no earlier edit of this epoch was interrupted, or was this very one."""
     edits = read_edits(store, paths, [checkpoint])
     request = request_of(edit)
-    for path, record in current_edits(edits.records).items():
-        if is_unfinished(record, edits.digests):
-            raise ConflictError(
-                f"the edit {record.operation!r} was interrupted: some operators have the new "
-                "state, and some the old one",
-                job=paths.root,
-                path=path,
-                next_step=f"undo it first: `arroyo-state edit undo {paths.root} --yes`",
-            )
+    for path, record in edits.unfinished.items():
+        raise ConflictError(
+            f"the edit {record.operation!r} was interrupted: some operators have the new state, "
+            "and some the old one",
+            job=paths.root,
+            path=path,
+            next_step=f"undo it first: `arroyo-state edit undo {paths.root} --yes`",
+        )
     for path, earlier in edits.records.items():
         if request is None or earlier is None or earlier.request != request:
             continue

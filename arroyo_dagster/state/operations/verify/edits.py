@@ -12,7 +12,7 @@ from arroyo_dagster.state.model.checkpoints import Checkpoint
 from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.surgery.plans import EditRecord
-from arroyo_dagster.state.planning.verify.edits import concerns
+from arroyo_dagster.state.planning.verify.edits import concerns, current_edits, is_unfinished
 from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.store import ObjectStore
 
@@ -28,6 +28,15 @@ class EditFacts:
 
     records: Mapping[StatePath, EditRecord | None] = field(default_factory=dict)
     digests: Mapping[StatePath, str] = field(default_factory=dict)
+
+    @property
+    def unfinished(self) -> dict[StatePath, EditRecord]:
+        """The records of edits of which only some metadata objects were written."""
+        return {
+            path: record
+            for path, record in current_edits(self.records).items()
+            if is_unfinished(record, self.digests)
+        }
 
 
 def read_edits(store: ObjectStore, paths: JobPaths, history: Sequence[Checkpoint]) -> EditFacts:

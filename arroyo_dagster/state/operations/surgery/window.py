@@ -1,0 +1,129 @@
+"""Edit, fork or evolve the state of a running Arroyo job: stop it with a checkpoint, change its
+state, and start it again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from arroyo_dagster.errors import ConflictError
+from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.model.maintenance_window import WindowOutcome
+from arroyo_dagster.state.model.surgery.plans import EditOutcome, EditPlan, TableStep
+from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
+from arroyo_dagster.state.operations.compaction.controlled_job import JobControl
+from arroyo_dagster.state.operations.compaction.job_window import JobWindow, WorkOptions
+from arroyo_dagster.state.operations.compaction.window_recovery import JobWindowOptions
+from arroyo_dagster.state.operations.surgery.execute import EditOptions
+from arroyo_dagster.state.storage.store import ObjectStore
+
+EditWindow = WindowOutcome[EditPlan, EditOutcome]
+"""What a window in which the state was edited did."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannableEdit:
+    """An edit, fork or evolve of one job: how it is planned, and how it is executed.
+
+    Attributes:
+        plan: called with the job's store, and the source of its status.
+        run: likewise, with the options of the execution.
+    """
+
+    paths: JobPaths
+    plan: Callable[[ObjectStore, JobDirectory], EditPlan]
+    run: Callable[[ObjectStore, JobDirectory, EditOptions], EditOutcome]
+
+
+def run_edit_window(
+    store: ObjectStore,
+    control: JobControl,
+    edit: PlannableEdit,
+    options: JobWindowOptions | None = None,
+) -> EditWindow:
+    """Stop a running Arroyo job with a checkpoint, edit its state, and start it again.
+
+    It is planned while the job runs, and again after the stop, since the stop writes an epoch: if
+    other tables would change, or change otherwise, nothing is changed and the job is started. A
+    job that was stopped before is edited and stays stopped. If the job does not run from the
+    edited state, or an edit was published in part, the original metadata is restored before the
+    start. While that fails, the job stays stopped: `recover_window` continues there.
+
+    Args:
+        control: Arroyo's own API; no other source is accepted here.
+
+    Returns:
+        The outcome. `started` is False if it is not certain that the job runs; its record then
+        stays, and `recover_window` starts the job later.
+
+    Raises:
+        InputError: the job is neither running nor at rest, or the edit does not fit its tables.
+        LeaseHeldError: another process maintains the job, or holds its window; the job was not
+            touched.
+        ConflictError, NotFoundError, FormatError, ProtocolError, StorageError: as the plan of the
+            edit, before the job was touched.
+    """
+    chosen = options or JobWindowOptions(owner="arroyo-state edit")
+    return JobWindow(store, edit.paths, control, chosen, _EditWork(edit, chosen.verify_level)).open(
+        dry_run=False
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _EditWork:
+    """An edit, as the work of a window."""
+
+    edit: PlannableEdit
+    verify_level: int
+    edits: bool = True
+
+    def plan(self, store: ObjectStore, directory: JobDirectory) -> EditPlan:
+        return self.edit.plan(store, directory)
+
+    def is_empty(self, plan: EditPlan) -> bool:
+        return plan.empty
+
+    def run(
+        self, store: ObjectStore, directory: JobDirectory, planned: EditPlan, options: WorkOptions
+    ) -> EditOutcome:
+        plan = self.edit.plan(store, directory)
+        _check_same_changes(planned, plan)
+        how = EditOptions(
+            approved=plan.digest,
+            owner=options.owner,
+            quiet_seconds=options.quiet_seconds,
+            lease_wait_seconds=options.lease_wait_seconds,
+            on_lease=options.on_lease,
+            verify_level=self.verify_level,
+            clock=options.clock,
+            sleep=options.sleep,
+            cancelled=options.cancelled,
+        )
+        return self.edit.run(store, directory, how)
+
+    def summarize(self, change: EditOutcome) -> str:
+        if not change.published:
+            return "nothing was changed"
+        return f"{change.plan.edit.name} done: {len(change.plan.changed)} tables changed"
+
+
+def _check_same_changes(before: EditPlan, after: EditPlan) -> None:
+    """Check that the plan after the stop changes what the plan before it did.
+
+    Rows, positions and files differ, as the job has gone on until its last checkpoint.
+    """
+    differ = set(map(_what_becomes, before.changed)) ^ set(map(_what_becomes, after.changed))
+    if differ:
+        operator, table, action, _ = min(differ)
+        raise ConflictError(
+            f"{operator}.{table} would be {action} by only one of the plans before and after the "
+            "stop",
+            job=after.paths.root,
+            epoch=after.epoch,
+            next_step="plan it again; nothing was changed",
+        )
+
+
+def _what_becomes(step: TableStep) -> tuple[str, str, str, str]:
+    return step.operator, step.table, step.action.value, step.source or ""
