@@ -170,7 +170,7 @@ class PlannedChange(Protocol):
         """The epoch that the next start restores."""
 
 
-class StateChange(Protocol):
+class WindowChange(Protocol):
     """What was done to the state of a stopped job: a rewrite, or an edit."""
 
     @property
@@ -183,7 +183,7 @@ class StateChange(Protocol):
 
 
 PlanT = TypeVar("PlanT")
-ChangeT = TypeVar("ChangeT", bound=StateChange)
+ChangeT = TypeVar("ChangeT", bound=WindowChange)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,9 @@ from click.testing import CliRunner, Result
 from arroyo_dagster import cli
 from arroyo_dagster.state.model.layout import Layout
 from arroyo_dagster.state.operations.catalog.jobs import list_jobs
+from arroyo_dagster.state.operations.compaction import controlled_job
 from arroyo_dagster.state.storage import MemoryStore, configure, open_store
+from tests.arroyo_server import ModelArroyo, arroyo
 from tests.documentation import blocks
 from tests.jobs import listing, run_word_job
 from tests.surgery_jobs import SurgeryJob, held_rows, surgery_job
@@ -169,10 +171,10 @@ def test_a_managed_job_is_edited_by_an_epoch_and_put_back(tmp_path: Path) -> Non
 
 
 def test_the_documented_commands_show_their_plan(job: SurgeryJob) -> None:
-    lines = "".join(blocks("docs/edit-state.md", "sh")).splitlines()
+    lines = blocks("docs/edit-state.md", "sh")[0].splitlines()
     surgery_job(Layout.PROTOCOL, epochs=5, name="job_a", store=job.store)
     was = listing(job.store)
-    assert len(lines) == 10
+    assert len(lines) > 8
     for line in lines:
         words = line.partition("#")[0].replace("JOB", "job_x").replace("SOURCE", "job_a")
         words = shlex.split(words)
@@ -180,3 +182,87 @@ def test_the_documented_commands_show_their_plan(job: SurgeryJob) -> None:
         assert shown.exit_code == 0, shown.stderr
         assert "job_x" in shown.stdout or words[1] == "offsets"
     assert listing(job.store) == was
+
+
+# ---- in a window ---------------------------------------------------------------------------------
+
+
+def test_a_running_job_is_edited_in_a_window(
+    job: SurgeryJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(controlled_job, "POLL_SECONDS", 0.01)
+    model = ModelArroyo(job, seconds_a_request=2.0)
+    with arroyo(model) as server:
+        window = ("delete-key", "job_x", "k1", "--window", "--arroyo-api", server.url)
+        shown = run(job, *window)
+        assert "--yes stops the job, executes the plan at the epoch then" in shown.stdout
+        assert model.log == []
+        done = run(job, *window, "--yes")
+    assert done.exit_code == 0, done.output
+    assert "job_x: rewritten, runs again; delete-key done at epoch 4; down for" in done.stdout
+    assert "requested Arroyo to stop the job" in done.stderr
+    assert model.state == "Running"
+    assert all(row[0] != "k1" for rows in held_rows(job.store, job.paths).values() for row in rows)
+
+
+def test_the_documented_windows_are_carried_out(
+    job: SurgeryJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(controlled_job, "POLL_SECONDS", 0.01)
+    surgery_job(Layout.LEGACY, epochs=5, name="job_a", store=job.store)
+    lines = blocks("docs/edit-state.md", "sh")[1].splitlines()
+    assert len(lines) == 2
+    for line in lines:
+        with arroyo(ModelArroyo(job, seconds_a_request=2.0)) as server:
+            words = line.replace("JOB", "job_x").replace("SOURCE", "job_a").split()[1:]
+            words[words.index("--arroyo-api") + 1] = server.url
+            done = CliRunner().invoke(cli.main, [*words, "--url", job.store.url])
+        assert "job_x: rewritten, runs again" in done.stdout, done.output
+
+
+def test_a_window_that_fails_says_so_and_the_job_runs(
+    job: SurgeryJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(controlled_job, "POLL_SECONDS", 0.01)
+    model = ModelArroyo(job, seconds_a_request=2.0, fails={"CheckpointStopping"})
+    with arroyo(model) as server:
+        found = run(
+            *(job, "retain", "job_x", "1970-01-02T03:47:20Z", "--window", "--arroyo-api"),
+            *(server.url, "--yes", "--json"),
+        )
+    document = json.loads(found.stdout)
+    assert found.exit_code == 1
+    assert (document["end"], document["started"]) == ("state as it was, runs again", True)
+    assert "did not stop, its status is Failed" in document["problem"]
+    assert document["edit"] is None
+    assert model.state == "Running"
+
+
+@pytest.mark.parametrize(
+    ("args", "told"),
+    [
+        (("--window",), "--window needs --arroyo-api"),
+        (("--window", "--arroyo-api", "http://x", "--yes", "--approve", "d"), "another digest"),
+        (("--window", "--arroyo-api", "http://x", "--purge"), "it cannot be undone"),
+    ],
+)
+def test_options_that_do_not_go_with_a_window(
+    job: SurgeryJob, args: tuple[str, ...], told: str
+) -> None:
+    refused = run(job, "delete-key", "job_x", "k1", *args)
+    assert (refused.exit_code, told in refused.stderr) == (2, True), refused.output
+
+
+def test_no_arroyo_can_stop_a_managed_job(tmp_path: Path) -> None:
+    store = open_store(str(tmp_path))
+    run_word_job(store)
+    (paths,) = list_jobs(store)
+    refused = CliRunner().invoke(
+        cli.main,
+        [
+            *("edit", "offsets", paths.root, "all=0", "--window", "--arroyo-api", "http://x"),
+            *("--url", str(tmp_path)),
+        ],
+    )
+    assert refused.exit_code == 1
+    assert "this is a managed job: no Arroyo can stop it" in refused.output
