@@ -213,10 +213,10 @@ def _rows(sql: Sql, table: str, at: int, base: int) -> pa.Table:
         columns = [keys, *(_values(one, at, base, count) for one in middle), times]
         if table == "a":
             columns.append([2 * at + n for n in range(count)])
-    return table_rows(_schema(sql, table), columns)
+    return table_rows(table_schema(sql, table), columns)
 
 
-def _schema(sql: Sql, table: str) -> pa.Schema:
+def table_schema(sql: Sql, table: str) -> pa.Schema:
     from arroyo_dagster.state.codec.schema import schema_from_json
 
     config = sql.config(table).config

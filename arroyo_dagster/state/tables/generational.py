@@ -236,7 +236,9 @@ def tuples(
     """
     kept = newest(rows, layout)
     if layout.count is not None:
-        kept = kept.filter(pc.greater(kept.column(layout.count), 0))
+        counts = kept.column(layout.count)
+        # In the type of the column: Arrow compares an unsigned count with a signed 0 as signed ones.
+        kept = kept.filter(pc.greater(counts, pa.scalar(0, counts.type)))
     return kept if keys is None else _of_keys(kept, layout, keys)
 
 
