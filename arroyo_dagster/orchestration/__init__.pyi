@@ -58,6 +58,7 @@ from .runners import (
 from .schedules import DueOptions as DueOptions
 from .schedules import build_due_schedule as build_due_schedule
 from .surgery.forked_state import ForkConfig as ForkConfig
+from .surgery.forked_state import StateFork as StateFork
 from .surgery.forked_state import (
     build_forked_state as build_forked_state,
 )

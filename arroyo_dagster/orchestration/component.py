@@ -20,6 +20,7 @@ from arroyo_dagster.orchestration.yaml.exports import Export
 from arroyo_dagster.orchestration.yaml.fields import (
     MINUTE,
     Checks,
+    ForkSettings,
     Maintenance,
     Owner,
     ScheduleTimes,
@@ -140,6 +141,12 @@ class ArroyoStateComponent(dg.Component, YamlModel):
     window: WindowSettings | None = Field(
         default=None,
         description="Which running Arroyo jobs may be stopped, and when. Default: none.",
+    )
+    fork: ForkSettings | None = Field(
+        default=None,
+        description="Add the asset forked_state: a job of this deployment takes the state of "
+        "another one. Default: without it.",
+        examples=[{"nightly": {"source": "orders/main", "job": "staging/main", "window": True}}],
     )
     checks: Checks = Field(default_factory=Checks, description="Thresholds of the checks.")
     dataflows: list[str] = Field(
@@ -286,6 +293,7 @@ class ArroyoStateComponent(dg.Component, YamlModel):
             directory=ArroyoDirectory(assume=self.assume),
             window=None if self.window is None else self.window.options(),
             exports=[one.settings() for one in self.exports],
+            fork=None if self.fork is None else self.fork.options(),
         )
 
     def _store(self) -> ArroyoStateStore:

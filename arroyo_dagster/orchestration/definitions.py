@@ -27,6 +27,7 @@ from arroyo_dagster.orchestration.catalog.tenants import TenantOptions
 from arroyo_dagster.orchestration.compaction.assets import build_compacted_state
 from arroyo_dagster.orchestration.compaction.maintenance_window import (
     MaintenanceWindow,
+    build_recovery_definitions,
     build_window_definitions,
 )
 from arroyo_dagster.orchestration.compaction.sensor import build_compaction_sensor
@@ -67,6 +68,7 @@ from arroyo_dagster.orchestration.schedules import (
     SYNC_CRON,
     build_clock_schedule,
 )
+from arroyo_dagster.orchestration.surgery.forked_state import StateFork, build_forked_state
 from arroyo_dagster.orchestration.translator import (
     DagsterArroyoTranslator,
     Naming,
@@ -134,6 +136,7 @@ def build_arroyo_definitions(
     directory: ArroyoDirectory | None = None,
     window: MaintenanceWindow | None = None,
     exports: Sequence[TableExport] = (),
+    fork: StateFork | None = None,
 ) -> dg.Definitions:
     """Build the assets, checks, jobs, sensor, schedules and resources of one deployment.
 
@@ -167,10 +170,12 @@ def build_arroyo_definitions(
             rewritten.
         window: which running Arroyo jobs may be stopped to be rewritten, and when; none by default.
         exports: tables that are exported to Parquet, Delta or Iceberg; each is an asset.
+        fork: add the asset `forked_state`, and a schedule if it has a nightly fork.
 
     Raises:
         InvalidDefinition: a dataflow.yaml has errors.
-        InputError: a private column has an empty part, or two exports have the same name.
+        InputError: a private column has an empty part, two exports have the same name, or the
+            nightly fork approves a plan.
     """
     naming = Naming(
         translator or DagsterArroyoTranslator(), jobs_partitions(deployment), deployment
@@ -222,11 +227,23 @@ def build_arroyo_definitions(
         named = [*sdf.private.patterns, *private_columns]
         sdf = replace(sdf, private=PrivateColumns.of(named))
     told = StatesReport(graphs, sdf) if graphs else None
-    windowed = (
-        dg.Definitions()
-        if window is None
-        else build_window_definitions(naming, window, running=schedules_running)
-    )
+    optional = []
+    if window is not None:
+        optional.append(build_window_definitions(naming, window, running=schedules_running))
+    if fork is not None:
+        nightly, running = fork.nightly, schedules_running
+        optional.append(
+            build_forked_state(
+                nightly,
+                cron=fork.cron,
+                timezone=fork.timezone,
+                running=running,
+                deployment=deployment,
+                translator=translator,
+            )
+        )
+        if window is None and nightly is not None and nightly.window:
+            optional.append(build_recovery_definitions(naming, running=running))
 
     def timed(name: str, job: Any, cron: str) -> dg.ScheduleDefinition:
         return build_clock_schedule(
@@ -318,7 +335,7 @@ def build_arroyo_definitions(
             naming.name(DIRECTORY): directory or ArroyoDirectory(),
         },
     )
-    return dg.Definitions.merge(shared, windowed)
+    return dg.Definitions.merge(shared, *optional)
 
 
 def _store_of(store: ArroyoStateStore | str, deployment: str | None) -> ArroyoStateStore:

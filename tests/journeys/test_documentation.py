@@ -263,7 +263,7 @@ def test_the_definitions_load(code: str) -> None:
 
 def test_the_assets_and_checks_of_the_page_exist() -> None:
     found: dict[str, object] = {}
-    (code,) = [one for one in blocks("docs/dagster.md", "python") if "build_forked_state" in one]
+    (code,) = [one for one in blocks("docs/dagster.md", "python") if "StateFork" in one]
     exec(code, found)
     graph = found["defs"].resolve_asset_graph()  # type: ignore[attr-defined]
     text = (PROJECT / "docs" / "dagster.md").read_text()

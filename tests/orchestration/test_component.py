@@ -43,6 +43,10 @@ ATTRIBUTES: dict[str, Any] = {
     "schedules": {"fleet": "*/5 * * * *", "timezone": "Europe/Berlin", "running": True},
     "arroyo_api_url": "http://arroyo:5115",
     "window": {"jobs": ["job_x"], "between": "02:00-04:00", "time_zone": "Asia/Tokyo"},
+    "fork": {
+        "nightly": {"source": "job_a", "job": "job_b", "source_url": "/other", "window": True},
+        "cron": "7 4 * * *",
+    },
     "owners": ["team:streaming"],
     "tags": {"domain": "payments"},
     "translation": {"group_name": "streaming", "tags": {"team": "platform"}},
@@ -94,9 +98,25 @@ def test_yaml_gives_the_definitions() -> None:
     assert schedule.default_status is dg.DefaultScheduleStatus.RUNNING
     window = defs.resolve_schedule_def("arroyo_blue_window_schedule")
     assert (window.cron_schedule, window.execution_timezone) == ("0 2 * * *", "Asia/Tokyo")
+    fork = defs.resolve_schedule_def("arroyo_blue_fork_schedule")
+    assert (fork.cron_schedule, fork.default_status.value) == ("7 4 * * *", "RUNNING")
+    assert "arroyo/blue/forked_state" in specs
     assert defs.resolve_sensor_def("arroyo_blue_compaction_sensor").default_status.value == (
         "RUNNING"
     )
+
+
+def test_a_fork_in_a_window_brings_what_starts_a_job_that_it_left_stopped() -> None:
+    nightly = {"source": "job_a", "job": "job_b"}
+    for in_window in (False, True):
+        _, defs = load(
+            {"checkpoint_url": "/x", "fork": {"nightly": nightly | {"window": in_window}}}
+        )
+        sensors = {one.name for one in defs.sensors or ()}
+        assert ("arroyo_window_recovery" in sensors) is in_window
+    _, defs = load({"checkpoint_url": "/x", "fork": {}})
+    assert "arroyo_fork" in {job.name for job in defs.resolve_all_job_defs()}
+    assert "arroyo_fork_schedule" not in {one.name for one in defs.schedules or ()}
 
 
 # ---- several components --------------------------------------------------------------------------
@@ -174,6 +194,15 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "maintenance.keep_days": ({"maintenance": {"keep_days": -1}}, "greater than or equal to 0"),
     "maintenance.delete": ({"maintenance": {"delete": "perhaps"}}, "valid boolean"),
     "maintenance.compaction.sort": ({"maintenance": {"compaction": {"sort": "x"}}}, "'replay'"),
+    "fork.cron": ({"fork": {"cron": "nightly"}}, "not a cron expression"),
+    "fork.nightly.epoch": (
+        {"fork": {"nightly": {"source": "a", "job": "b", "epoch": 0}}},
+        "greater than or equal to 1",
+    ),
+    "fork.nightly.windows": (
+        {"fork": {"nightly": {"source": "a", "job": "b", "windows": True}}},
+        "did you mean window?",
+    ),
     "sensor.events": ({"sensor": {"events": 0}}, "greater than or equal to 1"),
     "checks.recent_minutes": ({"checks": {"recent_minutes": 0}}, "greater than 0"),
 }

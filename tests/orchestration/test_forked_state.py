@@ -20,10 +20,12 @@ from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.metadata.lease import lease
 from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.model.layout import JobPaths, Layout
+from arroyo_dagster.state.operations.compaction import controlled_job
 from arroyo_dagster.state.operations.compaction.rewrite_undo import run_undo
 from arroyo_dagster.state.storage import FaultInjecting, MemoryStore
 from arroyo_dagster.state.storage.wrappers import WriteProtected
 from tests.arroyo_jobs import stopped
+from tests.arroyo_server import ModelArroyo, arroyo
 from tests.jobs import listing
 from tests.orchestration.conftest import Deployment
 from tests.orchestration.test_window import checks, failure, materialized
@@ -362,3 +364,59 @@ def test_two_deployments_have_forks_of_their_own() -> None:
 
 def test_every_field_is_described() -> None:
     assert all(field.description for field in ForkConfig.model_fields.values())
+
+
+# ---- in a window ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def model(forking: Forking, monkeypatch: pytest.MonkeyPatch) -> ModelArroyo:
+    monkeypatch.setattr(controlled_job, "POLL_SECONDS", 0.01)
+    return ModelArroyo(forking.job, seconds_a_request=2.0)
+
+
+def in_window(forking: Forking, url: str, **more: Any) -> Any:
+    forking.deployed.build(directory=ArroyoDirectory(api_url=url))
+    forking.deployed.defs = dg.Definitions.merge(forking.deployed.defs, build_forked_state())
+    return forking.run(execute=True, window=True, **more)
+
+
+def test_a_running_job_takes_the_state_in_a_window(forking: Forking, model: ModelArroyo) -> None:
+    theirs = rows(forking.source)
+    loaded: list[Any] = []
+    model.will_not_restore = lambda job: loaded.append(held_rows(job.store, job.paths)) is not None
+    with arroyo(model) as server:
+        result = in_window(forking, server.url)
+    assert result.success
+    (event,) = materialized(result)
+    assert metadata_of(event)["arroyo/window"] == "rewritten, runs again"
+    assert checks(result)["restorable"].passed
+    assert loaded == [theirs]
+    assert model.state == "Running"
+
+
+def test_a_window_that_fails_fails_the_run_and_the_job_runs(
+    forking: Forking, model: ModelArroyo
+) -> None:
+    ours = rows(forking.job)
+    model.fails = {"CheckpointStopping"}
+    with arroyo(model) as server:
+        result = in_window(forking, server.url)
+    assert not result.success
+    assert materialized(result) == []
+    assert "did not stop, its status is Failed" in failure(result).description
+    assert (rows(forking.job), model.state) == (ours, "Running")
+
+
+def test_a_digest_cannot_be_approved_for_a_window(forking: Forking, model: ModelArroyo) -> None:
+    with arroyo(model) as server:
+        result = in_window(forking, server.url, approve="0815")
+    assert "the plan gets another digest" in failure(result).description
+    assert model.log == []
+
+
+def test_a_tick_may_ask_for_a_window_of_a_running_job(forking: Forking) -> None:
+    request = forking.tick({"pl_x/job_b": "running"}, window=True)
+    assert isinstance(request, dg.RunRequest)
+    skipped = forking.tick({"pl_x/job_b": "changing"}, window=True)
+    assert isinstance(skipped, dg.SkipReason)

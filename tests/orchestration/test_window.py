@@ -23,7 +23,7 @@ from arroyo_dagster.state.operations.compaction import controlled_job
 from arroyo_dagster.state.storage.wrappers import WriteProtected
 from tests.arroyo_jobs import EVENTS, SECOND, ArroyoJob, content, table_rows, window_config
 from tests.arroyo_server import Faults, ModelArroyo, arroyo
-from tests.journeys.test_maintenance_window import died
+from tests.journeys.test_maintenance_window import dies
 from tests.orchestration.conftest import Deployment
 
 WINDOW = window_config(EVENTS, ["k"], retention=600)
@@ -226,7 +226,7 @@ def test_what_a_window_left_stopped_the_sensor_starts(
         assert isinstance(ticked(deployed, sensor), dg.SkipReason)
         with monkeypatch.context() as past:  # its lease ran out long ago
             past.setattr(model.job.store, "_clock", lambda: 1_000_000_000_000_000)
-            died(model, change=8)
+            dies(model, change=8)
         assert model.state == "Stopped"
         (request,) = ticked(deployed, sensor)
         assert request.run_config["ops"]["arroyo_window"]["config"]["recover_only"] is True

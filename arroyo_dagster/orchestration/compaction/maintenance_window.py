@@ -328,6 +328,14 @@ def build_window_definitions(
     )
 
 
+def build_recovery_definitions(naming: Naming, *, running: bool = False) -> dg.Definitions:
+    """Build the job and the sensor that starts jobs left stopped, without a schedule: for windows
+    that others open.
+    """
+    job = build_window_job(naming)
+    return dg.Definitions(jobs=[job], sensors=[build_recovery_sensor(naming, job, running=running)])
+
+
 def build_window_schedule(
     naming: Naming, job: dg.JobDefinition, window: MaintenanceWindow, *, running: bool = False
 ) -> dg.ScheduleDefinition:

@@ -1,12 +1,14 @@
 """Fork the state of one Arroyo job into another, stopped one: the asset, its job and a schedule."""
 
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 from pydantic import Field
 
 from arroyo_dagster.errors import ArroyoStateError, InputError, LeaseHeldError
+from arroyo_dagster.orchestration import rendering as shown
 from arroyo_dagster.orchestration.catalog.checks import (
     RESTORABLE,
     check_result,
@@ -19,7 +21,7 @@ from arroyo_dagster.orchestration.launchpad import LaunchpadConfig
 from arroyo_dagster.orchestration.partitions import jobs_partitions
 from arroyo_dagster.orchestration.resources import ArroyoStateStore
 from arroyo_dagster.orchestration.schedules import JOB_TAG, maintenance_tags, schedule_status
-from arroyo_dagster.orchestration.settings import setting_field
+from arroyo_dagster.orchestration.settings import configured, setting_field
 from arroyo_dagster.orchestration.skips import end_skipped_steps, leases_skip
 from arroyo_dagster.orchestration.surgery.rendering import fork_metadata, plan_metadata
 from arroyo_dagster.orchestration.translator import (
@@ -29,15 +31,19 @@ from arroyo_dagster.orchestration.translator import (
     specified_assets,
 )
 from arroyo_dagster.redaction import without_secrets
+from arroyo_dagster.state.model.job_facts import JobCondition
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.leases import LeaseSettings
+from arroyo_dagster.state.model.maintenance_window import WindowEnd, WindowLimits, WindowSteps
 from arroyo_dagster.state.model.rewrite import QuietSettings
 from arroyo_dagster.state.planning.verify.findings import Verdict
 
 if TYPE_CHECKING:
     from arroyo_dagster.state.model.surgery.plans import EditOutcome, EditPlan
+    from arroyo_dagster.state.operations.compaction.window_recovery import JobWindowOptions
     from arroyo_dagster.state.operations.surgery.carried_files import StateSource
     from arroyo_dagster.state.operations.surgery.execute import EditOptions
+    from arroyo_dagster.state.operations.surgery.window import PlannableEdit
 
 OP = "arroyo_forked_state"
 FORK_CRON = "41 3 * * *"
@@ -48,11 +54,13 @@ class ForkConfig(LaunchpadConfig):
 
     source: str = Field(
         description="The job whose state is taken, as job or pipeline/job. It is only read, and "
-        "may run."
+        "may run.",
+        examples=["orders/main"],
     )
     job: str = Field(
         description="The stopped job of this deployment that takes the state, as job or "
-        "pipeline/job."
+        "pipeline/job.",
+        examples=["staging/main"],
     )
     source_url: str = Field(
         default="",
@@ -60,7 +68,10 @@ class ForkConfig(LaunchpadConfig):
         "Empty: that of this deployment.",
     )
     epoch: int | None = Field(
-        default=None, ge=1, description="The source's epoch. Default: its newest visible epoch."
+        default=None,
+        ge=1,
+        description="The source's epoch. Default: its newest visible epoch.",
+        examples=[42],
     )
     evolve: bool = Field(
         default=False,
@@ -70,6 +81,7 @@ class ForkConfig(LaunchpadConfig):
         default_factory=dict,
         description="Decisions of an evolve: map, drop, start_empty, same_columns, fill, rename, "
         "accumulators. They imply `evolve`.",
+        examples=[{"start_empty": ["tumbling_4"]}],
     )
     execute: bool = Field(
         default=False, description="Fork the state. Otherwise plan only; change nothing."
@@ -78,8 +90,30 @@ class ForkConfig(LaunchpadConfig):
         default="",
         description="With `execute`: execute only the plan with this digest. Empty: any plan.",
     )
+    window: bool = Field(
+        default=False,
+        description="With `execute`: the job may run. It is stopped with a checkpoint through "
+        "Arroyo's API, and started again, whatever happens.",
+    )
+    stop_seconds: float = setting_field(WindowSteps, "stop")
+    rewrite_seconds: float = setting_field(WindowSteps, "rewrite")
+    start_seconds: float = setting_field(WindowSteps, "start")
     quiet_seconds: float = setting_field(QuietSettings, "quiet_seconds")
     lease_wait_seconds: float = setting_field(LeaseSettings, "lease_wait_seconds")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StateFork:
+    """The forked state of a deployment, and when a schedule forks it.
+
+    Attributes:
+        nightly: what the schedule forks; None = no schedule.
+        cron, timezone: when it does.
+    """
+
+    nightly: ForkConfig | None = None
+    cron: str = FORK_CRON
+    timezone: str = "UTC"
 
 
 def build_forked_state(
@@ -93,12 +127,13 @@ def build_forked_state(
 ) -> dg.Definitions:
     """Build the asset of a forked state, the job `arroyo_fork`, and optionally a schedule.
 
-    Merge the result with that of `build_arroyo_definitions`, whose resources it uses. A run plans
-    only, unless its configuration has `execute: true`.
+    Merge the result with that of `build_arroyo_definitions`, whose resources it uses; its argument
+    `fork` does that. A run plans only, unless its configuration has `execute: true`.
 
     Args:
         nightly: what the schedule `arroyo_fork_schedule` forks; its runs execute. A tick is skipped
-            while the job that takes the state is not stopped. None = no schedule.
+            while the job that takes the state is not stopped, unless `window` lets it run. None =
+            no schedule.
         cron, timezone: when the schedule runs.
         running: start the schedule as running.
         deployment, translator: those given to `build_arroyo_definitions`.
@@ -194,9 +229,13 @@ def _fork_events(
         context.log.info(_format_plan(plan))
         yield dg.AssetObservation(key, metadata=plan_metadata(plan), description=_format_plan(plan))
         return False
+    if config.window:
+        return (yield from _window_events(context, paths, config, store, directory, key))
     published: list[EditOutcome] = []
     try:
-        outcome = _executed(context, paths, config, store, directory, published)
+        outcome = _edit(paths, config, store).run(
+            store.writable(), directory.directory(store), _options(context, config, published)
+        )
     except LeaseHeldError:
         raise
     except ArroyoStateError as error:
@@ -214,6 +253,54 @@ def _fork_events(
     return True
 
 
+def _window_events(
+    context: dg.AssetExecutionContext,
+    paths: JobPaths,
+    config: ForkConfig,
+    store: ArroyoStateStore,
+    directory: ArroyoDirectory,
+    key: dg.AssetKey,
+) -> Generator[Any, Any, bool]:
+    """Execute a fork in a window, as `_fork_events` does it for a stopped job."""
+    from arroyo_dagster.state.operations.surgery.window import run_edit_window
+
+    if config.approve:
+        raise InputError(
+            "a plan is approved, but the stop writes an epoch, so the plan gets another digest",
+            next_step="leave `approve` empty, or stop the job before",
+        )
+    outcome = run_edit_window(
+        store.writable(),
+        directory.control(store),
+        _edit(paths, config, store),
+        _window_options(context, config),
+    )
+    context.log.info(f"{paths.root}: {outcome.end.value}")
+    change = outcome.change
+    if change is not None and change.published and outcome.end is not WindowEnd.UNDONE:
+        yield _materialized(
+            change,
+            key,
+            {
+                "arroyo/window": outcome.end.value,
+                "downtime": shown.duration(outcome.downtime_seconds * 1e6),
+            },
+        )
+    if not outcome.started:
+        raise dg.Failure(
+            f"{paths.root}: NOT STARTED AGAIN: {outcome.problem}. Next: check it in Arroyo; this "
+            "job, or a sensor of a maintenance window, starts it",
+            allow_retries=False,
+        )
+    if outcome.problem is not None:
+        raise failure_of(outcome.problem) from outcome.problem
+    if change is None or not change.published:
+        metadata = {} if outcome.plan is None else plan_metadata(outcome.plan)
+        yield dg.AssetObservation(key, metadata=metadata, description=outcome.end.value)
+        return False
+    return True
+
+
 def _restorable(store: ArroyoStateStore, paths: JobPaths) -> Verdict:
     """Return whether a job can be restored; a problem is a finding, so that nothing is retried."""
     try:
@@ -222,55 +309,45 @@ def _restorable(store: ArroyoStateStore, paths: JobPaths) -> Verdict:
         return not_checked(paths, problem)
 
 
-def _materialized(outcome: "EditOutcome", key: dg.AssetKey) -> "dg.MaterializeResult[Any]":
+def _materialized(
+    outcome: "EditOutcome", key: dg.AssetKey, more: Mapping[str, Any] | None = None
+) -> "dg.MaterializeResult[Any]":
     version = dg.DataVersion(outcome.plan.digest)
-    return dg.MaterializeResult(
-        asset_key=key, metadata=fork_metadata(outcome), data_version=version
-    )
+    metadata = {**fork_metadata(outcome), **(more or {})}
+    return dg.MaterializeResult(asset_key=key, metadata=metadata, data_version=version)
 
 
 def _planned(
     paths: JobPaths, config: ForkConfig, store: ArroyoStateStore, directory: ArroyoDirectory
 ) -> "EditPlan":
-    from arroyo_dagster.state.operations.surgery.evolve import plan_evolve
-    from arroyo_dagster.state.operations.surgery.fork import plan_fork
-    from arroyo_dagster.state.planning.surgery.overrides import parse_overrides
-
     if config.approve:
         raise InputError(
             "a plan is approved, but nothing is executed",
             next_step="set `execute: true`, or leave `approve` empty",
         )
-    reading, status = store.reading(), directory.directory(store)
-    source = _source(config, store)
-    if config.evolve or config.overrides:
-        return plan_evolve(source, reading, paths, status, parse_overrides(config.overrides))
-    return plan_fork(source, reading, paths, status)
+    return _edit(paths, config, store).plan(store.reading(), directory.directory(store))
 
 
-def _executed(
-    context: dg.AssetExecutionContext,
-    paths: JobPaths,
-    config: ForkConfig,
-    store: ArroyoStateStore,
-    directory: ArroyoDirectory,
-    published: "list[EditOutcome]",
-) -> "EditOutcome":
-    """Execute a fork.
-
-    Args:
-        published: receives what was published, also if an interrupt follows.
-    """
-    from arroyo_dagster.state.operations.surgery.evolve import run_evolve
-    from arroyo_dagster.state.operations.surgery.fork import run_fork
+def _edit(paths: JobPaths, config: ForkConfig, store: ArroyoStateStore) -> "PlannableEdit":
+    """Return what a run plans or executes: a fork, or an evolve."""
+    from arroyo_dagster.state.operations.surgery.evolve import plan_evolve, run_evolve
+    from arroyo_dagster.state.operations.surgery.fork import plan_fork, run_fork
+    from arroyo_dagster.state.operations.surgery.window import PlannableEdit
     from arroyo_dagster.state.planning.surgery.overrides import parse_overrides
 
-    writable, status = store.writable(), directory.directory(store)
-    source, options = _source(config, store), _options(context, config, published)
-    if config.evolve or config.overrides:
-        overrides = parse_overrides(config.overrides)
-        return run_evolve(source, writable, paths, status, overrides, options)
-    return run_fork(source, writable, paths, status, options)
+    source = _source(config, store)
+    if not (config.evolve or config.overrides):
+        return PlannableEdit(
+            paths,
+            plan=lambda at, status: plan_fork(source, at, paths, status),
+            run=lambda at, status, options: run_fork(source, at, paths, status, options),
+        )
+    wanted = parse_overrides(config.overrides)
+    return PlannableEdit(
+        paths,
+        plan=lambda at, status: plan_evolve(source, at, paths, status, wanted),
+        run=lambda at, status, options: run_evolve(source, at, paths, status, wanted, options),
+    )
 
 
 def _source(config: ForkConfig, store: ArroyoStateStore) -> "StateSource":
@@ -301,6 +378,17 @@ def _options(
     )
 
 
+def _window_options(context: dg.AssetExecutionContext, config: ForkConfig) -> "JobWindowOptions":
+    from arroyo_dagster.state.operations.compaction.window_recovery import JobWindowOptions
+
+    return JobWindowOptions(
+        limits=configured(WindowLimits, config),
+        owner=f"dagster run {context.run.run_id}",
+        lease_wait_seconds=config.lease_wait_seconds,
+        on_step=lambda step: context.log.info(step.did),
+    )
+
+
 def _format_plan(plan: "EditPlan") -> str:
     if plan.empty:
         return f"nothing to change at epoch {plan.epoch}"
@@ -327,7 +415,8 @@ def _build_schedule(
         cron_schedule=cron,
         execution_timezone=timezone,
         default_status=schedule_status(running),
-        description=f"Fork the state of {config.source} into {config.job} while that is stopped.",
+        description=f"Fork the state of {config.source} into {config.job}, "
+        + ("which is stopped for it." if config.window else "while that is stopped."),
     )
     @naming.bind
     def arroyo_fork_schedule(
@@ -342,11 +431,12 @@ def _build_schedule(
             reading = arroyo_store.reading()
             paths = find_job(reading, config.job)
             snapshot = take_snapshot(reading, paths, arroyo_directory.directory(arroyo_store))
-        if snapshot.why_not is not None:
+        runs = snapshot.answer.facts.condition is JobCondition.RUNNING
+        if snapshot.why_not is not None and not (nightly.window and runs):
             reason = without_secrets(snapshot.why_not)
             return dg.SkipReason(
                 f"{paths.root}: {reason}. Next: stop the job with a checkpoint before "
-                f"{context.scheduled_execution_time:%H:%M}"
+                f"{context.scheduled_execution_time:%H:%M}, or set `window`"
             )
         return dg.RunRequest(
             run_config=dg.RunConfig({naming.name(OP): config}), tags={JOB_TAG: str(paths.root)}

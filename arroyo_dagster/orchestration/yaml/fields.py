@@ -33,6 +33,7 @@ from arroyo_dagster.orchestration.runners import (
 )
 from arroyo_dagster.orchestration.secrets import as_variable
 from arroyo_dagster.orchestration.settings import setting_field, settings_config
+from arroyo_dagster.orchestration.surgery.forked_state import ForkConfig, StateFork
 from arroyo_dagster.orchestration.yaml.model import YamlModel
 from arroyo_dagster.orchestration.yaml.texts import (
     Cron,
@@ -389,6 +390,27 @@ class Tenants(YamlModel):
     def options(self) -> TenantOptions:
         """Return the same options for `build_arroyo_definitions`."""
         return TenantOptions(expression=self.expression, prices=_settings_of(self.prices, Prices))
+
+
+class ForkSection(_section(ForkConfig, "execute", "approve")):  # type: ignore[misc]
+    """What the schedule forks: from which job, into which, and how."""
+
+
+class ForkSettings(YamlModel):
+    """The asset `forked_state`, and when its schedule forks."""
+
+    nightly: ForkSection | None = Field(
+        default=None, description="What the schedule forks. Default: no schedule."
+    )
+    cron: Cron = Field(default=StateFork.cron, description="Cron of the fork.")
+    timezone: TimeZone = Field(
+        default="UTC", description="Time zone of `cron`, for example `Europe/Berlin`."
+    )
+
+    def options(self) -> StateFork:
+        """Return the same fork for `build_arroyo_definitions`."""
+        nightly = None if self.nightly is None else ForkConfig(**dict(self.nightly))
+        return StateFork(nightly=nightly, cron=self.cron, timezone=self.timezone)
 
 
 class Checks(YamlModel):

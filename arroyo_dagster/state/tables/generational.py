@@ -237,7 +237,7 @@ def tuples(
     kept = newest(rows, layout)
     if layout.count is not None:
         counts = kept.column(layout.count)
-        # In the type of the column: Arrow compares an unsigned count with a signed 0 as signed ones.
+        # The 0 is of the column's type: Arrow compares an unsigned and a signed number as signed.
         kept = kept.filter(pc.greater(counts, pa.scalar(0, counts.type)))
     return kept if keys is None else _of_keys(kept, layout, keys)
 
