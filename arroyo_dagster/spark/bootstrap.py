@@ -148,11 +148,13 @@ class RowsOnSpark:
         return sum((one for one, _ in parts), RowFacts()), ordered
 
     def _parts(self, work: Callable[[pa.Table], _BlockResult]) -> list[_BlockResult]:
-        session = self.frame.sparkSession
+        session, names = self.frame.sparkSession, self.frame.columns
         # A task in Python costs more than the rows of a small partition.
         frame = self.frame.coalesce(slots(session) * TASKS_PER_SLOT)
+        # Spark resolves the names of columns once more, where a dot means a field.
+        numbered = frame.toDF(*(f"c{at}" for at in range(len(names))))
         found: list[_BlockResult] = []
-        for one in fetch_rows(session, frame.mapInArrow(_on_blocks(work), _DDL)):
+        for one in fetch_rows(session, numbered.mapInArrow(_on_blocks(work, names), _DDL)):
             result = pickle.loads(one.payload)
             if isinstance(result, ArroyoStateError):
                 raise result
@@ -161,14 +163,14 @@ class RowsOnSpark:
 
 
 def _on_blocks(
-    work: Callable[[pa.Table], _BlockResult],
+    work: Callable[[pa.Table], _BlockResult], names: Sequence[str]
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Return a function for `mapInArrow` that works on blocks of rows."""
+    """Return a function for `mapInArrow` that works on blocks of rows, with these columns."""
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for rows in _blocks(batches):
             try:
-                result: _BlockResult | ArroyoStateError = work(rows)
+                result: _BlockResult | ArroyoStateError = work(rows.rename_columns(names))
             except ArroyoStateError as error:
                 result = error
             yield pa.record_batch([[pickle.dumps(result)]], schema=_SCHEMA)

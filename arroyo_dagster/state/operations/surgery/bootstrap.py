@@ -289,10 +289,8 @@ class _Cut:
         return (*self.offsets.tables, *self.watermark.tables)
 
 
-def _target(
-    checkpoint: Checkpoint, key: TableKey, variant: HashVariant | None, watermark_micros: int
-) -> TableTarget:
-    """Return a table that takes computed rows.
+def computed_config(checkpoint: Checkpoint, key: TableKey) -> ExpiringTimeKeyConfig:
+    """Return the configuration of a table that takes computed rows.
 
     Raises:
         InputError: the job has no such table, or the table takes none.
@@ -316,12 +314,19 @@ def _target(
         raise InputError(
             f"the table takes no computed rows: {reason}", operator=key[0], table=key[1]
         )
+    return config.config
+
+
+def _target(
+    checkpoint: Checkpoint, key: TableKey, variant: HashVariant | None, watermark_micros: int
+) -> TableTarget:
+    config = computed_config(checkpoint, key)
     return TableTarget(
         checkpoint=checkpoint,
         operator=key[0],
-        config=config.config,
+        config=config,
         variant=variant or HashVariant.FALLBACK,
-        cutoff_micros=max(0, watermark_micros - config.config.retention_micros),
+        cutoff_micros=max(0, watermark_micros - config.retention_micros),
     )
 
 

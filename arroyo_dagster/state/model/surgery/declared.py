@@ -1,0 +1,84 @@
+"""A bootstrap as a user declares it: events in a lake, and what each table holds of them.
+
+Expressions are Spark SQL over the columns of the events.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from arroyo_dagster.state.model.ids import OperatorId, TableName
+from arroyo_dagster.state.model.surgery.edits import NewPosition
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventSource:
+    """Stored events.
+
+    Attributes:
+        time: the event time, as the job's SQL has it.
+        format: any that Spark reads: `parquet`, `delta`, `iceberg`, `kafka`, `json`…
+        path: where they are; None = `table`, or nowhere, as for Kafka.
+        table: the name of a table of Spark's catalogue, instead of a path.
+        options: of Spark's reader.
+        select: further columns, by name; None of these may be named as one that is stored.
+        where: which events the job's SQL reads; None = all.
+        operator: the source of the job that reads them; None = the only one.
+        partition, offset: where an event lies in its source. With both, only events before the
+            positions of that operator are read.
+    """
+
+    name: str
+    time: str
+    format: str | None = None
+    path: str | None = None
+    table: str | None = None
+    options: Mapping[str, str] = field(default_factory=dict)
+    select: Mapping[str, str] = field(default_factory=dict)
+    where: str | None = None
+    operator: str | None = None
+    partition: str | None = None
+    offset: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeclaredTable:
+    """What a table of the job holds of the events.
+
+    Attributes:
+        source: the name of the events.
+        columns: the expression of each column that does not follow from its name.
+        where: which events it takes; None = all.
+        every_micros: the slide of a sliding window; None for any other table.
+        distinct: of table `b`: by position in the SELECT, what an aggregate counts each value of.
+    """
+
+    operator: OperatorId
+    table: TableName
+    source: str
+    columns: Mapping[str, str] = field(default_factory=dict)
+    where: str | None = None
+    every_micros: int | None = None
+    distinct: Mapping[int, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeclaredBootstrap:
+    """A bootstrap of one job.
+
+    Attributes:
+        watermark_micros: event time at the cut; None = the newest event time less
+            `lateness_micros`, of several sources that of the slowest.
+        positions: where the sources of the job continue.
+    """
+
+    sources: tuple[EventSource, ...]
+    tables: tuple[DeclaredTable, ...]
+    watermark_micros: int | None = None
+    lateness_micros: int = 0
+    positions: tuple[tuple[OperatorId | None, NewPosition], ...] = ()
+
+    def source(self, name: str) -> EventSource:
+        """Return the events of a name."""
+        return next(one for one in self.sources if one.name == name)

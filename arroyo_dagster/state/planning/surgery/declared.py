@@ -1,0 +1,190 @@
+"""Read a declared bootstrap from a document: each mistake with its place, before anything runs."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from arroyo_dagster.errors import InputError
+from arroyo_dagster.state.codec.iso_times import parse_moment_nanos
+from arroyo_dagster.state.model.ids import OperatorId, TableName
+from arroyo_dagster.state.model.surgery.declared import (
+    DeclaredBootstrap,
+    DeclaredTable,
+    EventSource,
+)
+from arroyo_dagster.state.model.surgery.edits import NewPosition
+
+_TOP = ("events", "sources", "watermark", "lateness_seconds", "positions", "tables")
+_SOURCE = (
+    *("time", "format", "path", "table", "options", "select", "where"),
+    *("operator", "partition", "offset"),
+)
+_TABLE = ("from", "columns", "where", "every_seconds", "distinct")
+_ONLY = "events"
+"""The name of the events if there is one source."""
+
+
+def parse_declared_bootstrap(document: Any) -> DeclaredBootstrap:
+    """Return the bootstrap that a document declares, as YAML or JSON decodes it.
+
+    Raises:
+        InputError: the document has another form; names the place and what was expected.
+    """
+    found = _members(document, "the bootstrap", _TOP)
+    if ("events" in found) == ("sources" in found):
+        raise InputError(
+            "a bootstrap needs either `events` or `sources`",
+            next_step="give `events` for one source, `sources` with a name for each of several",
+        )
+    given = {_ONLY: found["events"]} if "events" in found else _mapping(found["sources"], "sources")
+    sources = tuple(_source(name, value, "events" in found) for name, value in given.items())
+    tables = tuple(_tables(found.get("tables"), [one.name for one in sources]))
+    if not (sources and tables):
+        raise InputError(f"{'tables' if sources else 'sources'}: expected at least one")
+    if ("watermark" in found) == ("lateness_seconds" in found):
+        raise InputError(
+            "a bootstrap needs either `watermark` or `lateness_seconds`",
+            next_step="give `watermark: TIME`, the event time at the cut, or `lateness_seconds: 5`:"
+            " the newest event time less so much",
+        )
+    watermark = found.get("watermark")
+    return DeclaredBootstrap(
+        sources=sources,
+        tables=tables,
+        watermark_micros=None if watermark is None else _moment(watermark, "watermark"),
+        lateness_micros=_micros(found.get("lateness_seconds", 0), "lateness_seconds"),
+        positions=tuple(_positions(found.get("positions") or {})),
+    )
+
+
+def _source(name: Any, value: Any, alone: bool) -> EventSource:
+    place = _ONLY if alone else f"sources.{name}"
+    found = _members(value, place, _SOURCE)
+    if "time" not in found:
+        raise InputError(f"{place}: expected `time`, the SQL of the event time")
+    if ("format" in found) == ("table" in found) or ("table" in found and "path" in found):
+        raise InputError(
+            f"{place}: expected either `format` or `table`",
+            next_step="give `format: parquet` and `path`, or `table: NAME` of Spark's catalogue",
+        )
+    if ("partition" in found) != ("offset" in found):
+        raise InputError(f"{place}: expected both `partition` and `offset`, or neither")
+    texts = {
+        one: _text(found[one], f"{place}.{one}")
+        for one in ("time", "format", "path", "table", "where", "operator", "partition", "offset")
+        if one in found
+    }
+    return EventSource(
+        name=_text(name, "sources"),
+        options={k: str(v) for k, v in _texts(found.get("options"), f"{place}.options")},
+        select=dict(_texts(found.get("select"), f"{place}.select")),
+        **texts,
+    )
+
+
+def _tables(value: Any, sources: Sequence[str]) -> Iterator[DeclaredTable]:
+    for operator, below in _mapping(value, "tables").items():
+        for name, given in _mapping(below, f"tables.{operator}").items():
+            yield _table(_text(operator, "tables"), str(name), given or {}, sources)
+
+
+def _table(operator: str, name: str, value: Any, sources: Sequence[str]) -> DeclaredTable:
+    place = f"tables.{operator}.{name}"
+    found = _members(value, place, _TABLE)
+    source = found.get("from", sources[0] if len(sources) == 1 else None)
+    if source not in sources:
+        raise InputError(
+            f"{place}.from: expected one of the sources ({', '.join(sources)})",
+            found="nothing" if source is None else f"{source!r:.80}",
+        )
+    every, where = found.get("every_seconds"), found.get("where")
+    distinct = _mapping(found.get("distinct") or {}, f"{place}.distinct")
+    return DeclaredTable(
+        operator=OperatorId(operator),
+        table=TableName(name),
+        source=source,
+        columns=dict(_texts(found.get("columns"), f"{place}.columns")),
+        where=None if where is None else _text(where, f"{place}.where"),
+        every_micros=None if every is None else _micros(every, f"{place}.every_seconds"),
+        distinct={
+            _number(at, f"{place}.distinct"): _text(sql, f"{place}.distinct.{at}")
+            for at, sql in distinct.items()
+        },
+    )
+
+
+def _positions(value: Any) -> Iterator[tuple[OperatorId | None, NewPosition]]:
+    """Yield positions by partition, or by operator and partition."""
+    for key, given in _mapping(value, "positions").items():
+        if isinstance(given, Mapping):
+            for partition, position in given.items():
+                yield OperatorId(str(key)), _position(partition, position, f"positions.{key}")
+        else:
+            yield None, _position(key, given, "positions")
+
+
+def _position(partition: Any, position: Any, place: str) -> NewPosition:
+    if isinstance(position, bool) or not isinstance(position, int | str) or position == "":
+        raise InputError(f"{place}.{partition}: expected a position", found=f"{position!r:.80}")
+    return NewPosition(partition=str(partition), position=str(position))
+
+
+# ---- values --------------------------------------------------------------------------------------
+
+
+def _members(value: Any, place: str, known: Sequence[str]) -> Mapping[str, Any]:
+    found = _mapping(value, place)
+    for name in found:
+        if name not in known:
+            close = difflib.get_close_matches(str(name), known, n=1)
+            raise InputError(
+                f"{place} has no {name!r}",
+                next_step=f"did you mean `{close[0]}`?" if close else f"use {', '.join(known)}",
+            )
+    return {name: one for name, one in found.items() if one is not None}
+
+
+def _mapping(value: Any, place: str) -> Mapping[Any, Any]:
+    if not isinstance(value, Mapping):
+        raise InputError(f"{place}: expected a mapping", found=f"{value!r:.80}")
+    return value
+
+
+def _texts(value: Any, place: str) -> Iterator[tuple[str, str]]:
+    for name, one in _mapping(value or {}, place).items():
+        plain = isinstance(one, str | int | float)
+        yield str(name), _text(str(one) if plain else one, f"{place}.{name}")
+
+
+def _text(value: Any, place: str) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise InputError(f"{place}: expected a text", found=f"{value!r:.80}")
+    return value
+
+
+def _number(value: Any, place: str) -> int:
+    number = int(value) if isinstance(value, str) and value.isdecimal() else value
+    if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number < 1 << 32:
+        raise InputError(
+            f"{place}: expected positions in the SELECT, from 0", found=f"{value!r:.80}"
+        )
+    return number
+
+
+def _moment(value: Any, place: str) -> int:
+    try:
+        found = parse_moment_nanos(str(value)) // 1000
+    except InputError as error:
+        raise InputError(f"{place}: expected a time in ISO 8601", found=f"{value!r:.80}") from error
+    if found < 0:
+        raise InputError(f"{place}: expected a time after 1970", found=f"{value!r:.80}")
+    return found
+
+
+def _micros(value: Any, place: str) -> int:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not 0 <= value < 1e10:
+        raise InputError(f"{place}: expected seconds, from 0", found=f"{value!r:.80}")
+    return int(value * 1_000_000)
