@@ -15,6 +15,10 @@ MAIN: Mapping[str, LazyCommand] = {
         "health",
         "Verify each job's newest epoch in full, and compare its older epochs with the store.",
     ),
+    "bootstrap": LazyCommand(
+        "surgery.bootstrap",
+        "Fill a stopped Arroyo job with tables that Spark computes from stored events.",
+    ),
     "compact": LazyCommand("compaction.group", "Merge small files.", is_group=True),
     "completion": LazyCommand(
         "completion", "Print the script that completes commands and options in a shell."

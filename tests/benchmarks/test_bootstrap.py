@@ -6,9 +6,9 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from arroyo_dagster.spark.bootstrap import Bootstrap
 from arroyo_dagster.spark.session import open_session
 from arroyo_dagster.spark.settings import SparkSettings
+from arroyo_dagster.spark.surgery.bootstrap import Bootstrap
 from arroyo_dagster.state.model.layout import Layout
 from arroyo_dagster.state.operations.surgery.execute import EditOptions
 from arroyo_dagster.state.storage import open_store

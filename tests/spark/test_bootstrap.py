@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from arroyo_dagster.errors import InputError
-from arroyo_dagster.spark.bootstrap import Bootstrap
+from arroyo_dagster.spark.surgery.bootstrap import Bootstrap
 from arroyo_dagster.state.model.layout import Layout
 from arroyo_dagster.state.operations.compaction.rewrite_undo import run_undo
 from arroyo_dagster.state.operations.surgery.execute import EditOptions

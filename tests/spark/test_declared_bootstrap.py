@@ -3,6 +3,7 @@ the state that this Arroyo had."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,13 +12,16 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from click.testing import CliRunner, Result
 
-from arroyo_dagster.spark.declared_bootstrap import declared_bootstrap
+from arroyo_dagster import cli
+from arroyo_dagster.spark.surgery.declared import declared_bootstrap
 from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.operations.catalog.jobs import find_job
+from arroyo_dagster.state.operations.compaction.rewrite_undo import run_undo
+from arroyo_dagster.state.operations.surgery.declared import parse_declared_bootstrap
 from arroyo_dagster.state.operations.surgery.execute import EditOptions
-from arroyo_dagster.state.planning.surgery.declared import parse_declared_bootstrap
 from arroyo_dagster.state.storage import ObjectStore, open_store
 from tests.arroyo_jobs import stopped
 from tests.compat.arroyo import unpack
@@ -112,11 +116,100 @@ def test_the_state_of_the_same_events_is_that_of_a_real_arroyo(flights: Flights,
     before = loaded(store, paths)
     epoch = ParquetBackend(store, paths).epochs()[-1]
     declared = parse_declared_bootstrap(flights.declared(lines_read(store, paths, epoch), tables))
-    bootstrap = declared_bootstrap(flights.session, store, paths, stopped(paths), declared)
-    assert bootstrap.run(bootstrap.plan(), EditOptions(quiet_seconds=0)).published
+    with declared_bootstrap(flights.session, store, paths, stopped(paths), declared) as bootstrap:
+        plan = bootstrap.plan()
+        assert bootstrap.run(plan, EditOptions(quiet_seconds=0)).published
     after = loaded(store, paths)
     assert after.keys() == before.keys()
     for key, shape in shapes.items():
         (at,) = [one for one in before if one[1] == key]
         assert in_order(shape(after[at])) == in_order(shape(before[at])), at
     assert errors_of(store, paths) == set()
+
+
+# ---- on the command line -------------------------------------------------------------------------
+
+
+def command(store: ObjectStore, file: Path, *args: str) -> Result:
+    line = ["bootstrap", "carrier_totals", str(file), "--assume", "carrier_totals=stopped", *args]
+    return CliRunner().invoke(cli.main, [*line, "--url", store.url], catch_exceptions=False)
+
+
+def test_a_plan_is_shown_approved_executed_and_undone(flights: Flights, tmp_path: Path) -> None:
+    store, paths = flights.job("carrier_totals")
+    before = loaded(store, paths)
+    tables = {"updating_aggregate_4": {"a": {}}}
+    file = tmp_path / "history.yaml"
+    file.write_text(json.dumps(flights.declared(7_000, tables, watermark="2013-01-06T00:00:00Z")))
+    shown = command(store, file)
+    assert shown.exit_code == 0, shown.output
+    assert "computed rows replace its rows" in shown.stdout
+    assert "b starts empty beside computed rows" in shown.stdout
+    assert f'entry "{FILE}"' in shown.stdout
+    assert loaded(store, paths) == before
+    digest = shown.stdout.rpartition("plan ")[2].split()[0]
+    wrong = command(store, file, "--yes", "--approve", "0815", "--quiet", "0")
+    assert (wrong.exit_code, loaded(store, paths)) == (1, before)
+    done = command(store, file, "--yes", "--approve", digest, "--quiet", "0")
+    assert "bootstrap done at epoch 8" in done.stdout, done.output
+    after = loaded(store, paths)
+    counts = [row["count(Int64(1))[count]"] for row in after["updating_aggregate_4", "a"]]
+    assert sum(counts) == 7_000
+    assert errors_of(store, paths) == set()
+    run_undo(store, paths, stopped(paths))
+    assert loaded(store, paths) == before
+
+
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "a format": ({"format": "iceberg", "path": "x", "time": "at"}, "cannot read the format"),
+    "a path": ({"format": "parquet", "path": "/no", "time": "at"}, "the events 'events': Spark"),
+    "a time": ({"time": "sheduled"}, "the events 'events': Spark refuses it"),
+    "a filter": ({"where": "carrier >"}, "the events 'events': Spark refuses it"),
+    "an offset": ({"offset": "line"}, "the events 'events': Spark refuses it"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_spark_refuses_is_named_with_its_place(
+    flights: Flights, tmp_path: Path, name: str
+) -> None:
+    store, _ = flights.job("carrier_totals")
+    changes, expected = WRONG[name]
+    declared = flights.declared(7_000, {"updating_aggregate_4": {"a": {}}})
+    declared["events"] = changes if "format" in changes else {**declared["events"], **changes}
+    file = tmp_path / "history.yaml"
+    file.write_text(json.dumps(declared))
+    refused = command(store, file)
+    assert refused.exit_code == 1
+    assert expected in refused.stderr
+
+
+def test_an_expression_and_a_table_that_are_wrong_are_named(
+    flights: Flights, tmp_path: Path
+) -> None:
+    store, _ = flights.job("carrier_totals")
+    file = tmp_path / "history.yaml"
+    for tables, expected in (
+        (
+            {"updating_aggregate_4": {"a": {"where": "nothing > 1"}}},
+            "tables.updating_aggregate_4.a",
+        ),
+        ({"updating_aggregate_5": {"a": {}}}, "has no such table of rows"),
+        ({"updating_aggregate_4": {"c": {}}}, "has no such table of rows"),
+    ):
+        file.write_text(json.dumps(flights.declared(7_000, tables)))
+        refused = command(store, file)
+        assert (refused.exit_code, expected in refused.stderr) == (1, True), refused.stderr
+    file.write_text("tables: [")
+    assert "no YAML: line 1" in command(store, file).stderr
+
+
+def test_the_watermark_may_follow_from_the_events(flights: Flights) -> None:
+    store, paths = flights.job("hourly_departures")
+    given = flights.declared(7_000, {"tumbling_4": {"t": {}}}, lateness_seconds=60)
+    del given["watermark"]
+    declared = parse_declared_bootstrap(given)
+    with declared_bootstrap(flights.session, store, paths, stopped(paths), declared) as found:
+        newest = pq.read_table(flights.events, columns=["scheduled"]).slice(0, 7_000)
+        latest = max(newest.column("scheduled").cast(pa.int64()).to_pylist())
+        assert found.watermark_micros == latest - 60_000_000

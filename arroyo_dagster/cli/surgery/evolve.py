@@ -9,9 +9,9 @@ import click
 
 from arroyo_dagster.cli.common import main
 from arroyo_dagster.cli.surgery.commands import carry_out, edit_options, opened
+from arroyo_dagster.cli.surgery.documents import read_document
 from arroyo_dagster.cli.surgery.sources import open_source, source_options
 from arroyo_dagster.cli.surgery.window import check_window, window_options
-from arroyo_dagster.errors import InputError
 from arroyo_dagster.state.model.surgery.evolve import Overrides
 from arroyo_dagster.state.operations.surgery.evolve import plan_evolve, run_evolve
 from arroyo_dagster.state.operations.surgery.window import PlannableEdit
@@ -68,18 +68,5 @@ def evolve(
 
 
 def _overrides(file: Path | None, start_empty: tuple[str, ...]) -> Overrides:
-    if file is None:
-        return parse_overrides(None, start_empty)
-    # Only here, as most calls read no YAML.
-    from arroyo_dagster.dataflow.definition.diagnostics import Diagnostics
-    from arroyo_dagster.dataflow.definition.yaml_tree import read_tree
-
-    found = Diagnostics()
-    try:
-        tree = read_tree(file.read_text(encoding="utf-8"), found)
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"the overrides cannot be read ({error})", path=str(file)) from error
-    if tree is None or found.found:
-        first = found.found[0]
-        raise InputError(f"no YAML: {first.place}{first.message}", path=str(file))
-    return parse_overrides(tree.plain(), start_empty)
+    document = None if file is None else read_document(file, "the overrides")
+    return parse_overrides(document, start_empty)

@@ -86,7 +86,7 @@ def table_query(
         InputError: a column does not exist, or its expression does not follow from its name; or
             the table is of a kind that is not computed.
     """
-    work = _Columns(table, config, source, known, watermark_micros)
+    work = _Query(table, config, source, known, watermark_micros)
     work.check_given()
     if config.description in WINDOWS:
         return work.window()
@@ -103,7 +103,7 @@ def table_query(
 
 
 @dataclass(frozen=True, slots=True)
-class _Columns:
+class _Query:
     table: DeclaredTable
     config: ExpiringTimeKeyConfig
     source: EventSource

@@ -99,12 +99,12 @@ class Bootstrap:
         """
         return self._job().plan(self.store)
 
-    def run(self, plan: EditPlan, options: EditOptions | None = None) -> EditOutcome:
+    def run(self, plan: EditPlan | None = None, options: EditOptions | None = None) -> EditOutcome:
         """Write the tables in place. `arroyo-state edit undo` undoes it until the job is started.
 
         Args:
-            plan: the plan that a person has reviewed. In another process make it again, and compare
-                its digest with the one that was approved.
+            plan: the plan that a person has reviewed. None = make one; `options.approved` is then
+                the digest of the one that was approved in another process.
 
         Raises:
             ArroyoStateError: as `BootstrapJob.run`.

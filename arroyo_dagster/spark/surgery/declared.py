@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial, reduce
 from typing import TYPE_CHECKING
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from arroyo_dagster.errors import InputError
-from arroyo_dagster.spark.bootstrap import Bootstrap
+from arroyo_dagster.spark.surgery.bootstrap import Bootstrap
 from arroyo_dagster.state.codec.args_row import encode_argument
 from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.model.checkpoints import Checkpoint
@@ -33,16 +33,18 @@ if TYPE_CHECKING:
 ARGUMENT = "args_row"
 
 
+@contextmanager
 def declared_bootstrap(
     session: SparkSession,
     store: ObjectStore,
     job: JobPaths,
     directory: JobDirectory,
     declared: DeclaredBootstrap,
-) -> Bootstrap:
-    """Return a bootstrap whose tables are computed from declared events.
+) -> Iterator[Bootstrap]:
+    """Open a bootstrap whose tables are computed from declared events.
 
-    Nothing is computed yet, but for the watermark if it follows from the events.
+    Nothing is computed yet, but for the watermark if it follows from the events. Rows that were
+    computed once are kept in Spark until the end.
 
     Raises:
         InputError: a source cannot be read, an expression is wrong, a column does not follow from
@@ -61,10 +63,13 @@ def declared_bootstrap(
         watermark_micros=watermark,
         positions=declared.positions,
     )
-    for table in declared.tables:
-        work = _Table(declared.source(table.source), table, checkpoint, watermark)
-        found = found.table(table.operator, table.table, work.frame(events[table.source]))
-    return found
+    with ExitStack() as kept:
+        for table in declared.tables:
+            work = _Computed(declared.source(table.source), table, checkpoint, watermark)
+            frame = work.frame(events[table.source]).persist()
+            kept.callback(frame.unpersist)
+            found = found.table(table.operator, table.table, frame)
+        yield found
 
 
 # ---- events --------------------------------------------------------------------------------------
@@ -133,7 +138,7 @@ def _newest(declared: DeclaredBootstrap, events: Mapping[str, DataFrame]) -> int
 
 
 @dataclass(frozen=True, slots=True)
-class _Table:
+class _Computed:
     source: EventSource
     table: DeclaredTable
     checkpoint: Checkpoint
@@ -211,18 +216,19 @@ def _analyzed(place: str) -> Iterator[None]:
     Raises:
         InputError: Spark refuses it.
     """
-    from pyspark.errors import AnalysisException, ParseException, PySparkException
+    from py4j.protocol import Py4JJavaError
+    from pyspark.errors import AnalysisException, PySparkException
 
     try:
         yield
-    except PySparkException as error:
-        condition = str(getattr(error, "getCondition", error.getErrorClass)() or "")
-        first = str(error).strip().splitlines()[0]
-        if "DATA_SOURCE_NOT_FOUND" in condition or "Failed to find data source" in first:
+    except (PySparkException, Py4JJavaError) as error:
+        lines = [line.strip() for line in str(error).splitlines()]
+        absent = next((one for one in lines if "DATA_SOURCE_NOT_FOUND" in one), None)
+        if absent is not None:
             raise InputError(
-                f"{place}: this Spark cannot read the format ({first:.200})",
-                next_step="name its package with --spark-packages; see docs/spark.md",
+                f"{place}: this Spark cannot read the format: {absent.partition('] ')[2]:.200}",
+                next_step="name its package with --spark --packages",
             ) from error
-        if not isinstance(error, AnalysisException | ParseException):
+        if not isinstance(error, AnalysisException):
             raise
-        raise InputError(f"{place}: Spark refuses it: {first:.400}") from error
+        raise InputError(f"{place}: Spark refuses it: {lines[0]:.400}") from error

@@ -1,0 +1,32 @@
+"""The YAML files of surgery: overrides of an evolve, the declaration of a bootstrap."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from arroyo_dagster.errors import InputError
+
+
+def read_document(file: Path, what: str) -> Any:
+    """Return the content of a YAML file, as plain values.
+
+    Args:
+        what: what the file holds, for messages: "the overrides".
+
+    Raises:
+        InputError: it cannot be read, or is no YAML; names the line.
+    """
+    # Only here, as most calls read no YAML.
+    from arroyo_dagster.dataflow.definition.diagnostics import Diagnostics
+    from arroyo_dagster.dataflow.definition.yaml_tree import read_tree
+
+    found = Diagnostics()
+    try:
+        tree = read_tree(file.read_text(encoding="utf-8"), found)
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{what} cannot be read ({error})", path=str(file)) from error
+    if tree is None or found.found:
+        first = found.found[0]
+        raise InputError(f"no YAML: {first.place}{first.message}", path=str(file))
+    return tree.plain()

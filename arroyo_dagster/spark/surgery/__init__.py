@@ -1,0 +1,1 @@
+"""State surgery on Spark: the tables of a bootstrap."""
