@@ -57,6 +57,8 @@ from .runners import (
 )
 from .schedules import DueOptions as DueOptions
 from .schedules import build_due_schedule as build_due_schedule
+from .surgery.bootstrapped_state import BootstrapConfig as BootstrapConfig
+from .surgery.bootstrapped_state import build_bootstrapped_state as build_bootstrapped_state
 from .surgery.forked_state import ForkConfig as ForkConfig
 from .surgery.forked_state import StateFork as StateFork
 from .surgery.forked_state import (

@@ -148,6 +148,11 @@ class ArroyoStateComponent(dg.Component, YamlModel):
         "another one. Default: without it.",
         examples=[{"nightly": {"source": "orders/main", "job": "staging/main", "window": True}}],
     )
+    bootstrap: bool = Field(
+        default=False,
+        description="Add the asset bootstrapped_state: a job takes state that Spark computes from "
+        "stored events.",
+    )
     checks: Checks = Field(default_factory=Checks, description="Thresholds of the checks.")
     dataflows: list[str] = Field(
         default_factory=list,
@@ -294,6 +299,7 @@ class ArroyoStateComponent(dg.Component, YamlModel):
             window=None if self.window is None else self.window.options(),
             exports=[one.settings() for one in self.exports],
             fork=None if self.fork is None else self.fork.options(),
+            bootstrap=self.bootstrap,
         )
 
     def _store(self) -> ArroyoStateStore:

@@ -68,6 +68,7 @@ from arroyo_dagster.orchestration.schedules import (
     SYNC_CRON,
     build_clock_schedule,
 )
+from arroyo_dagster.orchestration.surgery.bootstrapped_state import build_bootstrapped_state
 from arroyo_dagster.orchestration.surgery.forked_state import StateFork, build_forked_state
 from arroyo_dagster.orchestration.translator import (
     DagsterArroyoTranslator,
@@ -137,6 +138,7 @@ def build_arroyo_definitions(
     window: MaintenanceWindow | None = None,
     exports: Sequence[TableExport] = (),
     fork: StateFork | None = None,
+    bootstrap: bool = False,
 ) -> dg.Definitions:
     """Build the assets, checks, jobs, sensor, schedules and resources of one deployment.
 
@@ -171,6 +173,7 @@ def build_arroyo_definitions(
         window: which running Arroyo jobs may be stopped to be rewritten, and when; none by default.
         exports: tables that are exported to Parquet, Delta or Iceberg; each is an asset.
         fork: add the asset `forked_state`, and a schedule if it has a nightly fork.
+        bootstrap: add the asset `bootstrapped_state`.
 
     Raises:
         InvalidDefinition: a dataflow.yaml has errors.
@@ -244,6 +247,9 @@ def build_arroyo_definitions(
         )
         if window is None and nightly is not None and nightly.window:
             optional.append(build_recovery_definitions(naming, running=running))
+
+    if bootstrap:
+        optional.append(build_bootstrapped_state(deployment=deployment, translator=translator))
 
     def timed(name: str, job: Any, cron: str) -> dg.ScheduleDefinition:
         return build_clock_schedule(

@@ -28,6 +28,7 @@ DEAD_JOBS = "dead_jobs"
 GC_JOURNAL = "gc_journal"
 EXPORTED_STATE = "exported_state"
 FORKED_STATE = "forked_state"
+BOOTSTRAPPED_STATE = "bootstrapped_state"
 
 STATE_GROUP = "arroyo_state"
 MAINTENANCE_GROUP = "arroyo_maintenance"
@@ -148,12 +149,20 @@ _TABLES = {
         ("fork SOURCE JOB", "evolve SOURCE JOB", "edit undo JOB"),
         MAINTENANCE_GROUP,
     ),
+    BOOTSTRAPPED_STATE: _AssetText(
+        "The state of a stopped Arroyo job, computed on Spark from stored events. A run plans "
+        "only, unless it is configured to execute.",
+        ("bootstrap JOB FILE", "edit undo JOB"),
+        MAINTENANCE_GROUP,
+        ("arroyo", "spark"),
+    ),
 }
 
 ALL_TABLES = tuple(_TABLES)
 """The names of all assets but those of exports, as in `ArroyoTableProps.table`."""
 
-TABLES = tuple(table for table in ALL_TABLES if table != FORKED_STATE)
+_OPTIONAL = (FORKED_STATE, BOOTSTRAPPED_STATE)
+TABLES = tuple(table for table in ALL_TABLES if table not in _OPTIONAL)
 """Those of them that every deployment has."""
 
 _EXPORTED = {

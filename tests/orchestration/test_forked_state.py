@@ -14,7 +14,7 @@ from arroyo_dagster.errors import InputError, StorageError
 from arroyo_dagster.orchestration.catalog.checks import kept_verdict
 from arroyo_dagster.orchestration.directory import ArroyoDirectory
 from arroyo_dagster.orchestration.skips import SKIPPED_TAG
-from arroyo_dagster.orchestration.surgery import forked_state
+from arroyo_dagster.orchestration.surgery import state_change
 from arroyo_dagster.orchestration.surgery.forked_state import ForkConfig, build_forked_state
 from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.metadata.lease import lease
@@ -263,7 +263,7 @@ def test_the_check_fails_if_the_state_cannot_be_restored_and_the_fork_is_not_rep
         job.store.delete_many([next(path for path in newest.paths if "window_3" in path)])
         return kept_verdict(name, resource, paths)
 
-    monkeypatch.setattr(forked_state, "kept_verdict", broken)
+    monkeypatch.setattr(state_change, "kept_verdict", broken)
     result = forking.run(execute=True)
     assert not result.success
     assert not any(one.is_step_up_for_retry for one in result.all_events)

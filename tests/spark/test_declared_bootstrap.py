@@ -9,12 +9,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import dagster as dg
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner, Result
 
 from arroyo_dagster import cli
+from arroyo_dagster.orchestration.directory import ArroyoDirectory
+from arroyo_dagster.orchestration.resources import ArroyoStateStore, SparkSessionResource
+from arroyo_dagster.orchestration.surgery.bootstrapped_state import (
+    BootstrapConfig,
+    build_bootstrapped_state,
+)
 from arroyo_dagster.spark.surgery.declared import declared_bootstrap
 from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.model.layout import JobPaths
@@ -213,3 +220,58 @@ def test_the_watermark_may_follow_from_the_events(flights: Flights) -> None:
         newest = pq.read_table(flights.events, columns=["scheduled"]).slice(0, 7_000)
         latest = max(newest.column("scheduled").cast(pa.int64()).to_pylist())
         assert found.watermark_micros == latest - 60_000_000
+
+
+# ---- in Dagster ----------------------------------------------------------------------------------
+
+
+def materialize(url: str, home: Path, **config: Any) -> Any:
+    with dg.DagsterInstance.local_temp(str(home)) as instance:
+        return dg.materialize(
+            list(build_bootstrapped_state().assets or []),  # type: ignore[arg-type]
+            instance=instance,
+            run_config=dg.RunConfig(
+                {
+                    "arroyo_bootstrapped_state": BootstrapConfig(
+                        job="carrier_totals", quiet_seconds=0, **config
+                    )
+                }
+            ),
+            resources={
+                "arroyo_store": ArroyoStateStore(
+                    checkpoint_url=url, catalogue_url=str(home / "catalogue")
+                ),
+                "arroyo_directory": ArroyoDirectory(assume={"carrier_totals": "stopped"}),
+                "arroyo_spark": SparkSessionResource(),
+            },
+            raise_on_error=False,
+        )
+
+
+def test_the_asset_plans_then_executes_what_was_approved(flights: Flights, tmp_path: Path) -> None:
+    store, paths = flights.job("carrier_totals")
+    before = loaded(store, paths)
+    declared = flights.declared(7_000, {"updating_aggregate_4": {"a": {}}})
+    planned = materialize(store.url, tmp_path, bootstrap=declared)
+    assert planned.success
+    (event,) = planned.get_asset_observation_events()
+    digest = event.asset_observation_data.asset_observation.metadata["arroyo/plan"].value
+    assert loaded(store, paths) == before
+    done = materialize(store.url, tmp_path, bootstrap=declared, execute=True, approve=digest)
+    assert done.success
+    (event,) = done.get_asset_materialization_events()
+    assert event.materialization.metadata["operation"].value == "bootstrap"
+    assert [one.passed for one in done.get_asset_check_evaluations()] == [True]
+    assert loaded(store, paths) != before
+    run_undo(store, paths, stopped(paths))
+    assert loaded(store, paths) == before
+
+
+def test_a_declaration_that_is_wrong_fails_the_run_with_its_place(
+    flights: Flights, tmp_path: Path
+) -> None:
+    store, _ = flights.job("carrier_totals")
+    result = materialize(store.url, tmp_path, bootstrap={"evens": {}})
+    assert not result.success
+    (failed,) = [one for one in result.all_events if one.is_step_failure]
+    assert "the bootstrap has no 'evens'" in failed.step_failure_data.user_failure_data.description

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from arroyo_dagster.cli.surgery.documents import read_document
 from arroyo_dagster.cli.surgery.window import check_window, window_options
 from arroyo_dagster.spark.settings import SparkSettings
 from arroyo_dagster.state.operations.surgery.declared import parse_declared_bootstrap
-from arroyo_dagster.state.operations.surgery.window import PlannableEdit
 
 
 @main.command()
@@ -44,11 +42,4 @@ def bootstrap(job: str, file: Path, spark: SparkSettings | None, **given: Any) -
 
     session = session_of(spark or SparkSettings())()
     with declared_bootstrap(session, store, paths, directory, declared) as found:
-        planned = PlannableEdit(
-            paths,
-            plan=lambda at, status: replace(found, store=at, directory=status).plan(),
-            run=lambda at, status, options: replace(found, store=at, directory=status).run(
-                None, options
-            ),
-        )
-        carry_out(planned, store, directory, given)
+        carry_out(found.edit(), store, directory, given)

@@ -1,4 +1,4 @@
-"""Metadata of a planned or executed fork."""
+"""Metadata of a planned or executed change of a job's state."""
 
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
@@ -45,8 +45,8 @@ def plan_metadata(plan: "EditPlan") -> dict[str, Any]:
     )
 
 
-def fork_metadata(outcome: "EditOutcome") -> dict[str, Any]:
-    """Return what a fork did, and the record that undoes it."""
+def outcome_metadata(outcome: "EditOutcome") -> dict[str, Any]:
+    """Return what was done, and the record that undoes it."""
     return {
         **plan_metadata(outcome.plan),
         "arroyo/record": str(outcome.record),

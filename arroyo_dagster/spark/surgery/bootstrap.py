@@ -31,6 +31,7 @@ from arroyo_dagster.state.operations.surgery.computed_rows import (
     TableTarget,
 )
 from arroyo_dagster.state.operations.surgery.execute import EditOptions
+from arroyo_dagster.state.operations.surgery.window import PlannableEdit
 from arroyo_dagster.state.planning.compaction.rewrite import TableKey
 from arroyo_dagster.state.storage.store import ObjectStore
 
@@ -111,6 +112,18 @@ class Bootstrap:
         """
         chosen = options or EditOptions(owner="bootstrap on Spark")
         return self._job().run(self.store, chosen, plan=plan)
+
+    def edit(self) -> PlannableEdit:
+        """Return this bootstrap as an edit that is planned and executed later, or in a window."""
+
+        def at(store: ObjectStore, directory: JobDirectory) -> Bootstrap:
+            return replace(self, store=store, directory=directory)
+
+        return PlannableEdit(
+            self.job,
+            plan=lambda store, directory: at(store, directory).plan(),
+            run=lambda store, directory, options: at(store, directory).run(None, options),
+        )
 
     def _job(self) -> BootstrapJob:
         return BootstrapJob(

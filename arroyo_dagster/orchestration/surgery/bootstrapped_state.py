@@ -1,0 +1,105 @@
+"""Fill a stopped Arroyo job with tables that Spark computes from stored events: the asset and its
+job.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import dagster as dg
+from pydantic import Field
+
+from arroyo_dagster.orchestration.directory import ArroyoDirectory
+from arroyo_dagster.orchestration.partitions import jobs_partitions
+from arroyo_dagster.orchestration.resources import ArroyoStateStore, SparkSessionResource
+from arroyo_dagster.orchestration.schedules import maintenance_tags
+from arroyo_dagster.orchestration.surgery.state_change import (
+    ChangeConfig,
+    ChangeRun,
+    change_asset,
+)
+from arroyo_dagster.orchestration.translator import (
+    BOOTSTRAPPED_STATE,
+    DagsterArroyoTranslator,
+    Naming,
+)
+from arroyo_dagster.state.model.layout import JobPaths
+
+if TYPE_CHECKING:
+    from arroyo_dagster.state.operations.surgery.window import PlannableEdit
+
+OP = "arroyo_bootstrapped_state"
+
+
+class BootstrapConfig(ChangeConfig):
+    """Which job to fill, and with what."""
+
+    job: str = Field(
+        description="The stopped job of this deployment, as job or pipeline/job.",
+        examples=["staging/main"],
+    )
+    bootstrap: dict[str, Any] = Field(
+        description="The events, the cut, and what each table holds, as the file of "
+        "`arroyo-state bootstrap` declares it. Secrets come from the environment of Spark."
+    )
+
+
+def build_bootstrapped_state(
+    *, deployment: str | None = None, translator: DagsterArroyoTranslator | None = None
+) -> dg.Definitions:
+    """Build the asset of a bootstrapped state, and the job `arroyo_bootstrap`.
+
+    Merge the result with that of `build_arroyo_definitions`, whose resources it uses: its Spark
+    computes the tables. A run plans only, unless its configuration has `execute: true`.
+
+    Args:
+        deployment, translator: those given to `build_arroyo_definitions`.
+    """
+    naming = Naming(
+        translator or DagsterArroyoTranslator(), jobs_partitions(deployment), deployment
+    )
+    asset = _build_asset(naming)
+    job = dg.define_asset_job(
+        naming.name("arroyo_bootstrap"),
+        description="Plan or execute a bootstrap of a stopped job from stored events.",
+        selection=dg.AssetSelection.assets(asset),
+        executor_def=dg.in_process_executor,
+        run_tags=maintenance_tags(deployment),
+    )
+    return dg.Definitions(assets=[asset], jobs=[job])
+
+
+def _build_asset(naming: Naming) -> dg.AssetsDefinition:
+    @change_asset(naming, BOOTSTRAPPED_STATE, OP)
+    def arroyo_bootstrapped_state(
+        context: dg.AssetExecutionContext,
+        config: BootstrapConfig,
+        arroyo_store: ArroyoStateStore,
+        arroyo_directory: ArroyoDirectory,
+        arroyo_spark: SparkSessionResource,
+    ) -> Any:
+        @contextmanager
+        def edit(paths: JobPaths) -> Iterator["PlannableEdit"]:
+            from arroyo_dagster.state.operations.surgery.declared import parse_declared_bootstrap
+
+            declared = parse_declared_bootstrap(config.bootstrap)
+            # Only here: a mistake in the configuration is told without Spark.
+            from arroyo_dagster.spark.surgery.declared import declared_bootstrap
+
+            reading, status = arroyo_store.reading(), arroyo_directory.directory(arroyo_store)
+            with declared_bootstrap(
+                arroyo_spark.session, reading, paths, status, declared
+            ) as bootstrap:
+                yield bootstrap.edit()
+
+        yield from ChangeRun(
+            context=context,
+            key=naming.key(BOOTSTRAPPED_STATE),
+            job=config.job,
+            config=config,
+            store=arroyo_store,
+            directory=arroyo_directory,
+            edit=edit,
+        ).events()
+
+    return arroyo_bootstrapped_state

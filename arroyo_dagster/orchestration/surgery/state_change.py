@@ -1,0 +1,256 @@
+"""Assets that change the state of one stopped Arroyo job: how they plan, execute and report."""
+
+from collections.abc import Callable, Generator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import dagster as dg
+from pydantic import Field
+
+from arroyo_dagster.errors import ArroyoStateError, InputError, LeaseHeldError
+from arroyo_dagster.orchestration import rendering as shown
+from arroyo_dagster.orchestration.catalog.checks import (
+    RESTORABLE,
+    check_result,
+    kept_verdict,
+    not_checked,
+)
+from arroyo_dagster.orchestration.directory import ArroyoDirectory
+from arroyo_dagster.orchestration.failures import as_failure, failure_of, name_failed_checks
+from arroyo_dagster.orchestration.launchpad import LaunchpadConfig
+from arroyo_dagster.orchestration.resources import ArroyoStateStore
+from arroyo_dagster.orchestration.settings import configured, setting_field
+from arroyo_dagster.orchestration.skips import end_skipped_steps, leases_skip
+from arroyo_dagster.orchestration.surgery.rendering import outcome_metadata, plan_metadata
+from arroyo_dagster.orchestration.translator import Naming, specified_assets
+from arroyo_dagster.redaction import without_secrets
+from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.model.leases import LeaseSettings
+from arroyo_dagster.state.model.maintenance_window import WindowEnd, WindowLimits, WindowSteps
+from arroyo_dagster.state.model.rewrite import QuietSettings
+from arroyo_dagster.state.planning.verify.findings import Verdict
+
+if TYPE_CHECKING:
+    from arroyo_dagster.state.model.surgery.plans import EditOutcome, EditPlan
+    from arroyo_dagster.state.operations.compaction.window_recovery import JobWindowOptions
+    from arroyo_dagster.state.operations.surgery.execute import EditOptions
+    from arroyo_dagster.state.operations.surgery.window import PlannableEdit
+
+
+class ChangeConfig(LaunchpadConfig):
+    """How a change of a job's state is planned, approved and executed."""
+
+    execute: bool = Field(
+        default=False, description="Change the state. Otherwise plan only; change nothing."
+    )
+    approve: str = Field(
+        default="",
+        description="With `execute`: execute only the plan with this digest. Empty: any plan.",
+    )
+    window: bool = Field(
+        default=False,
+        description="With `execute`: the job may run. It is stopped with a checkpoint through "
+        "Arroyo's API, and started again, whatever happens.",
+    )
+    stop_seconds: float = setting_field(WindowSteps, "stop")
+    rewrite_seconds: float = setting_field(WindowSteps, "rewrite")
+    start_seconds: float = setting_field(WindowSteps, "start")
+    quiet_seconds: float = setting_field(QuietSettings, "quiet_seconds")
+    lease_wait_seconds: float = setting_field(LeaseSettings, "lease_wait_seconds")
+
+
+def change_asset(
+    naming: Naming, table: str, name: str
+) -> Callable[[Callable[..., Any]], dg.AssetsDefinition]:
+    """Return the decorator of an asset whose runs change the state of a job.
+
+    Args:
+        table: the asset, as the translator names it.
+        name: of its op.
+    """
+    key = naming.key(table)
+
+    def decorate(function: Callable[..., Any]) -> dg.AssetsDefinition:
+        asset: dg.AssetsDefinition = specified_assets(
+            name=naming.name(name),
+            specs=[
+                naming.spec(table, partitioned=False).replace_attributes(
+                    skippable=True  # a plan has made nothing
+                )
+            ],
+            check_specs=[
+                naming.check_spec(
+                    RESTORABLE,
+                    table,
+                    "The job that took the state can be restored.",
+                    blocking=True,
+                )
+            ],
+            pool=naming.name("arroyo_compaction"),
+            can_subset=True,  # so that a plan may leave out the check
+        )(naming.bind(end_skipped_steps(key)(name_failed_checks(function))))
+        return asset
+
+    return decorate
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChangeRun:
+    """One run of such an asset.
+
+    Attributes:
+        job: the job that is changed, as job or pipeline/job.
+        edit: opens what the run plans or executes, for the paths of the job.
+    """
+
+    context: dg.AssetExecutionContext
+    key: dg.AssetKey
+    job: str
+    config: ChangeConfig
+    store: ArroyoStateStore
+    directory: ArroyoDirectory
+    edit: "Callable[[JobPaths], AbstractContextManager[PlannableEdit]]"
+
+    def events(self) -> Generator[Any, Any, None]:
+        """Plan or execute the change, and give what Dagster shows of it.
+
+        Raises:
+            dagster.Failure: the execution failed. It is never retried, since a retry after the
+                publication would change the state again.
+        """
+        from arroyo_dagster.state.operations.catalog.jobs import find_job
+
+        with as_failure(), leases_skip():
+            paths, changed = find_job(self.store.reading(), self.job), True
+            if self.key in self.context.selected_asset_keys:
+                with self.edit(paths) as edit:
+                    changed = yield from self._change_events(edit)
+            check = dg.AssetCheckKey(self.key, RESTORABLE)
+            if changed and check in self.context.selected_asset_check_keys:
+                yield check_result(_restorable(self.store, paths), RESTORABLE, self.key)
+
+    def _change_events(self, edit: "PlannableEdit") -> Generator[Any, Any, bool]:
+        """Return whether the state was changed."""
+        if not self.config.execute:
+            plan = self._planned(edit)
+            text = _format_plan(plan)
+            self.context.log.info(text)
+            yield dg.AssetObservation(self.key, metadata=plan_metadata(plan), description=text)
+            return False
+        if self.config.window:
+            return (yield from self._window_events(edit))
+        published: list[EditOutcome] = []
+        try:
+            outcome = edit.run(
+                self.store.writable(),
+                self.directory.directory(self.store),
+                self._options(published),
+            )
+        except LeaseHeldError:
+            raise
+        except ArroyoStateError as error:
+            raise failure_of(error) from error
+        except Exception:
+            raise
+        except BaseException:  # an interrupt
+            yield from (self._materialized(one) for one in published)
+            raise
+        if not outcome.published:
+            text = f"nothing to change at epoch {outcome.plan.epoch}"
+            metadata = plan_metadata(outcome.plan)
+            yield dg.AssetObservation(self.key, metadata=metadata, description=text)
+            return False
+        yield self._materialized(outcome)
+        return True
+
+    def _window_events(self, edit: "PlannableEdit") -> Generator[Any, Any, bool]:
+        """Execute the change in a window, as `_change_events` does it for a stopped job."""
+        from arroyo_dagster.state.operations.surgery.window import run_edit_window
+
+        if self.config.approve:
+            raise InputError(
+                "a plan is approved, but the stop writes an epoch, so the plan gets another digest",
+                next_step="leave `approve` empty, or stop the job before",
+            )
+        control = self.directory.control(self.store)
+        outcome = run_edit_window(self.store.writable(), control, edit, self._window_options())
+        self.context.log.info(f"{edit.paths.root}: {outcome.end.value}")
+        change = outcome.change
+        if change is not None and change.published and outcome.end is not WindowEnd.UNDONE:
+            downtime = shown.duration(outcome.downtime_seconds * 1e6)
+            told = {"arroyo/window": outcome.end.value, "downtime": downtime}
+            yield self._materialized(change, told)
+        if not outcome.started:
+            raise dg.Failure(
+                f"{edit.paths.root}: NOT STARTED AGAIN: {outcome.problem}. Next: check it in "
+                "Arroyo; this job, or a sensor of a maintenance window, starts it",
+                allow_retries=False,
+            )
+        if outcome.problem is not None:
+            raise failure_of(outcome.problem) from outcome.problem
+        if change is None or not change.published:
+            metadata = {} if outcome.plan is None else plan_metadata(outcome.plan)
+            text = outcome.end.value
+            yield dg.AssetObservation(self.key, metadata=metadata, description=text)
+            return False
+        return True
+
+    def _planned(self, edit: "PlannableEdit") -> "EditPlan":
+        if self.config.approve:
+            raise InputError(
+                "a plan is approved, but nothing is executed",
+                next_step="set `execute: true`, or leave `approve` empty",
+            )
+        return edit.plan(self.store.reading(), self.directory.directory(self.store))
+
+    def _materialized(
+        self, outcome: "EditOutcome", more: Mapping[str, Any] | None = None
+    ) -> "dg.MaterializeResult[Any]":
+        return dg.MaterializeResult(
+            asset_key=self.key,
+            metadata={**outcome_metadata(outcome), **(more or {})},
+            data_version=dg.DataVersion(outcome.plan.digest),
+        )
+
+    def _options(self, published: "list[EditOutcome]") -> "EditOptions":
+        from arroyo_dagster.state.operations.surgery.execute import EditOptions
+
+        return EditOptions(
+            approved=self.config.approve or None,
+            owner=f"dagster run {self.context.run.run_id}",
+            lease_wait_seconds=self.config.lease_wait_seconds,
+            on_lease=self.context.log.info,
+            quiet_seconds=self.config.quiet_seconds,
+            on_published=published.append,
+        )
+
+    def _window_options(self) -> "JobWindowOptions":
+        from arroyo_dagster.state.operations.compaction.window_recovery import JobWindowOptions
+
+        return JobWindowOptions(
+            limits=configured(WindowLimits, self.config),
+            owner=f"dagster run {self.context.run.run_id}",
+            lease_wait_seconds=self.config.lease_wait_seconds,
+            on_step=lambda step: self.context.log.info(step.did),
+        )
+
+
+def _restorable(store: ArroyoStateStore, paths: JobPaths) -> Verdict:
+    """Return whether a job can be restored; a problem is a finding, so that nothing is retried."""
+    try:
+        return kept_verdict(RESTORABLE, store, paths)
+    except ArroyoStateError as problem:
+        return not_checked(paths, problem)
+
+
+def _format_plan(plan: "EditPlan") -> str:
+    if plan.empty:
+        return f"nothing to change at epoch {plan.epoch}"
+    text = (
+        f"plan {plan.digest} changes {len(plan.changed)} tables of {plan.paths.root} at epoch "
+        f"{plan.epoch}; nothing was changed"
+    )
+    if plan.why_not is not None:
+        return f"{text}, not now: {without_secrets(plan.why_not)}"
+    return f"{text}. Next: run it with `execute: true` and this digest as `approve`"
