@@ -61,6 +61,8 @@ class Bootstrap:
         directory: the source of its status.
         watermark_micros: event time at the cut.
         tables, positions: see `table` and `position`.
+        declaration: the digest of the document that declares the tables, to which a plan is bound;
+            empty = there is none.
     """
 
     store: ObjectStore
@@ -69,6 +71,7 @@ class Bootstrap:
     watermark_micros: int
     tables: Mapping[TableKey, ComputedRows] = field(default_factory=dict)
     positions: tuple[tuple[OperatorId | None, NewPosition], ...] = ()
+    declaration: str = ""
 
     def table(self, operator: str, name: str, frame: DataFrame) -> Bootstrap:
         """Return a bootstrap in which the rows of a frame replace those of a table.
@@ -132,6 +135,7 @@ class Bootstrap:
             tables=self.tables,
             watermark_micros=self.watermark_micros,
             positions=self.positions,
+            declaration=self.declaration,
         )
 
 

@@ -62,6 +62,7 @@ def declared_bootstrap(
         directory=directory,
         watermark_micros=watermark,
         positions=declared.positions,
+        declaration=declared.digest,
     )
     with ExitStack() as kept:
         for table in declared.tables:

@@ -30,10 +30,12 @@ class BootstrapRequest:
     Attributes:
         watermark_micros: event time at the cut.
         positions: where sources continue: partitions and absolute positions.
+        declaration: the digest of the document that declares the tables; empty = there is none.
     """
 
     tables: tuple[BootstrapTable, ...]
     watermark_micros: int
     positions: tuple[tuple[OperatorId | None, str, str], ...] = ()
+    declaration: str = ""
 
     name = "bootstrap"

@@ -5,6 +5,7 @@ Expressions are Spark SQL over the columns of the events.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -78,6 +79,11 @@ class DeclaredBootstrap:
     watermark_micros: int | None = None
     lateness_micros: int = 0
     positions: tuple[tuple[OperatorId | None, NewPosition], ...] = ()
+
+    @property
+    def digest(self) -> str:
+        """The identity to which a plan is bound: changes with all that is declared."""
+        return hashlib.blake2b(repr(self).encode(), digest_size=16).hexdigest()
 
     def source(self, name: str) -> EventSource:
         """Return the events of a name."""

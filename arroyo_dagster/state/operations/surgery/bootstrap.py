@@ -78,6 +78,7 @@ class BootstrapJob:
         tables: the rows by operator and table.
         watermark_micros: event time at the cut.
         positions: where the sources continue, absolute; see `arroyo-state offsets`.
+        declaration: the digest of the document that declares the tables; empty = there is none.
     """
 
     paths: JobPaths
@@ -85,6 +86,7 @@ class BootstrapJob:
     tables: Mapping[TableKey, ComputedRows]
     watermark_micros: int
     positions: tuple[tuple[OperatorId | None, NewPosition], ...] = ()
+    declaration: str = ""
 
     def plan(self, store: ObjectStore) -> EditPlan:
         """Compute the rows and plan to write them. Writes nothing: the dry run.
@@ -176,6 +178,7 @@ class BootstrapJob:
             tables=(),
             watermark_micros=self.watermark_micros,
             positions=tuple((at, one.partition, one.position) for at, one in self.positions),
+            declaration=self.declaration,
         )
         snapshot = editable_snapshot(store, self.paths, self.directory, request)
         checkpoint = snapshot.checkpoint

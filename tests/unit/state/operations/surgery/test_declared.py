@@ -49,6 +49,21 @@ def test_a_declaration_is_read() -> None:
     assert found.source("events").path == "/lake/orders"
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"events": {**EVENTS, "where": "v > 0"}},
+        {"watermark": "2026-11-24T10:00:01Z"},
+        {"positions": {"0": 13, "source_orders_0": {"1": "13"}}},
+        {"tables": {"tumbling_4": {"t": {"where": "v > 1"}}}},
+    ],
+)
+def test_the_digest_changes_with_what_is_declared(changes: dict[str, Any]) -> None:
+    found = parse_declared_bootstrap(WHOLE).digest
+    assert found == parse_declared_bootstrap(copy.deepcopy(WHOLE)).digest
+    assert found != parse_declared_bootstrap(with_changes(**changes)).digest
+
+
 def test_the_documented_declaration_is_read() -> None:
     import yaml
 
