@@ -10,9 +10,10 @@ from __future__ import annotations
 import json
 import math
 import struct
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
-from typing import Any
+from json.scanner import make_scanner
+from typing import Any, cast
 
 from arroyo_dagster.dataflow.definition.scope import Scope
 from arroyo_dagster.dataflow.definition.types import (
@@ -67,8 +68,7 @@ class Converter:
             return _raw_reader(self._resolved(self.type))
         if self.type is None:
             return lambda data: _parsed(data, _RECORDS)
-        convert = self._decoder(self.type)
-        return lambda data: convert(_parsed(data))
+        return _json_reader(self._decoder(self.type))
 
     def arrow_reader(self) -> Convert:
         """Return a function that decodes a value from Arrow's Python types (`to_pylist`)."""
@@ -149,7 +149,7 @@ class Converter:
                     made[name] = _inside(name, decode, given)
             return Record(made)
 
-        return convert
+        return _usual_object(members, [one.type for one in declared.members], convert)
 
     def _list_decoder(self, declared: CompositeType) -> Convert:
         decode = self._decoder(declared.members[0].type)
@@ -334,6 +334,61 @@ _ENCODERS: dict[str, Callable[[Converter, CompositeType], Convert]] = {
 }
 
 
+def _usual_object(
+    members: Sequence[tuple[str, str, Convert, bool]], types: Sequence[TypeDef], general: Convert
+) -> Convert:
+    """Return `general`, a decoder of an object, with a fast path for objects that are as usual.
+
+    The fast path is one function without calls for text, bools and whole numbers. An object with a
+    missing member, or a value that needs a conversion or an error, goes to `general`.
+
+    Args:
+        members: name, name in JSON, decoder and whether it is optional, of each.
+        types: the type of each member.
+    """
+    names: dict[str, Any] = {"Record": Record, "general": general}
+    taken, tests, made = [], ["type(value) is dict"], []
+    for at, ((name, written, decode, optional), kind) in enumerate(
+        zip(members, types, strict=True)
+    ):
+        m = f"m{at}"
+        taken.append(f"{m} = value[{written!r}]")
+        test = _usual_value(kind, m)
+        if test is None:
+            names[f"decode{at}"] = decode
+            taken.append(f"{m} = {f'None if {m} is None else ' if optional else ''}decode{at}({m})")
+        else:
+            tests.append(f"({m} is None or {test})" if optional else test)
+        made.append(f"{name!r}: {m}")
+    lines = [
+        "def convert(value):",
+        "    try:",
+        *(f"        {one}" for one in taken),
+        f"        if {' and '.join(tests)}:",
+        f"            return Record({{{', '.join(made)}}})",
+        "    except (LookupError, TypeError, ValueError):",
+        "        pass",
+        "    return general(value)",
+    ]
+    exec("\n".join(lines), names)
+    return cast(Convert, names["convert"])
+
+
+def _usual_value(kind: TypeDef, name: str) -> str | None:
+    """Return the test of whether a variable is a value of a type as it is; None = call its decoder.
+
+    Text that UTF-8 cannot encode raises ValueError.
+    """
+    if kind is ScalarType.STRING:
+        return f"type({name}) is str and ({name}.isascii() or {name}.encode())"
+    if kind is ScalarType.BOOL:
+        return f"type({name}) is bool"
+    if isinstance(kind, ScalarType) and kind.bounds is not None:
+        low, high = kind.bounds
+        return f"type({name}) is int and {low} <= {name} <= {high}"
+    return None
+
+
 # ---- JSON ----------------------------------------------------------------------------------------
 
 
@@ -343,6 +398,7 @@ def _no_constant(text: str) -> Any:
 
 _JSON = json.JSONDecoder(parse_constant=_no_constant)
 _RECORDS = json.JSONDecoder(parse_constant=_no_constant, object_hook=Record)
+_scan = make_scanner(_JSON)  # type: ignore[arg-type]  # its stub knows no decoder
 
 
 def _parsed(data: bytes | str, decoder: json.JSONDecoder = _JSON) -> Any:
@@ -350,6 +406,20 @@ def _parsed(data: bytes | str, decoder: json.JSONDecoder = _JSON) -> Any:
         return decoder.decode(data if isinstance(data, str) else data.decode())
     except RecursionError:
         raise ValueError("the JSON is nested too deeply") from None
+
+
+def _json_reader(convert: Convert) -> Convert:
+    """Return a function that decodes JSON, fastest without white space around it."""
+
+    def read(data: bytes | str) -> Any:
+        text = data if isinstance(data, str) else data.decode()
+        try:
+            value, end = _scan(text, 0)
+        except (StopIteration, ValueError, RecursionError):
+            end = -1  # white space at the beginning, or an error, which `_parsed` raises
+        return convert(value if end == len(text) else _parsed(text))
+
+    return read
 
 
 def _json_text(value: Any) -> str:

@@ -594,17 +594,27 @@ def _values(
         raw, plain = _as_text(raw)
         if plain and topic.converter.is_text and not raw.null_count:
             return raw.to_pylist(), {}
+    if is_binary and raw.null_count:
+        read = _refusing_none(read)
     values: list[Any] = []
     bad: dict[int, Exception] = {}
-    for at, one in enumerate(raw.to_pylist()):
+    rest = map(read, raw.to_pylist())
+    while True:
         try:
-            if one is None and is_binary:
-                raise ValueError("the record has no value")
-            values.append(read(one))
+            values.extend(rest)  # keeps what was read before an error
+            return values, bad
         except ValueError as error:
-            bad[at] = error
+            bad[len(values)] = error
             values.append(None)
-    return values, bad
+
+
+def _refusing_none(read: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def refusing(one: Any) -> Any:
+        if one is None:
+            raise ValueError("the record has no value")
+        return read(one)
+
+    return refusing
 
 
 def _as_text(raw: pa.Array) -> tuple[pa.Array, bool]:

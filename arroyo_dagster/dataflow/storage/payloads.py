@@ -1,6 +1,7 @@
 """Encode the values of a batch of records together, for the way to another subtask.
 
-A payload holds many values: a pickled list, values pickled one by one, or columns as Arrow IPC.
+A payload holds many values: a pickled list (of records, as dicts: that takes half the time), values
+pickled one by one, or columns as Arrow IPC.
 Each row of a batch refers to a payload and a place in it. Pickling a list takes half the time of
 pickling its values. This is safe: both ends are subtasks of one job, and the data is not stored.
 """
@@ -21,7 +22,7 @@ PAYLOAD, PLACE = "payload", "place"
 """The columns: the payload of a row, null if its value is text, and the place in it."""
 
 PAYLOAD_TYPE = pa.dictionary(pa.int32(), pa.binary())
-_LIST, _SINGLE, _COLUMNS = b"L", b"S", b"C"
+_LIST, _RECORDS, _SINGLE, _COLUMNS = b"L", b"R", b"S", b"C"
 Groups = npt.NDArray[np.int64]
 
 
@@ -38,11 +39,14 @@ def encode_values(
     Raises:
         Exception: a value cannot be pickled.
     """
+    from arroyo_dagster.dataflow.runtime.record import Record
 
     def dump(rows: Groups | None) -> bytes:
         some = values if rows is None else [values[at] for at in rows.tolist()]
         if shared or len({*map(id, some)}) < len(some):
             return _SINGLE + pickle.dumps([pickle.dumps(one, protocol=5) for one in some], 5)
+        if {*map(type, some)} == {Record}:
+            return _RECORDS + pickle.dumps([{**one} for one in some], protocol=5)
         return _LIST + pickle.dumps(some, protocol=5)
 
     return _payloads(len(values), groups, dump)
@@ -121,10 +125,14 @@ def _used(payloads: pa.Array) -> dict[int, bytes]:
 
 
 def _values_in(data: bytes) -> list[Any]:
+    from arroyo_dagster.dataflow.runtime.record import Record
+
     kind, rest = data[:1], memoryview(data)[1:]
     if kind == _COLUMNS:
         return records_of(_frame_in(data))
     values = pickle.loads(rest)
+    if kind == _RECORDS:
+        return [*map(Record, values)]
     return [pickle.loads(one) for one in values] if kind == _SINGLE else values
 
 

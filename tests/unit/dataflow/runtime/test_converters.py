@@ -7,6 +7,7 @@ import functools
 import json
 import pickle
 from typing import Any
+from unittest import mock
 
 import pytest
 from hypothesis import given
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from arroyo_dagster.dataflow.definition.definition import Dataflow
 from arroyo_dagster.dataflow.definition.reading import parse_document
 from arroyo_dagster.dataflow.definition.scope import Scope
+from arroyo_dagster.dataflow.runtime import converters
 from arroyo_dagster.dataflow.runtime.converters import Converter, json_bytes
 from arroyo_dagster.dataflow.runtime.record import Record, as_record, plain
 from arroyo_dagster.errors import InputError
@@ -300,3 +302,54 @@ def test_an_optional_member_in_the_other_spelling_is_not_taken_for_absent() -> N
     assert read(b"{}") == {"pu-zone": None}
     with pytest.raises(ValueError, match="the record has `pu_zone`"):
         read(b'{"pu_zone": 4}')
+
+
+USUAL = (
+    "object, properties: {text: {type: string}, at: {type: i64}, small: {type: u8}, on: "
+    "{type: bool}, note: {type: string, optional: true}, share: {type: f64, optional: true}, "
+    "stops: {type: stops}}"
+)
+odd_values = st.one_of(
+    st.text(max_size=3),
+    st.sampled_from(["\ud800", "é", None, True, False, 1.5, 255, 256, -1, 1 << 70, [], {}]),
+    st.lists(st.integers(-1, 1 << 15), max_size=2),
+)
+usual_objects = st.fixed_dictionaries(
+    {
+        "text": st.text(max_size=3),
+        "at": st.integers(-9, 9),
+        "small": st.integers(0, 255),
+        "on": st.booleans(),
+        "stops": st.just([1]),
+    },
+    optional={
+        "note": st.none() | st.text(max_size=2),
+        "share": st.floats(-1, 1),
+        "more": st.none(),
+    },
+)
+members = st.sampled_from(["text", "at", "small", "on", "note", "share", "stops"])
+
+
+@given(
+    usual_objects,
+    st.dictionaries(members, odd_values, max_size=2),
+    st.sets(members, max_size=1),
+    st.sampled_from(["{}", " {} ", "{}x", "{},{{}}"]),
+)
+def test_the_fast_path_of_objects_gives_what_the_general_one_gives(
+    value: dict[str, Any], odd: dict[str, Any], missing: set[str], around: str
+) -> None:
+    given_value = {name: one for name, one in {**value, **odd}.items() if name not in missing}
+    text = around.format(json.dumps(given_value))
+    with mock.patch.object(converters, "_usual_object", lambda members, types, general: general):
+        general = converter.__wrapped__(USUAL).reader()
+
+    def answer(read: Any) -> Any:
+        try:
+            found = read(text)
+        except ValueError as error:
+            return str(error)
+        return type(found), [(name, type(one), one) for name, one in {**found}.items()]
+
+    assert answer(converter(USUAL).reader()) == answer(general)
