@@ -15,11 +15,12 @@ import polars as pl
 import pyarrow as pa
 
 from arroyo_dagster.dataflow.definition.definition import Dataflow
+from arroyo_dagster.dataflow.definition.names import METRICS
 from arroyo_dagster.dataflow.definition.reading import parse_document
 from arroyo_dagster.dataflow.runtime.letters import Letter
 from arroyo_dagster.dataflow.runtime.service import Bindings, RunOptions, build_dataflow
 from arroyo_dagster.dataflow.storage.boundary import topic_schema
-from arroyo_dagster.dataflow.storage.engine_tables import METRICS, Metric, MetricKey, total
+from arroyo_dagster.dataflow.storage.engine_tables import Metric, MetricKey, total
 from arroyo_dagster.dataflow.topics.replay import build_replay, plan_replay
 from arroyo_dagster.dataflow.views.view import Views
 from arroyo_dagster.state.model.ids import Epoch, TableName

@@ -65,8 +65,7 @@ def check(
                 file, legacy=legacy, extended=extended, dev=not prod
             )
             check_tests(file, document, packages)
-            if isinstance(document, Dataflow):
-                document = check_functions(file, document, packages)
+            document = check_functions(file, document, packages)
         except InvalidDefinition as error:
             valid = False
             documents.append(_invalid_json(file, error))

@@ -12,7 +12,7 @@ import click
 from arroyo_dagster.dataflow.definition import loading
 from arroyo_dagster.dataflow.definition.definition import Dataflow, Package
 from arroyo_dagster.dataflow.definition.diagnostics import InvalidDefinition
-from arroyo_dagster.dataflow.runtime.checks import check_bodies
+from arroyo_dagster.dataflow.runtime.checks import check_bodies, check_package_bodies
 from arroyo_dagster.dataflow.runtime.functions import unbound_error, unbound_steps
 from arroyo_dagster.dataflow.runtime.service import DEAD_LETTER, FAIL, SKIP
 from arroyo_dagster.dataflow.topics.bindings import (
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from arroyo_dagster.dataflow.testing.package_tests import PackageTest
 
 _F = TypeVar("_F", bound=Callable[..., Any])
+_D = TypeVar("_D", bound=Dataflow | Package)
 
 
 def loading_options(command: _F) -> _F:
@@ -139,17 +140,21 @@ def load_dataflow(
     return loading.load_dataflow(file, legacy=legacy, extended=extended, dev=not prod)
 
 
-def check_functions(file: str, dataflow: Dataflow, packages: Mapping[str, Package]) -> Dataflow:
-    """Check the functions of a dataflow, and return it with the warnings. No code is loaded.
+def check_functions(file: str, document: _D, packages: Mapping[str, Package]) -> _D:
+    """Check the functions of a definition, and return it with the warnings. No code is loaded.
 
     Raises:
         InvalidDefinition: a function uses names, members or tables that do not exist.
     """
-    found = check_bodies(dataflow, packages, folders=_folders(file))
-    warnings = (*dataflow.warnings, *found.warnings)
+    if isinstance(document, Dataflow):
+        found = check_bodies(document, packages, folders=_folders(file))
+    else:
+        found = check_package_bodies(document, packages)
+    warnings = (*document.warnings, *found.warnings)
     if found.errors:
-        raise InvalidDefinition("dataflow", found.errors, file=file, warnings=warnings)
-    return replace(dataflow, warnings=warnings)
+        what = "dataflow" if isinstance(document, Dataflow) else "package"
+        raise InvalidDefinition(what, found.errors, file=file, warnings=warnings)
+    return replace(document, warnings=warnings)
 
 
 def check_tests(

@@ -273,7 +273,11 @@ class ImportDef:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FunctionDef:
-    """A function of a package: its operator, its signature and, if inline, its body."""
+    """A function of a package: its operator, its signature and, if inline, its body.
+
+    Attributes:
+        line: the line of its body; without one, its own.
+    """
 
     name: str
     operator: str
@@ -283,6 +287,7 @@ class FunctionDef:
     language: str | None = None
     source: str | None = None
     dependencies: AsWritten | None = None
+    line: int = field(default=1, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

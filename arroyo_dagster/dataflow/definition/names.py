@@ -10,6 +10,8 @@ from __future__ import annotations
 import keyword
 
 ROW_METHODS = frozenset({"update", "delete", "exists", "to_dict"})
+METRICS, LOG, SCHEMAS, WATERMARK = "metrics", "metrics.log", "schemas", "watermark"
+"""The engine's own tables beside those of a service's states; `watermark` only in windows."""
 CONTEXT_FUNCTIONS = frozenset({"sql", "key", "window", "env", "state"})
 
 
@@ -21,6 +23,19 @@ def column_attribute(column: str) -> str:
 def state_accessor(state: str) -> str:
     """Return the name of the function by which user code accesses a state."""
     return _clear(mangled(state), CONTEXT_FUNCTIONS)
+
+
+def engine_table_error(state: str, *, windowed: bool) -> str | None:
+    """Return what is wrong if the engine has a table of the name of a state beside it, else None.
+
+    Args:
+        state: the name of the state.
+        windowed: whether its service has windows.
+    """
+    if state not in (METRICS, LOG, SCHEMAS) and not (windowed and state == WATERMARK):
+        return None
+    where = " of a service with windows" if state == WATERMARK else ""
+    return f"state `{state}` has the name of a table of the engine{where}; choose another"
 
 
 def mangled(name: str) -> str:

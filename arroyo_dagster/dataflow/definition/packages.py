@@ -20,6 +20,7 @@ from arroyo_dagster.dataflow.definition.definition import (
 )
 from arroyo_dagster.dataflow.definition.diagnostics import Diagnostics
 from arroyo_dagster.dataflow.definition.grammar import PACKAGE_ID
+from arroyo_dagster.dataflow.definition.names import engine_table_error
 from arroyo_dagster.dataflow.definition.reading_services import names_of
 from arroyo_dagster.dataflow.definition.scope import Scope
 from arroyo_dagster.dataflow.definition.shapes import text_of
@@ -176,6 +177,17 @@ def _type_of(package: Package, name: str) -> TypeDef | None:
     return Scope.of(package.types, {}).own.get(same_name(name))
 
 
+def visible_states(package: Package, packages: Mapping[str, Package]) -> dict[str, StateDef]:
+    """Return the states of a package, and those that it imports."""
+    found: dict[str, StateDef] = {}
+    for one in package.imports:
+        other = packages.get(one.package)
+        if other is not None:
+            inner = visible_states(other, packages)
+            found |= {name: inner[name] for name in one.states if name in inner}
+    return {**found, **package.states}
+
+
 def states_of_imports(service: ServiceDef, imported: Imported) -> dict[str, StateDef] | None:
     """Return the states that a service's imported functions add to it (spec I2).
 
@@ -211,6 +223,10 @@ def inject_states(
                 f"a function of package `{brought.package}` needs"
             )
             diagnostics.add(node.diagnostic_at("E22", message, key="states"))
+        taken = engine_table_error(name, windowed=brought.window is not None)
+        if taken is not None and declared is brought:
+            message = f"a function of package `{brought.package}` adds it: {taken}"
+            diagnostics.add(node.diagnostic_at("E21", message))
     return replace(service, states=states)
 
 

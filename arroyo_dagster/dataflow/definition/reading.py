@@ -330,4 +330,5 @@ def _function(name: str, node: Node, steps: StepReader) -> FunctionDef:
         language=text_of(node, "lang"),
         source=text_of(node, "run"),
         dependencies=kept(node, "dependencies"),
+        line=(node.get("run") or node).line,
     )

@@ -12,7 +12,7 @@ from arroyo_dagster.dataflow.definition import grammar
 from arroyo_dagster.dataflow.definition.definition import StateDef, StateForm, StateRef, ValueKind
 from arroyo_dagster.dataflow.definition.diagnostics import Diagnostics
 from arroyo_dagster.dataflow.definition.linking import Linking, States
-from arroyo_dagster.dataflow.definition.names import mangled, state_accessor
+from arroyo_dagster.dataflow.definition.names import engine_table_error, mangled, state_accessor
 from arroyo_dagster.dataflow.definition.reading_types import TypeReader, unsupported_value
 from arroyo_dagster.dataflow.definition.scope import Scope
 from arroyo_dagster.dataflow.definition.types import (
@@ -96,7 +96,7 @@ class StateReader:
         whole: dict[str, StateDef],
         named: dict[str, Node],
     ) -> None:
-        self._check_name(name, node)
+        self._check_name(block, name, node)
         state = self._entry(block, name, node)
         for other, earlier in named.items():
             if state_accessor(other) != state_accessor(name):
@@ -108,7 +108,7 @@ class StateReader:
         if state is not None:
             whole.setdefault(name, state)
 
-    def _check_name(self, name: str, node: Node) -> None:
+    def _check_name(self, block: Block, name: str, node: Node) -> None:
         if not name.strip():
             self._mistakes.add(node.diagnostic_at("E21", "the name of a state is empty"))
         elif not is_name(name):
@@ -117,6 +117,10 @@ class StateReader:
         elif (line := self._type_lines.get(same_name(name))) is not None:
             message = f"state `{name}` has the name of the type in line {line}; rename one"
             self._mistakes.add(node.diagnostic_at("E21", message))
+        elif not node.members.keys() & {"from", "system"}:  # the service keeps a table of it
+            taken = engine_table_error(name, windowed=block.window is not None)
+            if taken is not None:
+                self._mistakes.add(node.diagnostic_at("E21", taken))
 
     # ---- one entry -------------------------------------------------------------------------------
 

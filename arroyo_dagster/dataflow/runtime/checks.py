@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from types import CodeType
 from typing import Any
 
-from arroyo_dagster.dataflow.definition.bodies import inspect_body
+from arroyo_dagster.dataflow.definition.bodies import ARITIES, inspect_body
 from arroyo_dagster.dataflow.definition.definition import (
     Dataflow,
     Package,
@@ -27,7 +27,9 @@ from arroyo_dagster.dataflow.definition.definition import (
     ValueKind,
 )
 from arroyo_dagster.dataflow.definition.diagnostics import Diagnostic
+from arroyo_dagster.dataflow.definition.grammar import TRANSFORMS
 from arroyo_dagster.dataflow.definition.names import ROW_METHODS, mangled
+from arroyo_dagster.dataflow.definition.packages import visible_states
 from arroyo_dagster.dataflow.errors import SqlError, did_you_mean
 from arroyo_dagster.dataflow.runtime.context import CONTEXT
 from arroyo_dagster.dataflow.runtime.functions import packaged_function
@@ -70,7 +72,7 @@ def check_bodies(
     errors: list[Diagnostic] = []
     warnings: list[Diagnostic] = []
     for service in dataflow.services.values():
-        check = _ServiceBodies(service)
+        check = _bodies_of(service)
         for step in service.steps:
             packaged = packaged_function(dataflow, packages, step)
             if step.source is not None:
@@ -95,6 +97,41 @@ def check_bodies(
     return BodyFindings(tuple(sorted(errors)), tuple(sorted(warnings)))
 
 
+def check_package_bodies(package: Package, packages: Mapping[str, Package]) -> BodyFindings:
+    """Check the inline Python functions of a package on its own.
+
+    Accessors are those of the states that a function lists, tables those of all states of the
+    package. A transform may run before or after assign-key, and so may use what a state has in
+    either place.
+
+    Args:
+        package: the definition.
+        packages: the packages that it imports, by id.
+    """
+    errors: list[Diagnostic] = []
+    states = visible_states(package, packages)
+    loaded = all(one.package in packages for one in package.imports if one.states)
+    for function in package.functions.values() if loaded else ():
+        if function.source is None or function.operator not in ARITIES:
+            continue
+        body = inspect_body(function.source, function.language, function.operator)
+        if body.language != "python":
+            continue
+        step = StepDef(
+            operator=function.operator,
+            name=function.name,
+            source=function.source,
+            path=f"functions.{function.name}.run",
+            line=function.line,
+        )
+        keyed: tuple[bool, ...] = (True,) if function.operator == "update-state" else (False,)
+        keyed = (True, False) if function.operator in TRANSFORMS else keyed
+        listed = [states[name] for name in function.states if name in states]
+        check = _Bodies(listed, {step.path: keyed}, tables_of=tuple(states.values()))
+        errors += check.body(step)
+    return BodyFindings(tuple(sorted(errors)))
+
+
 def _at(step: StepDef, number: str, message: str) -> Diagnostic:
     return Diagnostic(line=step.line, column=1, path=step.path, number=number, message=message)
 
@@ -117,27 +154,43 @@ def _named_function(step: StepDef, folders: Sequence[str]) -> _NamedFunction:
     return _NamedFunction(found is None, (diagnostic,))
 
 
-class _ServiceBodies:
-    """Checks the inline bodies of one service."""
+def _bodies_of(service: ServiceDef) -> _Bodies:
+    windowed = service.windowed
+    partition = service.partition if windowed is None else windowed.partition
+    keyed: dict[str, tuple[bool, ...]] = {}
+    if partition is not None:
+        steps = [*partition.transforms, *filter(None, [partition.update_state])]
+        keyed = {step.path: (True,) for step in steps}
+    states = tuple(service.states.values())
+    return _Bodies(states, keyed, tables_of=states)
 
-    def __init__(self, service: ServiceDef) -> None:
+
+class _Bodies:
+    """Checks inline bodies that share their scope.
+
+    Args:
+        states: those whose accessors are in scope.
+        keyed: by the path of a step, whether its accessors give the entry of the record's key
+            (True), or the whole state; both if either may be. Absent = the whole state.
+        tables_of: the states that queries may read.
+    """
+
+    def __init__(
+        self,
+        states: Sequence[StateDef],
+        keyed: Mapping[str, tuple[bool, ...]],
+        *,
+        tables_of: Sequence[StateDef],
+    ) -> None:
         self._states = {
-            name: state
-            for state in service.states.values()
-            for name in (state.accessor, mangled(state.name))
+            name: state for state in states for name in (state.accessor, mangled(state.name))
         }
-        windowed = service.windowed
-        partition = service.partition if windowed is None else windowed.partition
-        self._keyed: set[str] = set()
-        if partition is not None:
-            steps = [*partition.transforms, *filter(None, [partition.update_state])]
-            self._keyed = {step.path for step in steps}
-        rows = [one for one in service.states.values() if one.value_kind is ValueKind.ROW]
+        self._keyed = keyed
+        rows = [one for one in tables_of if one.value_kind is ValueKind.ROW]
         views = [StateView(one, None, empty_frame(one, live=False), lambda: 0) for one in rows]
         self._tables = Tables([view.table() for view in views])
         self._knows_all = all(
-            one.value_kind is not None or one.form is StateForm.SYSTEM
-            for one in service.states.values()
+            one.value_kind is not None or one.form is StateForm.SYSTEM for one in tables_of
         )
 
     def body(self, step: StepDef) -> Iterator[Diagnostic]:
@@ -178,9 +231,13 @@ class _ServiceBodies:
     def _attribute(
         self, step: StepDef, node: ast.Attribute, state: StateDef
     ) -> Iterator[Diagnostic]:
-        keyed = state.form is StateForm.TYPED and step.path in self._keyed
-        what, known = _members(state, keyed=keyed)
-        if known is None or node.attr in known or node.attr.startswith("_"):
+        typed = state.form is StateForm.TYPED
+        forms = dict(_members(state, keyed=typed and one) for one in self._keyed_in(step))
+        if None in forms.values() or node.attr.startswith("_"):
+            return
+        what = " or ".join(forms)
+        known = set().union(*filter(None, forms.values()))
+        if node.attr in known:
             return
         hint = did_you_mean(node.attr, known) or f"; it has {', '.join(sorted(known))}"
         yield _at(
@@ -189,6 +246,9 @@ class _ServiceBodies:
             f"`{node.attr}` in line {node.lineno} of the body is not found in {what} of state "
             f"`{state.name}`{hint}",
         )
+
+    def _keyed_in(self, step: StepDef) -> tuple[bool, ...]:
+        return self._keyed.get(step.path, (False,))
 
     def _query(self, step: StepDef, line: int, text: str) -> Iterator[Diagnostic]:
         names = {one.text[1:] for one in sql_tokens(text) if one.kind == "parameter"}

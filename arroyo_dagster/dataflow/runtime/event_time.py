@@ -5,8 +5,9 @@ Source: sdf-states.md 3.5, W4 to W8, W13.
 
 from __future__ import annotations
 
+from arroyo_dagster.dataflow.definition.names import WATERMARK
 from arroyo_dagster.dataflow.definition.windows import Window, WindowDef, advanced
-from arroyo_dagster.dataflow.storage.engine_tables import WATERMARK, WINDOWS, WindowBounds
+from arroyo_dagster.dataflow.storage.engine_tables import WINDOWS, WindowBounds
 from arroyo_dagster.state.model.types import I64, U32, U64
 from arroyo_dagster.state.runtime.operators import OperatorContext
 

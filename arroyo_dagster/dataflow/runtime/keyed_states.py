@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from arroyo_dagster.dataflow.definition.names import SCHEMAS, WATERMARK
 from arroyo_dagster.dataflow.definition.windows import GLOBAL_WINDOW, Window
 from arroyo_dagster.dataflow.errors import OperatorResultError
 from arroyo_dagster.dataflow.runtime.batch_states import ColumnUpdate
@@ -37,9 +38,7 @@ from arroyo_dagster.dataflow.runtime.steps import Step
 from arroyo_dagster.dataflow.runtime.stores import open_store
 from arroyo_dagster.dataflow.storage.columns import KEY
 from arroyo_dagster.dataflow.storage.engine_tables import (
-    SCHEMAS,
     SCHEMAS_CONFIG,
-    WATERMARK,
     WATERMARK_CONFIG,
     check_states,
     stored_schemas,

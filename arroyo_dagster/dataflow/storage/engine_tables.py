@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from arroyo_dagster.dataflow.definition.definition import StateDef
+from arroyo_dagster.dataflow.definition.names import LOG, METRICS, SCHEMAS, WATERMARK
 from arroyo_dagster.dataflow.definition.windows import Window
 from arroyo_dagster.dataflow.errors import StateSchemaError
 from arroyo_dagster.dataflow.storage.state_changes import advice, state_changes
@@ -23,9 +24,7 @@ from arroyo_dagster.state.runtime.operators import OperatorContext
 from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.tables.global_keyed import GlobalKeyedTable, global_table_config
 
-METRICS, SCHEMAS, WATERMARK, WINDOWS = "metrics", "schemas", "watermark", "windows"
-LOG = "metrics.log"
-"""The dot keeps the name free for a state, whose table is beside it."""
+WINDOWS = "windows"
 MOST_LOGGED = 20
 """How many of its last failures, and of its last messages, each subtask keeps of a step."""
 DROPPED = OperatorId("dropped")

@@ -26,9 +26,10 @@ from typing import Any
 from arroyo_dagster.dataflow.definition.definition import Package
 from arroyo_dagster.dataflow.definition.diagnostics import Diagnostics
 from arroyo_dagster.dataflow.definition.grammar import PACKAGE_TEST
+from arroyo_dagster.dataflow.definition.packages import visible_states
 from arroyo_dagster.dataflow.definition.types import same_name
 from arroyo_dagster.dataflow.definition.yaml_tree import Node
-from arroyo_dagster.dataflow.testing.runner import MISSING, Trial, visible_states
+from arroyo_dagster.dataflow.testing.runner import MISSING, Trial
 from arroyo_dagster.dataflow.testing.section import (
     Difference,
     TestOutcome,

@@ -22,6 +22,7 @@ from arroyo_dagster.dataflow.definition.definition import (
     StateDef,
 )
 from arroyo_dagster.dataflow.definition.names import mangled
+from arroyo_dagster.dataflow.definition.packages import visible_states
 from arroyo_dagster.dataflow.definition.scope import Scope, scope_of
 from arroyo_dagster.dataflow.definition.types import ScalarType, TypeDef, same_name
 from arroyo_dagster.dataflow.errors import OperatorResultError, UnboundOperatorError
@@ -332,17 +333,6 @@ def _call_columns(function: Function, records: list[Any]) -> list[Any]:
     if function.plan.operator == "assign-key":
         return column_result(function, result, len(records)).to_list()
     return records_of(rows_result(function, result, len(records)))
-
-
-def visible_states(package: Package, packages: Mapping[str, Package]) -> dict[str, StateDef]:
-    """Return the states of a package, and those that it imports."""
-    found: dict[str, StateDef] = {}
-    for one in package.imports:
-        other = packages.get(one.package)
-        if other is not None:
-            inner = visible_states(other, packages)
-            found |= {name: inner[name] for name in one.states if name in inner}
-    return {**found, **package.states}
 
 
 def _reader(declared: Parameter | None, types: Scope) -> Callable[[Any], Any]:

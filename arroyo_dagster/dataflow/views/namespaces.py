@@ -29,12 +29,11 @@ from arroyo_dagster.dataflow.definition.definition import (
     StateForm,
     ValueKind,
 )
+from arroyo_dagster.dataflow.definition.names import METRICS, WATERMARK
 from arroyo_dagster.dataflow.definition.types import ScalarType
 from arroyo_dagster.dataflow.definition.windows import GLOBAL_WINDOW, Window
 from arroyo_dagster.dataflow.storage.columns import KEY, UPDATED_AT, WINDOW_END, WINDOW_START
 from arroyo_dagster.dataflow.storage.engine_tables import (
-    METRICS,
-    WATERMARK,
     WINDOWS,
     Metric,
     MetricKey,

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from arroyo_dagster.dataflow.definition.definition import Dataflow
-from arroyo_dagster.dataflow.storage.engine_tables import LOG, LogKey
+from arroyo_dagster.dataflow.definition.names import LOG
+from arroyo_dagster.dataflow.storage.engine_tables import LogKey
 from arroyo_dagster.dataflow.views.namespaces import stored_pairs
 from arroyo_dagster.dataflow.views.view import OwnerJob, service_paths
 from arroyo_dagster.errors import FormatError, InputError

@@ -8,11 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from arroyo_dagster.dataflow.definition.definition import Dataflow
+from arroyo_dagster.dataflow.definition.definition import Dataflow, Package
 from arroyo_dagster.dataflow.definition.diagnostics import InvalidDefinition
 from arroyo_dagster.dataflow.definition.loading import load_dataflow
+from arroyo_dagster.dataflow.definition.names import engine_table_error
 from arroyo_dagster.dataflow.definition.reading import parse_document
-from arroyo_dagster.dataflow.runtime.checks import BodyFindings, check_bodies
+from arroyo_dagster.dataflow.runtime.checks import (
+    BodyFindings,
+    check_bodies,
+    check_package_bodies,
+)
 from arroyo_dagster.errors import InputError
 from tests.dataflows import Flow, builder, definition, reader, row_of
 
@@ -206,3 +211,36 @@ def test_an_unknown_operator_names_the_nearest() -> None:
     )  # fmt: skip
     with pytest.raises(InvalidDefinition, match="found `fliter`; did you mean `filter`"):
         parse_document(definition(text), extended=True)
+
+
+@pytest.mark.parametrize("name", ["metrics", "metrics.log", "schemas"])
+def test_a_state_with_the_name_of_a_table_of_the_engine_is_an_error(name: str) -> None:
+    text = builder("pass").replace("      counts:\n", f'      "{name}":\n')
+    with pytest.raises(InvalidDefinition, match=r"E21 line \d+: .*a table of the engine"):
+        parse_document(definition(text), extended=True)
+
+
+def test_watermark_is_a_table_of_the_engine_only_in_windows() -> None:
+    assert engine_table_error("watermark", windowed=False) is None
+    assert "with windows" in (engine_table_error("watermark", windowed=True) or "")
+
+
+TEXT = (PACKAGES / "text" / "sdf-package.yaml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "message"),
+    [
+        ("row.count += 1", "row.cuont += 1", "E44 .*`cuont` in line 3 .*mean `count`"),
+        ("row = word_count()", "row = word_cuont()", "E44 .*`word_cuont` in line 2"),
+        ("rows.u32(", "rwos.u32(", "E44 .*name `rwos` in line 3"),
+        ("select count from", "select cuont from", "E46 .*cuont"),
+    ],
+)
+def test_bodies_of_a_package_are_checked_alone(before: str, after: str, message: str) -> None:
+    assert before in TEXT
+    package = parse_document(TEXT.replace(before, after), extended=True)
+    assert isinstance(package, Package)
+    (only,) = check_package_bodies(package, {}).errors
+    assert re.search(message, f"{only.number} {only.message}"), only
+    assert TEXT.splitlines()[only.line - 1].strip() == "run: |"
