@@ -50,11 +50,11 @@ class _WithoutPandas:
         others = (one.find_spec(name, *args) for one in sys.meta_path if one is not self)
         found = next((spec for spec in others if spec is not None), None)
         if found is not None and found.loader is not None:
-            found.loader = _NotifyingLoader(found.loader)
+            found.loader = _TellingPyarrow(found.loader)
         return found
 
 
-class _NotifyingLoader(Loader):
+class _TellingPyarrow(Loader):
     """Loads pandas, then has pyarrow look again: it notes that there is none, and asks once."""
 
     def __init__(self, loader: Loader) -> None:
