@@ -66,8 +66,8 @@ class LazyGroup(click.Group):
         `ctx.obj` of the outermost group returns them, by the words and the command.
         """
         called = self.lazy.get(args[0])
-        if called is not None and not called.is_group:
-            ctx.with_resource(light_imports(user_code=called.runs_user_code))
+        if called is not None and not (called.is_group or called.runs_user_code):
+            ctx.with_resource(light_imports())
         if self.get_command(ctx, args[0]) is None and not ctx.resilient_parsing:
             self._refuse(ctx, args[0])
         name, command, rest = super().resolve_command(ctx, args)

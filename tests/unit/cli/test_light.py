@@ -109,40 +109,6 @@ def test_show_loads_few_modules_besides_parquet(root: str) -> None:
     assert len(found) <= 230
 
 
-SENTENCES = """
-apiVersion: 0.6.0
-meta: {{name: sentences, version: 0.1.0, namespace: tests}}
-config: {{converter: raw}}
-topics:
-  sentences: {{schema: {{value: {{type: string}}}}}}
-  nulls: {{schema: {{value: {{type: string}}}}}}
-services:
-  count-nulls:
-    sources: [{{type: topic, id: sentences}}]
-    transforms: [{{operator: map, run: "{body}"}}]
-    sinks: [{{type: topic, id: nulls}}]
-"""
-COUNT_NULLS = """
-def count_nulls(sentence):
-    import pandas
-    import pyarrow
-    return str(pyarrow.array(pandas.Series([1.0, float('nan')])).null_count)
-"""
-
-
-@pytest.mark.parametrize("body", ["def same(text):\n    return text", COUNT_NULLS])
-def test_a_dataflow_loads_pandas_if_its_functions_do_and_pyarrow_knows_it_then(
-    tmp_path: Path, body: str
-) -> None:
-    file, words, sink = (tmp_path / name for name in ("dataflow.yaml", "words.txt", "nulls.txt"))
-    file.write_text(SENTENCES.format(body=body.replace("\n", "\\n")))
-    words.write_text("one\n")
-    bound = ["--source", f"sentences=jsonl:{words}", "--sink", f"nulls=jsonl:{sink}"]
-    found = loaded(["sdf", "run", str(file), *bound, "--url", str(tmp_path / "state")])
-    assert ("pandas" in found) is (body is COUNT_NULLS)
-    assert sink.read_text() == ("1\n" if body is COUNT_NULLS else "one\n")
-
-
 def test_help_loads_no_command() -> None:
     found = loaded(["--help"])
     assert not (NEVER | CLIENTS | ASKING | ARROW | PROTOBUF | {"rich"}) & found
