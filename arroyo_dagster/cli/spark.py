@@ -61,9 +61,19 @@ def spark_options(text: str, *, always: bool = False) -> Callable[[_F], _F]:
     return add
 
 
-def _check_spark(ctx: click.Context, _: click.Parameter, value: bool) -> bool:
-    if value and not ctx.resilient_parsing and importlib.util.find_spec("pyspark") is None:
+def check_spark() -> None:
+    """Check that Spark is installed.
+
+    Raises:
+        InputError: it is not; names the command that installs it.
+    """
+    if importlib.util.find_spec("pyspark") is None:
         raise missing_package("pyspark")
+
+
+def _check_spark(ctx: click.Context, _: click.Parameter, value: bool) -> bool:
+    if value and not ctx.resilient_parsing:
+        check_spark()
     return value
 
 

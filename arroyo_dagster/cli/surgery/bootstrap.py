@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from arroyo_dagster.cli.common import main
-from arroyo_dagster.cli.spark import session_of, spark_options
+from arroyo_dagster.cli.spark import check_spark, session_of, spark_options
 from arroyo_dagster.cli.surgery.commands import carry_out, edit_options, opened
 from arroyo_dagster.cli.surgery.documents import read_document
 from arroyo_dagster.cli.surgery.window import check_window, window_options
@@ -35,6 +35,7 @@ def bootstrap(job: str, file: Path, spark: SparkSettings | None, **given: Any) -
       arroyo-state bootstrap job_b history.yaml --assume job_b=stopped --yes --approve DIGEST
     """
     check_window(given)
+    check_spark()
     declared = parse_declared_bootstrap(read_document(file, "the bootstrap"))
     store, paths, directory = opened(job, given)
     # Only here: a mistake in FILE is told without Spark.

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from arroyo_dagster.errors import InputError
-from arroyo_dagster.spark import bootstrap
+from arroyo_dagster.spark.surgery import bootstrap
 from arroyo_dagster.state.operations.surgery.computed_rows import RowFacts
 
 
@@ -21,18 +21,18 @@ def test_every_row_is_in_one_block(monkeypatch: pytest.MonkeyPatch) -> None:
         seen.append(block.column("n").to_pylist())
         return RowFacts(expired=block.num_rows), ()
 
-    done = list(bootstrap._on_blocks(work)(iter(rows.to_batches(max_chunksize=7))))
+    done = list(bootstrap._on_blocks(work, ["n"])(iter(rows.to_batches(max_chunksize=7))))
     assert [n for block in seen for n in block] == list(range(1000))
     assert max(map(len, seen)) <= 14
     results = [pickle.loads(one.column(0)[0].as_py()) for one in done]
     assert sum(facts.expired for facts, _ in results) == 1000
-    assert list(bootstrap._on_blocks(work)(iter([]))) == []
+    assert list(bootstrap._on_blocks(work, ["n"])(iter([]))) == []
 
 
 def test_an_error_of_a_block_is_sent_to_the_driver() -> None:
     def work(block: pa.Table) -> tuple[RowFacts, tuple[()]]:
         raise InputError("does not fit")
 
-    (done,) = bootstrap._on_blocks(work)(iter(pa.table({"n": [1]}).to_batches()))
+    (done,) = bootstrap._on_blocks(work, ["n"])(iter(pa.table({"n": [1]}).to_batches()))
     error = pickle.loads(done.column(0)[0].as_py())
     assert isinstance(error, InputError)
