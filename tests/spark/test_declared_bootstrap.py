@@ -142,7 +142,7 @@ def command(store: ObjectStore, file: Path, *args: str) -> Result:
     return CliRunner().invoke(cli.main, [*line, "--url", store.url], catch_exceptions=False)
 
 
-def test_a_plan_is_shown_approved_executed_and_undone(flights: Flights, tmp_path: Path) -> None:
+def test_a_plan_is_printed_approved_executed_and_undone(flights: Flights, tmp_path: Path) -> None:
     store, paths = flights.job("carrier_totals")
     before = loaded(store, paths)
     tables = {"updating_aggregate_4": {"a": {}}}

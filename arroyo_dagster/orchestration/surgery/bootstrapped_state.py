@@ -12,11 +12,11 @@ from pydantic import Field
 from arroyo_dagster.orchestration.directory import ArroyoDirectory
 from arroyo_dagster.orchestration.partitions import jobs_partitions
 from arroyo_dagster.orchestration.resources import ArroyoStateStore, SparkSessionResource
-from arroyo_dagster.orchestration.schedules import maintenance_tags
 from arroyo_dagster.orchestration.surgery.state_change import (
     ChangeConfig,
     ChangeRun,
     change_asset,
+    change_job,
 )
 from arroyo_dagster.orchestration.translator import (
     BOOTSTRAPPED_STATE,
@@ -59,13 +59,8 @@ def build_bootstrapped_state(
         translator or DagsterArroyoTranslator(), jobs_partitions(deployment), deployment
     )
     asset = _build_asset(naming)
-    job = dg.define_asset_job(
-        naming.name("arroyo_bootstrap"),
-        description="Plan or execute a bootstrap of a stopped job from stored events.",
-        selection=dg.AssetSelection.assets(asset),
-        executor_def=dg.in_process_executor,
-        run_tags=maintenance_tags(deployment),
-    )
+    description = "Plan or execute a bootstrap of a stopped job from stored events."
+    job = change_job(naming, "arroyo_bootstrap", asset, description)
     return dg.Definitions(assets=[asset], jobs=[job])
 
 

@@ -12,11 +12,12 @@ from arroyo_dagster.orchestration.directory import ArroyoDirectory
 from arroyo_dagster.orchestration.failures import as_failure
 from arroyo_dagster.orchestration.partitions import jobs_partitions
 from arroyo_dagster.orchestration.resources import ArroyoStateStore
-from arroyo_dagster.orchestration.schedules import JOB_TAG, maintenance_tags, schedule_status
+from arroyo_dagster.orchestration.schedules import JOB_TAG, schedule_status
 from arroyo_dagster.orchestration.surgery.state_change import (
     ChangeConfig,
     ChangeRun,
     change_asset,
+    change_job,
 )
 from arroyo_dagster.orchestration.translator import (
     FORKED_STATE,
@@ -114,13 +115,8 @@ def build_forked_state(
         translator or DagsterArroyoTranslator(), jobs_partitions(deployment), deployment
     )
     asset = _build_asset(naming)
-    job = dg.define_asset_job(
-        naming.name("arroyo_fork"),
-        description="Plan or execute a fork of the state of one job into another, stopped one.",
-        selection=dg.AssetSelection.assets(asset),
-        executor_def=dg.in_process_executor,
-        run_tags=maintenance_tags(deployment),
-    )
+    description = "Plan or execute a fork of the state of one job into another, stopped one."
+    job = change_job(naming, "arroyo_fork", asset, description)
     schedules = []
     if nightly is not None:
         if nightly.approve:

@@ -20,6 +20,7 @@ from arroyo_dagster.orchestration.directory import ArroyoDirectory
 from arroyo_dagster.orchestration.failures import as_failure, failure_of, name_failed_checks
 from arroyo_dagster.orchestration.launchpad import LaunchpadConfig
 from arroyo_dagster.orchestration.resources import ArroyoStateStore
+from arroyo_dagster.orchestration.schedules import maintenance_tags
 from arroyo_dagster.orchestration.settings import configured, setting_field
 from arroyo_dagster.orchestration.skips import end_skipped_steps, leases_skip
 from arroyo_dagster.orchestration.surgery.rendering import outcome_metadata, plan_metadata
@@ -95,6 +96,17 @@ def change_asset(
     return decorate
 
 
+def change_job(naming: Naming, name: str, asset: dg.AssetsDefinition, description: str) -> Any:
+    """Return the job of such an asset: one process a run."""
+    return dg.define_asset_job(
+        naming.name(name),
+        description=description,
+        selection=dg.AssetSelection.assets(asset),
+        executor_def=dg.in_process_executor,
+        run_tags=maintenance_tags(naming.deployment),
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class ChangeRun:
     """One run of such an asset.
@@ -124,16 +136,30 @@ class ChangeRun:
         with as_failure(), leases_skip():
             paths, changed = find_job(self.store.reading(), self.job), True
             if self.key in self.context.selected_asset_keys:
+                self._check_approval()
                 with self.edit(paths) as edit:
                     changed = yield from self._change_events(edit)
             check = dg.AssetCheckKey(self.key, RESTORABLE)
             if changed and check in self.context.selected_asset_check_keys:
                 yield check_result(_restorable(self.store, paths), RESTORABLE, self.key)
 
+    def _check_approval(self) -> None:
+        """Check that a plan is approved only where exactly it can be executed."""
+        if self.config.approve and not self.config.execute:
+            raise InputError(
+                "a plan is approved, but nothing is executed",
+                next_step="set `execute: true`, or leave `approve` empty",
+            )
+        if self.config.approve and self.config.window:
+            raise InputError(
+                "a plan is approved, but the stop writes an epoch, so the plan gets another digest",
+                next_step="leave `approve` empty, or stop the job before",
+            )
+
     def _change_events(self, edit: "PlannableEdit") -> Generator[Any, Any, bool]:
         """Return whether the state was changed."""
         if not self.config.execute:
-            plan = self._planned(edit)
+            plan = edit.plan(self.store.reading(), self.directory.directory(self.store))
             text = _format_plan(plan)
             self.context.log.info(text)
             yield dg.AssetObservation(self.key, metadata=plan_metadata(plan), description=text)
@@ -168,11 +194,6 @@ class ChangeRun:
         """Execute the change in a window, as `_change_events` does it for a stopped job."""
         from arroyo_dagster.state.operations.surgery.window import run_edit_window
 
-        if self.config.approve:
-            raise InputError(
-                "a plan is approved, but the stop writes an epoch, so the plan gets another digest",
-                next_step="leave `approve` empty, or stop the job before",
-            )
         control = self.directory.control(self.store)
         outcome = run_edit_window(self.store.writable(), control, edit, self._window_options())
         self.context.log.info(f"{edit.paths.root}: {outcome.end.value}")
@@ -195,14 +216,6 @@ class ChangeRun:
             yield dg.AssetObservation(self.key, metadata=metadata, description=text)
             return False
         return True
-
-    def _planned(self, edit: "PlannableEdit") -> "EditPlan":
-        if self.config.approve:
-            raise InputError(
-                "a plan is approved, but nothing is executed",
-                next_step="set `execute: true`, or leave `approve` empty",
-            )
-        return edit.plan(self.store.reading(), self.directory.directory(self.store))
 
     def _materialized(
         self, outcome: "EditOutcome", more: Mapping[str, Any] | None = None
