@@ -15,6 +15,7 @@ from arroyo_dagster.state.model.surgery.declared import (
     EventSource,
 )
 from arroyo_dagster.state.model.surgery.edits import NewPosition
+from arroyo_dagster.state.planning.surgery.documents import mapping_at, select_position_at
 
 _TOP = ("events", "sources", "watermark", "lateness_seconds", "positions", "tables")
 _SOURCE = (
@@ -38,7 +39,9 @@ def parse_declared_bootstrap(document: Any) -> DeclaredBootstrap:
             "a bootstrap needs either `events` or `sources`",
             next_step="give `events` for one source, `sources` with a name for each of several",
         )
-    given = {_ONLY: found["events"]} if "events" in found else _mapping(found["sources"], "sources")
+    given = (
+        {_ONLY: found["events"]} if "events" in found else mapping_at("sources", found["sources"])
+    )
     sources = tuple(_source(name, value, "events" in found) for name, value in given.items())
     tables = tuple(_tables(found.get("tables"), [one.name for one in sources]))
     if not (sources and tables):
@@ -85,8 +88,8 @@ def _source(name: Any, value: Any, alone: bool) -> EventSource:
 
 
 def _tables(value: Any, sources: Sequence[str]) -> Iterator[DeclaredTable]:
-    for operator, below in _mapping(value, "tables").items():
-        for name, given in _mapping(below, f"tables.{operator}").items():
+    for operator, below in mapping_at("tables", value).items():
+        for name, given in mapping_at(f"tables.{operator}", below).items():
             yield _table(_text(operator, "tables"), str(name), given or {}, sources)
 
 
@@ -100,7 +103,7 @@ def _table(operator: str, name: str, value: Any, sources: Sequence[str]) -> Decl
             found="nothing" if source is None else f"{source!r:.80}",
         )
     every, where = found.get("every_seconds"), found.get("where")
-    distinct = _mapping(found.get("distinct") or {}, f"{place}.distinct")
+    distinct = mapping_at(f"{place}.distinct", found.get("distinct") or {})
     return DeclaredTable(
         operator=OperatorId(operator),
         table=TableName(name),
@@ -109,7 +112,7 @@ def _table(operator: str, name: str, value: Any, sources: Sequence[str]) -> Decl
         where=None if where is None else _text(where, f"{place}.where"),
         every_micros=None if every is None else _micros(every, f"{place}.every_seconds"),
         distinct={
-            _number(at, f"{place}.distinct"): _text(sql, f"{place}.distinct.{at}")
+            select_position_at(f"{place}.distinct", at): _text(sql, f"{place}.distinct.{at}")
             for at, sql in distinct.items()
         },
     )
@@ -117,7 +120,7 @@ def _table(operator: str, name: str, value: Any, sources: Sequence[str]) -> Decl
 
 def _positions(value: Any) -> Iterator[tuple[OperatorId | None, NewPosition]]:
     """Yield positions by partition, or by operator and partition."""
-    for key, given in _mapping(value, "positions").items():
+    for key, given in mapping_at("positions", value).items():
         if isinstance(given, Mapping):
             for partition, position in given.items():
                 yield OperatorId(str(key)), _position(partition, position, f"positions.{key}")
@@ -135,7 +138,7 @@ def _position(partition: Any, position: Any, place: str) -> NewPosition:
 
 
 def _members(value: Any, place: str, known: Sequence[str]) -> Mapping[str, Any]:
-    found = _mapping(value, place)
+    found = mapping_at(place, value)
     for name in found:
         if name not in known:
             close = difflib.get_close_matches(str(name), known, n=1)
@@ -146,14 +149,8 @@ def _members(value: Any, place: str, known: Sequence[str]) -> Mapping[str, Any]:
     return {name: one for name, one in found.items() if one is not None}
 
 
-def _mapping(value: Any, place: str) -> Mapping[Any, Any]:
-    if not isinstance(value, Mapping):
-        raise InputError(f"{place}: expected a mapping", found=f"{value!r:.80}")
-    return value
-
-
 def _texts(value: Any, place: str) -> Iterator[tuple[str, str]]:
-    for name, one in _mapping(value or {}, place).items():
+    for name, one in mapping_at(place, value or {}).items():
         plain = isinstance(one, str | int | float)
         yield str(name), _text(str(one) if plain else one, f"{place}.{name}")
 
@@ -162,15 +159,6 @@ def _text(value: Any, place: str) -> str:
     if not isinstance(value, str) or not value.strip():
         raise InputError(f"{place}: expected a text", found=f"{value!r:.80}")
     return value
-
-
-def _number(value: Any, place: str) -> int:
-    number = int(value) if isinstance(value, str) and value.isdecimal() else value
-    if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number < 1 << 32:
-        raise InputError(
-            f"{place}: expected positions in the SELECT, from 0", found=f"{value!r:.80}"
-        )
-    return number
 
 
 def _moment(value: Any, place: str) -> int:

@@ -14,6 +14,7 @@ from arroyo_dagster.state.model.surgery.evolve import (
     ColumnRename,
     Overrides,
 )
+from arroyo_dagster.state.planning.surgery.documents import mapping_at, select_position_at
 from arroyo_dagster.state.planning.surgery.matching import OperatorShape
 
 _NAMES = ("map", "drop", "start_empty", "same_columns", "fill", "rename", "accumulators")
@@ -28,7 +29,7 @@ def parse_overrides(document: Any, start_empty: Sequence[str] = ()) -> Overrides
     Raises:
         InputError: the document has another form.
     """
-    found = _mapping({} if document is None else document, "the overrides")
+    found = mapping_at("the overrides", {} if document is None else document)
     unknown = sorted(set(found) - set(_NAMES))
     if unknown:
         raise InputError(
@@ -38,7 +39,7 @@ def parse_overrides(document: Any, start_empty: Sequence[str] = ()) -> Overrides
     return Overrides(
         matches=tuple(
             (OperatorId(_text(source, "map")), OperatorId(_text(operator, "map")))
-            for source, operator in _mapping(found.get("map") or {}, "map").items()
+            for source, operator in mapping_at("map", found.get("map") or {}).items()
         ),
         drop=_operators(found, "drop"),
         start_empty=tuple(dict.fromkeys(empty)),
@@ -52,16 +53,14 @@ def parse_overrides(document: Any, start_empty: Sequence[str] = ()) -> Overrides
             for operator, column, value in _below(found, "rename")
         ),
         accumulators=tuple(
-            AccumulatorMove(operator=operator, source=_number(source), number=_number(number))
+            AccumulatorMove(
+                operator=operator,
+                source=select_position_at("accumulators", source),
+                number=select_position_at("accumulators", number),
+            )
             for operator, source, number in _below(found, "accumulators")
         ),
     )
-
-
-def _mapping(value: Any, name: str) -> Mapping[Any, Any]:
-    if not isinstance(value, Mapping):
-        raise InputError(f"{name}: expected a mapping", found=f"{value!r:.80}")
-    return value
 
 
 def _operators(found: Mapping[Any, Any], name: str) -> tuple[OperatorId, ...]:
@@ -72,8 +71,8 @@ def _operators(found: Mapping[Any, Any], name: str) -> tuple[OperatorId, ...]:
 
 
 def _below(found: Mapping[Any, Any], name: str) -> Iterator[tuple[OperatorId, Any, Any]]:
-    for operator, values in _mapping(found.get(name) or {}, name).items():
-        for key, value in _mapping(values, f"{name} of {operator}").items():
+    for operator, values in mapping_at(name, found.get(name) or {}).items():
+        for key, value in mapping_at(f"{name} of {operator}", values).items():
             yield OperatorId(_text(operator, name)), key, value
 
 
@@ -81,15 +80,6 @@ def _text(value: Any, name: str) -> str:
     if not isinstance(value, str) or not value:
         raise InputError(f"{name}: expected a name", found=f"{value!r:.80}")
     return value
-
-
-def _number(value: Any) -> int:
-    number = int(value) if isinstance(value, str) and value.isdecimal() else value
-    if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number < 1 << 32:
-        raise InputError(
-            "accumulators: expected positions in the SELECT, from 0", found=f"{value!r:.80}"
-        )
-    return number
 
 
 def _json(value: Any) -> str:

@@ -1,0 +1,25 @@
+"""Values of the documents that a user writes for an evolve or a bootstrap, checked by place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from arroyo_dagster.errors import InputError
+
+
+def mapping_at(place: str, value: Any) -> Mapping[Any, Any]:
+    """Return a mapping. Raises InputError: the value is none."""
+    if not isinstance(value, Mapping):
+        raise InputError(f"{place}: expected a mapping", found=f"{value!r:.80}")
+    return value
+
+
+def select_position_at(place: str, value: Any) -> int:
+    """Return a position in a SELECT, from 0. Raises InputError: the value is none."""
+    number = int(value) if isinstance(value, str) and value.isdecimal() else value
+    if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number < 1 << 32:
+        raise InputError(
+            f"{place}: expected positions in the SELECT, from 0", found=f"{value!r:.80}"
+        )
+    return number
