@@ -230,14 +230,28 @@ def test_the_component_loads(tmp_path: Path) -> None:
 
     from arroyo_dagster import ArroyoStateComponent
 
-    (text,) = blocks("docs/dagster.md", "yaml")
-    given = yaml.safe_load(text)
+    given, _ = map(yaml.safe_load, blocks("docs/dagster.md", "yaml"))
     assert given["type"] == "arroyo_dagster.ArroyoStateComponent"
     with create_defs_folder_sandbox() as sandbox:
         path = sandbox.scaffold_component(ArroyoStateComponent, defs_yaml_contents=given)
         with sandbox.load_component_and_build_defs(path) as (_, defs):
             dg.Definitions.validate_loadable(defs)
             assert defs.resolve_job_def("arroyo_compaction")
+
+
+def test_the_configuration_of_a_bootstrap_is_valid() -> None:
+    import dagster as dg
+    import yaml
+
+    from arroyo_dagster import build_arroyo_definitions
+    from arroyo_dagster.state.operations.surgery.declared import parse_declared_bootstrap
+
+    _, launched = map(yaml.safe_load, blocks("docs/dagster.md", "yaml"))
+    defs = build_arroyo_definitions("memory://documented", bootstrap=True)
+    job = defs.resolve_job_def("arroyo_bootstrap")
+    assert dg.validate_run_config(job, launched)
+    (run,) = launched["ops"].values()
+    assert parse_declared_bootstrap(run["config"]["bootstrap"]).tables
 
 
 @pytest.mark.parametrize(
