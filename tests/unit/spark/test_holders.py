@@ -692,7 +692,14 @@ def test_user_code_finds_the_main_thread_of_a_fresh_process(
     here.mkdir()
     there.mkdir()
     line = [sys.executable, "-c", LOOKING, str(here)]
-    subprocess.run(line, stdin=subprocess.DEVNULL, check=True, env=ENVIRONMENT)
+    # Tests that run in the background of a shell are started with SIGINT ignored.
+    subprocess.run(
+        line,
+        stdin=subprocess.DEVNULL,
+        check=True,
+        env=ENVIRONMENT,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     with held_run(_counting(there, _look_around), _store(tmp_path), shared) as run:
         run.run()
     found = json.loads((there / "found.json").read_text())
