@@ -8,6 +8,7 @@ Source: sdf-states.md 3.4 and 8.2; error E43.
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -101,6 +102,22 @@ class Invocation:
         if found is None:
             raise unknown_name("state", name, sorted(self.accessors))
         return found()
+
+
+@contextmanager
+def collected_later() -> Iterator[None]:
+    """Disable Python's cyclic garbage collector within the block.
+
+    The records of a batch and the entries of states are many small objects without cycles, which
+    the collector would traverse again and again: that took a quarter of the time of a record.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 _CURRENT: ContextVar[Invocation | None] = ContextVar("sdf_invocation", default=None)

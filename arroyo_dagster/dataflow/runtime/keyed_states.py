@@ -6,9 +6,7 @@ Source: sdf-states.md 1.5, 1.7, 3.1, 3.2, 3.5; errors E41 to E43, E50.
 from __future__ import annotations
 
 import functools
-import gc
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +17,7 @@ from arroyo_dagster.dataflow.definition.names import SCHEMAS, WATERMARK
 from arroyo_dagster.dataflow.definition.windows import GLOBAL_WINDOW, Window
 from arroyo_dagster.dataflow.errors import OperatorResultError
 from arroyo_dagster.dataflow.runtime.batch_states import ColumnUpdate
+from arroyo_dagster.dataflow.runtime.context import collected_later
 from arroyo_dagster.dataflow.runtime.functions import Function
 from arroyo_dagster.dataflow.runtime.handles import Slot, slot_for
 from arroyo_dagster.dataflow.runtime.operators import ServiceOperator, ServicePlan
@@ -357,21 +356,6 @@ class StatesOperator(ServiceOperator):
         if not self._windowed:
             return watermark_micros_of_sources
         return watermark_micros(self._watermark)
-
-
-@contextmanager
-def collected_later() -> Iterator[None]:
-    """Disable Python's cyclic garbage collector within the block.
-
-    Entries are long-lived tuples, which the collector would traverse again and again.
-    """
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def _not_none(update: Function, result: Any) -> OperatorResultError:

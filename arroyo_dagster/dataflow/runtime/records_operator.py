@@ -22,6 +22,7 @@ from arroyo_dagster.dataflow.definition.types import ScalarType
 from arroyo_dagster.dataflow.definition.windows import Window
 from arroyo_dagster.dataflow.errors import OperatorResultError
 from arroyo_dagster.dataflow.runtime.columnar import call_divided, called, column_result
+from arroyo_dagster.dataflow.runtime.context import collected_later
 from arroyo_dagster.dataflow.runtime.event_time import EventTime
 from arroyo_dagster.dataflow.runtime.functions import Function
 from arroyo_dagster.dataflow.runtime.json_columns import column_reader
@@ -115,7 +116,7 @@ class RecordsOperator(ServiceOperator):
         self.see(batch, ctx)
         for source, part in _by_source(batch):
             if source >= 0:
-                with self._place.entered():
+                with self._place.entered(), collected_later():
                     self._take(source, part, collector)
             elif self._event_time is not None:
                 self._event_time.tick(idle=source == IDLE)

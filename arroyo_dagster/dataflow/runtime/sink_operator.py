@@ -10,6 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from arroyo_dagster.dataflow.runtime.context import collected_later
 from arroyo_dagster.dataflow.runtime.operators import ServiceOperator, ServicePlan, TopicPlan
 from arroyo_dagster.dataflow.runtime.record_batches import column, decode, decode_keys, place_in
 from arroyo_dagster.dataflow.runtime.steps import Place, Records, run_steps
@@ -48,7 +49,7 @@ class DeliverOperator(ServiceOperator):
             return place_in(batch, self.plan.topics, at)
 
         records = Records(decode(batch), range(batch.num_rows), decode_keys(batch))
-        with self._place.entered():
+        with self._place.entered(), collected_later():
             records = run_steps(self._steps, records, self.failures, self.metrics, place)
         found = self._written(records, place)
         if found:
