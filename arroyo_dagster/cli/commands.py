@@ -160,7 +160,8 @@ EDIT: Mapping[str, LazyCommand] = {
     ),
     "set": LazyCommand("surgery.commands", "Replace the value of one entry of a table."),
     "undo": LazyCommand(
-        "surgery.undo", "Restore the state from before the last edit, or in-place compaction."
+        "surgery.undo",
+        "Restore the state from before the last edit, in-place compaction or rebuild.",
     ),
     "watermark": LazyCommand(
         "surgery.commands", "Set the watermark of a stopped job, at every operator that has one."

@@ -33,7 +33,7 @@ from arroyo_dagster.state.model.tables import ExpiringTimeKeyConfig, ExpiringTim
 from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
 from arroyo_dagster.state.operations.catalog.jobs import list_jobs
 from arroyo_dagster.state.operations.surgery.execute import EditOptions, run_edit
-from arroyo_dagster.state.operations.surgery.rebuild import plan_rebuild, run_rebuild
+from arroyo_dagster.state.operations.surgery.rebuild.execute import plan_rebuild, run_rebuild
 from arroyo_dagster.state.operations.verify.job import verify_job
 from arroyo_dagster.state.storage import Crash, FaultInjecting, MemoryStore, ObjectStore, open_store
 from arroyo_dagster.state.storage.wrappers import WriteProtected

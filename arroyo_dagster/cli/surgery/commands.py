@@ -256,13 +256,21 @@ def carry_out(
         _show_outcome(outcome, as_json=given["as_json"])
 
 
-def opened(job: str, given: dict[str, Any]) -> tuple[ObjectStore, JobPaths, JobDirectory]:
-    """Return the store of a command with `edit_options`, its job, and what reports its status."""
+def opened(
+    job: str,
+    given: dict[str, Any],
+    find: Callable[[ObjectStore, str], JobPaths] = find_job,
+) -> tuple[ObjectStore, JobPaths, JobDirectory]:
+    """Return the store of a command with `edit_options`, its job, and what reports its status.
+
+    Args:
+        find: finds the job by its name.
+    """
     if given["approve"] is not None and not given["yes"]:
         raise click.UsageError("--approve needs --yes")
     store = open_url(given["url"]) if given["yes"] else open_to_read(given["url"])
     directory = directory_of(given["api"], given["database"], given["assume"], given["token"])
-    return store, find_job(store, job), directory
+    return store, find(store, job), directory
 
 
 def options_of(paths: JobPaths, given: dict[str, Any]) -> EditOptions:

@@ -12,6 +12,7 @@ from arroyo_dagster.state.codec.iso_times import iso_micros
 from arroyo_dagster.state.codec.plans import plain_values
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.surgery.plans import EditOutcome, EditPlan
+from arroyo_dagster.state.model.surgery.rebuild import RebuildUndo
 from arroyo_dagster.state.operations.surgery.managed.execute import ManagedUndo
 
 ENTRIES_PRINTED = 20
@@ -153,4 +154,30 @@ def show_managed_undo(
             f"{paths.root}: the state of epoch {found.rollback.epoch}, from before the edit "
             f"{found.operation!r}, would be published as epoch {found.rollback.publishes}; nothing "
             f"was changed, {step}"
+        )
+
+
+def show_rebuild_undo(paths: JobPaths, found: RebuildUndo, *, as_json: bool) -> None:
+    """Print which objects are damaged or missing again, or would be."""
+    if as_json:
+        print_json(
+            {
+                "done": found.done,
+                "operation": found.operation,
+                "epoch": found.epoch,
+                "restored": list(found.restored),
+                "deleted": list(found.deleted),
+            }
+        )
+        return
+    for path in found.restored:
+        click.echo(f"damaged bytes restored: {path}" if found.done else f"damaged again: {path}")
+    for path in found.deleted:
+        click.echo(f"deleted: {path}" if found.done else f"missing again: {path}")
+    if found.done:
+        click.echo(f"{paths.root}: the {found.operation} of epoch {found.epoch} was undone")
+    else:
+        click.echo(
+            f"{paths.root}: the {found.operation} of epoch {found.epoch} would be undone; nothing "
+            "was changed, add --yes to execute"
         )

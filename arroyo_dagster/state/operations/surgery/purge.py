@@ -352,8 +352,9 @@ class _Purge:
 
         put_pins(self.held, self.paths, released)
         forget_rewrites(self.held, self.paths, lambda name: True)
-        waiting = [info.path for info in self.held.list_dir(self.paths.compactions).objects]
-        delete_all(self.held, waiting)
+        # Rebuilds keep files that lost metadata may have listed.
+        for directory in (self.paths.compactions, self.paths.rebuilds):
+            delete_all(self.held, [info.path for info in self.held.list_dir(directory).objects])
 
     def _expire(self) -> None:
         keep_from = self.plan.keep_from
