@@ -98,7 +98,7 @@ CASES = (
     Case("edit find-key job_U5O5jKZxJg 0", "epochs were searched", root="arroyo"),
     Case("edit undo main", "there is nothing to undo"),
     Case("copy main copied-state", "epochs 1-2"),
-    Case("rebuild job_U5O5jKZxJg", "only metadata of the legacy layout", 1, root="arroyo"),
+    Case("rebuild job_U5O5jKZxJg", "no metadata of the epoch is missing", 1, root="arroyo"),
     Case("expire main --keep 2", "nothing to expire, 2 epochs stay"),
     Case("evolve job_U5O5jKZxJg job_U5O5jKZxJg", "would be forked into itself", 1, root="arroyo"),
     Case("fork job_U5O5jKZxJg job_U5O5jKZxJg", "would be forked into itself", 1, root="arroyo"),

@@ -8,6 +8,7 @@ Source: crates/arroyo-state-protocol/src/{state,resolve,workflow}.rs (arroyo-sta
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -108,7 +109,6 @@ class ProtocolRebuild:
             self.after[self.paths.current_generation] = data
         if not self.after:
             raise nothing_lost(self.paths, self.epoch)
-        check_not_rewritten(self.store, self.paths, self.epoch)
         return RebuiltEpoch(
             checkpoint=as_checkpoint(manifest, ref, CheckpointState.READY),
             before={at: self.before[at] for at in self.after},
@@ -132,11 +132,11 @@ class ProtocolRebuild:
         except NotFoundError:
             self.before[path] = None
             return None
-        try:
-            return decode(data, path)
-        except FormatError:
-            self.before[path] = data
-            return None
+        with contextlib.suppress(FormatError):
+            if data:  # no bytes are a manifest in which everything is unset
+                return decode(data, path)
+        self.before[path] = data
+        return None
 
     def _readable(self, path: StatePath, decode: Callable[[bytes, str], _T]) -> _T | None:
         try:
@@ -215,6 +215,7 @@ class ProtocolRebuild:
     # ---- the manifest ----------------------------------------------------------------------------
 
     def _rebuilt_manifest(self, record: EpochRecord) -> Manifest:
+        check_not_rewritten(self.store, self.paths, self.epoch)
         before = self._parent(record)
         lost = LostEpoch(
             self.epoch,
@@ -321,7 +322,9 @@ class ProtocolRebuild:
         path = self.paths.current_generation
         if self._read(path, records.decode_current_generation) is not None:
             return None
-        number = max(*self._generations, facts.run_id or 0, claim.worker_generation)
+        number = WorkerGeneration(
+            max(*self._generations, facts.run_id or 0, claim.worker_generation)
+        )
         if facts.run_id is None:
             self.doubts.append(
                 f"the fence names worker generation {number}, the newest with an object; no source "
@@ -330,8 +333,8 @@ class ProtocolRebuild:
         return CurrentGeneration(
             pipeline=claim.pipeline,
             job=claim.job,
-            worker_generation=WorkerGeneration(number),
-            generation_manifest_ref=self.paths.generation_manifest(WorkerGeneration(number)),
+            worker_generation=number,
+            generation_manifest_ref=self.paths.generation_manifest(number),
             updated_at_micros=manifest.finish_time_micros,
         )
 
