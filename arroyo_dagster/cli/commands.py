@@ -155,6 +155,10 @@ EDIT: Mapping[str, LazyCommand] = {
         "Find the rows of one key in all that a job stores: epochs, unlisted files, quarantine.",
     ),
     "offsets": LazyCommand("surgery.commands", "Set where the sources of a stopped job continue."),
+    "rescale": LazyCommand(
+        "surgery.commands",
+        "Split the state of a stopped Arroyo job for a start at another parallelism, with proof.",
+    ),
     "retain": LazyCommand(
         "surgery.commands", "Drop rows of windows, sessions and joins that are older than a time."
     ),

@@ -1,4 +1,6 @@
-"""`edit offsets`, `watermark`, `set`, `delete-key` and `retain`. Without --yes nothing changes."""
+"""`edit offsets`, `watermark`, `set`, `delete-key`, `retain` and `rescale`. Without --yes nothing
+changes.
+"""
 
 from __future__ import annotations
 
@@ -31,6 +33,7 @@ from arroyo_dagster.state.model.surgery.edits import (
     Edit,
     KeyDeletion,
     NewPosition,
+    Rescale,
     RetainRows,
     SetEntry,
     SetOffsets,
@@ -205,6 +208,24 @@ def retain(job: str, time_text: str, operator: str | None, **given: Any) -> None
     """
     named = None if operator is None else OperatorId(operator)
     _run(job, RetainRows(since_micros=_micros(time_text), operator=named), given)
+
+
+@edit.command()
+@click.argument("job")
+@click.argument("parallelism", type=click.IntRange(1))
+@edit_options
+def rescale(job: str, parallelism: int, **given: Any) -> None:
+    """Split the state of a stopped Arroyo job for a start at another parallelism, with proof.
+
+    Arroyo assigns rows to subtasks by key range when it starts. This command proves that
+    PARALLELISM subtasks load the rows that the present ones load, and splits the files that several
+    of them would read. Change the parallelism of the pipeline in Arroyo, then start it.
+
+    \b
+    Example:
+      arroyo-state edit rescale job_x 8 --assume job_x=stopped
+    """
+    _run(job, Rescale(parallelism=parallelism), {**given, "in_window": False})
 
 
 def _micros(text: str) -> int:

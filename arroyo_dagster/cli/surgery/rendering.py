@@ -98,6 +98,8 @@ def print_outcome(outcome: EditOutcome) -> None:
             f"{name}: {len(outcome.unlisted)} files are no longer listed, and no file was deleted; "
             f"older epochs: {older}"
         )
+    for text in outcome.evidence:
+        click.echo(f"evidence: {text}")
     for path, (before, after) in outcome.objects.items():
         click.echo(f"{path}: sha256 {before} became {after}")
     done = f"{len(outcome.objects)} metadata objects were overwritten"
@@ -123,6 +125,7 @@ def outcome_json(outcome: EditOutcome) -> dict[str, Any]:
         },
         "unlisted_files": list(outcome.unlisted),
         "older_epochs": list(outcome.older_epochs),
+        "evidence": list(outcome.evidence),
         "undo_record": outcome.record,
     }
 

@@ -15,7 +15,7 @@ from arroyo_dagster.state.model.ids import (
 from arroyo_dagster.state.model.maintenance_window import WindowRecord
 from arroyo_dagster.state.model.rewrite import RewriteRecord
 from arroyo_dagster.state.model.surgery.plans import EditRecord
-from arroyo_dagster.state.model.surgery.rebuild import JobPosition, RebuildRecord
+from arroyo_dagster.state.model.surgery.rebuild import JobHead, RebuildRecord
 
 
 def encode_rewrite_record(record: RewriteRecord) -> bytes:
@@ -122,8 +122,8 @@ def encode_rebuild_record(record: RebuildRecord) -> bytes:
             "epoch": record.epoch,
             "token": record.token,
             "created_at_micros": record.created_at_micros,
-            "newest_epoch": record.position.epoch,
-            "generation": record.position.worker_generation,
+            "newest_epoch": record.head.epoch,
+            "generation": record.head.worker_generation,
             # Absent from `before`: the object was missing.
             "before": {
                 path: base64.b64encode(data).decode()
@@ -160,7 +160,7 @@ def decode_rebuild_record(data: bytes, path: str) -> RebuildRecord:
             after={
                 StatePath(name): base64.b64decode(after.text(name), validate=True) for name in after
             },
-            position=JobPosition(
+            head=JobHead(
                 epoch=Epoch(fields.number("newest_epoch")),
                 worker_generation=None if generation is None else WorkerGeneration(generation),
             ),

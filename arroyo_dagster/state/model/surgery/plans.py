@@ -192,6 +192,7 @@ class EditOutcome:
         unlisted: data files that the epoch no longer lists. Files that no other epoch lists are
             orphans once the job has continued.
         older_epochs: the epochs before, which still hold what was removed.
+        evidence: what the new files were found to load.
     """
 
     plan: EditPlan
@@ -201,6 +202,7 @@ class EditOutcome:
     objects: Mapping[StatePath, tuple[str, str]] = field(default_factory=dict)
     unlisted: tuple[StatePath, ...] = ()
     older_epochs: tuple[Epoch, ...] = ()
+    evidence: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

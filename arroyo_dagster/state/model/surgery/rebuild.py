@@ -35,7 +35,7 @@ class RebuiltTable:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobPosition:
+class JobHead:
     """How far a job is: a start, and every later epoch, changes it.
 
     Attributes:
@@ -59,7 +59,7 @@ class RebuildPlan:
         after: the bytes that it gets, in the order in which they are written.
         doubts: what is not known for certain, or is lost.
         unlisted: data files that the lost metadata may have listed, and the new one does not.
-        position: of the job once it is rebuilt.
+        head: of the job once it is rebuilt.
     """
 
     job: JobId
@@ -73,7 +73,7 @@ class RebuildPlan:
     tables: tuple[RebuiltTable, ...]
     doubts: tuple[str, ...]
     unlisted: tuple[StatePath, ...]
-    position: JobPosition
+    head: JobHead
 
     @property
     def paths(self) -> JobPaths:
@@ -101,7 +101,7 @@ class RebuildRecord:
         token: the lease under which it was done.
         before: the bytes of each object before; None = it was missing.
         after: the bytes that it got, in the order in which they were written.
-        doubts, unlisted, position: as of the plan. gc keeps what is unlisted while the rebuild can
+        doubts, unlisted, head: as of the plan. gc keeps what is unlisted while the rebuild can
             be undone.
     """
 
@@ -114,7 +114,7 @@ class RebuildRecord:
     created_at_micros: int
     before: Mapping[StatePath, bytes | None]
     after: Mapping[StatePath, bytes]
-    position: JobPosition
+    head: JobHead
     doubts: tuple[str, ...] = ()
     unlisted: tuple[StatePath, ...] = ()
     version: int = 1

@@ -373,7 +373,7 @@ def _rebuilds(store: ObjectStore, roots: Roots, found: Inventory) -> dict[StateP
     return {
         path: Packed.of_paths(record.unlisted)
         for path, record in zip(known, read, strict=True)
-        if record is not None and record.position.epoch == roots.head.epoch
+        if record is not None and record.head.epoch == roots.head.epoch
     }
 
 

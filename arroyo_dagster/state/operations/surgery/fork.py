@@ -24,13 +24,13 @@ from arroyo_dagster.state.model.tables import ExpiringTimeKeyConfig, TableConfig
 from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
 from arroyo_dagster.state.operations.surgery.carried_files import CarriedTable, StateSource
 from arroyo_dagster.state.operations.surgery.execute import EditOptions
+from arroyo_dagster.state.operations.surgery.rescale import why_one_parallelism
 from arroyo_dagster.state.operations.surgery.transfer import (
     Transfer,
     TransferJob,
     TwoJobs,
     of_sink,
     parallelism_not_tried,
-    why_same_parallelism,
 )
 from arroyo_dagster.state.storage.store import ObjectStore
 
@@ -177,7 +177,7 @@ class _Match:
                 table=name,
                 next_step="fork into a job that was created from the source's SQL",
             )
-        reason = why_same_parallelism(other, operator, name)
+        reason = why_one_parallelism(other, name, operator.parallelism)
         if reason is not None:
             raise InputError(
                 reason,

@@ -17,6 +17,7 @@ from arroyo_dagster.state.model.surgery.edits import (
     AnyEdit,
     Edit,
     KeyDeletion,
+    Rescale,
     RetainRows,
     SetEntry,
     SetOffsets,
@@ -46,7 +47,8 @@ from arroyo_dagster.state.operations.surgery.entries import (
     read_global_tables,
 )
 from arroyo_dagster.state.operations.surgery.offsets import offset_changes
-from arroyo_dagster.state.operations.surgery.rows import RemovedRows, expiring_tables, row_changes
+from arroyo_dagster.state.operations.surgery.rescale import LoadedRows, not_tried, rescaled
+from arroyo_dagster.state.operations.surgery.rows import RewrittenRows, expiring_tables, row_changes
 from arroyo_dagster.state.operations.surgery.watermarks import GENERATOR, watermark_changes
 from arroyo_dagster.state.operations.verify.edits import read_edits
 from arroyo_dagster.state.planning.compaction.rewrite import TableFacts, TableKey
@@ -66,6 +68,7 @@ class PreparedEdit:
     Attributes:
         entries: the global keyed tables that change.
         rows: the expiring tables that change.
+        loaded: of a rescale, the rows that the new subtasks load of each expiring table.
         operators: the epoch's operators with their new watermarks, in the epoch's order.
     """
 
@@ -73,8 +76,9 @@ class PreparedEdit:
     snapshot: JobSnapshot
     facts: TableFacts
     entries: tuple[ChangedEntries, ...] = ()
-    rows: tuple[RemovedRows, ...] = ()
+    rows: tuple[RewrittenRows, ...] = ()
     operators: tuple[OperatorCheckpoint, ...] = ()
+    loaded: LoadedRows | None = None
 
 
 def plan_edit(store: ObjectStore, paths: JobPaths, directory: JobDirectory, edit: Edit) -> EditPlan:
@@ -110,6 +114,8 @@ def prepare_edit(
     work = _Work(store, snapshot, facts, edit)
     if isinstance(edit, KeyDeletion | RetainRows):
         work.remove_rows(edit)
+    elif isinstance(edit, Rescale):
+        work.rescale(edit)
     else:
         tables = read_global_tables(store, snapshot.checkpoint, catalogue or default_catalogue())
         work.change_entries(edit, tables)
@@ -185,13 +191,15 @@ class _Work:
     facts: TableFacts
     edit: Edit
     entries: tuple[ChangedEntries, ...] = ()
-    rows: tuple[RemovedRows, ...] = ()
+    rows: tuple[RewrittenRows, ...] = ()
     operators: tuple[OperatorCheckpoint, ...] = ()
     watermarks: tuple[WatermarkStep, ...] = ()
     stays: Mapping[TableKey, str] = field(default_factory=dict)
     unknown: tuple[str, ...] = ()
     duplicate_outputs: tuple[str, ...] = ()
     missing_outputs: tuple[str, ...] = ()
+    evidence: tuple[EditPrecondition, ...] = ()
+    loaded: LoadedRows | None = None
 
     @property
     def checkpoint(self) -> Checkpoint:
@@ -212,6 +220,14 @@ class _Work:
             self.unknown = (*self.unknown, f"{older} until they expire; see `edit find-key`")
         else:
             self.missing_outputs = ("windows and joins of the removed rows emit nothing of them",)
+
+    def rescale(self, edit: Rescale) -> None:
+        found = rescaled(self.store, edit, self.checkpoint, self.facts)
+        self.rows, self.stays = found.changes.removed, found.changes.stays
+        self.evidence, self.loaded = (found.evidence,), found.loaded
+        self.duplicate_outputs = found.duplicate_outputs
+        self.missing_outputs = found.missing_outputs
+        self.unknown = tuple(not_tried(self.checkpoint, edit.parallelism))
 
     def change_entries(
         self, edit: SetOffsets | SetWatermark | SetEntry, tables: Sequence[GlobalTable]
@@ -264,7 +280,7 @@ class _Work:
             bare_plan(snapshot, self.edit),
             tables=tuple(self._steps()),
             watermarks=self.watermarks,
-            preconditions=tuple(preconditions(snapshot, self.facts)),
+            preconditions=(*preconditions(snapshot, self.facts), *self.evidence),
             unknown=self.unknown,
             duplicate_outputs=self.duplicate_outputs,
             missing_outputs=self.missing_outputs,
@@ -276,6 +292,7 @@ class _Work:
             entries=tuple(one for one in self.entries if one.files),
             rows=self.rows,
             operators=self.operators or checkpoint.operators,
+            loaded=self.loaded,
         )
 
     def _steps(self) -> Iterator[TableStep]:
@@ -293,7 +310,9 @@ class _Work:
                     yield entries_step(entries[key])
                 else:
                     reason = self.stays.get(key, NOT_CONCERNED)
-                    if isinstance(files, GlobalKeyedFiles) and self.rows:
+                    if isinstance(files, GlobalKeyedFiles) and isinstance(self.edit, Rescale):
+                        reason = "every subtask reads all of its entries"
+                    elif isinstance(files, GlobalKeyedFiles) and self.rows:
                         reason = "it holds no rows of keys"
                     yield TableStep(
                         operator=operator.operator,

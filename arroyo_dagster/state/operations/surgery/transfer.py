@@ -30,7 +30,6 @@ from arroyo_dagster.state.model.surgery.plans import (
 )
 from arroyo_dagster.state.model.tables import (
     ExpiringTimeKeyFiles,
-    GlobalKeyedFiles,
 )
 from arroyo_dagster.state.operations.catalog.hash_variant import find_hash_variant
 from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
@@ -63,9 +62,6 @@ from arroyo_dagster.state.operations.surgery.plan import (
 from arroyo_dagster.state.planning.compaction.rewrite import TableFacts, TableKey
 from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.tables.known.catalogue import default_catalogue
-
-_ONE_PARALLELISM = frozenset({"nexmark source state", "AsyncMapOperator state"})
-"""Tables whose entries Arroyo restores wrongly, or not at all, at another parallelism."""
 
 WatermarkBounds = tuple[int | None, int | None]
 """The smallest and the largest watermark of an operator's subtasks."""
@@ -331,26 +327,6 @@ def of_sink(operator: OperatorCheckpoint, name: TableName) -> bool:
         return config is not None
     owner = default_catalogue().owner_of(operator.operator, config) or ""
     return config.uses_two_phase_commit or "sink" in owner
-
-
-def why_same_parallelism(
-    other: OperatorCheckpoint, operator: OperatorCheckpoint, name: TableName
-) -> str | None:
-    """Return why a table of the source cannot be restored at the job's parallelism; None = it can
-    be.
-    """
-    config = other.configs[name]
-    if other.parallelism == operator.parallelism:
-        return None
-    if not isinstance(other.tables[name], GlobalKeyedFiles):
-        return None
-    known = default_catalogue().describe(other.operator, config)
-    if known is not None and config.config.description not in _ONE_PARALLELISM:
-        return None
-    return (
-        f"entries of this table cannot be restored at parallelism {operator.parallelism}, only at "
-        f"{other.parallelism}"
-    )
 
 
 def parallelism_not_tried(other: OperatorCheckpoint, operator: OperatorCheckpoint) -> Iterator[str]:

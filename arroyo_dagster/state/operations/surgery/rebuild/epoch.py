@@ -9,7 +9,7 @@ from arroyo_dagster.errors import InputError, ProtocolError
 from arroyo_dagster.state.model.checkpoints import Checkpoint
 from arroyo_dagster.state.model.ids import Epoch, OperatorId, StatePath
 from arroyo_dagster.state.model.layout import JobPaths
-from arroyo_dagster.state.model.surgery.rebuild import JobPosition, RebuiltTable
+from arroyo_dagster.state.model.surgery.rebuild import JobHead, RebuiltTable
 from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.storage.wrappers import Extended
 
@@ -25,7 +25,7 @@ class RebuiltEpoch:
     tables: tuple[RebuiltTable, ...]
     doubts: tuple[str, ...]
     unlisted: tuple[StatePath, ...]
-    position: JobPosition
+    head: JobHead
 
     def over(self, store: ObjectStore) -> ObjectStore:
         """Return the store with the rebuilt objects, which cannot be written through it.

@@ -130,7 +130,7 @@ def _write(
         created_at_micros=options.clock(),
         before=plan.before,
         after=plan.after,
-        position=plan.position,
+        head=plan.head,
         doubts=plan.doubts,
         unlisted=plan.unlisted,
     )
@@ -186,7 +186,7 @@ def _prepare(
         tables=found.tables,
         doubts=found.doubts,
         unlisted=found.unlisted,
-        position=found.position,
+        head=found.head,
     )
     view = found.over(store)
     check_restorable(view, paths, plan.epoch, _VERIFY_LEVEL)

@@ -18,7 +18,7 @@ from arroyo_dagster.state.model.checkpoints import (
 from arroyo_dagster.state.model.ids import Epoch, OperatorId, StatePath
 from arroyo_dagster.state.model.job_facts import JobFacts
 from arroyo_dagster.state.model.layout import JobPaths
-from arroyo_dagster.state.model.surgery.rebuild import JobPosition, RebuiltTable
+from arroyo_dagster.state.model.surgery.rebuild import JobHead, RebuiltTable
 from arroyo_dagster.state.operations.surgery.rebuild.epoch import (
     RebuiltEpoch,
     check_not_rewritten,
@@ -75,7 +75,7 @@ class LegacyRebuild:
             tables=tuple(self.tables),
             doubts=tuple(dict.fromkeys(self.doubts)),
             unlisted=tuple(dict.fromkeys(self.unlisted)),
-            position=JobPosition(epoch=newest),
+            head=JobHead(epoch=newest),
         )
 
     def _checkpoint(self, named: Epoch | None) -> Checkpoint:

@@ -34,7 +34,7 @@ from arroyo_dagster.state.model.layout import (
     parse_manifest_path,
 )
 from arroyo_dagster.state.model.numbers import parse_number
-from arroyo_dagster.state.model.surgery.rebuild import JobPosition, RebuiltTable
+from arroyo_dagster.state.model.surgery.rebuild import JobHead, RebuiltTable
 from arroyo_dagster.state.operations.surgery.rebuild.epoch import (
     RebuiltEpoch,
     check_not_rewritten,
@@ -53,14 +53,12 @@ _T = TypeVar("_T")
 
 
 @dataclass
-class ProtocolRebuild:
-    """Collects the metadata of one epoch, and what is doubtful about it.
+class ReadableObjects:
+    """What can be read of the metadata of a job, and what is noted of the rest.
 
     Attributes:
         listing: every object of the job.
         before: the bytes of each object that is missing (None) or damaged.
-        after: the bytes that they get, in the order in which they are written: what leads to an
-            object comes after it.
     """
 
     store: ObjectStore
@@ -68,62 +66,6 @@ class ProtocolRebuild:
     epoch: Epoch
     listing: dict[StatePath, ObjectInfo]
     before: dict[StatePath, bytes | None] = field(default_factory=dict)
-    after: dict[StatePath, bytes] = field(default_factory=dict)
-    source: dict[OperatorId, Epoch] = field(default_factory=dict)
-    tables: list[RebuiltTable] = field(default_factory=list)
-    doubts: list[str] = field(default_factory=list)
-
-    def rebuilt(self, facts: JobFacts) -> RebuiltEpoch:
-        """Return the epoch as it would be.
-
-        Args:
-            facts: what is known of the job's status; names its run, which is its generation.
-
-        Raises:
-            InputError: a managed job, or nothing is missing or damaged.
-            ProtocolError: the metadata cannot be known.
-            FormatError: a data file of the epoch is broken.
-        """
-        record = self._read(self.paths.epoch_record(self.epoch), records.decode_epoch_record)
-        ref = self._owner() if record is None else record.checkpoint_ref
-        recovery.expect_manifest_path(self.paths, ref)
-        manifest = self._read(ref, metadata.decode_manifest)
-        if manifest is None:
-            if record is None:
-                raise self._unknown(
-                    "its manifest and its record are lost, so nothing shows that the epoch was "
-                    "ever complete"
-                )
-            manifest = self._rebuilt_manifest(record)
-            self.after[ref] = metadata.encode_manifest(manifest)
-        if manifest.progress is not None:
-            raise managed_job(self.paths)
-        self._rebuild_marker(ref, manifest)
-        claim = record or recovery.claim_of(ref, manifest, manifest.finish_time_micros)
-        fence = self._rebuild_generations(claim, manifest, facts)
-        if record is None:
-            path = self.paths.epoch_record(self.epoch)
-            self.after[path] = records.encode_epoch_record(claim)
-        if fence is not None:
-            data = records.encode_current_generation(fence)
-            self.after[self.paths.current_generation] = data
-        if not self.after:
-            raise nothing_lost(self.paths, self.epoch)
-        return RebuiltEpoch(
-            checkpoint=as_checkpoint(manifest, ref, CheckpointState.READY),
-            before={at: self.before[at] for at in self.after},
-            after=self.after,
-            source=self.source,
-            tables=tuple(self.tables),
-            doubts=tuple(dict.fromkeys(self.doubts)),
-            unlisted=(),
-            position=JobPosition(
-                epoch=max(*self._claims, self.epoch),
-                worker_generation=self._fence_number if fence is None else fence.worker_generation,
-            ),
-        )
-
-    # ---- what is there ---------------------------------------------------------------------------
 
     def _read(self, path: StatePath, decode: Callable[[bytes, str], _T]) -> _T | None:
         """Read an object; None if it is missing or damaged, which is noted."""
@@ -177,6 +119,71 @@ class ProtocolRebuild:
 
     def _unknown(self, reason: str) -> ProtocolError:
         return cannot_rebuild(self.paths, self.epoch, reason)
+
+
+@dataclass
+class ProtocolRebuild(ReadableObjects):
+    """Collects the metadata of one epoch, and what is doubtful about it.
+
+    Attributes:
+        after: the bytes that lost objects get, in the order in which they are written: what leads
+            to an object comes after it.
+    """
+
+    after: dict[StatePath, bytes] = field(default_factory=dict)
+    source: dict[OperatorId, Epoch] = field(default_factory=dict)
+    tables: list[RebuiltTable] = field(default_factory=list)
+    doubts: list[str] = field(default_factory=list)
+
+    def rebuilt(self, facts: JobFacts) -> RebuiltEpoch:
+        """Return the epoch as it would be.
+
+        Args:
+            facts: what is known of the job's status; names its run, which is its generation.
+
+        Raises:
+            InputError: a managed job, or nothing is missing or damaged.
+            ProtocolError: the metadata cannot be known.
+            FormatError: a data file of the epoch is broken.
+        """
+        record = self._read(self.paths.epoch_record(self.epoch), records.decode_epoch_record)
+        ref = self._owner() if record is None else record.checkpoint_ref
+        recovery.expect_manifest_path(self.paths, ref)
+        manifest = self._read(ref, metadata.decode_manifest)
+        if manifest is None:
+            if record is None:
+                raise self._unknown(
+                    "its manifest and its record are lost, so nothing shows that the epoch was "
+                    "ever complete"
+                )
+            manifest = self._rebuilt_manifest(record)
+            self.after[ref] = metadata.encode_manifest(manifest)
+        if manifest.progress is not None:
+            raise managed_job(self.paths)
+        self._rebuild_marker(ref, manifest)
+        claim = record or recovery.claim_of(ref, manifest, manifest.finish_time_micros)
+        fence = self._rebuild_generations(claim, manifest, facts)
+        if record is None:
+            path = self.paths.epoch_record(self.epoch)
+            self.after[path] = records.encode_epoch_record(claim)
+        if fence is not None:
+            data = records.encode_current_generation(fence)
+            self.after[self.paths.current_generation] = data
+        if not self.after:
+            raise nothing_lost(self.paths, self.epoch)
+        return RebuiltEpoch(
+            checkpoint=as_checkpoint(manifest, ref, CheckpointState.READY),
+            before={at: self.before[at] for at in self.after},
+            after=self.after,
+            source=self.source,
+            tables=tuple(self.tables),
+            doubts=tuple(dict.fromkeys(self.doubts)),
+            unlisted=(),
+            head=JobHead(
+                epoch=max(*self._claims, self.epoch),
+                worker_generation=self._fence_number if fence is None else fence.worker_generation,
+            ),
+        )
 
     # ---- which checkpoint owns the epoch ---------------------------------------------------------
 

@@ -17,7 +17,7 @@ from arroyo_dagster.state.metadata.expiry import delete_all
 from arroyo_dagster.state.metadata.lease import LeaseOptions, lease
 from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.model.layout import JobPaths, Layout
-from arroyo_dagster.state.model.surgery.rebuild import JobPosition, RebuildRecord, RebuildUndo
+from arroyo_dagster.state.model.surgery.rebuild import JobHead, RebuildRecord, RebuildUndo
 from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
 from arroyo_dagster.state.operations.compaction.rewrite_preconditions import (
     JobSnapshot,
@@ -96,13 +96,15 @@ def run_rebuild_undo(
 
 
 @dataclass(frozen=True, slots=True)
-class _Undoing:
+class _RebuildUndoing:
     plan: RebuildUndo
     record: RebuildRecord
     snapshot: JobSnapshot
 
 
-def _prepare(store: ObjectStore, paths: JobPaths, directory: JobDirectory) -> _Undoing | None:
+def _prepare(
+    store: ObjectStore, paths: JobPaths, directory: JobDirectory
+) -> _RebuildUndoing | None:
     path = _newest(store, paths)
     if path is None:
         return None
@@ -116,7 +118,7 @@ def _prepare(store: ObjectStore, paths: JobPaths, directory: JobDirectory) -> _U
     guards = guards_of(view, paths, checkpoint)
     snapshot = JobSnapshot(answer, checkpoint, {}, guards, listing, why_not)
     check_may(paths, snapshot)
-    if position_of(view, paths) != record.position:
+    if head_of(view, paths) != record.head:
         raise ConflictError(
             f"the {record.operation} of epoch {record.epoch} cannot be undone: the job has "
             "continued from it",
@@ -132,17 +134,17 @@ def _prepare(store: ObjectStore, paths: JobPaths, directory: JobDirectory) -> _U
         restored=tuple(at for at in changed if record.before[at] is not None),
         deleted=tuple(at for at in changed if record.before[at] is None),
     )
-    return _Undoing(plan, record, snapshot)
+    return _RebuildUndoing(plan, record, snapshot)
 
 
-def position_of(store: ObjectStore, paths: JobPaths) -> JobPosition:
+def head_of(store: ObjectStore, paths: JobPaths) -> JobHead:
     """Return how far a job with at least one epoch is."""
     newest = ParquetBackend(store, paths).epochs()[-1]
     if paths.layout is Layout.LEGACY:
-        return JobPosition(epoch=newest)
+        return JobHead(epoch=newest)
     at = paths.current_generation
     fence = decode_current_generation(store.read(at), at)
-    return JobPosition(epoch=newest, worker_generation=fence.worker_generation)
+    return JobHead(epoch=newest, worker_generation=fence.worker_generation)
 
 
 def _newest(store: ObjectStore, paths: JobPaths) -> StatePath | None:
