@@ -56,6 +56,8 @@ def print_plan(plan: EditPlan, *, in_full: bool, in_window: bool = False) -> Non
     ):
         for text in texts:
             click.echo(f"{title}: {text}")
+    for text in plan.afterwards:
+        click.echo(f"to do by hand: {text}")
     if in_full:
         click.echo(f"{plan.paths.root}: {_last_line(plan, in_window=in_window)}")
 
@@ -78,6 +80,8 @@ def _last_line(plan: EditPlan, *, in_window: bool) -> str:
     elif plan.why_not:
         step = f"not now: {plan.why_not}"
     new = "" if plan.publishes is None else f", as epoch {plan.publishes}"
+    if plan.creates:
+        new = ", which it creates"
     return (
         f"plan {plan.digest} changes {len(plan.changed)} tables at epoch {plan.epoch}{new}; "
         f"nothing was changed, {step}"
@@ -103,6 +107,8 @@ def print_outcome(outcome: EditOutcome) -> None:
     for path, (before, after) in outcome.objects.items():
         click.echo(f"{path}: sha256 {before} became {after}")
     done = f"{len(outcome.objects)} metadata objects were overwritten"
+    if plan.creates:
+        done = f"{len(outcome.objects)} metadata objects were created"
     if plan.publishes is not None:
         done = f"published as epoch {plan.publishes}, epoch {plan.epoch} stays pinned"
     click.echo(

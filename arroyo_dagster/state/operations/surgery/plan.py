@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from arroyo_dagster.errors import ConflictError, InputError
+from arroyo_dagster.errors import ConflictError, InputError, NotFoundError
 from arroyo_dagster.state.codec.bincode.plain_values import typed_value
 from arroyo_dagster.state.model.checkpoints import Checkpoint, CheckpointState, OperatorCheckpoint
 from arroyo_dagster.state.model.job_facts import JobCondition
@@ -16,6 +16,7 @@ from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.surgery.edits import (
     AnyEdit,
     Edit,
+    Fork,
     KeyDeletion,
     Rescale,
     RetainRows,
@@ -134,6 +135,15 @@ def editable_snapshot(
     """
     try:
         snapshot = take_snapshot(store, paths, directory)
+    except NotFoundError as error:
+        if "no checkpoint" not in error.message:
+            raise
+        raise NotFoundError(
+            "the job has no checkpoint",
+            job=paths.root,
+            next_step="let it finish a checkpoint, and stop it with one"
+            + ("; or see `arroyo-state fork --create`" if isinstance(edit, Fork) else ""),
+        ) from error
     except InputError as error:
         if "managed job" not in error.message:
             raise

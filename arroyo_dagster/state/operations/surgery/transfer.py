@@ -47,6 +47,11 @@ from arroyo_dagster.state.operations.surgery.carried_files import (
     WrittenFiles,
     without_rows,
 )
+from arroyo_dagster.state.operations.surgery.create import (
+    begun_snapshot,
+    create_epoch,
+    created_plan,
+)
 from arroyo_dagster.state.operations.surgery.entries import plain_key, read_global_tables
 from arroyo_dagster.state.operations.surgery.execute import (
     EditOptions,
@@ -128,6 +133,7 @@ class TransferJob:
 
     Attributes:
         request: the edit that the plan names, from the path and the epoch of the source.
+        create: whether the stopped job has no epoch, so that its first one is created.
     """
 
     source: StateSource
@@ -135,6 +141,7 @@ class TransferJob:
     directory: JobDirectory
     request: Callable[[StatePath, Epoch], AnyEdit]
     decide: Decide
+    create: bool = False
 
     def prepare(self, store: ObjectStore) -> PreparedTransfer:
         """Plan the transfer, and return what its execution needs.
@@ -148,19 +155,23 @@ class TransferJob:
         source, paths = self.source, self.paths
         taken = _read_source(source)
         request = self.request(source.paths.root, taken.epoch)
-        snapshot = editable_snapshot(store, paths, self.directory, request)
         if (source.store.url, source.paths) == (store.url, paths):
             raise InputError(
                 "the job would be forked into itself", job=paths.root, next_step="name another job"
             )
+        if self.create:
+            snapshot = begun_snapshot(store, paths, self.directory, taken)
+        else:
+            snapshot = editable_snapshot(store, paths, self.directory, request)
         facts = table_facts(store, snapshot)
         jobs = TwoJobs(source, taken, store, paths, snapshot.checkpoint)
         _check_sinks(jobs)
         transfer = self.decide(jobs)
         _add_hash_evidence(jobs, transfer)
         emptied = [one for one in transfer.steps if one.action is TableAction.EMPTIED]
+        plan = _plan(jobs, request, snapshot, facts, transfer)
         return PreparedTransfer(
-            plan=_plan(jobs, request, snapshot, facts, transfer),
+            plan=created_plan(plan, snapshot, taken, transfer.evidence) if self.create else plan,
             snapshot=snapshot,
             facts=facts,
             source=taken,
@@ -181,9 +192,8 @@ class TransferJob:
             operators = again.snapshot.checkpoint.operators
             return NewState(tuple(_with_state(held, again, one, written) for one in operators))
 
-        return change_in_place(
-            store, self.paths, self.directory, prepared, pinned.prepare, write, options
-        )
+        execute = create_epoch if self.create else change_in_place
+        return execute(store, self.paths, self.directory, prepared, pinned.prepare, write, options)
 
 
 # ---- planning ------------------------------------------------------------------------------------

@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from arroyo_dagster.errors import ConflictError, NotFoundError
+from arroyo_dagster.errors import ConflictError, InputError, NotFoundError
 from arroyo_dagster.state.codec.maintenance_records import decode_rebuild_record
 from arroyo_dagster.state.codec.records import decode_current_generation
 from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.metadata.expiry import delete_all
 from arroyo_dagster.state.metadata.lease import LeaseOptions, lease
 from arroyo_dagster.state.model.ids import StatePath
+from arroyo_dagster.state.model.job_facts import JobFacts
 from arroyo_dagster.state.model.layout import JobPaths, Layout
 from arroyo_dagster.state.model.surgery.rebuild import JobHead, RebuildRecord, RebuildUndo
 from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
@@ -68,7 +69,8 @@ def run_rebuild_undo(
         As `plan_rebuild_undo`.
 
     Raises:
-        InputError: the job is not at rest, or no source reports its status.
+        InputError: the job is not at rest, or no source reports its status; of a created epoch also
+            if no source names the checkpoints.
         LeaseHeldError: another process maintains the job.
         ConflictError: the job was started since, or another process changed what was rebuilt.
         FormatError: the record is broken.
@@ -118,6 +120,7 @@ def _prepare(
     guards = guards_of(view, paths, checkpoint)
     snapshot = JobSnapshot(answer, checkpoint, {}, guards, listing, why_not)
     check_may(paths, snapshot)
+    _check_catalogue(paths, record, answer.facts)
     if head_of(view, paths) != record.head:
         raise ConflictError(
             f"the {record.operation} of epoch {record.epoch} cannot be undone: the job has "
@@ -135,6 +138,32 @@ def _prepare(
         deleted=tuple(at for at in changed if record.before[at] is None),
     )
     return _RebuildUndoing(plan, record, snapshot)
+
+
+def _check_catalogue(paths: JobPaths, record: RebuildRecord, facts: JobFacts) -> None:
+    """Check that Arroyo does not restore an epoch that this package has created.
+
+    Raises:
+        InputError: no source names the job's checkpoints.
+        ConflictError: Arroyo would restore it.
+    """
+    if record.operation == "rebuild":
+        return  # the epoch existed before, and was as damaged
+    if facts.checkpoints is None:
+        raise InputError(
+            "no source names the checkpoints of the job, so Arroyo may restore the created epoch",
+            job=paths.root,
+            epoch=record.epoch,
+            next_step="pass --arroyo-db or --arroyo-api",
+        )
+    if facts.newest_ready_epoch is not None:
+        raise ConflictError(
+            f"Arroyo's database names epoch {facts.newest_ready_epoch} as ready: a start without "
+            "it would fail",
+            job=paths.root,
+            next_step="first: UPDATE checkpoints SET state = 'failed' WHERE job_id = "
+            f"'{paths.job}' AND epoch = {record.epoch}",
+        )
 
 
 def head_of(store: ObjectStore, paths: JobPaths) -> JobHead:
