@@ -95,6 +95,7 @@ CASES = (
     Case("edit delete-key main be", "1 of 3 stored rows are removed"),
     Case("edit delete-key main be --purge", "deleted: epochs 1-2"),
     Case("edit retain main 2026-01-01T00:00:00Z", "nothing to change at epoch 2"),
+    Case("edit rescale job_U5O5jKZxJg 3", "3 subtasks load what", root="arroyo"),
     Case("edit find-key job_U5O5jKZxJg 0", "epochs were searched", root="arroyo"),
     Case("edit undo main", "there is nothing to undo"),
     Case("copy main copied-state", "epochs 1-2"),
