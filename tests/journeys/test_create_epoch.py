@@ -29,6 +29,7 @@ from arroyo_dagster.state.operations.surgery.rebuild.undo import run_rebuild_und
 from arroyo_dagster.state.storage import Crash, FaultInjecting, ObjectStore, open_store
 from arroyo_dagster.state.storage.wrappers import WriteProtected
 from tests.arroyo_jobs import Telling, facts_of, stopped
+from tests.documentation import blocks
 from tests.jobs import copied
 from tests.journeys.test_fork import below, taken
 from tests.journeys.test_surgery import errors_of, others, state_of
@@ -258,7 +259,10 @@ def test_the_command_creates_the_epoch_and_names_what_is_left(tmp_path: Path) ->
     for info in job.store.list():
         target.put(info.path, job.store.read(info.path))
     known = database(tmp_path / "state.sqlite", "inprogress")
-    given = ["fork", "job_a", "job_b", "--create", "--url", target.url, "--arroyo-db", known]
+    (documented,) = blocks("docs/edit-state.md", "sh")[-1].splitlines()
+    words = documented.replace("SOURCE", "job_a").replace("JOB", "job_b").split()
+    assert words[-2:] == ["--arroyo-db", "/var/lib/arroyo/state.sqlite"]
+    given = [*words[1:-1], known, "--url", target.url]
     runner = CliRunner()
     dry = runner.invoke(cli.main, given)
     assert dry.exit_code == 0, dry.output
@@ -273,7 +277,7 @@ def test_the_command_creates_the_epoch_and_names_what_is_left(tmp_path: Path) ->
     undo = ["edit", "undo", "job_b", "--url", target.url, "--arroyo-db", known, "--yes"]
     assert "the fork of epoch 1 was undone" in runner.invoke(cli.main, undo).output
     assert epochs(target, job.paths) == []
-    window = [*given[:-2], "--window", "--arroyo-api", "http://localhost:1"]
+    window = [*words[1:-2], "--url", target.url, "--window", "--arroyo-api", "http://localhost:1"]
     assert runner.invoke(cli.main, window).exit_code == 2
 
 

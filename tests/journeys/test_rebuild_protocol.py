@@ -232,6 +232,29 @@ def test_the_first_epoch_of_a_run_is_rebuilt_with_a_doubt_about_its_parallelism(
     assert (now.base_ref, now.latest_ref) == (then.base_ref, then.latest_ref)
 
 
+def test_a_table_that_was_empty_for_an_epoch_is_known_from_older_ones() -> None:
+    job = whole_job()
+    rows = dict(job.files)
+    job.files["window_3", "t"] = []
+    job.write({})
+    job.files["window_3", "t"] = [
+        replace(one, epoch=Epoch(5)) for one in rows["window_3", "t"] if one.epoch == 3
+    ]
+    directory = job.paths.operator(RUN_OPERATOR, Epoch(5), RUN)
+    moved = []
+    for subtask, one in enumerate(job.files["window_3", "t"]):
+        path = StatePath(f"{directory}/table-t-{subtask:03}")
+        job.store.put(path, job.store.read(one.path))
+        moved.append(replace(one, path=path))
+    job.files["window_3", "t"] = moved
+    job.write({})
+    expected = held_rows(job.store, job.paths)
+    assert ("window_3", "t") in expected
+    lose(job.store, the_manifest(job.paths, 5))
+    run_rebuild(job.store, job.paths, stopped(job.paths), options=NOW)
+    assert held_rows(job.store, job.paths) == expected
+
+
 def test_a_run_at_another_parallelism_is_refused() -> None:
     job = whole_job()
     job.start()

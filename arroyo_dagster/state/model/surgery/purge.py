@@ -70,8 +70,8 @@ class PurgePlan:
             the newest epoch.
         delivered: what sinks made visible with the existing epochs: it stays.
         sinks: by operator, the targets that the state of its sink names.
-        catalogue: what stays in Arroyo's database, and how to delete it; None = nothing. Only Arroyo
-            jobs of the legacy layout have such rows.
+        catalogue: what stays in Arroyo's database, and how to delete it; None = nothing. Only jobs
+            of Arroyo in the legacy layout have such rows.
         unknown: what was not searched.
         why_not: why nothing may be changed now; None = it may.
     """

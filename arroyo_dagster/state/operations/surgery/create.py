@@ -92,7 +92,7 @@ def begun_snapshot(
             next_step="call this without --create",
         )
     begun = _begun(paths, answer.facts)
-    _check_operators(paths, listing, taken)
+    _check_operators(paths, begun.epoch, listing, taken)
     checkpoint = Checkpoint(
         pipeline=None,
         job=paths.job,
@@ -135,9 +135,9 @@ def _begun(paths: JobPaths, facts: JobFacts) -> CheckpointFacts:
 
 
 def _check_operators(
-    paths: JobPaths, listing: dict[StatePath, ObjectInfo], taken: Checkpoint
+    paths: JobPaths, epoch: Epoch, listing: dict[StatePath, ObjectInfo], taken: Checkpoint
 ) -> None:
-    """Check that what the job has written is of operators of the other job.
+    """Check that what the job has written of the epoch is of operators of the other job.
 
     Raises:
         InputError: it is not, or an operator commits in two phases.
@@ -150,12 +150,10 @@ def _check_operators(
                 operator=one.operator,
                 next_step=_LET_IT_FINISH,
             )
-    known = {f"operator-{one.operator}" for one in taken.operators}
-    below = f"{paths.checkpoints()}/"
+    known = tuple(f"{paths.operator(one.operator, epoch)}/" for one in taken.operators)
+    directory = f"{paths.checkpoint(epoch)}/"
     for path in listing:
-        parts = path.removeprefix(below).split("/")
-        strange = len(parts) > 2 and path.startswith(below) and parts[1] not in known
-        if strange and parts[1].startswith("operator-"):
+        if path.startswith(directory) and not path.startswith(known):
             raise InputError(
                 "the job has an operator that the source lacks, so they are not of the same SQL",
                 job=paths.root,

@@ -9,7 +9,7 @@ Source: crates/arroyo-state-protocol/src/{state,resolve,workflow}.rs (arroyo-sta
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TypeVar
@@ -235,8 +235,9 @@ class ProtocolRebuild(ReadableObjects):
             recovery.marker_path(record.checkpoint_ref), records.decode_committed_marker
         )
         operators = []
+        older = [before, *self._ancestors(before)]
         for one in before.operators:
-            work = LostOperator(self.paths, one.operator, lost, [before], (), self.listing)
+            work = LostOperator(self.paths, one.operator, lost, older, (), self.listing)
             operators.append(work.rebuilt(self.store, None if committed is None else self.epoch))
             self.source[one.operator] = before.epoch
             self.tables += work.tables
@@ -269,6 +270,14 @@ class ProtocolRebuild(ReadableObjects):
         if found.progress is not None:
             raise managed_job(self.paths)
         return as_checkpoint(found, ref, CheckpointState.READY)
+
+    def _ancestors(self, before: Checkpoint) -> Iterator[Checkpoint]:
+        """Yield the epochs before the parent, newest first: a table may be empty for a while."""
+        for epoch in sorted(self._claims, reverse=True):
+            ref = self._claims[epoch].checkpoint_ref
+            found = self._readable(ref, metadata.decode_manifest) if epoch < before.epoch else None
+            if found is not None:
+                yield as_checkpoint(found, ref, CheckpointState.READY)
 
     def _check_known_files(self, before: Checkpoint, record: EpochRecord) -> None:
         """Check that no file of the epoch belongs to an operator that its parent lacks."""
