@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -35,7 +36,7 @@ from arroyo_dagster.state.operations.surgery.rebuild.execute import (
     run_rebuild,
 )
 from arroyo_dagster.state.operations.verify.job import verify_job
-from arroyo_dagster.state.planning.restore.recovery import Restore
+from arroyo_dagster.state.planning.restore.recovery import Claim, Restore, StartEmpty
 from arroyo_dagster.state.storage import Crash, FaultInjecting, MemoryStore, ObjectStore, open_store
 from arroyo_dagster.state.storage.wrappers import WriteProtected
 from tests.arroyo_jobs import Telling, facts_of, stopped
@@ -253,6 +254,85 @@ def test_a_table_that_was_empty_for_an_epoch_is_known_from_older_ones() -> None:
     lose(job.store, the_manifest(job.paths, 5))
     run_rebuild(job.store, job.paths, stopped(job.paths), options=NOW)
     assert held_rows(job.store, job.paths) == expected
+
+
+@pytest.mark.parametrize("damage", [b"", b"\xff"])
+def test_a_damaged_start_of_a_later_run_is_rebuilt(damage: bytes) -> None:
+    """It published nothing; a start reads its manifest first, and fails."""
+    job = whole_job()
+    job.start()
+    path = job.paths.generation_manifest(WorkerGeneration(4))
+    was = records.decode_generation_manifest(job.store.read(path), path)
+    lose(job.store, path, damage)
+    assert run_rebuild(job.store, job.paths, stopped(job.paths), options=NOW).record
+    now = records.decode_generation_manifest(job.store.read(path), path)
+    assert (now.base_ref, now.latest_ref) == (was.base_ref, None)
+    assert restored_epoch(job.store, job.paths) == 3
+
+
+def losses(paths: JobPaths) -> list[StatePath]:
+    """All objects of the two newest epochs, and what leads to them."""
+    epochs = (Epoch(2), Epoch(3))
+    named = [*map(paths.epoch_record, epochs), *(the_manifest(paths, one) for one in epochs)]
+    return [*named, paths.generation_manifest(RUN), paths.current_generation]
+
+
+def assert_nothing_older(store: ObjectStore, paths: JobPaths) -> None:
+    """Check that a start restores epoch 3, claims it before, or fails: its manifest is there."""
+    found = ParquetBackend(store, paths).next_restore()
+    assert not isinstance(found, StartEmpty)
+    epoch = found.record.epoch if isinstance(found, Claim) else 3
+    epoch = found.manifest.epoch if isinstance(found, Restore) else epoch
+    assert epoch == 3
+
+
+@pytest.mark.parametrize("many", range(1, 7))
+def test_any_objects_together_are_rebuilt_as_they_were_or_left_alone(many: int) -> None:
+    """No combination makes a start restore other rows than those that were there."""
+    job = whole_job()
+    paths, rows = job.paths, held_rows(job.store, job.paths)
+    rebuilt = 0
+    for lost in itertools.combinations(losses(paths), many):
+        store = copy_job(job.store, paths)
+        store.delete_many(lost)
+        for epoch in (2, 3, 2):  # 3 may need its parent, and the record of 2 needs its child
+            left = own(store, paths)
+            try:
+                run_rebuild(store, paths, stopped(paths), epoch, NOW)
+            except ArroyoStateError:
+                assert own(store, paths) == left, lost
+        there = own(store, paths)
+        if {paths.generation_manifest(RUN), the_manifest(paths), paths.current_generation} <= {
+            *there
+        }:
+            assert_nothing_older(store, paths)
+        assert {path: there[path] for path in own(job.store, paths) if path not in lost} == {
+            path: data for path, data in own(job.store, paths).items() if path not in lost
+        }
+        if set(lost) <= there.keys():
+            assert (held_rows(store, paths), restored_epoch(store, paths)) == (rows, 3), lost
+            assert verify_job(store, paths).verdict.errors == (), lost
+            rebuilt += 1
+    assert rebuilt or many > 4
+
+
+def test_the_start_of_a_run_names_the_newest_checkpoint_although_its_record_is_lost() -> None:
+    job = whole_job()
+    store, paths = job.store, job.paths
+    lose(store, paths.generation_manifest(RUN))
+    lose(store, paths.epoch_record(Epoch(3)))
+    plan = run_rebuild(store, paths, stopped(paths), 2, NOW).plan
+    assert any("has no epoch record: the next start claims it" in one for one in plan.doubts)
+    hint = paths.generation_manifest(RUN)
+    named = records.decode_generation_manifest(store.read(hint), hint)
+    assert named.latest_ref == the_manifest(paths)
+    run_rebuild(store, paths, stopped(paths), 3, NOW)
+    assert restored_epoch(store, paths) == 3
+    lost = copy_job(store, paths)
+    for path in (hint, paths.epoch_record(Epoch(3)), the_manifest(paths)):
+        lose(lost, path)
+    plan = plan_rebuild(lost, paths, stopped(paths), 2)
+    assert any("a start restores an older epoch" in one for one in plan.doubts)
 
 
 def test_a_run_at_another_parallelism_is_refused() -> None:

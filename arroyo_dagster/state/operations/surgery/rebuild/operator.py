@@ -215,15 +215,17 @@ class LostOperator:
             self.doubts.append(
                 f"{path}: Arroyo has compacted the epoch; its inputs are listed instead"
             )
-        before = f"{self.paths.operator(name, was.epoch, self.older[0].worker_generation)}/"
+        before = [
+            f"{self.paths.operator(name, one.epoch, one.worker_generation)}/" for one in self.older
+        ]
         listed = set(was.paths)
         compacted = [
             path
             for path in self.listing
-            if path.startswith(before) and is_compacted(path) and path not in listed
+            if path.startswith(tuple(before)) and is_compacted(path) and path not in listed
         ]
-        if compacted:
-            self.unlisted += compacted
+        self.unlisted += compacted
+        if any(path.startswith(before[0]) for path in compacted):
             self.doubts.append(
                 f"{name}: Arroyo has compacted epoch {was.epoch}; its inputs are listed, "
                 "which hold the same rows"

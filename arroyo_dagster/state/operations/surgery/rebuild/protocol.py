@@ -16,6 +16,7 @@ from typing import TypeVar
 
 from arroyo_dagster.errors import FormatError, NotFoundError, ProtocolError
 from arroyo_dagster.state.codec import metadata, records
+from arroyo_dagster.state.metadata.epoch_finder import EpochFinder
 from arroyo_dagster.state.metadata.reader import as_checkpoint
 from arroyo_dagster.state.model.checkpoints import (
     Checkpoint,
@@ -106,6 +107,10 @@ class ReadableObjects:
             if path.startswith(f"{self.paths.generations}/")
         }
         return sorted(WorkerGeneration(one) for one in map(parse_number, names) if one is not None)
+
+    def _directories(self, number: WorkerGeneration) -> list[Epoch]:
+        """Return the epochs of which a worker generation has files, ascending."""
+        return EpochFinder(self.store, self.paths).checkpoint_dirs(number)
 
     @cached_property
     def _fence_number(self) -> WorkerGeneration | None:
@@ -359,8 +364,11 @@ class ProtocolRebuild(ReadableObjects):
     ) -> bytes:
         """Return the start of a generation, and its latest published checkpoint."""
         mine = [claims[at] for at in sorted(claims) if claims[at].worker_generation == number]
-        older = [claims[at] for at in sorted(claims) if claims[at].worker_generation < number]
-        base = mine[0].parent_ref if mine else older[-1].checkpoint_ref
+        latest = self._newest_checkpoint(claims, lambda one: one == number)
+        if mine or latest is not None:
+            base = mine[0].parent_ref if mine else None
+        else:
+            base = self._newest_checkpoint(claims, lambda one: one < number)
         address = None if base is None else parse_manifest_path(base)
         if address is not None and address.worker_generation == number:
             base = None
@@ -373,7 +381,36 @@ class ProtocolRebuild(ReadableObjects):
             job=manifest.job,
             worker_generation=number,
             base_ref=base,
-            latest_ref=mine[-1].checkpoint_ref if mine else None,
+            latest_ref=latest,
             updated_at_micros=manifest.finish_time_micros,
         )
         return records.encode_generation_manifest(found)
+
+    def _newest_checkpoint(
+        self, claims: dict[Epoch, EpochRecord], wanted: Callable[[WorkerGeneration], bool]
+    ) -> StatePath | None:
+        """Return the newest checkpoint of the wanted generations.
+
+        One without a record counts, if it is newer than all that have one: its record may be lost,
+        and a start claims it. An older one in its place would lose its rows.
+        """
+        found = {
+            one.epoch: one.checkpoint_ref
+            for one in claims.values()
+            if wanted(one.worker_generation)
+        }
+        last = max(claims)
+        for number in filter(wanted, self._generations):
+            for epoch in self._directories(number):
+                if epoch <= last:
+                    continue
+                ref = self.paths.manifest(number, epoch)
+                if self._readable(ref, metadata.decode_manifest) is not None:
+                    found[epoch] = ref
+                    self.doubts.append(f"{ref} has no epoch record: the next start claims it")
+                else:
+                    self.doubts.append(
+                        f"worker generation {number} has files of epoch {epoch}, and neither a "
+                        "record nor a manifest: a start restores an older epoch"
+                    )
+        return found[max(found)] if found else None
