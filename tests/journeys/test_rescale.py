@@ -100,6 +100,7 @@ def test_a_parallelism_that_the_files_fit_changes_nothing() -> None:
     was = others(job.store)
     outcome = run(job.store, job, 2)
     assert (outcome.plan.empty, outcome.published, outcome.plan.unknown) == (True, False, ())
+    assert outcome.plan.afterwards == ()
     assert others(job.store) == was
 
 
@@ -213,6 +214,11 @@ def test_tables_that_arroyo_restores_at_one_parallelism_only_are_refused() -> No
     unknown.write({})
     refused(unknown, InputError, "cannot be restored at parallelism 3, only at 2")
     refused(surgery_job(Layout.LEGACY), InputError, "parallelism must be a number", 0)
+    bare = surgery_job(Layout.LEGACY)
+    path = bare.paths.operator_metadata(OperatorId("source_kafka_1"), Epoch(3))
+    operator = metadata.decode_operator(bare.store.read(path), path)
+    bare.store.put(path, metadata.encode_operator(replace(operator, configs={})))
+    refused(bare, InputError, "cannot be restored at parallelism 3, only at 2")
 
 
 def test_files_whose_bounds_hide_rows_of_a_new_subtask_are_refused() -> None:
@@ -258,4 +264,5 @@ def test_the_command_prints_the_proof_in_the_plan_and_in_the_result(tmp_path: Pa
     done = runner.invoke(cli.main, [*given, "--yes", "--approve", digest, "--quiet", "0"])
     assert done.exit_code == 0, done.output
     assert "evidence: 3 subtasks load from the new files:" in done.output
+    assert "to do by hand: before the job is started, set the parallelism" in done.output
     assert held_rows(target, job.paths) == held_rows(job.store, job.paths)

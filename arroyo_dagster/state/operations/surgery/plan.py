@@ -48,7 +48,12 @@ from arroyo_dagster.state.operations.surgery.entries import (
     read_global_tables,
 )
 from arroyo_dagster.state.operations.surgery.offsets import offset_changes
-from arroyo_dagster.state.operations.surgery.rescale import LoadedRows, not_tried, rescaled
+from arroyo_dagster.state.operations.surgery.rescale import (
+    LoadedRows,
+    not_tried,
+    rescaled,
+    to_do,
+)
 from arroyo_dagster.state.operations.surgery.rows import RewrittenRows, expiring_tables, row_changes
 from arroyo_dagster.state.operations.surgery.watermarks import GENERATOR, watermark_changes
 from arroyo_dagster.state.operations.verify.edits import read_edits
@@ -209,6 +214,7 @@ class _Work:
     duplicate_outputs: tuple[str, ...] = ()
     missing_outputs: tuple[str, ...] = ()
     evidence: tuple[EditPrecondition, ...] = ()
+    afterwards: tuple[str, ...] = ()
     loaded: LoadedRows | None = None
 
     @property
@@ -238,6 +244,7 @@ class _Work:
         self.duplicate_outputs = found.duplicate_outputs
         self.missing_outputs = found.missing_outputs
         self.unknown = tuple(not_tried(self.checkpoint, edit.parallelism))
+        self.afterwards = tuple(to_do(self.checkpoint, edit.parallelism))
 
     def change_entries(
         self, edit: SetOffsets | SetWatermark | SetEntry, tables: Sequence[GlobalTable]
@@ -294,6 +301,7 @@ class _Work:
             unknown=self.unknown,
             duplicate_outputs=self.duplicate_outputs,
             missing_outputs=self.missing_outputs,
+            afterwards=self.afterwards,
         )
         return PreparedEdit(
             plan=plan,

@@ -78,9 +78,9 @@ def why_one_parallelism(
         return None
     if not isinstance(operator.tables[name], GlobalKeyedFiles):
         return None
-    config = operator.configs[name]
-    known = default_catalogue().describe(operator.operator, config)
-    if known is not None and config.config.description not in _ONE_PARALLELISM:
+    config = operator.configs.get(name)
+    known = None if config is None else default_catalogue().describe(operator.operator, config)
+    if config is not None and known and config.config.description not in _ONE_PARALLELISM:
         return None
     return (
         f"entries of this table cannot be restored at parallelism {parallelism}, only at "
@@ -266,6 +266,15 @@ def _impulses(
 
 def _texts(numbers: list[int]) -> str:
     return ", ".join(map(str, numbers))
+
+
+def to_do(checkpoint: Checkpoint, parallelism: int) -> Iterator[str]:
+    """Yield what is left to do before a start at another parallelism."""
+    if any(one.parallelism != parallelism for one in checkpoint.operators):
+        yield (
+            f"before the job is started, set the parallelism of its pipeline to {parallelism} in "
+            f'Arroyo: PATCH /api/v1/pipelines/ID {{"parallelism": {parallelism}}}'
+        )
 
 
 def not_tried(checkpoint: Checkpoint, parallelism: int) -> Iterator[str]:
