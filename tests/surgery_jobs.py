@@ -134,11 +134,13 @@ def surgery_job(
     store: MemoryStore | None = None,
     parallelism: int = 2,
     without: str = "",
+    sink_files: int = 1,
 ) -> SurgeryJob:
     """Two sources, a generator, a window, an updating join, an aggregate with GROUP BY, a sink.
 
     Args:
         without: an operator that has no rows.
+        sink_files: of the sink, one for each subtask that writes one.
     """
     job = SurgeryJob(
         layout,
@@ -165,7 +167,7 @@ def surgery_job(
         )
         reached = ExpressionWatermarkState(WATERMARK * 1000 + 9 * NANOS, WATERMARK * 1000)
         job.keep("watermark_2", GENERATOR, {0: reached}, {1: reached})
-        job.keep("sink_6", FILE, {f"/out/{name}.json": 10 * at})
+        job.keep("sink_6", FILE, {f"/out/{name}.json": 10 * at}, *[{}] * (sink_files - 1))
         job.write({key: rows for key, rows in _rows(at).items() if key[0] != without})
     return job
 

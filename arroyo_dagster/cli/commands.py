@@ -155,12 +155,17 @@ EDIT: Mapping[str, LazyCommand] = {
         "Find the rows of one key in all that a job stores: epochs, unlisted files, quarantine.",
     ),
     "offsets": LazyCommand("surgery.commands", "Set where the sources of a stopped job continue."),
+    "rescale": LazyCommand(
+        "surgery.commands",
+        "Split the state of a stopped Arroyo job for a start at another parallelism, with proof.",
+    ),
     "retain": LazyCommand(
         "surgery.commands", "Drop rows of windows, sessions and joins that are older than a time."
     ),
     "set": LazyCommand("surgery.commands", "Replace the value of one entry of a table."),
     "undo": LazyCommand(
-        "surgery.undo", "Restore the state from before the last edit, or in-place compaction."
+        "surgery.undo",
+        "Restore the state from before the last edit, in-place compaction or rebuild.",
     ),
     "watermark": LazyCommand(
         "surgery.commands", "Set the watermark of a stopped job, at every operator that has one."

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import sqlite3
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +19,7 @@ from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.model.compaction import CompactionPolicy, CompactionSettings
 from arroyo_dagster.state.model.garbage import PlanKind, Retention
 from arroyo_dagster.state.model.ids import Epoch, OperatorId, StatePath
+from arroyo_dagster.state.model.job_facts import CheckpointFacts, JobCondition
 from arroyo_dagster.state.model.layout import Layout
 from arroyo_dagster.state.model.surgery.edits import KeyDeletion
 from arroyo_dagster.state.model.surgery.purge import PurgeOutcome
@@ -35,11 +38,18 @@ from arroyo_dagster.state.operations.surgery.purge import plan_purge, run_purge
 from arroyo_dagster.state.operations.verify.job import verify_job
 from arroyo_dagster.state.runtime.in_process import LocalRun, run_pipeline
 from arroyo_dagster.state.runtime.pipeline import Pipeline
-from arroyo_dagster.state.storage import Crash, FaultInjecting, MemoryStore, ObjectStore, configure
+from arroyo_dagster.state.storage import (
+    Crash,
+    FaultInjecting,
+    MemoryStore,
+    ObjectStore,
+    configure,
+    open_store,
+)
 from arroyo_dagster.state.storage.wrappers import WriteProtected
-from tests.arroyo_jobs import stopped
+from tests.arroyo_jobs import Telling, facts_of, stopped
 from tests.jobs import copied, listing, state_of, word_job, written_by_word_job
-from tests.surgery_jobs import surgery_job
+from tests.surgery_jobs import SurgeryJob, surgery_job
 
 pytestmark = pytest.mark.usefixtures("one_at_a_time")
 
@@ -310,6 +320,83 @@ def test_an_arroyo_job_is_purged_once_later_epochs_exist(layout: Layout) -> None
     verdict = verify_job(made.store, made.paths).verdict
     assert verdict.errors == ()
     assert min(ParquetBackend(made.store, made.paths).every_epoch()) == 3
+
+
+# ---- Arroyo's own database -----------------------------------------------------------------------
+
+
+def purgeable(layout: Layout) -> tuple[SurgeryJob, KeyDeletion]:
+    """An Arroyo job whose newest epochs no longer hold the key; epochs 1 and 2 do."""
+    made = surgery_job(layout, epochs=3)
+    edit = KeyDeletion(values=("k1",))
+    options = EditOptions(quiet_seconds=0.0, sleep=lambda _: None)
+    run_edit(made.store, made.paths, stopped(made.paths), edit, options)
+    made.start()
+    for _ in range(12 if layout is Layout.LEGACY else 2):
+        made.write({})
+    return made, edit
+
+
+def rows_of(*epochs: int) -> tuple[CheckpointFacts, ...]:
+    return tuple(CheckpointFacts(epoch=Epoch(one), ready=True, state="ready") for one in epochs)
+
+
+def test_rows_of_purged_epochs_in_arroyos_database_are_named_with_the_statement() -> None:
+    made, edit = purgeable(Layout.LEGACY)
+    known = facts_of(made.paths, JobCondition.STOPPED, checkpoints=rows_of(2, 3, 15))
+    said = JobDirectory([Telling(known)])
+    plan = plan_purge(made.store, made.paths, said, edit)
+    assert plan.catalogue is not None
+    assert (plan.catalogue.below, plan.catalogue.states) == (3, {2: "ready"})
+    with contextlib.closing(sqlite3.connect(":memory:")) as database:
+        database.execute("CREATE TABLE checkpoints (job_id TEXT, epoch INTEGER)")
+        rows = [("job_x", 1), ("job_x", 2), ("job_x", 3), ("job_y", 1)]
+        database.executemany("INSERT INTO checkpoints VALUES (?, ?)", rows)
+        database.execute(plan.catalogue.statement)
+        left = database.execute("SELECT * FROM checkpoints").fetchall()
+    assert left == [("job_x", 3), ("job_y", 1)]
+    options = EditOptions(quiet_seconds=0.0, sleep=lambda _: None)
+    outcome = run_purge(made.store, made.paths, said, edit, options)
+    assert (outcome.remaining, outcome.plan.catalogue) == ((), plan.catalogue)
+    # They are named until they are deleted, although nothing is left to purge.
+    again = plan_purge(made.store, made.paths, said, edit)
+    assert (again.empty, again.catalogue) == (True, plan.catalogue)
+    gone = facts_of(made.paths, JobCondition.STOPPED, checkpoints=rows_of(3, 15))
+    assert plan_purge(made.store, made.paths, JobDirectory([Telling(gone)]), edit).catalogue is None
+
+
+def test_without_the_database_the_rows_to_look_for_are_named() -> None:
+    made, edit = purgeable(Layout.LEGACY)
+    found = plan_purge(made.store, made.paths, stopped(made.paths), edit).catalogue
+    assert found is not None
+    assert (found.states, found.below) == (None, 3)
+    protocol, edit = purgeable(Layout.PROTOCOL)
+    plan = plan_purge(protocol.store, protocol.paths, stopped(protocol.paths), edit)
+    assert (plan.expires, plan.catalogue) == ((1, 2), None)
+    managed = job(written())
+    assert plan_purge(written(), managed.paths, NOBODY, KEY).catalogue is None
+
+
+def test_the_certificate_names_the_rows(tmp_path: Path) -> None:
+    made, _ = purgeable(Layout.LEGACY)
+    target = open_store(str(tmp_path))
+    for info in made.store.list():
+        target.put(info.path, made.store.read(info.path))
+    given = ["edit", "delete-key", "job_x", "k1", "--purge", "--url", str(tmp_path)]
+    given += ["--assume", "job_x=stopped"]
+    dry = CliRunner().invoke(cli.main, given)
+    assert dry.exit_code == 0, dry.output
+    statement = "DELETE FROM checkpoints WHERE job_id = 'job_x' AND epoch < 3"
+    assert f"to do by hand: once the purge is done: {statement}" in dry.output
+    assert "no source lists them (--arroyo-db does)" in dry.output
+    done = CliRunner().invoke(cli.main, [*given, "--yes", "--quiet", "0", "--json"])
+    found = json.loads(done.stdout)["catalogue"]
+    assert found == {
+        "table": "checkpoints",
+        "below_epoch": 3,
+        "states": None,
+        "statement": statement,
+    }
 
 
 # ---- faults --------------------------------------------------------------------------------------

@@ -1,4 +1,5 @@
-"""Lost metadata written anew from data files: equal to the original, or refused with a reason."""
+"""Lost metadata of the legacy layout written anew from data files: equal to the original, or
+refused with a reason."""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ from arroyo_dagster.state.model.tables import ExpiringTimeKeyConfig, ExpiringTim
 from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
 from arroyo_dagster.state.operations.catalog.jobs import list_jobs
 from arroyo_dagster.state.operations.surgery.execute import EditOptions, run_edit
-from arroyo_dagster.state.operations.surgery.rebuild import plan_rebuild, run_rebuild
+from arroyo_dagster.state.operations.surgery.rebuild.execute import plan_rebuild, run_rebuild
 from arroyo_dagster.state.operations.verify.job import verify_job
 from arroyo_dagster.state.storage import Crash, FaultInjecting, MemoryStore, ObjectStore, open_store
 from arroyo_dagster.state.storage.wrappers import WriteProtected
@@ -257,13 +258,11 @@ def test_a_job_that_runs_or_of_unknown_status_is_planned_only() -> None:
     refused(store, paths, "the job changed", directory=JobDirectory([starts]), error=ConflictError)
 
 
-def test_other_plans_layouts_and_managed_jobs_are_refused() -> None:
+def test_other_plans_and_managed_jobs_are_refused() -> None:
     job = surgery_job(Layout.LEGACY)
     lost(job.store, job.paths, "window_3")
     with pytest.raises(ConflictError, match="plan 00 was approved"):
         run_rebuild(job.store, job.paths, stopped(job.paths), options=replace(NOW, approved="00"))
-    protocol = surgery_job(Layout.PROTOCOL)
-    refused(protocol.store, protocol.paths, "only metadata of the legacy", error=InputError)
     store = written_by_word_job(max_epochs=2, layout=Layout.LEGACY)
     pipeline = word_job(store)
     pipeline.layout = Layout.LEGACY

@@ -1,4 +1,6 @@
-"""`edit offsets`, `watermark`, `set`, `delete-key` and `retain`. Without --yes nothing changes."""
+"""`edit offsets`, `watermark`, `set`, `delete-key`, `retain` and `rescale`. Without --yes nothing
+changes.
+"""
 
 from __future__ import annotations
 
@@ -31,6 +33,7 @@ from arroyo_dagster.state.model.surgery.edits import (
     Edit,
     KeyDeletion,
     NewPosition,
+    Rescale,
     RetainRows,
     SetEntry,
     SetOffsets,
@@ -207,6 +210,24 @@ def retain(job: str, time_text: str, operator: str | None, **given: Any) -> None
     _run(job, RetainRows(since_micros=_micros(time_text), operator=named), given)
 
 
+@edit.command()
+@click.argument("job")
+@click.argument("parallelism", type=click.IntRange(1))
+@edit_options
+def rescale(job: str, parallelism: int, **given: Any) -> None:
+    """Split the state of a stopped Arroyo job for a start at another parallelism, with proof.
+
+    Arroyo assigns rows to subtasks by key range when it starts. This command proves that
+    PARALLELISM subtasks load the rows that the present ones load, and splits the files that several
+    of them would read. Change the parallelism of the pipeline in Arroyo, then start it.
+
+    \b
+    Example:
+      arroyo-state edit rescale job_x 8 --assume job_x=stopped
+    """
+    _run(job, Rescale(parallelism=parallelism), {**given, "in_window": False})
+
+
 def _micros(text: str) -> int:
     nanos = parse_moment_nanos(text)
     if nanos < 0:
@@ -256,13 +277,21 @@ def carry_out(
         _show_outcome(outcome, as_json=given["as_json"])
 
 
-def opened(job: str, given: dict[str, Any]) -> tuple[ObjectStore, JobPaths, JobDirectory]:
-    """Return the store of a command with `edit_options`, its job, and what reports its status."""
+def opened(
+    job: str,
+    given: dict[str, Any],
+    find: Callable[[ObjectStore, str], JobPaths] = find_job,
+) -> tuple[ObjectStore, JobPaths, JobDirectory]:
+    """Return the store of a command with `edit_options`, its job, and what reports its status.
+
+    Args:
+        find: finds the job by its name.
+    """
     if given["approve"] is not None and not given["yes"]:
         raise click.UsageError("--approve needs --yes")
     store = open_url(given["url"]) if given["yes"] else open_to_read(given["url"])
     directory = directory_of(given["api"], given["database"], given["assume"], given["token"])
-    return store, find_job(store, job), directory
+    return store, find(store, job), directory
 
 
 def options_of(paths: JobPaths, given: dict[str, Any]) -> EditOptions:

@@ -4,19 +4,31 @@ from __future__ import annotations
 
 from typing import Any
 
+import click
+
 from arroyo_dagster.cli.common import main
 from arroyo_dagster.cli.surgery.commands import carry_out, edit_options, opened
 from arroyo_dagster.cli.surgery.sources import open_source, source_options
 from arroyo_dagster.cli.surgery.window import check_window, window_options
+from arroyo_dagster.state.operations.catalog.jobs import find_job
+from arroyo_dagster.state.operations.surgery.create import job_to_create
 from arroyo_dagster.state.operations.surgery.fork import plan_fork, run_fork
 from arroyo_dagster.state.operations.surgery.window import PlannableEdit
 
 
 @main.command()
 @source_options
+@click.option(
+    "--create",
+    is_flag=True,
+    help="JOB has begun its first checkpoint and not finished it: create that epoch. Legacy layout "
+    "only; needs --arroyo-db or --arroyo-api.",
+)
 @window_options
 @edit_options
-def fork(source: str, job: str, epoch: int | None, from_url: str | None, **given: Any) -> None:
+def fork(
+    source: str, job: str, epoch: int | None, from_url: str | None, create: bool, **given: Any
+) -> None:
     """Give a stopped Arroyo job the state of another job of the same SQL.
 
     SOURCE is only read, and may run. JOB keeps the state of its sinks. Create JOB, let it take a
@@ -27,11 +39,15 @@ def fork(source: str, job: str, epoch: int | None, from_url: str | None, **given
       arroyo-state fork job_a job_b --assume job_b=stopped
     """
     check_window(given)
-    store, paths, directory = opened(job, given)
+    if create and given["in_window"]:
+        raise click.UsageError(
+            "--create does not go with --window: the job has no epoch to stop at"
+        )
+    store, paths, directory = opened(job, given, job_to_create if create else find_job)
     taken = open_source(store, source, epoch, from_url)
     planned = PlannableEdit(
         paths,
-        plan=lambda at, status: plan_fork(taken, at, paths, status),
-        run=lambda at, status, options: run_fork(taken, at, paths, status, options),
+        plan=lambda at, status: plan_fork(taken, at, paths, status, create=create),
+        run=lambda at, status, options: run_fork(taken, at, paths, status, options, create=create),
     )
     carry_out(planned, store, directory, given)

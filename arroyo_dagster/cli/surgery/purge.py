@@ -11,7 +11,7 @@ from arroyo_dagster.cli.rendering import print_table
 from arroyo_dagster.cli.surgery.rendering import outcome_json, print_plan
 from arroyo_dagster.state.codec.plans import plain_values
 from arroyo_dagster.state.model.surgery.plans import EditOutcome
-from arroyo_dagster.state.model.surgery.purge import PurgeOutcome, PurgePlan
+from arroyo_dagster.state.model.surgery.purge import CatalogueRows, PurgeOutcome, PurgePlan
 from arroyo_dagster.state.planning.restore.rollback import ranges
 
 
@@ -53,8 +53,21 @@ def _lines(plan: PurgePlan) -> Iterator[str]:
         yield f"delivered downstream, and stays: sink {one.operator}, epoch {one.epoch}: {files}"
     for operator, targets in plan.sinks.items():
         yield f"delivered downstream, and stays: sink {operator}: {', '.join(targets)}"
+    if plan.catalogue is not None:
+        yield from _catalogue_lines(plan.catalogue)
     for text in plan.unknown:
         yield f"not known: {text}"
+
+
+def _catalogue_lines(rows: CatalogueRows) -> Iterator[str]:
+    known = "no source lists them (--arroyo-db does)"
+    if rows.states is not None:
+        known = ", ".join(f"epoch {epoch} {state}" for epoch, state in rows.states.items())
+    yield (
+        "stays in Arroyo's database, without a value of the state: rows of checkpoints below "
+        f"epoch {rows.below}: {known}"
+    )
+    yield f"to do by hand: once the purge is done: {rows.statement}"
 
 
 def _last_line(plan: PurgePlan) -> str:
@@ -83,7 +96,19 @@ def purge_json(outcome: PurgeOutcome) -> dict[str, Any]:
         "quarantines": list(plan.quarantines),
         "journal_runs": list(outcome.journal_runs),
         "delivered": [plain_values(one) for one in plan.delivered],
+        "catalogue": _catalogue_json(plan.catalogue),
         "sinks": {operator: list(targets) for operator, targets in plan.sinks.items()},
         "not_known": list(plan.unknown),
         "edit": outcome_json(edited),
+    }
+
+
+def _catalogue_json(rows: CatalogueRows | None) -> dict[str, Any] | None:
+    if rows is None:
+        return None
+    return {
+        "table": "checkpoints",
+        "below_epoch": rows.below,
+        "states": None if rows.states is None else dict(rows.states),
+        "statement": rows.statement,
     }

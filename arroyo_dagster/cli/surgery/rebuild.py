@@ -10,7 +10,11 @@ from arroyo_dagster.cli.common import main
 from arroyo_dagster.cli.rendering import print_json
 from arroyo_dagster.cli.surgery.commands import edit_options, opened, options_of
 from arroyo_dagster.state.model.surgery.rebuild import RebuildOutcome
-from arroyo_dagster.state.operations.surgery.rebuild import plan_rebuild, run_rebuild
+from arroyo_dagster.state.operations.surgery.rebuild.execute import (
+    find_damaged_job,
+    plan_rebuild,
+    run_rebuild,
+)
 
 
 @main.command()
@@ -24,13 +28,14 @@ def rebuild(job: str, epoch: int | None, **given: Any) -> None:
 
     The plan starts from the nearest older epoch, adds the files of the epoch itself, and names
     every doubt. Readable metadata is never overwritten. What cannot be known is refused, and so is
-    an epoch that would not pass verification. Only in the legacy layout.
+    an epoch that would not pass verification. `edit undo` undoes it until the job is started. Name
+    a job whose current-generation.json is lost as PIPELINE/JOB.
 
     \b
     Example:
       arroyo-state rebuild job_x --assume job_x=stopped
     """
-    store, paths, directory = opened(job, given)
+    store, paths, directory = opened(job, given, find_damaged_job)
     if given["yes"]:
         outcome = run_rebuild(store, paths, directory, epoch, options_of(paths, given))
     else:
@@ -57,7 +62,7 @@ def _print(outcome: RebuildOutcome) -> None:
     if outcome.record is not None:
         click.echo(
             f"{name}: {len(plan.after)} objects of epoch {plan.epoch} were rebuilt; "
-            f"record: {outcome.record}"
+            "`arroyo-state edit undo` undoes it until the job is started"
         )
         return
     step = f"not now: {plan.why_not}" if plan.why_not else "add --yes to execute"

@@ -12,6 +12,7 @@ from arroyo_dagster.state.codec.iso_times import iso_micros
 from arroyo_dagster.state.codec.plans import plain_values
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.surgery.plans import EditOutcome, EditPlan
+from arroyo_dagster.state.model.surgery.rebuild import RebuildUndo
 from arroyo_dagster.state.operations.surgery.managed.execute import ManagedUndo
 
 ENTRIES_PRINTED = 20
@@ -55,6 +56,8 @@ def print_plan(plan: EditPlan, *, in_full: bool, in_window: bool = False) -> Non
     ):
         for text in texts:
             click.echo(f"{title}: {text}")
+    for text in plan.afterwards:
+        click.echo(f"to do by hand: {text}")
     if in_full:
         click.echo(f"{plan.paths.root}: {_last_line(plan, in_window=in_window)}")
 
@@ -77,6 +80,8 @@ def _last_line(plan: EditPlan, *, in_window: bool) -> str:
     elif plan.why_not:
         step = f"not now: {plan.why_not}"
     new = "" if plan.publishes is None else f", as epoch {plan.publishes}"
+    if plan.creates:
+        new = ", which it creates"
     return (
         f"plan {plan.digest} changes {len(plan.changed)} tables at epoch {plan.epoch}{new}; "
         f"nothing was changed, {step}"
@@ -97,9 +102,13 @@ def print_outcome(outcome: EditOutcome) -> None:
             f"{name}: {len(outcome.unlisted)} files are no longer listed, and no file was deleted; "
             f"older epochs: {older}"
         )
+    for text in outcome.evidence:
+        click.echo(f"evidence: {text}")
     for path, (before, after) in outcome.objects.items():
         click.echo(f"{path}: sha256 {before} became {after}")
     done = f"{len(outcome.objects)} metadata objects were overwritten"
+    if plan.creates:
+        done = f"{len(outcome.objects)} metadata objects were created"
     if plan.publishes is not None:
         done = f"published as epoch {plan.publishes}, epoch {plan.epoch} stays pinned"
     click.echo(
@@ -122,6 +131,7 @@ def outcome_json(outcome: EditOutcome) -> dict[str, Any]:
         },
         "unlisted_files": list(outcome.unlisted),
         "older_epochs": list(outcome.older_epochs),
+        "evidence": list(outcome.evidence),
         "undo_record": outcome.record,
     }
 
@@ -153,4 +163,30 @@ def show_managed_undo(
             f"{paths.root}: the state of epoch {found.rollback.epoch}, from before the edit "
             f"{found.operation!r}, would be published as epoch {found.rollback.publishes}; nothing "
             f"was changed, {step}"
+        )
+
+
+def show_rebuild_undo(paths: JobPaths, found: RebuildUndo, *, as_json: bool) -> None:
+    """Print which objects are damaged or missing again, or would be."""
+    if as_json:
+        print_json(
+            {
+                "done": found.done,
+                "operation": found.operation,
+                "epoch": found.epoch,
+                "restored": list(found.restored),
+                "deleted": list(found.deleted),
+            }
+        )
+        return
+    for path in found.restored:
+        click.echo(f"damaged bytes restored: {path}" if found.done else f"damaged again: {path}")
+    for path in found.deleted:
+        click.echo(f"deleted: {path}" if found.done else f"missing again: {path}")
+    if found.done:
+        click.echo(f"{paths.root}: the {found.operation} of epoch {found.epoch} was undone")
+    else:
+        click.echo(
+            f"{paths.root}: the {found.operation} of epoch {found.epoch} would be undone; nothing "
+            "was changed, add --yes to execute"
         )

@@ -1,4 +1,4 @@
-"""`edit undo`: restore the metadata from before the last edit or compaction."""
+"""`edit undo`: restore the metadata from before the last edit, compaction or rebuild."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from arroyo_dagster.cli.directory import directory_of, directory_options
 from arroyo_dagster.cli.rendering import print_lease_event
 from arroyo_dagster.cli.settings import settings_options
 from arroyo_dagster.cli.surgery.group import edit
-from arroyo_dagster.cli.surgery.rendering import show_managed_undo
+from arroyo_dagster.cli.surgery.rendering import show_managed_undo, show_rebuild_undo
 from arroyo_dagster.state.model.leases import LeaseSettings
 from arroyo_dagster.state.operations.catalog.jobs import find_job
 from arroyo_dagster.state.operations.surgery.execute import EditOptions
@@ -19,6 +19,10 @@ from arroyo_dagster.state.operations.surgery.managed.execute import (
     run_managed_undo,
 )
 from arroyo_dagster.state.operations.surgery.managed.plan import is_managed
+from arroyo_dagster.state.operations.surgery.rebuild.undo import (
+    plan_rebuild_undo,
+    run_rebuild_undo,
+)
 
 
 @edit.command()
@@ -42,10 +46,11 @@ def undo(
     url: str | None,
     as_json: bool,
 ) -> None:
-    """Restore the state from before the last edit, or in-place compaction.
+    """Restore the state from before the last edit, in-place compaction or rebuild.
 
-    Only possible until the job is started again. Each call undoes one edit or compaction, the
-    newest first. An edit of a managed job is undone by an epoch with the content from before.
+    Only possible until the job is started again. Each call undoes one of them, the newest first. An
+    edit of a managed job is undone by an epoch with the content from before. Objects that a rebuild
+    has written are damaged or missing again.
 
     \b
     Example:
@@ -53,17 +58,23 @@ def undo(
     """
     store = open_url(url) if yes else open_to_read(url)
     paths = find_job(store, job)
+    directory = directory_of(api, database, assume, token)
+    options = EditOptions(lease_wait_seconds=lease_wait_seconds, on_lease=print_lease_event(paths))
     if is_managed(store, paths):
-        directory = directory_of(api, database, assume, token)
-        options = EditOptions(
-            lease_wait_seconds=lease_wait_seconds, on_lease=print_lease_event(paths)
-        )
         found = (
             run_managed_undo(store, paths, directory, options)
             if yes
             else plan_managed_undo(store, paths, directory)
         )
         show_managed_undo(paths, found, done=yes, as_json=as_json)
+        return
+    rebuilt = (
+        run_rebuild_undo(store, paths, directory, options)
+        if yes
+        else plan_rebuild_undo(store, paths, directory)
+    )
+    if rebuilt is not None:
+        show_rebuild_undo(paths, rebuilt, as_json=as_json)
         return
     run_undo_command(
         job,

@@ -15,6 +15,7 @@ from arroyo_dagster.state.model.ids import (
 from arroyo_dagster.state.model.maintenance_window import WindowRecord
 from arroyo_dagster.state.model.rewrite import RewriteRecord
 from arroyo_dagster.state.model.surgery.plans import EditRecord
+from arroyo_dagster.state.model.surgery.rebuild import JobHead, RebuildRecord
 
 
 def encode_rewrite_record(record: RewriteRecord) -> bytes:
@@ -108,6 +109,64 @@ def decode_edit_record(data: bytes, path: str) -> EditRecord:
 def _two_texts(found: tuple[str, ...]) -> tuple[str, str]:
     before, after = found
     return before, after
+
+
+def encode_rebuild_record(record: RebuildRecord) -> bytes:
+    return encode_json(
+        {
+            "version": record.version,
+            "operation": record.operation,
+            "digest": record.digest,
+            "pipeline_id": record.pipeline,
+            "job_id": record.job,
+            "epoch": record.epoch,
+            "token": record.token,
+            "created_at_micros": record.created_at_micros,
+            "newest_epoch": record.head.epoch,
+            "generation": record.head.worker_generation,
+            # Absent from `before`: the object was missing.
+            "before": {
+                path: base64.b64encode(data).decode()
+                for path, data in record.before.items()
+                if data is not None
+            },
+            "after": {path: base64.b64encode(data).decode() for path, data in record.after.items()},
+            "doubts": list(record.doubts),
+            "unlisted": list(record.unlisted),
+        }
+    )
+
+
+def decode_rebuild_record(data: bytes, path: str) -> RebuildRecord:
+    """Decode such a record. Raises FormatError: invalid, or of a later release."""
+    with known_fields(data, path) as fields:
+        pipeline = fields.optional_text("pipeline_id")
+        generation = fields.optional_number("generation")
+        before, after = fields.object("before"), fields.object("after")
+        return RebuildRecord(
+            operation=fields.text("operation"),
+            digest=fields.text("digest"),
+            pipeline=None if pipeline is None else PipelineId(pipeline),
+            job=JobId(fields.text("job_id")),
+            epoch=Epoch(fields.number("epoch")),
+            token=fields.number("token"),
+            created_at_micros=fields.number("created_at_micros"),
+            before={
+                StatePath(name): base64.b64decode(before.text(name), validate=True)
+                if name in before
+                else None
+                for name in after
+            },
+            after={
+                StatePath(name): base64.b64decode(after.text(name), validate=True) for name in after
+            },
+            head=JobHead(
+                epoch=Epoch(fields.number("newest_epoch")),
+                worker_generation=None if generation is None else WorkerGeneration(generation),
+            ),
+            doubts=fields.texts("doubts"),
+            unlisted=fields.refs("unlisted"),
+        )
 
 
 def encode_window_record(record: WindowRecord) -> bytes:

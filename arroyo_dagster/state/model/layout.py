@@ -288,10 +288,16 @@ class JobPaths:
         return self._in_checkpoint(epoch, generation, name)
 
     def subtask_file(
-        self, operator: OperatorId, table: TableName, subtask: int, epoch: Epoch
+        self,
+        operator: OperatorId,
+        table: TableName,
+        subtask: int,
+        epoch: Epoch,
+        generation: WorkerGeneration | None = None,
     ) -> StatePath:
-        """Return the path of the data file that a subtask of Arroyo writes in the legacy layout."""
-        return self._in_checkpoint(epoch, None, f"operator-{operator}/table-{table}-{subtask:03}")
+        """Return the path of the data file that a subtask of Arroyo writes."""
+        name = f"operator-{operator}/table-{table}-{subtask:03}"
+        return self._in_checkpoint(epoch, generation, name)
 
     def subtask_metadata(
         self,

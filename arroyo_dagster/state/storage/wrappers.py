@@ -221,7 +221,7 @@ class Extended(Scratch):
     """A store with further objects, which exist in memory only; writing is refused.
 
     Args:
-        objects: the bytes of these objects, by path; none of them exists in `store`.
+        objects: the bytes of these objects, by path; they hide those of `store`.
     """
 
     def __init__(self, store: ObjectStore, objects: Mapping[StatePath, bytes]) -> None:
@@ -236,7 +236,8 @@ class Extended(Scratch):
         """Iterate over all objects below a directory; see `ObjectStore.list`."""
         below = f"{prefix}/" if prefix else ""
         mine = [self._info(path) for path in self._objects if path.startswith(below)]
-        found = [*self.inner.list(prefix, start_after=start_after), *mine]
+        theirs = self.inner.list(prefix, start_after=start_after)
+        found = [*(one for one in theirs if one.path not in self._objects), *mine]
         kept = (one for one in found if start_after is None or one.path > start_after)
         yield from sorted(kept, key=lambda one: one.path)
 
@@ -244,6 +245,7 @@ class Extended(Scratch):
         """List one level; see `ObjectStore.list_dir`."""
         below = f"{prefix}/" if prefix else ""
         found = self.inner.list_dir(prefix)
+        theirs = [one for one in found.objects if one.path not in self._objects]
         mine = [path for path in self._objects if path.startswith(below)]
         rest = [path[len(below) :] for path in mine]
         directories = {StatePath(below + name.split("/")[0]) for name in rest if "/" in name}
@@ -251,7 +253,7 @@ class Extended(Scratch):
             self._info(path) for path, name in zip(mine, rest, strict=True) if "/" not in name
         ]
         return Listing(
-            objects=tuple(sorted((*found.objects, *objects), key=lambda one: one.path)),
+            objects=tuple(sorted((*theirs, *objects), key=lambda one: one.path)),
             prefixes=tuple(sorted({*found.prefixes, *directories})),
         )
 

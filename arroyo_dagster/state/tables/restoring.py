@@ -17,8 +17,9 @@ import pyarrow as pa
 from arroyo_dagster.errors import InputError
 from arroyo_dagster.state.model.checkpoints import OperatorCheckpoint
 from arroyo_dagster.state.model.ids import TableName
+from arroyo_dagster.state.model.keys import KeyRange
 from arroyo_dagster.state.model.tables import ExpiringTimeKeyConfig, ExpiringTimeKeyFiles
-from arroyo_dagster.state.planning.restore.reads import ReadPlan, plan_read
+from arroyo_dagster.state.planning.restore.reads import ALL_KEYS, ReadPlan, plan_read
 from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.tables.expiring_time_key import ExpiringTimeKeyTable
 from arroyo_dagster.state.tables.generational import (
@@ -58,6 +59,7 @@ def restored_rows(
     managed: bool,
     history: bool = False,
     limit: int | None = None,
+    keys: KeyRange = ALL_KEYS,
 ) -> RestoredRows:
     """Read the rows that a restore would hold of one expiring table.
 
@@ -68,12 +70,13 @@ def restored_rows(
         managed: whether a managed job wrote it. Arroyo treats every row as an insert.
         history: return all row generations of every key.
         limit: return only the first rows, this many; None = all.
+        keys: the routing keys of the subtask that restores.
 
     Raises:
         InputError: not an expiring table of this operator.
         FormatError, NotFoundError: a file is broken, or missing.
     """
-    opened = _Opened.of(store, operator, name, managed=managed)
+    opened = _Opened.of(store, operator, name, managed=managed, keys=keys)
     if history or not opened.config.generational:
         return _every_row(opened, limit)
     role = role_of(opened.config, managed=managed)
@@ -121,7 +124,9 @@ def _newest(opened: _Opened, operator: OperatorCheckpoint, role: Role) -> pa.Tab
     keys = accumulator_tables(operator, managed=opened.managed)
     if len(keys) != 1:
         return rows.slice(0, 0)  # tuples of keys that are not in table `a` are left out
-    groups = _Opened.of(opened.store, operator, keys[0], managed=opened.managed)
+    groups = _Opened.of(
+        opened.store, operator, keys[0], managed=opened.managed, keys=opened.plan.keys
+    )
     kept = accumulators(newest_of(groups.slices(), groups.layout), groups.layout)
     known = [kept.column(index) for index in groups.layout.keys]
     return tuples(rows, opened.layout, known)
@@ -138,7 +143,13 @@ class _Opened:
 
     @classmethod
     def of(
-        cls, store: ObjectStore, operator: OperatorCheckpoint, name: TableName, *, managed: bool
+        cls,
+        store: ObjectStore,
+        operator: OperatorCheckpoint,
+        name: TableName,
+        *,
+        managed: bool,
+        keys: KeyRange,
     ) -> _Opened:
         files, config = operator.tables.get(name), operator.configs.get(name)
         if not isinstance(files, ExpiringTimeKeyFiles) or config is None:
@@ -146,7 +157,8 @@ class _Opened:
                 "not an expiring table of the operator", operator=operator.operator, table=name
             )
         table = ExpiringTimeKeyTable(config, store)
-        plan = plan_read(table.config, files, operator.min_watermark_micros, managed=managed)
+        watermark = operator.min_watermark_micros
+        plan = plan_read(table.config, files, watermark, keys, managed=managed)
         return cls(store, table, plan, managed)
 
     @property

@@ -171,11 +171,11 @@ def test_a_managed_job_is_edited_by_an_epoch_and_put_back(tmp_path: Path) -> Non
 
 
 def test_the_documented_commands_show_their_plan(job: SurgeryJob) -> None:
-    first, _, *others = blocks("docs/edit-state.md", "sh")
+    first, _, *others, _ = blocks("docs/edit-state.md", "sh")
     lines = "".join([first, *others]).splitlines()
     surgery_job(Layout.PROTOCOL, epochs=5, name="job_a", store=job.store)
     was = listing(job.store)
-    assert len(lines) == 11
+    assert len(lines) == 12
     for line in lines:
         words = line.partition("#")[0].replace("JOB", "job_x").replace("SOURCE", "job_a")
         words = shlex.split(words)

@@ -107,6 +107,15 @@ class RetainRows:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Rescale:
+    """Split the files of every table for a restart with this number of subtasks."""
+
+    parallelism: int
+
+    name = "rescale"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Fork:
     """Take over the state of another job of the same SQL.
 
@@ -120,7 +129,7 @@ class Fork:
     name = "fork"
 
 
-Edit = SetOffsets | SetWatermark | SetEntry | KeyDeletion | RetainRows
+Edit = SetOffsets | SetWatermark | SetEntry | KeyDeletion | RetainRows | Rescale
 
 AnyEdit = Edit | Fork | Evolve | BootstrapRequest
 """Every change of the state of a stopped job that has a plan and an undo."""

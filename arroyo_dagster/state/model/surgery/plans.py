@@ -123,6 +123,8 @@ class EditPlan:
         objects: SHA-256 of each metadata object as it was read, in hex.
         publishes: the number of the epoch that an edit of a managed job is published as; None = it
             is made in place.
+        creates: whether the epoch does not exist yet.
+        afterwards: what is left to do by hand, in this order.
     """
 
     pipeline: PipelineId | None
@@ -143,6 +145,8 @@ class EditPlan:
     missing_outputs: tuple[str, ...] = ()
     objects: Mapping[StatePath, str] = field(default_factory=dict)
     publishes: Epoch | None = None
+    creates: bool = False
+    afterwards: tuple[str, ...] = ()
 
     @property
     def paths(self) -> JobPaths:
@@ -158,8 +162,10 @@ class EditPlan:
     @property
     def empty(self) -> bool:
         """Whether nothing changes."""
-        return not self.changed and all(
-            one.before_micros == one.after_micros for one in self.watermarks
+        return (
+            not self.creates
+            and not self.changed
+            and all(one.before_micros == one.after_micros for one in self.watermarks)
         )
 
     @property
@@ -192,6 +198,7 @@ class EditOutcome:
         unlisted: data files that the epoch no longer lists. Files that no other epoch lists are
             orphans once the job has continued.
         older_epochs: the epochs before, which still hold what was removed.
+        evidence: what the new files were found to load.
     """
 
     plan: EditPlan
@@ -201,6 +208,7 @@ class EditOutcome:
     objects: Mapping[StatePath, tuple[str, str]] = field(default_factory=dict)
     unlisted: tuple[StatePath, ...] = ()
     older_epochs: tuple[Epoch, ...] = ()
+    evidence: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

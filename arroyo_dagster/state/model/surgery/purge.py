@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from arroyo_dagster.state.model.ids import Epoch, OperatorId, StatePath, TableName
+from arroyo_dagster.state.model.ids import Epoch, JobId, OperatorId, StatePath, TableName
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.rollback import CommittedOutput
 from arroyo_dagster.state.model.surgery.plans import EditOutcome, EditPlan
@@ -33,6 +33,29 @@ class HeldObject:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CatalogueRows:
+    """Rows of the table `checkpoints` in Arroyo's own database, of epochs that no longer exist.
+
+    They hold numbers, times and sizes, and no value of the state. This package never writes there.
+
+    Attributes:
+        below: the epochs before this one are meant.
+        states: of the rows that a source lists, by epoch; those of deleted epochs that Arroyo has
+            marked itself are not listed. None = no source lists the rows.
+    """
+
+    job: JobId
+    below: Epoch
+    states: Mapping[Epoch, str] | None = None
+
+    @property
+    def statement(self) -> str:
+        """The SQL statement that deletes the rows."""
+        job = self.job.replace("'", "''")
+        return f"DELETE FROM checkpoints WHERE job_id = '{job}' AND epoch < {self.below}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PurgePlan:
     """The deletion of a key from all that a job stores.
 
@@ -47,6 +70,8 @@ class PurgePlan:
             the newest epoch.
         delivered: what sinks made visible with the existing epochs: it stays.
         sinks: by operator, the targets that the state of its sink names.
+        catalogue: what stays in Arroyo's database, and how to delete it; None = nothing. Only jobs
+            of Arroyo in the legacy layout have such rows.
         unknown: what was not searched.
         why_not: why nothing may be changed now; None = it may.
     """
@@ -61,6 +86,7 @@ class PurgePlan:
     delivered: tuple[CommittedOutput, ...]
     sinks: Mapping[OperatorId, tuple[str, ...]]
     unknown: tuple[str, ...]
+    catalogue: CatalogueRows | None = None
     why_not: str | None = None
 
     @property

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-import base64
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from arroyo_dagster.state.model.ids import Epoch, JobId, OperatorId, StatePath, TableName
+from arroyo_dagster.state.model.ids import (
+    Epoch,
+    JobId,
+    OperatorId,
+    PipelineId,
+    StatePath,
+    TableName,
+    WorkerGeneration,
+)
 from arroyo_dagster.state.model.job_facts import JobCondition
 from arroyo_dagster.state.model.layout import JobPaths
 
@@ -28,19 +35,35 @@ class RebuiltTable:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RebuildPlan:
-    """The metadata of one epoch of the legacy layout that is written anew.
+class JobHead:
+    """How far a job is: a start, and every later epoch, changes it.
 
     Attributes:
-        source: the older epoch that each rebuilt operator starts from; empty if only the
-            checkpoint's own metadata is rebuilt.
+        epoch: the newest epoch.
+        worker_generation: that the fence names; None in the legacy layout.
+    """
+
+    epoch: Epoch
+    worker_generation: WorkerGeneration | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RebuildPlan:
+    """The metadata of one epoch that is written anew.
+
+    Attributes:
+        source: the older epoch that each rebuilt operator starts from; empty if no operator's
+            metadata is rebuilt.
         why_not: why it cannot be executed now; None if it can.
         before: the bytes of each object that is rebuilt; None = it is missing.
         after: the bytes that it gets, in the order in which they are written.
         doubts: what is not known for certain, or is lost.
+        unlisted: data files that the lost metadata may have listed, and the new one does not.
+        head: of the job once it is rebuilt.
     """
 
     job: JobId
+    pipeline: PipelineId | None
     epoch: Epoch
     source: Mapping[OperatorId, Epoch]
     condition: JobCondition
@@ -49,44 +72,52 @@ class RebuildPlan:
     after: Mapping[StatePath, bytes]
     tables: tuple[RebuiltTable, ...]
     doubts: tuple[str, ...]
+    unlisted: tuple[StatePath, ...]
+    head: JobHead
 
     @property
     def paths(self) -> JobPaths:
         """The object paths of the job."""
-        return JobPaths(self.job)
+        return JobPaths(self.job, self.pipeline)
 
     @property
     def digest(self) -> str:
         """The identity that an approval refers to: changes with every byte and every doubt."""
         found = hashlib.blake2b(digest_size=16)
-        found.update(repr((self.job, self.epoch, sorted(self.source.items()))).encode())
+        found.update(repr((self.paths.root, self.epoch, sorted(self.source.items()))).encode())
         found.update(repr([(str(at), data) for at, data in self.before.items()]).encode())
         found.update(repr([(str(at), data) for at, data in self.after.items()]).encode())
         found.update(repr(self.doubts).encode())
         return found.hexdigest()
 
-    def as_record(self, created_at_micros: int) -> dict[str, object]:
-        """Return what the job keeps of the rebuild, with the damaged bytes."""
-        return {
-            "version": 1,
-            "job": self.job,
-            "epoch": self.epoch,
-            "digest": self.digest,
-            "created_at_micros": created_at_micros,
-            "source_epochs": dict(self.source),
-            "objects": {
-                at: {
-                    "before": None if (was := self.before[at]) is None else _text(was),
-                    "after_sha256": hashlib.sha256(data).hexdigest(),
-                }
-                for at, data in self.after.items()
-            },
-            "doubts": list(self.doubts),
-        }
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RebuildRecord:
+    """Metadata objects that this package wrote where there was none, or a damaged one.
 
-def _text(data: bytes) -> str:
-    return base64.b64encode(data).decode()
+    Attributes:
+        operation: `rebuild`, or what else has created the epoch.
+        digest: of the plan.
+        token: the lease under which it was done.
+        before: the bytes of each object before; None = it was missing.
+        after: the bytes that it got, in the order in which they were written.
+        doubts, unlisted, head: as of the plan. gc keeps what is unlisted while the rebuild can
+            be undone.
+    """
+
+    operation: str
+    digest: str
+    pipeline: PipelineId | None
+    job: JobId
+    epoch: Epoch
+    token: int
+    created_at_micros: int
+    before: Mapping[StatePath, bytes | None]
+    after: Mapping[StatePath, bytes]
+    head: JobHead
+    doubts: tuple[str, ...] = ()
+    unlisted: tuple[StatePath, ...] = ()
+    version: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,8 +125,27 @@ class RebuildOutcome:
     """What a rebuild did.
 
     Attributes:
-        record: the record of it in the job's own directory; None = nothing was written.
+        record: the record that undoes it, until the job is started; None = nothing was written.
     """
 
     plan: RebuildPlan
     record: StatePath | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RebuildUndo:
+    """The metadata objects that undoing a rebuild restores, or would.
+
+    Attributes:
+        record: the record with their content from before.
+        operation: as of the record.
+        restored: objects that get their damaged bytes again.
+        deleted: objects that were missing.
+    """
+
+    record: StatePath
+    operation: str
+    epoch: Epoch
+    restored: tuple[StatePath, ...] = ()
+    deleted: tuple[StatePath, ...] = ()
+    done: bool = False

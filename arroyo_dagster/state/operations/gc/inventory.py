@@ -13,7 +13,10 @@ from operator import attrgetter
 
 from arroyo_dagster.errors import FormatError
 from arroyo_dagster.state.codec.compaction_records import decode_compaction_record
-from arroyo_dagster.state.codec.maintenance_records import decode_rewrite_record
+from arroyo_dagster.state.codec.maintenance_records import (
+    decode_rebuild_record,
+    decode_rewrite_record,
+)
 from arroyo_dagster.state.codec.references import manifest_references, operator_references
 from arroyo_dagster.state.model.checkpoints import CheckpointState
 from arroyo_dagster.state.model.garbage import EpochRoot, PathsDigest, References, Roots
@@ -142,7 +145,7 @@ def read_listed(
 
     # An epoch that is published between the two reads looks inconsistent the first time.
     roots = settled(found.paths, read)
-    touched |= _rewrites(store, roots, found)
+    touched |= _rewrites(store, roots, found) | _rebuilds(store, roots, found)
     roots = replace(roots, compactions=touched)
     _check_complete(store, roots, found)
     return with_store_times(store, roots, found.metadata)
@@ -354,6 +357,23 @@ def _rewrites(store: ObjectStore, roots: Roots, found: Inventory) -> dict[StateP
         path: Packed.of_paths(record.inputs)
         for path, record in zip(known, read, strict=True)
         if record is not None and record.epoch == roots.head.epoch
+    }
+
+
+def _rebuilds(store: ObjectStore, roots: Roots, found: Inventory) -> dict[StatePath, Packed]:
+    """Return the files that metadata lost before a rebuild may have listed, until the job goes on.
+
+    Once the rebuild is undone, the original metadata may be restored from a copy of the job. An
+    undecodable record is refused.
+    """
+    directory = roots.paths.rebuilds
+    known = [one.path for one in found.maintenance if one.path.parent == directory]
+    reader = Reader(store, roots.paths)
+    read = concurrently(lambda p: reader.optional(p, decode_rebuild_record), known)
+    return {
+        path: Packed.of_paths(record.unlisted)
+        for path, record in zip(known, read, strict=True)
+        if record is not None and record.head.epoch == roots.head.epoch
     }
 
 

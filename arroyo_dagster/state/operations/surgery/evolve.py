@@ -31,6 +31,7 @@ from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
 from arroyo_dagster.state.operations.surgery.carried_files import CarriedTable, StateSource
 from arroyo_dagster.state.operations.surgery.carried_rows import TablePair, table_described
 from arroyo_dagster.state.operations.surgery.execute import EditOptions
+from arroyo_dagster.state.operations.surgery.rescale import why_one_parallelism
 from arroyo_dagster.state.operations.surgery.transfer import (
     Transfer,
     TransferJob,
@@ -38,7 +39,6 @@ from arroyo_dagster.state.operations.surgery.transfer import (
     entry_keys,
     of_sink,
     parallelism_not_tried,
-    why_same_parallelism,
 )
 from arroyo_dagster.state.planning.surgery.columns import ACCUMULATORS, BATCHES, columns_of
 from arroyo_dagster.state.planning.surgery.matching import OperatorShape, match_operators, shapes_of
@@ -348,7 +348,7 @@ class _Evolution:
             return "the source has no configuration of it"
         if ours is None:
             return self._without_columns(other, operator, name, theirs)
-        moved = why_same_parallelism(other, operator, name)
+        moved = why_one_parallelism(other, name, operator.parallelism)
         if moved is not None:
             return moved
         there, here = theirs.config, ours.config
@@ -389,7 +389,7 @@ class _Evolution:
                 "rows and stop it again, or name the operator under `same_columns` if its columns "
                 "are those of the source"
             )
-        moved = why_same_parallelism(other, operator, name)
+        moved = why_one_parallelism(other, name, operator.parallelism)
         if moved is not None:
             return moved
         if rows:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
@@ -21,7 +21,7 @@ from arroyo_dagster.state.model.compaction import LeftOut
 from arroyo_dagster.state.model.ids import Epoch, StatePath
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.rewrite import QuietSettings, RewriteShard
-from arroyo_dagster.state.model.surgery.edits import Edit
+from arroyo_dagster.state.model.surgery.edits import Edit, Rescale
 from arroyo_dagster.state.model.surgery.plans import EditOutcome, EditPlan, EditRecord
 from arroyo_dagster.state.model.tables import (
     ExpiringTimeKeyConfig,
@@ -55,7 +55,8 @@ from arroyo_dagster.state.operations.surgery.plan import (
     request_of,
     without_tables,
 )
-from arroyo_dagster.state.operations.surgery.rows import RemovedRows, count_rows
+from arroyo_dagster.state.operations.surgery.rescale import check_rescaled
+from arroyo_dagster.state.operations.surgery.rows import RewrittenRows, count_rows
 from arroyo_dagster.state.planning.compaction.rewrite import TableFacts, TableKey
 from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.tables.merge.rewrite import RewriteTask
@@ -125,7 +126,7 @@ def run_edit(
     def write(held: Leased, again: PreparedEdit) -> NewState:
         written = _written(held, paths, again, chosen)
         operators = tuple(_with_lists(one, written) for one in again.operators)
-        return NewState(operators, written.shards)
+        return NewState(operators, written.shards, tuple(_evidence(held, again, operators)))
 
     return change_in_place(
         store,
@@ -159,10 +160,15 @@ P = TypeVar("P", bound=PreparedChange)
 
 @dataclass(frozen=True, slots=True)
 class NewState:
-    """The operators of an epoch as they will be, in its order, and the shards written for them."""
+    """The operators of an epoch as they will be, in its order, and the shards written for them.
+
+    Attributes:
+        evidence: what the new files were found to load.
+    """
 
     operators: tuple[OperatorCheckpoint, ...]
     shards: tuple[RewriteShard, ...] = ()
+    evidence: tuple[str, ...] = ()
 
 
 def change_in_place(
@@ -242,11 +248,11 @@ def _written(
     return _Written(pairs, rows, tuple(shards))
 
 
-def _key(one: RemovedRows) -> TableKey:
+def _key(one: RewrittenRows) -> TableKey:
     return one.step.operator, one.step.table
 
 
-def _tasks(paths: JobPaths, checkpoint: Checkpoint, one: RemovedRows) -> list[RewriteTask]:
+def _tasks(paths: JobPaths, checkpoint: Checkpoint, one: RewrittenRows) -> list[RewriteTask]:
     return [
         RewriteTask(
             paths=paths,
@@ -261,7 +267,7 @@ def _tasks(paths: JobPaths, checkpoint: Checkpoint, one: RemovedRows) -> list[Re
     ]
 
 
-def _config(checkpoint: Checkpoint, one: RemovedRows) -> ExpiringTimeKeyConfig:
+def _config(checkpoint: Checkpoint, one: RewrittenRows) -> ExpiringTimeKeyConfig:
     operator = checkpoint.operator(one.step.operator)
     assert operator is not None
     config = operator.configs[one.step.table].config
@@ -273,7 +279,7 @@ def _new_list(
     held: ObjectStore,
     paths: JobPaths,
     prepared: PreparedEdit,
-    one: RemovedRows,
+    one: RewrittenRows,
     shards: Sequence[RewriteShard],
 ) -> tuple[TimeFile, ...]:
     """Return the new files of a table, after none of them was found to hold a removed row."""
@@ -285,7 +291,8 @@ def _new_list(
         if isinstance(file, TimeFile)
     )
     config = _config(prepared.snapshot.checkpoint, one)
-    for file in outputs:
+    for file in () if one.condition is None else outputs:
+        assert one.condition is not None
         _, left = count_rows(held, config, file, one.condition)
         if left:
             raise ProtocolError(
@@ -295,6 +302,16 @@ def _new_list(
                 next_step="report it; the job is unchanged",
             )
     return outputs
+
+
+def _evidence(
+    held: ObjectStore, prepared: PreparedEdit, operators: tuple[OperatorCheckpoint, ...]
+) -> Iterator[str]:
+    """Yield what the new files of a rescale load; another edit has read its own back."""
+    edit = prepared.plan.edit
+    if isinstance(edit, Rescale) and prepared.loaded is not None:
+        after = replace(prepared.snapshot.checkpoint, operators=operators)
+        yield check_rescaled(held, after, edit.parallelism, prepared.loaded)
 
 
 # ---- publication ---------------------------------------------------------------------------------
@@ -356,6 +373,7 @@ def publish_edit(
         objects=digests,
         unlisted=unlisted,
         older_epochs=older,
+        evidence=new.evidence,
     )
     path = publish_change(
         held, work, change, lambda at: options.on_published(replace(done, record=at))

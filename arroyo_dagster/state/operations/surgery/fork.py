@@ -24,24 +24,30 @@ from arroyo_dagster.state.model.tables import ExpiringTimeKeyConfig, TableConfig
 from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
 from arroyo_dagster.state.operations.surgery.carried_files import CarriedTable, StateSource
 from arroyo_dagster.state.operations.surgery.execute import EditOptions
+from arroyo_dagster.state.operations.surgery.rescale import why_one_parallelism
 from arroyo_dagster.state.operations.surgery.transfer import (
     Transfer,
     TransferJob,
     TwoJobs,
     of_sink,
     parallelism_not_tried,
-    why_same_parallelism,
 )
 from arroyo_dagster.state.storage.store import ObjectStore
 
 
 def plan_fork(
-    source: StateSource, store: ObjectStore, paths: JobPaths, directory: JobDirectory
+    source: StateSource,
+    store: ObjectStore,
+    paths: JobPaths,
+    directory: JobDirectory,
+    *,
+    create: bool = False,
 ) -> EditPlan:
     """Plan to give a stopped Arroyo job the state of another one. Writes nothing: the dry run.
 
     Args:
         directory: the source of the stopped job's status.
+        create: the job has begun its first checkpoint and not finished it: create that epoch.
 
     Raises:
         InputError: a job is a managed job; their operators or tables differ; both write one file;
@@ -52,7 +58,7 @@ def plan_fork(
         FormatError: metadata or a file is broken.
         ConflictError: an earlier edit was interrupted; undo it first.
     """
-    return _job(source, paths, directory).prepare(store).plan
+    return _job(source, paths, directory, create).prepare(store).plan
 
 
 def run_fork(
@@ -61,6 +67,8 @@ def run_fork(
     paths: JobPaths,
     directory: JobDirectory,
     options: EditOptions | None = None,
+    *,
+    create: bool = False,
 ) -> EditOutcome:
     """Give a stopped Arroyo job the state of another job of the same SQL, in place.
 
@@ -69,6 +77,7 @@ def run_fork(
 
     Args:
         directory: the source of the stopped job's status; asked again before each change.
+        create: as of `plan_fork`. `run_rebuild_undo` then undoes it.
 
     Raises:
         LeaseHeldError: another process maintains the job.
@@ -77,14 +86,19 @@ def run_fork(
         InputError, NotFoundError, ProtocolError, FormatError: as `plan_fork`.
     """
     chosen = options or EditOptions(owner="arroyo-state fork")
-    return _job(source, paths, directory).run(store, chosen)
+    return _job(source, paths, directory, create).run(store, chosen)
 
 
-def _job(source: StateSource, paths: JobPaths, directory: JobDirectory) -> TransferJob:
+def _job(
+    source: StateSource, paths: JobPaths, directory: JobDirectory, create: bool
+) -> TransferJob:
     def request(path: StatePath, epoch: Epoch) -> Fork:
         return Fork(source=path, epoch=epoch)
 
-    return TransferJob(source, paths, directory, request, lambda jobs: _Match(jobs).compared())
+    def decide(jobs: TwoJobs) -> Transfer:
+        return _Match(jobs).compared()
+
+    return TransferJob(source, paths, directory, request, decide, create)
 
 
 @dataclass(slots=True)
@@ -177,7 +191,7 @@ class _Match:
                 table=name,
                 next_step="fork into a job that was created from the source's SQL",
             )
-        reason = why_same_parallelism(other, operator, name)
+        reason = why_one_parallelism(other, name, operator.parallelism)
         if reason is not None:
             raise InputError(
                 reason,

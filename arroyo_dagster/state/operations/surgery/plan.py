@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from arroyo_dagster.errors import ConflictError, InputError
+from arroyo_dagster.errors import ConflictError, InputError, NotFoundError
 from arroyo_dagster.state.codec.bincode.plain_values import typed_value
 from arroyo_dagster.state.model.checkpoints import Checkpoint, CheckpointState, OperatorCheckpoint
 from arroyo_dagster.state.model.job_facts import JobCondition
@@ -16,7 +16,9 @@ from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.surgery.edits import (
     AnyEdit,
     Edit,
+    Fork,
     KeyDeletion,
+    Rescale,
     RetainRows,
     SetEntry,
     SetOffsets,
@@ -46,7 +48,13 @@ from arroyo_dagster.state.operations.surgery.entries import (
     read_global_tables,
 )
 from arroyo_dagster.state.operations.surgery.offsets import offset_changes
-from arroyo_dagster.state.operations.surgery.rows import RemovedRows, expiring_tables, row_changes
+from arroyo_dagster.state.operations.surgery.rescale import (
+    LoadedRows,
+    not_tried,
+    rescaled,
+    to_do,
+)
+from arroyo_dagster.state.operations.surgery.rows import RewrittenRows, expiring_tables, row_changes
 from arroyo_dagster.state.operations.surgery.watermarks import GENERATOR, watermark_changes
 from arroyo_dagster.state.operations.verify.edits import read_edits
 from arroyo_dagster.state.planning.compaction.rewrite import TableFacts, TableKey
@@ -66,6 +74,7 @@ class PreparedEdit:
     Attributes:
         entries: the global keyed tables that change.
         rows: the expiring tables that change.
+        loaded: of a rescale, the rows that the new subtasks load of each expiring table.
         operators: the epoch's operators with their new watermarks, in the epoch's order.
     """
 
@@ -73,8 +82,9 @@ class PreparedEdit:
     snapshot: JobSnapshot
     facts: TableFacts
     entries: tuple[ChangedEntries, ...] = ()
-    rows: tuple[RemovedRows, ...] = ()
+    rows: tuple[RewrittenRows, ...] = ()
     operators: tuple[OperatorCheckpoint, ...] = ()
+    loaded: LoadedRows | None = None
 
 
 def plan_edit(store: ObjectStore, paths: JobPaths, directory: JobDirectory, edit: Edit) -> EditPlan:
@@ -110,6 +120,8 @@ def prepare_edit(
     work = _Work(store, snapshot, facts, edit)
     if isinstance(edit, KeyDeletion | RetainRows):
         work.remove_rows(edit)
+    elif isinstance(edit, Rescale):
+        work.rescale(edit)
     else:
         tables = read_global_tables(store, snapshot.checkpoint, catalogue or default_catalogue())
         work.change_entries(edit, tables)
@@ -128,6 +140,15 @@ def editable_snapshot(
     """
     try:
         snapshot = take_snapshot(store, paths, directory)
+    except NotFoundError as error:
+        if "no checkpoint" not in error.message:
+            raise
+        raise NotFoundError(
+            "the job has no checkpoint",
+            job=paths.root,
+            next_step="let it finish a checkpoint, and stop it with one"
+            + ("; or see `arroyo-state fork --create`" if isinstance(edit, Fork) else ""),
+        ) from error
     except InputError as error:
         if "managed job" not in error.message:
             raise
@@ -185,13 +206,16 @@ class _Work:
     facts: TableFacts
     edit: Edit
     entries: tuple[ChangedEntries, ...] = ()
-    rows: tuple[RemovedRows, ...] = ()
+    rows: tuple[RewrittenRows, ...] = ()
     operators: tuple[OperatorCheckpoint, ...] = ()
     watermarks: tuple[WatermarkStep, ...] = ()
     stays: Mapping[TableKey, str] = field(default_factory=dict)
     unknown: tuple[str, ...] = ()
     duplicate_outputs: tuple[str, ...] = ()
     missing_outputs: tuple[str, ...] = ()
+    evidence: tuple[EditPrecondition, ...] = ()
+    afterwards: tuple[str, ...] = ()
+    loaded: LoadedRows | None = None
 
     @property
     def checkpoint(self) -> Checkpoint:
@@ -212,6 +236,15 @@ class _Work:
             self.unknown = (*self.unknown, f"{older} until they expire; see `edit find-key`")
         else:
             self.missing_outputs = ("windows and joins of the removed rows emit nothing of them",)
+
+    def rescale(self, edit: Rescale) -> None:
+        found = rescaled(self.store, edit, self.checkpoint, self.facts)
+        self.rows, self.stays = found.changes.removed, found.changes.stays
+        self.evidence, self.loaded = (found.evidence,), found.loaded
+        self.duplicate_outputs = found.duplicate_outputs
+        self.missing_outputs = found.missing_outputs
+        self.unknown = tuple(not_tried(self.checkpoint, edit.parallelism))
+        self.afterwards = tuple(to_do(self.checkpoint, edit.parallelism))
 
     def change_entries(
         self, edit: SetOffsets | SetWatermark | SetEntry, tables: Sequence[GlobalTable]
@@ -264,10 +297,11 @@ class _Work:
             bare_plan(snapshot, self.edit),
             tables=tuple(self._steps()),
             watermarks=self.watermarks,
-            preconditions=tuple(preconditions(snapshot, self.facts)),
+            preconditions=(*preconditions(snapshot, self.facts), *self.evidence),
             unknown=self.unknown,
             duplicate_outputs=self.duplicate_outputs,
             missing_outputs=self.missing_outputs,
+            afterwards=self.afterwards,
         )
         return PreparedEdit(
             plan=plan,
@@ -276,6 +310,7 @@ class _Work:
             entries=tuple(one for one in self.entries if one.files),
             rows=self.rows,
             operators=self.operators or checkpoint.operators,
+            loaded=self.loaded,
         )
 
     def _steps(self) -> Iterator[TableStep]:
@@ -293,7 +328,9 @@ class _Work:
                     yield entries_step(entries[key])
                 else:
                     reason = self.stays.get(key, NOT_CONCERNED)
-                    if isinstance(files, GlobalKeyedFiles) and self.rows:
+                    if isinstance(files, GlobalKeyedFiles) and isinstance(self.edit, Rescale):
+                        reason = "every subtask reads all of its entries"
+                    elif isinstance(files, GlobalKeyedFiles) and self.rows:
                         reason = "it holds no rows of keys"
                     yield TableStep(
                         operator=operator.operator,

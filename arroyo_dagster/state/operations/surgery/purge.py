@@ -19,11 +19,17 @@ from arroyo_dagster.state.metadata.lease import Leased, LeaseOptions, lease
 from arroyo_dagster.state.model.checkpoints import Checkpoint
 from arroyo_dagster.state.model.garbage import JobPins, PlanKind, Retention
 from arroyo_dagster.state.model.ids import Epoch, OperatorId, StatePath
+from arroyo_dagster.state.model.job_facts import CheckpointFacts
 from arroyo_dagster.state.model.layout import JobPaths, Layout
 from arroyo_dagster.state.model.objects import Packed, StoredObject
 from arroyo_dagster.state.model.surgery.edits import KeyDeletion
 from arroyo_dagster.state.model.surgery.plans import EditOutcome, EditPlan
-from arroyo_dagster.state.model.surgery.purge import HeldObject, PurgeOutcome, PurgePlan
+from arroyo_dagster.state.model.surgery.purge import (
+    CatalogueRows,
+    HeldObject,
+    PurgeOutcome,
+    PurgePlan,
+)
 from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
 from arroyo_dagster.state.operations.gc.execute import GcOptions, run_gc
 from arroyo_dagster.state.operations.gc.inventory import read_inventory
@@ -85,7 +91,8 @@ def _prepare(
     edit = replace(edit, purge=True)
     planned = (plan_managed_edit if managed else plan_edit)(store, paths, directory, edit)
     search = find_key(store, paths, edit.values)
-    return _PurgePlanning(store, paths, managed, planned, search).plan(), search
+    listed = directory.look_up([paths], checkpoints=True)[0].facts.checkpoints
+    return _PurgePlanning(store, paths, managed, planned, search, listed).plan(), search
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +102,7 @@ class _PurgePlanning:
     managed: bool
     edit: EditPlan
     search: KeySearch
+    listed: Sequence[CheckpointFacts] | None
 
     def plan(self) -> PurgePlan:
         backend = ParquetBackend(self.store, self.paths)
@@ -121,9 +129,23 @@ class _PurgePlanning:
             and keep_from >= self._newest_afterwards(),
             delivered=tuple(delivered_output(epochs)),
             sinks=dict(_sinks(self.store, epochs[-1])),
+            catalogue=self._catalogue(existing, keep_from),
             unknown=(*self.search.unknown, _NOT_SEARCHED),
             why_not=self.edit.why_not or self._needed(existing, pins, expires),
         )
+
+    def _catalogue(
+        self, existing: Sequence[Epoch], keep_from: Epoch | None
+    ) -> CatalogueRows | None:
+        """Return the rows of Arroyo's database that outlive their epochs."""
+        if self.managed or self.paths.layout is not Layout.LEGACY:
+            return None
+        below = keep_from or min(existing)
+        if self.listed is None:
+            found = CatalogueRows(job=self.paths.job, below=below)
+            return None if keep_from is None else found
+        states = {one.epoch: one.state or "listed" for one in self.listed if one.epoch < below}
+        return CatalogueRows(job=self.paths.job, below=below, states=states) if states else None
 
     def _last_holding(self) -> Epoch | None:
         """Return the newest epoch that holds the key once the edit is made; None = no epoch."""
@@ -352,8 +374,9 @@ class _Purge:
 
         put_pins(self.held, self.paths, released)
         forget_rewrites(self.held, self.paths, lambda name: True)
-        waiting = [info.path for info in self.held.list_dir(self.paths.compactions).objects]
-        delete_all(self.held, waiting)
+        # Rebuilds keep files that lost metadata may have listed.
+        for directory in (self.paths.compactions, self.paths.rebuilds):
+            delete_all(self.held, [info.path for info in self.held.list_dir(directory).objects])
 
     def _expire(self) -> None:
         keep_from = self.plan.keep_from

@@ -35,17 +35,17 @@ OTHER_OPERATOR = "another operator was named"
 
 
 @dataclass(frozen=True, slots=True)
-class RemovedRows:
-    """The rows that an edit removes from one table.
+class RewrittenRows:
+    """A table whose rows are written anew, without those that an edit removes.
 
     Attributes:
         rewrite: of all files of the table.
-        condition: which rows are removed.
+        condition: which rows are removed; None = none.
         step: for the plan.
     """
 
     rewrite: TableRewrite
-    condition: RowCondition
+    condition: RowCondition | None
     step: TableStep
 
 
@@ -58,7 +58,7 @@ class RowChanges:
         unknown: what was not compared.
     """
 
-    removed: tuple[RemovedRows, ...]
+    removed: tuple[RewrittenRows, ...]
     stays: Mapping[TableKey, str]
     unknown: tuple[str, ...] = ()
 
@@ -252,7 +252,7 @@ def _with_siblings(changed: set[TableKey], tables: Mapping[TableKey, _RowTable])
 
 def _removed(
     table: _RowTable, facts: TableFacts, condition: RowCondition, rows: int, removed: int
-) -> RemovedRows:
+) -> RewrittenRows:
     rewrite = whole_table(table.operator, table.name, facts)
     if isinstance(rewrite, str) or rewrite.rule is RewriteRule.UNKEYED:
         raise InputError(
@@ -273,4 +273,4 @@ def _removed(
         removed=removed,
         files=table.files.paths,
     )
-    return RemovedRows(rewrite, condition, step)
+    return RewrittenRows(rewrite, condition, step)

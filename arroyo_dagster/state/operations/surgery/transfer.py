@@ -30,7 +30,6 @@ from arroyo_dagster.state.model.surgery.plans import (
 )
 from arroyo_dagster.state.model.tables import (
     ExpiringTimeKeyFiles,
-    GlobalKeyedFiles,
 )
 from arroyo_dagster.state.operations.catalog.hash_variant import find_hash_variant
 from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
@@ -48,6 +47,11 @@ from arroyo_dagster.state.operations.surgery.carried_files import (
     WrittenFiles,
     without_rows,
 )
+from arroyo_dagster.state.operations.surgery.create import (
+    begun_snapshot,
+    create_epoch,
+    created_plan,
+)
 from arroyo_dagster.state.operations.surgery.entries import plain_key, read_global_tables
 from arroyo_dagster.state.operations.surgery.execute import (
     EditOptions,
@@ -63,9 +67,6 @@ from arroyo_dagster.state.operations.surgery.plan import (
 from arroyo_dagster.state.planning.compaction.rewrite import TableFacts, TableKey
 from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.tables.known.catalogue import default_catalogue
-
-_ONE_PARALLELISM = frozenset({"nexmark source state", "AsyncMapOperator state"})
-"""Tables whose entries Arroyo restores wrongly, or not at all, at another parallelism."""
 
 WatermarkBounds = tuple[int | None, int | None]
 """The smallest and the largest watermark of an operator's subtasks."""
@@ -132,6 +133,7 @@ class TransferJob:
 
     Attributes:
         request: the edit that the plan names, from the path and the epoch of the source.
+        create: whether the stopped job has no epoch, so that its first one is created.
     """
 
     source: StateSource
@@ -139,6 +141,7 @@ class TransferJob:
     directory: JobDirectory
     request: Callable[[StatePath, Epoch], AnyEdit]
     decide: Decide
+    create: bool = False
 
     def prepare(self, store: ObjectStore) -> PreparedTransfer:
         """Plan the transfer, and return what its execution needs.
@@ -152,19 +155,23 @@ class TransferJob:
         source, paths = self.source, self.paths
         taken = _read_source(source)
         request = self.request(source.paths.root, taken.epoch)
-        snapshot = editable_snapshot(store, paths, self.directory, request)
         if (source.store.url, source.paths) == (store.url, paths):
             raise InputError(
                 "the job would be forked into itself", job=paths.root, next_step="name another job"
             )
+        if self.create:
+            snapshot = begun_snapshot(store, paths, self.directory, taken)
+        else:
+            snapshot = editable_snapshot(store, paths, self.directory, request)
         facts = table_facts(store, snapshot)
         jobs = TwoJobs(source, taken, store, paths, snapshot.checkpoint)
         _check_sinks(jobs)
         transfer = self.decide(jobs)
         _add_hash_evidence(jobs, transfer)
         emptied = [one for one in transfer.steps if one.action is TableAction.EMPTIED]
+        plan = _plan(jobs, request, snapshot, facts, transfer)
         return PreparedTransfer(
-            plan=_plan(jobs, request, snapshot, facts, transfer),
+            plan=created_plan(plan, snapshot, taken, transfer.evidence) if self.create else plan,
             snapshot=snapshot,
             facts=facts,
             source=taken,
@@ -185,9 +192,8 @@ class TransferJob:
             operators = again.snapshot.checkpoint.operators
             return NewState(tuple(_with_state(held, again, one, written) for one in operators))
 
-        return change_in_place(
-            store, self.paths, self.directory, prepared, pinned.prepare, write, options
-        )
+        execute = create_epoch if self.create else change_in_place
+        return execute(store, self.paths, self.directory, prepared, pinned.prepare, write, options)
 
 
 # ---- planning ------------------------------------------------------------------------------------
@@ -331,26 +337,6 @@ def of_sink(operator: OperatorCheckpoint, name: TableName) -> bool:
         return config is not None
     owner = default_catalogue().owner_of(operator.operator, config) or ""
     return config.uses_two_phase_commit or "sink" in owner
-
-
-def why_same_parallelism(
-    other: OperatorCheckpoint, operator: OperatorCheckpoint, name: TableName
-) -> str | None:
-    """Return why a table of the source cannot be restored at the job's parallelism; None = it can
-    be.
-    """
-    config = other.configs[name]
-    if other.parallelism == operator.parallelism:
-        return None
-    if not isinstance(other.tables[name], GlobalKeyedFiles):
-        return None
-    known = default_catalogue().describe(other.operator, config)
-    if known is not None and config.config.description not in _ONE_PARALLELISM:
-        return None
-    return (
-        f"entries of this table cannot be restored at parallelism {operator.parallelism}, only at "
-        f"{other.parallelism}"
-    )
 
 
 def parallelism_not_tried(other: OperatorCheckpoint, operator: OperatorCheckpoint) -> Iterator[str]:

@@ -17,7 +17,7 @@ from arroyo_dagster.state.model.verify import MAX_LEVEL
 from arroyo_dagster.state.operations.catalog.jobs import stored_sizes
 from arroyo_dagster.state.operations.engines import HERE, ItemRunner, Threads
 from arroyo_dagster.state.operations.progress import counter
-from arroyo_dagster.state.operations.verify.edits import read_edits
+from arroyo_dagster.state.operations.verify.edits import read_edits, read_rebuilds
 from arroyo_dagster.state.operations.verify.keys import find_variant
 from arroyo_dagster.state.operations.verify.metadata import JobMetadata
 from arroyo_dagster.state.operations.verify.rows import (
@@ -29,7 +29,11 @@ from arroyo_dagster.state.operations.verify.values import value_findings
 from arroyo_dagster.state.planning.engines import WorkAmount
 from arroyo_dagster.state.planning.restore.reads import RestorePlan, TableRead, restore_plan
 from arroyo_dagster.state.planning.verify.checks import config_findings
-from arroyo_dagster.state.planning.verify.edits import edit_findings, explained_files
+from arroyo_dagster.state.planning.verify.edits import (
+    edit_findings,
+    explained_files,
+    rebuild_findings,
+)
 from arroyo_dagster.state.planning.verify.epochs import across_findings, waiting_findings
 from arroyo_dagster.state.planning.verify.files import (
     FileFacts,
@@ -256,6 +260,7 @@ def _across(
     known = [record for record in edits.records.values() if record is not None]
     yield from across_findings(history, explained_files(history, known, edits.digests))
     yield from edit_findings(history, edits.records, edits.digests)
+    yield from rebuild_findings(history, read_rebuilds(store, paths))
 
 
 def _waiting(store: ObjectStore, paths: JobPaths, checkpoint: Checkpoint) -> Iterator[Finding]:

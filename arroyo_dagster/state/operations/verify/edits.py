@@ -1,4 +1,6 @@
-"""Read the records of edits, and the digests of the metadata objects that they name."""
+"""Read the records of edits, the digests of the metadata objects that they name, and the records
+of rebuilds.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +9,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from arroyo_dagster.errors import FormatError, NotFoundError
-from arroyo_dagster.state.codec.maintenance_records import decode_edit_record
+from arroyo_dagster.state.codec.maintenance_records import (
+    decode_edit_record,
+    decode_rebuild_record,
+)
 from arroyo_dagster.state.model.checkpoints import Checkpoint
 from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.surgery.plans import EditRecord
+from arroyo_dagster.state.model.surgery.rebuild import RebuildRecord
 from arroyo_dagster.state.planning.verify.edits import concerns, current_edits, is_unfinished
 from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.store import ObjectStore
@@ -56,6 +62,24 @@ def read_edits(store: ObjectStore, paths: JobPaths, history: Sequence[Checkpoint
     digests = concurrently(lambda path: _digest(store, path), named)
     pairs = zip(named, digests, strict=True)
     return EditFacts(records, {path: digest for path, digest in pairs if digest is not None})
+
+
+def read_rebuilds(store: ObjectStore, paths: JobPaths) -> dict[StatePath, RebuildRecord | None]:
+    """Read the records of rebuilds, by path; None if one does not decode.
+
+    Raises:
+        StorageError: the store failed.
+    """
+    listed = sorted(info.path for info in store.list_dir(paths.rebuilds).objects)
+    read = concurrently(lambda path: _rebuild_record(store, path), listed)
+    return dict(zip(listed, read, strict=True))
+
+
+def _rebuild_record(store: ObjectStore, path: StatePath) -> RebuildRecord | None:
+    try:
+        return decode_rebuild_record(store.read(path), path)
+    except (FormatError, NotFoundError):
+        return None
 
 
 def _record(store: ObjectStore, path: StatePath) -> EditRecord | None:

@@ -240,14 +240,21 @@ def rewritten(
 
 
 def whole_table(
-    operator: OperatorCheckpoint, name: TableName, facts: TableFacts
+    operator: OperatorCheckpoint,
+    name: TableName,
+    facts: TableFacts,
+    parallelism: int | None = None,
 ) -> TableRewrite | str:
     """Return the rewrite of all files of one table, or the reason why it cannot be rewritten.
+
+    Args:
+        parallelism: the number of subtasks that they are split for; None = the operator's own.
 
     Raises:
         InputError: a listed file is missing.
     """
-    chooser = _Chooser(facts, CompactionSettings(policy=CompactionPolicy.FULL))
+    settings = CompactionSettings(policy=CompactionPolicy.FULL, parallelism=parallelism)
+    chooser = _Chooser(facts, settings)
     return chooser.table(operator, name, operator.tables[name], whole=True)
 
 

@@ -1,4 +1,4 @@
-"""Edits of an Arroyo job's state: which lists of files they explain, and edits that are half done.
+"""Edits and rebuilds of an Arroyo job: which lists of files they explain, and edits half done.
 
 Source: docs/decisions/editing-state.md.
 """
@@ -11,7 +11,8 @@ from arroyo_dagster.state.model.checkpoints import Checkpoint
 from arroyo_dagster.state.model.ids import Epoch, StatePath
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.surgery.plans import EditRecord
-from arroyo_dagster.state.planning.verify.findings import Finding, either, warning
+from arroyo_dagster.state.model.surgery.rebuild import RebuildRecord
+from arroyo_dagster.state.planning.verify.findings import Finding, either, note, warning
 
 Digests = Mapping[StatePath, str]
 """SHA-256 of metadata objects as they are, in hex; objects that do not exist are left out."""
@@ -96,3 +97,29 @@ def edit_findings(
                 step = f"undo it before the job is started: `arroyo-state edit undo {job} --yes`"
                 is_last = checkpoint is history[-1]
                 yield either(is_last, "edit-unfinished", path, evidence, step)
+
+
+def rebuild_findings(
+    history: Sequence[Checkpoint], rebuilds: Mapping[StatePath, RebuildRecord | None]
+) -> Iterator[Finding]:
+    """Find epochs whose metadata this package wrote anew: what is doubtful about them.
+
+    Args:
+        history: as of `edit_findings`.
+        rebuilds: by path; None if a record does not decode.
+    """
+    epochs = {one.epoch for one in history}
+    for path, record in rebuilds.items():
+        if record is None:
+            step = "keep it and report it; the rebuild that it is of cannot be undone"
+            yield warning(
+                "rebuild-unreadable", path, "the record of a rebuild does not decode", step
+            )
+        elif record.epoch in epochs:
+            doubts = "; ".join(record.doubts) or "none"
+            evidence = (
+                f"{len(record.after)} metadata objects of epoch {record.epoch} were written by "
+                f"{record.operation!r}; doubts: {doubts}"
+            )
+            step = "nothing; `arroyo-state edit undo` undoes it until the job is started"
+            yield note("epoch-rebuilt", path, evidence, step)

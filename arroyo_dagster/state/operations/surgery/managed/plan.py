@@ -15,6 +15,7 @@ from arroyo_dagster.state.model.layout import JobPaths, Layout
 from arroyo_dagster.state.model.surgery.edits import (
     Edit,
     KeyDeletion,
+    Rescale,
     RetainRows,
     SetEntry,
     SetOffsets,
@@ -102,6 +103,12 @@ def prepare_managed_edit(
     _check_first_time(store, paths, base, edit)
     work = _ManagedWork(store, base)
     match edit:
+        case Rescale():
+            raise InputError(
+                "a managed job needs no rescale: each run takes its rows by key range",
+                job=paths.root,
+                next_step="start it with another parallelism; nothing was changed",
+            )
         case SetOffsets():
             work.move_sources(edit)
         case SetWatermark():

@@ -8,10 +8,15 @@ from dataclasses import dataclass, field, replace
 from arroyo_dagster.errors import FormatError, ProtocolError
 from arroyo_dagster.state.model.checkpoints import (
     Checkpoint,
-    LegacyCheckpoint,
     OperatorCheckpoint,
 )
-from arroyo_dagster.state.model.ids import Epoch, OperatorId, StatePath, TableName
+from arroyo_dagster.state.model.ids import (
+    Epoch,
+    OperatorId,
+    StatePath,
+    TableName,
+    WorkerGeneration,
+)
 from arroyo_dagster.state.model.layout import JobPaths, is_compacted, written_epoch
 from arroyo_dagster.state.model.surgery.rebuild import RebuiltTable
 from arroyo_dagster.state.model.tables import (
@@ -37,30 +42,45 @@ def cannot_rebuild(paths: JobPaths, epoch: Epoch, reason: str) -> ProtocolError:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class LostEpoch:
+    """An epoch of which metadata is lost: its number, its times, and which run wrote it.
+
+    Attributes:
+        worker_generation: None in the legacy layout.
+    """
+
+    epoch: Epoch
+    start_time_micros: int
+    finish_time_micros: int
+    worker_generation: WorkerGeneration | None = None
+
+
 @dataclass(slots=True)
 class LostOperator:
     """An operator whose metadata is missing or damaged at an epoch.
 
     Attributes:
-        head: the checkpoint's own metadata.
         older: the readable epochs before, newest first; at least one.
         there: the operators of the epoch that can be read.
         listing: every object of the job.
         tables, doubts: what `rebuilt` found.
+        unlisted: files that the lost metadata may have listed.
     """
 
     paths: JobPaths
     name: OperatorId
-    head: LegacyCheckpoint
+    lost: LostEpoch
     older: Sequence[Checkpoint]
     there: Sequence[OperatorCheckpoint]
     listing: Mapping[StatePath, ObjectInfo]
     tables: list[RebuiltTable] = field(default_factory=list)
     doubts: list[str] = field(default_factory=list)
+    unlisted: list[StatePath] = field(default_factory=list)
 
     @property
     def epoch(self) -> Epoch:
-        return self.head.epoch
+        return self.lost.epoch
 
     def rebuilt(self, store: ObjectStore, named: Epoch | None) -> OperatorCheckpoint:
         """Return the metadata as it would be.
@@ -72,7 +92,7 @@ class LostOperator:
             ProtocolError: it cannot be known.
             FormatError: a data file is broken.
         """
-        source, name, head = self.older[0], self.name, self.head
+        source, name = self.older[0], self.name
         was = source.operator(name)
         if was is None:
             raise self._unknown(f"epoch {source.epoch} has no operator {name}")
@@ -90,8 +110,8 @@ class LostOperator:
         return replace(
             was,
             epoch=self.epoch,
-            start_time_micros=head.start_time_micros,
-            finish_time_micros=head.finish_time_micros,
+            start_time_micros=self.lost.start_time_micros,
+            finish_time_micros=self.lost.finish_time_micros,
             tables=tables,
             configs={table: configs[table] for table in tables},
         )
@@ -109,18 +129,33 @@ class LostOperator:
     def _doubt_commit(self, named: Epoch | None) -> None:
         name = self.name
         if named is None or named < self.epoch:
+            who = "no commit marker says" if self.lost.worker_generation else "no source says"
             raise self._unknown(
-                f"{name} commits in two phases: its commit data is lost, and no source says that "
-                "the commit was finished (--arroyo-api or --arroyo-db does)"
+                f"{name} commits in two phases: its commit data is lost, and {who} that the commit "
+                "was finished"
+                + ("" if self.lost.worker_generation else " (--arroyo-api or --arroyo-db does)")
             )
+        evidence = f"Arroyo names epoch {named} as ready"
+        if self.lost.worker_generation is not None:
+            evidence = "the epoch has its commit marker"
         self.doubts.append(
-            f"{name}: its commit data is lost; Arroyo names epoch {named} as ready, so the commit "
-            "is finished"
+            f"{name}: its commit data is lost; {evidence}, so the commit is finished"
         )
 
     def _check_same_run(self) -> None:
-        """Check that nothing shows a restart or an attempt between the two epochs."""
+        """Check that nothing shows a restart or an attempt between the two epochs.
+
+        In the protocol layout each run has files of its own, and an epoch names its parent.
+        """
         source, name = self.older[0], self.name
+        if self.lost.worker_generation is not None:
+            if source.worker_generation != self.lost.worker_generation:
+                self.doubts.append(
+                    f"{name}: the epoch is of worker generation {self.lost.worker_generation}, and "
+                    f"its parallelism that of epoch {source.epoch}, of generation "
+                    f"{source.worker_generation}"
+                )
+            return
         for one in self.there:
             then = source.operator(one.operator)
             if then is None or then.parallelism != one.parallelism:
@@ -161,13 +196,14 @@ class LostOperator:
     ) -> dict[TableName, list[StatePath]]:
         """Return the files that subtasks wrote in the epoch, by table, in their order."""
         name = self.name
-        directory = self.paths.operator(name, self.epoch)
+        generation = self.lost.worker_generation
+        directory = self.paths.operator(name, self.epoch, generation)
         there = {path for path in self.listing if path.startswith(f"{directory}/")}
-        there.discard(self.paths.operator_metadata(name, self.epoch))
+        there.discard(self.paths.operator_metadata(name, self.epoch, generation))
         found = {}
         for table in configs:
             named = [
-                self.paths.subtask_file(name, table, at, self.epoch)
+                self.paths.subtask_file(name, table, at, self.epoch, generation)
                 for at in range(was.parallelism)
             ]
             found[table] = [path for path in named if path in there]
@@ -175,12 +211,21 @@ class LostOperator:
         for path in sorted(there):
             if not is_compacted(path):
                 raise self._unknown(f"no table and subtask of {name} is known for {path}")
+            self.unlisted.append(path)
             self.doubts.append(
                 f"{path}: Arroyo has compacted the epoch; its inputs are listed instead"
             )
-        before = f"{self.paths.operator(name, was.epoch)}/"
+        before = [
+            f"{self.paths.operator(name, one.epoch, one.worker_generation)}/" for one in self.older
+        ]
         listed = set(was.paths)
-        if any(p.startswith(before) and is_compacted(p) and p not in listed for p in self.listing):
+        compacted = [
+            path
+            for path in self.listing
+            if path.startswith(tuple(before)) and is_compacted(path) and path not in listed
+        ]
+        self.unlisted += compacted
+        if any(path.startswith(before[0]) for path in compacted):
             self.doubts.append(
                 f"{name}: Arroyo has compacted epoch {was.epoch}; its inputs are listed, "
                 "which hold the same rows"
@@ -233,7 +278,7 @@ class LostOperator:
     def _doubt_old_files(self, where: str, added: list[StatePath]) -> None:
         for path in added:
             written = self.listing[path].modified_micros
-            if written is not None and written < self.head.start_time_micros:
+            if written is not None and written < self.lost.start_time_micros:
                 self.doubts.append(
                     f"{where}: {path} is older than the start of the epoch: an attempt that failed "
                     "may have left it, and its rows may be there twice"

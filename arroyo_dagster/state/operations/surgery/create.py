@@ -1,0 +1,326 @@
+"""The first epoch of a stopped Arroyo job that has begun a checkpoint and never finished one.
+
+Only in the legacy layout, where Arroyo's database decides which epoch is restored: the operator
+sets its row to `ready` once the epoch is written. Nothing that exists is deleted.
+
+Source: docs/spec/state-surgery.md, `Create a whole epoch`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+
+from arroyo_dagster.errors import InputError, NotFoundError
+from arroyo_dagster.state.codec.maintenance_records import encode_rebuild_record
+from arroyo_dagster.state.codec.metadata import encode_legacy_checkpoint, encode_operator
+from arroyo_dagster.state.metadata.backend import ParquetBackend
+from arroyo_dagster.state.metadata.lease import Leased, LeaseOptions, lease
+from arroyo_dagster.state.model.checkpoints import (
+    Checkpoint,
+    CheckpointState,
+    LegacyCheckpoint,
+    OperatorCheckpoint,
+)
+from arroyo_dagster.state.model.ids import Epoch, JobId, OperatorId, StatePath
+from arroyo_dagster.state.model.job_facts import CheckpointFacts, JobFacts
+from arroyo_dagster.state.model.layout import JobPaths, Layout
+from arroyo_dagster.state.model.surgery.plans import EditOutcome, EditPlan, EditPrecondition
+from arroyo_dagster.state.model.surgery.rebuild import JobHead, RebuildRecord
+from arroyo_dagster.state.model.tables import GlobalKeyedFiles
+from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
+from arroyo_dagster.state.operations.catalog.jobs import find_job
+from arroyo_dagster.state.operations.compaction.rewrite import quiet_seconds_left
+from arroyo_dagster.state.operations.compaction.rewrite_preconditions import (
+    JobSnapshot,
+    Unchanged,
+    check_restorable,
+    guards_of,
+    list_objects,
+)
+from arroyo_dagster.state.operations.compaction.rewrite_publish import check_quiet
+from arroyo_dagster.state.operations.surgery.execute import EditOptions, NewState, P
+from arroyo_dagster.state.operations.surgery.plan import check_can_run
+from arroyo_dagster.state.operations.surgery.rebuild.execute import write_missing
+from arroyo_dagster.state.planning.compaction.rewrite import why_not_now
+from arroyo_dagster.state.storage.store import ObjectInfo, ObjectStore
+from arroyo_dagster.state.storage.wrappers import Extended
+
+_SINK_FILE = "file_sink"
+_LET_IT_FINISH = "let the job finish a checkpoint, stop it with one, and call this without --create"
+
+
+def job_to_create(store: ObjectStore, name: str) -> JobPaths:
+    """Return the job of this name, which may have no object yet.
+
+    Raises:
+        NotFoundError, InputError: as `find_job`; a name without a pipeline is always accepted.
+    """
+    try:
+        return find_job(store, name)
+    except (InputError, NotFoundError):
+        if "/" in name:
+            raise
+        return JobPaths(JobId(name))
+
+
+def begun_snapshot(
+    store: ObjectStore, paths: JobPaths, directory: JobDirectory, taken: Checkpoint
+) -> JobSnapshot:
+    """Return a job that has begun its first checkpoint, as if it were finished and empty.
+
+    Args:
+        taken: the epoch of the other job, whose operators this one has.
+
+    Raises:
+        InputError: the job has an epoch, or none can be created; names the next step.
+    """
+    if paths.layout is not Layout.LEGACY:
+        raise InputError(
+            "an epoch is created in the legacy layout only; for the other one it was never tried",
+            job=paths.root,
+            next_step=_LET_IT_FINISH,
+        )
+    listing = list_objects(store, paths)
+    answer = directory.look_up([paths], checkpoints=True)[0]
+    existing = ParquetBackend(store, paths).every_epoch()
+    if existing:
+        raise InputError(
+            f"the job has epoch {existing[-1]}, so none needs to be created",
+            job=paths.root,
+            next_step="call this without --create",
+        )
+    begun = _begun(paths, answer.facts)
+    _check_operators(paths, begun.epoch, listing, taken)
+    checkpoint = Checkpoint(
+        pipeline=None,
+        job=paths.job,
+        worker_generation=None,
+        epoch=begun.epoch,
+        min_epoch=begun.min_epoch or Epoch(0),
+        start_time_micros=begun.start_time_micros or taken.start_time_micros,
+        finish_time_micros=begun.start_time_micros or taken.finish_time_micros,
+        state=CheckpointState.READY,
+        operators=tuple(_empty(paths, one, begun.epoch, listing) for one in taken.operators),
+        ref=paths.legacy_metadata(begun.epoch),
+    )
+    why_not = why_not_now(answer, checkpoint)
+    guards = guards_of(store, paths, checkpoint)
+    return JobSnapshot(answer, checkpoint, {}, guards, listing, why_not)
+
+
+def _begun(paths: JobPaths, facts: JobFacts) -> CheckpointFacts:
+    """Return the checkpoint that the job has begun and not finished."""
+    if facts.checkpoints is None:
+        raise InputError(
+            "no source names the checkpoints of the job",
+            job=paths.root,
+            next_step="pass --arroyo-db or --arroyo-api",
+        )
+    last = max(facts.checkpoints, key=lambda one: one.epoch, default=None)
+    if last is None:
+        raise InputError(
+            "the job has not begun a checkpoint, so Arroyo's database has no row to set to ready",
+            job=paths.root,
+            next_step=_LET_IT_FINISH,
+        )
+    if last.ready or facts.newest_ready_epoch is not None:
+        raise InputError(
+            f"Arroyo names epoch {facts.newest_ready_epoch} as ready, but its metadata is missing",
+            job=paths.root,
+            next_step="rebuild it with `arroyo-state rebuild`, or restore it from a copy",
+        )
+    return last
+
+
+def _check_operators(
+    paths: JobPaths, epoch: Epoch, listing: dict[StatePath, ObjectInfo], taken: Checkpoint
+) -> None:
+    """Check that what the job has written of the epoch is of operators of the other job.
+
+    Raises:
+        InputError: it is not, or an operator commits in two phases.
+    """
+    for one in taken.operators:
+        if one.needs_commit:
+            raise InputError(
+                "a sink commits in two phases, and its state is never created",
+                job=paths.root,
+                operator=one.operator,
+                next_step=_LET_IT_FINISH,
+            )
+    known = tuple(f"{paths.operator(one.operator, epoch)}/" for one in taken.operators)
+    directory = f"{paths.checkpoint(epoch)}/"
+    for path in listing:
+        if path.startswith(directory) and not path.startswith(known):
+            raise InputError(
+                "the job has an operator that the source lacks, so they are not of the same SQL",
+                job=paths.root,
+                path=path,
+                next_step="create the job from the source's SQL",
+            )
+
+
+def _empty(
+    paths: JobPaths,
+    other: OperatorCheckpoint,
+    epoch: Epoch,
+    listing: dict[StatePath, ObjectInfo],
+) -> OperatorCheckpoint:
+    """Return an operator without tables, but for the files that a sink writes its output to."""
+    tables, configs = {}, {}
+    for name, config in other.configs.items():
+        if config.config.description == _SINK_FILE:
+            named = (
+                paths.subtask_file(other.operator, name, at, epoch)
+                for at in range(other.parallelism)
+            )
+            files = tuple(path for path in named if path in listing)
+            if files:
+                tables[name], configs[name] = GlobalKeyedFiles(files=files), config
+    return OperatorCheckpoint(
+        job=paths.job,
+        operator=other.operator,
+        epoch=epoch,
+        parallelism=other.parallelism,
+        start_time_micros=other.start_time_micros,
+        finish_time_micros=other.finish_time_micros,
+        tables=tables,
+        configs=configs,
+    )
+
+
+# ---- the plan ------------------------------------------------------------------------------------
+
+
+def created_plan(
+    plan: EditPlan,
+    snapshot: JobSnapshot,
+    taken: Checkpoint,
+    evidence: Iterable[EditPrecondition],
+) -> EditPlan:
+    """Return the plan of a transfer into an epoch that it creates.
+
+    Args:
+        evidence: that the jobs match.
+    """
+    job, epoch = plan.job, plan.epoch
+    return replace(
+        plan,
+        creates=True,
+        preconditions=(*_preconditions(snapshot), *evidence),
+        unknown=(*plan.unknown, *_unknown(snapshot, taken)),
+        afterwards=(
+            "before the job is started, set the row in Arroyo's database: UPDATE checkpoints SET "
+            f"state = 'ready' WHERE job_id = '{job}' AND epoch = {epoch}",
+        ),
+    )
+
+
+def _preconditions(snapshot: JobSnapshot) -> Iterator[EditPrecondition]:
+    facts, epoch = snapshot.answer.facts, snapshot.checkpoint.epoch
+    yield EditPrecondition(
+        name="the job is stopped",
+        met=snapshot.why_not is None,
+        evidence=snapshot.why_not or f"{facts.condition.value}, by {facts.source}",
+    )
+    yield EditPrecondition(
+        name="the job has begun a checkpoint and finished none",
+        met=True,
+        evidence=f"epoch {epoch}, by {facts.source}; no epoch is in the store",
+    )
+
+
+def _unknown(snapshot: JobSnapshot, taken: Checkpoint) -> Iterator[str]:
+    yield (
+        "whether the job has exactly the operators of the source: if not, its start fails, and "
+        "nothing is lost"
+    )
+    mine: dict[OperatorId, OperatorCheckpoint] = {
+        one.operator: one for one in snapshot.checkpoint.operators
+    }
+    for one in taken.operators:
+        writes = any(each.config.description == _SINK_FILE for each in one.configs.values())
+        if writes and not mine[one.operator].tables:
+            yield (
+                f"which file {one.operator} writes: if it is the source's, the job cuts off what "
+                "the source has written"
+            )
+
+
+# ---- execution -----------------------------------------------------------------------------------
+
+
+def create_epoch(
+    store: ObjectStore,
+    paths: JobPaths,
+    directory: JobDirectory,
+    prepared: P,
+    prepare: Callable[[Leased], P],
+    write: Callable[[Leased, P], NewState],
+    options: EditOptions,
+) -> EditOutcome:
+    """Create an epoch under the lease: plan again, write data, verify, then write its metadata.
+
+    Args, Raises: as `change_in_place`. `run_rebuild_undo` undoes it.
+    """
+    with lease(store, paths, options.owner, LeaseOptions.of(options)) as held:
+        again = prepare(held)
+        check_can_run(paths, again.snapshot, again.plan, prepared.plan.digest)
+        began = options.clock()
+        work = Unchanged(paths, directory, again.snapshot, again.facts.sizes, options.cancelled)
+        new = write(held, again)
+        quiet = quiet_seconds_left(again.snapshot, options.quiet_seconds, began, options.clock())
+        if quiet > 0:
+            options.sleep(quiet)
+        check_quiet(held, paths, again.snapshot)
+        plan = again.plan
+        after = _encoded(replace(again.snapshot.checkpoint, operators=new.operators))
+        before = {at: held.read(at) if held.head(at) is not None else None for at in after}
+        check_restorable(Extended(held, after), paths, plan.epoch, options.verify_level)
+        path = paths.rebuilds / f"{plan.epoch:07}-{held.lease.token:010}.json"
+        record = RebuildRecord(
+            operation=plan.edit.name,
+            digest=plan.digest,
+            pipeline=None,
+            job=plan.job,
+            epoch=plan.epoch,
+            token=held.lease.token,
+            created_at_micros=options.clock(),
+            before=before,
+            after=after,
+            head=JobHead(epoch=plan.epoch),
+            doubts=plan.unknown,
+        )
+        held.put(path, encode_rebuild_record(record))
+        write_missing(held, work, record)
+        return EditOutcome(
+            plan=plan,
+            published=True,
+            record=path,
+            objects={at: (_sha256(before[at] or b""), _sha256(after[at])) for at in after},
+        )
+
+
+def _encoded(checkpoint: Checkpoint) -> dict[StatePath, bytes]:
+    """Return the metadata of an epoch, by path; what makes it exist comes last."""
+    paths = JobPaths(checkpoint.job)
+    found = {
+        paths.operator_metadata(one.operator, checkpoint.epoch): encode_operator(one)
+        for one in checkpoint.operators
+    }
+    head = LegacyCheckpoint(
+        job=checkpoint.job,
+        epoch=checkpoint.epoch,
+        min_epoch=checkpoint.min_epoch,
+        start_time_micros=checkpoint.start_time_micros,
+        finish_time_micros=checkpoint.finish_time_micros,
+        operators=tuple(one.operator for one in checkpoint.operators),
+    )
+    found[checkpoint.ref] = encode_legacy_checkpoint(head)
+    return found
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()

@@ -1,0 +1,240 @@
+"""Write lost or damaged metadata of an epoch anew, from its data files and an older epoch.
+
+Only Arroyo jobs. What the files do not prove is a doubt of the plan; what cannot be known is
+refused. Readable metadata is never overwritten, and nothing is written before the epoch as it would
+be passes verification.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+from arroyo_dagster.errors import ConflictError, InputError, NotFoundError
+from arroyo_dagster.state.codec.maintenance_records import encode_rebuild_record
+from arroyo_dagster.state.metadata.backend import ParquetBackend
+from arroyo_dagster.state.metadata.interrupts import uninterrupted
+from arroyo_dagster.state.metadata.lease import Leased, LeaseOptions, lease
+from arroyo_dagster.state.model.ids import (
+    Epoch,
+    JobId,
+    PipelineId,
+    StatePath,
+    WorkerGeneration,
+    path_error,
+)
+from arroyo_dagster.state.model.layout import JobPaths, Layout
+from arroyo_dagster.state.model.numbers import parse_number
+from arroyo_dagster.state.model.surgery.rebuild import RebuildOutcome, RebuildPlan, RebuildRecord
+from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
+from arroyo_dagster.state.operations.catalog.jobs import find_job
+from arroyo_dagster.state.operations.compaction.rewrite import quiet_seconds_left
+from arroyo_dagster.state.operations.compaction.rewrite_preconditions import (
+    JobSnapshot,
+    Unchanged,
+    check_may,
+    check_restorable,
+    guards_of,
+    list_objects,
+    overwrite,
+)
+from arroyo_dagster.state.operations.compaction.rewrite_publish import check_quiet
+from arroyo_dagster.state.operations.surgery.execute import EditOptions
+from arroyo_dagster.state.operations.surgery.rebuild.legacy import LegacyRebuild
+from arroyo_dagster.state.operations.surgery.rebuild.protocol import ProtocolRebuild
+from arroyo_dagster.state.planning.compaction.rewrite import why_not_now
+from arroyo_dagster.state.storage.store import ObjectStore
+from arroyo_dagster.state.storage.wrappers import Extended
+
+_VERIFY_LEVEL = 2
+
+
+def plan_rebuild(
+    store: ObjectStore, paths: JobPaths, directory: JobDirectory, epoch: int | None = None
+) -> RebuildPlan:
+    """Plan a rebuild, and verify the epoch as it would be. Writes nothing: this is the dry run.
+
+    Args:
+        directory: the source of the job's status.
+        epoch: the epoch to rebuild; None = the newest one that is visible.
+
+    Raises:
+        InputError: a managed job, or nothing is missing or damaged.
+        NotFoundError: the job has no such epoch.
+        ProtocolError: the metadata cannot be known, or the epoch as it would be does not pass
+            verification.
+        FormatError: a data file of the epoch is broken.
+    """
+    return _prepare(store, paths, directory, epoch).plan
+
+
+def run_rebuild(
+    store: ObjectStore,
+    paths: JobPaths,
+    directory: JobDirectory,
+    epoch: int | None = None,
+    options: EditOptions | None = None,
+) -> RebuildOutcome:
+    """Rebuild the metadata of an epoch of a stopped Arroyo job.
+
+    What leads to an object is written after it. An interrupted rebuild is continued by the next
+    call. `run_rebuild_undo` undoes it until the job is started.
+
+    Raises:
+        ConflictError: another plan was approved, or the job changed or was started meanwhile.
+        LeaseHeldError: another process maintains the job.
+        InputError, NotFoundError, ProtocolError, FormatError: as `plan_rebuild`; or the job is not
+            at rest.
+    """
+    chosen = options or EditOptions()
+    prepared = _prepare(store, paths, directory, epoch)
+    check_may(paths, prepared.snapshot)
+    _check_approved(prepared.plan, chosen.approved)
+    with lease(store, paths, "arroyo-state rebuild", LeaseOptions.of(chosen)) as held:
+        began = chosen.clock()
+        # The previous holder of the lease may have changed the job.
+        again = _prepare(held, paths, directory, prepared.plan.epoch)
+        check_may(paths, again.snapshot)
+        _check_approved(again.plan, prepared.plan.digest)
+        quiet = quiet_seconds_left(again.snapshot, chosen.quiet_seconds, began, chosen.clock())
+        if quiet > 0:
+            chosen.sleep(quiet)
+        check_quiet(held, paths, again.snapshot)
+        work = Unchanged(paths, directory, again.snapshot)
+        record = _write(held, work, again, chosen)
+    return RebuildOutcome(plan=again.plan, record=record)
+
+
+def _check_approved(plan: RebuildPlan, approved: str | None) -> None:
+    if approved is not None and approved != plan.digest:
+        raise ConflictError(
+            f"plan {approved} was approved, but the current plan is {plan.digest}",
+            job=plan.paths.root,
+            epoch=plan.epoch,
+            next_step="review the new plan and approve it; nothing was changed",
+        )
+
+
+def _write(
+    held: Leased, work: Unchanged, prepared: _PreparedRebuild, options: EditOptions
+) -> StatePath:
+    plan = prepared.plan
+    path = work.paths.rebuilds / f"{plan.epoch:07}-{held.lease.token:010}.json"
+    record = RebuildRecord(
+        operation="rebuild",
+        digest=plan.digest,
+        pipeline=plan.pipeline,
+        job=plan.job,
+        epoch=plan.epoch,
+        token=held.lease.token,
+        created_at_micros=options.clock(),
+        before=plan.before,
+        after=plan.after,
+        head=plan.head,
+        doubts=plan.doubts,
+        unlisted=plan.unlisted,
+    )
+    held.put(path, encode_rebuild_record(record))
+    write_missing(held, work, record)
+    return path
+
+
+def write_missing(held: Leased, work: Unchanged, record: RebuildRecord) -> None:
+    """Write the objects of a record that are missing or damaged, and read each back.
+
+    Raises:
+        ConflictError: the job changed or was started meanwhile, or another process wrote one.
+    """
+    view = Extended(held, record.after)  # our own objects are no change of the job
+    with uninterrupted():
+        for at, data in record.after.items():
+            work.check(view)
+            before = record.before[at]
+            if before is not None:
+                overwrite(held, work.paths, at, before, data)
+            elif not held.create(at, data) and held.read(at) != data:
+                raise work.changed("another process wrote the missing metadata")
+
+
+# ---- planning ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _PreparedRebuild:
+    plan: RebuildPlan
+    snapshot: JobSnapshot
+
+
+def _prepare(
+    store: ObjectStore, paths: JobPaths, directory: JobDirectory, epoch: int | None
+) -> _PreparedRebuild:
+    # List first: objects written meanwhile then count as changed.
+    listing = list_objects(store, paths)
+    answer = directory.look_up([paths], checkpoints=True)[0]
+    lost = LegacyRebuild if paths.layout is Layout.LEGACY else ProtocolRebuild
+    found = lost(store, paths, _chosen(store, paths, epoch), listing).rebuilt(answer.facts)
+    why_not = why_not_now(answer, found.checkpoint)
+    plan = RebuildPlan(
+        job=paths.job,
+        pipeline=paths.pipeline,
+        epoch=found.checkpoint.epoch,
+        source=found.source,
+        condition=answer.facts.condition,
+        why_not=why_not,
+        before=found.before,
+        after=found.after,
+        tables=found.tables,
+        doubts=found.doubts,
+        unlisted=found.unlisted,
+        head=found.head,
+    )
+    view = found.over(store)
+    check_restorable(view, paths, plan.epoch, _VERIFY_LEVEL)
+    guards = guards_of(view, paths, found.checkpoint)
+    snapshot = JobSnapshot(answer, found.checkpoint, {}, guards, listing, why_not)
+    return _PreparedRebuild(plan, snapshot)
+
+
+def _chosen(store: ObjectStore, paths: JobPaths, epoch: int | None) -> Epoch:
+    backend = ParquetBackend(store, paths)
+    found = backend.epochs()
+    if epoch is None and found:
+        return found[-1]
+    if epoch is not None:
+        found = _epochs_with_objects(backend)
+    if epoch is None or epoch not in found:
+        raise NotFoundError(
+            "the job has no checkpoint" if epoch is None else "the job has no such epoch",
+            job=paths.root,
+            epoch=epoch,
+            next_step="`arroyo-state epochs` lists those that exist; name one with --epoch",
+        )
+    return Epoch(epoch)
+
+
+def _epochs_with_objects(backend: ParquetBackend) -> list[Epoch]:
+    """Return the epochs that have a record, or a directory of any worker generation."""
+    if backend.paths.layout is Layout.LEGACY:
+        return backend.checkpoint_dirs()
+    below = backend.store.list_dir(backend.paths.generations).prefixes
+    numbers = [one for one in (parse_number(path.name) for path in below) if one is not None]
+    directories = (backend.checkpoint_dirs(WorkerGeneration(one)) for one in numbers)
+    return sorted({*backend.epochs(), *itertools.chain.from_iterable(directories)})
+
+
+def find_damaged_job(store: ObjectStore, name: str) -> JobPaths:
+    """Find a job as `find_job`, or by its full path `pipeline/job` if its fence is lost.
+
+    Raises:
+        NotFoundError, InputError: as `find_job`.
+    """
+    try:
+        return find_job(store, name)
+    except (NotFoundError, InputError):
+        pipeline, _, job = name.rpartition("/")
+        if not pipeline or path_error(name) is not None:
+            raise
+        paths = JobPaths(JobId(job), PipelineId(pipeline))
+        if store.list_dir(paths.generations).prefixes and store.list_dir(paths.epochs).objects:
+            return paths
+        raise

@@ -1,0 +1,212 @@
+"""What lost metadata of an epoch of the legacy layout was: each operator has its own object."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from arroyo_dagster.errors import FormatError, NotFoundError, ProtocolError
+from arroyo_dagster.state.codec import metadata
+from arroyo_dagster.state.metadata.backend import ParquetBackend
+from arroyo_dagster.state.metadata.reader import legacy_checkpoint
+from arroyo_dagster.state.model.checkpoints import (
+    Checkpoint,
+    CheckpointState,
+    LegacyCheckpoint,
+    OperatorCheckpoint,
+)
+from arroyo_dagster.state.model.ids import Epoch, OperatorId, StatePath
+from arroyo_dagster.state.model.job_facts import JobFacts
+from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.model.surgery.rebuild import JobHead, RebuiltTable
+from arroyo_dagster.state.operations.surgery.rebuild.epoch import (
+    RebuiltEpoch,
+    check_not_rewritten,
+    managed_job,
+    nothing_lost,
+)
+from arroyo_dagster.state.operations.surgery.rebuild.operator import (
+    LostEpoch,
+    LostOperator,
+    cannot_rebuild,
+)
+from arroyo_dagster.state.storage.store import ObjectInfo, ObjectStore
+
+
+@dataclass(slots=True)
+class LegacyRebuild:
+    """Collects the metadata of one epoch, and what is doubtful about it.
+
+    Attributes:
+        before: the bytes of each object that is missing (None) or damaged.
+        readable: the readable epochs before this one, newest first.
+    """
+
+    store: ObjectStore
+    paths: JobPaths
+    epoch: Epoch
+    listing: dict[StatePath, ObjectInfo]
+    before: dict[StatePath, bytes | None] = field(default_factory=dict)
+    readable: list[Checkpoint] = field(default_factory=list)
+    source: dict[OperatorId, Epoch] = field(default_factory=dict)
+    tables: list[RebuiltTable] = field(default_factory=list)
+    doubts: list[str] = field(default_factory=list)
+    unlisted: list[StatePath] = field(default_factory=list)
+
+    def rebuilt(self, facts: JobFacts) -> RebuiltEpoch:
+        """Return the epoch as it would be.
+
+        Args:
+            facts: what is known of the job's status.
+
+        Raises:
+            InputError: a managed job, or nothing is missing or damaged.
+            ProtocolError: the metadata cannot be known.
+            FormatError: a data file of the epoch is broken.
+        """
+        checkpoint = self._checkpoint(facts.newest_ready_epoch)
+        after = self._encoded(checkpoint)
+        newest = max(*ParquetBackend(self.store, self.paths).epochs(), self.epoch)
+        return RebuiltEpoch(
+            checkpoint=checkpoint,
+            before={at: self.before[at] for at in after},
+            after=after,
+            source=self.source,
+            tables=tuple(self.tables),
+            doubts=tuple(dict.fromkeys(self.doubts)),
+            unlisted=tuple(dict.fromkeys(self.unlisted)),
+            head=JobHead(epoch=newest),
+        )
+
+    def _checkpoint(self, named: Epoch | None) -> Checkpoint:
+        self.readable = list(self._older())
+        head = self._head()
+        if not self.readable:
+            raise self._unknown("there is no older epoch that can be read")
+        before = self.readable[0]
+        if before.progress is not None or (head is not None and head.progress is not None):
+            raise managed_job(self.paths)
+        names = [one.operator for one in before.operators] if head is None else head.operators
+        found = {name: self._read(name) for name in names}
+        lost = [name for name, one in found.items() if one is None]
+        if not self.before:
+            raise nothing_lost(self.paths, self.epoch)
+        check_not_rewritten(self.store, self.paths, self.epoch)
+        there = [one for one in found.values() if one is not None]
+        if head is None:
+            head = self._rebuilt_head(before, lost, there)
+        operators = [
+            one or self._rebuilt_operator(head, name, there, named) for name, one in found.items()
+        ]
+        ref = self.paths.legacy_metadata(self.epoch)
+        return legacy_checkpoint(head, operators, ref, CheckpointState.READY)
+
+    def _encoded(self, checkpoint: Checkpoint) -> dict[StatePath, bytes]:
+        """Return the new bytes of each object, the checkpoint's own metadata last."""
+        found = {}
+        for one in checkpoint.operators:
+            path = self.paths.operator_metadata(one.operator, self.epoch)
+            if path in self.before:
+                found[path] = metadata.encode_operator(one)
+        if checkpoint.ref in self.before:
+            head = LegacyCheckpoint(
+                job=checkpoint.job,
+                epoch=checkpoint.epoch,
+                min_epoch=checkpoint.min_epoch,
+                start_time_micros=checkpoint.start_time_micros,
+                finish_time_micros=checkpoint.finish_time_micros,
+                operators=tuple(one.operator for one in checkpoint.operators),
+            )
+            found[checkpoint.ref] = metadata.encode_legacy_checkpoint(head)
+        return found
+
+    # ---- what is there ---------------------------------------------------------------------------
+
+    def _older(self) -> Iterator[Checkpoint]:
+        backend = ParquetBackend(self.store, self.paths)
+        for epoch in reversed(backend.epochs()):
+            if epoch < self.epoch:
+                try:
+                    yield backend.load(epoch)
+                except (FormatError, NotFoundError):
+                    continue
+
+    def _head(self) -> LegacyCheckpoint | None:
+        path = self.paths.legacy_metadata(self.epoch)
+        data = self._bytes(path)
+        try:
+            return None if data is None else metadata.decode_legacy_checkpoint(data, path)
+        except FormatError:
+            self.before[path] = data
+            return None
+
+    def _read(self, name: OperatorId) -> OperatorCheckpoint | None:
+        path = self.paths.operator_metadata(name, self.epoch)
+        data = self._bytes(path)
+        try:
+            return None if data is None else metadata.decode_operator(data, path)
+        except FormatError:
+            self.before[path] = data
+            return None
+
+    def _bytes(self, path: StatePath) -> bytes | None:
+        """Return an object's bytes; None if it is missing, which is noted."""
+        try:
+            return self.store.read(path)
+        except NotFoundError:
+            self.before[path] = None
+            return None
+
+    # ---- the checkpoint's own metadata -----------------------------------------------------------
+
+    def _rebuilt_head(
+        self, before: Checkpoint, lost: Sequence[OperatorId], there: Sequence[OperatorCheckpoint]
+    ) -> LegacyCheckpoint:
+        """Return the metadata that Arroyo writes once all operators have theirs."""
+        if lost:
+            raise self._unknown(
+                f"its own metadata and that of {lost[0]} are lost, so nothing shows that the epoch "
+                "was ever complete"
+            )
+        directory = self.paths.checkpoint(self.epoch)
+        known = {self.paths.operator_metadata(one.operator, self.epoch) for one in there}
+        for path in self.listing:
+            if (
+                path.startswith(f"{directory}/")
+                and path.endswith("/metadata")
+                and (path not in known | {self.paths.legacy_metadata(self.epoch)})
+            ):
+                raise self._unknown(f"{path} belongs to an operator that the older epoch lacks")
+        self.doubts.append(
+            f"the times of the epoch are those of its operators, and its operators and oldest kept "
+            f"epoch those of epoch {before.epoch}"
+        )
+        return LegacyCheckpoint(
+            job=self.paths.job,
+            epoch=self.epoch,
+            min_epoch=before.min_epoch,
+            start_time_micros=min(one.start_time_micros for one in there),
+            finish_time_micros=max(one.finish_time_micros for one in there),
+            operators=tuple(one.operator for one in before.operators),
+        )
+
+    # ---- an operator -----------------------------------------------------------------------------
+
+    def _rebuilt_operator(
+        self,
+        head: LegacyCheckpoint,
+        name: OperatorId,
+        there: Sequence[OperatorCheckpoint],
+        named: Epoch | None,
+    ) -> OperatorCheckpoint:
+        lost = LostEpoch(self.epoch, head.start_time_micros, head.finish_time_micros)
+        work = LostOperator(self.paths, name, lost, self.readable, there, self.listing)
+        found = work.rebuilt(self.store, named)
+        self.source[name] = self.readable[0].epoch
+        self.tables += work.tables
+        self.doubts += work.doubts
+        self.unlisted += work.unlisted
+        return found
+
+    def _unknown(self, reason: str) -> ProtocolError:
+        return cannot_rebuild(self.paths, self.epoch, reason)

@@ -1,0 +1,212 @@
+"""Undo a rebuild: restore the damaged objects, and delete those that were missing.
+
+Whatever else created an epoch beside an Arroyo job is undone likewise. Only until the job is
+started, and only after all later edits and compactions are undone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from arroyo_dagster.errors import ConflictError, InputError, NotFoundError
+from arroyo_dagster.state.codec.maintenance_records import decode_rebuild_record
+from arroyo_dagster.state.codec.records import decode_current_generation
+from arroyo_dagster.state.metadata.backend import ParquetBackend
+from arroyo_dagster.state.metadata.expiry import delete_all
+from arroyo_dagster.state.metadata.lease import LeaseOptions, lease
+from arroyo_dagster.state.model.ids import StatePath
+from arroyo_dagster.state.model.job_facts import JobFacts
+from arroyo_dagster.state.model.layout import JobPaths, Layout
+from arroyo_dagster.state.model.surgery.rebuild import JobHead, RebuildRecord, RebuildUndo
+from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
+from arroyo_dagster.state.operations.compaction.rewrite_preconditions import (
+    JobSnapshot,
+    Unchanged,
+    check_may,
+    guards_of,
+    list_objects,
+    overwrite,
+)
+from arroyo_dagster.state.operations.surgery.execute import EditOptions
+from arroyo_dagster.state.planning.compaction.rewrite import why_not_now
+from arroyo_dagster.state.storage.store import ObjectStore
+from arroyo_dagster.state.storage.wrappers import Extended
+
+
+def plan_rebuild_undo(
+    store: ObjectStore, paths: JobPaths, directory: JobDirectory
+) -> RebuildUndo | None:
+    """Plan to undo the last rebuild of a stopped Arroyo job. Writes nothing: this is the dry run.
+
+    Args:
+        directory: the source of the job's status.
+
+    Returns:
+        None if the job was never rebuilt, or if an edit or compaction after it is undone first.
+
+    Raises:
+        InputError, ConflictError, FormatError: as `run_rebuild_undo`.
+    """
+    found = _prepare(store, paths, directory)
+    return None if found is None else found.plan
+
+
+def run_rebuild_undo(
+    store: ObjectStore,
+    paths: JobPaths,
+    directory: JobDirectory,
+    options: EditOptions | None = None,
+) -> RebuildUndo | None:
+    """Undo the last rebuild of a stopped Arroyo job: the epoch is then as damaged as it was.
+
+    If it is interrupted, a second run completes it.
+
+    Args:
+        directory: the source of the job's status; asked again before each change.
+
+    Returns:
+        As `plan_rebuild_undo`.
+
+    Raises:
+        InputError: the job is not at rest, or no source reports its status; of a created epoch also
+            if no source names the checkpoints.
+        LeaseHeldError: another process maintains the job.
+        ConflictError: the job was started since, or another process changed what was rebuilt.
+        FormatError: the record is broken.
+    """
+    chosen = options or EditOptions(owner="arroyo-state edit undo")
+    if _prepare(store, paths, directory) is None:
+        return None
+    with lease(store, paths, chosen.owner, LeaseOptions.of(chosen)) as held:
+        found = _prepare(held, paths, directory)
+        if found is None:
+            return None
+        record = found.record
+        view = Extended(held, record.after)
+        work = Unchanged(paths, directory, found.snapshot)
+        # What leads to an object goes before it.
+        for at in reversed(list(record.after)):
+            work.check(view)
+            before = record.before[at]
+            if before is None and at in found.plan.deleted:
+                delete_all(held, [at])
+            elif before is not None and at in found.plan.restored:
+                overwrite(held, paths, at, record.after[at], before)
+        delete_all(held, [found.plan.record])
+        return replace(found.plan, done=True)
+
+
+@dataclass(frozen=True, slots=True)
+class _RebuildUndoing:
+    plan: RebuildUndo
+    record: RebuildRecord
+    snapshot: JobSnapshot
+
+
+def _prepare(
+    store: ObjectStore, paths: JobPaths, directory: JobDirectory
+) -> _RebuildUndoing | None:
+    path = _newest(store, paths)
+    if path is None:
+        return None
+    record = decode_rebuild_record(store.read(path), path)
+    listing = list_objects(store, paths)
+    answer = directory.look_up([paths], checkpoints=True)[0]
+    # With the rebuilt objects in place, whichever an interrupted undo has taken already.
+    view = Extended(store, record.after)
+    checkpoint = ParquetBackend(view, paths).load(record.epoch)
+    why_not = why_not_now(answer, checkpoint)
+    guards = guards_of(view, paths, checkpoint)
+    snapshot = JobSnapshot(answer, checkpoint, {}, guards, listing, why_not)
+    check_may(paths, snapshot)
+    _check_catalogue(paths, record, answer.facts)
+    if head_of(view, paths) != record.head:
+        raise ConflictError(
+            f"the {record.operation} of epoch {record.epoch} cannot be undone: the job has "
+            "continued from it",
+            job=paths.root,
+            path=path,
+            next_step="nothing was changed; the record beside the job has what was there before",
+        )
+    changed = list(_changed(store, paths, record))
+    plan = RebuildUndo(
+        record=path,
+        operation=record.operation,
+        epoch=record.epoch,
+        restored=tuple(at for at in changed if record.before[at] is not None),
+        deleted=tuple(at for at in changed if record.before[at] is None),
+    )
+    return _RebuildUndoing(plan, record, snapshot)
+
+
+def _check_catalogue(paths: JobPaths, record: RebuildRecord, facts: JobFacts) -> None:
+    """Check that Arroyo does not restore an epoch that this package has created.
+
+    Raises:
+        InputError: no source names the job's checkpoints.
+        ConflictError: Arroyo would restore it.
+    """
+    if record.operation == "rebuild":
+        return  # the epoch existed before, and was as damaged
+    if facts.checkpoints is None:
+        raise InputError(
+            "no source names the checkpoints of the job, so Arroyo may restore the created epoch",
+            job=paths.root,
+            epoch=record.epoch,
+            next_step="pass --arroyo-db or --arroyo-api",
+        )
+    if facts.newest_ready_epoch is not None:
+        raise ConflictError(
+            f"Arroyo's database names epoch {facts.newest_ready_epoch} as ready: a start without "
+            "it would fail",
+            job=paths.root,
+            next_step="first: UPDATE checkpoints SET state = 'failed' WHERE job_id = "
+            f"'{paths.job}' AND epoch = {record.epoch}",
+        )
+
+
+def head_of(store: ObjectStore, paths: JobPaths) -> JobHead:
+    """Return how far a job with at least one epoch is."""
+    newest = ParquetBackend(store, paths).epochs()[-1]
+    if paths.layout is Layout.LEGACY:
+        return JobHead(epoch=newest)
+    at = paths.current_generation
+    fence = decode_current_generation(store.read(at), at)
+    return JobHead(epoch=newest, worker_generation=fence.worker_generation)
+
+
+def _newest(store: ObjectStore, paths: JobPaths) -> StatePath | None:
+    """Return the newest record of a rebuild, unless a rewrite or an edit came later.
+
+    Names end with the number of the lease, which grows.
+    """
+    rebuilds = [info.path for info in store.list_dir(paths.rebuilds).objects]
+    if not rebuilds:
+        return None
+    rewrites = [info.path for info in store.list_dir(paths.rewrites).objects]
+    newest = max(rebuilds, key=_token)
+    return None if any(_token(one) > _token(newest) for one in rewrites) else newest
+
+
+def _token(path: StatePath) -> str:
+    return path.name.partition("-")[2]
+
+
+def _changed(store: ObjectStore, paths: JobPaths, record: RebuildRecord) -> Iterator[StatePath]:
+    """Yield the objects that still hold what the rebuild wrote."""
+    for at, after in record.after.items():
+        try:
+            data = store.read(at)
+        except NotFoundError:
+            data = None
+        if data == record.before[at]:
+            continue
+        if data != after:
+            raise ConflictError(
+                f"another process changed the metadata of the job after the {record.operation}",
+                job=paths.root,
+                path=at,
+                next_step="keep the current metadata; nothing was changed",
+            )
+        yield at

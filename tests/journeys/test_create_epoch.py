@@ -1,0 +1,285 @@
+"""The first epoch of a job that has none is made from another job's. Until Arroyo's database names
+it, nothing starts from it; whatever fails, the source and the job keep what they have."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sqlite3
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+from click.testing import CliRunner
+
+from arroyo_dagster import cli
+from arroyo_dagster.errors import ConflictError, InputError, NotFoundError
+from arroyo_dagster.state.codec import metadata
+from arroyo_dagster.state.metadata.backend import ParquetBackend
+from arroyo_dagster.state.model.ids import Epoch, OperatorId, StatePath, TableName
+from arroyo_dagster.state.model.job_facts import CheckpointFacts, JobCondition
+from arroyo_dagster.state.model.layout import JobPaths, Layout
+from arroyo_dagster.state.model.surgery.edits import SetWatermark
+from arroyo_dagster.state.model.surgery.plans import EditOutcome
+from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
+from arroyo_dagster.state.operations.surgery.execute import EditOptions, run_edit
+from arroyo_dagster.state.operations.surgery.fork import plan_fork, run_fork
+from arroyo_dagster.state.operations.surgery.rebuild.undo import run_rebuild_undo
+from arroyo_dagster.state.storage import Crash, FaultInjecting, ObjectStore, open_store
+from arroyo_dagster.state.storage.wrappers import WriteProtected
+from tests.arroyo_jobs import Telling, facts_of, stopped
+from tests.documentation import blocks
+from tests.jobs import copied
+from tests.journeys.test_fork import below, taken
+from tests.journeys.test_surgery import errors_of, others, state_of
+from tests.surgery_jobs import SurgeryJob, surgery_job
+
+SINK = OperatorId("sink_6")
+
+
+def begun_job(layout: Layout = Layout.LEGACY) -> tuple[SurgeryJob, SurgeryJob]:
+    """Job A with four epochs, and B, which was stopped within its first checkpoint: two of its
+    operators had finished, and the sink had written."""
+    source = surgery_job(layout, epochs=4, name="job_a")
+    job = surgery_job(layout, epochs=1, name="job_b", store=source.store)
+    if layout is Layout.PROTOCOL:
+        job.store.delete_many([job.paths.epoch_record(Epoch(1))])
+        return source, job
+    for info in list(job.store.list(job.paths.root)):
+        kept = "operator-sink_6/" in info.path or "source_impulse_0/" in info.path
+        if not kept or info.path == job.paths.operator_metadata(SINK, Epoch(1)):
+            job.store.delete_many([info.path])
+    return source, job
+
+
+def said(paths: JobPaths, *checkpoints: CheckpointFacts, **facts: Any) -> JobDirectory:
+    rows = checkpoints or (CheckpointFacts(epoch=Epoch(1), ready=False, state="inprogress"),)
+    newest = max((one.epoch for one in rows if one.ready), default=None)
+    known = {"checkpoints": rows, "newest_ready_epoch": newest, **facts}
+    return JobDirectory([Telling(facts_of(paths, JobCondition.STOPPED, **known))])
+
+
+def run(source: SurgeryJob, job: SurgeryJob, **options: Any) -> EditOutcome:
+    store = options.pop("store", job.store)
+    directory = options.pop("directory", said(job.paths))
+    chosen = EditOptions(**{"quiet_seconds": 0.0, **options})
+    return run_fork(taken(source), store, job.paths, directory, chosen, create=True)
+
+
+def test_the_created_epoch_holds_the_source_state_and_the_job_goes_on_from_it() -> None:
+    source, job = begun_job()
+    theirs = state_of(source.store, source.paths)
+    was = below(source.store, source.paths)
+    store = WriteProtected(job.store)
+    plan = plan_fork(taken(source), store, job.paths, said(job.paths), create=True)
+    assert (plan.epoch, plan.creates, plan.why_not) == (1, True, None)
+    assert plan.afterwards == (
+        "before the job is started, set the row in Arroyo's database: UPDATE checkpoints SET "
+        "state = 'ready' WHERE job_id = 'job_b' AND epoch = 1",
+    )
+    outcome = run(source, job, approved=plan.digest)
+    assert outcome.plan == plan
+    assert below(source.store, source.paths) == was
+    found = state_of(job.store, job.paths)
+    assert found.keys() == theirs.keys()
+    for name, one in found.items():
+        if name != SINK:
+            assert one[1:] == theirs[name][1:], name
+            assert one[0][:2] == theirs[name][0][:2], name
+    (entry,) = found[SINK][2].values()
+    assert [key for key in entry if b"/out/job_b.json" in key]  # its own, not the source's
+    assert errors_of(job.store, job.paths) == set()
+    job.start()
+    for _ in range(2):
+        job.write({})
+    for name in ("window_3", "join_4", "agg_5"):
+        assert state_of(job.store, job.paths)[name][1] == theirs[name][1]
+    assert errors_of(job.store, job.paths) == set()
+
+
+def test_a_job_without_an_object_gets_an_epoch() -> None:
+    source, job = begun_job()
+    job.store.delete_many([info.path for info in job.store.list(job.paths.root)])
+    plan = run(source, job).plan
+    assert any("which file sink_6 writes" in one for one in plan.unknown)
+    theirs = state_of(source.store, source.paths)
+    assert state_of(job.store, job.paths)["agg_5"][1:] == theirs["agg_5"][1:]
+
+
+def test_it_is_undone_until_the_database_names_the_epoch() -> None:
+    source, job = begun_job()
+    was = others(job.store)
+    run(source, job)
+    options = EditOptions(quiet_seconds=0)
+
+    def undo(directory: JobDirectory) -> Any:
+        return run_rebuild_undo(job.store, job.paths, directory, options)
+
+    with pytest.raises(InputError, match="no source names the checkpoints"):
+        undo(stopped(job.paths))
+    ready = CheckpointFacts(epoch=Epoch(1), ready=True, state="ready")
+    with pytest.raises(ConflictError, match="names epoch 1 as ready") as found:
+        undo(said(job.paths, ready))
+    assert "SET state = 'failed' WHERE job_id = 'job_b'" in str(found.value)
+    assert undo(said(job.paths)).operation == "fork"
+    assert others(job.store) == was
+
+
+def test_the_created_epoch_is_edited_like_any_other() -> None:
+    source, job = begun_job()
+    run(source, job)
+    at = ParquetBackend(job.store, job.paths).load().operators[-1].min_watermark_micros
+    assert at is not None
+    edit = SetWatermark(at_micros=at + 1_000_000)
+    assert run_edit(
+        job.store, job.paths, stopped(job.paths), edit, EditOptions(quiet_seconds=0)
+    ).published
+
+
+@pytest.mark.parametrize(("mode", "crash"), [("before", False), ("after", True)])
+def test_a_fault_at_any_change_leaves_no_epoch_or_a_whole_one(
+    mode: Literal["before", "after"], crash: bool
+) -> None:
+    source, job = begun_job()
+    was = others(job.store)
+    counted = FaultInjecting(copied(job.store))
+    run(source, job, store=counted)
+    expected = state_of(counted, job.paths)
+    for at in range(1, counted.changes + 1, 3):
+        note = f"fault at change {at} of {counted.changes}"
+        store = copied(job.store)
+        with contextlib.suppress(Crash, OSError):
+            run(source, job, store=FaultInjecting(store, fail_at=at, mode=mode, crash=crash))
+        if ParquetBackend(store, job.paths).epochs():
+            assert state_of(store, job.paths) == expected, note
+        else:
+            run(source, job, store=store)
+            assert state_of(store, job.paths) == expected, note
+        assert errors_of(store, job.paths) == set(), note
+        while run_rebuild_undo(store, job.paths, said(job.paths), EditOptions()) is not None:
+            pass
+        assert others(store) == was, note
+
+
+# ---- refusals ------------------------------------------------------------------------------------
+
+
+def refused(
+    source: SurgeryJob,
+    job: SurgeryJob,
+    message: str,
+    directory: JobDirectory | None = None,
+    kind: type[Exception] = InputError,
+) -> None:
+    was = others(job.store)
+    with pytest.raises(kind, match=message):
+        run(source, job, directory=directory or said(job.paths))
+    assert others(job.store) == was
+
+
+def test_what_arroyo_has_not_begun_or_has_finished_is_refused() -> None:
+    source, job = begun_job()
+    paths = job.paths
+    refused(source, job, "no source names the checkpoints", stopped(paths))
+    none = JobDirectory([Telling(facts_of(paths, JobCondition.STOPPED, checkpoints=()))])
+    refused(source, job, "has not begun a checkpoint", none)
+    ready = CheckpointFacts(epoch=Epoch(1), ready=True, state="ready")
+    refused(source, job, "names epoch 1 as ready, but its metadata is missing", said(paths, ready))
+    late = CheckpointFacts(epoch=Epoch(1), ready=False, state="committing")
+    refused(source, job, "may still have to be committed", said(paths, late))
+    rows = (CheckpointFacts(epoch=Epoch(1), ready=False),)
+    runs = JobDirectory([Telling(facts_of(paths, JobCondition.RUNNING, checkpoints=rows))])
+    refused(source, job, "the job runs", runs)
+    whole = surgery_job(Layout.LEGACY, epochs=2, name="job_b", store=source.store)
+    refused(source, whole, "the job has epoch 2, so none needs to be created")
+
+
+def test_the_protocol_layout_is_refused() -> None:
+    source, job = begun_job(Layout.PROTOCOL)
+    refused(source, job, "an epoch is created in the legacy layout only")
+
+
+def test_a_job_of_other_sql_or_with_the_same_output_is_refused() -> None:
+    source, job = begun_job()
+    strange = StatePath(f"{job.paths.checkpoint(Epoch(1))}/operator-other_9/table-t-000")
+    job.store.put(strange, b"x")
+    refused(source, job, "has an operator that the source lacks")
+    job.store.delete_many([strange])
+    path = job.paths.subtask_file(SINK, TableName("f"), 0, Epoch(1))
+    theirs = source.paths.subtask_file(SINK, TableName("f"), 0, Epoch(4))
+    job.store.put(path, job.store.read(theirs))
+    refused(source, job, "both jobs write the file")
+
+
+def test_a_source_whose_sink_commits_in_two_phases_is_refused() -> None:
+    source, job = begun_job()
+    path = source.paths.operator_metadata(SINK, Epoch(4))
+    sink = metadata.decode_operator(job.store.read(path), path)
+    kinds = {
+        name: replace(one, config=replace(one.config, uses_two_phase_commit=True))
+        for name, one in sink.configs.items()
+    }
+    job.store.put(path, metadata.encode_operator(replace(sink, configs=kinds)))
+    refused(source, job, "a sink commits in two phases")
+
+
+def test_a_fork_without_it_names_it() -> None:
+    source, job = begun_job()
+    with pytest.raises(NotFoundError, match="the job has no checkpoint") as found:
+        plan_fork(taken(source), job.store, job.paths, said(job.paths))
+    assert "fork --create" in str(found.value)
+
+
+# ---- the command ---------------------------------------------------------------------------------
+
+
+def database(path: Path, state: str) -> str:
+    """Arroyo's database, as far as it is read."""
+    with contextlib.closing(sqlite3.connect(path)) as written:
+        written.executescript(
+            f"""
+            CREATE TABLE pipelines (id INTEGER, pub_id TEXT, name TEXT);
+            CREATE TABLE job_configs (id TEXT, pipeline_id INTEGER, stop TEXT);
+            CREATE TABLE job_statuses (id TEXT, state TEXT, run_id INTEGER);
+            CREATE TABLE checkpoints (job_id TEXT, epoch INTEGER, min_epoch INTEGER, state TEXT);
+            INSERT INTO pipelines VALUES (1, 'pl_b', 'b');
+            INSERT INTO job_configs VALUES ('job_b', 1, 'checkpoint');
+            INSERT INTO job_statuses VALUES ('job_b', 'Stopped', 1);
+            INSERT INTO checkpoints VALUES ('job_b', 1, 0, '{state}');
+            """
+        )
+        written.commit()
+    return str(path)
+
+
+def test_the_command_creates_the_epoch_and_names_what_is_left(tmp_path: Path) -> None:
+    _, job = begun_job()
+    target = open_store(str(tmp_path / "state"))
+    for info in job.store.list():
+        target.put(info.path, job.store.read(info.path))
+    known = database(tmp_path / "state.sqlite", "inprogress")
+    (documented,) = blocks("docs/edit-state.md", "sh")[-1].splitlines()
+    words = documented.replace("SOURCE", "job_a").replace("JOB", "job_b").split()
+    assert words[-2:] == ["--arroyo-db", "/var/lib/arroyo/state.sqlite"]
+    given = [*words[1:-1], known, "--url", target.url]
+    runner = CliRunner()
+    dry = runner.invoke(cli.main, given)
+    assert dry.exit_code == 0, dry.output
+    assert "to do by hand: before the job is started, set the row" in dry.output
+    assert "at epoch 1, which it creates" in dry.output
+    found = json.loads(runner.invoke(cli.main, [*given, "--json"]).stdout)
+    assert (found["plan"]["creates"], found["done"]) == (True, False)
+    done = runner.invoke(cli.main, [*given, "--yes", "--quiet", "0"])
+    assert done.exit_code == 0, done.output
+    assert "to do by hand" in done.output
+    assert epochs(target, job.paths) == [1]
+    undo = ["edit", "undo", "job_b", "--url", target.url, "--arroyo-db", known, "--yes"]
+    assert "the fork of epoch 1 was undone" in runner.invoke(cli.main, undo).output
+    assert epochs(target, job.paths) == []
+    window = [*words[1:-2], "--url", target.url, "--window", "--arroyo-api", "http://localhost:1"]
+    assert runner.invoke(cli.main, window).exit_code == 2
+
+
+def epochs(store: ObjectStore, paths: JobPaths) -> list[int]:
+    return [int(one) for one in ParquetBackend(store, paths).epochs()]

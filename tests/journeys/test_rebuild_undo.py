@@ -1,0 +1,246 @@
+"""The undo of a rebuild: the epoch is as damaged as it was, byte for byte, and nothing is lost that
+a copy of its original metadata would need."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+from click.testing import CliRunner
+
+from arroyo_dagster import cli
+from arroyo_dagster.errors import ConflictError, FormatError, InputError, StorageError
+from arroyo_dagster.state.metadata.backend import ParquetBackend
+from arroyo_dagster.state.model.compaction import CompactionPolicy, CompactionSettings
+from arroyo_dagster.state.model.ids import Epoch, OperatorId, StatePath
+from arroyo_dagster.state.model.job_facts import JobCondition
+from arroyo_dagster.state.model.layout import JobPaths, Layout
+from arroyo_dagster.state.model.surgery.edits import KeyDeletion, SetWatermark
+from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
+from arroyo_dagster.state.operations.compaction.rewrite import RewriteOptions, run_rewrite
+from arroyo_dagster.state.operations.compaction.rewrite_undo import run_undo
+from arroyo_dagster.state.operations.gc.inventory import read_inventory
+from arroyo_dagster.state.operations.surgery.execute import EditOptions, run_edit
+from arroyo_dagster.state.operations.surgery.purge import run_purge
+from arroyo_dagster.state.operations.surgery.rebuild.execute import run_rebuild
+from arroyo_dagster.state.operations.surgery.rebuild.undo import (
+    plan_rebuild_undo,
+    run_rebuild_undo,
+)
+from arroyo_dagster.state.operations.verify.job import verify_job
+from arroyo_dagster.state.planning.gc.reachability import referenced_by
+from arroyo_dagster.state.storage import Crash, FaultInjecting, ObjectStore, open_store
+from arroyo_dagster.state.storage.wrappers import WriteProtected
+from tests.arroyo_jobs import Telling, facts_of, stopped
+from tests.damages import copy_job
+from tests.journeys.test_rebuild import own
+from tests.surgery_jobs import SurgeryJob, surgery_job
+
+NOW = EditOptions(quiet_seconds=0)
+LAYOUTS = pytest.mark.parametrize("layout", list(Layout), ids=[one.value for one in Layout])
+
+
+def damaged_job(layout: Layout) -> SurgeryJob:
+    """One object is missing, and one is damaged."""
+    job = surgery_job(layout, sink_files=2)
+    for path, data in zip(objects(job), (None, b"\xff\xff"), strict=True):
+        job.store.delete_many([path])
+        if data is not None:
+            job.store.put(path, data)
+    return job
+
+
+def objects(job: SurgeryJob) -> list[StatePath]:
+    paths = job.paths
+    if job.generation is not None:
+        return [paths.manifest(job.generation, Epoch(3)), paths.generation_manifest(job.generation)]
+    return [paths.operator_metadata(OperatorId(one), Epoch(3)) for one in ("window_3", "join_4")]
+
+
+def rebuild(job: SurgeryJob, **options: Any) -> None:
+    chosen = replace(NOW, **options)
+    assert run_rebuild(job.store, job.paths, stopped(job.paths), options=chosen).record
+
+
+def undo(store: ObjectStore, paths: JobPaths, directory: JobDirectory | None = None) -> Any:
+    return run_rebuild_undo(store, paths, directory or stopped(paths), NOW)
+
+
+@LAYOUTS
+def test_a_rebuild_is_undone_byte_for_byte(layout: Layout) -> None:
+    job = damaged_job(layout)
+    was = own(job.store, job.paths)
+    assert plan_rebuild_undo(job.store, job.paths, stopped(job.paths)) is None
+    rebuild(job)
+    rebuilt = own(job.store, job.paths)
+    plan = plan_rebuild_undo(WriteProtected(job.store), job.paths, stopped(job.paths))
+    assert plan is not None
+    missing, damaged = objects(job)
+    assert (plan.deleted, plan.restored, plan.epoch) == ((missing,), (damaged,), 3)
+    undone = undo(job.store, job.paths)
+    assert undone == replace(plan, done=True)
+    assert own(job.store, job.paths) == was
+    assert undo(job.store, job.paths) is None
+    rebuild(job)
+    assert own(job.store, job.paths) == rebuilt
+
+
+@LAYOUTS
+def test_verify_names_the_rebuild_and_its_doubts(layout: Layout) -> None:
+    job = damaged_job(layout)
+    rebuild(job)
+    (found,) = verify_job(job.store, job.paths).verdict.findings
+    assert (found.code, found.severity.value) == ("epoch-rebuilt", "note")
+    assert "2 metadata objects of epoch 3" in found.evidence
+    assert "the watermark is that of epoch 2" in found.evidence
+    job.store.put(StatePath(found.object), b"{")
+    (found,) = verify_job(job.store, job.paths).verdict.findings
+    assert (found.code, found.severity.value) == ("rebuild-unreadable", "warning")
+    with pytest.raises(FormatError):
+        undo(job.store, job.paths)
+    with pytest.raises(FormatError):
+        read_inventory(job.store, job.paths)
+
+
+@LAYOUTS
+def test_edits_and_compactions_after_it_are_undone_first(layout: Layout) -> None:
+    job = damaged_job(layout)
+    store, paths = job.store, job.paths
+    was = own(store, paths)
+    rebuild(job)
+    rebuilt = own(store, paths)
+    at = ParquetBackend(store, paths).load().operators[-1].min_watermark_micros
+    assert at is not None
+    run_edit(store, paths, stopped(paths), SetWatermark(at_micros=at + 1_000_000), NOW)
+    settings = CompactionSettings(policy=CompactionPolicy.FULL)
+    run_rewrite(store, paths, stopped(paths), settings, RewriteOptions(quiet_seconds=0))
+    for operation in (None, "watermark"):
+        assert undo(store, paths) is None
+        assert run_undo(store, paths, stopped(paths)).operation == operation
+    left = own(store, paths)
+    assert {path: left[path] for path in rebuilt} == rebuilt
+    assert undo(store, paths).done
+    assert {path: own(store, paths)[path] for path in was} == was
+
+
+@LAYOUTS
+def test_a_rebuild_is_not_undone_once_the_job_has_gone_on(layout: Layout) -> None:
+    job = damaged_job(layout)
+    rebuild(job)
+    running = JobDirectory([Telling(facts_of(job.paths, JobCondition.RUNNING))])
+    with pytest.raises(InputError, match="the job runs"):
+        undo(job.store, job.paths, running)
+    job.start()
+    job.write({})
+    was = own(job.store, job.paths)
+    with pytest.raises(ConflictError, match="the job has continued from it"):
+        undo(job.store, job.paths)
+    assert own(job.store, job.paths) == was
+
+
+def test_a_start_without_an_epoch_yet_is_noticed() -> None:
+    job = damaged_job(Layout.PROTOCOL)
+    rebuild(job)
+    job.start()
+    with pytest.raises(ConflictError, match="the job has continued from it"):
+        undo(job.store, job.paths)
+
+
+@LAYOUTS
+def test_metadata_that_another_process_wrote_is_left_alone(layout: Layout) -> None:
+    job = damaged_job(layout)
+    original = surgery_job(layout, sink_files=2)
+    rebuild(job)
+    path = objects(job)[1]
+    other = original.store.read(path) + (b"\n" if layout is Layout.PROTOCOL else b"\x82\x01\x00")
+    job.store.put(path, other)
+    was = own(job.store, job.paths)
+    with pytest.raises(ConflictError, match="another process changed the metadata"):
+        undo(job.store, job.paths)
+    assert own(job.store, job.paths) == was
+
+
+@LAYOUTS
+@pytest.mark.parametrize("mode", ["before", "after"])
+@pytest.mark.parametrize("crash", [False, True], ids=["fails", "dies"])
+def test_an_undo_interrupted_anywhere_is_completed_by_the_next(
+    layout: Layout, mode: Literal["before", "after"], crash: bool
+) -> None:
+    job = damaged_job(layout)
+    was = own(job.store, job.paths)
+    rebuild(job)
+    counted = FaultInjecting(copy_job(job.store, job.paths))
+    undo(counted, job.paths)
+    assert counted.changes >= 4
+    for at in range(1, counted.changes + 1):
+        store = copy_job(job.store, job.paths)
+        with contextlib.suppress(Crash, StorageError):
+            undo(FaultInjecting(store, fail_at=at, mode=mode, crash=crash), job.paths)
+        store.delete_many([one.path for one in store.list(job.paths.leases)])
+        undo(store, job.paths)
+        assert own(store, job.paths) == was, at
+        assert not list(store.list(job.paths.rebuilds))
+
+
+def test_gc_keeps_what_the_lost_metadata_may_have_listed_until_the_job_goes_on() -> None:
+    """Arroyo has compacted the epoch before: its own list of epoch 3 may name the output."""
+    job = surgery_job(Layout.LEGACY, sink_files=2)
+    store, paths = job.store, job.paths
+    at = paths.operator(OperatorId("window_3"), Epoch(2))
+    output = StatePath(f"{at}/table-t-000-compacted")
+    store.put(output, store.read(StatePath(f"{at}/table-t-000")))
+    store.delete_many([paths.operator_metadata(OperatorId("window_3"), Epoch(3))])
+    rebuild(job)
+    assert output not in ParquetBackend(store, paths).load().paths
+
+    def needed() -> bool:
+        _, roots = read_inventory(store, paths)
+        return output in referenced_by(roots, (*roots.epochs, *roots.attempts))
+
+    assert needed()
+    job.start()
+    job.write({})
+    assert not needed()
+
+
+def test_a_purge_gives_up_the_undo() -> None:
+    job = surgery_job(Layout.PROTOCOL, sink_files=2)
+    store, paths = job.store, job.paths
+    assert job.generation is not None
+    store.delete_many([paths.generation_manifest(job.generation)])
+    rebuild(job)
+    edit = KeyDeletion(values=("k1",))
+    run_edit(store, paths, stopped(paths), edit, NOW)
+    job.start()
+    for _ in range(2):
+        job.write({})
+    assert list(store.list(paths.rebuilds))
+    assert run_purge(store, paths, stopped(paths), edit, NOW).remaining == ()
+    assert not list(store.list(paths.rebuilds))
+
+
+@LAYOUTS
+def test_the_command_undoes_a_rebuild(layout: Layout, tmp_path: Path) -> None:
+    job = damaged_job(layout)
+    was = own(job.store, job.paths)
+    rebuild(job)
+    target = open_store(str(tmp_path))
+    for info in job.store.list():
+        target.put(info.path, job.store.read(info.path))
+    given = ["edit", "undo", "job_x", "--url", str(tmp_path), "--assume", "job_x=stopped"]
+    runner = CliRunner()
+    dry = runner.invoke(cli.main, given)
+    assert dry.exit_code == 0, dry.output
+    missing, damaged = objects(job)
+    assert f"missing again: {missing}" in dry.output
+    assert "the rebuild of epoch 3 would be undone; nothing was changed" in dry.output
+    found = json.loads(runner.invoke(cli.main, [*given, "--json"]).stdout)
+    assert (found["done"], found["deleted"], found["restored"]) == (False, [missing], [damaged])
+    done = runner.invoke(cli.main, [*given, "--yes"])
+    assert done.exit_code == 0, done.output
+    assert f"damaged bytes restored: {damaged}" in done.output
+    assert own(target, job.paths) == was
