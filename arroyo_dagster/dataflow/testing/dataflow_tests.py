@@ -30,6 +30,7 @@ from arroyo_dagster.dataflow.testing.in_process import DataflowTrial
 from arroyo_dagster.dataflow.testing.section import (
     Difference,
     TestOutcome,
+    arguments_of,
     as_text,
     check_expectation,
     check_known,
@@ -47,15 +48,20 @@ _EXPECTATIONS = ("expect", "expect-states", "expect-failed")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataflowTest:
-    """One entry of the section. `rounds`: the given records by topic, one mapping for each run."""
+    """One entry of the section; its members as the grammar has them."""
 
     name: str
-    rounds: tuple[dict[str, list[Any]], ...]
+    records: dict[str, list[Any]] | list[dict[str, list[Any]]] = field(default_factory=dict)
     close_windows: bool = False
     expect: dict[str, list[Any]] = field(default_factory=dict)
     expect_states: dict[str, dict[str, Any]] = field(default_factory=dict)
     expect_failed: dict[str, int] = field(default_factory=dict)
     entry: Node = field(compare=False, repr=False)
+
+    @property
+    def rounds(self) -> list[dict[str, list[Any]]]:
+        """The given records by topic, one mapping for each run."""
+        return self.records or [{}] if isinstance(self.records, list) else [self.records]
 
 
 def read_tests(dataflow: Dataflow) -> list[DataflowTest]:
@@ -77,7 +83,10 @@ def read_tests(dataflow: Dataflow) -> list[DataflowTest]:
         check_known(entry.get("expect-failed"), diagnostics, "service/step", steps)
         check_expectation(entry, diagnostics, _EXPECTATIONS)
 
-    return [_test(entry) for entry in read_entries(dataflow, DATAFLOW_TEST, check)]
+    return [
+        DataflowTest(**arguments_of(entry, DATAFLOW_TEST), entry=entry)
+        for entry in read_entries(dataflow, DATAFLOW_TEST, check)
+    ]
 
 
 def _check_records(node: Node | None, diagnostics: Diagnostics, topics: list[str]) -> None:
@@ -110,20 +119,6 @@ def _step_names(dataflow: Dataflow) -> list[str]:
             *(end.id for end in (*service.sources, *service.sinks) if end.id is not None),
         )
     ]
-
-
-def _test(entry: Node) -> DataflowTest:
-    plain = entry.plain()
-    given = plain.get("records") or {}
-    return DataflowTest(
-        name=plain["name"],
-        rounds=tuple(given) if isinstance(given, list) and given else (given or {},),
-        close_windows=plain.get("close-windows") or False,
-        expect=plain.get("expect") or {},
-        expect_states=plain.get("expect-states") or {},
-        expect_failed=plain.get("expect-failed") or {},
-        entry=entry,
-    )
 
 
 def run_test(test: DataflowTest, fresh: Callable[[], DataflowTrial]) -> TestOutcome:
