@@ -307,7 +307,16 @@ FUNCTION = MappingShape(
 # ---- tests, an extension: only `sdf check` and `sdf test` read them ------------------------------
 
 _ROWS = FieldShape(shape=ByName(ByName(Anything())))
-_RECORDS = ByName(Many(Anything()))
+RECORD = MappingShape(
+    fields={
+        "record": _KEPT,
+        "key": FieldShape(shape=Either((_TEXT, Count(), Flag()))),
+        "timestamp": FieldShape(shape=Either((_TEXT, Count()))),
+    },
+    closed=True,
+)
+"""A record with its key, its time or both; any other value is a record without them."""
+_RECORDS = ByName(Many(Either((CustomShape(RECORD, later=True), Anything()))))
 PACKAGE_TEST = MappingShape(
     fields={
         "name": _FILLED,

@@ -121,7 +121,7 @@ services:
       assign-timestamp: {uses: "m:t"}
 tests:
   - name: every
-    records: {t: []}
+    records: {t: [{record: a, key: k, timestamp: 1}]}
     close-windows: true
     expect: {out: []}
     expect-states: {scalar: {}}
@@ -155,6 +155,7 @@ ROW = "services.a.states.rows.properties.value"
 NOT_READ = {
     (ROW, "optional"): "an official file may have it",
     (ROW, "type-name"): "likewise",
+    ("tests[0].records.t[0]", "record"): "any value is valid",
     ("types.o.properties.b", "converter"): "a run reads it of a topic's value, as kept",
 }
 """Members that no reader asks for, and why."""
