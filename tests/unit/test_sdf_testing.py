@@ -633,7 +633,8 @@ def test_a_json_record_may_have_members_of_the_same_names(tmp_path: Path) -> Non
     file.write_text(
         HEAD
         + """
-types: {o: {type: object, properties: {record: {type: string}, key: {type: string, optional: true}}}}
+types:
+  o: {type: object, properties: {record: {type: string}, key: {type: string, optional: true}}}
 topics: {t: {schema: {value: {type: o}}}, u: {schema: {value: {type: o}}}}
 services:
   s:
