@@ -133,9 +133,10 @@ def _check_keyed(lists: Iterable[Node], diagnostics: Diagnostics) -> None:
                     "E04", f"expected text, an integer or a boolean, found {key.kind}"
                 )
             )
+        if timestamp is None:
+            continue
         try:
-            if timestamp is not None:
-                _time_of(timestamp.value)
+            _time_of(timestamp.value)
         except (ValueError, OverflowError):
             said = (
                 f"timestamp `{timestamp.plain()}`; expected epoch milliseconds, or a date and time "
