@@ -23,8 +23,8 @@ _NEXT = {
     "E28": "return text, an int or a bool as the key",
     "E41": "write a value that fits, or declare a wider type and run with --migrate",
     "E42": "return what the operator expects",
-    "E43": "change the state in update-state of its owner, which a topic can give the record",
-    "E44": "use a name that exists; `sdf check` finds names that are not made at run time",
+    "E43": "change the state in update-state of its owner; write a topic that the owner reads",
+    "E44": "use a name that exists; `sdf check` finds constant names",
     "E46": "use tables and columns that exist; `sdf sql` tries a query",
 }
 """What to do about an error with a number that has no next step of its own."""
