@@ -540,3 +540,111 @@ def test_functions_and_env_come_from_a_bindings_file(tmp_path: Path) -> None:
     bindings.write_text("functions: {by-text: 'sdf_test_keys:by'}\nsinks: {answers: stdout}\n")
     assert run("test", file, "--bindings", bindings).exit_code == 0
     assert run("test", file, "--bind", "by-text=sdf_test_keys:by").exit_code == 0
+
+
+# ---- records with keys and times -----------------------------------------------------------------
+
+CLICKS = EXAMPLES / "clicks" / "dataflow.yaml"
+
+
+@pytest.mark.parametrize("test", dataflow_tests(CLICKS), ids=str)
+def test_the_clicks_of_the_examples(test: OneDataflowTest) -> None:
+    test.check()
+
+
+def clicks(folder: Path, *changes: tuple[str, str]) -> Path:
+    text = CLICKS.read_text()
+    for old, new in changes:
+        assert old in text
+        text = text.replace(old, new)
+    file = folder / "dataflow.yaml"
+    file.write_text(text)
+    return file
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("{ record: bob, key: /home }", "{ record: bob, key: /x }", '"key": "/home", "record"'),
+        ("{ record: bob, key: /home }", "bob", '- {"key": null, "record": "bob"}'),
+        (
+            "{ record: bob, key: /home }",
+            "{ record: bob, key: /home, timestamp: 1 }",
+            '- {"key": "/home", "record": "bob", "timestamp": "1970-01-01T00:00:00.001000+00:00"}',
+        ),
+        ("10:01:00Z", "10:00:59Z", '- "ann 2, bob 1"'),
+        ("key: bob, timestamp: 2026-01-05T10:01:00Z", "key: 5, timestamp: 1", "key 5 of topic"),
+    ],
+)
+def test_keys_and_times_are_compared(tmp_path: Path, old: str, new: str, said: str) -> None:
+    file = clicks(tmp_path, (old, new))
+    result = run("test", file)
+    assert (result.exit_code, said in result.stdout) == (3, True), result.stdout
+
+
+@pytest.mark.parametrize(
+    ("new", "path", "said"),
+    [
+        ("timestamp: 2026-01-05T10:01:00", "timestamp", "a date and time with its zone"),
+        ("timestamp: soon", "timestamp", "`soon`; expected epoch milliseconds"),
+        ("timestamp: 99999999999999999", "timestamp", "expected epoch milliseconds"),
+        ("timestamp: 1, tyme: 2", "tyme", "unknown key"),
+    ],
+)
+def test_a_wrong_record_is_an_error_at_its_line(
+    tmp_path: Path, new: str, path: str, said: str
+) -> None:
+    file = clicks(tmp_path, ("timestamp: 2026-01-05T10:01:00Z", new))
+    with pytest.raises(InvalidDefinition) as raised:
+        dataflow_tests(file)
+    (one,) = raised.value.diagnostics
+    assert (one.path, one.line) == (f"tests[0].records.clicks[3].{path}", line_of(file, new))
+    assert said in one.message
+    listed = clicks(tmp_path, ("record: /about, key: bob", "record: /about, key: [bob]"))
+    with pytest.raises(InvalidDefinition, match=r"clicks\[1\].key: expected text, an integer"):
+        dataflow_tests(listed)
+
+
+def test_keys_have_the_type_of_their_topic(tmp_path: Path) -> None:
+    changes = (
+        (
+            "key: { type: string }, value: { type: string }",
+            "key: { type: u16 }, value: { type: u16 }",
+        ),
+    )
+    flow = DataflowTrial(
+        clicks(
+            tmp_path,
+            *changes,
+            ("tuple[str, str]", "tuple[int, int]"),
+            ("config:\n  converter: raw", ""),
+        ),
+    )
+    flow.send("clicks", 7, key=300, time_ms=5).run()
+    assert [(one.key, one.value, one.time_ms) for one in flow.received_records("visits")] == [
+        (7, 300, 5)
+    ]
+    with pytest.raises(InputError, match="key 70000 of topic `clicks`: 70000 is no u16"):
+        flow.send("clicks", 7, key=70_000)
+
+
+def test_a_json_record_may_have_members_of_the_same_names(tmp_path: Path) -> None:
+    file = tmp_path / "dataflow.yaml"
+    file.write_text(
+        HEAD
+        + """
+types:
+  o: {type: object, properties: {record: {type: string}, key: {type: string, optional: true}}}
+topics: {t: {schema: {value: {type: o}}}, u: {schema: {value: {type: o}}}}
+services:
+  s:
+    sources: [{type: topic, id: t}]
+    sinks: [{type: topic, id: u}]
+tests:
+  - {name: plain, records: {t: [{record: a}]}, expect: {u: [{record: a}]}}
+  - name: inside
+    records: {t: [{record: {record: a, key: b}, key: c}, {record: d}]}
+    expect: {u: [{record: {record: a, key: b}, key: c}, {record: d}]}
+"""
+    )
+    assert run("test", file).stdout.endswith("2 passed, 0 failed\n")

@@ -40,9 +40,16 @@ from arroyo_dagster.errors import NotFoundError
     is_flag=True,
     help="Print a Python function to fill in for each function without a Python body.",
 )
+@click.option("--strict", is_flag=True, help="Exit with 3 also if there is only a warning.")
 @json_option
 def check(
-    files: Sequence[str], legacy: bool, extended: bool, prod: bool, stubs: bool, as_json: bool
+    files: Sequence[str],
+    legacy: bool,
+    extended: bool,
+    prod: bool,
+    stubs: bool,
+    strict: bool,
+    as_json: bool,
 ) -> None:
     """Check definitions of dataflows and packages; print each error with path, line and number.
 
@@ -50,7 +57,7 @@ def check(
     sdf-package.yaml are checked, or a pattern as `flows/*.yaml`.
 
     Exit codes: 0 no error; 1 the check could not be carried out; 2 wrong command line; 3 at least
-    one error.
+    one error, or a warning with --strict.
 
     \b
     Example:
@@ -58,7 +65,7 @@ def check(
     """
     chosen = list(dict.fromkeys(path for text in files for path in _paths(text)))
     documents: list[dict[str, Any]] = []
-    valid = True
+    accepted = True
     for file in chosen:
         try:
             document, packages = load_with_packages(
@@ -67,11 +74,12 @@ def check(
             check_tests(file, document, packages)
             document = check_functions(file, document, packages)
         except InvalidDefinition as error:
-            valid = False
+            accepted = False
             documents.append(_invalid_json(file, error))
             if not as_json:
                 click.echo(str(error))
             continue
+        accepted = accepted and not (strict and document.warnings)
         documents.append(_document_json(file, document))
         if stubs and isinstance(document, Dataflow):
             _print_stubs(document, packages)
@@ -82,7 +90,7 @@ def check(
     elif len(chosen) > 1:
         wrong = sum(not one["valid"] for one in documents)
         click.echo(f"{len(chosen)} files, {wrong} with errors", err=stubs)
-    if not valid:
+    if not accepted:
         click.get_current_context().exit(EXIT_FINDINGS)
 
 

@@ -139,8 +139,7 @@ class InvalidDefinition(DefinitionError):
         first = self.diagnostics[0]
         count = f"{len(self.diagnostics)} error{('s' if len(self.diagnostics) > 1 else '')}"
         super().__init__(
-            f"the {what} failed validation: {count}\n{render(self.diagnostics)}"
-            + (f"\n  warnings\n{_lines(self.warnings)}" if self.warnings else ""),
+            f"the {what} failed validation: {count}\n{render(self.diagnostics, self.warnings)}",
             next_step="correct the YAML at the named lines",
             file=file,
             path=first.path,
@@ -185,24 +184,17 @@ _OBJECTS = {
 }
 
 
-def render(diagnostics: Sequence[Diagnostic]) -> str:
-    """Format errors as an indented tree: the kind and name of each object, then its errors."""
-    lines: list[str] = []
-    for heading, members in _by_object(diagnostics).items():
-        lines.append(f"  {heading}")
-        lines.append(_lines(members))
-    return "\n".join(lines)
+def render(diagnostics: Sequence[Diagnostic], warnings: Sequence[Diagnostic] = ()) -> str:
+    """Format errors as an indented tree: the kind and name of each object, then its errors.
 
-
-def _lines(diagnostics: Sequence[Diagnostic]) -> str:
-    return "\n".join(f"    {one.number} {one.place}{one.message}" for one in diagnostics)
-
-
-def _by_object(diagnostics: Sequence[Diagnostic]) -> dict[str, list[Diagnostic]]:
-    found: dict[str, list[Diagnostic]] = {}
-    for one in diagnostics:
-        found.setdefault(_heading(one.path), []).append(one)
-    return found
+    Warnings, which may explain errors, are between them in the order of the text.
+    """
+    found: dict[str, list[str]] = {}
+    lines = [(one, "") for one in diagnostics] + [(one, "warning ") for one in warnings]
+    for one, severity in sorted(lines):
+        line = f"    {severity}{one.number} {one.place}{one.message}"
+        found.setdefault(_heading(one.path), []).append(line)
+    return "\n".join(f"  {heading}\n" + "\n".join(of) for heading, of in found.items())
 
 
 def _heading(path: str) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from arroyo_dagster.dataflow.definition.durations import DURATION_PATTERN
 from arroyo_dagster.dataflow.definition.shapes import (
     Anything,
+    Both,
     ByName,
     Count,
     CustomShape,
@@ -55,6 +56,10 @@ def _member(shape: Shape) -> FieldShape:
     return FieldShape(shape=shape, required=True)
 
 
+def _misplaced_ttl(belongs: str) -> FieldShape:
+    return FieldShape(shape=Anything(), number="E18", misplaced=belongs)
+
+
 # ---- types and states: their readers check them and report their own error numbers ---------------
 
 COLUMN = MappingShape(
@@ -64,7 +69,12 @@ COLUMN = MappingShape(
     }
 )
 COLUMN_NAME = r"^(?!_key$|_updated_at$|_window)(?=[\s\S]*\S)"
-ROW = _typed(properties=_member(ByName(COLUMN, names=COLUMN_NAME)), ttl=FieldShape(shape=_DURATION))
+_NESTED = {"type-name": _OPTIONAL, "optional": FieldShape(shape=Flag())}
+ROW = _typed(
+    properties=_member(ByName(COLUMN, names=COLUMN_NAME)),
+    ttl=FieldShape(shape=_DURATION),
+    **_NESTED,
+)
 PRIMITIVE = _typed(
     ttl=FieldShape(shape=_DURATION),
     properties=_member(
@@ -81,7 +91,6 @@ PRIMITIVE = _typed(
             }
         )
     ),
-    convert=_OPTIONAL,
 )
 NOT_KEYS = tuple(sorted((BUILT_IN - {"timestamp"}) - set(KEY_TYPES)))
 KEY = MappingShape(fields={"type": FieldShape(shape=Text(never=NOT_KEYS), required=True)})
@@ -91,22 +100,37 @@ PLAIN = MappingShape(
             shape=Text(never=(*UNSUPPORTED_VALUES, "keyed-state", "timestamp")), required=True
         ),
         "convert": _OPTIONAL,
-    }
+        "ttl": _misplaced_ttl("only an arrow-row or a primitive value takes one"),
+    },
+    open=True,
 )
-_SCALAR_VALUE = _typed(ttl=FieldShape(shape=_DURATION))
+_SCALAR_VALUE = _typed(ttl=FieldShape(shape=_DURATION), convert=_OPTIONAL)
 VALUE = Variants(
     by_type={
         "arrow-row": ROW,
-        "primitive": PRIMITIVE,
+        "primitive": MappingShape(fields={**PRIMITIVE.fields, "convert": _OPTIONAL}),
         **dict.fromkeys(SCALARS, _SCALAR_VALUE),
     },
     otherwise=PLAIN,
 )
 KEYED = _typed(
-    properties=_member(MappingShape(fields={"key": _member(KEY), "value": _member(VALUE)})),
+    properties=_member(
+        MappingShape(
+            fields={
+                "key": _member(KEY),
+                "value": _member(VALUE),
+                "ttl": _misplaced_ttl("it belongs into `value`, beside its `properties`"),
+            }
+        )
+    ),
+    ttl=_misplaced_ttl("it belongs into `properties.value`, beside its `properties`"),
 )
 REFERENCE = MappingShape(
-    fields={"from": _member(Text(pattern=r"^[^.]+\.[^.]+$")), "name": _OPTIONAL}
+    fields={
+        "from": _member(Text(pattern=r"^[^.]+\.[^.]+$")),
+        "name": _OPTIONAL,
+        "ttl": _misplaced_ttl("a reference has that of its owner"),
+    }
 )
 SYSTEM = MappingShape(fields={"system": _FILLED, "name": _OPTIONAL})
 _NO_STATE = tuple(sorted(BUILT_IN - {"keyed-state", "timestamp"}))
@@ -114,51 +138,59 @@ WAS = FieldShape(shape=Either((_TEXT, Many(_TEXT))))
 NAMED_STATE = MappingShape(
     fields={
         "type": FieldShape(shape=Text(never=_NO_STATE), required=True),
+        "properties": _KEPT,
         "name": _OPTIONAL,
         "was": WAS,
     }
 )
-STATE = MappingShape(fields={**KEYED.fields, "was": WAS})
+STATE = MappingShape(fields={**KEYED.fields, "name": _OPTIONAL, "was": WAS})
 TYPED = Variants(by_type={"keyed-state": STATE, "key-value": STATE}, otherwise=NAMED_STATE)
 
 _RENAME = FieldShape(shape=MappingShape(fields={"rename": _OPTIONAL}))
-_NESTED = {"type-name": _OPTIONAL, "optional": FieldShape(shape=Flag())}
 MEMBER_FIELDS = {**_NESTED, "serialize": _RENAME, "deserialize": _RENAME, "converter": _OPTIONAL}
 _INNER = _member(Named("type"))
 OBJECT = _typed(properties=_member(ByName(Named("type"))))
-ENUM = _typed(
-    oneOf=_member(ByName(Named("type"))),
-    tagging=FieldShape(shape=Text(choices=("externally-tagged", "untagged"))),
-)
-LIST = _typed(items=_INNER)
+TAGGING = Text(choices=("externally-tagged", "untagged"))
+ENUM = _typed(oneOf=_member(ByName(Named("type"))), tagging=FieldShape(shape=TAGGING))
+LIST = _typed(items=FieldShape(shape=Named("type"), required=True, also="item"))
 OPTION = _typed(value=_INNER)
 KEY_VALUE = _typed(properties=_member(MappingShape(fields={"key": _INNER, "value": _INNER})))
-COMPOSITE_SHAPES = {
+_TYPES = {
     "object": OBJECT,
     "enum": ENUM,
     "list": LIST,
     "option": OPTION,
     "key-value": KEY_VALUE,
+    "keyed-state": KEYED,
+    "arrow-row": ROW,
+    "primitive": PRIMITIVE,
 }
-_ANY_TYPE = MappingShape(
-    fields={"type": FieldShape(shape=Text(nullable=True), required=True)}, open=True
-)
 TYPE = Variants(
-    by_type={**COMPOSITE_SHAPES, "keyed-state": KEYED, "arrow-row": ROW, "primitive": PRIMITIVE},
-    otherwise=_ANY_TYPE,
+    by_type={
+        name: MappingShape(fields={**shape.fields, **MEMBER_FIELDS})
+        for name, shape in _TYPES.items()
+    },
+    otherwise=MappingShape(
+        fields={
+            "type": FieldShape(shape=Text(nullable=True), required=True),
+            **MEMBER_FIELDS,
+        },
+        open=True,
+    ),
 )
 
 # ---- steps, partitions, windows ------------------------------------------------------------------
 
-PARAMETER = MappingShape(
-    fields={
-        "name": _OPTIONAL,
-        "type": _TYPE,
-        "kind": FieldShape(shape=Text(choices=("key", "value"))),
-        "optional": FieldShape(shape=Flag()),
-        "list": FieldShape(shape=Flag()),
-    },
-    open=True,
+PARAMETER = Both(
+    (
+        _typed(
+            name=_OPTIONAL,
+            kind=FieldShape(shape=Text(choices=("key", "value"))),
+            optional=FieldShape(shape=Flag()),
+            list=FieldShape(shape=Flag()),
+        ),
+        Named("type"),
+    )
 )
 _STEP_FIELDS = {
     "run": _OPTIONAL,
@@ -275,7 +307,16 @@ FUNCTION = MappingShape(
 # ---- tests, an extension: only `sdf check` and `sdf test` read them ------------------------------
 
 _ROWS = FieldShape(shape=ByName(ByName(Anything())))
-_RECORDS = ByName(Many(Anything()))
+RECORD = MappingShape(
+    fields={
+        "record": _KEPT,
+        "key": FieldShape(shape=Either((_TEXT, Count(), Flag()))),
+        "timestamp": FieldShape(shape=Either((_TEXT, Count()))),
+    },
+    closed=True,
+)
+"""A record with its key, its time or both; any other value is a record without them."""
+_RECORDS = ByName(Many(Either((CustomShape(RECORD, later=True), Anything()))))
 PACKAGE_TEST = MappingShape(
     fields={
         "name": _FILLED,
@@ -322,14 +363,14 @@ DATAFLOW = _root(
     services=FieldShape(shape=ByName(SERVICE), required=True),
     topics=FieldShape(shape=ByName(TOPIC)),
     **dict.fromkeys(KEPT_BY_DATAFLOWS, _KEPT)
-    | {"tests": FieldShape(shape=CustomShape(Many(DATAFLOW_TEST)))},
+    | {"tests": FieldShape(shape=CustomShape(Many(DATAFLOW_TEST), later=True))},
 )
 PACKAGE = _root(
     PACKAGE_VERSIONS,
     states=FieldShape(shape=CustomShape(ByName(TYPED))),
     functions=FieldShape(shape=ByName(FUNCTION)),
     **dict.fromkeys(KEPT_BY_PACKAGES, _KEPT)
-    | {"tests": FieldShape(shape=CustomShape(Many(PACKAGE_TEST)))},
+    | {"tests": FieldShape(shape=CustomShape(Many(PACKAGE_TEST), later=True))},
 )
 
 GRAMMAR: dict[str, Shape] = {

@@ -11,6 +11,7 @@ from typing import Any
 
 from arroyo_dagster.dataflow.definition import grammar
 from arroyo_dagster.dataflow.definition.shapes import (
+    Both,
     ByName,
     Count,
     CustomShape,
@@ -73,6 +74,8 @@ def _of(shape: Shape) -> dict[str, Any]:
         return _record(shape)
     if isinstance(shape, Variants):
         return _variants(shape)
+    if isinstance(shape, Both):
+        return {"allOf": [_of(one) for one in shape.shapes]}
     return {"anyOf": [_of(one) for one in shape.shapes]} if isinstance(shape, Either) else {}
 
 
@@ -91,7 +94,8 @@ def _record(shape: MappingShape) -> dict[str, Any]:
     properties: dict[str, Any] = {}
     required: list[str] = []
     either: list[dict[str, Any]] = []
-    for name, one in shape.fields.items():
+    belonging = {name: one for name, one in shape.fields.items() if not one.misplaced}
+    for name, one in belonging.items():
         inner = _of(one.shape)
         properties[name] = inner if one.required else _or_null(inner)
         if one.also is not None:

@@ -120,21 +120,20 @@ class _DefinitionReader:
                 )
             raise InvalidDefinition("document", self._mistakes.found)
         self._is_dataflow = "services" in root.members or not root.members.keys() & _OF_PACKAGES
-        self._root = modernised(root) if legacy else root
         self._legacy, self._extended, self._packages = legacy, extended, packages
         self._version = text_of(root, "apiVersion") or ""
         supported = grammar.DATAFLOW_VERSIONS if self._is_dataflow else grammar.PACKAGE_VERSIONS
         self._lenient = only_states or (legacy and self._version not in supported)
         self._documents = only_states
-        shapes = Conformity({**grammar.GRAMMAR}, self._mistakes)
-        self._shapes = shapes
-        self._types = TypeReader(self._mistakes, shapes, documents=only_states)
+        self._shapes = Conformity(grammar.GRAMMAR, self._mistakes)
+        self._shape = grammar.DATAFLOW if self._is_dataflow else grammar.PACKAGE
+        self._root = self._shapes.bound(modernised(root) if legacy else root, self._shape)
+        self._types = TypeReader(self._mistakes, self._shapes, documents=only_states)
 
     def document(self) -> Dataflow | Package:
         with self._mistakes.softened(self._lenient):
             self._check_head()
-            shape = grammar.DATAFLOW if self._is_dataflow else grammar.PACKAGE
-            self._shapes.check(self._root, shape)
+            self._shapes.check(self._root, self._shape)
         document = self._dataflow() if self._is_dataflow else self._package()
         self._mistakes.raise_if_any("dataflow" if self._is_dataflow else "package")
         return replace(document, warnings=self._mistakes.warnings)
@@ -142,7 +141,7 @@ class _DefinitionReader:
     # ---- head ------------------------------------------------------------------------------------
 
     def _check_head(self) -> None:
-        root, version = self._root, self._root.members.get("apiVersion")
+        root, version = self._root, self._root.given("apiVersion")
         supported = grammar.DATAFLOW_VERSIONS if self._is_dataflow else grammar.PACKAGE_VERSIONS
         if version is None or version.value not in supported:
             found = "is missing" if version is None else f"`{version.plain()}` is not supported"
@@ -150,7 +149,7 @@ class _DefinitionReader:
             if self._version in grammar.LEGACY_VERSIONS:
                 message += ". Upgrade to 0.5.0, or read it as it is with --legacy (legacy=True)"
             self._mistakes.add(root.diagnostic_at("E01", message, key="apiVersion"))
-        if self._is_dataflow and self._version == "0.5.0" and "schedule" in root.members:
+        if self._is_dataflow and self._version == "0.5.0" and root.given("schedule"):
             message = "`schedule` needs apiVersion 0.6.0, found 0.5.0"
             self._mistakes.add(root.diagnostic_at("E02", message, key="schedule"))
         meta = root.get("meta")

@@ -5,17 +5,14 @@ Source: sdf-states.md 2.2 (L6, L8, L9), 2.4, 2.8; errors E12, E18 to E20.
 
 from __future__ import annotations
 
-from arroyo_dagster.dataflow.definition import grammar
 from arroyo_dagster.dataflow.definition.diagnostics import Diagnostics
 from arroyo_dagster.dataflow.definition.durations import ACCEPTED, parse_duration_ms
 from arroyo_dagster.dataflow.definition.names import column_attribute, mangled
-from arroyo_dagster.dataflow.definition.shapes import Conformity, MappingShape, text_of
+from arroyo_dagster.dataflow.definition.shapes import Conformity, text_of
 from arroyo_dagster.dataflow.definition.types import COLUMN_TYPES, Column, RowType
 from arroyo_dagster.dataflow.definition.yaml_tree import Node
 
 RESERVED_COLUMNS = ("_key", "_updated_at")
-
-_KNOWN = MappingShape(fields={**grammar.ROW.fields, **grammar.MEMBER_FIELDS})
 
 
 class RowReader:
@@ -39,7 +36,6 @@ class RowReader:
 
     def read(self, node: Node) -> RowType | None:
         """Read an arrow-row: its columns, sorted by name, and its TTL."""
-        self._shapes.unknown_keys(node, _KNOWN)
         ttl_ms = self.ttl(node)
         holder = self._required(node)
         if holder is None:
@@ -53,13 +49,13 @@ class RowReader:
         return RowType(columns=tuple(sorted(complete, key=lambda c: c.name)), ttl_ms=ttl_ms)
 
     def _misplaced_ttl_column(self, holder: Node) -> None:
-        ttl = holder.get("ttl")
+        ttl = holder.get("ttl")  # the name of a column, perhaps
         if ttl is not None and not isinstance(ttl.value, dict):
             self._wrong(ttl, "E18", f"ttl `{ttl.plain()}` is misplaced: put it beside `properties`")
 
     def ttl(self, node: Node) -> int | None:
         """Read the TTL of a value in milliseconds; None = there is none, or it is wrong."""
-        ttl = node.members.get("ttl")
+        ttl = node.given("ttl")
         if ttl is None:
             return None
         milliseconds = None if ttl.text is None else parse_duration_ms(ttl.text)
@@ -79,7 +75,6 @@ class RowReader:
                 return None  # already reported as misplaced
             self._wrong(node, "E19", _column_error(name, node))
             return None
-        self._shapes.unknown_keys(node, grammar.COLUMN)
         if problem is not None:
             return None
         return Column(

@@ -23,7 +23,7 @@ from arroyo_dagster.dataflow.definition.definition import (
 from arroyo_dagster.dataflow.definition.diagnostics import Diagnostics
 from arroyo_dagster.dataflow.definition.durations import ACCEPTED, parse_duration_ms
 from arroyo_dagster.dataflow.definition.reading_types import TypeReader
-from arroyo_dagster.dataflow.definition.shapes import pick, text_of
+from arroyo_dagster.dataflow.definition.shapes import text_of
 from arroyo_dagster.dataflow.definition.types import same_name
 from arroyo_dagster.dataflow.definition.windows import MOST_WINDOWS, WindowDef, WindowKind
 from arroyo_dagster.dataflow.definition.yaml_tree import Node
@@ -170,7 +170,7 @@ class ServiceReader:
 
     def _endpoint(self, node: Node) -> Endpoint:
         kind = text_of(node, "type") or ""
-        if kind != "no-target" and "id" not in node.members:
+        if kind != "no-target" and node.given("id") is None:
             self._mistakes.add(node.diagnostic_at("E04", "missing `id`", key="id"))
         return Endpoint(
             kind=kind,
@@ -182,10 +182,10 @@ class ServiceReader:
     def _partition(self, node: Node | None) -> PartitionDef | None:
         if node is None:
             return None
-        assign_key = self._steps.step(pick(node, "assign-key"), "assign-key")
+        assign_key = self._steps.step(node.get("assign-key"), "assign-key")
         transforms = self._steps.listed(node)
-        update = self._steps.step(pick(node, "update-state"), "update-state")
-        if not node.get("transforms") and not pick(node, "update-state"):
+        update = self._steps.step(node.get("update-state"), "update-state")
+        if not node.get("transforms") and not node.get("update-state"):
             message = "a partition without `transforms` or `update-state` does nothing"
             self._mistakes.warn(node.diagnostic_at("2.4", message))
         if assign_key is None:
@@ -194,7 +194,7 @@ class ServiceReader:
 
     def _windowed(self, node: Node) -> WindowedDef | None:
         window = self.window(node)
-        timestamp = self._steps.step(pick(node, "assign-timestamp"), "assign-timestamp")
+        timestamp = self._steps.step(node.get("assign-timestamp"), "assign-timestamp")
         transforms = self._steps.listed(node)
         partition = self._partition(node.get("partition"))
         flush = self._steps.step(node.get("flush"), "flush")
@@ -252,7 +252,7 @@ class ServiceReader:
             )
 
     def _time(self, node: Node | None, key: str, *, zero: bool = False) -> int | None:
-        found = None if node is None else pick(node, key)
+        found = None if node is None else node.get(key)
         if found is None or found.text is None:
             return None
         milliseconds = parse_duration_ms(found.text)

@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from arroyo_dagster.dataflow.definition import grammar
 from arroyo_dagster.dataflow.definition.definition import StateDef, StateForm, StateRef, ValueKind
 from arroyo_dagster.dataflow.definition.diagnostics import Diagnostics
 from arroyo_dagster.dataflow.definition.linking import Linking, States
 from arroyo_dagster.dataflow.definition.names import engine_table_error, mangled, state_accessor
 from arroyo_dagster.dataflow.definition.reading_types import TypeReader, unsupported_value
 from arroyo_dagster.dataflow.definition.scope import Scope
+from arroyo_dagster.dataflow.definition.shapes import text_of
 from arroyo_dagster.dataflow.definition.types import (
     KEY_TYPES,
     CompositeType,
@@ -185,21 +185,18 @@ class StateReader:
         )
 
     def _reference(self, block: Block, name: str, node: Node) -> StateDef | None:
-        text = node.members["from"].text or ""
+        text = text_of(node, "from") or ""
         problem = _reference_error(text)
         if problem is not None:
             said = f"state `{name}` comes from `{text}`: {problem}; expected `<service>.<state>`"
             self._mistakes.add(node.diagnostic_at("E15", said, key="from"))
             return None
-        if "ttl" in node.members:
-            message = "ttl is misplaced: a reference has that of its owner"
-            self._mistakes.add(node.diagnostic_at("E18", message, key="ttl"))
         service, _, state = text.partition(".")
         base = self._base(block, name, node, StateForm.REFERENCE)
         return replace(base, ref=StateRef(service, state))
 
     def _system(self, block: Block, name: str, node: Node) -> StateDef | None:
-        named = node.members["system"].text or ""
+        named = text_of(node, "system") or ""
         if not named.strip():
             self._mistakes.add(node.diagnostic_at("E17", "`system` cannot be empty", key="system"))
             return None
@@ -212,7 +209,7 @@ class StateReader:
         word = node.get("type")
         kind = "_" if word is None or not word.text else word.text
         if kind in ("keyed-state", "key-value"):
-            return self._of_halves(base, node, *self._types.halves(node, grammar.STATE))
+            return self._of_halves(base, node, *self._types.halves(node))
         named = self._scope.resolve(NamedType(kind))
         if named.problem is None and named.type is None:
             return replace(base, declared=NamedType(kind))
@@ -246,14 +243,14 @@ class StateReader:
     ) -> StateDef | None:
         """Return the state with a key and a value type; each is checked if the other fails too."""
         holder = node.get("properties")
-        key_node = (holder and holder.get("key")) or node
-        value_node = (holder and holder.get("value")) or node
-        with_key = None if key is None else self._with_key(base, key, key_node)
-        done = None if value is None else self._with_value(with_key or base, value, value_node)
+        key_node, value_node = holder and holder.get("key"), holder and holder.get("value")
+        with_key = None if key is None else self._with_key(base, key, key_node or node)
+        whole = with_key or base
+        done = None if value is None else self._with_value(whole, value, value_node or node)
         if key is None or value is None or with_key is None or done is None:
             return None
         convert = None
-        if done.scalar_type is not None:
+        if done.scalar_type is not None and value_node is not None:
             convert = self._types.shapes.optional_text(value_node, "convert")
         return replace(
             done, declared=base.declared or KeyedType(key=key, value=value), convert=convert

@@ -9,16 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from arroyo_dagster.dataflow.definition import grammar
 from arroyo_dagster.dataflow.definition.diagnostics import Diagnostics
+from arroyo_dagster.dataflow.definition.grammar import TAGGING
 from arroyo_dagster.dataflow.definition.reading_rows import RowReader
-from arroyo_dagster.dataflow.definition.shapes import (
-    Anything,
-    Conformity,
-    FieldShape,
-    MappingShape,
-    text_of,
-)
+from arroyo_dagster.dataflow.definition.shapes import Conformity, Flag, Named, text_of
 from arroyo_dagster.dataflow.definition.types import (
     BUILT_IN,
     COLUMN_TYPES,
@@ -62,11 +56,11 @@ class TypeReader:
 
     def read(self, node: Node) -> TypeDef | None:
         """Read a type: a mapping with `type`."""
-        if "type" not in node.members:
+        named = node.given("type")
+        if named is None:
             message = "missing `type`" if isinstance(node.value, dict) else f"found {node.kind}"
             self.wrong(node, "E04", f"expected a mapping with `type`: {message}")
             return None
-        named = node.members["type"]
         if named.value is None:
             return PlainType.NULL
         if named.text is None:
@@ -107,18 +101,13 @@ class TypeReader:
     # ---- composites ------------------------------------------------------------------------------
 
     def _composite(self, node: Node, kind: str, members: list[Member | None]) -> TypeDef | None:
-        shape = grammar.COMPOSITE_SHAPES[kind]
-        known = MappingShape(
-            fields={**shape.fields, **grammar.MEMBER_FIELDS}, open="kind" in node.members
-        )
-        self.shapes.unknown_keys(node, known)
         complete = tuple(member for member in members if member is not None)
         if len(complete) < len(members):
             return None
         return CompositeType(
             kind=kind,
             members=complete,
-            untagged=text_of(node, "tagging") == "untagged",
+            untagged=kind == "enum" and text_of(node, "tagging") == "untagged",
             type_name=text_of(node, "type-name"),
         )
 
@@ -135,8 +124,8 @@ class TypeReader:
         if declared is None:
             return None
         optional = node.get("optional")
-        if optional is not None and not isinstance(optional.value, bool):
-            self.wrong(optional, "E04", f"expected true or false, found {optional.kind}")
+        if optional is not None:
+            self.shapes.check(optional, Flag())
         return Member(
             name=name,
             type=declared,
@@ -152,8 +141,8 @@ class TypeReader:
 
     def _enum(self, node: Node) -> TypeDef | None:
         tagging = node.get("tagging")
-        if tagging is not None and tagging.value not in ("externally-tagged", "untagged"):
-            self.wrong(tagging, "E04", "expected one of externally-tagged, untagged")
+        if tagging is not None:
+            self.shapes.check(tagging, TAGGING)
         return self._composite(node, "enum", self._named_members(node, "enum", "oneOf"))
 
     def _inner(self, node: Node, kind: str, key: str) -> TypeDef | None:
@@ -180,20 +169,11 @@ class TypeReader:
         key, value = self.halves(node)
         return None if key is None or value is None else KeyedType(key=key, value=value)
 
-    def halves(
-        self, node: Node, shape: MappingShape = grammar.KEYED
-    ) -> tuple[TypeDef | None, TypeDef | None]:
-        """Read the key type and the value type of a keyed-state, each None if it has an error.
-
-        Args:
-            shape: the keys that its mapping may have.
-        """
-        self.shapes.unknown_keys(node, _with_ttl(shape, "name"))
-        self._misplaced_ttl(node, "it belongs into `properties.value`, beside its `properties`")
+    def halves(self, node: Node) -> tuple[TypeDef | None, TypeDef | None]:
+        """Read the key type and the value type of a keyed-state, each None if it has an error."""
         holder = self._required(node, "properties")
         if holder is None:
             return None, None
-        self._misplaced_ttl(holder, "it belongs into `value`, beside its `properties`")
         key, value = self._required(holder, "key"), self._required(holder, "value")
         key_type = None if key is None else self._key(key)
         return key_type, None if value is None else self.value(value)
@@ -206,11 +186,6 @@ class TypeReader:
             self.wrong(found, "E04", f"expected a mapping, found {found.kind}")
             return None
         return found
-
-    def _misplaced_ttl(self, node: Node, belongs: str) -> None:
-        if "ttl" in node.members:
-            text = node.members["ttl"].plain()
-            self.wrong(node, "E18", f"ttl `{text}` is misplaced: {belongs}", key="ttl")
 
     def _type_name(self, node: Node, number: str, what: str) -> str | None:
         named = node.get("type")
@@ -242,20 +217,18 @@ class TypeReader:
             return self._rows.read(node)
         if word == "primitive":
             return self._primitive(node)
-        if word in SCALARS and "ttl" in node.members:
+        if word in SCALARS and node.given("ttl"):
             return PrimitiveType(type=SCALARS[word], ttl_ms=self._rows.ttl(node))
-        self._misplaced_ttl(node, "only an arrow-row or a primitive value takes one")
         if word is None:
             return None
         if self._documents and word in COMPOSITES:
-            return self.read(node)
+            return self.read(self.shapes.bound(node, Named("type")))
         if word in UNSUPPORTED_VALUES or word in ("keyed-state", "timestamp"):
             self.wrong(node, "E13", unsupported_value(word), key="type")
             return None
         return SCALARS.get(word) or NamedType(word)
 
     def _primitive(self, node: Node) -> TypeDef | None:
-        self.shapes.unknown_keys(node, grammar.PRIMITIVE)
         holder = self._required(node, "properties")
         inner = None if holder is None else holder.get("value")
         if inner is None:
@@ -270,14 +243,6 @@ class TypeReader:
         if declared is ScalarType.U32 and ttl_ms is None:
             return declared
         return PrimitiveType(type=declared, ttl_ms=ttl_ms)
-
-
-def _with_ttl(shape: MappingShape, *more: str) -> MappingShape:
-    """Return the shape with more keys, which their readers check."""
-    return MappingShape(fields={**shape.fields, **dict.fromkeys(("ttl", *more), _ANY)})
-
-
-_ANY = FieldShape(shape=Anything())
 
 
 def unsupported_value(word: str) -> str:

@@ -1,15 +1,15 @@
 """Shapes of YAML values, and the check that a document has them.
 
-`grammar` describes SDF's documents by these shapes. Both the check here and the JSON Schema for
-editors are derived from it.
+`grammar` describes SDF's documents by these shapes. The check here, the members that readers may
+ask for, and the JSON Schema for editors are derived from it.
 
 Source: sdf-states.md 2.2 (L3), 9 (E04).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from arroyo_dagster.dataflow.definition.diagnostics import Diagnostics
@@ -67,13 +67,16 @@ class FieldShape:
 
     Attributes:
         also: another spelling of the key.
-        number: the error number if it is required and missing, or does not have its shape.
+        number: the error number if it is required and missing, does not have its shape, or is
+            misplaced.
+        misplaced: where the key belongs, which is an error here; empty = it belongs here.
     """
 
     shape: Shape
     required: bool = False
     also: str | None = None
     number: str = "E04"
+    misplaced: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,6 +115,13 @@ class Either:
 
 
 @dataclass(frozen=True, slots=True)
+class Both:
+    """All of several shapes: a mapping has the members of each."""
+
+    shapes: tuple[Shape, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Named:
     """A reference to a shape by its name in the grammar, so that shapes can be recursive."""
 
@@ -120,29 +130,91 @@ class Named:
 
 @dataclass(frozen=True, slots=True)
 class CustomShape:
-    """A shape that its own reader checks, with its own error numbers."""
+    """A shape that its own reader checks, with its own error numbers.
+
+    `later`: whether this reader also reports unknown members, since others do not read it.
+    """
 
     shape: Shape
+    later: bool = False
 
 
 Shape: TypeAlias = (
-    "Text | Flag | Count | Anything | Many | ByName | MappingShape | Variants | Either | Named"
-    " | CustomShape"
+    "Text | Flag | Count | Anything | Many | ByName | MappingShape | Variants | Either | Both"
+    " | Named | CustomShape"
 )
 
 
 @dataclass(slots=True)
 class Conformity:
-    """Checks nodes against shapes."""
+    """Checks nodes against shapes, and tells them their members."""
 
     grammar: Mapping[str, Shape]
     diagnostics: Diagnostics
-    _warned: set[str] = field(default_factory=set)
+
+    def bound(self, node: Node, shape: Shape) -> Node:
+        """Return the node, and all below it, with the members that the grammar has for them.
+
+        Unknown and misplaced members are reported.
+        """
+        shapes = tuple(self._alternatives(node, shape))
+        if isinstance(node.value, tuple):
+            of = next((one.of for one in shapes if isinstance(one, Many)), Anything())
+            return replace(node, value=tuple(self.bound(one, of) for one in node.value))
+        names = next((one for one in shapes if isinstance(one, ByName)), None)
+        tables = [one for one in shapes if isinstance(one, MappingShape)]
+        if not isinstance(node.value, dict) or not (names or tables):
+            return node
+        if names is not None:
+            members = {key: self.bound(one, names.of) for key, one in node.value.items()}
+            return replace(node, value=members)
+        return self._with_members(node, tables)
+
+    def _alternatives(self, node: Node, shape: Shape) -> Iterator[Shape]:
+        if isinstance(shape, Named):
+            yield from self._alternatives(node, self.grammar[shape.name])
+        elif isinstance(shape, CustomShape) and not shape.later:
+            yield from self._alternatives(node, shape.shape)
+        elif isinstance(shape, Variants):
+            yield shape.by_type.get(text_of(node, "type") or "", shape.otherwise)
+        elif isinstance(shape, Either | Both):
+            for one in shape.shapes:
+                yield from self._alternatives(node, one)
+        else:
+            yield shape
+
+    def _with_members(self, node: Node, tables: list[MappingShape]) -> Node:
+        fields = {name: one for table in reversed(tables) for name, one in table.fields.items()}
+        spellings = {
+            name: (name,) if one.also is None else (name, one.also) for name, one in fields.items()
+        }
+        known = {key: fields[name] for name, keys in spellings.items() for key in keys}
+        members = dict(node.members)
+        for key, member in node.members.items():
+            if key not in known:
+                self._unknown(node, key, tables, known)
+            elif known[key].misplaced:
+                said = f"{key} `{member.plain()}` is misplaced: {known[key].misplaced}"
+                self.diagnostics.add(node.diagnostic_at(known[key].number, said, key=key))
+            else:
+                members[key] = self.bound(member, known[key].shape)
+        return replace(node, value=members, spellings=spellings)
+
+    def _unknown(
+        self, node: Node, key: str, tables: list[MappingShape], known: Mapping[str, FieldShape]
+    ) -> None:
+        near = did_you_mean(key, known.keys() - node.members.keys())
+        if any(table.closed for table in tables):
+            said = f"unknown key; expected one of {', '.join(sorted(known))}{near}"
+            self.diagnostics.add(node.diagnostic_at("E04", said, key=key))
+        elif not any(table.open for table in tables):
+            self.diagnostics.warn(node.diagnostic_at("L3", f"unknown key, ignored{near}", key=key))
 
     def check(self, node: Node, shape: Shape, number: str = "E04") -> None:
         """Report everything in `node` that does not have the shape.
 
-        The readers check `Variants`, `Either` and `CustomShape`; this method skips them.
+        The readers check `Variants`, `Either` and `CustomShape`; this method skips them. `bound`
+        reports unknown members.
         """
         if isinstance(shape, Named):
             shape = self.grammar[shape.name]
@@ -158,6 +230,9 @@ class Conformity:
             self._by_name(node, shape, number)
         elif isinstance(shape, MappingShape):
             self._record(node, shape, number)
+        elif isinstance(shape, Both):
+            for one in shape.shapes:
+                self.check(node, one, number)
 
     def _expected(self, node: Node, expected: str, number: str) -> None:
         self.diagnostics.add(node.diagnostic_at(number, f"expected {expected}, found {node.kind}"))
@@ -195,15 +270,15 @@ class Conformity:
             self._field(node, name, one)
         if shape.one_of and not any(node.get(name) for name in shape.one_of):
             keys = " or ".join(f"`{name}`" for name in shape.one_of)
-            self.diagnostics.add(node.diagnostic_at("E04", f"missing {keys}"))
-        self.unknown_keys(node, shape)
+            said = f"missing {keys}{node.misspelling_of(*shape.one_of)}"
+            self.diagnostics.add(node.diagnostic_at("E04", said))
 
     def _field(self, node: Node, name: str, one: FieldShape) -> None:
-        found, other = node.get(name), node.get(one.also) if one.also else None
-        if found is not None and other is not None:
+        present = node.get(name)
+        other = node.members.get(one.also) if one.also else None
+        if other is not None and present is not other and other.value is not None:
             message = f"duplicate key `{name}`, also given as `{one.also}`"
             self.diagnostics.add(other.diagnostic_at("E03", message))
-        present = found or other
         if present is not None:
             self.check(present, one.shape, one.number)
         elif one.required and not isinstance(one.shape, CustomShape):
@@ -216,27 +291,6 @@ class Conformity:
             self._expected(found, f"`{key}` to be text", "E04")
             return None
         return None if found is None else found.text
-
-    def unknown_keys(self, node: Node, shape: MappingShape) -> None:
-        """Warn of keys that the shape does not have, once per path."""
-        if shape.open or node.path in self._warned:
-            return
-        self._warned.add(node.path)
-        known = set(shape.fields) | {one.also for one in shape.fields.values() if one.also}
-        for key in node.members:
-            if key not in known:
-                near = did_you_mean(key, known - set(node.members))
-                if shape.closed:
-                    said = f"unknown key; expected one of {', '.join(sorted(known))}{near}"
-                    self.diagnostics.add(node.diagnostic_at("E04", said, key=key))
-                else:
-                    said = f"unknown key, ignored{near}"
-                    self.diagnostics.warn(node.diagnostic_at("L3", said, key=key))
-
-
-def pick(node: Node, name: str) -> Node | None:
-    """Return the node of a key in either spelling, with dashes or with underscores."""
-    return node.get(name) or node.get(name.replace("-", "_"))
 
 
 def text_of(node: Node | None, name: str) -> str | None:

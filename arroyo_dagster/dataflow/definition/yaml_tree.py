@@ -9,6 +9,7 @@ Source: sdf-states.md 2.2 (L1, L2); yaml.org/spec/1.2.2, 10.3.2.
 
 from __future__ import annotations
 
+import difflib
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -44,6 +45,7 @@ class Node:
         line, column: the position of its start, counted from 1.
         value: a scalar, the nodes of a sequence, or the nodes of a mapping by key.
         key_places: the line and column of each key of a mapping.
+        spellings: the members that readers may ask for, each with its spellings; None = any.
     """
 
     path: str
@@ -51,11 +53,27 @@ class Node:
     column: int
     value: Scalar | tuple[Node, ...] | dict[str, Node]
     key_places: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    spellings: Mapping[str, tuple[str, ...]] | None = None
 
     def get(self, key: str) -> Node | None:
-        """Return the node of a key; None if this is not a mapping, or the key is absent or null."""
-        found = self.value.get(key) if isinstance(self.value, dict) else None
-        return None if found is None or found.value is None else found
+        """Return a member; None if this is not a mapping, or the member is absent or null.
+
+        Raises:
+            LookupError: the grammar has no such member here.
+        """
+        given = (self.members.get(one) for one in self._spelled(key))
+        return next((one for one in given if one is not None and one.value is not None), None)
+
+    def given(self, key: str) -> Node | None:
+        """Return a member as `get` does, but also one that is null."""
+        return next((self.members[one] for one in self._spelled(key) if one in self.members), None)
+
+    def _spelled(self, key: str) -> tuple[str, ...]:
+        if self.spellings is None:
+            return (key,)
+        if key not in self.spellings:
+            raise LookupError(f"the grammar has no member `{key}` at `{self.path}`")
+        return self.spellings[key]
 
     @property
     def members(self) -> dict[str, Node]:
@@ -86,14 +104,28 @@ class Node:
         return self.value
 
     def diagnostic_at(self, number: str, message: str, *, key: str | None = None) -> Diagnostic:
-        """Return an error at this node, or at a key of this mapping, present or not."""
+        """Return an error at this node, or at a key of this mapping, present or not.
+
+        The message names an unknown member that is probably meant by an absent key.
+        """
         if key is None:
             return Diagnostic(
                 line=self.line, column=self.column, path=self.path, number=number, message=message
             )
         line, column = self.key_places.get(key, (self.line, self.column))
+        message += "" if key in self.members else self.misspelling_of(key)
         path = joined(self.path, key)
         return Diagnostic(line=line, column=column, path=path, number=number, message=message)
+
+    def misspelling_of(self, *keys: str) -> str:
+        """Return the end of a message that names an unknown member close to one of the keys."""
+        known = {one for spelled in (self.spellings or {}).values() for one in spelled}
+        unknown = [one for one in self.members if one not in known] if known else []
+        for key in keys:
+            for near in difflib.get_close_matches(key, unknown, n=1):
+                line = self.key_places.get(near, (self.line, 0))[0]
+                return f"; did you mean `{key}` by `{near}` in line {line}?"
+        return ""
 
 
 _KINDS: tuple[tuple[type | tuple[type, ...], str], ...] = (

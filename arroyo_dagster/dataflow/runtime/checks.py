@@ -205,8 +205,12 @@ class _Bodies:
         accessors = {name: one for name, one in self._states.items() if name not in local}
         yield from self._names(step, code, local)
         handles = _handles(tree, accessors)
+        batches = step.operator == "update-state" and _takes_batches(tree)
         for node, state in handles.attributes:
-            yield from self._attribute(step, node, state)
+            typed = state.form is StateForm.TYPED
+            keyed = [typed and one for one in self._keyed.get(step.path, (False,))]
+            forms = dict(_members(state, keyed=one, batches=batches) for one in keyed)
+            yield from _attribute_errors(step, node, state, forms)
         if self._knows_all and "sql" not in local | handles.assigned:
             for line, text in handles.queries:
                 yield from self._query(step, line, text)
@@ -228,28 +232,6 @@ class _Bodies:
                 f"are {states}{hint}",
             )
 
-    def _attribute(
-        self, step: StepDef, node: ast.Attribute, state: StateDef
-    ) -> Iterator[Diagnostic]:
-        typed = state.form is StateForm.TYPED
-        forms = dict(_members(state, keyed=typed and one) for one in self._keyed_in(step))
-        if None in forms.values() or node.attr.startswith("_"):
-            return
-        what = " or ".join(forms)
-        known = set().union(*filter(None, forms.values()))
-        if node.attr in known:
-            return
-        hint = did_you_mean(node.attr, known) or f"; it has {', '.join(sorted(known))}"
-        yield _at(
-            step,
-            "E44",
-            f"`{node.attr}` in line {node.lineno} of the body is not found in {what} of state "
-            f"`{state.name}`{hint}",
-        )
-
-    def _keyed_in(self, step: StepDef) -> tuple[bool, ...]:
-        return self._keyed.get(step.path, (False,))
-
     def _query(self, step: StepDef, line: int, text: str) -> Iterator[Diagnostic]:
         names = {one.text[1:] for one in sql_tokens(text) if one.kind == "parameter"}
         for value in _PARAMETERS if names else _PARAMETERS[:1]:
@@ -261,7 +243,34 @@ class _Bodies:
         yield _at(step, "E46", f"the query in line {line} of the body: {reason.message}")
 
 
+def _attribute_errors(
+    step: StepDef, node: ast.Attribute, state: StateDef, forms: Mapping[str, set[str] | None]
+) -> Iterator[Diagnostic]:
+    if None in forms.values() or node.attr.startswith("_"):
+        return
+    known = {one for names in forms.values() for one in names or () if not one.startswith("_")}
+    if node.attr in known:
+        return
+    hint = did_you_mean(node.attr, known) or f"; it has {', '.join(sorted(known))}"
+    yield _at(
+        step,
+        "E44",
+        f"`{node.attr}` in line {node.lineno} of the body is not found in {' or '.join(forms)} of "
+        f"state `{state.name}`{hint}",
+    )
+
+
 # ---- what code refers to -------------------------------------------------------------------------
+
+
+def _takes_batches(tree: ast.Module) -> bool:
+    """Return whether the annotation of the record says that the function takes whole batches."""
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef) and node.args.args:
+            annotation = node.args.args[-1].annotation
+            text = "" if annotation is None else ast.unparse(annotation).strip("'\"")
+            return text.rpartition(".")[2] in ("DataFrame", "Table")
+    return False
 
 
 def _module_names(tree: ast.Module) -> set[str]:
@@ -355,8 +364,10 @@ def _queries(nodes: Iterable[ast.AST]) -> Iterator[tuple[int, str]]:
             yield node.lineno, text.value
 
 
-def _members(state: StateDef, *, keyed: bool) -> tuple[str, set[str] | None]:
+def _members(state: StateDef, *, keyed: bool, batches: bool) -> tuple[str, set[str] | None]:
     """Return what an accessor returns, and the attributes of that; None = unknown."""
+    if keyed and batches:
+        return "the rows of a batch", {"rows", "update", "delete"}
     if state.value_kind is ValueKind.ROW:
         if not keyed:
             return "a frame", {*dir(Frame)}

@@ -1,4 +1,4 @@
-"""Say why a user's function failed: its error, the line of its code, and the failing expression.
+"""Say why a user's function failed, and what to do: its error, the line and the expression of it.
 
 Source: sdf-states.md 9; errors E43, E44.
 """
@@ -19,6 +19,16 @@ _OWN = __name__.partition(".")[0] + "."
 _WRITES = frozenset({"update", "delete", "increment", "set", "decrement"})
 """What only handles of the owner have."""
 
+_NEXT = {
+    "E28": "return text, an int or a bool as the key",
+    "E41": "write a value that fits, or declare a wider type and run with --migrate",
+    "E42": "return what the operator expects",
+    "E43": "change the state in update-state of its owner; write a topic that the owner reads",
+    "E44": "use a name that exists; `sdf check` finds constant names",
+    "E46": "use tables and columns that exist; `sdf sql` tries a query",
+}
+"""What to do about an error with a number that has no next step of its own."""
+
 _MOST_EXPRESSION = 100
 
 
@@ -31,6 +41,13 @@ def reason_of(error: BaseException) -> str:
     """Return why a function failed, in one line."""
     where = _position(error.__traceback__)
     return _described(error) + (f"; {where}" if where else "")
+
+
+def next_step_of(error: BaseException) -> str:
+    """Return what to do about the failure of a function."""
+    own = error.next_step if isinstance(error, ArroyoStateError) else None
+    number = _described(error).partition(":")[0]
+    return own or _NEXT.get(number, "correct the function or the record")
 
 
 def _described(error: BaseException) -> str:

@@ -25,7 +25,7 @@ from arroyo_dagster.dataflow.runtime.columnar import (
 )
 from arroyo_dagster.dataflow.runtime.functions import Function
 from arroyo_dagster.dataflow.runtime.letters import Letter
-from arroyo_dagster.dataflow.runtime.reasons import reason_of
+from arroyo_dagster.dataflow.runtime.reasons import next_step_of, reason_of
 from arroyo_dagster.dataflow.runtime.record import as_record
 from arroyo_dagster.dataflow.storage.engine_tables import Metrics, StepLog
 from arroyo_dagster.dataflow.storage.payloads import frame_of, records_of
@@ -190,7 +190,7 @@ class Failures:
                 f"{step} failed on a record: {reason}",
                 service=self._service,
                 record=_short(record),
-                next_step="correct the function or the record, or run with --on-error skip",
+                next_step=f"{next_step_of(error)}, or run with --on-error skip",
                 **where,
             ) from error
         file = None if place is None else place.file
@@ -201,14 +201,17 @@ class Failures:
         count = self._logged[step] = self._logged.get(step, 0) + 1
         if count <= _MOST_LOGGED:
             said = ", ".join(f"{name} {value}" for name, value in where.items())
+            after = self._after(place)
+            advice = f". Next: {next_step_of(error)}; {after}" if count == 1 else ""
             _LOG.warning(
-                "service %s: %s %s (%s): %s; record %s",
+                "service %s: %s %s (%s): %s; record %s%s",
                 self._service,
                 step,
                 self._outcome(place),
                 said or "no place",
                 reason,
                 _short(record),
+                advice,
             )
 
     def _letter(self, step: str, reason: str, value: Any, place: Place, partial: bool) -> Letter:
@@ -231,6 +234,13 @@ class Failures:
         if place is None:
             return "failed; its window is kept, to be flushed again"
         return "put a record into the dead letters" if self._keeps else "skipped a record"
+
+    def _after(self, place: Place | None) -> str:
+        if place is None:
+            return "the next run flushes the window again"
+        if self._keeps:
+            return "then `sdf replay` processes the record again"
+        return "--on-error dead-letter keeps such records for `sdf replay`"
 
     def take_letters(self) -> list[Letter]:
         """Return the dead letters since the last call."""

@@ -11,25 +11,30 @@ An entry has these keys:
 | `expect-states` | by state, all its rows by key; of a windowed state, those of the window that closed last |
 | `expect-failed` | by `service/step`, how many records failed; absent = none |
 
-Text is a record as it is if the converter of its topic is raw; other values are JSON.
+Text is a record as it is if the converter of its topic is raw; other values are JSON. A mapping of
+`record` with `key`, `timestamp` or both is a record with these; a timestamp is an integer of epoch
+milliseconds, or a date and time of ISO 8601 with its zone.
 
 Source: an extension of this project; SDF ignores it.
 """  # noqa: E501
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from arroyo_dagster.dataflow.definition.definition import Dataflow, StateForm
 from arroyo_dagster.dataflow.definition.diagnostics import Diagnostics
-from arroyo_dagster.dataflow.definition.grammar import DATAFLOW_TEST
+from arroyo_dagster.dataflow.definition.grammar import DATAFLOW_TEST, GRAMMAR, RECORD
+from arroyo_dagster.dataflow.definition.shapes import Conformity
 from arroyo_dagster.dataflow.definition.yaml_tree import Node
-from arroyo_dagster.dataflow.testing.in_process import DataflowTrial
+from arroyo_dagster.dataflow.testing.in_process import DataflowTrial, ReceivedRecord
 from arroyo_dagster.dataflow.testing.section import (
     Difference,
     TestOutcome,
+    arguments_of,
     as_text,
     check_expectation,
     check_known,
@@ -47,15 +52,20 @@ _EXPECTATIONS = ("expect", "expect-states", "expect-failed")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataflowTest:
-    """One entry of the section. `rounds`: the given records by topic, one mapping for each run."""
+    """One entry of the section; its members as the grammar has them."""
 
     name: str
-    rounds: tuple[dict[str, list[Any]], ...]
+    records: dict[str, list[Any]] | list[dict[str, list[Any]]] = field(default_factory=dict)
     close_windows: bool = False
     expect: dict[str, list[Any]] = field(default_factory=dict)
     expect_states: dict[str, dict[str, Any]] = field(default_factory=dict)
     expect_failed: dict[str, int] = field(default_factory=dict)
     entry: Node = field(compare=False, repr=False)
+
+    @property
+    def rounds(self) -> list[dict[str, list[Any]]]:
+        """The given records by topic, one mapping for each run."""
+        return self.records or [{}] if isinstance(self.records, list) else [self.records]
 
 
 def read_tests(dataflow: Dataflow) -> list[DataflowTest]:
@@ -72,12 +82,17 @@ def read_tests(dataflow: Dataflow) -> list[DataflowTest]:
 
     def check(entry: Node, diagnostics: Diagnostics) -> None:
         _check_records(entry.get("records"), diagnostics, read)
-        check_known(entry.get("expect"), diagnostics, "output topic", written)
+        expected = entry.get("expect")
+        check_known(expected, diagnostics, "output topic", written)
+        _check_keyed(expected.members.values() if expected else (), diagnostics)
         check_known(entry.get("expect-states"), diagnostics, "state", states)
         check_known(entry.get("expect-failed"), diagnostics, "service/step", steps)
         check_expectation(entry, diagnostics, _EXPECTATIONS)
 
-    return [_test(entry) for entry in read_entries(dataflow, DATAFLOW_TEST, check)]
+    return [
+        DataflowTest(**arguments_of(entry, DATAFLOW_TEST), entry=entry)
+        for entry in read_entries(dataflow, DATAFLOW_TEST, check)
+    ]
 
 
 def _check_records(node: Node | None, diagnostics: Diagnostics, topics: list[str]) -> None:
@@ -91,6 +106,86 @@ def _check_records(node: Node | None, diagnostics: Diagnostics, topics: list[str
             if not isinstance(values.value, tuple):
                 said = f"expected a list of records, found {values.kind}"
                 diagnostics.add(values.diagnostic_at("E04", said))
+        _check_keyed(given.members.values(), diagnostics)
+
+
+# ---- records with a key or a time ----------------------------------------------------------------
+
+_EPOCH = datetime.fromtimestamp(0, UTC)
+
+
+def _is_keyed(value: Any) -> bool:
+    """Return whether a record is given as a mapping with its key or its time."""
+    return isinstance(value, dict) and "record" in value and len(value.keys() & _BESIDE) > 0
+
+
+_BESIDE = RECORD.fields.keys() - {"record"}
+
+
+def _check_keyed(lists: Iterable[Node], diagnostics: Diagnostics) -> None:
+    conformity = Conformity(GRAMMAR, diagnostics)
+    for node in (one for listed in lists for one in listed.items if _is_keyed(one.value)):
+        record = conformity.bound(node, RECORD)
+        key, timestamp = record.get("key"), record.get("timestamp")
+        if key is not None and not isinstance(key.value, str | int):
+            diagnostics.add(
+                key.diagnostic_at(
+                    "E04", f"expected text, an integer or a boolean, found {key.kind}"
+                )
+            )
+        if timestamp is None:
+            continue
+        try:
+            _time_of(timestamp.value)
+        except (ValueError, OverflowError):
+            said = (
+                f"timestamp `{timestamp.plain()}`; expected epoch milliseconds, or a date and time "
+                "with its zone, as 2026-01-05T10:00:00Z"
+            )
+            diagnostics.add(timestamp.diagnostic_at("E04", said))
+
+
+def _time_of(value: Any) -> datetime:
+    """Return the time of a timestamp.
+
+    Raises:
+        ValueError, OverflowError: it is none.
+    """
+    if type(value) is int:
+        return _EPOCH + timedelta(milliseconds=value)
+    found = datetime.fromisoformat(value) if isinstance(value, str) else None
+    if found is None or found.tzinfo is None:
+        raise ValueError
+    return found.astimezone(UTC)
+
+
+def _record_of(value: Any) -> ReceivedRecord:
+    """Return a record as a test gives it."""
+    if not _is_keyed(value):
+        return ReceivedRecord(value)
+    time = value.get("timestamp")
+    time_ms = None if time is None else (_time_of(time) - _EPOCH) // timedelta(milliseconds=1)
+    return ReceivedRecord(value["record"], value.get("key"), time_ms)
+
+
+def _texts(records: Iterable[ReceivedRecord], beside: Collection[str]) -> list[str]:
+    """Return records as texts, with what is compared beside their values."""
+    if not beside:
+        return [as_text(one.value) for one in records]
+    return [
+        as_text(
+            {
+                "record": one.value,
+                **({"key": one.key} if "key" in beside else {}),
+                **({"timestamp": _iso(one.time_ms)} if "timestamp" in beside else {}),
+            }
+        )
+        for one in records
+    ]
+
+
+def _iso(time_ms: int | None) -> str | None:
+    return None if time_ms is None else (_EPOCH + timedelta(milliseconds=time_ms)).isoformat()
 
 
 def _state_names(dataflow: Dataflow) -> list[str]:
@@ -112,20 +207,6 @@ def _step_names(dataflow: Dataflow) -> list[str]:
     ]
 
 
-def _test(entry: Node) -> DataflowTest:
-    plain = entry.plain()
-    given = plain.get("records") or {}
-    return DataflowTest(
-        name=plain["name"],
-        rounds=tuple(given) if isinstance(given, list) and given else (given or {},),
-        close_windows=plain.get("close-windows") or False,
-        expect=plain.get("expect") or {},
-        expect_states=plain.get("expect-states") or {},
-        expect_failed=plain.get("expect-failed") or {},
-        entry=entry,
-    )
-
-
 def run_test(test: DataflowTest, fresh: Callable[[], DataflowTrial]) -> TestOutcome:
     """Run one test.
 
@@ -137,7 +218,8 @@ def run_test(test: DataflowTest, fresh: Callable[[], DataflowTrial]) -> TestOutc
         trial = fresh()
         for number, given in enumerate(test.rounds, start=1):
             for topic, values in given.items():
-                trial.send(topic, *values)
+                for one in map(_record_of, values):
+                    trial.send(topic, one.value, key=one.key, time_ms=one.time_ms)
             is_last = number == len(test.rounds)
             trial.run(close_windows=test.close_windows and is_last)
         found = _differences(test, trial)
@@ -150,8 +232,10 @@ def _differences(test: DataflowTest, trial: DataflowTrial) -> list[Difference]:
     found: list[Difference] = []
     for topic, values in test.expect.items():
         line = line_at(test.entry, "expect", topic)
-        received = [as_text(one) for one in trial.received(topic)]
-        found += compared(line, f"topic {topic}", [as_text(one) for one in values], received)
+        beside = {name for one in values if _is_keyed(one) for name in one.keys() & _BESIDE}
+        expected = _texts(map(_record_of, values), beside)
+        received = _texts(trial.received_records(topic), beside)
+        found += compared(line, f"topic {topic}", expected, received)
     for state, rows in test.expect_states.items():
         line = line_at(test.entry, "expect-states", state)
         found += compared(

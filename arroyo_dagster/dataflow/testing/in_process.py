@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,9 @@ import pyarrow as pa
 
 from arroyo_dagster.dataflow.definition.definition import Dataflow, Package
 from arroyo_dagster.dataflow.definition.loading import load_dataflow
+from arroyo_dagster.dataflow.definition.scope import scope_of
 from arroyo_dagster.dataflow.in_process import DataflowOptions, run_dataflow
+from arroyo_dagster.dataflow.runtime.converters import Converter
 from arroyo_dagster.dataflow.runtime.letters import Letter
 from arroyo_dagster.dataflow.runtime.service import (
     SKIP,
@@ -63,6 +66,21 @@ class SentTopic(Source):
         return int(offset["next"]) >= len(self.records)
 
 
+@dataclass(frozen=True, slots=True)
+class ReceivedRecord:
+    """A record that a service wrote to a topic.
+
+    Attributes:
+        value: text if the topic is raw, else parsed JSON.
+        key: its key in the declared type, as text if none is declared; None = no key.
+        time_ms: its timestamp in epoch milliseconds.
+    """
+
+    value: Any
+    key: Any = None
+    time_ms: int | None = None
+
+
 class DataflowTrial:
     """A dataflow in memory, for tests. It runs as with `arroyo-state sdf run`.
 
@@ -102,6 +120,7 @@ class DataflowTrial:
             self.dataflow, packages = load_dataflow(definition)
         self.store = MemoryStore(uuid.uuid4().hex)
         self._clock, self._on_error = clock, on_error
+        self._types = scope_of(self.dataflow, packages)
         self._written = services_by_topic(self.dataflow, "sinks")
         read = services_by_topic(self.dataflow, "sources")
         self._sent = {topic: SentTopic() for topic in read if topic not in self._written}
@@ -127,7 +146,11 @@ class DataflowTrial:
         return build_dataflow(self.dataflow, self.store, bindings=self._bindings, options=options)
 
     def send(
-        self, topic: str, *values: Any, key: str | None = None, time_ms: int | None = None
+        self,
+        topic: str,
+        *values: Any,
+        key: str | int | bool | None = None,
+        time_ms: int | None = None,
     ) -> DataflowTrial:
         """Append records to a topic that no service writes.
 
@@ -135,11 +158,12 @@ class DataflowTrial:
             topic: the topic.
             values: bytes are sent unchanged, and so is text if the topic is raw; other values are
                 sent as JSON.
-            key: the key of all these records; None = no key.
+            key: the key of all these records, of the topic's type; None = no key.
             time_ms: their event time in epoch milliseconds; None = the engine's clock.
 
         Raises:
-            InputError: no service reads the topic, or a service writes it.
+            InputError: no service reads the topic, or a service writes it; the key does not have
+                the topic's type.
         """
         if topic not in self._sent:
             raise InputError(
@@ -149,13 +173,25 @@ class DataflowTrial:
             )
         raw = converter_of(self.dataflow, topic) == "raw"
         records = self._sent[topic].records
+        key_bytes = None if key is None else self._encoded_key(topic, key)
         for value in values:
             data = value.encode() if raw and isinstance(value, str) else value
             if not isinstance(data, bytes):
                 data = json.dumps(data, ensure_ascii=False).encode()
-            found = Found(len(records), data, None if key is None else key.encode(), time_ms)
-            records.append(found)
+            records.append(Found(len(records), data, key_bytes, time_ms))
         return self
+
+    def _encoded_key(self, topic: str, key: str | int | bool) -> bytes:
+        try:
+            encoded: bytes = self._keys_of(topic).key_writer()(key)
+        except ValueError as error:
+            raise InputError(f"key {key!r} of topic `{topic}`: {error}") from error
+        return encoded
+
+    def _keys_of(self, topic: str) -> Converter:
+        known = self.dataflow.topics.get(topic)
+        key_type = None if known is None else known.key
+        return Converter(name="raw", type=None, key_type=key_type, types=self._types)
 
     def run(self, *, close_windows: bool = False) -> DataflowTrial:
         """Run all services until nothing is new. The next run continues from there.
@@ -174,7 +210,11 @@ class DataflowTrial:
         return self
 
     def received(self, topic: str) -> list[Any]:
-        """Return all records that services wrote to a topic: text if it is raw, else parsed JSON.
+        """Return the values of `received_records`. Errors as there."""
+        return [one.value for one in self.received_records(topic)]
+
+    def received_records(self, topic: str) -> list[ReceivedRecord]:
+        """Return all records that services wrote to a topic, in order.
 
         Raises:
             InputError: no service writes the topic.
@@ -185,14 +225,26 @@ class DataflowTrial:
             )
         source = self._segments(topic)
         raw = converter_of(self.dataflow, topic) == "raw"
-        found: list[Any] = []
+        key_of = self._keys_of(topic).key_reader()
+        found: list[ReceivedRecord] = []
         offset = source.initial_offset()
         while (end := source.latest_offset(offset)) != offset:
             for split in source.partitions(offset, end):
                 for batch in source.read(split):
-                    found += [one.decode() for one in batch.column("value").to_pylist()]
+                    times = batch.column("timestamp").cast(pa.int64())
+                    columns = (batch.column("value"), batch.column("key"), times)
+                    for value, key, time_ms in zip(
+                        *(one.to_pylist() for one in columns), strict=True
+                    ):
+                        found.append(
+                            ReceivedRecord(
+                                value.decode() if raw else json.loads(value),
+                                None if key is None else key_of(key),
+                                time_ms,
+                            )
+                        )
             offset = end
-        return found if raw else [json.loads(one) for one in found]
+        return found
 
     def state(self, name: str) -> dict[str, Any]:
         """Return the content of a state: scalars, or rows as dicts, by the text of their key.

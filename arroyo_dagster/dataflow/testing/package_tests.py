@@ -33,6 +33,7 @@ from arroyo_dagster.dataflow.testing.runner import MISSING, Trial
 from arroyo_dagster.dataflow.testing.section import (
     Difference,
     TestOutcome,
+    arguments_of,
     as_text,
     check_expectation,
     check_known,
@@ -85,32 +86,16 @@ def read_tests(package: Package, packages: Mapping[str, Package]) -> list[Packag
             diagnostics.add(name.diagnostic_at("E04", said))
         for key in ("states", "expect-states"):
             check_known(entry.get(key), diagnostics, "state", states)
-        if {"expect", "expect-error"} <= entry.members.keys():
+        if entry.given("expect") and entry.given("expect-error"):
             said = "has both `expect` and `expect-error`; give one"
             diagnostics.add(entry.diagnostic_at("E04", said))
         check_expectation(entry, diagnostics, _EXPECTATIONS, nullable=("expect",))
 
-    return [_test(entry) for entry in read_entries(package, PACKAGE_TEST, check)]
-
-
-def _test(entry: Node) -> PackageTest:
-    plain = entry.plain()
-    return PackageTest(
-        name=plain["name"],
-        function=plain["function"],
-        states=_rows(plain.get("states")),
-        value=plain.get("value", MISSING),
-        key=plain.get("key"),
-        state_key=plain.get("state-key", MISSING),
-        expect=plain.get("expect", MISSING),
-        expect_states=_rows(plain.get("expect-states")),
-        expect_error=plain.get("expect-error"),
-        entry=entry,
-    )
-
-
-def _rows(states: dict[str, Any] | None) -> dict[str, dict[str, Any]]:
-    return {name: rows or {} for name, rows in (states or {}).items()}
+    nullable = ("value", "state-key", "expect")
+    return [
+        PackageTest(**arguments_of(entry, PACKAGE_TEST, nullable=nullable), entry=entry)
+        for entry in read_entries(package, PACKAGE_TEST, check)
+    ]
 
 
 def run_test(test: PackageTest, trial: Trial) -> TestOutcome:

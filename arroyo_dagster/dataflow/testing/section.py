@@ -91,19 +91,36 @@ def read_entries(
     if document.tests is None:
         return ()
     diagnostics = Diagnostics()
-    Conformity(GRAMMAR, diagnostics).check(document.tests, Many(shape))
-    for entry in document.tests.items:
+    conformity = Conformity(GRAMMAR, diagnostics)
+    tests = conformity.bound(document.tests, Many(shape))
+    conformity.check(tests, Many(shape))
+    for entry in tests.items:
         if isinstance(entry.value, dict):
             check(entry, diagnostics)
     diagnostics.raise_if_any("dataflow" if isinstance(document, Dataflow) else "package")
-    return document.tests.items
+    return tests.items
+
+
+def arguments_of(
+    entry: Node, shape: MappingShape, *, nullable: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Return the members of a valid entry as keyword arguments.
+
+    Null counts as absent, except for the members in `nullable`.
+    """
+    given = {key: node for key in shape.fields if (node := entry.given(key)) is not None}
+    return {
+        mangled(key): node.plain()
+        for key, node in given.items()
+        if node.value is not None or key in nullable
+    }
 
 
 def check_expectation(
     entry: Node, diagnostics: Diagnostics, keys: Sequence[str], *, nullable: Sequence[str] = ()
 ) -> None:
     """Report an entry that expects nothing. `nullable`: the keys that expect something if null."""
-    if not any(entry.get(key) or (key in nullable and key in entry.members) for key in keys):
+    if not any(entry.get(key) or (key in nullable and entry.given(key)) for key in keys):
         listed = ", ".join(f"`{key}`" for key in keys)
         diagnostics.add(entry.diagnostic_at("E04", f"expects nothing: give one of {listed}"))
 

@@ -18,6 +18,7 @@ from arroyo_dagster.dataflow.definition.json_schema import (
 from arroyo_dagster.dataflow.definition.yaml_tree import read_tree
 from arroyo_dagster.errors import InputError
 from tests.definitions import CASES
+from tests.unit.dataflow.definition.test_grammar import EVERY_DATAFLOW, EVERY_PACKAGE
 
 DATA = Path(__file__).parent / "data"
 BEYOND_A_SCHEMA = {
@@ -52,6 +53,13 @@ def test_there_is_no_schema_of_another_kind() -> None:
 def test_the_schema_accepts_the_examples(path: Path) -> None:
     kind = path.stem if path.stem in ROOTS else "dataflow"
     assert not refused(kind, path.read_text())
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"), [("dataflow", EVERY_DATAFLOW), ("sdf-package", EVERY_PACKAGE)]
+)
+def test_the_schema_accepts_every_member(kind: str, text: str) -> None:
+    assert not refused(kind, text)
 
 
 def _told_by_a_schema(number: str, text: str, path: str, words: tuple[str, ...]) -> bool:

@@ -53,13 +53,16 @@ def _logged() -> Iterator[list[str]]:
 
 
 def _line_of_check(output: str) -> tuple[str, str]:
-    found = re.search(r"((?:warning )?[EL]\d+) line (\d+): (.*)", output)
+    assert "\nNext: " in output or "no errors" in output
+    errors = re.search(r"^ *(E\d+) line (\d+): (.*)", output, re.MULTILINE)
+    found = errors or re.search(r"(warning [EL]\d+) line (\d+): (.*)", output)
     assert found is not None, output
     return found[2], f"{found[1]} {found[3]}"
 
 
 def _line_of_run(warnings: list[str], output: str) -> tuple[str, str]:
     text = warnings[0] if warnings else output.splitlines()[-1]
+    assert ". Next: " in text
     line = re.search(r"in line (\d+) of the body", text)
     return f"{line[1]} of the body" if line else "", text
 
@@ -79,6 +82,32 @@ def test_there_are_forty_and_each_has_a_row() -> None:
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_a_mistake_is_told_as_the_table_says(file: Path, tmp_path: Path) -> None:
     assert said(file, tmp_path) in TABLE.read_text().splitlines()
+
+
+@pytest.mark.parametrize(
+    ("file", "meant"),
+    [
+        ("name-member-operator", "operator"),
+        ("name-member-properties", "properties"),
+        ("name-member-run", "run"),
+        ("name-member-states", "states"),
+        ("name-member-stats", "states"),
+        ("name-member-update-state", "update-state"),
+    ],
+)
+def test_a_misspelt_member_is_named_beside_what_it_causes(file: str, meant: str) -> None:
+    path = str(FOLDER / f"{file}.yaml")
+    result = CliRunner().invoke(cli.main, ["sdf", "check", path])
+    lines = result.output.splitlines()
+    warned = next(
+        at for at, line in enumerate(lines) if f"ignored; did you mean `{meant}`?" in line
+    )
+    errors = [at for at, line in enumerate(lines) if re.match(r" +E\d+ line", line)]
+    assert (result.exit_code, bool(errors)) in [(0, False), (3, True)]
+    # The warning of a service precedes or follows an error, without another service in between.
+    assert not errors or min(abs(warned - at) for at in errors) <= 2
+    strict = CliRunner().invoke(cli.main, ["sdf", "check", "--strict", path])
+    assert (strict.exit_code, strict.output) == (3, result.output)
 
 
 if __name__ == "__main__":

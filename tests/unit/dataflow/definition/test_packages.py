@@ -13,6 +13,7 @@ from arroyo_dagster.dataflow.definition.loading import load_document
 from arroyo_dagster.dataflow.definition.reading import parse_document
 from arroyo_dagster.dataflow.definition.types import ScalarType
 from arroyo_dagster.errors import InputError, NotFoundError
+from arroyo_dagster.sdf_testing import DataflowTrial
 
 DATA = Path(__file__).parent / "data"
 PACKAGE = (DATA / "sdf-package.yaml").read_text()
@@ -300,3 +301,36 @@ def test_a_function_without_output_and_body_is_refused_still() -> None:
     text = INLINE.replace("OPERATOR", "map").replace("    run: |\n      BODY\n", "")
     with pytest.raises(InvalidDefinition, match="has no output"):
         parse_document(text)
+
+
+def test_a_package_file_without_outputs_is_used_as_its_bodies_say(tmp_path: Path) -> None:
+    (tmp_path / "text").mkdir()
+    body = "def f(text): return text.upper()"
+    text = INLINE.replace("OPERATOR", "map").replace("BODY", body)
+    (tmp_path / "text" / "sdf-package.yaml").write_text(text)
+    (tmp_path / "dataflow.yaml").write_text(
+        "apiVersion: 0.6.0\nmeta: {name: n, version: 0.1.0, namespace: s}\n"
+        "imports: [{pkg: demo/text@0.1.0, path: text, functions: [{name: f, alias: loud}]}]\n"
+        "topics: {t: {schema: {value: {type: string}}}, u: {schema: {value: {type: string}}}}\n"
+        "services:\n  a:\n    sources: [{type: topic, id: t}]\n"
+        "    transforms: [{operator: map, uses: loud}]\n    sinks: [{type: topic, id: u}]\n"
+    )
+    flow = DataflowTrial(tmp_path / "dataflow.yaml")
+    assert flow.send("t", "be").run().received("u") == ["BE"]
+
+
+def test_e21_an_imported_function_brings_no_state_with_the_name_of_an_engine_table() -> None:
+    text = PACKAGE.replace("per-word", "watermark")
+    package = parse_document(text)
+    assert isinstance(package, Package)
+    plain = dataflow(imported(what=FUNCTIONS))
+    parse_document(plain, packages={package.id: package})  # only windows have a watermark
+    windowed = plain.replace(
+        "partition: {",
+        "window: {tumbling: {duration: 1s}, assign-timestamp: {uses: t}, partition: {",
+    ).replace("count-word}}", "count-word}}}")
+    with pytest.raises(InvalidDefinition) as caught:
+        parse_document(windowed, packages={package.id: package})
+    (one,) = caught.value.diagnostics
+    assert (one.number, one.path) == ("E21", "services.counting")
+    assert "a function of package `demo/counting@0.1.0` adds it" in one.message

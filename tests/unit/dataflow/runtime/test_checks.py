@@ -244,3 +244,23 @@ def test_bodies_of_a_package_are_checked_alone(before: str, after: str, message:
     (only,) = check_package_bodies(package, {}).errors
     assert re.search(message, f"{only.number} {only.message}"), only
     assert TEXT.splitlines()[only.line - 1].strip() == "run: |"
+
+
+WORDS = Path(__file__).parents[4] / "examples" / "sdf" / "words"
+
+
+@pytest.mark.parametrize("name", ["dataflow", "frames", "queries"])
+def test_the_examples_have_no_errors(name: str) -> None:
+    dataflow, packages = load_dataflow(WORDS / f"{name}.yaml")
+    assert check_bodies(dataflow, packages).errors == ()
+
+
+def test_a_function_of_whole_batches_has_the_rows_of_its_states() -> None:
+    text = (WORDS / "frames.yaml").read_text()
+    document = parse_document(text.replace("hits().rows()", "hits().get()"))
+    assert isinstance(document, Dataflow)
+    (one,) = check_bodies(document, {}).errors
+    assert one.message.endswith(
+        "`get` in line 5 of the body is not found in the rows of a batch of state `hits`; it has "
+        "delete, rows, update"
+    )

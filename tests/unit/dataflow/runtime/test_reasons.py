@@ -86,3 +86,17 @@ def test_a_function_that_ends_the_process_is_told_and_nothing_is_published() -> 
         "`build_update`",
     )
     assert flow.views().epochs == {"build": None}
+
+
+def test_the_first_failure_of_a_step_says_what_to_do_next(caplog: pytest.LogCaptureFixture) -> None:
+    text = definition(builder("counts().set(-1)"), converter="raw")
+    Flow(text, on_error="dead-letter").send("words", ["a", "b"])
+    first, second = (one.getMessage() for one in caplog.records[:2])
+    assert "Next: write a value that fits" in first
+    assert first.endswith("; then `sdf replay` processes the record again")
+    assert "Next: " not in second
+    with pytest.raises(StepFailed) as error:
+        Flow(text, on_error="fail").send("words", ["a"])
+    assert error.value.next_step is not None
+    assert error.value.next_step.startswith("write a value that fits")
+    assert error.value.next_step.endswith(", or run with --on-error skip")
