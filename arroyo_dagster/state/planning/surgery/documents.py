@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from arroyo_dagster.errors import InputError
@@ -23,3 +23,16 @@ def select_position_at(place: str, value: Any) -> int:
             f"{place}: expected positions in the SELECT, from 0", found=f"{value!r:.80}"
         )
     return number
+
+
+def raise_together(what: str, mistakes: Sequence[InputError]) -> None:
+    """Raise all mistakes as one error; the only one as it is.
+
+    Args:
+        what: has them, for people.
+    """
+    if len(mistakes) == 1:
+        raise mistakes[0]
+    if mistakes:
+        lines = "".join(f"\n  {one}" for one in mistakes)
+        raise InputError(f"{what} has {len(mistakes)} mistakes:{lines}")
