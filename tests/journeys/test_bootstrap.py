@@ -288,7 +288,7 @@ def test_columns_that_do_not_fit_are_found_together_before_any_row_is_computed()
         key("totals", "a"): NotComputed(rows(GROUPS, COUNTED, [1.5] * 7).rows),
         key("join", "left"): NotComputed(WINDOWS.rows),
     }
-    with pytest.raises(InputError, match="the bootstrap has 2 mistakes") as caught:
+    with pytest.raises(InputError, match="the bootstrap has 2 errors") as caught:
         bootstrap(job, tables=tables).plan(job.store)
     _, first, second = str(caught.value).splitlines()
     assert "updating_aggregate_7.a: column 'count(Int64(1))[count]' does not fit" in first
@@ -400,7 +400,7 @@ def test_an_aggregate_without_group_by_has_one_row_and_not_too_many_tuples(
     with pytest.raises(InputError, match="an aggregate without GROUP BY has one"):
         bootstrap(job, tables={a: twice}).plan(job.store)
     monkeypatch.setattr(bootstrapping, "MAX_UNKEYED_ROWS", 4)
-    with pytest.raises(InputError, match="5 rows .* would need a row group each; 4 are the most"):
+    with pytest.raises(InputError, match=r"5 rows .* would need a row group each; 4 are the most"):
         bootstrap(job, tables={b: many}).plan(job.store)
 
 

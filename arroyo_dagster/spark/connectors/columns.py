@@ -19,12 +19,19 @@ _SIGNED = {
 }
 """Spark has no unsigned types; each maps to the smallest type that holds all of its values."""
 
-_TEXT, _TIME = pa.string(), pa.timestamp("us")
 _ARROW = {
-    **{"boolean": pa.bool_(), "tinyint": pa.int8(), "smallint": pa.int16(), "int": pa.int32()},
-    **{"bigint": pa.int64(), "float": pa.float32(), "double": pa.float64(), "void": pa.null()},
-    **{"string": _TEXT, "varchar": _TEXT, "char": _TEXT, "binary": pa.binary()},
-    **{"date": pa.date32(), "timestamp": _TIME, "timestamp_ntz": _TIME},
+    "boolean": pa.bool_(),
+    "tinyint": pa.int8(),
+    "smallint": pa.int16(),
+    "int": pa.int32(),
+    "bigint": pa.int64(),
+    "float": pa.float32(),
+    "double": pa.float64(),
+    "void": pa.null(),
+    "binary": pa.binary(),
+    "date": pa.date32(),
+    **dict.fromkeys(("string", "varchar", "char"), pa.string()),
+    **dict.fromkeys(("timestamp", "timestamp_ntz"), pa.timestamp("us")),
 }
 """By the name of Spark's type."""
 

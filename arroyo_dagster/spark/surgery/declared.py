@@ -26,7 +26,7 @@ from arroyo_dagster.state.model.surgery.declared import (
 )
 from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
 from arroyo_dagster.state.operations.surgery.bootstrap import computed_config
-from arroyo_dagster.state.operations.surgery.column_types import column_mistakes
+from arroyo_dagster.state.operations.surgery.column_types import column_errors
 from arroyo_dagster.state.operations.surgery.declared_checks import contradictions
 from arroyo_dagster.state.planning.surgery.declared_columns import TableQuery, table_query
 from arroyo_dagster.state.planning.surgery.documents import raise_together
@@ -59,20 +59,20 @@ def declared_bootstrap(
     """
     check_time_zone(session)
     checkpoint = ParquetBackend(store, job).load()
-    mistakes: list[InputError] = []
+    errors: list[InputError] = []
     events: dict[str, DataFrame] = {}
     for source in declared.sources:
-        with _noted(mistakes):
+        with _noted(errors):
             events[source.name] = read_events(session, source, declared)
     tables = [
-        _Table(declared.source(one.source), one, checkpoint, events[one.source])
+        _ComputedTable(declared.source(one.source), one, checkpoint, events[one.source])
         for one in declared.tables
         if one.source in events
     ]
     for table in tables:
-        with _noted(mistakes):
-            mistakes.extend(table.mistakes(store))
-    raise_together("the declaration", mistakes)
+        with _noted(errors):
+            errors.extend(table.errors(store))
+    raise_together("the declaration", errors)
     watermark = declared.watermark_micros
     if watermark is None:
         watermark = newest_micros(declared, events) - declared.lateness_micros
@@ -93,16 +93,16 @@ def declared_bootstrap(
 
 
 @contextmanager
-def _noted(mistakes: list[InputError]) -> Iterator[None]:
-    """Go on after a mistake, which is raised later, with others."""
+def _noted(errors: list[InputError]) -> Iterator[None]:
+    """Go on after an error, which is raised later, with others."""
     try:
         yield
     except InputError as error:
-        mistakes.append(error)
+        errors.append(error)
 
 
 @dataclass(frozen=True, slots=True)
-class _Table:
+class _ComputedTable:
     source: EventSource
     declared: DeclaredTable
     checkpoint: Checkpoint
@@ -112,7 +112,7 @@ class _Table:
     def place(self) -> str:
         return f"tables.{self.declared.operator}.{self.declared.table}"
 
-    def mistakes(self, store: ObjectStore) -> Iterator[InputError]:
+    def errors(self, store: ObjectStore) -> Iterator[InputError]:
         """Yield what does not fit the events or the job; nothing is computed.
 
         Raises:
@@ -137,7 +137,7 @@ class _Table:
         yield from found
         if not found:
             columns = arrow_schema(self.frame(0))
-            yield from column_mistakes(self.place, columns, memory_schema(config))
+            yield from column_errors(self.place, columns, memory_schema(config))
 
     def frame(self, watermark_micros: int) -> DataFrame:
         """Return the rows of the table."""

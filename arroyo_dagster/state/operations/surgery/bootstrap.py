@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 from arroyo_dagster.errors import InputError, ProtocolError
 from arroyo_dagster.state.codec.hashing.ahash import HashVariant
@@ -41,7 +42,7 @@ from arroyo_dagster.state.operations.compaction.rewrite_preconditions import (
     table_facts,
 )
 from arroyo_dagster.state.operations.surgery.carried_files import without_rows
-from arroyo_dagster.state.operations.surgery.column_types import column_mistakes
+from arroyo_dagster.state.operations.surgery.column_types import column_errors
 from arroyo_dagster.state.operations.surgery.computed_rows import ComputedRows, TableTarget
 from arroyo_dagster.state.operations.surgery.entries import (
     ChangedEntries,
@@ -189,14 +190,14 @@ class BootstrapJob:
             key: _target(checkpoint, key, hashes.variant, self.watermark_micros)
             for key in self.tables
         }
-        mistakes = [
+        errors = [
             one
             for (operator, name), target in targets.items()
-            for one in column_mistakes(
+            for one in column_errors(
                 f"{operator}.{name}", self.tables[operator, name].schema, target.columns
             )
         ]
-        raise_together("the bootstrap", mistakes)
+        raise_together("the bootstrap", errors)
         if tables is None:
             tables = tuple(self._described(key, target) for key, target in targets.items())
         request = replace(request, tables=tables)
@@ -234,7 +235,7 @@ class BootstrapJob:
 
     def _described(self, key: TableKey, target: TableTarget) -> BootstrapTable:
         found = self.tables[key].facts(target)
-        where = {"operator": key[0], "table": key[1]}
+        where: dict[str, Any] = {"operator": key[0], "table": key[1]}
         if target.keys is not None and self.tables[key].doubled(target):
             raise InputError(
                 f"several rows have the same key ({', '.join(target.keys)}): an aggregate has one"

@@ -10,7 +10,7 @@ import pyarrow as pa
 from arroyo_dagster.errors import InputError
 
 
-def column_mistakes(place: str, found: pa.Schema, wanted: pa.Schema) -> Iterator[InputError]:
+def column_errors(place: str, found: pa.Schema, wanted: pa.Schema) -> Iterator[InputError]:
     """Yield what is wrong with computed columns, each column of another type with both types.
 
     Args:
@@ -44,15 +44,6 @@ def fits(found: pa.DataType, wanted: pa.DataType) -> bool:
     is_ = pa.types
     if found.equals(wanted) or is_.is_null(found):
         return True
-    if is_.is_integer(wanted):
-        return is_.is_integer(found) or (is_.is_decimal(found) and found.scale == 0)
-    if is_.is_floating(wanted):
-        narrower = is_.is_floating(found) and found.bit_width <= wanted.bit_width
-        return narrower or is_.is_integer(found)
-    if is_.is_decimal(wanted):
-        return bool(is_.is_decimal(found))
-    if is_.is_timestamp(wanted):
-        return is_.is_timestamp(found)
     if _is_list(wanted):
         return _is_list(found) and fits(found.value_type, wanted.value_type)
     if is_.is_struct(wanted):
@@ -61,18 +52,32 @@ def fits(found: pa.DataType, wanted: pa.DataType) -> bool:
             and [one.name for one in found] == [one.name for one in wanted]
             and all(fits(a.type, b.type) for a, b in zip(found, wanted, strict=True))
         )
-    if is_.is_fixed_size_binary(wanted):
-        return _is_binary(found)
-    return _is_binary(wanted) and _is_binary(found) or _is_text(wanted) and _is_text(found)
+    if is_.is_integer(wanted):
+        whole = is_.is_integer(found) or (is_.is_decimal(found) and found.scale == 0)
+        return bool(whole)
+    if is_.is_floating(wanted) and is_.is_floating(found):
+        return bool(found.bit_width <= wanted.bit_width)
+    return any(is_kind(wanted) and is_source(found) for is_kind, is_source in _CONVERTED)
 
 
 def _is_binary(kind: pa.DataType) -> bool:
-    return pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
 
 
 def _is_text(kind: pa.DataType) -> bool:
-    return pa.types.is_string(kind) or pa.types.is_large_string(kind)
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
 def _is_list(kind: pa.DataType) -> bool:
-    return pa.types.is_list(kind) or pa.types.is_large_list(kind)
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
+
+
+_CONVERTED = (
+    (pa.types.is_floating, pa.types.is_integer),
+    (pa.types.is_decimal, pa.types.is_decimal),
+    (pa.types.is_timestamp, pa.types.is_timestamp),
+    (pa.types.is_fixed_size_binary, _is_binary),
+    (_is_binary, _is_binary),
+    (_is_text, _is_text),
+)
+"""The kind of a column of the job, and a kind whose values are checked when they are converted."""

@@ -95,7 +95,7 @@ class TableTarget:
         Values of another type are converted if none of them changes.
 
         Args:
-            rows: with the columns of the table, as `column_mistakes` checks them.
+            rows: with the columns of the table, as `column_errors` checks them.
 
         Raises:
             InputError: a value does not fit its type, or is NULL where the job's table has none.

@@ -108,8 +108,8 @@ def _other_arguments(
     # The top bit of signed numbers is flipped: only negative ones begin with 0.
     if pa.types.is_signed_integer(kind) and values and max(values) < 0x80:
         yield InputError(
-            f"{place}: the job's arguments are unsigned, or all are negative: Spark has no unsigned "
-            "numbers",
+            f"{place}: the job's arguments are unsigned, or all are negative, and Spark has no "
+            "unsigned numbers",
             next_step="leave table `b` out: it starts empty",
         )
 

@@ -7,6 +7,7 @@ rows since then, and closes the sessions that the watermark has passed.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from arroyo_dagster.errors import InputError
 from arroyo_dagster.state.model.checkpoints import Checkpoint
@@ -41,8 +42,12 @@ def session_starts(
         assert operator is not None
         if operator.configs[one.table].config.description == SESSION:
             starts = _starts_of(one.operator, tables)
-            found.append(changed_entries(starts, lambda key, value, one=one: one.oldest_nanos))
+            found.append(changed_entries(starts, partial(_start, one)))
     return tuple(found)
+
+
+def _start(given: BootstrapTable, key: int, value: int | None) -> int | None:
+    return given.oldest_nanos
 
 
 def _starts_of(operator: OperatorId, tables: Sequence[GlobalTable]) -> GlobalTable:

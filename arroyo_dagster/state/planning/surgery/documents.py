@@ -25,14 +25,14 @@ def select_position_at(place: str, value: Any) -> int:
     return number
 
 
-def raise_together(what: str, mistakes: Sequence[InputError]) -> None:
-    """Raise all mistakes as one error; the only one as it is.
+def raise_together(what: str, errors: Sequence[InputError]) -> None:
+    """Raise several errors as one; the only one as it is.
 
     Args:
         what: has them, for people.
     """
-    if len(mistakes) == 1:
-        raise mistakes[0]
-    if mistakes:
-        lines = "".join(f"\n  {one}" for one in mistakes)
-        raise InputError(f"{what} has {len(mistakes)} mistakes:{lines}")
+    if len(errors) == 1:
+        raise errors[0]
+    if errors:
+        lines = "".join(f"\n  {one}" for one in errors)
+        raise InputError(f"{what} has {len(errors)} errors:{lines}")

@@ -15,7 +15,7 @@ from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.model.ids import OperatorId
 from arroyo_dagster.state.model.layout import Layout
 from arroyo_dagster.state.model.tables import ExpiringTimeKeyConfig
-from arroyo_dagster.state.operations.surgery.column_types import column_mistakes, fits
+from arroyo_dagster.state.operations.surgery.column_types import column_errors, fits
 from arroyo_dagster.state.operations.surgery.computed_rows import TableTarget
 from arroyo_dagster.state.tables.expiring_time_key import timestamp_table_config
 from tests.evolved_jobs import sql_job
@@ -101,11 +101,11 @@ def test_every_column_that_does_not_fit_is_named_with_both_types() -> None:
     wanted = memory_schema(config)
     kinds = [pa.int64(), pa.string(), pa.int64(), pa.timestamp("us")]
     found = pa.schema(list(zip(wanted.names, kinds, strict=True)))
-    texts = [str(one) for one in column_mistakes("tumbling_4.t", found, wanted)]
+    texts = [str(one) for one in column_errors("tumbling_4.t", found, wanted)]
     assert [text.partition(". Next")[0] for text in texts] == [
         "tumbling_4.t: column 'k' does not fit the type string of the job: it is int64",
         "tumbling_4.t: column 'count(Int64(1))[count]' does not fit the type int64 of the job: it "
         "is string",
     ]
-    (other,) = column_mistakes("tumbling_4.t", pa.schema([found.field(0)]), wanted)
+    (other,) = column_errors("tumbling_4.t", pa.schema([found.field(0)]), wanted)
     assert "have other columns than the table" in str(other)
