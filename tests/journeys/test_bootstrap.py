@@ -19,14 +19,27 @@ from arroyo_dagster.state.model.layout import Layout
 from arroyo_dagster.state.model.surgery.edits import NewPosition
 from arroyo_dagster.state.model.surgery.plans import TableAction
 from arroyo_dagster.state.operations.compaction.rewrite_undo import run_undo
+from arroyo_dagster.state.operations.query.operator_state import sessions
+from arroyo_dagster.state.operations.query.state import open_state
+from arroyo_dagster.state.operations.surgery import bootstrap as bootstrapping
 from arroyo_dagster.state.operations.surgery.bootstrap import BootstrapJob
 from arroyo_dagster.state.operations.surgery.computed_rows import RowFacts, RowsHere, TableTarget
 from arroyo_dagster.state.operations.surgery.execute import EditOptions
 from arroyo_dagster.state.storage import Crash, FaultInjecting, ObjectStore
 from arroyo_dagster.state.storage.wrappers import WriteProtected
-from tests.arroyo_jobs import SECOND, stopped
+from arroyo_dagster.state.tables.restoring import restored_rows
+from tests.arroyo_jobs import GROUPS as GROUPS_SCHEMA
+from tests.arroyo_jobs import (
+    SECOND,
+    TUPLES,
+    accumulators_config,
+    stopped,
+    table_rows,
+    tuples_config,
+    without_keys,
+)
 from tests.compat.test_surgery import positions
-from tests.evolved_jobs import Rows, Sql, in_order, loaded, sql_job
+from tests.evolved_jobs import SESSIONS, Rows, Sql, in_order, loaded, sql_job
 from tests.jobs import copied, listing
 from tests.journeys.test_surgery import errors_of, others, state_of
 from tests.shares import Share, everywhere
@@ -232,7 +245,10 @@ WRONG: dict[str, tuple[Callable[[], dict[str, Any]], str]] = {
     ),
     "no such table": (lambda: {"tables": {key("window", "x"): WINDOWS}}, "no such table of rows"),
     "entries": (lambda: {"tables": {key("source", "k"): WINDOWS}}, "no such table of rows"),
-    "sessions": (lambda: {"tables": {key("session", "s"): WINDOWS}}, "takes no computed rows"),
+    "a number for text": (
+        lambda: {"tables": {key("totals", "a"): rows(GROUPS, "k", [1] * 7)}},
+        "'k' does not fit the type string",
+    ),
     "a relative position": (
         lambda: {"positions": ((None, NewPosition(partition="0", position="+5", relative=True)),)},
         "takes absolute positions",
@@ -256,6 +272,136 @@ def test_what_does_not_fit_the_job_is_refused_and_nothing_changes(name: str) -> 
     with pytest.raises(InputError, match=message):
         wanted.run(job.store, options())
     assert listing(job.store) == before
+
+
+class NotComputed(RowsHere):
+    """Rows that must not be computed."""
+
+    def facts(self, target: TableTarget) -> RowFacts:
+        raise AssertionError("the rows were computed")
+
+
+def test_columns_that_do_not_fit_are_found_together_before_any_row_is_computed() -> None:
+    job = sql_job(Layout.LEGACY, "job_b")
+    tables = {
+        key("window", "t"): NotComputed(WINDOWS.rows),
+        key("totals", "a"): NotComputed(rows(GROUPS, COUNTED, [1.5] * 7).rows),
+        key("join", "left"): NotComputed(WINDOWS.rows),
+    }
+    with pytest.raises(InputError, match="the bootstrap has 2 errors") as caught:
+        bootstrap(job, tables=tables).plan(job.store)
+    _, first, second = str(caught.value).splitlines()
+    assert "updating_aggregate_7.a: column 'count(Int64(1))[count]' does not fit" in first
+    assert "join_11.left: computed rows have other columns" in second
+
+
+# ---- sessions, and aggregates without GROUP BY ---------------------------------------------------
+
+
+def sessions_of(first: int) -> RowsHere:
+    """Two rows of a session, from a second on."""
+    return computed(
+        [
+            {"k": "k1", "item": "x", "price": 5, "_timestamp": (first + at) * NANOS}
+            for at in range(2)
+        ]
+    )
+
+
+@LAYOUTS
+def test_rows_of_sessions_are_loaded_since_the_earliest_of_them(layout: Layout) -> None:
+    job = sql_job(layout, "job_b")
+    at, first = key("session", "s"), NOW // SECOND - 3
+    wanted = bootstrap(job, tables={at: sessions_of(first)})
+    plan = wanted.plan(job.store)
+    actions = {one.table: one.action for one in plan.tables if one.operator == at[0]}
+    assert actions == {"s": TableAction.CHANGED, "e": TableAction.CHANGED}
+    assert wanted.run(job.store, options(), plan=plan).published
+    epoch = open_state(job.store).job("job_b").epoch()
+    starts = epoch.table(at[0], "e").to_arrow().column("value").cast(pa.int64())
+    assert starts.to_pylist() == [first * NANOS] * 2
+    assert [row["price"] for row in loaded(job.store, job.paths)[at]] == [5, 5]
+    (session,) = sessions(epoch)
+    assert (session.starts_at_micros, session.rows) == (first * SECOND, 2)
+    assert errors_of(job.store, job.paths) == set()
+
+
+def test_no_session_is_open_without_rows() -> None:
+    job = sql_job(Layout.LEGACY, "job_b")
+    at = key("session", "s")
+    empty = RowsHere(sessions_of(5).rows.slice(0, 0))
+    bootstrap(job, tables={at: empty}).run(job.store, options())
+    epoch = open_state(job.store).job("job_b").epoch()
+    starts = epoch.table(at[0], "e").to_arrow().column("value")
+    assert starts.null_count == len(starts) == 2
+
+
+def test_rows_of_sessions_need_the_starts_that_a_restore_looks_for() -> None:
+    job = sql_job(Layout.LEGACY, "job_b")
+    job.keep(IDS["session"], SESSIONS, {}, {})
+    job.write({})
+    with pytest.raises(InputError, match="has not stored which sessions are open"):
+        bootstrap(job, tables={key("session", "s"): sessions_of(5)}).plan(job.store)
+
+
+AGGREGATE = OperatorId("agg_9")
+
+
+def unkeyed_job(layout: Layout) -> SurgeryJob:
+    """A job with an aggregate without GROUP BY, of which Arroyo would lose rows."""
+    job = sql_job(layout, "job_b", epochs=2, more=[AGGREGATE])
+    groups, tuples = without_keys(GROUPS_SCHEMA), without_keys(TUPLES)
+    times = [BEGAN * 1000] * 2
+    job.write(
+        {
+            (AGGREGATE, accumulators_config(groups, [])): table_rows(
+                groups, [[1, 2], times, [1, 2]]
+            ),
+            (AGGREGATE, tuples_config(tuples, [])): table_rows(
+                tuples, [[0, 0], [b"x", b"y"], [1, 1], times, [1, 2]]
+            ),
+        }
+    )
+    return job
+
+
+def unkeyed_rows(values: int) -> dict[Any, RowsHere]:
+    time = BEGAN * 1000
+    a = [{"sum": 7, "_timestamp": time, "_generation": values}]
+    b = [
+        {"accumulator": 0, "args_row": bytes([1, n]), "count": n + 1, "_timestamp": time}
+        | {"_generation": 1}
+        for n in range(values)
+    ]
+    return {(AGGREGATE, TableName("a")): computed(a), (AGGREGATE, TableName("b")): computed(b)}
+
+
+@LAYOUTS
+def test_an_aggregate_without_group_by_is_restored_whole_by_arroyo(layout: Layout) -> None:
+    job = unkeyed_job(layout)
+    assert bootstrap(job, tables=unkeyed_rows(5)).run(job.store, options()).published
+    operator = ParquetBackend(job.store, job.paths).load().operator(AGGREGATE)
+    assert operator is not None
+    for name, count in (("a", 1), ("b", 5)):
+        found = restored_rows(job.store, operator, TableName(name), managed=False)
+        # None: Arroyo, which reads the first row of each batch, finds the same.
+        assert (found.count, found.upstream) == (count, None)
+        (file,) = operator.tables[TableName(name)].files  # type: ignore[union-attr]
+        assert (file.min_routing_key, file.max_routing_key) == (0, 0)  # type: ignore[union-attr]
+    assert errors_of(job.store, job.paths) == set()
+
+
+def test_an_aggregate_without_group_by_has_one_row_and_not_too_many_tuples(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    job, tables = unkeyed_job(Layout.LEGACY), unkeyed_rows(5)
+    (a, b), (one, many) = tables.keys(), tables.values()
+    twice = RowsHere(pa.concat_tables([one.rows] * 2))
+    with pytest.raises(InputError, match="an aggregate without GROUP BY has one"):
+        bootstrap(job, tables={a: twice}).plan(job.store)
+    monkeypatch.setattr(bootstrapping, "MAX_UNKEYED_ROWS", 4)
+    with pytest.raises(InputError, match=r"5 rows .* would need a row group each; 4 are the most"):
+        bootstrap(job, tables={b: many}).plan(job.store)
 
 
 def test_the_plan_counts_rows_that_a_restore_may_not_load_and_names_sources_that_stay() -> None:

@@ -3,8 +3,9 @@ the state that this Arroyo had."""
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from arroyo_dagster import cli
+from arroyo_dagster.errors import InputError
 from arroyo_dagster.orchestration.directory import ArroyoDirectory
 from arroyo_dagster.orchestration.resources import ArroyoStateStore, SparkSessionResource
 from arroyo_dagster.orchestration.surgery.bootstrapped_state import (
@@ -27,6 +29,8 @@ from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.operations.catalog.jobs import find_job
 from arroyo_dagster.state.operations.compaction.rewrite_undo import run_undo
+from arroyo_dagster.state.operations.query.operator_state import SessionRow, sessions
+from arroyo_dagster.state.operations.query.state import open_state
 from arroyo_dagster.state.operations.surgery.declared import parse_declared_bootstrap
 from arroyo_dagster.state.operations.surgery.execute import EditOptions
 from arroyo_dagster.state.storage import ObjectStore, open_store
@@ -40,6 +44,8 @@ FILE = "/data/in/flights.json"
 WATERMARK = "2013-01-05T02:30:00Z"
 OLDEST = 1357353000 - 24 * 3600
 """The oldest event time that a join keeps, in seconds: a day before the watermark."""
+MARK, GAP = 1357353000 * 10**9, 6 * 3600 * 10**9
+"""The watermark, and the gap of sessions, in nanoseconds."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +66,7 @@ class Flights:
                 "format": "parquet",
                 "path": str(self.events),
                 "time": "scheduled",
-                "select": {"file": f"'{FILE}'"},
+                "select": {"file": f"'{FILE}'", "timestamp": "scheduled"},
                 "partition": "file",
                 "offset": "seq",
             },
@@ -72,12 +78,15 @@ class Flights:
 
 
 @pytest.fixture(scope="module")
-def flights(session: Any, tmp_path_factory: pytest.TempPathFactory) -> Flights:
+def flights(session: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Flights]:
     folder = tmp_path_factory.mktemp("flights")
     rows = pq.ParquetFile(FLIGHTS).read().slice(0, 8_000)
     rows = rows.append_column("seq", pa.array(range(rows.num_rows), pa.int64()))
     pq.write_table(rows, folder / "events.parquet")
-    return Flights(session, folder, folder / "events.parquet")
+    # 200 partitions of a few rows each would take most of the time.
+    session.conf.set("spark.sql.shuffle.partitions", "3")
+    yield Flights(session, folder, folder / "events.parquet")
+    session.conf.unset("spark.sql.shuffle.partitions")
 
 
 def as_is(rows: Rows) -> Rows:
@@ -96,6 +105,27 @@ def fresh(rows: Rows) -> Rows:
     return [row for row in rows if row["_timestamp"] >= OLDEST * 10**9]
 
 
+def without_generation(rows: Rows) -> Rows:
+    """Without GROUP BY it is the number of batches, which depends on how the events came."""
+    return [{k: v for k, v in row.items() if k != "_generation"} for row in rows]
+
+
+def open_ones(rows: Rows) -> Rows:
+    """Rows of sessions that the watermark has not closed; a real Arroyo keeps others as well."""
+    kept: Rows = []
+    for _, group in itertools.groupby(
+        sorted(rows, key=lambda row: (row["tailnum"], row["_timestamp"])), lambda r: r["tailnum"]
+    ):
+        run: Rows = []
+        for row in group:
+            if run and row["_timestamp"] - run[-1]["_timestamp"] > GAP:
+                run = []
+            run.append(row)
+        if run[-1]["_timestamp"] + GAP >= MARK:
+            kept += run
+    return kept
+
+
 Shape = Callable[[Rows], Rows]
 JOBS: dict[str, tuple[dict[str, Any], dict[str, Shape]]] = {
     "carrier_totals": (
@@ -104,6 +134,11 @@ JOBS: dict[str, tuple[dict[str, Any], dict[str, Shape]]] = {
     ),
     "hourly_departures": ({"tumbling_4": {"t": None}}, {"t": as_is}),
     "busiest_routes": ({"sliding_window_4": {"t": {"every_seconds": 1800}}}, {"t": as_is}),
+    "aircraft_sessions": (
+        {"SessionWindow<21600s>": {"s": {"where": "tailnum is not null"}}},
+        {"s": open_ones},
+    ),
+    "grand_total": ({"updating_aggregate_4": {"a": {}}}, {"a": without_generation}),
     "same_aircraft": (
         {
             "join_5": {
@@ -116,11 +151,17 @@ JOBS: dict[str, tuple[dict[str, Any], dict[str, Shape]]] = {
 }
 
 
+def open_sessions(store: ObjectStore, name: str) -> list[SessionRow]:
+    """What a restore rebuilds of the rows of sessions, and of their earliest start."""
+    return list(sessions(open_state(store).job(name).epoch()))
+
+
 @pytest.mark.parametrize("name", JOBS)
 def test_the_state_of_the_same_events_is_that_of_a_real_arroyo(flights: Flights, name: str) -> None:
     tables, shapes = JOBS[name]
     store, paths = flights.job(name)
-    before = loaded(store, paths)
+    before, waiting = loaded(store, paths), open_sessions(store, name)
+    assert bool(waiting) == (name == "aircraft_sessions")
     epoch = ParquetBackend(store, paths).epochs()[-1]
     declared = parse_declared_bootstrap(flights.declared(lines_read(store, paths, epoch), tables))
     with declared_bootstrap(flights.session, store, paths, stopped(paths), declared) as bootstrap:
@@ -128,6 +169,7 @@ def test_the_state_of_the_same_events_is_that_of_a_real_arroyo(flights: Flights,
         assert bootstrap.run(plan, EditOptions(quiet_seconds=0)).published
     after = loaded(store, paths)
     assert after.keys() == before.keys()
+    assert open_sessions(store, name) == waiting
     for key, shape in shapes.items():
         (at,) = [one for one in before if one[1] == key]
         assert in_order(shape(after[at])) == in_order(shape(before[at])), at
@@ -170,6 +212,7 @@ def test_a_plan_is_printed_approved_executed_and_undone(flights: Flights, tmp_pa
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "a format": ({"format": "iceberg", "path": "x", "time": "at"}, "cannot read the format"),
     "a path": ({"format": "parquet", "path": "/no", "time": "at"}, "the events 'events': Spark"),
+    "no time": ({"time": "seq"}, "the events 'events': `time` is bigint, and no timestamp"),
     "a time": ({"time": "sheduled"}, "the events 'events': Spark refuses it"),
     "a filter": ({"where": "carrier >"}, "the events 'events': Spark refuses it"),
     "an offset": ({"offset": "line"}, "the events 'events': Spark refuses it"),
@@ -209,6 +252,94 @@ def test_an_expression_and_a_table_that_are_wrong_are_named(
         assert (refused.exit_code, expected in refused.stderr) == (1, True), refused.stderr
     file.write_text("tables: [")
     assert "no YAML: line 1" in command(store, file).stderr
+
+
+MISTAKES: dict[str, tuple[str, dict[str, Any], list[str]]] = {
+    "what Spark refuses": (
+        "carrier_totals",
+        {
+            "updating_aggregate_4": {
+                "a": {
+                    "columns": {
+                        "sum(flights.distance)[sum]": "sum(distances)",
+                        "max(flights.dep_delay)[value]": "dep_delay",
+                    },
+                    "where": "nothing > 1",
+                },
+                "b": {"distinct": {1: "flight"}},
+            },
+            "updating_aggregate_5": {"a": {}},
+        },
+        [
+            "updating_aggregate_4.a.columns.sum(flights.distance)[sum]: Spark refuses it: [UNRES",
+            "updating_aggregate_4.a.columns.max(flights.dep_delay)[value]: Spark refuses it: [MISS",
+            "updating_aggregate_4.a.where: Spark refuses it: [UNRESOLVED_COLUMN",
+            "updating_aggregate_4.b.distinct.1: the arguments have the type int32, and in the job "
+            "text",
+            "has no such table of rows",
+        ],
+    ),
+    "types": (
+        "same_aircraft",
+        {
+            "join_5": {
+                "left": {"columns": {"_key_0": "flight", "seq": "cast(seq as double)"}},
+                "right": {"columns": {"_key_0": "tailnum", "tail": "tailnum"}},
+            }
+        },
+        [
+            "join_5.left: column '_key_0' does not fit the type string of the job: it is int32",
+            "join_5.left: column 'seq' does not fit the type int64 of the job: it is double",
+            "join_5.right.columns: the job's table has no column 'tail'",
+        ],
+    ),
+    "an aggregate that is another one": (
+        "hourly_departures",
+        {"tumbling_4": {"t": {"columns": {"max(flights.arr_delay)[value]": "avg(arr_delay)"}}}},
+        ["column 'max(flights.arr_delay)[value]' does not fit the type int32 of the job: it is do"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_all_mistakes_are_found_together_before_spark_computes_anything(
+    flights: Flights, name: str
+) -> None:
+    job, tables, expected = MISTAKES[name]
+    store, paths = flights.job(job)
+    flights.session.read.parquet(str(flights.events)).createOrReplaceTempView("flights_read")
+    given = flights.declared(7_000, tables, lateness_seconds=5)
+    del given["watermark"]
+    events = {**given["events"], "table": "flights_read"}
+    given["events"] = {k: v for k, v in events.items() if k not in ("format", "path")}
+    declared = parse_declared_bootstrap(given)
+    tracker = flights.session.sparkContext.statusTracker()
+    ran = tracker.getJobIdsForGroup()
+    with (
+        pytest.raises(InputError) as caught,
+        declared_bootstrap(flights.session, store, paths, stopped(paths), declared),
+    ):
+        pass
+    assert tracker.getJobIdsForGroup() == ran
+    lines = str(caught.value).splitlines()[-len(expected) :]
+    assert len(str(caught.value).splitlines()) == len(expected) + (len(expected) > 1)
+    for line, part in zip(lines, expected, strict=True):
+        assert part in line
+
+
+def test_times_without_a_zone_are_read_in_utc_or_not_at_all(flights: Flights) -> None:
+    store, paths = flights.job("hourly_departures")
+    declared = parse_declared_bootstrap(flights.declared(7_000, {"tumbling_4": {"t": {}}}))
+    zone = "spark.sql.session.timeZone"
+    flights.session.conf.set(zone, "Europe/Berlin")
+    try:
+        with (
+            pytest.raises(InputError, match="is Europe/Berlin: times without a zone"),
+            declared_bootstrap(flights.session, store, paths, stopped(paths), declared),
+        ):
+            pass
+    finally:
+        flights.session.conf.set(zone, "UTC")
 
 
 def test_the_watermark_may_follow_from_the_events(flights: Flights) -> None:

@@ -19,6 +19,22 @@ _SIGNED = {
 }
 """Spark has no unsigned types; each maps to the smallest type that holds all of its values."""
 
+_ARROW = {
+    "boolean": pa.bool_(),
+    "tinyint": pa.int8(),
+    "smallint": pa.int16(),
+    "int": pa.int32(),
+    "bigint": pa.int64(),
+    "float": pa.float32(),
+    "double": pa.float64(),
+    "void": pa.null(),
+    "binary": pa.binary(),
+    "date": pa.date32(),
+    **dict.fromkeys(("string", "varchar", "char"), pa.string()),
+    **dict.fromkeys(("timestamp", "timestamp_ntz"), pa.timestamp("us")),
+}
+"""By the name of Spark's type."""
+
 
 def spark_type(kind: pa.DataType) -> pa.DataType:
     """Return the type of a column for Spark, which has microseconds and no unsigned numbers."""
@@ -27,6 +43,26 @@ def spark_type(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_timestamp(kind):
         return pa.timestamp("us", "UTC")
     return _SIGNED.get(kind, kind)
+
+
+def arrow_type(kind: Any) -> pa.DataType:
+    """Return the type of a column of Spark as its rows get to Python.
+
+    Raises:
+        InputError: Arrow has no such type, or it is a map.
+    """
+    from pyspark.sql.types import ArrayType, DecimalType, StructType
+
+    if isinstance(kind, DecimalType):
+        return pa.decimal128(kind.precision, kind.scale)
+    if isinstance(kind, ArrayType):
+        return pa.list_(arrow_type(kind.elementType))
+    if isinstance(kind, StructType):
+        return pa.struct([(field.name, arrow_type(field.dataType)) for field in kind])
+    name = kind.simpleString().partition("(")[0]
+    if name not in _ARROW:
+        raise InputError(f"the type {name} is Spark's own", next_step="cast it")
+    return _ARROW[name]
 
 
 def for_spark(rows: pa.Table) -> pa.Table:

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from arroyo_dagster.errors import ArroyoStateError, ProtocolError
+from arroyo_dagster.errors import ArroyoStateError, InputError, ProtocolError
+from arroyo_dagster.spark.connectors.columns import arrow_type
 from arroyo_dagster.spark.jobs import fetch_rows, slots
 from arroyo_dagster.spark.tasks import TASKS_PER_SLOT
 from arroyo_dagster.spark.workers import DiskProbe, check_workers
@@ -145,13 +146,18 @@ class RowsOnSpark:
 
     frame: DataFrame
 
+    @property
+    def schema(self) -> pa.Schema:
+        """See `ComputedRows`."""
+        return arrow_schema(self.frame)
+
     def facts(self, target: TableTarget) -> RowFacts:
         """See `ComputedRows`."""
         return sum((one for one, _ in self._parts(partial(_described, target))), RowFacts())
 
     def doubled(self, target: TableTarget) -> bool:
         """See `ComputedRows`."""
-        names = [f"`{name.replace('`', '``')}`" for name in target.keys]
+        names = [f"`{name.replace('`', '``')}`" for name in target.keys or ()]
         groups = self.frame.groupBy(*names).count()
         return bool(fetch_rows(self.frame.sparkSession, groups.where("count > 1").limit(1)))
 
@@ -166,10 +172,8 @@ class RowsOnSpark:
 
     def _parts(self, work: Callable[[pa.Table], _BlockResult]) -> list[_BlockResult]:
         session, names = self.frame.sparkSession, self.frame.columns
-        # A task in Python costs more than the rows of a small partition.
-        frame = self.frame.coalesce(slots(session) * TASKS_PER_SLOT)
         # Spark resolves the names of columns once more, where a dot means a field.
-        numbered = frame.toDF(*(f"c{at}" for at in range(len(names))))
+        numbered = few_tasks(self.frame).toDF(*(f"c{at}" for at in range(len(names))))
         found: list[_BlockResult] = []
         for one in fetch_rows(session, numbered.mapInArrow(_on_blocks(work, names), _DDL)):
             result = pickle.loads(one.payload)
@@ -177,6 +181,28 @@ class RowsOnSpark:
                 raise result
             found.append(result)
         return found
+
+
+def few_tasks(frame: DataFrame) -> DataFrame:
+    """Return a frame for Python, where a task costs more than the rows of a small partition."""
+    return frame.coalesce(slots(frame.sparkSession) * TASKS_PER_SLOT)
+
+
+def arrow_schema(frame: DataFrame) -> pa.Schema:
+    """Return the columns of a frame as its rows get to Python; nothing is computed.
+
+    Raises:
+        InputError: a column has a type that only Spark has.
+    """
+    fields = []
+    for one in frame.schema:
+        try:
+            fields.append(pa.field(one.name, arrow_type(one.dataType)))
+        except InputError as error:
+            raise InputError(
+                f"column {one.name!r}: {error.message}", next_step=error.next_step
+            ) from error
+    return pa.schema(fields)
 
 
 def _on_blocks(

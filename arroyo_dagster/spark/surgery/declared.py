@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial, reduce
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from arroyo_dagster.errors import InputError
-from arroyo_dagster.spark.surgery.bootstrap import Bootstrap
+from arroyo_dagster.spark.surgery.analysis import computed, refusals
+from arroyo_dagster.spark.surgery.bootstrap import Bootstrap, arrow_schema, few_tasks
+from arroyo_dagster.spark.surgery.events import check_time_zone, newest_micros, read_events
 from arroyo_dagster.state.codec.args_row import encode_argument
+from arroyo_dagster.state.codec.schema import memory_schema
 from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.model.checkpoints import Checkpoint
 from arroyo_dagster.state.model.layout import JobPaths
@@ -24,7 +26,10 @@ from arroyo_dagster.state.model.surgery.declared import (
 )
 from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
 from arroyo_dagster.state.operations.surgery.bootstrap import computed_config
+from arroyo_dagster.state.operations.surgery.column_types import column_errors
+from arroyo_dagster.state.operations.surgery.declared_checks import contradictions
 from arroyo_dagster.state.planning.surgery.declared_columns import TableQuery, table_query
+from arroyo_dagster.state.planning.surgery.documents import raise_together
 from arroyo_dagster.state.storage.store import ObjectStore
 
 if TYPE_CHECKING:
@@ -47,15 +52,30 @@ def declared_bootstrap(
     computed once are kept in Spark until the end.
 
     Raises:
-        InputError: a source cannot be read, an expression is wrong, a column does not follow from
-            its name, or the job has no such table; names the place in the declaration.
+        InputError: the declaration does not fit the events or the job: a source cannot be read, an
+            expression is wrong, a table or column does not exist, or a column has another type than
+            in the job. Names all places. Or the time zone of the session is not UTC.
         NotFoundError, FormatError: the job has no checkpoint, or one that cannot be read.
     """
+    check_time_zone(session)
     checkpoint = ParquetBackend(store, job).load()
-    events = {one.name: _events(session, one, declared) for one in declared.sources}
+    errors: list[InputError] = []
+    events: dict[str, DataFrame] = {}
+    for source in declared.sources:
+        with _noted(errors):
+            events[source.name] = read_events(session, source, declared)
+    tables = [
+        _ComputedTable(declared.source(one.source), one, checkpoint, events[one.source])
+        for one in declared.tables
+        if one.source in events
+    ]
+    for table in tables:
+        with _noted(errors):
+            errors.extend(table.errors(store))
+    raise_together("the declaration", errors)
     watermark = declared.watermark_micros
     if watermark is None:
-        watermark = _newest(declared, events) - declared.lateness_micros
+        watermark = newest_micros(declared, events) - declared.lateness_micros
     found = Bootstrap(
         store=store,
         job=job,
@@ -65,128 +85,94 @@ def declared_bootstrap(
         declaration=declared.digest,
     )
     with ExitStack() as kept:
-        for table in declared.tables:
-            work = _Computed(declared.source(table.source), table, checkpoint, watermark)
-            frame = work.frame(events[table.source]).persist()
+        for table in tables:
+            frame = table.frame(watermark).persist()
             kept.callback(frame.unpersist)
-            found = found.table(table.operator, table.table, frame)
+            found = found.table(table.declared.operator, table.declared.table, frame)
         yield found
 
 
-# ---- events --------------------------------------------------------------------------------------
-
-
-def _events(session: SparkSession, source: EventSource, declared: DeclaredBootstrap) -> DataFrame:
-    """Return the events of a source before the cut, with the selected columns."""
-    with _analyzed(f"the events {source.name!r}"):
-        if source.table is not None:
-            frame = session.table(source.table)
-        else:
-            reader = session.read.format(str(source.format)).options(**source.options)
-            frame = reader.load() if source.path is None else reader.load(source.path)
-        for name, expression in source.select.items():
-            frame = frame.selectExpr("*", f"{expression} as `{name}`")
-        if source.where is not None:
-            frame = frame.where(source.where)
-        if source.partition is not None:
-            frame = frame.where(_before(source, declared))
-        frame.selectExpr(source.time)
-    return frame
-
-
-def _before(source: EventSource, declared: DeclaredBootstrap) -> str:
-    """Return the SQL of the events before the positions of the cut."""
-    cases = []
-    for operator, new in declared.positions:
-        if operator is not None and source.operator not in (None, operator):
-            continue
-        if not new.position.isdecimal():
-            raise InputError(
-                f"positions.{new.partition}: the events are cut at a number, not at "
-                f"{new.position!r}",
-                next_step="cut them with `where`, and leave out `partition` and `offset`",
-            )
-        partition = new.partition.replace("\\", "\\\\").replace("'", "\\'")
-        cases.append(
-            f"when cast({source.partition} as string) = '{partition}' "
-            f"then {source.offset} < {new.position}"
-        )
-    if not cases:
-        raise InputError(
-            f"the events {source.name!r} are cut at positions, and there are none",
-            next_step="give `positions`, or leave out `partition` and `offset`",
-        )
-    return f"case {' '.join(cases)} else false end"
-
-
-def _newest(declared: DeclaredBootstrap, events: Mapping[str, DataFrame]) -> int:
-    """Return the newest event time of the slowest source, in microseconds."""
-    found = []
-    for source in declared.sources:
-        with _analyzed(f"the events {source.name!r}"):
-            newest = events[source.name].selectExpr(f"unix_micros(max({source.time})) as newest")
-            (row,) = newest.collect()
-        if row.newest is None:
-            raise InputError(
-                f"the events {source.name!r} have no event time before the cut",
-                next_step="give `watermark`, or other positions",
-            )
-        found.append(int(row.newest))
-    return min(found)
-
-
-# ---- tables --------------------------------------------------------------------------------------
+@contextmanager
+def _noted(errors: list[InputError]) -> Iterator[None]:
+    """Go on after an error, which is raised later, with others."""
+    try:
+        yield
+    except InputError as error:
+        errors.append(error)
 
 
 @dataclass(frozen=True, slots=True)
-class _Computed:
+class _ComputedTable:
     source: EventSource
-    table: DeclaredTable
+    declared: DeclaredTable
     checkpoint: Checkpoint
-    watermark_micros: int
+    events: DataFrame
 
     @property
     def place(self) -> str:
-        return f"tables.{self.table.operator}.{self.table.table}"
+        return f"tables.{self.declared.operator}.{self.declared.table}"
 
-    def frame(self, events: DataFrame) -> DataFrame:
+    def errors(self, store: ObjectStore) -> Iterator[InputError]:
+        """Yield what does not fit the events or the job; nothing is computed.
+
+        Raises:
+            InputError: the job has no such table, or its columns do not follow from the events.
+        """
+        config = computed_config(self.checkpoint, (self.declared.operator, self.declared.table))
+        # The watermark decides which rows there are, not which columns.
+        queries = self._queries(0)
+        refused = [
+            one for place, query in queries.items() for one in refusals(self.events, query, place)
+        ]
+        if refused:
+            yield from refused
+            return
+        arguments = {
+            number: arrow_schema(computed(self.events, query, place)).field(ARGUMENT).type
+            for number, (place, query) in zip(
+                sorted(self.declared.distinct), queries.items(), strict=False
+            )
+        }
+        found = list(contradictions(store, self.checkpoint, self.declared, arguments))
+        yield from found
+        if not found:
+            columns = arrow_schema(self.frame(0))
+            yield from column_errors(self.place, columns, memory_schema(config))
+
+    def frame(self, watermark_micros: int) -> DataFrame:
         """Return the rows of the table."""
-        config = computed_config(self.checkpoint, (self.table.operator, self.table.table))
-        query = table_query(
-            self.table, config, self.source, frozenset(events.columns), self.watermark_micros
-        )
-        with _analyzed(self.place):
-            if not self.table.distinct:
-                return _computed(events, query)
-            parts = [self._tuples(events, query, at) for at in sorted(self.table.distinct)]
-            return reduce(lambda one, other: one.unionByName(other), parts)
+        frames = [
+            computed(self.events, query, place)
+            for place, query in self._queries(watermark_micros).items()
+        ]
+        if not self.declared.distinct:
+            return frames[0]
+        return reduce(lambda one, other: one.unionByName(other), map(_encoded, frames))
 
-    def _tuples(self, events: DataFrame, query: TableQuery, number: int) -> DataFrame:
-        """Return the rows of table `b` of one aggregate: each value that it counts, once."""
-        argument = self.table.distinct[number]
-        counted = TableQuery(
-            columns=(
-                *query.columns,
-                ("accumulator", str(number)),
-                (ARGUMENT, argument),
-                ("count", "count(*)"),
-                ("_timestamp", f"timestamp_micros({self.watermark_micros})"),
-                ("_generation", "count(*)"),
-            ),
-            group_by=(*query.group_by, argument),
-            where=query.where,
-        )
-        return _encoded(_computed(events, counted))
+    def _queries(self, watermark_micros: int) -> Mapping[str, TableQuery]:
+        """Return the queries whose rows the table has together, by their place."""
+        config = computed_config(self.checkpoint, (self.declared.operator, self.declared.table))
+        known = frozenset(self.events.columns)
+        query = table_query(self.declared, config, self.source, known, watermark_micros)
+        if not self.declared.distinct:
+            return {self.place: query}
+        return {
+            f"{self.place}.distinct.{number}": _tuples(query, number, argument, watermark_micros)
+            for number, argument in sorted(self.declared.distinct.items())
+        }
 
 
-def _computed(events: DataFrame, query: TableQuery) -> DataFrame:
-    view = f"arroyo_events_{uuid.uuid4().hex}"
-    events.createOrReplaceTempView(view)
-    session = events.sparkSession
-    try:
-        return session.sql(query.text(view))
-    finally:
-        session.catalog.dropTempView(view)
+def _tuples(query: TableQuery, number: int, argument: str, watermark_micros: int) -> TableQuery:
+    """Return the query of table `b` of one aggregate: each value that it counts, once."""
+    columns = (
+        *query.columns,
+        ("accumulator", str(number)),
+        (ARGUMENT, argument),
+        ("count", "count(*)"),
+        ("_timestamp", f"timestamp_micros({watermark_micros})"),
+        ("_generation", "count(*)"),
+    )
+    return replace(query, columns=columns, group_by=(*query.group_by, argument))
 
 
 def _encoded(frame: DataFrame) -> DataFrame:
@@ -195,7 +181,7 @@ def _encoded(frame: DataFrame) -> DataFrame:
     at = names.index(ARGUMENT)
     types[at] = "binary"
     # Spark resolves the names of columns once more, where a dot means a field.
-    numbered = frame.toDF(*(f"c{number}" for number in range(len(names))))
+    numbered = few_tasks(frame).toDF(*(f"c{number}" for number in range(len(names))))
     schema = ", ".join(f"c{number} {kind}" for number, kind in enumerate(types))
     return numbered.mapInArrow(partial(_encode, at), schema).toDF(*names)
 
@@ -205,31 +191,3 @@ def _encode(at: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBat
         columns = batch.columns
         columns[at] = encode_argument(columns[at])
         yield pa.record_batch(columns, names=batch.schema.names)
-
-
-# ---- what is wrong -------------------------------------------------------------------------------
-
-
-@contextmanager
-def _analyzed(place: str) -> Iterator[None]:
-    """Name the place in the declaration of what Spark refuses.
-
-    Raises:
-        InputError: Spark refuses it.
-    """
-    from py4j.protocol import Py4JJavaError
-    from pyspark.errors import AnalysisException, PySparkException
-
-    try:
-        yield
-    except (PySparkException, Py4JJavaError) as error:
-        lines = [line.strip() for line in str(error).splitlines()]
-        absent = next((one for one in lines if "DATA_SOURCE_NOT_FOUND" in one), None)
-        if absent is not None:
-            raise InputError(
-                f"{place}: this Spark cannot read the format: {absent.partition('] ')[2]:.200}",
-                next_step="name its package with --spark --packages",
-            ) from error
-        if not isinstance(error, AnalysisException):
-            raise
-        raise InputError(f"{place}: Spark refuses it: {lines[0]:.400}") from error

@@ -412,10 +412,16 @@ def batch_numbers(group_rows: Sequence[int]) -> npt.NDArray[np.int64]:
 
 
 def write_time_file(
-    store: ObjectStore, rows: pa.Table, path: StatePath, *, epoch: Epoch, timestamp_index: int
+    store: ObjectStore,
+    rows: pa.Table,
+    path: StatePath,
+    *,
+    epoch: Epoch,
+    timestamp_index: int,
+    encode: Callable[[pa.Table], bytes] = encode_rows,
 ) -> tuple[TimeFile, int]:
     """Write rows of a file schema; return the file's metadata, with exact bounds, and its size."""
-    data = encode_rows(rows)
+    data = encode(rows)
     hashes = pc.min_max(rows.column(rows.num_columns - 2))
     latest = pc.max(rows.column(timestamp_index))
     store.put(path, data)

@@ -15,12 +15,14 @@ class BootstrapTable:
     Attributes:
         digest: of the rows as they are stored.
         expired: how many of them are older than the retention at the new watermark.
+        oldest_nanos: the event time of the oldest; None = there is none.
     """
 
     operator: OperatorId
     table: TableName
     digest: RowsDigest
     expired: int = 0
+    oldest_nanos: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 from arroyo_dagster.errors import InputError, ProtocolError
 from arroyo_dagster.state.codec.hashing.ahash import HashVariant
@@ -41,6 +42,7 @@ from arroyo_dagster.state.operations.compaction.rewrite_preconditions import (
     table_facts,
 )
 from arroyo_dagster.state.operations.surgery.carried_files import without_rows
+from arroyo_dagster.state.operations.surgery.column_types import column_errors
 from arroyo_dagster.state.operations.surgery.computed_rows import ComputedRows, TableTarget
 from arroyo_dagster.state.operations.surgery.entries import (
     ChangedEntries,
@@ -60,14 +62,14 @@ from arroyo_dagster.state.operations.surgery.plan import (
     editable_snapshot,
     preconditions,
 )
+from arroyo_dagster.state.operations.surgery.session_starts import SESSION_START, session_starts
 from arroyo_dagster.state.operations.surgery.watermarks import WatermarkChanges, watermark_changes
 from arroyo_dagster.state.planning.compaction.rewrite import TableFacts, TableKey
-from arroyo_dagster.state.planning.surgery.columns import SESSION
+from arroyo_dagster.state.planning.surgery.documents import raise_together
 from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.tables.known.catalogue import default_catalogue
 from arroyo_dagster.state.tables.known.positions import rule_of
-
-_SESSION_START = "earliest start time of all active batches."
+from arroyo_dagster.state.tables.merge.rewrite import MAX_UNKEYED_ROWS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,8 +94,9 @@ class BootstrapJob:
         """Compute the rows and plan to write them. Writes nothing: the dry run.
 
         Raises:
-            InputError: it is a managed job; a table does not exist, or takes no computed rows; rows
-                do not fit their table; or a position or the watermark cannot be set.
+            InputError: it is a managed job; a table does not exist; columns do not fit their table,
+                which is found before rows are computed; rows do not; or a position or the watermark
+                cannot be set.
             NotFoundError, FormatError: the job has no checkpoint, or one that cannot be read.
             ConflictError: an earlier edit was interrupted; undo it first.
         """
@@ -187,11 +190,19 @@ class BootstrapJob:
             key: _target(checkpoint, key, hashes.variant, self.watermark_micros)
             for key in self.tables
         }
+        errors = [
+            one
+            for (operator, name), target in targets.items()
+            for one in column_errors(
+                f"{operator}.{name}", self.tables[operator, name].schema, target.columns
+            )
+        ]
+        raise_together("the bootstrap", errors)
         if tables is None:
             tables = tuple(self._described(key, target) for key, target in targets.items())
         request = replace(request, tables=tables)
         globals_ = read_global_tables(store, checkpoint, default_catalogue())
-        cut = _Cut.of(self, checkpoint, globals_)
+        cut = _Cut.of(self, checkpoint, tables, globals_)
         steps = list(_steps(checkpoint, tables, cut))
         facts = table_facts(store, snapshot)
         plan = replace(
@@ -224,14 +235,27 @@ class BootstrapJob:
 
     def _described(self, key: TableKey, target: TableTarget) -> BootstrapTable:
         found = self.tables[key].facts(target)
-        if target.keys and self.tables[key].doubled(target):
+        where: dict[str, Any] = {"operator": key[0], "table": key[1]}
+        if target.keys is not None and self.tables[key].doubled(target):
             raise InputError(
-                f"several rows have the same key ({', '.join(target.keys)}): an aggregate has one",
-                operator=key[0],
-                table=key[1],
+                f"several rows have the same key ({', '.join(target.keys)}): an aggregate has one"
+                if target.keys
+                else "there are several rows: an aggregate without GROUP BY has one",
+                **where,
+            )
+        if target.one_by_one and found.digest.rows > MAX_UNKEYED_ROWS:
+            raise InputError(
+                f"{found.digest.rows} rows of an aggregate without GROUP BY would need a row group "
+                f"each; {MAX_UNKEYED_ROWS} are the most",
+                next_step="leave the table out: it starts empty",
+                **where,
             )
         return BootstrapTable(
-            operator=key[0], table=key[1], digest=found.digest, expired=found.expired
+            operator=key[0],
+            table=key[1],
+            digest=found.digest,
+            expired=found.expired,
+            oldest_nanos=found.oldest_nanos,
         )
 
     # ---- execution -------------------------------------------------------------------------------
@@ -267,13 +291,20 @@ class _Prepared:
 
 @dataclass(frozen=True, slots=True)
 class _Cut:
-    """The sources and watermarks of a job, set to the cut."""
+    """The sources, watermarks and open sessions of a job, set to the cut."""
 
     offsets: OffsetChanges
     watermark: WatermarkChanges
+    sessions: tuple[ChangedEntries, ...]
 
     @classmethod
-    def of(cls, job: BootstrapJob, checkpoint: Checkpoint, tables: list[GlobalTable]) -> _Cut:
+    def of(
+        cls,
+        job: BootstrapJob,
+        checkpoint: Checkpoint,
+        given: tuple[BootstrapTable, ...],
+        tables: list[GlobalTable],
+    ) -> _Cut:
         at = SetWatermark(at_micros=job.watermark_micros)
         offsets = OffsetChanges((), (), (), ())
         for operator in dict.fromkeys(operator for operator, _ in job.positions):
@@ -285,18 +316,19 @@ class _Cut:
                 missing_outputs=(),
                 unknown=(*offsets.unknown, *found.unknown),
             )
-        return cls(offsets, watermark_changes(at, checkpoint, tables))
+        sessions = session_starts(given, checkpoint, tables)
+        return cls(offsets, watermark_changes(at, checkpoint, tables), sessions)
 
     @property
     def changes(self) -> tuple[ChangedEntries, ...]:
-        return (*self.offsets.tables, *self.watermark.tables)
+        return (*self.offsets.tables, *self.watermark.tables, *self.sessions)
 
 
 def computed_config(checkpoint: Checkpoint, key: TableKey) -> ExpiringTimeKeyConfig:
     """Return the configuration of a table that takes computed rows.
 
     Raises:
-        InputError: the job has no such table, or the table takes none.
+        InputError: the job has no such table.
     """
     operator = checkpoint.operator(key[0])
     config = None if operator is None else operator.configs.get(key[1])
@@ -307,15 +339,6 @@ def computed_config(checkpoint: Checkpoint, key: TableKey) -> ExpiringTimeKeyCon
             table=key[1],
             next_step="let the job process rows until it has written the table, and stop it again; "
             "`arroyo-state show` lists its tables",
-        )
-    reason = None
-    if config.config.description == SESSION:
-        reason = "which sessions are open is in a second table"
-    elif config.config.generational and not config.config.schema.hashed_indices:
-        reason = "of an aggregate without GROUP BY Arroyo restores one row of each batch only"
-    if reason is not None:
-        raise InputError(
-            f"the table takes no computed rows: {reason}", operator=key[0], table=key[1]
         )
     return config.config
 
@@ -338,6 +361,7 @@ def _steps(
 ) -> Iterator[TableStep]:
     """Yield what becomes of each table, in the order of the epoch."""
     given = {(one.operator, one.table): one for one in tables}
+    sessions = {one.table.operator.operator for one in cut.sessions}
     changed = {
         (one.table.operator.operator, one.table.name): one for one in cut.changes if one.files
     }
@@ -351,10 +375,12 @@ def _steps(
             if key in given:
                 action = TableAction.CHANGED if rows else TableAction.EMPTIED
                 reason = f"{rows} computed rows replace its rows"
-            elif isinstance(files, ExpiringTimeKeyFiles) or description == _SESSION_START:
-                action, reason = TableAction.EMPTIED, "no rows are given for it"
             elif entries:
                 action, reason = TableAction.CHANGED, f"{len(entries)} entries are set to the cut"
+            elif isinstance(files, ExpiringTimeKeyFiles) or (
+                description == SESSION_START and operator.operator not in sessions
+            ):
+                action, reason = TableAction.EMPTIED, "no rows are given for it"
             yield TableStep(
                 operator=operator.operator,
                 table=name,

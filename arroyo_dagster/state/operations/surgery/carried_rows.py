@@ -122,7 +122,9 @@ class TablePair:
         named = table_described(operator, ACCUMULATORS)
         if not isinstance(files, ExpiringTimeKeyFiles) or named is None:
             return None
-        return _Aggregates(aggregates_of(named), accumulator_numbers(store, config, files.files))
+        numbers = accumulator_numbers(store, config, files.files)
+        sizes = {number: {size for size, _ in found} for number, found in numbers.items()}
+        return _Aggregates(aggregates_of(named), sizes)
 
     @property
     def _where(self) -> str:

@@ -19,7 +19,7 @@ from arroyo_dagster.state.codec.digest import digest_rows
 from arroyo_dagster.state.codec.hashing.ahash import HashVariant
 from arroyo_dagster.state.codec.hashing.routing import key_hashes
 from arroyo_dagster.state.codec.operations import INSERT
-from arroyo_dagster.state.codec.parquet import decode_file
+from arroyo_dagster.state.codec.parquet import decode_file, encode_rows, encode_single_rows
 from arroyo_dagster.state.codec.schema import file_schema, memory_schema
 from arroyo_dagster.state.model.checkpoints import Checkpoint, OperatorCheckpoint
 from arroyo_dagster.state.model.compaction import RowsDigest
@@ -39,13 +39,18 @@ class RowFacts:
 
     Attributes:
         expired: how many are older than the retention at the new watermark.
+        oldest_nanos: the event time of the oldest; None = there is none.
     """
 
     digest: RowsDigest = field(default_factory=RowsDigest)
     expired: int = 0
+    oldest_nanos: int | None = None
 
     def __add__(self, other: RowFacts) -> RowFacts:
-        return RowFacts(self.digest + other.digest, self.expired + other.expired)
+        times = [one for one in (self.oldest_nanos, other.oldest_nanos) if one is not None]
+        return RowFacts(
+            self.digest + other.digest, self.expired + other.expired, min(times, default=None)
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,31 +74,33 @@ class TableTarget:
         return memory_schema(self.config)
 
     @property
-    def keys(self) -> tuple[str, ...]:
-        """The columns of which an aggregate has one row for each value; empty = any number."""
+    def keys(self) -> tuple[str, ...] | None:
+        """The columns of which an aggregate has one row for each value; empty = one row in all;
+        None = any number.
+        """
         if not self.config.generational:
-            return ()
+            return None
         return tuple(self.columns.field(at).name for at in self.config.schema.key_indices or ())
+
+    @property
+    def one_by_one(self) -> bool:
+        """Whether each row needs a row group of its own: without GROUP BY Arroyo restores the first
+        row of each batch only.
+        """
+        return self.config.generational and not self.config.schema.hashed_indices
 
     def stored(self, rows: pa.Table) -> pa.Table:
         """Return computed rows as a data file has them.
 
         Values of another type are converted if none of them changes.
 
+        Args:
+            rows: with the columns of the table, as `column_errors` checks them.
+
         Raises:
-            InputError: other columns, a value that does not fit its type, or NULL where the job's
-                table has none.
+            InputError: a value does not fit its type, or is NULL where the job's table has none.
         """
-        wanted = self.columns
-        if rows.schema.names != wanted.names:
-            raise InputError(
-                "computed rows have other columns than the table of the job",
-                **self._where,
-                expected=", ".join(f"{one.name} {one.type}" for one in wanted),
-                found=", ".join(f"{one.name} {one.type}" for one in rows.schema),
-                next_step="select these columns in this order",
-            )
-        columns = [self._cast(rows.column(at), one) for at, one in enumerate(wanted)]
+        columns = [self._cast(rows.column(at), one) for at, one in enumerate(self.columns)]
         indices = self.config.schema.hashed_indices
         hashes = key_hashes(
             [columns[at] for at in indices], rows=rows.num_rows, variant=self.variant
@@ -127,10 +134,10 @@ class TableTarget:
         return found
 
     def facts(self, stored: pa.Table) -> RowFacts:
-        """Return the digest of stored rows, and how many have expired."""
+        """Return the digest of stored rows, how many have expired, and the oldest event time."""
         times = stored.column(self.config.schema.timestamp_index).cast(pa.int64())
         old = pc.sum(pc.less(times, self.cutoff_micros * NANOS_PER_MICRO)).as_py() or 0
-        return RowFacts(digest_rows(stored), old)
+        return RowFacts(digest_rows(stored), old, pc.min(times).as_py())
 
     def write(self, store: ObjectStore, stored: pa.Table) -> tuple[TimeFile, ...]:
         """Write stored rows, one file for each subtask that owns some, and read each file back.
@@ -158,8 +165,14 @@ class TableTarget:
             self.checkpoint.worker_generation,
             attempt=rewritten_attempt(uuid.uuid4().hex),
         )
-        times = self.config.schema.timestamp_index
-        file, _ = write_time_file(store, rows, path, epoch=operator.epoch, timestamp_index=times)
+        file, _ = write_time_file(
+            store,
+            rows,
+            path,
+            epoch=operator.epoch,
+            timestamp_index=self.config.schema.timestamp_index,
+            encode=encode_single_rows if self.one_by_one else encode_rows,
+        )
         again, _ = decode_file(store.read(path), path)
         if not again.schema.equals(rows.schema) or digest_rows(again) != digest_rows(rows):
             raise ProtocolError(
@@ -180,6 +193,10 @@ def _in_order(rows: pa.Table, timestamp_index: int) -> pa.Table:
 class ComputedRows(Protocol):
     """Rows that are computed when they are asked for: in this process, or on Spark."""
 
+    @property
+    def schema(self) -> pa.Schema:
+        """Their columns, known before the rows are computed."""
+
     def facts(self, target: TableTarget) -> RowFacts:
         """Compute the rows and describe them; write nothing.
 
@@ -188,7 +205,7 @@ class ComputedRows(Protocol):
         """
 
     def doubled(self, target: TableTarget) -> bool:
-        """Whether two rows have the same values in `target.keys`."""
+        """Whether two rows have the same values in `target.keys`, which is not None."""
 
     def write(self, target: TableTarget, store: ObjectStore) -> tuple[RowFacts, Sequence[TimeFile]]:
         """Compute the rows, and write them to data files that nothing lists yet."""
@@ -200,12 +217,19 @@ class RowsHere:
 
     rows: pa.Table
 
+    @property
+    def schema(self) -> pa.Schema:
+        """See `ComputedRows`."""
+        return self.rows.schema
+
     def facts(self, target: TableTarget) -> RowFacts:
         """See `ComputedRows`."""
         return target.facts(target.stored(self.rows))
 
     def doubled(self, target: TableTarget) -> bool:
         """See `ComputedRows`."""
+        if not target.keys:
+            return bool(self.rows.num_rows > 1)
         found = self.rows.group_by(list(target.keys)).aggregate([([], "count_all")])
         return bool(found.num_rows < self.rows.num_rows)
 

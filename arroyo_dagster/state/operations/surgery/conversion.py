@@ -8,7 +8,7 @@ Source: docs/spec/state-surgery.md, `Rules`.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -110,22 +110,41 @@ def accumulator_index(config: ExpiringTimeKeyConfig) -> int:
 
 def accumulator_numbers(
     store: ObjectStore, config: ExpiringTimeKeyConfig, files: tuple[TimeFile, ...]
-) -> dict[int, set[int]]:
-    """Return the numbers of the aggregates in a table `b`, each with the sizes of its arguments.
+) -> dict[int, set[tuple[int, bytes]]]:
+    """Return the numbers of the aggregates in a table `b`, each with the sizes of its arguments and
+    their first two bytes.
 
     Raises:
         FormatError, NotFoundError: a file is broken, or missing.
     """
     keys = config.schema.key_indices or ()
     columns = tuple(sorted((accumulator_index(config), keys[-1])))
-    found: dict[int, set[int]] = {}
-    reader = TimeFileReader(config, store)
-    for part in reader.stream(files, ReadRequest(keys=_EVERY_KEY, columns=columns)):
-        numbers = part.rows.column(columns.index(keys[-2])).to_pylist()
-        sizes = pc.binary_length(part.rows.column(columns.index(keys[-1]))).to_pylist()
-        for number, size in zip(numbers, sizes, strict=True):
-            found.setdefault(number, set()).add(size)
+    found: dict[int, set[tuple[int, bytes]]] = {}
+    for part in stored_columns(store, config, files, columns):
+        numbers = part.column(columns.index(keys[-2])).to_pylist()
+        arguments = part.column(columns.index(keys[-1])).to_pylist()
+        for number, argument in zip(numbers, arguments, strict=True):
+            found.setdefault(number, set()).add((len(argument), argument[:2]))
     return found
+
+
+def stored_columns(
+    store: ObjectStore,
+    config: ExpiringTimeKeyConfig,
+    files: tuple[TimeFile, ...],
+    columns: tuple[int, ...],
+) -> Iterator[pa.Table]:
+    """Yield some columns of every row of a table, as it is stored, in pieces.
+
+    Args:
+        columns: their indices, ascending.
+
+    Raises:
+        FormatError, NotFoundError: a file is broken, or missing.
+    """
+    request = ReadRequest(keys=_EVERY_KEY, columns=columns)
+    for part in TimeFileReader(config, store).stream(files, request):
+        yield part.rows
 
 
 def convert_file(

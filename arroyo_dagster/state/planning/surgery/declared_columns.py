@@ -17,6 +17,7 @@ from arroyo_dagster.state.model.tables import GENERATION_COLUMN, ExpiringTimeKey
 from arroyo_dagster.state.planning.surgery.columns import (
     ACCUMULATORS,
     BATCHES,
+    SESSION,
     WINDOWS,
     columns_of,
 )
@@ -34,6 +35,9 @@ _FUNCTIONS = {
     ("max", "value"): "max",
 }
 """The function of SQL for a state of an aggregate, by the names of both."""
+_NEXT, _CLOSED = "__arroyo_next", "__arroyo_closed"
+_GAPS = 100
+"""A session window keeps rows for so many gaps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,15 +46,17 @@ class TableQuery:
 
     Attributes:
         columns: name and expression of each column, in the order of the table.
-        group_by: the expressions that make a group; empty = rows are taken as they are.
+        group_by: the expressions that make a group.
         where: which events are read; None = all.
         having: which groups are kept; None = all.
+        sessions: whose events are read; None = any.
     """
 
     columns: tuple[tuple[str, str], ...]
     group_by: tuple[str, ...] = ()
     where: str | None = None
     having: str | None = None
+    sessions: OpenSessions | None = None
 
     def text(self, events: str) -> str:
         """Return the statement that computes the rows.
@@ -59,14 +65,46 @@ class TableQuery:
             events: the name of a view.
         """
         columns = (f"{sql} as `{name.replace('`', '``')}`" for name, sql in self.columns)
-        parts = [f"select {', '.join(columns)} from {events}"]
-        if self.where is not None:
-            parts.append(f"where {self.where}")
+        where = "" if self.where is None else f" where {self.where}"
+        rows = events + where
+        if self.sessions is not None:
+            rows = self.sessions.text(rows)
+        parts = [f"select {', '.join(columns)} from {rows}"]
         if self.group_by:
             parts.append(f"group by {', '.join(self.group_by)}")
         if self.having is not None:
             parts.append(f"having {self.having}")
         return " ".join(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenSessions:
+    """The events of sessions that the watermark has not closed.
+
+    Two events that lie exactly one gap apart count as one session. Where Arroyo has two, a restore
+    closes the first once more: no event is lost.
+
+    Attributes:
+        keys: the expressions that make a key.
+        time: the expression of the event time.
+    """
+
+    keys: tuple[str, ...]
+    time: str
+    gap_micros: int
+    watermark_micros: int
+
+    def text(self, events: str) -> str:
+        """Return the rest of a statement after `from`."""
+        keys = f"partition by {', '.join(self.keys)}" if self.keys else ""
+        time = f"unix_micros({self.time})"
+        ends = f"`{_NEXT}` is null or `{_NEXT}` - {time} > {self.gap_micros}"
+        closed = f"{time} + {self.gap_micros} < {self.watermark_micros}"
+        return (
+            f"(select *, max(case when ({ends}) and {closed} then {time} end) over ({keys}) as "
+            f"`{_CLOSED}` from (select *, lead({time}) over ({keys} order by {time}) as `{_NEXT}` "
+            f"from {events})) where `{_CLOSED}` is null or {time} > `{_CLOSED}`"
+        )
 
 
 def table_query(
@@ -88,13 +126,21 @@ def table_query(
     """
     work = _Query(table, config, source, known, watermark_micros)
     work.check_given()
+    if not config.retention_micros:
+        raise InputError(
+            f"{work.place}: the table holds rows between two watermarks only: those of a windowed "
+            "join, a window function or an instant window",
+            next_step="leave it out: at the cut it is empty",
+        )
     if config.description in WINDOWS:
         return work.window()
     if config.description == ACCUMULATORS:
         return work.accumulators()
     if config.description == BATCHES:
         return work.tuples()
-    if config.description.endswith("join data") and config.retention_micros:
+    if config.description == SESSION:
+        return work.open_sessions()
+    if config.description.endswith("join data"):
         return work.join_side()
     raise InputError(
         f"{work.place}: a table {config.description!r} is not computed from a declaration",
@@ -150,11 +196,15 @@ class _Query:
                 if is_tuples
                 else "remove it",
             )
-        if (self.config.description == "Sliding_intermediate") != (
-            self.table.every_micros is not None
-        ):
+        every, width = self.table.every_micros, self.config.retention_micros
+        if (self.config.description == "Sliding_intermediate") != (every is not None):
             raise InputError(
                 f"{self.place}: `every_seconds` is the slide of a sliding window, and of it only"
+            )
+        if every is not None and (not every or width % every):
+            raise InputError(
+                f"{self.place}: the window is {width / 1e6:g} s long, and `every_seconds` does not "
+                "divide it"
             )
 
     # ---- tables ----------------------------------------------------------------------------------
@@ -187,6 +237,16 @@ class _Query:
         return TableQuery(
             columns=found, group_by=tuple(sql for _, sql in found), where=self.table.where
         )
+
+    def open_sessions(self) -> TableQuery:
+        found = self.resolved({self.event_time: self.source.time})
+        sessions = OpenSessions(
+            keys=tuple(found[at][1] for at in self.keys),
+            time=self.source.time,
+            gap_micros=self.config.retention_micros // _GAPS,
+            watermark_micros=self.watermark_micros,
+        )
+        return TableQuery(columns=found, where=self.table.where, sessions=sessions)
 
     def join_side(self) -> TableQuery:
         found = self.resolved({self.event_time: self.source.time})

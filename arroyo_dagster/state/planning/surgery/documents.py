@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from arroyo_dagster.errors import InputError
@@ -23,3 +23,16 @@ def select_position_at(place: str, value: Any) -> int:
             f"{place}: expected positions in the SELECT, from 0", found=f"{value!r:.80}"
         )
     return number
+
+
+def raise_together(what: str, errors: Sequence[InputError]) -> None:
+    """Raise several errors as one; the only one as it is.
+
+    Args:
+        what: has them, for people.
+    """
+    if len(errors) == 1:
+        raise errors[0]
+    if errors:
+        lines = "".join(f"\n  {one}" for one in errors)
+        raise InputError(f"{what} has {len(errors)} errors:{lines}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from arroyo_dagster.errors import InputError
 from arroyo_dagster.state.model.ids import OperatorId, TableName
 from arroyo_dagster.state.model.surgery.declared import DeclaredTable, EventSource
 from arroyo_dagster.state.model.surgery.edits import NewPosition
-from arroyo_dagster.state.model.tables import ExpiringTimeKeyConfig
+from arroyo_dagster.state.model.tables import ExpiringTimeKeyConfig, TableConfig
 from arroyo_dagster.state.operations.surgery.declared import parse_declared_bootstrap
 from arroyo_dagster.state.planning.surgery.declared_columns import table_query
 from tests.documentation import blocks
@@ -171,20 +172,63 @@ def test_tuples_have_the_keys_of_their_group() -> None:
     assert query("b", distinct={1: "item"}) == "select `k` as `k` from events group by `k`"
 
 
+def test_sessions_are_the_events_that_the_watermark_has_not_closed() -> None:
+    t = "unix_micros(at)"
+    assert query("s", Sql(gap_seconds=4), where="v > 0") == (
+        "select `k` as `k`, `item` as `item`, `price` as `price`, at as `_timestamp` from "
+        f"(select *, max(case when (`__arroyo_next` is null or `__arroyo_next` - {t} > 4000000) "
+        f"and {t} + 4000000 < 1000000000 then {t} end) over (partition by `k`) as `__arroyo_closed`"
+        f" from (select *, lead({t}) over (partition by `k` order by {t}) as `__arroyo_next` "
+        f"from events where v > 0)) where `__arroyo_closed` is null or {t} > `__arroyo_closed`"
+    )
+
+
+class Described(Sql):
+    """The window has another description."""
+
+    description = ""
+
+    def config(self, name: str) -> TableConfig:
+        found = super().config(name)
+        return replace(found, config=replace(found.config, description=self.description))
+
+
+class Unknown(Described):
+    description = "a table of a later release"
+
+
+class Sliding(Described):
+    description = "Sliding_intermediate"
+
+
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a column that is not there": (
         {"table": "t", "columns": {"cont": "1"}},
         "op_1.t.columns: the job's table has no column 'cont'",
     ),
     "a column that does not follow": ({"table": "t", "known": "k at"}, "columns=sum(v)[sum]"),
-    "a session": ({"table": "s"}, "is not computed from a declaration"),
+    "a table that is not known": (
+        {"table": "t", "sql": Unknown()},
+        "is not computed from a declaration",
+    ),
     "values of no aggregate": ({"table": "b"}, "`distinct` belongs to table `b`"),
     "values of another table": ({"table": "a", "distinct": {1: "k"}}, "`distinct` belongs to"),
     "a slide of a tumbling window": (
         {"table": "t", "every_micros": 5},
         "slide of a sliding window",
     ),
-    "a windowed join": ({"table": "left", "sql": Sql(ttl_seconds=0)}, "is not computed from"),
+    "a slide that does not divide the window": (
+        {"table": "t", "sql": Sliding(), "every_micros": 7_000_000},
+        "the window is 40 s long, and `every_seconds` does not divide it",
+    ),
+    "no slide": (
+        {"table": "t", "sql": Sliding(), "every_micros": 0},
+        "the window is 40 s long, and `every_seconds` does not divide it",
+    ),
+    "a windowed join": (
+        {"table": "left", "sql": Sql(ttl_seconds=0)},
+        "leave it out: at the cut it is empty",
+    ),
 }
 
 
