@@ -117,7 +117,8 @@ def seen(dataflow: Dataflow, store: ObjectStore, folder: Path) -> dict[str, Any]
 
 def test_the_folder_has_no_other_examples(tmp_path: Path) -> None:
     here = {one.name for one in examples(tmp_path)}
-    in_process = {"changes"}  # tests/journeys/test_sdf_changes.py
+    # tests/journeys/test_sdf_changes.py, tests/unit/test_sdf_testing.py
+    in_process = {"changes", "clicks"}
     assert here | in_process == {one.name for one in EXAMPLES.iterdir()}
 
 
