@@ -48,6 +48,11 @@ def counted(rows: pa.Table) -> Counter[str]:
     return Counter(map(repr, zip(*columns, strict=True)))
 
 
+def same_rows(found: pa.Table, expected: pa.Table) -> bool:
+    """Whether both hold the same rows, in any order; fast where the order is the same."""
+    return found.equals(expected) or counted(found) == counted(expected)
+
+
 def brute_force(table: EpochTable) -> pa.Table:
     """The rows that a restore holds, by the code that `rows` and `verify` use."""
     scan = table.scan
@@ -80,7 +85,7 @@ def test_every_way_to_read_gives_the_rows_of_a_restore(state: StateCatalog) -> N
         assert sum(map(counted, parts), Counter()) == expected, table.name
         assert table.to_polars().collect().height == rows.num_rows
         some = table.schema.names[:2]
-        assert counted(table.to_arrow(some)) == counted(rows.select(some))
+        assert same_rows(table.to_arrow(some), rows.select(some))
         assert table.to_arrow(limit=2).num_rows == min(2, rows.num_rows)
         at_epoch = replace(table.name, job=f"{table.name.job}@{table.epoch}")
         assert state.table(str(at_epoch)).epoch == table.epoch
@@ -101,31 +106,34 @@ def test_filters_and_look_ups_agree_with_all_rows(state: StateCatalog) -> None:
     looked_up = 0
     for table in tables(state):
         rows = table.to_arrow()
-        for name in table.schema.names:
-            looked_up += _filters_agree(table, rows, name)
+        # Only of the newest epoch: these read each file seven times per column.
+        if table.epoch == state.job(table.name.job).epochs()[-1]:
+            for name in table.schema.names:
+                looked_up += _filters_agree(table, rows, name)
         keys = list(table.key_columns)
+        listed = rows.select(keys).to_pylist()
         for row in rows.select(keys).slice(0, ROWS_TO_LOOK_UP).to_pylist() if keys else ():
             if any(isinstance(value, dict | float) for value in row.values()):
                 continue
             found = table.lookup(row if isinstance(table.scan, ExpiringScan) else row["key"])
-            same = [all(one[k] == row[k] for k in keys) for one in rows.select(keys).to_pylist()]
-            assert counted(found) == counted(rows.filter(pa.array(same))), table.name
+            same = [all(one[k] == row[k] for k in keys) for one in listed]
+            assert same_rows(found, rows.filter(pa.array(same))), table.name
             looked_up += 1
     assert looked_up
 
 
 def _filters_agree(table: EpochTable, rows: pa.Table, name: str) -> int:
     kind = rows.schema.field(name).type
-    values: list[pa.Scalar] = [v for v in rows.column(name) if v.is_valid][:ROWS_TO_LOOK_UP]
+    values: list[pa.Scalar] = list(rows.column(name).drop_null().slice(0, ROWS_TO_LOOK_UP))
     if not values or pa.types.is_nested(kind) or pa.types.is_floating(kind):
         return 0
     for relation, compare in COMPARED.items():
         found = table.to_arrow(where=[(name, relation, values[-1])])
         mask = pc.fill_null(compare(rows.column(name), values[-1]), False)
-        assert counted(found) == counted(rows.filter(mask)), (table.name, name, relation)
+        assert same_rows(found, rows.filter(mask)), (table.name, name, relation)
     within = pc.is_in(rows.column(name), pa.array(values, kind))
     found = table.to_arrow(where=[(name, "in", values)])
-    assert counted(found) == counted(rows.filter(within)), (table.name, name)
+    assert same_rows(found, rows.filter(within)), (table.name, name)
     return 1
 
 

@@ -264,7 +264,7 @@ def test_a_process_that_dies_anywhere_leaves_a_job_that_the_next_look_starts_who
 
     requests, changes = dies(running(surgery_job(layout))[0])
     seen = []
-    for point in share(list(deaths(requests, changes))):
+    for point in share(list(deaths(requests, changes)), sparse=2):
         model, starts = running(surgery_job(layout))
         dies(model, **point)
         recovered(model, options(model))
