@@ -302,7 +302,7 @@ MISTAKES: dict[str, tuple[str, dict[str, Any], list[str]]] = {
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-def test_all_mistakes_are_found_together_before_spark_computes_anything(
+def test_all_errors_are_found_together_before_spark_computes_anything(
     flights: Flights, name: str
 ) -> None:
     job, tables, expected = MISTAKES[name]

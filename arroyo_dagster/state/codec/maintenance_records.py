@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Mapping
 
 from arroyo_dagster.state.codec.records import encode_json, known_fields
 from arroyo_dagster.state.model.ids import (
@@ -12,10 +13,19 @@ from arroyo_dagster.state.model.ids import (
     StatePath,
     WorkerGeneration,
 )
+from arroyo_dagster.state.model.json_fields import Fields
 from arroyo_dagster.state.model.maintenance_window import WindowRecord
 from arroyo_dagster.state.model.rewrite import RewriteRecord
 from arroyo_dagster.state.model.surgery.plans import EditRecord
 from arroyo_dagster.state.model.surgery.rebuild import JobHead, RebuildRecord
+
+
+def _texts(objects: Mapping[StatePath, bytes]) -> dict[StatePath, str]:
+    return {path: base64.b64encode(data).decode() for path, data in objects.items()}
+
+
+def _bytes(objects: Fields, path: str) -> bytes:
+    return base64.b64decode(objects.text(path), validate=True)
 
 
 def encode_rewrite_record(record: RewriteRecord) -> bytes:
@@ -29,9 +39,7 @@ def encode_rewrite_record(record: RewriteRecord) -> bytes:
             "run_id": record.run_id,
             "token": record.token,
             "created_at_micros": record.created_at_micros,
-            "before": {
-                path: base64.b64encode(data).decode() for path, data in record.before.items()
-            },
+            "before": _texts(record.before),
             "after": dict(record.after),
             "inputs": list(record.inputs),
             # Absent for a compaction, as earlier releases wrote it.
@@ -54,10 +62,7 @@ def decode_rewrite_record(data: bytes, path: str) -> RewriteRecord:
             run_id=fields.optional_number("run_id"),
             token=fields.number("token"),
             created_at_micros=fields.number("created_at_micros"),
-            before={
-                StatePath(name): base64.b64decode(before.text(name), validate=True)
-                for name in before
-            },
+            before={StatePath(name): _bytes(before, name) for name in before},
             after={StatePath(name): after.text(name) for name in after},
             inputs=fields.refs("inputs"),
             operation=fields.optional_text("operation"),
@@ -125,12 +130,8 @@ def encode_rebuild_record(record: RebuildRecord) -> bytes:
             "newest_epoch": record.head.epoch,
             "generation": record.head.worker_generation,
             # Absent from `before`: the object was missing.
-            "before": {
-                path: base64.b64encode(data).decode()
-                for path, data in record.before.items()
-                if data is not None
-            },
-            "after": {path: base64.b64encode(data).decode() for path, data in record.after.items()},
+            "before": _texts({at: data for at, data in record.before.items() if data is not None}),
+            "after": _texts(record.after),
             "doubts": list(record.doubts),
             "unlisted": list(record.unlisted),
         }
@@ -152,14 +153,9 @@ def decode_rebuild_record(data: bytes, path: str) -> RebuildRecord:
             token=fields.number("token"),
             created_at_micros=fields.number("created_at_micros"),
             before={
-                StatePath(name): base64.b64decode(before.text(name), validate=True)
-                if name in before
-                else None
-                for name in after
+                StatePath(name): _bytes(before, name) if name in before else None for name in after
             },
-            after={
-                StatePath(name): base64.b64decode(after.text(name), validate=True) for name in after
-            },
+            after={StatePath(name): _bytes(after, name) for name in after},
             head=JobHead(
                 epoch=Epoch(fields.number("newest_epoch")),
                 worker_generation=None if generation is None else WorkerGeneration(generation),

@@ -311,6 +311,19 @@ def as_checkpoint(manifest: Manifest, ref: StatePath, state: CheckpointState) ->
     )
 
 
+def legacy_head(checkpoint: Checkpoint) -> LegacyCheckpoint:
+    """Return the checkpoint's own metadata of an epoch of the legacy layout."""
+    return LegacyCheckpoint(
+        job=checkpoint.job,
+        epoch=checkpoint.epoch,
+        min_epoch=checkpoint.min_epoch,
+        start_time_micros=checkpoint.start_time_micros,
+        finish_time_micros=checkpoint.finish_time_micros,
+        operators=tuple(one.operator for one in checkpoint.operators),
+        progress=checkpoint.progress,
+    )
+
+
 def legacy_checkpoint(
     head: LegacyCheckpoint,
     operators: Sequence[OperatorCheckpoint],

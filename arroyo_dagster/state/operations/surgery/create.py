@@ -17,10 +17,10 @@ from arroyo_dagster.state.codec.maintenance_records import encode_rebuild_record
 from arroyo_dagster.state.codec.metadata import encode_legacy_checkpoint, encode_operator
 from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.metadata.lease import Leased, LeaseOptions, lease
+from arroyo_dagster.state.metadata.reader import legacy_head
 from arroyo_dagster.state.model.checkpoints import (
     Checkpoint,
     CheckpointState,
-    LegacyCheckpoint,
     OperatorCheckpoint,
 )
 from arroyo_dagster.state.model.ids import Epoch, JobId, OperatorId, StatePath
@@ -310,15 +310,7 @@ def _encoded(checkpoint: Checkpoint) -> dict[StatePath, bytes]:
         paths.operator_metadata(one.operator, checkpoint.epoch): encode_operator(one)
         for one in checkpoint.operators
     }
-    head = LegacyCheckpoint(
-        job=checkpoint.job,
-        epoch=checkpoint.epoch,
-        min_epoch=checkpoint.min_epoch,
-        start_time_micros=checkpoint.start_time_micros,
-        finish_time_micros=checkpoint.finish_time_micros,
-        operators=tuple(one.operator for one in checkpoint.operators),
-    )
-    found[checkpoint.ref] = encode_legacy_checkpoint(head)
+    found[checkpoint.ref] = encode_legacy_checkpoint(legacy_head(checkpoint))
     return found
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from arroyo_dagster.errors import FormatError, NotFoundError, ProtocolError
 from arroyo_dagster.state.codec import metadata
 from arroyo_dagster.state.metadata.backend import ParquetBackend
-from arroyo_dagster.state.metadata.reader import legacy_checkpoint
+from arroyo_dagster.state.metadata.reader import legacy_checkpoint, legacy_head
 from arroyo_dagster.state.model.checkpoints import (
     Checkpoint,
     CheckpointState,
@@ -109,15 +109,7 @@ class LegacyRebuild:
             if path in self.before:
                 found[path] = metadata.encode_operator(one)
         if checkpoint.ref in self.before:
-            head = LegacyCheckpoint(
-                job=checkpoint.job,
-                epoch=checkpoint.epoch,
-                min_epoch=checkpoint.min_epoch,
-                start_time_micros=checkpoint.start_time_micros,
-                finish_time_micros=checkpoint.finish_time_micros,
-                operators=tuple(one.operator for one in checkpoint.operators),
-            )
-            found[checkpoint.ref] = metadata.encode_legacy_checkpoint(head)
+            found[checkpoint.ref] = metadata.encode_legacy_checkpoint(legacy_head(checkpoint))
         return found
 
     # ---- what is there ---------------------------------------------------------------------------
