@@ -6,7 +6,7 @@ Source: an extension of this project; the decision `sdf-columnar.md`. Errors E41
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +14,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from arroyo_dagster.dataflow.definition.definition import ValueKind
+from arroyo_dagster.dataflow.definition.definition import StateDef, ValueKind
 from arroyo_dagster.dataflow.definition.types import Column, ScalarType
 from arroyo_dagster.dataflow.definition.windows import Window
 from arroyo_dagster.dataflow.errors import StateValueError, access_error, unknown_name
@@ -23,13 +23,86 @@ from arroyo_dagster.dataflow.runtime.context import Accessor
 from arroyo_dagster.dataflow.runtime.functions import Function
 from arroyo_dagster.dataflow.runtime.handles import DELETED, Slot
 from arroyo_dagster.dataflow.runtime.record_batches import ReceivedRecords
+from arroyo_dagster.dataflow.storage.column_rows import BatchKeys, ColumnRows, Undo
 from arroyo_dagster.dataflow.storage.columns import KEY
-from arroyo_dagster.dataflow.storage.state_tables import state_columns
+from arroyo_dagster.dataflow.storage.state_tables import python_values, state_columns
 from arroyo_dagster.dataflow.storage.values import arrow_type
 from arroyo_dagster.dataflow.views.sql import StateTable, Tables
 from arroyo_dagster.errors import InputError
 
-_MISSING: Any = object()
+
+class BatchSlot(Protocol):
+    """The rows of a state, as whole batches read and write them."""
+
+    def values_of(self, keys: BatchKeys) -> Sequence[pa.Array]:
+        """Return the values of keys by column; a key without a row has defaults."""
+
+    def replace(self, keys: BatchKeys, values: Sequence[pa.Array] | None) -> Undo:
+        """Write the rows of keys, by column; None = delete them."""
+
+
+class ColumnSlot(Slot):
+    """Of a state whose rows are columns in memory."""
+
+    def __init__(self, state: StateDef) -> None:
+        super().__init__(state)
+        self.rows = ColumnRows(state)
+
+    def values_of(self, keys: BatchKeys) -> Sequence[pa.Array]:
+        return self.rows.values_of(keys, self.now_ms)
+
+    def replace(self, keys: BatchKeys, values: Sequence[pa.Array] | None) -> Undo:
+        return self.rows.replace(keys, values, self.now_ms)
+
+
+class _EntrySlot:
+    """Of a state whose rows are entries, one by one: those of windows, and of global tables."""
+
+    def __init__(self, slot: Slot) -> None:
+        self._slot = slot
+        self._columns = state_columns(slot.state)
+        self._defaults = tuple(column.type.default for column in self._columns)
+
+    def values_of(self, keys: BatchKeys) -> Sequence[pa.Array]:
+        entries = [self._entry(key) for key in keys.listed]
+        # An entry has the update time behind its values; defaults have none.
+        return [
+            pa.array([entry[at] for entry in entries], arrow_type(column.type))
+            for at, column in enumerate(self._columns)
+        ]
+
+    def _entry(self, key: str) -> tuple[Any, ...]:
+        slot = self._slot
+        written = slot.fresh.get(key)
+        if written is not None:
+            return self._defaults if written is DELETED else slot.entry(written)
+        entry = slot.stored.get(key)
+        if entry is None:
+            return self._defaults
+        ttl_ms = slot.state.ttl_ms
+        return self._defaults if ttl_ms is not None and slot.now_ms - entry[-1] >= ttl_ms else entry
+
+    def replace(self, keys: BatchKeys, values: Sequence[pa.Array] | None) -> Undo:
+        listed, fresh = keys.listed, self._slot.fresh
+        before = [*map(fresh.get, listed)]
+        fresh.update(zip(listed, self._entries(values, len(listed)), strict=True))
+
+        def undo() -> None:
+            for key, written in zip(listed, before, strict=True):
+                if written is None:
+                    fresh.pop(key, None)
+                else:
+                    fresh[key] = written
+
+        return undo
+
+    def _entries(self, values: Sequence[pa.Array] | None, count: int) -> Sequence[Any]:
+        if values is None:
+            return [DELETED] * count
+        columns = [python_values(column) for column in values]
+        if self._slot.state.value_kind is not ValueKind.ROW:
+            return columns[0]
+        return [*zip(*columns, [self._slot.now_ms] * count, strict=True)]
 
 
 class BatchState:
@@ -41,30 +114,24 @@ class BatchState:
     def __init__(self, slot: Slot) -> None:
         self._slot = slot
         self._columns = state_columns(slot.state)
-        self._defaults = tuple(column.type.default for column in self._columns)
-        self._keys: list[str] = []
-        self._known: frozenset[str] = frozenset()
-        self._before: dict[str, Any] = {}
+        self._rows: BatchSlot = slot if isinstance(slot, ColumnSlot) else _EntrySlot(slot)
+        self._keys = BatchKeys(pl.Series(KEY, [], pl.String))
+        self._undo: list[Undo] = []
         self._is_open = False
 
     # ---- for the operator ------------------------------------------------------------------------
 
-    def begin(self, keys: list[str]) -> None:
-        """Begin a call for some distinct keys, in the order of their first records."""
-        self._keys, self._known = keys, frozenset(keys)
-        self._before = {}
+    def begin(self, keys: BatchKeys) -> None:
+        """Begin a call for some keys, in the order of their first records."""
+        self._keys, self._undo = keys, []
         self._is_open = True
 
     def end(self, *, failed: bool) -> None:
         """End the call; roll its writes back if it failed."""
         self._is_open = False
-        fresh = self._slot.fresh
-        for key, written in self._before.items() if failed else ():
-            if written is _MISSING:
-                fresh.pop(key, None)
-            else:
-                fresh[key] = written
-        self._before = {}
+        for undo in reversed(self._undo) if failed else ():
+            undo()
+        self._undo = []
 
     def access(self) -> BatchState:
         """Return this object, as the accessor in user code does."""
@@ -85,15 +152,11 @@ class BatchState:
         one. A key without a row has defaults.
         """
         self._check_open()
-        entries = [self._entry(key) for key in self._keys]
-        arrays = [pa.array(self._keys, pa.string())]
-        for at, column in enumerate(self._columns):
-            # An entry has the update time behind its values; defaults have none.
-            arrays.append(pa.array([entry[at] for entry in entries], arrow_type(column.type)))
-        names = [KEY, *(column.name for column in self._columns)]
-        frame = pl.from_arrow(pa.Table.from_arrays(arrays, names=names))
+        values = self._rows.values_of(self._keys)
+        names = [column.name for column in self._columns]
+        frame = pl.from_arrow(pa.Table.from_arrays(values, names=names))
         assert isinstance(frame, pl.DataFrame)
-        return frame
+        return frame.insert_column(0, self._keys.series)
 
     def update(self, rows: pl.DataFrame | pa.Table) -> None:
         """Write rows back, and create those that do not exist.
@@ -108,19 +171,16 @@ class BatchState:
                 the call is over (E43).
         """
         self._check_open()
-        table = self._arrow(rows) if isinstance(rows, pl.DataFrame) else rows
+        frame = rows if isinstance(rows, pl.DataFrame) else pl.from_arrow(rows)
+        assert isinstance(frame, pl.DataFrame)
         names = [KEY, *(column.name for column in self._columns)]
-        for name in {*names} ^ {*table.column_names}:
-            known = names if name in table.column_names else table.column_names
+        for name in {*names} ^ {*frame.columns}:
+            known = names if name in frame.columns else frame.columns
             raise unknown_name("column", name, known, state=self._slot.state.name)
-        keys = self._checked_keys(table.column(KEY))
-        columns = [self._values(column, table.column(column.name)) for column in self._columns]
-        if self._slot.state.value_kind is ValueKind.ROW:
-            now_ms = self._slot.now_ms
-            columns.append([now_ms] * len(keys))
-            self._write(keys, list(zip(*columns, strict=True)))
-        else:
-            self._write(keys, columns[0])
+        keys = self._checked_keys(frame[KEY])
+        table = self._arrow(frame)
+        values = [self._values(column, table.column(column.name)) for column in self._columns]
+        self._undo.append(self._rows.replace(keys, values))
 
     def _arrow(self, rows: pl.DataFrame) -> pa.Table:
         # Polars adds a u64 and a signed number to 128 bits, which Arrow has no type for.
@@ -140,42 +200,26 @@ class BatchState:
             StateAccessError: a key is not in the batch, or the call is over (E43).
         """
         self._check_open()
-        listed = keys.to_list() if isinstance(keys, pl.Series) else list(keys)
-        gone = self._checked_keys(pa.chunked_array([pa.array(listed, pa.string())]))
-        self._write(gone, [DELETED] * len(gone))
+        given = keys if isinstance(keys, pl.Series) else pl.Series(KEY, list(keys), pl.String)
+        self._undo.append(self._rows.replace(self._checked_keys(given), None))
 
-    def _entry(self, key: str) -> tuple[Any, ...]:
-        slot = self._slot
-        written = slot.fresh.get(key)
-        if written is not None:
-            return self._defaults if written is DELETED else slot.entry(written)
-        entry = slot.stored.get(key)
-        if entry is None:
-            return self._defaults
-        ttl_ms = slot.state.ttl_ms
-        return self._defaults if ttl_ms is not None and slot.now_ms - entry[-1] >= ttl_ms else entry
-
-    def _write(self, keys: list[str], written: Sequence[Any]) -> None:
-        fresh, before = self._slot.fresh, self._before
-        for key in keys:
-            before.setdefault(key, fresh.get(key, _MISSING))
-        fresh.update(zip(keys, written, strict=True))
-
-    def _checked_keys(self, column: pa.ChunkedArray) -> list[str]:
-        keys: list[str] = column.to_pylist()
-        if len({*keys}) < len(keys):
+    def _checked_keys(self, given: pl.Series) -> BatchKeys:
+        known = self._keys.series
+        if given.equals(known):
+            return self._keys
+        if given.n_unique() < len(given):
             raise access_error("E43", "a key has two rows", state=self._slot.state.name)
-        others = [key for key in keys if key not in self._known]
-        if others:
+        others = given.filter(~given.is_in(known.implode()))
+        if len(others):
             raise access_error(
                 "E43",
                 f"key {others[0]!r} is not in the batch; update-state changes the keys of its "
                 "records only",
                 state=self._slot.state.name,
             )
-        return keys
+        return BatchKeys(given)
 
-    def _values(self, column: Column, given: pa.ChunkedArray) -> list[Any]:
+    def _values(self, column: Column, given: pa.ChunkedArray) -> pa.Array:
         try:
             return _converted(column.type, given)
         except (pa.ArrowException, ValueError, OverflowError) as error:
@@ -194,15 +238,14 @@ class BatchState:
             raise self._slot.outside()
 
 
-def _converted(scalar: ScalarType, given: pa.ChunkedArray) -> list[Any]:
-    """Return values as entries have them. ValueError, ArrowException: one does not fit."""
+def _converted(scalar: ScalarType, given: pa.ChunkedArray) -> pa.Array:
+    """Return values in the column's type. ValueError, ArrowException: one does not fit."""
     if given.null_count:
         raise ValueError("there is a null")
     kind, wanted = given.type, arrow_type(scalar)
     if scalar is ScalarType.TIMESTAMP:
         fits = pa.types.is_timestamp(kind) or pa.types.is_integer(kind)
-        given = given.cast(pa.timestamp("ms", "UTC")) if pa.types.is_timestamp(kind) else given
-        wanted = pa.int64()
+        given = given.cast(pa.int64()) if pa.types.is_integer(kind) else given
     elif scalar.is_integer:
         fits = pa.types.is_integer(kind)
     elif pa.types.is_floating(wanted):
@@ -217,8 +260,7 @@ def _converted(scalar: ScalarType, given: pa.ChunkedArray) -> list[Any]:
     values = given.cast(wanted, safe=not is_float)
     if is_float and not pc.all(pc.is_finite(values)).as_py():
         raise ValueError("a number is not finite, or too large")
-    found: list[Any] = values.to_pylist()
-    return found
+    return values.combine_chunks()
 
 
 class ColumnUpdate:
@@ -267,7 +309,7 @@ class ColumnUpdate:
             The number of records on which it failed.
         """
         if enter is None:
-            return self._apply(update, arrived, np.arange(len(arrived.keys)), fail)
+            return self._apply(update, arrived, np.arange(arrived.batch.num_rows), fail)
         by_window: dict[Window, list[int]] = {}
         for at, window in enumerate(arrived.windows):
             by_window.setdefault(window, []).append(at)
@@ -285,7 +327,7 @@ class ColumnUpdate:
         fail: Callable[[int, Exception], None],
     ) -> int:
         keys = pl.Series(KEY, arrived.batch.column(KEY).take(pa.array(rows)))
-        whole = len(rows) == len(arrived.keys)
+        whole = len(rows) == arrived.batch.num_rows
         failed: list[int] = []
 
         def call(start: int, stop: int) -> None:
@@ -312,7 +354,7 @@ class ColumnUpdate:
             Exception: any exception of the function.
         """
         frame = frame.drop(KEY, strict=False).insert_column(0, keys)
-        distinct = keys.unique(maintain_order=True).to_list()
+        distinct = BatchKeys(keys.unique(maintain_order=True))
         for state in self._states.values():
             state.begin(distinct)
         done = False

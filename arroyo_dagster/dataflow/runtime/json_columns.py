@@ -76,7 +76,9 @@ def _parsed(raw: pa.Array, parse: pj.ParseOptions) -> pa.Table | None:
         return None
     whole = pa.ListArray.from_arrays(pa.array([0, len(raw)], pa.int32()), raw)
     data = pc.binary_join(whole, b"\n")[0].as_buffer()
-    options = pj.ReadOptions(block_size=max(_BLOCK_BYTES, data.size), use_threads=False)
+    # A record that is longer than a block would be refused.
+    longest = pc.max(pc.binary_length(raw)).as_py() + 1
+    options = pj.ReadOptions(block_size=max(_BLOCK_BYTES, longest))
     try:
         table = pj.read_json(pa.BufferReader(data), options, parse)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):

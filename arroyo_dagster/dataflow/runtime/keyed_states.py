@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from arroyo_dagster.dataflow.definition.names import SCHEMAS, WATERMARK
 from arroyo_dagster.dataflow.definition.windows import GLOBAL_WINDOW, Window
 from arroyo_dagster.dataflow.errors import OperatorResultError
-from arroyo_dagster.dataflow.runtime.batch_states import ColumnUpdate
+from arroyo_dagster.dataflow.runtime.batch_states import ColumnSlot, ColumnUpdate
 from arroyo_dagster.dataflow.runtime.context import collected_later
 from arroyo_dagster.dataflow.runtime.functions import Function
 from arroyo_dagster.dataflow.runtime.handles import Slot, slot_for
@@ -129,9 +129,14 @@ class StatesOperator(ServiceOperator):
         self._new_schemas = {name: text for name, text in now.items() if stored.get(name) != text}
 
     def _make_slots(self) -> list[Slot]:
-        slots = {name: slot_for(state) for name, state in self.plan.owned.items()}
-        partition = self.plan.partition
-        update = None if partition is None else partition.update_state
+        plan = self.plan
+        update = None if plan.partition is None else plan.partition.update_state
+        # Of windows, and in tables that every subtask reads, the entries are few.
+        as_columns = update is not None and update.form != "" and not self._windowed
+        slots = {
+            name: ColumnSlot(state) if as_columns and name not in plan.as_pairs else slot_for(state)
+            for name, state in plan.owned.items()
+        }
         self._columns: ColumnUpdate | None = None
         if update is not None and update.form:
             self._columns = ColumnUpdate(
@@ -150,8 +155,9 @@ class StatesOperator(ServiceOperator):
         self, batch: pa.RecordBatch, ctx: OperatorContext, collector: Collector
     ) -> None:
         """Apply records to the entries of their keys, in topic order."""
-        if ctx.task_info.parallelism > 1:
-            self._waiting.append(batch)  # from several subtasks: sorted at the barrier
+        if ctx.task_info.parallelism > 1 or self._columns is not None:
+            # From several subtasks: sorted at the barrier. And one call of a function costs less.
+            self._waiting.append(batch)
         else:
             self._take(batch, ctx, collector)
 
@@ -176,7 +182,7 @@ class StatesOperator(ServiceOperator):
                     enter=self._enter if self._windowed else None,
                     fail=functools.partial(self._failed_update, arrived),
                 )
-                succeeded = len(arrived.keys) - failed
+                succeeded = batch.num_rows - failed
                 self.metrics.count(self._update.plan.name, succeeded=succeeded)
             elif self._windowed or self._steps or self._update is None:
                 self._fold(arrived, collector)

@@ -44,14 +44,18 @@ class UnreadRows:
 
     def find(self, keys: pa.Array) -> tuple[RowIndexes, dict[str, StateEntry]]:
         """Return the sorted indexes of the rows of `keys` that are left, and these as entries."""
+        places, rows = self.find_rows(keys)
+        found = zip(rows.column(KEY).to_pylist(), entry_values(self._state, rows), strict=True)
+        return places, dict(found)
+
+    def find_rows(self, keys: pa.Array) -> tuple[RowIndexes, pa.Table]:
+        """Return the sorted indexes of the rows of `keys` that are left, and these rows."""
         if not self._any_left:
-            return np.zeros(0, np.int64), {}
+            return np.zeros(0, np.int64), self._rows.slice(0, 0)
         places = self._index.find([keys])
         places = np.unique(places[places >= 0])
         places = places[self._left[places]]
-        rows = self._rows.take(pa.array(places))
-        found = zip(rows.column(KEY).to_pylist(), entry_values(self._state, rows), strict=True)
-        return places, dict(found)
+        return places, self._rows.take(pa.array(places))
 
     def drop(self, places: RowIndexes) -> None:
         """Remove rows that are replaced by entries."""

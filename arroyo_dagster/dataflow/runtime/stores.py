@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from arroyo_dagster.dataflow.definition.definition import StateDef
 from arroyo_dagster.dataflow.definition.windows import GLOBAL_WINDOW, Window
+from arroyo_dagster.dataflow.runtime.batch_states import ColumnSlot
 from arroyo_dagster.dataflow.runtime.handles import DELETED, CellSlot, RowSlot, Slot
 from arroyo_dagster.dataflow.runtime.restore import UnreadRows
 from arroyo_dagster.dataflow.storage.columns import KEY
@@ -75,6 +76,8 @@ def open_store(
         watermark_ms: event time; None = none yet.
         as_pairs: see `state_config`.
     """
+    if isinstance(slot, ColumnSlot):
+        return ColumnStore(slot, ctx)
     in_windows = slot.state.window is not None
     if isinstance(slot, CellSlot) and (in_windows or as_pairs):
         return PairStore(slot, ctx, watermark_ms)
@@ -245,3 +248,28 @@ class RowStore(Store):
                 del entries[key]
                 count += 1
         return count
+
+
+class ColumnStore(Store):
+    """A state with a row per key that only functions of whole batches access, as columns."""
+
+    def __init__(self, slot: ColumnSlot, ctx: OperatorContext) -> None:
+        super().__init__(slot)
+        self._rows = slot.rows
+        self._view = ctx.table_manager.get_uncached_key_value_view(self.state.name)
+        self._restored = UnreadRows(self.state, *self._view.indexed())
+
+    def prefetch(self, keys: pa.Array) -> None:
+        places, rows = self._restored.find_rows(keys)
+        if len(places):
+            self._rows.load(rows)
+            self._restored.drop(places)
+
+    def write(self, generation: int) -> int:
+        now_ms = self.slot.now_ms
+        written, gone = self._rows.take_changes(now_ms, generation)
+        if written is not None:
+            self._view.insert(written)
+        if gone is not None:
+            self._view.delete_keys(gone)
+        return self._restored.expire(now_ms) + self._rows.expire(now_ms)

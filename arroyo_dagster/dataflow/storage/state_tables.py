@@ -17,9 +17,9 @@ Source: sdf-states.md 6.3, 7; the project's design, section 9. Differs: see the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -45,6 +45,7 @@ NEVER_MICROS = 1 << 60
 
 _MOST_NANOS = 2**63 - 1
 _NANOS_PER_MS = 1_000_000
+Values = TypeVar("Values", pa.Array, pa.ChunkedArray)
 _RESERVED = {TIMESTAMP_COLUMN, GENERATION, "_key_hash", "_operation"}
 
 
@@ -181,7 +182,7 @@ def entries_of(state: StateDef, rows: pa.Table) -> dict[Window, dict[str, tuple[
 def entry_values(state: StateDef, rows: pa.Table) -> Iterator[tuple[Any, ...]]:
     """Yield each row of a state's table as an entry: its values, then its update time (ms)."""
     columns = [
-        _python_values(rows.column(one.name), one.type.default) for one in state_columns(state)
+        python_values(with_defaults(rows.column(one.name), one)) for one in state_columns(state)
     ]
     return zip(*columns, updated_at_ms(state, rows).to_pylist(), strict=True)
 
@@ -194,11 +195,17 @@ def updated_at_ms(state: StateDef, rows: pa.Table) -> pa.ChunkedArray:
     return pc.divide(nanos, _NANOS_PER_MS)
 
 
-def _python_values(column: pa.ChunkedArray, default: Any) -> list[Any]:
+def with_defaults(column: Values, of: Column) -> Values:
+    """Return a column with the default of its type for nulls."""
+    if not column.null_count:
+        return column
+    return pc.fill_null(column, pa.scalar(of.type.default, column.type))
+
+
+def python_values(column: pa.Array | pa.ChunkedArray) -> list[Any]:
+    """Return the values of a column as entries have them."""
     if pa.types.is_timestamp(column.type):
         column = column.cast(pa.int64())
-    if column.null_count:
-        column = pc.fill_null(column, pa.scalar(default, column.type))
     values: list[Any] = column.to_pylist()
     return values
 
@@ -209,25 +216,56 @@ def rows_of(
     generation: int,
 ) -> Iterator[pa.Table]:
     """Convert entries by window and key to rows of the state's table, one table per window."""
-    schema = row_schema(state).append(pa.field(GENERATION, pa.uint64(), nullable=False))
     for window, by_key in entries.items():
-        count = len(by_key)
-        if not count:
+        if not by_key:
             continue
         *columns, updated = zip(*by_key.values(), strict=True)
-        values: dict[str, Any] = {
-            one.name: pa.array(column, arrow_type(one.type))
-            for one, column in zip(state_columns(state), columns, strict=True)
-        }
-        values[KEY] = pa.array(list(by_key), pa.string())
-        values[GENERATION] = pa.repeat(pa.scalar(generation, pa.uint64()), count)
-        if state.window is None:
-            nanos = pc.multiply(pa.array(updated, pa.int64()), _NANOS_PER_MS)
-            values[TIMESTAMP_COLUMN] = nanos.cast(TIMESTAMP_TYPE)
-        else:
-            values[WINDOW_START] = pa.repeat(pa.scalar(window.start_ms, pa.int64()), count)
-            values[WINDOW_END] = pa.repeat(pa.scalar(window.end_ms, pa.int64()), count)
-            values[UPDATED_AT] = pa.array(updated, pa.timestamp("ms", "UTC"))
-            instant = pa.scalar(last_instant_nanos(window), TIMESTAMP_TYPE)
-            values[TIMESTAMP_COLUMN] = pa.repeat(instant, count)
-        yield pa.Table.from_arrays([values[field.name] for field in schema], schema=schema)
+        rows = column_rows(
+            state,
+            window,
+            pa.array(list(by_key), pa.string()),
+            [
+                pa.array(column, arrow_type(one.type))
+                for one, column in zip(state_columns(state), columns, strict=True)
+            ],
+            pa.array(updated, pa.int64()),
+            generation,
+        )
+        assert rows is not None
+        yield rows
+
+
+def column_rows(
+    state: StateDef,
+    window: Window,
+    keys: pa.Array,
+    columns: Sequence[pa.Array],
+    updated_ms: pa.Array,
+    generation: int,
+) -> pa.Table | None:
+    """Convert columns to rows of the state's table; None = there are none.
+
+    Args:
+        state: the definition of the state.
+        window: of all rows.
+        keys: the text of each key.
+        columns: of the values, in the order of the definition.
+        updated_ms: the update time of each row, int64.
+        generation: of all rows.
+    """
+    if not len(keys):
+        return None
+    schema = row_schema(state).append(pa.field(GENERATION, pa.uint64(), nullable=False))
+    count = len(keys)
+    values = dict(zip((one.name for one in state_columns(state)), columns, strict=True))
+    values[KEY] = keys
+    values[GENERATION] = pa.repeat(pa.scalar(generation, pa.uint64()), count)
+    if state.window is None:
+        values[TIMESTAMP_COLUMN] = pc.multiply(updated_ms, _NANOS_PER_MS).cast(TIMESTAMP_TYPE)
+    else:
+        values[WINDOW_START] = pa.repeat(pa.scalar(window.start_ms, pa.int64()), count)
+        values[WINDOW_END] = pa.repeat(pa.scalar(window.end_ms, pa.int64()), count)
+        values[UPDATED_AT] = updated_ms.cast(pa.timestamp("ms", "UTC"))
+        instant = pa.scalar(last_instant_nanos(window), TIMESTAMP_TYPE)
+        values[TIMESTAMP_COLUMN] = pa.repeat(instant, count)
+    return pa.Table.from_arrays([values[field.name] for field in schema], schema=schema)
