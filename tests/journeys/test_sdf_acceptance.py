@@ -168,7 +168,7 @@ WINDOWED = """
                 return event["k"]
         update-state:
           run: |
-            def count(event):
+            def count({argument}):
                 {body}
 {flush}    sinks: [{{type: topic, id: closed}}]
 """
@@ -185,6 +185,7 @@ def windowed(
     kind: str = "tumbling: {duration: 10s}",
     watermark: str = "",
     value: str = "{type: u32}",
+    argument: str = "event",
     body: str = "counts().increment(1)",
     flush: str = "return [list(pair) for pair in counts()]",
     time: str = "event['t']",
@@ -196,6 +197,7 @@ def windowed(
         kind=kind,
         watermark=watermark,
         value=value,
+        argument=argument,
         body=body,
         time=time,
         flush=FLUSH.format(flush=flush) if flush else "",

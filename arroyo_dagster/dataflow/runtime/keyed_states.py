@@ -50,6 +50,9 @@ from arroyo_dagster.state.runtime.operators import Collector, OperatorContext
 from arroyo_dagster.user_modules import begin_step
 
 
+_MAX_WAITING_BYTES = 1 << 27
+
+
 def closed_schema(owners: Sequence[str]) -> pa.Schema:
     """Return the schema of the rows that the builder emits for a closed window.
 
@@ -155,11 +158,20 @@ class StatesOperator(ServiceOperator):
         self, batch: pa.RecordBatch, ctx: OperatorContext, collector: Collector
     ) -> None:
         """Apply records to the entries of their keys, in topic order."""
-        if ctx.task_info.parallelism > 1 or self._columns is not None:
-            # From several subtasks: sorted at the barrier. And one call of a function costs less.
-            self._waiting.append(batch)
+        if ctx.task_info.parallelism > 1:
+            self._waiting.append(batch)  # from several subtasks: sorted at the barrier
+        elif self._columns is not None:
+            self._waiting.append(batch)  # one call of the function with all records costs less
+            if sum(one.nbytes for one in self._waiting) > _MAX_WAITING_BYTES:
+                self._take_waiting(ctx, collector)
         else:
             self._take(batch, ctx, collector)
+
+    def _take_waiting(self, ctx: OperatorContext, collector: Collector) -> None:
+        waiting, self._waiting = self._waiting, []
+        if waiting:
+            for batch in _in_order(waiting):
+                self._take(batch, ctx, collector)
 
     def _take(self, batch: pa.RecordBatch, ctx: OperatorContext, collector: Collector) -> None:
         self.see(batch, ctx)
@@ -321,10 +333,7 @@ class StatesOperator(ServiceOperator):
 
     def handle_checkpoint(self, ctx: OperatorContext, collector: Collector) -> None:
         """Close the windows that are due, and write the changes."""
-        waiting, self._waiting = self._waiting, []
-        if waiting:
-            for batch in _in_order(waiting):
-                self._take(batch, ctx, collector)
+        self._take_waiting(ctx, collector)
         if self._mark is not None and self._watermark_rows is not None:
             self._watermark, closed = self._mark
             self._mark = None

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from arroyo_dagster.dataflow.errors import OperatorError
+from arroyo_dagster.dataflow.runtime import keyed_states
 from arroyo_dagster.dataflow.runtime.columnar import call_divided
 from arroyo_dagster.dataflow.runtime.converters import Converter
 from arroyo_dagster.dataflow.runtime.json_columns import column_reader
@@ -227,6 +228,16 @@ def test_records_that_fail_are_found_and_kept_as_dead_letters() -> None:
         (40, "count"),
     ]
     assert flow.letters("build")[0].value == {"text": "A", "n": 14}
+
+
+def test_many_calls_in_an_epoch_give_what_one_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keyed_states, "_MAX_WAITING_BYTES", 1)
+    records = [(chr(97 + at % 3), at % 20) for at in range(100)]
+    flow = Flow(
+        definition(POLARS, topics={"words": WORD}), topics={"words": Topic(splits=10)}, max_errors=9
+    )
+    flow.send("words", [{"text": word, "n": n} for word, n in records])
+    assert (flow.cells("counts"), flow.rows("sums")) == model(records)
 
 
 def test_a_form_may_change_between_two_runs() -> None:

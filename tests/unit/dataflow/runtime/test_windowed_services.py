@@ -85,6 +85,28 @@ def test_a_late_record_moves_no_window_and_a_restart_forgets_no_watermark() -> N
     assert flow.metrics("build")["window"].dropped_late == 2
 
 
+@pytest.mark.parametrize("parallelism", [1, 2])
+@pytest.mark.parametrize(("value", "column"), [("{type: u32}", "value"), (row_of(n="u32"), "n")])
+def test_whole_batches_fill_the_windows_that_records_fill_one_by_one(
+    value: str, column: str, parallelism: int
+) -> None:
+    added = (
+        f"import polars as pl; return counts().rows().with_columns({column}=pl.col('{column}') + 1)"
+    )
+    flow = windowed(
+        value=value,
+        argument="events: 'pl.DataFrame'",
+        body=f"assert events['t'].max() < 19000; {added}",
+        flush="return [list(pair) if isinstance(pair, tuple) else pair['n'] for pair in counts()]",
+        parallelism=parallelism,
+    )
+    flow.send("events", [event(1, "a"), event(2, "b"), event(12, "a"), event(19, "lost")])
+    flow.restart()
+    flow.send("events", [event(13, "a"), event(25)])
+    closed = flow.sinks["closed"].values
+    assert closed == ([[1, 1], [2]] if column == "n" else [[["a", 1], ["b", 1]], [["a", 2]]])
+
+
 @pytest.mark.parametrize("parallelism", [1, 3])
 def test_times_before_1970_have_windows_too(parallelism: int) -> None:
     flow = windowed(
