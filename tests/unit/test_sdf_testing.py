@@ -605,6 +605,13 @@ def test_a_wrong_record_is_an_error_at_its_line(
         dataflow_tests(listed)
 
 
+def test_a_key_that_does_not_fit_its_topic_is_told_at_its_line(tmp_path: Path) -> None:
+    new = "key: 5, timestamp: 1"
+    file = clicks(tmp_path, ("key: bob, timestamp: 2026-01-05T10:01:00Z", new))
+    result = run("test", file)
+    assert f"{file.name}:{line_of(file, new)}: InputError: key 5 of topic" in result.stdout
+
+
 def test_keys_have_the_type_of_their_topic(tmp_path: Path) -> None:
     changes = (
         (

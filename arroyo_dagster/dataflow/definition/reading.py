@@ -8,7 +8,8 @@ Source: sdf-states.md 2.1, 2.11 and 2.12; errors E01, E02, E04, E05.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import difflib
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -119,7 +120,7 @@ class _DefinitionReader:
                     root.diagnostic_at("E04", f"expected a mapping, found {root.kind}")
                 )
             raise InvalidDefinition("document", self._mistakes.found)
-        self._is_dataflow = "services" in root.members or not root.members.keys() & _OF_PACKAGES
+        self._is_dataflow = not _is_package(root.members)
         self._legacy, self._extended, self._packages = legacy, extended, packages
         self._version = text_of(root, "apiVersion") or ""
         supported = grammar.DATAFLOW_VERSIONS if self._is_dataflow else grammar.PACKAGE_VERSIONS
@@ -302,6 +303,15 @@ class _DefinitionReader:
 
 
 _OF_PACKAGES = {"states", "functions"}
+
+
+def _is_package(keys: Iterable[str]) -> bool:
+    """Return whether a document is a package by its keys; if they are misspelt, by the nearest."""
+    found = {*keys}
+    if not found & {"services", *_OF_PACKAGES}:
+        known = [*grammar.DATAFLOW.fields, *_OF_PACKAGES]
+        found = {near for key in found for near in difflib.get_close_matches(key, known, n=1)}
+    return "services" not in found and bool(found & _OF_PACKAGES)
 
 
 def _whole(types: Mapping[str, TypeDef | None]) -> dict[str, TypeDef]:

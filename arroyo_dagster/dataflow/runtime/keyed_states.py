@@ -49,7 +49,6 @@ from arroyo_dagster.state.runtime.exchange import encode_table
 from arroyo_dagster.state.runtime.operators import Collector, OperatorContext
 from arroyo_dagster.user_modules import begin_step
 
-
 _MAX_WAITING_BYTES = 1 << 27
 
 

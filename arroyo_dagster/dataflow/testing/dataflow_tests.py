@@ -20,7 +20,7 @@ Source: an extension of this project; SDF ignores it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -214,18 +214,35 @@ def run_test(test: DataflowTest, fresh: Callable[[], DataflowTrial]) -> TestOutc
         test: the test.
         fresh: makes a trial of the dataflow without any state, which keeps dead letters.
     """
+    line = test.entry.line
     try:
         trial = fresh()
-        for number, given in enumerate(test.rounds, start=1):
-            for topic, values in given.items():
-                for one in map(_record_of, values):
-                    trial.send(topic, one.value, key=one.key, time_ms=one.time_ms)
-            is_last = number == len(test.rounds)
+        for number, given in enumerate(test.rounds):
+            for topic, at, value in _records_in(given):
+                line = _line_of_record(test.entry, number, topic, at)
+                one = _record_of(value)
+                trial.send(topic, one.value, key=one.key, time_ms=one.time_ms)
+            line = test.entry.line
+            is_last = number + 1 == len(test.rounds)
             trial.run(close_windows=test.close_windows and is_last)
         found = _differences(test, trial)
     except ArroyoStateError as error:
-        found = [Difference(line=test.entry.line, what=error_text(error))]
+        found = [Difference(line=line, what=error_text(error))]
     return TestOutcome(name=test.name, line=test.entry.line, differences=tuple(found))
+
+
+def _records_in(given: Mapping[str, Sequence[Any]]) -> Iterator[tuple[str, int, Any]]:
+    """Yield the topic, the position in it, and the value of each record of a round."""
+    for topic, values in given.items():
+        for at, value in enumerate(values):
+            yield topic, at, value
+
+
+def _line_of_record(entry: Node, number: int, topic: str, at: int) -> int:
+    records = entry.get("records")
+    assert records is not None
+    of_topic = (records.items or (records,))[number].members[topic]
+    return of_topic.items[at].line
 
 
 def _differences(test: DataflowTest, trial: DataflowTrial) -> list[Difference]:

@@ -334,3 +334,16 @@ def test_e21_an_imported_function_brings_no_state_with_the_name_of_an_engine_tab
     (one,) = caught.value.diagnostics
     assert (one.number, one.path) == ("E21", "services.counting")
     assert "a function of package `demo/counting@0.1.0` adds it" in one.message
+
+
+@pytest.mark.parametrize("written", ["function", "state"])
+def test_a_misspelt_section_of_a_package_is_no_dataflow_without_services(written: str) -> None:
+    section = "functions" if written == "function" else "states"
+    head, _, rest = PACKAGE.partition(f"\n{section}:")
+    others = [one for one in ("functions", "states") if one != section]
+    text = f"{head}\n{written}:{rest}"
+    for other in others:
+        text = text.replace(f"\n{other}:", f"\n{other[:-1]}:")
+    found = parse_document(text)
+    assert isinstance(found, Package)
+    assert f"did you mean `{section}`" in str([one.message for one in found.warnings])
