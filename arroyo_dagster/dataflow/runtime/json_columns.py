@@ -1,4 +1,4 @@
-"""Decode JSON records of a declared type as columns, where the result is that of decoding each.
+"""Decode JSON records of a declared type together, where the result is that of decoding each.
 
 Whatever is doubtful (a record that does not decode, a member that is missing, a number that is not
 finite) makes `read` return None: the records are then decoded one by one, and each that fails is
@@ -8,7 +8,7 @@ reported.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import cast
+from typing import Any, cast
 
 import polars as pl
 import pyarrow as pa
@@ -17,9 +17,11 @@ import pyarrow.json as pj
 
 from arroyo_dagster.dataflow.definition.types import CompositeType, ScalarType
 from arroyo_dagster.dataflow.runtime.converters import Converter
+from arroyo_dagster.dataflow.runtime.record import Record
 from arroyo_dagster.dataflow.storage.values import arrow_type
 
 ReadColumns = Callable[[pa.Array], pl.DataFrame | None]
+ReadRecords = Callable[[pa.Array], list[Record] | None]
 _BLOCK_BYTES = 1 << 20
 
 
@@ -69,6 +71,45 @@ def column_reader(converter: Converter) -> ReadColumns | None:
         return cast(pl.DataFrame, pl.from_arrow(pa.table(found)))
 
     return read
+
+
+def record_reader(converter: Converter) -> ReadRecords | None:
+    """Return a function that decodes raw values (binary) as records; None = the type has none.
+
+    The type must be an object of text, bools and whole numbers.
+    """
+    read_columns = column_reader(converter)
+    declared = converter.resolved(converter.type)
+    if read_columns is None or not isinstance(declared, CompositeType):
+        return None
+    scalars = [converter.resolved(one.type) for one in declared.members]
+    if not all(isinstance(one, ScalarType) and one in _AS_READ for one in scalars):
+        return None
+    names = [one.name for one in declared.members]
+    variables = [f"m{at}" for at in range(len(names))]
+    members = ", ".join(f"{name!r}: {m}" for name, m in zip(names, variables, strict=True))
+    scope: dict[str, Any] = {"Record": Record}
+    exec(  # one expression without calls by name: it runs for every record
+        f"def make(columns):\n"
+        f"    return [Record({{{members}}}) for {', '.join(variables)}, in zip(*columns)]",
+        scope,
+    )
+
+    def read(raw: pa.Array) -> list[Record] | None:
+        frame = read_columns(raw)
+        if frame is None or any(column.null_count() for column in frame):
+            return None
+        return cast(list[Record], scope["make"]([column.to_list() for column in frame]))
+
+    return read
+
+
+_AS_READ = {
+    scalar
+    for scalar in ScalarType
+    if scalar in (ScalarType.STRING, ScalarType.BOOL) or scalar.is_integer
+}
+"""The types whose values in Python are the same whoever decodes them."""
 
 
 def _parsed(raw: pa.Array, parse: pj.ParseOptions) -> pa.Table | None:

@@ -25,7 +25,7 @@ from arroyo_dagster.dataflow.runtime.columnar import call_divided, called, colum
 from arroyo_dagster.dataflow.runtime.context import collected_later
 from arroyo_dagster.dataflow.runtime.event_time import EventTime
 from arroyo_dagster.dataflow.runtime.functions import Function
-from arroyo_dagster.dataflow.runtime.json_columns import column_reader
+from arroyo_dagster.dataflow.runtime.json_columns import column_reader, record_reader
 from arroyo_dagster.dataflow.runtime.operators import ServiceOperator, ServicePlan, TopicPlan
 from arroyo_dagster.dataflow.runtime.record_batches import (
     BOOL_KEY,
@@ -87,6 +87,7 @@ class RecordsOperator(ServiceOperator):
         self._decoders = [_reader(one) for one in plan.sources]
         self._key_readers = [one.converter.key_reader() for one in plan.sources]
         self._column_readers = [column_reader(one.converter) for one in plan.sources]
+        self._record_readers = [record_reader(one.converter) for one in plan.sources]
         self._source_steps = [
             self.steps(one.transforms, self._place, partial=False) for one in plan.sources
         ]
@@ -159,7 +160,7 @@ class RecordsOperator(ServiceOperator):
             self.metrics.count(topic.name, succeeded=batch.num_rows)
             keys = self._keys(source, batch, {})
             return Records(None, range(batch.num_rows), keys, frame=frame)
-        values, bad = _values(self._decoders[source], topic, batch)
+        values, bad = self._values(source, batch)
         for at, error in bad.items():
             raw = column(batch, VALUE)[at].as_py()
             self.failures.note(topic.name, error, raw, place(at), topic=True)
@@ -171,6 +172,14 @@ class RecordsOperator(ServiceOperator):
         kept = [at for at in range(batch.num_rows) if at not in bad]
         some_keys = None if keys is None else [keys[at] for at in kept]
         return records.taken(kept, [values[at] for at in kept], some_keys)
+
+    def _values(self, source: int, batch: pa.RecordBatch) -> tuple[list[Any], dict[int, Exception]]:
+        """Return the value of each record, and the errors of those that do not decode, by index."""
+        raw, read = column(batch, VALUE), self._record_readers[source]
+        together = read(raw) if read is not None and pa.types.is_binary(raw.type) else None
+        if together is not None:
+            return [*together], {}
+        return _values(self._decoders[source], self.plan.sources[source], batch)
 
     def _columns(self, source: int, batch: pa.RecordBatch) -> pl.DataFrame | None:
         """Return the records as columns, if the next step takes columns and all of them decode."""

@@ -13,11 +13,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from arroyo_dagster.dataflow.definition.definition import Dataflow
+from arroyo_dagster.dataflow.definition.reading import parse_document
+from arroyo_dagster.dataflow.definition.scope import scope_of
 from arroyo_dagster.dataflow.errors import OperatorError
 from arroyo_dagster.dataflow.runtime import keyed_states
 from arroyo_dagster.dataflow.runtime.columnar import call_divided
 from arroyo_dagster.dataflow.runtime.converters import Converter
-from arroyo_dagster.dataflow.runtime.json_columns import column_reader
+from arroyo_dagster.dataflow.runtime.json_columns import column_reader, record_reader
 from arroyo_dagster.errors import StorageError
 from tests.dataflows import Clock, Flow, Topic, definition, sent
 from tests.shares import fewer_examples
@@ -352,6 +355,13 @@ def test_a_store_that_fails_is_not_divided() -> None:
     assert calls == [(0, 8)]
 
 
+def converter_of_words(kind: str) -> Converter:
+    services = service(STATES, "[]", "def k(w): return 'a'", "def u(w): pass")
+    found = parse_document(definition(services, topics={"words": kind}), extended=True)
+    assert isinstance(found, Dataflow)
+    return Converter(type=found.topics["words"].value, types=scope_of(found, {}))
+
+
 SCALARS = (
     "object, properties: {b: {type: bool}, f: {type: f64}, g: {type: f32}, i: {type: i64}, "
     "s: {type: string}}"
@@ -379,14 +389,7 @@ GOOD = {"b": True, "f": 0.5, "g": 0.25, "i": 3, "s": "x"}
     )
 )  # fmt: skip
 def test_columns_of_json_are_what_the_converter_gives(lines: list[str]) -> None:
-    flow = Flow(
-        definition(service(STATES, "[]", "def k(w): return 'a'", "def u(w): pass"),
-                   topics={"words": SCALARS})
-    )  # fmt: skip
-    from arroyo_dagster.dataflow.definition.scope import scope_of
-
-    declared = flow.dataflow.topics["words"].value
-    converter = Converter(type=declared, types=scope_of(flow.dataflow, {}))
+    converter = converter_of_words(SCALARS)
     read, each = column_reader(converter), converter.reader()
     assert read is not None
     raw = [line.encode("utf-8", "surrogatepass") for line in lines]
@@ -394,6 +397,45 @@ def test_columns_of_json_are_what_the_converter_gives(lines: list[str]) -> None:
     if frame is not None:
         expected = [{**each(one)} for one in raw]
         assert frame.to_dicts() == expected
+
+
+WHOLE = "object, properties: {b: {type: bool}, i: {type: i64}, s: {type: string, optional: true}}"
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.fixed_dictionaries({}, optional={
+                "b": st.booleans(),
+                "i": st.integers(-(2**63), 2**63),
+                "s": st.one_of(st.text(), st.none()),
+            }).map(lambda one: json.dumps({"b": True, "i": 3, "s": "x", **one})),
+            st.sampled_from([
+                '{"b":true,"i":1}', '{"b":true,"i":1,"i":2,"s":""}', '{"b":true,"i":1.0,"s":""}',
+                '{"s":"","i":-0,"b":false}', '{"b":true,"i":true,"s":""}', "null",
+            ]),
+        ),
+        max_size=4,
+    )
+)  # fmt: skip
+def test_records_that_are_decoded_together_are_what_the_converter_gives(lines: list[str]) -> None:
+    converter = converter_of_words(WHOLE)
+    read, each = record_reader(converter), converter.reader()
+    assert read is not None
+    raw = [line.encode("utf-8", "surrogatepass") for line in lines]
+    found = read(pa.array(raw, pa.binary()))
+    if found is not None:
+        expected = [each(one) for one in raw]
+        assert [repr(one) for one in found] == [repr(one) for one in expected]
+        assert [type(one) for one in found] == [type(one) for one in expected]
+
+
+def test_good_records_are_decoded_together() -> None:
+    read = record_reader(converter_of_words(WHOLE))
+    assert read is not None
+    raw = [b'{"s": "a", "b": true, "i": 1, "more": [1]}', b' {"i": 2, "b": false, "s": "b"} ']
+    assert read(pa.array(raw[:1])) == [{"b": True, "i": 1, "s": "a"}]
+    assert record_reader(converter_of_words(SCALARS)) is None
 
 
 def test_good_records_are_read_as_columns() -> None:
