@@ -1,6 +1,6 @@
 """Encode the values of a batch of records together, for the way to another subtask.
 
-A payload holds many values: a pickled list (of records, as dicts: that takes half the time), values
+A payload holds many values: a pickled list (of records, as dicts, by `marshal` if it can), values
 pickled one by one, or columns as Arrow IPC.
 Each row of a batch refers to a payload and a place in it. Pickling a list takes half the time of
 pickling its values. This is safe: both ends are subtasks of one job, and the data is not stored.
@@ -9,6 +9,7 @@ pickling its values. This is safe: both ends are subtasks of one job, and the da
 from __future__ import annotations
 
 import io
+import marshal
 import pickle
 from collections.abc import Callable, Sequence
 from typing import Any, cast
@@ -22,7 +23,7 @@ PAYLOAD, PLACE = "payload", "place"
 """The columns: the payload of a row, null if its value is text, and the place in it."""
 
 PAYLOAD_TYPE = pa.dictionary(pa.int32(), pa.binary())
-_LIST, _RECORDS, _SINGLE, _COLUMNS = b"L", b"R", b"S", b"C"
+_LIST, _RECORDS, _PLAIN_RECORDS, _SINGLE, _COLUMNS = b"L", b"R", b"M", b"S", b"C"
 Groups = npt.NDArray[np.int64]
 
 
@@ -46,7 +47,11 @@ def encode_values(
         if shared or len({*map(id, some)}) < len(some):
             return _SINGLE + pickle.dumps([pickle.dumps(one, protocol=5) for one in some], 5)
         if {*map(type, some)} == {Record}:
-            return _RECORDS + pickle.dumps([{**one} for one in some], protocol=5)
+            dicts = [{**one} for one in some]
+            try:
+                return _PLAIN_RECORDS + marshal.dumps(dicts)  # takes two thirds of pickle's time
+            except ValueError:  # a value of a type that is not Python's own
+                return _RECORDS + pickle.dumps(dicts, protocol=5)
         return _LIST + pickle.dumps(some, protocol=5)
 
     return _payloads(len(values), groups, dump)
@@ -130,8 +135,8 @@ def _values_in(data: bytes) -> list[Any]:
     kind, rest = data[:1], memoryview(data)[1:]
     if kind == _COLUMNS:
         return records_of(_frame_in(data))
-    values = pickle.loads(rest)
-    if kind == _RECORDS:
+    values = marshal.loads(rest) if kind == _PLAIN_RECORDS else pickle.loads(rest)
+    if kind in (_RECORDS, _PLAIN_RECORDS):
         return [*map(Record, values)]
     return [pickle.loads(one) for one in values] if kind == _SINGLE else values
 
