@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import random
 from collections import Counter
 from typing import Any
 
@@ -250,6 +251,58 @@ def test_a_form_may_change_between_two_runs() -> None:
     other.send("words", [{"text": "a", "n": 2}, {"text": "b", "n": 3}])
     assert other.cells("counts") == {"A": 2, "B": 1}
     assert other.rows("sums")["A"] == {"most": 3, "total": 5}
+
+
+EXPIRING = """
+      counts:
+        type: keyed-state
+        properties:
+          key: {type: string}
+          value: {type: primitive, ttl: 7s, properties: {value: {type: u32}}}
+      sums:
+        type: keyed-state
+        properties:
+          key: {type: string}
+          value: {type: arrow-row, properties: {total: {type: u64}}, ttl: 10s}"""
+ONE_BY_ONE = """
+def count(word):
+    counts().increment(1)
+    row = sums()
+    row.total += word.n
+    row.update()
+    if word.n == 0:
+        row.delete()
+"""
+TOGETHER = """
+import polars as pl
+def count(words: pl.DataFrame):
+    for key, n in words.select("_key", "n").iter_rows():
+        of_key = pl.col("_key") == key
+        found = counts().rows().filter(of_key)
+        counts().update(found.with_columns(pl.col("value") + 1))
+        found = sums().rows().filter(of_key)
+        sums().update(found.with_columns(total=pl.col("total") + n))
+        if n == 0:
+            sums().delete([key])
+"""
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_rows_expire_and_are_deleted_in_both_forms(seed: int) -> None:
+    found = []
+    for update in (ONE_BY_ONE, TOGETHER):
+        chance, clock, seen = random.Random(seed), Clock(), []
+        text = service(EXPIRING, "[]", "def key_of(word):\n    return word.text", update)
+        flow = Flow(definition(text, topics={"words": WORD}), clock=clock, parallelism=1 + seed % 2)
+        for _ in range(8):
+            clock.ms += chance.randrange(9000)
+            records = [(chance.choice("abcdef"), chance.randrange(4)) for _ in range(5)]
+            flow.send("words", [{"text": word, "n": n} for word, n in records])
+            seen.append((flow.rows("sums"), flow.cells("counts"), flow.metrics("build")))
+            if chance.random() < 0.3:
+                flow.restart()
+        found.append(seen)
+    assert found[0] == found[1]
 
 
 # ---- what a function may do ----------------------------------------------------------------------
