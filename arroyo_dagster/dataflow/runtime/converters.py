@@ -346,7 +346,7 @@ def _usual_object(
         members: name, name in JSON, decoder and whether it is optional, of each.
         types: the type of each member.
     """
-    names: dict[str, Any] = {"Record": Record, "general": general}
+    names: dict[str, Any] = {"Record": Record, "general": general, "__name__": __name__}
     taken, tests, made = [], ["type(value) is dict"], []
     for at, ((name, written, decode, optional), kind) in enumerate(
         zip(members, types, strict=True)

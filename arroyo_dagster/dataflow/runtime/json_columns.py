@@ -88,7 +88,7 @@ def record_reader(converter: Converter) -> ReadRecords | None:
     names = [one.name for one in declared.members]
     variables = [f"m{at}" for at in range(len(names))]
     members = ", ".join(f"{name!r}: {m}" for name, m in zip(names, variables, strict=True))
-    scope: dict[str, Any] = {"Record": Record}
+    scope: dict[str, Any] = {"Record": Record, "__name__": __name__}
     exec(  # one expression without calls by name: it runs for every record
         f"def make(columns):\n"
         f"    return [Record({{{members}}}) for {', '.join(variables)}, in zip(*columns)]",

@@ -76,7 +76,10 @@ class Readers:
             rows = [
                 name for name, state in self._states.items() if state.value_kind is ValueKind.ROW
             ]
-            self._tables = Tables([self._view(name).table() for name in rows])
+            others = {state.table for name, state in self._states.items() if name not in rows}
+            self._tables = Tables(
+                [self._view(name).table() for name in rows], primitives=frozenset(others)
+            )
         return self._tables
 
     def whole(self, name: str) -> Frame | Pairs:

@@ -37,17 +37,23 @@ def keep_source(path: str, source: str) -> None:
     linecache.cache[path] = (len(source), None, source.splitlines(keepends=True), path)
 
 
-def reason_of(error: BaseException) -> str:
-    """Return why a function failed, in one line."""
-    where = _position(error.__traceback__)
+def reason_of(error: BaseException, *, in_topic: bool = False) -> str:
+    """Return why a function failed, in one line.
+
+    Args:
+        error: the error.
+        in_topic: whether a topic or a sink failed, which runs no code of the user.
+    """
+    where = None if in_topic else _position(error.__traceback__)
     return _described(error) + (f"; {where}" if where else "")
 
 
-def next_step_of(error: BaseException) -> str:
-    """Return what to do about the failure of a function."""
+def next_step_of(error: BaseException, *, in_topic: bool = False) -> str:
+    """Return what to do about the failure. Arguments as in `reason_of`."""
     own = error.next_step if isinstance(error, ArroyoStateError) else None
     number = _described(error).partition(":")[0]
-    return own or _NEXT.get(number, "correct the function or the record")
+    otherwise = "the type of the topic" if in_topic else "the function"
+    return own or _NEXT.get(number, f"correct {otherwise} or the record")
 
 
 def _described(error: BaseException) -> str:

@@ -175,7 +175,7 @@ class Failures:
             raise error
         offset = place.offset if topic and place is not None else None
         self._metrics.count(step, failed=1, error_offset=offset)
-        reason = reason_of(error)
+        reason = reason_of(error, in_topic=topic)
         where: dict[str, Any] = (
             {}
             if place is None
@@ -190,7 +190,7 @@ class Failures:
                 f"{step} failed on a record: {reason}",
                 service=self._service,
                 record=_short(record),
-                next_step=f"{next_step_of(error)}, or run with --on-error skip",
+                next_step=f"{next_step_of(error, in_topic=topic)}, or run with --on-error skip",
                 **where,
             ) from error
         file = None if place is None else place.file
@@ -202,7 +202,8 @@ class Failures:
         if count <= _MOST_LOGGED:
             said = ", ".join(f"{name} {value}" for name, value in where.items())
             after = self._after(place)
-            advice = f". Next: {next_step_of(error)}; {after}" if count == 1 else ""
+            next_step = next_step_of(error, in_topic=topic)
+            advice = f". Next: {next_step}; {after}" if count == 1 else ""
             _LOG.warning(
                 "service %s: %s %s (%s): %s; record %s%s",
                 self._service,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -63,10 +63,12 @@ class Tables:
     Attributes:
         tables: the tables.
         star_includes_updated_at: whether `*` includes `_updated_at`.
+        primitives: names of states that are no tables, for errors.
     """
 
     tables: Sequence[StateTable]
     star_includes_updated_at: bool = False
+    primitives: frozenset[str] = frozenset()
     _contexts: dict[bool, pl.SQLContext[pl.DataFrame]] = field(
         default_factory=dict, compare=False, repr=False
     )
@@ -86,7 +88,7 @@ class Tables:
         """
         others = [one for one in self.tables if one.name != table.name]
         shown = StateTable(table.name, table.frame, (*table.aliases, *also))
-        return Tables([*others, shown], self.star_includes_updated_at)
+        return replace(self, tables=[*others, shown], _contexts={})
 
     def sql(self, text: str, params: Mapping[str, Any] | None = None) -> pl.DataFrame:
         """Execute a query.
@@ -151,7 +153,10 @@ class Tables:
         unknown = _UNKNOWN_TABLE.search(reason)
         if unknown is not None:
             listed = ", ".join(known[:_MAX_LISTED]) or "no tables"
-            reason += f"; there are {listed}{did_you_mean(unknown.group(1), known)}"
+            name = unknown.group(1)
+            reason += f"; there are {listed}{did_you_mean(name, known)}"
+            if name in self.primitives:
+                reason += f". `{name}` is a primitive state, and only arrow-rows are tables"
         return SqlError(
             f"the query cannot be answered: {reason}",
             number="E46",

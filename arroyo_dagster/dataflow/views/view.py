@@ -338,12 +338,11 @@ class Views:
 
     def tables(self) -> Tables:
         """Return every arrow-row state as a table for SQL."""
-        views = [
-            self.view(name)
-            for name, state in self.states.items()
-            if state.value_kind is ValueKind.ROW
-        ]
-        return Tables([view.table() for view in views], self._star)
+        rows = {
+            name: state for name, state in self.states.items() if state.value_kind is ValueKind.ROW
+        }
+        others = {state.table for name, state in self.states.items() if name not in rows}
+        return Tables([self.view(name).table() for name in rows], self._star, frozenset(others))
 
     def _named(self, wanted: str) -> str:
         if wanted in self.states:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from arroyo_dagster.dataflow.errors import StepFailed
-from tests.dataflows import Flow, builder, definition, reader, row_of
+from tests.dataflows import Flow, Sent, builder, definition, reader, row_of
 
 
 def logged(caplog: pytest.LogCaptureFixture, services: str) -> str:
@@ -45,6 +45,18 @@ def test_a_failure_names_the_line_the_expression_and_the_record(
 ) -> None:
     said = logged(caplog, builder(body, value=value))
     assert re.search(message, said), said
+
+
+def test_a_record_that_does_not_decode_names_no_line_of_code(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    kind = "object, properties: {text: {type: string}, n: {type: u32}}"
+    flow = Flow(definition(builder("pass", key_body="return record.text"), topics={"words": kind}))
+    flow.send("words", [{"text": 5, "n": 1}, Sent(b"no JSON")])
+    first, second = (one.getMessage() for one in caplog.records)
+    assert "ValueError: text: 5 is no string: expected valid Unicode text; record" in first
+    assert "Next: correct the type of the topic or the record" in first
+    assert "Expecting value: line 1 column 1 (char 0); record" in second
 
 
 @pytest.mark.parametrize(

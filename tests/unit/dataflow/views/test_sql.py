@@ -12,6 +12,7 @@ from arroyo_dagster.dataflow.errors import SqlError, StateAccessError
 from arroyo_dagster.dataflow.views.frames import Frame, col, lit
 from arroyo_dagster.dataflow.views.sql import StateTable, Tables, _point_query
 from arroyo_dagster.state.operations.query.sql_text import sql_tokens
+from tests.dataflows import Flow, builder, definition
 
 UTC = dt.UTC
 HITS = pl.DataFrame(
@@ -112,6 +113,16 @@ def test_a_query_that_cannot_be_answered_names_what_there_is(text: str) -> None:
     facts = error.value.facts
     assert (facts["number"], facts["tables"]) == ("E46", ["hits_per_page", "names"])
     assert "pu-zone" in str(error.value)
+
+
+def test_a_primitive_state_is_no_table_and_the_error_says_so() -> None:
+    flow = Flow(definition(builder("counts().increment(1)"), converter="raw"))
+    flow.send("words", ["a"])
+    with pytest.raises(SqlError, match="`counts` is a primitive state, and only arrow-rows are"):
+        flow.views().sql("select * from counts")
+    narrowed = tables(primitives=frozenset({"visits"})).with_table(StateTable("x", pl.DataFrame()))
+    with pytest.raises(SqlError, match="`visits` is a primitive state"):
+        narrowed.sql("select * from visits")
 
 
 def test_updated_at_is_there_by_name_and_not_in_star() -> None:
