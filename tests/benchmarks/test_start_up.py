@@ -43,9 +43,7 @@ COMMANDS = {
     "leases": PARQUET,
     "ownership list": PARQUET,
 }
-_CALLED = (
-    "import click; from arroyo_dagster.cli import main; main({words!r}, standalone_mode=False)"
-)
+CALLED = "import click; from arroyo_dagster.cli import main; main({words!r}, standalone_mode=False)"
 
 
 def processor_seconds(code: str) -> float:
@@ -68,14 +66,14 @@ def processor_seconds(code: str) -> float:
 
 def loading(words: Sequence[str]) -> str:
     """The command's `--help`: it is imported, and does nothing."""
-    return _CALLED.format(words=[*words, "--help"])
+    return CALLED.format(words=[*words, "--help"])
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_processor_time(command: str, tmp_path: Path) -> None:
     run_word_job(open_store(str(tmp_path)), rows=24, rows_per_epoch=2, sinks=0, keep_epochs=None)
     words = command.split()
-    whole = _CALLED.format(words=[*words, "--url", str(tmp_path)])
+    whole = CALLED.format(words=[*words, "--url", str(tmp_path)])
     programs = (COMMANDS[command], loading(words), whole)
     taken: list[tuple[float, ...]] = []
     for _ in range(ROUNDS + 1):
@@ -98,7 +96,7 @@ def test_processor_time_of_a_dataflow_of_three_services(tmp_path: Path) -> None:
     taken: list[float] = []
     for turn in range(ROUNDS):
         words = ["sdf", "run", file, "--bindings", bound, "--url", str(tmp_path / str(turn))]
-        taken.append(processor_seconds(_CALLED.format(words=words)))
+        taken.append(processor_seconds(CALLED.format(words=words)))
     arrow = statistics.median(
         processor_seconds("import polars, pyarrow.parquet, pyarrow.compute") for _ in range(ROUNDS)
     )
