@@ -45,7 +45,7 @@ from arroyo_dagster.state.storage.remote.open import open_store
 from tests.benchmarks.test_start_up import CALLED, processor_seconds
 from tests.dataflows import Flow, builder, definition, reader, row_of
 
-ROUNDS = 3
+ROUNDS = 5
 SIZES = (10**3, 10**4, 10**5, 10**6)
 CELL = ("{type: u32}", "counts().increment(1)")
 ROW = (row_of(n="u32"), "row = counts()\nrow.n += 1\nrow.update()")
@@ -78,7 +78,7 @@ class Figure:
     def verdict(self) -> str:
         """What of floor and goal is reached."""
         if self.floor is None:
-            return "no floor"
+            return "–"
         if not self._reaches(self.floor):
             return "**missed**"
         if self.goal is None or self._reaches(self.goal):
@@ -91,17 +91,19 @@ class Figure:
     def row(self) -> str:
         """Return it as a row of the table."""
         low, high = min(self.values), max(self.values)
-        scatter = "" if len(self.values) == 1 else f" ({_number(low)} to {_number(high)})"
+        scatter = "" if low == high else f" ({_number(low)} to {_number(high)})"
         sign = "at most " if self.at_most else ""
-        bounds = ("" if one is None else f"{sign}{_number(one)}" for one in (self.floor, self.goal))
+        bounds = (
+            "–" if one is None else f"{sign}{_number(one)}" for one in (self.floor, self.goal)
+        )
         return (
-            f"| {self.line} | {_number(self.value)}{scatter} {self.unit} "
-            f"| {' | '.join(bounds)} | {self.verdict} |"
+            f"| {self.line} | {_number(self.value)}{scatter} {self.unit}".rstrip()
+            + f" | {' | '.join(bounds)} | {self.verdict} |"
         )
 
 
 def _number(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+    return f"{value:,.0f}" if value >= 100 else f"{value:.4g}"
 
 
 # ---- look-ups ------------------------------------------------------------------------------------
@@ -284,7 +286,7 @@ FOUR_SERVICES = (
     )
     + reader("return str(counts().get(record, 0))")
 )
-SPARK_ROUNDS, PER_EPOCH = 5, 200
+SPARK_RUNS, SPARK_ROUNDS, PER_EPOCH = 3, 5, 200
 
 
 @dataclass(frozen=True)
@@ -359,7 +361,7 @@ def run_four_services(folder: Path) -> SparkRun:
 def spark_epochs() -> Iterator[Figure]:
     """Each run in a new process, as `sdf run --spark` is."""
     runs: list[SparkRun] = []
-    for _ in range(ROUNDS):
+    for _ in range(SPARK_RUNS):
         with tempfile.TemporaryDirectory() as folder:
             done = subprocess.run(
                 [sys.executable, "-m", _MODULE, "--spark", folder],

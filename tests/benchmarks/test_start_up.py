@@ -85,23 +85,3 @@ def test_processor_time(command: str, tmp_path: Path) -> None:
         f"`{COMMANDS[command]}` {needed:.3f} s, ratio {ratio:.2f}, "
         f"goal 1.5 or {NEEDED} s"
     )
-
-
-WORDS = Path(__file__).parents[2] / "examples" / "sdf" / "words"
-
-
-def test_processor_time_of_a_dataflow_of_three_services(tmp_path: Path) -> None:
-    """With few records: nearly all of it is the start. Goal: 1.5 seconds."""
-    file, bound = str(WORDS / "dataflow.yaml"), str(WORDS / "bindings.yaml")
-    taken: list[float] = []
-    for turn in range(ROUNDS):
-        words = ["sdf", "run", file, "--bindings", bound, "--url", str(tmp_path / str(turn))]
-        taken.append(processor_seconds(CALLED.format(words=words)))
-    arrow = statistics.median(
-        processor_seconds("import polars, pyarrow.parquet, pyarrow.compute") for _ in range(ROUNDS)
-    )
-    print(
-        f"\nsdf run: {statistics.median(taken):.2f} s ({min(taken):.2f} to {max(taken):.2f}), goal "
-        f"1.5; imports of Polars and pyarrow {arrow:.2f} s; "
-        f"{os.getloadavg()[0]:.0f} processes wanted the cores"
-    )
