@@ -1,6 +1,6 @@
 # The commands of this project. Each builds what it needs; `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-surgery ui pictures docs test test-clusters quick servers check lock audit soak bench bench-scale mutants proto clean
+.PHONY: help demo demo-surgery ui pictures docs test test-clusters quick servers check lock audit soak bench bench-scale bench-sdf mutants proto clean
 
 VENV := .venv
 PYTHON ?= python3
@@ -90,6 +90,9 @@ bench: $(VENV)/ready ## figures as ratios to peers in one run (not part of CI)
 bench-scale: $(VENV)/ready ## cost beside size: measure again, draw docs/pictures/scale.svg (LIMIT=600 seconds for one size)
 	@$(BIN)/python -m tests.benchmarks.scale docs/site/scale.csv --limit $(LIMIT)
 	@$(BIN)/python docs/site/plots.py
+
+bench-sdf: $(VENV)/ready ## the speed of dataflows beside floors and goals: measure again, write docs/operate/sdf-speed.md
+	@$(BIN)/python -m tests.benchmarks.sdf docs/operate/sdf-speed.md
 
 mutants: $(VENV)/ready ## mutation tests of the safety modules (hours; MODULE=lease for one)
 	@test -x $(VENV)-mutants/bin/mutmut || { $(PYTHON) -m venv $(VENV)-mutants && \

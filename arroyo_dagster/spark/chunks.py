@@ -8,7 +8,6 @@ import pyarrow as pa
 
 from arroyo_dagster.state.runtime.exchange import ExchangeChunk
 
-CHUNK_DDL = "level int, subtask int, edge int, ord bigint, payload binary"
 CHUNK_SCHEMA = pa.schema(
     [
         ("level", pa.int32()),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import uuid
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from arroyo_dagster.errors import InputError, StorageError
 from arroyo_dagster.redaction import redact_text, redacted_cause
@@ -13,8 +13,8 @@ from arroyo_dagster.spark.holders.messages import ENDED_STEP, WorkerEndedError
 from arroyo_dagster.state.metadata.interrupts import check_interrupt
 
 if TYPE_CHECKING:
-    from pyspark import SparkContext
-    from pyspark.sql import DataFrame, Row, SparkSession
+    from pyspark import RDD, SparkContext
+    from pyspark.sql import DataFrame, SparkSession
 
 _PYTHON_ERROR = re.compile(r"(?!(org|java|scala|com|io)\.)[A-Za-z_.]+(Error|Exception): ")
 _MISSING_MODULE = re.compile(r"ModuleNotFoundError: No module named '([\w.]+)'")
@@ -27,8 +27,8 @@ _INTERRUPT_POLL_SECONDS = 0.5
 _CANCEL_SECONDS = 10.0
 
 
-def fetch_rows(session: SparkSession, frame: DataFrame) -> list[Row]:
-    """Fetch the rows of a frame. An interrupt during the wait cancels the jobs of the frame.
+def fetch_rows(session: SparkSession, frame: DataFrame | RDD[Any]) -> list[Any]:
+    """Fetch the rows of a frame or an RDD. An interrupt during the wait cancels its jobs.
 
     Another thread fetches: an interrupt in the middle of a response of the JVM would leave the
     rest of the response to the next caller. A worker's pending writes to the store may still
@@ -43,7 +43,7 @@ def fetch_rows(session: SparkSession, frame: DataFrame) -> list[Row]:
     from pyspark.errors import PySparkException
 
     tag, context = f"arroyo-{uuid.uuid4().hex}", context_of(session)
-    rows: list[Row] = []
+    rows: list[Any] = []
     failed: list[BaseException] = []
 
     def collect() -> None:

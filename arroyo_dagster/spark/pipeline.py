@@ -17,20 +17,30 @@ from dataclasses import InitVar, dataclass, field, replace
 from typing import TYPE_CHECKING, Self
 
 from arroyo_dagster.errors import ProtocolError
-from arroyo_dagster.spark.chunks import CHUNK_DDL, FAILURE, PLACE
+from arroyo_dagster.spark.chunks import CHUNK_SCHEMA, FAILURE, PLACE, chunk_batches
 from arroyo_dagster.spark.connectors.binding import bound_to_run, noting
+from arroyo_dagster.spark.connectors.columns import struct_type
 from arroyo_dagster.spark.holders.messages import Meeting, Placed
 from arroyo_dagster.spark.holders.placement import Placement, driver_host, driver_secret
 from arroyo_dagster.spark.holders.subtasks import LevelWork, RunId, TaskReport
-from arroyo_dagster.spark.jobs import fetch_rows, slots
+from arroyo_dagster.spark.jobs import context_of, fetch_rows, slots
 from arroyo_dagster.spark.packing import PackedPipeline, pickled
 from arroyo_dagster.spark.session import open_session
-from arroyo_dagster.spark.settings import SparkChoice, SparkSettings
-from arroyo_dagster.spark.small_epochs import SmallEpochs
+from arroyo_dagster.spark.settings import SparkChoice, SparkSettings, runs_in_process
+from arroyo_dagster.spark.small_epochs import ReadRows, SmallEpochs
 from arroyo_dagster.spark.tasks import TASKS_PER_SLOT
-from arroyo_dagster.spark.worker import LevelRunner, SplitReader
+from arroyo_dagster.spark.worker import (
+    BatchFunction,
+    LevelRunner,
+    SplitReader,
+    chunk_function,
+    level_function,
+    number_batches,
+    receiver,
+)
 from arroyo_dagster.spark.workers import DiskProbe, check_workers
 from arroyo_dagster.state.runtime.coordinator import JobRun, finished
+from arroyo_dagster.state.runtime.exchange import ExchangeChunk
 from arroyo_dagster.state.runtime.in_process import warn_of_adopt
 from arroyo_dagster.state.runtime.pipeline import Pipeline
 from arroyo_dagster.state.runtime.pipeline_run import (
@@ -44,6 +54,7 @@ from arroyo_dagster.state.runtime.task import EpochPlan, merged_watermarks
 from arroyo_dagster.state.storage.store import ObjectStore
 
 if TYPE_CHECKING:
+    from pyspark import RDD
     from pyspark.sql import DataFrame, SparkSession
 
 
@@ -168,6 +179,8 @@ class SparkRun(PipelineRun):
         self._run_id = run_id
         self._probe = probe
         self._slots = slots(session)
+        # Elsewhere what `SparkSession.addArtifacts` ships is not for the tasks of an RDD.
+        self._context = context_of(session) if runs_in_process(session) else None
         host = driver_host(session)
         parallelism = job.pipeline.parallelism
         self._placement = Placement(driver_secret(), parallelism, self._slots, host)
@@ -199,28 +212,16 @@ class SparkRun(PipelineRun):
 
     def process(self, plan: EpochPlan, splits: Sequence[SourceSplit]) -> EpochReports:
         """Process the rows of one epoch as one Spark job: a stage that reads, unless the driver
-        has read them, and one per level.
+        has read them, and one per level; one of all levels for a single subtask with few rows.
         """
         parallelism, levels = self.pipeline.parallelism, self.pipeline.levels
         meeting = self._placement.meeting(then_stop=plan.then_stop)
-        # Workers that read start their holders meanwhile.
-        read = None if meeting.start else self._small.read(splits)
-        frame = None if read is not None else self._reading(splits, meeting)
-        for level in range(1, levels + 1):
-            work = LevelWork(self._packed, self.job.store, self._run_id, level, plan, self._probe)
-            placed = self._placement.of_level(level)
-            runner = LevelRunner(level, pickled(work), placed, meeting, self._probe)
-            if frame is None:
-                assert read is not None
-                frame = self._session.range(0, parallelism, 1, parallelism)
-                frame = frame.mapInArrow(runner.function_with(read), CHUNK_DDL)
-            else:
-                frame = frame.repartitionById(parallelism, "subtask")
-                frame = frame.mapInArrow(runner.function(), CHUNK_DDL)
-        assert frame is not None
+        read = self._small.read(splits)
+        runners = [self._runner(level, plan, meeting) for level in range(1, levels + 1)]
+        job = self._job(runners, self._reading(splits, meeting) if read is None else read)
         found: list[TaskReport] = []
         places: list[Placed] = []
-        for row in fetch_rows(self._session, frame):
+        for row in fetch_rows(self._session, job):
             if row.edge == FAILURE:
                 raise pickle.loads(row.payload)
             (places if row.edge == PLACE else found).append(pickle.loads(row.payload))
@@ -237,9 +238,50 @@ class SparkRun(PipelineRun):
             subtasks, merged_watermarks([report.watermarks_micros for report in found])
         )
 
+    def _runner(self, level: int, plan: EpochPlan, meeting: Meeting) -> LevelRunner:
+        work = LevelWork(self._packed, self.job.store, self._run_id, level, plan, self._probe)
+        placed = self._placement.of_level(level)
+        return LevelRunner(level, pickled(work), placed, meeting, self._probe)
+
+    def _job(
+        self, runners: Sequence[LevelRunner], read: ReadRows | DataFrame
+    ) -> DataFrame | RDD[ExchangeChunk]:
+        """Return the Spark job of an epoch: the chunks that its last tasks yield.
+
+        Args:
+            read: what the driver has read, or the chunks that workers read.
+        """
+        parallelism = self.pipeline.parallelism
+        if not isinstance(read, ReadRows):
+            return _with_levels(read, runners, parallelism)
+        # One subtask has all of the few rows: its task runs all levels.
+        first = len(runners) if parallelism == 1 else 1
+        begin, later = level_function(runners[:first], read), runners[first:]
+        if self._context is None:
+            numbers = self._session.range(0, parallelism, 1, parallelism)
+            return _with_levels(_mapped(numbers, begin), later, parallelism)
+        # An RDD spares the planning of a query, which takes as long as a small epoch.
+        indexes = self._context.parallelize(range(parallelism), parallelism)
+        chunks = indexes.mapPartitions(chunk_function(begin, number_batches))
+        for runner in later:
+            shuffled = chunks.keyBy(receiver).partitionBy(parallelism, int).values()
+            chunks = shuffled.mapPartitions(chunk_function(level_function([runner]), chunk_batches))
+        return chunks
+
     def _reading(self, splits: Sequence[SourceSplit], meeting: Meeting) -> DataFrame:
         """Return the chunks of an epoch's rows, which workers read."""
         tasks = max(1, min(len(splits), self._slots * TASKS_PER_SLOT))
         parts = [splits[task::tasks] for task in range(tasks)]
         reader = SplitReader(self._packed, parts, meeting, early=self.pipeline.parallelism)
-        return self._session.range(0, tasks, 1, tasks).mapInArrow(reader.function(), CHUNK_DDL)
+        return _mapped(self._session.range(0, tasks, 1, tasks), reader.function())
+
+
+def _with_levels(frame: DataFrame, runners: Sequence[LevelRunner], parallelism: int) -> DataFrame:
+    for runner in runners:
+        frame = _mapped(frame.repartitionById(parallelism, "subtask"), level_function([runner]))
+    return frame
+
+
+def _mapped(frame: DataFrame, function: BatchFunction) -> DataFrame:
+    # A schema as text costs three questions to the JVM, 6 ms of an epoch.
+    return frame.mapInArrow(function, struct_type(CHUNK_SCHEMA))

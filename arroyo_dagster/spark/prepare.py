@@ -31,6 +31,7 @@ def _write_archive() -> None:
     archive.touch()
     session, _ = get_session("local[1]")
     session.range(0, 8, 1, 2).mapInArrow(lambda batches: batches, "id long").collect()
+    session.sparkContext.parallelize(range(2), 2).map(str).collect()
     jvm = getattr(session.sparkContext._gateway, "proc", None)
     session.stop()
     if jvm is not None:

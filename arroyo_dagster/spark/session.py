@@ -49,6 +49,9 @@ DEFAULTS: Mapping[str, str] = {
     "spark.python.worker.reuse": "true",
     # A task connects to its Python worker about 30 ms faster than over TCP.
     "spark.python.unix.domain.socket.enabled": "true",
+    # Spark keeps workers by their environment. With this setting SQL sets a variable, and its jobs
+    # and those of RDDs do not share workers.
+    "spark.sql.execution.pyspark.udf.simplifiedTraceback.enabled": "false",
 }
 LOCAL: Mapping[str, str] = {
     "spark.driver.host": "127.0.0.1",

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -26,6 +27,9 @@ from arroyo_dagster.state.runtime.exchange import (
 )
 from arroyo_dagster.state.runtime.pipeline_run import SourceSplit
 
+BatchFunction = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+"""A function for `mapInArrow`."""
+
 
 @dataclass(frozen=True, slots=True)
 class SplitReader:
@@ -41,7 +45,7 @@ class SplitReader:
     meeting: Meeting
     early: int
 
-    def function(self) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    def function(self) -> BatchFunction:
         """Return a function for `mapInArrow`, which accepts plain functions only."""
 
         def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -83,31 +87,18 @@ class LevelRunner:
     meeting: Meeting
     probe: DiskProbe | None
 
-    def function(self) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-        """Return a function for `mapInArrow`, which accepts plain functions only."""
+    def run_read(
+        self, read: ReadRows, batches: Iterator[pa.RecordBatch]
+    ) -> Iterator[pa.RecordBatch]:
+        """Run as `run`, with what the driver has read and the numbers of subtasks as rows.
 
-        def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            return self.run(batches)
-
-        return run
-
-    def function_with(
-        self, read: ReadRows
-    ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-        """Return a function for `mapInArrow` over the numbers of subtasks, in place of chunks.
-
-        Args:
-            read: what the driver has read; those of later levels are passed on by subtask 0.
+        Chunks of later levels are passed on by subtask 0.
         """
-
-        def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            for batch in batches:
-                for subtask in batch.column(0).to_pylist():
-                    if subtask == 0 and read.later is not None:
-                        yield from pa.ipc.open_stream(read.later)
-                    yield from self._level(subtask, pa.py_buffer(read.first[subtask]))
-
-        return run
+        for batch in batches:
+            for subtask in batch.column(0).to_pylist():
+                if subtask == 0 and read.later is not None:
+                    yield from pa.ipc.open_stream(read.later)
+                yield from self._level(subtask, pa.py_buffer(read.first[subtask]))
 
     def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Pass on the rows of later levels, run this level, and yield its report."""
@@ -132,3 +123,50 @@ class LevelRunner:
             return chunk_batches([failure(error, subtask)])
         placed = self.placed.get(subtask)
         return iter(run_level(self.level, self.work, subtask, rows, placed, self.meeting))
+
+
+def level_function(runners: Sequence[LevelRunner], read: ReadRows | None = None) -> BatchFunction:
+    """Return a function for `mapInArrow`, which accepts plain functions only.
+
+    Args:
+        runners: the levels to run, one after the other in each task.
+        read: what the driver has read for the first of them; its rows are then the numbers of
+            subtasks. None = its rows are chunks.
+    """
+    first, *later = runners
+
+    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        found = first.run(batches) if read is None else first.run_read(read, batches)
+        for runner in later:
+            found = runner.run(found)
+        return found
+
+    return run
+
+
+def chunk_function(
+    function: BatchFunction, batches_of: Callable[[Iterable[Any]], Iterator[pa.RecordBatch]]
+) -> Callable[[Iterable[Any]], Iterator[ExchangeChunk]]:
+    """Return a function for `mapPartitions` of an RDD, which yields chunks.
+
+    Args:
+        batches_of: makes what `function` takes of the rows of the RDD.
+    """
+
+    def run(rows: Iterable[Any]) -> Iterator[ExchangeChunk]:
+        for batch in function(batches_of(rows)):
+            columns = (column.to_pylist() for column in batch.columns)  # bytes, for a pickle
+            yield from map(ExchangeChunk, *columns)
+
+    return run
+
+
+def number_batches(numbers: Iterable[int]) -> Iterator[pa.RecordBatch]:
+    """Yield numbers as `SparkSession.range` gives them."""
+    for number in numbers:
+        yield pa.record_batch([[number]], ["id"])
+
+
+def receiver(chunk: ExchangeChunk) -> int:
+    """Return the subtask that a chunk is for."""
+    return chunk.subtask

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import random
 import statistics
 import time
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import polars as pl
@@ -15,22 +13,15 @@ import pyarrow as pa
 import pytest
 
 from arroyo_dagster.dataflow.storage.boundary import topic_schema
-from arroyo_dagster.dataflow.topics.files import FileSource
-from arroyo_dagster.dataflow.topics.folders import LocalFolder
-from arroyo_dagster.dataflow.topics.lines import Lines
-from arroyo_dagster.dataflow.views.frames import Frame
-from arroyo_dagster.dataflow.views.lookup import Pairs
-from arroyo_dagster.dataflow.views.sql import Tables
 from arroyo_dagster.dataflow.views.view import StateView
 from arroyo_dagster.state.runtime.connectors import TableSource
 from arroyo_dagster.state.runtime.in_process import run_pipeline
 from tests.benchmarks.conftest import Comparison
-from tests.dataflows import Flow, builder, definition, row_of
+from tests.benchmarks.sdf import CELL, ROW, Figure, batches, look_ups, start_up, word_counts
+from tests.dataflows import Flow, builder, definition
 
 KEYS = 1_000_000
 RECORDS = 3 * KEYS
-CELL = ("{type: u32}", "counts().increment(1)")
-ROW = (row_of(n="u32"), "row = counts()\nrow.n += 1\nrow.update()")
 
 
 @pytest.fixture(scope="module")
@@ -179,91 +170,8 @@ def test_sql_over_a_million_keys(big_view: StateView, comparison: Comparison, qu
     comparison.report([best["ours"]], [best["peer"]], goal=1.2)
 
 
-LOOK_UPS = 300_000
-
-
-@pytest.mark.parametrize("keys", [10**3, 10**4, 10**5, 10**6])
-def test_look_ups_of_a_reader(keys: int) -> None:
-    """A reader looks keys up; floor 10^5 a second at any number of keys."""
-    listed = sorted(f"word-{at}" for at in range(keys))
-    frame = pl.DataFrame({"_key": listed, "value": range(keys)})
-    rows = frame.with_columns(pl.col("value").alias("more"), pl.col("_key").alias("text"))
-    asked = random.Random(1).choices(listed, k=LOOK_UPS)
-    whole = dict(zip(listed, range(keys), strict=True))
-    line = f"\n{keys:,} keys:"
-    for name, made in (
-        ("pairs", Pairs(frame)),
-        ("rows", Frame(rows, Tables(()), "rows")),
-        ("dict", whole),
-    ):
-        begun = time.perf_counter()
-        for key in asked:
-            made.get(key)
-        rate = LOOK_UPS / (time.perf_counter() - begun)
-        first = ""
-        if not isinstance(made, dict):
-            again = Pairs(frame) if name == "pairs" else Frame(rows, Tables(()), "rows")
-            begun = time.perf_counter()
-            again.get(asked[0])
-            first = f", first after {(time.perf_counter() - begun) * 1e6:,.0f} µs"
-        line += f" {name} {rate:,.0f}/s{first};"
-    print(line, "floor 100,000/s")
-
-
-_COLUMNS = """
-  build:
-    sources: [{type: topic, id: words}]
-    states:
-      counts:
-        type: keyed-state
-        properties: {key: {type: string}, value: {type: u32}}
-    partition:
-      assign-key:
-        run: select text from batch
-      update-state:
-        run: |
-          import polars as pl
-          def count(words: pl.DataFrame):
-              more = words.group_by("_key").len("more")
-              rows = counts().rows().join(more, on="_key")
-              return rows.select("_key", pl.col("value") + pl.col("more"))
-"""
-_FORMS = {
-    "columns": _COLUMNS,
-    "cell": builder(CELL[1], value=CELL[0], key_body="return record.text"),
-    "row": builder(ROW[1], value=ROW[0], key_body="return record.text"),
-}
-
-
-def test_word_count_of_json_lines(tmp_path: Path) -> None:
-    """Rate against a loop that decodes each line and counts in a dict, nothing durable.
-
-    Floors: columns 5, cell 0.4, row 0.3.
-    """
-    chance = random.Random(1)
-    count = 300_000
-    lines = [
-        json.dumps({"text": f"word-{int(chance.random() ** 3 * 50_000)}", "n": at})
-        for at in range(count)
-    ]
-    file = tmp_path / "words.jsonl"
-    file.write_text("\n".join(lines) + "\n")
-    times: dict[str, list[float]] = {name: [] for name in ("loop", *_FORMS)}
-    for _ in range(3):
-        begun = time.process_time()
-        counted: dict[str, int] = {}
-        with file.open() as opened:
-            for line in opened:
-                word = json.loads(line)["text"]
-                counted[word] = counted.get(word, 0) + 1
-        times["loop"].append(time.process_time() - begun)
-        for name, services in _FORMS.items():
-            kind = "object, properties: {text: {type: string}, n: {type: u32}}"
-            source: Any = FileSource("words", LocalFolder(str(file)), Lines())
-            flow = Flow(definition(services, topics={"words": kind}), topics={"words": source})
-            begun = time.process_time()
-            run_pipeline(flow.pipelines[0], flow.store)
-            times[name].append(time.process_time() - begun)
-    for name in _FORMS:
-        ratio = statistics.median(times["loop"]) / statistics.median(times[name])
-        print(f"\n{name}: {ratio:.2f} of the loop's rate")
+@pytest.mark.parametrize("measure", [look_ups, word_counts, start_up, batches])
+def test_lines_of_the_table(measure: Callable[[], Iterator[Figure]]) -> None:
+    """Lines of docs/operate/sdf-speed.md; `make bench-sdf` writes them."""
+    for figure in measure():
+        print(f"\n{figure.row()}")

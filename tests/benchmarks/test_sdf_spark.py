@@ -31,12 +31,12 @@ from arroyo_dagster.state.runtime.task import EpochPlan, OperatorSubtask
 from arroyo_dagster.state.storage.remote.open import open_store
 from arroyo_dagster.state.storage.store import ObjectStore
 from tests.benchmarks.conftest import Comparison
-from tests.dataflows import builder, definition, row_of
+from tests.benchmarks.sdf import ROW, spark_epochs
+from tests.dataflows import builder, definition
 
 KEYS = 1_000_000
 ROWS_PER_EPOCH = KEYS
 STATE = TableName("counts")
-ROW = (row_of(n="u32"), "row = counts()\nrow.n += 1\nrow.update()")
 
 
 def dataflow() -> Dataflow:
@@ -85,6 +85,12 @@ def test_the_builder_on_two_cores_of_spark_beside_the_one_in_process(
             session.stop()
     ratio = comparison.report(times[0], times[1], goal=2.0)
     print(f"rate against the run in process {1 / ratio:.2f}, goal 0.5, growing with cores")
+
+
+def test_four_services_of_a_dataflow() -> None:
+    """One session start, and at most a second for each service and epoch."""
+    for figure in spark_epochs():
+        print(f"\n{figure.row()}")
 
 
 def _states(head: Checkpoint) -> OperatorCheckpoint:

@@ -43,9 +43,7 @@ COMMANDS = {
     "leases": PARQUET,
     "ownership list": PARQUET,
 }
-_CALLED = (
-    "import click; from arroyo_dagster.cli import main; main({words!r}, standalone_mode=False)"
-)
+CALLED = "import click; from arroyo_dagster.cli import main; main({words!r}, standalone_mode=False)"
 
 
 def processor_seconds(code: str) -> float:
@@ -68,14 +66,14 @@ def processor_seconds(code: str) -> float:
 
 def loading(words: Sequence[str]) -> str:
     """The command's `--help`: it is imported, and does nothing."""
-    return _CALLED.format(words=[*words, "--help"])
+    return CALLED.format(words=[*words, "--help"])
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_processor_time(command: str, tmp_path: Path) -> None:
     run_word_job(open_store(str(tmp_path)), rows=24, rows_per_epoch=2, sinks=0, keep_epochs=None)
     words = command.split()
-    whole = _CALLED.format(words=[*words, "--url", str(tmp_path)])
+    whole = CALLED.format(words=[*words, "--url", str(tmp_path)])
     programs = (COMMANDS[command], loading(words), whole)
     taken: list[tuple[float, ...]] = []
     for _ in range(ROUNDS + 1):
@@ -86,24 +84,4 @@ def test_processor_time(command: str, tmp_path: Path) -> None:
         f"\n{command}: {done:.3f} s, of which {loaded:.3f} s load the command; "
         f"`{COMMANDS[command]}` {needed:.3f} s, ratio {ratio:.2f}, "
         f"goal 1.5 or {NEEDED} s"
-    )
-
-
-WORDS = Path(__file__).parents[2] / "examples" / "sdf" / "words"
-
-
-def test_processor_time_of_a_dataflow_of_three_services(tmp_path: Path) -> None:
-    """With few records: nearly all of it is the start. Goal: 1.5 seconds."""
-    file, bound = str(WORDS / "dataflow.yaml"), str(WORDS / "bindings.yaml")
-    taken: list[float] = []
-    for turn in range(ROUNDS):
-        words = ["sdf", "run", file, "--bindings", bound, "--url", str(tmp_path / str(turn))]
-        taken.append(processor_seconds(_CALLED.format(words=words)))
-    arrow = statistics.median(
-        processor_seconds("import polars, pyarrow.parquet, pyarrow.compute") for _ in range(ROUNDS)
-    )
-    print(
-        f"\nsdf run: {statistics.median(taken):.2f} s ({min(taken):.2f} to {max(taken):.2f}), goal "
-        f"1.5; imports of Polars and pyarrow {arrow:.2f} s; "
-        f"{os.getloadavg()[0]:.0f} processes wanted the cores"
     )

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 from arroyo_dagster.errors import ConflictError, InputError
+from arroyo_dagster.spark import pipeline as pipeline_on_spark
 from arroyo_dagster.spark import small_epochs
 from arroyo_dagster.spark.pipeline import SparkOptions, run_pipeline
 from arroyo_dagster.spark.small_epochs import SmallEpochs
@@ -59,27 +60,36 @@ def test_the_same_stream_gives_equal_tables_in_process_and_on_spark(
     assert len(found["local"][1]) == 300
 
 
+@pytest.mark.parametrize("parallelism", [1, 3])  # one subtask: a task runs all levels
 def test_epochs_that_workers_read_give_what_those_of_the_driver_give(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parallelism: int
 ) -> None:
     rows, found, read_here = random_words(300, 3), {}, {}
     read = SmallEpochs.read
-    for name, most_bytes in (("driver", small_epochs.MOST_BYTES), ("workers", 0)):
+    most = small_epochs.MOST_BYTES
+    # `query`: as on a cluster, where small epochs are jobs of SQL too.
+    for name, most_bytes, local in (
+        ("driver", most, True),
+        ("query", most, False),
+        ("workers", 0, True),
+    ):
         answers: list[Any] = []
         monkeypatch.setattr(small_epochs, "MOST_BYTES", most_bytes)
+        monkeypatch.setattr(pipeline_on_spark, "runs_in_process", lambda _, local=local: local)
         monkeypatch.setattr(
             SmallEpochs,
             "read",
             lambda self, splits, told=answers: told.append(read(self, splits)) or told[-1],
         )
         store, output = _paths(tmp_path, name)
-        pipeline = words_pipeline(rows, f"file://{output}", rows_per_epoch=60, parallelism=3)
+        pipeline = words_pipeline(
+            rows, f"file://{output}", rows_per_epoch=60, parallelism=parallelism
+        )
         assert run_pipeline(pipeline, store).epochs == 5
         found[name] = (tables_of(store, newest(store, pipeline)), output_of(output))
         read_here[name] = sum(one is not None for one in answers)
-    assert found["driver"] == found["workers"]
-    assert read_here["driver"] >= 3
-    assert read_here["workers"] == 0
+    assert found["driver"] == found["query"] == found["workers"]
+    assert read_here == {"driver": 5, "query": 5, "workers": 0}
 
 
 def test_a_run_that_was_stopped_goes_on_with_the_next_row(tmp_path: Path) -> None:
