@@ -201,7 +201,7 @@ def _rows(sql: Sql, table: str, at: int, base: int) -> pa.Table:
         columns = [
             [keys[n] for n, _ in many],
             [number for _, number in many],
-            [b"\1" + bytes([n, number]) + bytes(6) for n, number in many],
+            [b"\1" + bytes([128 + n, number]) + bytes(6) for n, number in many],
             [at + n for n, _ in many],
             [times[n] for n, _ in many],
             [at + n for n, _ in many],
