@@ -229,6 +229,8 @@ def _values(column: Column, at: int, base: int, count: int) -> list[Any]:
     seed = sum(map(ord, column[0])) % 89 + 100 * base + 10 * at
     if column[1] == pa.string():
         return [f"{column[0]}-{seed + n}" for n in range(count)]
+    if column[1] == pa.binary():
+        return [bytes([(seed + n) % 256]) for n in range(count)]
     return [seed + n for n in range(count)]
 
 

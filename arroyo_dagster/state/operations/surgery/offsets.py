@@ -23,7 +23,7 @@ class OffsetChanges:
 
     Attributes:
         kept: the partitions of these sources that keep their positions, for people.
-        looked_up: the position that was found of each partition, if they are those of a time.
+        lookup: the position that was found of each partition, if they are those of a time.
     """
 
     tables: tuple[ChangedEntries, ...]
@@ -31,7 +31,7 @@ class OffsetChanges:
     missing_outputs: tuple[str, ...]
     unknown: tuple[str, ...]
     kept: tuple[str, ...] = ()
-    looked_up: tuple[str, ...] = ()
+    lookup: tuple[str, ...] = ()
 
 
 def offset_changes(edit: SetOffsets, tables: Sequence[GlobalTable]) -> OffsetChanges:
@@ -59,7 +59,7 @@ def offset_changes(edit: SetOffsets, tables: Sequence[GlobalTable]) -> OffsetCha
         ),
         unknown=tuple(text for one, _ in changes for text in one.unknown()),
         kept=tuple(text for one, _ in changes for text in one.kept()),
-        looked_up=tuple(text for one, _ in changes for text in one.looked_up),
+        lookup=tuple(text for one, _ in changes for text in one.lookup),
     )
 
 
@@ -94,7 +94,7 @@ class _Source:
     duplicate_outputs: list[str] = field(default_factory=list)
     missing_outputs: list[str] = field(default_factory=list)
     unclear: list[str] = field(default_factory=list)
-    looked_up: list[str] = field(default_factory=list)
+    lookup: list[str] = field(default_factory=list)
     by_time: bool = False
 
     def partitions(self) -> list[str]:
@@ -118,7 +118,7 @@ class _Source:
             raise InputError(error.message, **facts) from error
         after = self.rule.position(new)
         if self.by_time:
-            self.looked_up.append(f"partition {partition} at {after}, now at {before}")
+            self.lookup.append(f"partition {partition} at {after}, now at {before}")
         self._note(partition, before, after)
         return new
 

@@ -259,7 +259,7 @@ class _Work:
             )
             if edit.at_micros is not None:
                 name = f"first records at or after {iso_micros(edit.at_micros)}, as looked up"
-                evidence = ", ".join(offsets.looked_up)
+                evidence = ", ".join(offsets.lookup)
                 self.evidence = (EditPrecondition(name=name, met=True, evidence=evidence),)
             self._note_commits()
         elif isinstance(edit, SetEntry):
