@@ -201,7 +201,7 @@ def _rows(sql: Sql, table: str, at: int, base: int) -> pa.Table:
         columns = [
             [keys[n] for n, _ in many],
             [number for _, number in many],
-            [b"\1" + bytes([n, number]) + bytes(6) for n, number in many],
+            [b"\1" + bytes([128 + n, number]) + bytes(6) for n, number in many],
             [at + n for n, _ in many],
             [times[n] for n, _ in many],
             [at + n for n, _ in many],
@@ -229,6 +229,8 @@ def _values(column: Column, at: int, base: int, count: int) -> list[Any]:
     seed = sum(map(ord, column[0])) % 89 + 100 * base + 10 * at
     if column[1] == pa.string():
         return [f"{column[0]}-{seed + n}" for n in range(count)]
+    if column[1] == pa.binary():
+        return [bytes([(seed + n) % 256]) for n in range(count)]
     return [seed + n for n in range(count)]
 
 

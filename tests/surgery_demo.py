@@ -1,49 +1,111 @@
 """Show a fork, an evolve and a bootstrap, with what a restore loads before and after.
 
-Needs no Arroyo: the state is of fixtures and of jobs made of given rows.
+Needs no Arroyo: the state is of fixtures and of jobs made of given rows. The bootstrap is computed
+by Spark in this process.
 """
 
 from __future__ import annotations
 
 import tempfile
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import click
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from arroyo_dagster.cli.rendering import print_table
+from arroyo_dagster.cli.surgery.documents import read_document
 from arroyo_dagster.cli.surgery.rendering import print_plan
+from arroyo_dagster.spark.session import open_session
+from arroyo_dagster.spark.settings import SparkSettings
+from arroyo_dagster.spark.surgery.declared import declared_bootstrap
 from arroyo_dagster.state.model.layout import JobPaths, Layout
 from arroyo_dagster.state.model.surgery.plans import EditPlan
 from arroyo_dagster.state.operations.catalog.jobs import find_job
 from arroyo_dagster.state.operations.compaction.rewrite_undo import run_undo
 from arroyo_dagster.state.operations.surgery.carried_files import StateSource
+from arroyo_dagster.state.operations.surgery.declared import parse_declared_bootstrap
 from arroyo_dagster.state.operations.surgery.evolve import run_evolve
 from arroyo_dagster.state.operations.surgery.execute import EditOptions, run_edit
 from arroyo_dagster.state.operations.surgery.fork import run_fork
 from arroyo_dagster.state.operations.verify.job import verify_job
 from arroyo_dagster.state.storage import ObjectStore, open_store
 from arroyo_dagster.state.storage.wrappers import WriteProtected
-from tests.arroyo_jobs import stopped
+from tests.arroyo_jobs import SECOND, stopped
 from tests.compat.arroyo import unpack
 from tests.compat.test_surgery import FORWARD, with_other_outputs
-from tests.evolved_jobs import COUNT, LEAST, MOST, SHIFTED, SUM, SUMS, Rows, Sql, loaded, sql_job
-from tests.journeys.test_bootstrap import bootstrap
+from tests.evolved_jobs import (
+    COUNT,
+    LEAST,
+    MOST,
+    SHIFTED,
+    SUM,
+    SUMS,
+    Rows,
+    Sql,
+    in_order,
+    loaded,
+    sql_job,
+)
+from tests.surgery_jobs import BEGAN, NANOS
 
 NOW = EditOptions(quiet_seconds=0)
 ROWS_PRINTED = 4
+SPARK = SparkSettings(master="local[2]", conf={"spark.sql.shuffle.partitions": "2"})
+
+CUT = {0: 50, 1: 45}
+"""The first offset of each partition that the job reads itself."""
+LATENESS = 5
+HISTORY = """\
+events:
+  format: parquet
+  path: {orders}
+  time: ordered_at
+  partition: kafka_partition
+  offset: kafka_offset
+positions: {{"0": 50, "1": 45}}
+lateness_seconds: 5
+tables:
+  tumbling_4:
+    t: {{}}                              # count(*), sum(v) of 40 seconds
+  updating_aggregate_7:
+    a: {{}}                              # count(*), max(v)
+    b: {{distinct: {{"1": v}}}}            # count(distinct v)
+  join_11:
+    left: {{where: price >= 20}}
+"""
+ORDERS: list[dict[str, Any]] = [
+    {
+        "k": f"k{n % 7}",
+        "v": n * n % 11 - 3,
+        "item": f"item-{n % 5}",
+        "price": n * 7 % 60,
+        "ordered_at": BEGAN // SECOND + 30 + n // 2,
+        "kafka_partition": n % 2,
+        "kafka_offset": n // 2,
+    }
+    for n in range(120)
+]
+"""Times are in seconds."""
 
 
 class DemoError(Exception):
     """The demo did not come out as it must."""
 
 
-def main() -> None:
-    """Run the three operations, and undo each."""
+def main(session: Any = None) -> None:
+    """Run the three operations, and undo each.
+
+    Args:
+        session: of Spark; None = one of this process.
+    """
     with tempfile.TemporaryDirectory() as folder:
         _fork(Path(folder))
-    _evolve()
-    _bootstrap()
+        _evolve()
+        _bootstrap(session or open_session(SPARK).session, Path(folder))
     click.secho("\nEach job verified, and each operation was undone to the last row.", bold=True)
 
 
@@ -89,16 +151,88 @@ def _evolve() -> None:
     _check(loaded(job.store, job.paths) == before, "the undo left other rows")
 
 
-def _bootstrap() -> None:
-    _title("3. Bootstrap: windows and totals computed from events, sources set to the cut")
-    job = sql_job(Layout.LEGACY, "job_c")
-    before = loaded(job.store, job.paths)
-    plan = bootstrap(job).run(job.store, NOW).plan
-    after = loaded(job.store, job.paths)
-    key = "tumbling_4", "t"
-    _show(plan, [("before", before[key]), ("after", after[key])])
-    _undo(job.store, job.paths, 1)
-    _check(loaded(job.store, job.paths) == before, "the undo left other rows")
+def _bootstrap(session: Any, folder: Path) -> None:
+    _title("3. Bootstrap: tables declared in YAML, computed from orders in Parquet up to a cut")
+    made = sql_job(Layout.LEGACY, "job_c")
+    paths = made.paths
+    store = open_store(str(folder / "checkpoints"))
+    for info in made.store.list():
+        store.put(info.path, made.store.read(info.path))
+    before = loaded(store, paths)
+    text = HISTORY.format(orders=_write_orders(folder))
+    file = folder / "history.yaml"
+    file.write_text(text, encoding="utf-8")
+    click.echo(text)
+    declared = parse_declared_bootstrap(read_document(file, "the bootstrap"))
+    with declared_bootstrap(session, store, paths, stopped(paths), declared) as found:
+        plan = found.plan()
+        found.run(plan, NOW)
+    after, truth = loaded(store, paths), truth_of_orders()
+    states = {"before": before, "after": after}
+    for at, key in enumerate(truth):
+        parts = [(f"{'.'.join(key)}, {when}", rows[key]) for when, rows in states.items()]
+        _show(None if at else plan, parts)
+        _check(after[key] == truth[key], f"{key}: a restore loads other rows than the orders say")
+    click.echo("\nA restore loads what plain Python computes from the orders before the cut.")
+    _undo(store, paths, 1)
+    _check(loaded(store, paths) == before, "the undo left other rows")
+
+
+def _write_orders(folder: Path) -> Path:
+    rows = pa.Table.from_pylist(ORDERS)
+    at = rows.schema.get_field_index("ordered_at")
+    times = pa.array([one["ordered_at"] * SECOND for one in ORDERS], pa.timestamp("us", "UTC"))
+    path = folder / "orders.parquet"
+    pq.write_table(rows.set_column(at, "ordered_at", times), path)
+    return path
+
+
+def truth_of_orders() -> dict[tuple[str, str], Rows]:
+    """The rows of the declared tables, computed from the orders before the cut."""
+    orders = [one for one in ORDERS if one["kafka_offset"] < CUT[one["kafka_partition"]]]
+    watermark = max(one["ordered_at"] for one in orders) - LATENESS
+    bins: dict[tuple[str, int], list[int]] = defaultdict(list)
+    groups: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    values: dict[tuple[str, int], int] = defaultdict(int)
+    for one in orders:
+        bins[one["k"], one["ordered_at"] // 40 * 40].append(one["v"])
+        groups[one["k"]].append(one)
+        values[one["k"], one["v"]] += 1
+    found: dict[tuple[str, str], Rows] = {
+        ("tumbling_4", "t"): [
+            {"k": k, COUNT[0]: len(some), SUM[0]: sum(some), "_timestamp": at * NANOS}
+            for (k, at), some in bins.items()
+            if at >= watermark - 40
+        ],
+        ("updating_aggregate_7", "a"): [
+            {
+                "k": k,
+                COUNT[0]: len(some),
+                MOST[0]: max(one["v"] for one in some),
+                "_timestamp": max(one["ordered_at"] for one in some) * NANOS,
+                "_generation": len(some),
+            }
+            for k, some in groups.items()
+        ],
+        ("updating_aggregate_7", "b"): [
+            {
+                "k": k,
+                "accumulator": 1,
+                "args_row": b"\1" + (v + 2**63).to_bytes(8, "big"),
+                "count": count,
+                "_timestamp": watermark * NANOS,
+                "_generation": count,
+            }
+            for (k, v), count in values.items()
+        ],
+        ("join_11", "left"): [
+            {name: one[name] for name in ("k", "item", "price")}
+            | {"_timestamp": one["ordered_at"] * NANOS}
+            for one in orders
+            if one["price"] >= 20
+        ],
+    }
+    return {key: in_order(rows) for key, rows in found.items()}
 
 
 def _title(text: str) -> None:

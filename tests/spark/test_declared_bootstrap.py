@@ -34,6 +34,7 @@ from arroyo_dagster.state.operations.query.state import open_state
 from arroyo_dagster.state.operations.surgery.declared import parse_declared_bootstrap
 from arroyo_dagster.state.operations.surgery.execute import EditOptions
 from arroyo_dagster.state.storage import ObjectStore, open_store
+from tests import surgery_demo
 from tests.arroyo_jobs import stopped
 from tests.compat.arroyo import unpack
 from tests.compat.test_generational import FLIGHTS, lines_read
@@ -174,6 +175,20 @@ def test_the_state_of_the_same_events_is_that_of_a_real_arroyo(flights: Flights,
         (at,) = [one for one in before if one[1] == key]
         assert in_order(shape(after[at])) == in_order(shape(before[at])), at
     assert errors_of(store, paths) == set()
+
+
+@pytest.mark.usefixtures("flights")
+def test_the_demo_shows_fork_evolve_and_bootstrap(
+    session: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    surgery_demo.main(session)
+    shown = capsys.readouterr().out
+    for text in (
+        *("1. Fork", "2. Evolve", "tumbling_17, after: a restore loads 15", "3. Bootstrap"),
+        *("lateness_seconds: 5", "computed rows replace its rows", "join_11.left, after: a rest"),
+        "each operation was undone",
+    ):
+        assert text in shown
 
 
 # ---- on the command line -------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TextIO, TypeVar
 
 import click
 
@@ -49,6 +49,7 @@ from arroyo_dagster.state.operations.surgery.managed.plan import is_managed, pla
 from arroyo_dagster.state.operations.surgery.plan import plan_edit
 from arroyo_dagster.state.operations.surgery.purge import plan_purge, run_purge
 from arroyo_dagster.state.operations.surgery.window import PlannableEdit
+from arroyo_dagster.state.planning.surgery.lookups import parse_lookup
 from arroyo_dagster.state.storage.store import ObjectStore
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -76,24 +77,58 @@ _operator_option = click.option(
 
 @edit.command()
 @click.argument("job")
-@click.argument("positions", nargs=-1, required=True, metavar="PARTITION=POSITION...")
+@click.argument("positions", nargs=-1, metavar="[PARTITION=POSITION]...")
 @_operator_option
+@click.option(
+    "--time",
+    "time_text",
+    metavar="TIME",
+    help="In place of positions: continue at the first records at or after TIME. Needs --lookup.",
+)
+@click.option(
+    "--lookup",
+    type=click.File(encoding="utf-8"),
+    metavar="FILE",
+    help="With --time: the offset of each partition at TIME, as `kafka-get-offsets.sh --time` "
+    "prints them, or a JSON object. `-` reads standard input.",
+)
 @window_options
 @edit_options
-def offsets(job: str, positions: tuple[str, ...], operator: str | None, **given: Any) -> None:
+def offsets(
+    job: str,
+    positions: tuple[str, ...],
+    operator: str | None,
+    time_text: str | None,
+    lookup: TextIO | None,
+    **given: Any,
+) -> None:
     """Set where the sources of a stopped job continue.
 
     PARTITION is a partition, file, shard or subtask as `arroyo-state offsets` prints it, or `all`.
-    POSITION is a number; with a sign it is added to the stored position.
+    POSITION is a number; with a sign it is added to the stored position. With --time the positions
+    are those that a client of the broker has found for a time.
 
     \b
     Examples:
       arroyo-state edit offsets job_x 0=120000 1=+500 --assume job_x=stopped
       arroyo-state edit offsets job_x all=-1000 --operator source_orders_0 --assume job_x=stopped
+      arroyo-state edit offsets job_x --time 2026-11-24T10:00:00Z --lookup found.txt
     """
     named = None if operator is None else OperatorId(operator)
-    wanted = tuple(map(_position, positions))
-    _run(job, SetOffsets(positions=wanted, operator=named), given)
+    if bool(positions) == (time_text is not None) or (lookup is not None and time_text is None):
+        raise click.UsageError("expected PARTITION=POSITION, or --time with --lookup")
+    if time_text is None:
+        wanted = SetOffsets(positions=tuple(map(_position, positions)), operator=named)
+    else:
+        at_micros = _micros(time_text)
+        if lookup is None:
+            raise click.UsageError(
+                "--time needs --lookup FILE with what this prints: kafka-get-offsets.sh "
+                f"--bootstrap-server HOST:9092 --topic TOPIC --time {-(-at_micros // 1000)}"
+            )
+        found = parse_lookup(lookup.read())
+        wanted = SetOffsets(positions=found, operator=named, at_micros=at_micros)
+    _run(job, wanted, given)
 
 
 def _position(text: str) -> NewPosition:

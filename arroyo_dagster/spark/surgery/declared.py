@@ -14,6 +14,7 @@ from arroyo_dagster.errors import InputError
 from arroyo_dagster.spark.surgery.analysis import computed, refusals
 from arroyo_dagster.spark.surgery.bootstrap import Bootstrap, arrow_schema, few_tasks
 from arroyo_dagster.spark.surgery.events import check_time_zone, newest_micros, read_events
+from arroyo_dagster.spark.surgery.kafka import cut_topics
 from arroyo_dagster.state.codec.args_row import encode_argument
 from arroyo_dagster.state.codec.schema import memory_schema
 from arroyo_dagster.state.metadata.backend import ParquetBackend
@@ -59,6 +60,7 @@ def declared_bootstrap(
     """
     check_time_zone(session)
     checkpoint = ParquetBackend(store, job).load()
+    document, declared = declared, cut_topics(session, declared)
     errors: list[InputError] = []
     events: dict[str, DataFrame] = {}
     for source in declared.sources:
@@ -82,7 +84,7 @@ def declared_bootstrap(
         directory=directory,
         watermark_micros=watermark,
         positions=declared.positions,
-        declaration=declared.digest,
+        declaration=document.digest,
     )
     with ExitStack() as kept:
         for table in tables:

@@ -62,27 +62,37 @@ def read_events(
     return frame
 
 
-def _before(source: EventSource, declared: DeclaredBootstrap) -> str:
-    """Return the SQL of the events before the positions of the cut."""
-    cases = []
-    for operator, new in declared.positions:
-        if operator is not None and source.operator not in (None, operator):
-            continue
+def positions_of(source: EventSource, declared: DeclaredBootstrap) -> dict[str, int]:
+    """Return the positions that cut the events of a source, by partition.
+
+    Raises:
+        InputError: there are none, or one is no number.
+    """
+    found = {}
+    for new in declared.positions_of(source):
         if not new.position.isdecimal():
             raise InputError(
                 f"positions.{new.partition}: the events are cut at a number, not at "
                 f"{new.position!r}",
                 next_step="cut them with `where`, and leave out `partition` and `offset`",
             )
-        partition = new.partition.replace("\\", "\\\\").replace("'", "\\'")
-        cases.append(
-            f"when cast({source.partition} as string) = '{partition}' "
-            f"then {source.offset} < {new.position}"
-        )
-    if not cases:
+        found[new.partition] = int(new.position)
+    if not found:
         raise InputError(
             f"the events {source.name!r} are cut at positions, and there are none",
             next_step="give `positions`, or leave out `partition` and `offset`",
+        )
+    return found
+
+
+def _before(source: EventSource, declared: DeclaredBootstrap) -> str:
+    """Return the SQL of the events before the positions of the cut."""
+    cases = []
+    for name, position in positions_of(source, declared).items():
+        partition = name.replace("\\", "\\\\").replace("'", "\\'")
+        cases.append(
+            f"when cast({source.partition} as string) = '{partition}' "
+            f"then {source.offset} < {position}"
         )
     return f"case {' '.join(cases)} else false end"
 

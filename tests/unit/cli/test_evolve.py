@@ -14,7 +14,6 @@ from arroyo_dagster import cli
 from arroyo_dagster.state.model.layout import Layout
 from arroyo_dagster.state.planning.surgery.overrides import parse_overrides
 from arroyo_dagster.state.storage import MemoryStore, configure
-from tests import surgery_demo
 from tests.documentation import blocks
 from tests.evolved_jobs import COUNT, LEAST, SHIFTED, SUM, Sql, loaded, sql_job
 from tests.jobs import listing
@@ -125,14 +124,6 @@ def test_the_documented_commands_show_their_plan(tmp_path: Path) -> None:
         assert shown.exit_code == 0, shown.stderr
         assert "add --yes to execute" in shown.stdout
     configure(None)
-
-
-def test_the_demo_shows_fork_evolve_and_bootstrap(capsys: pytest.CaptureFixture[str]) -> None:
-    surgery_demo.main()
-    shown = capsys.readouterr().out
-    for text in ("1. Fork", "2. Evolve", "3. Bootstrap", "tumbling_17, after: a restore loads 15"):
-        assert text in shown
-    assert "each operation was undone" in shown
 
 
 def test_the_documented_overrides_are_read() -> None:

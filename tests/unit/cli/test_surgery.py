@@ -170,12 +170,75 @@ def test_a_managed_job_is_edited_by_an_epoch_and_put_back(tmp_path: Path) -> Non
     configure(None)
 
 
-def test_the_documented_commands_show_their_plan(job: SurgeryJob) -> None:
+FOUND = "orders:3:17\norders:4:3500\norders:5:20\norders:6:0\n"
+TIME = ("--time", "2026-11-24T10:00:00Z")
+
+
+def test_offsets_of_a_time_are_planned_as_they_were_looked_up(job: SurgeryJob) -> None:
+    command = ["edit", "offsets", *SAID, *TIME, "--operator", "source_kafka_1"]
+    command += ["--url", job.store.url, "--lookup", "-"]
+    shown = CliRunner().invoke(cli.main, command, input=FOUND)
+    assert shown.exit_code == 0, shown.stderr
+    for text in (
+        "precondition met: first records at or after 2026-11-24T10:00:00.000000Z, as looked up "
+        "(partition 3 at 17, now at 3000, partition 5 at 20, now at 20, partition 4 at 3500, now",
+        "seen twice: source_kafka_1 partition 3: 2983 records from position 17 to 3000 are read",
+        "never seen: source_kafka_1 partition 4: 500 records from position 3000 to 3500 are never",
+        "not known: source_kafka_1 partition 6 has no entry in the state: the job reads it from",
+    ):
+        assert text in shown.stdout
+    digest = shown.stdout.partition("plan ")[2].split()[0]
+    approved = ("--yes", "--approve", digest, "--quiet", "0")
+    as_json = json.dumps({"3": 17, "4": 3500, "5": 20, "6": 0})
+    done = CliRunner().invoke(cli.main, [*command, *approved], input=as_json)
+    assert "offsets done at epoch 3" in done.stdout, done.stderr
+    read = CliRunner().invoke(cli.main, ["offsets", "job_x", "--json", "--url", job.store.url])
+    positions = {one["partition"]: one["position"] for one in json.loads(read.stdout)}
+    assert {"3": 17, "4": 3500, "5": 20}.items() <= positions.items()
+
+
+@pytest.mark.parametrize(
+    ("options", "text", "message"),
+    [
+        ((), FOUND, "a lookup is of one source, and the job has 2"),
+        (("--operator", "source_kafka_1"), "orders:3:17\n", "no offset of partition 5"),
+        ((), "orders:3:17\nsales:4:1\n", "several topics: orders, sales"),
+        ((), "orders:3:\n", "no record of partition 3 of topic orders is at or after the time"),
+        ((), "orders 3 17", "not a line of a lookup: orders 3 17"),
+        ((), "orders:3:17\norders:3:18", "has a partition twice"),
+        ((), "", "the lookup has no partition"),
+        ((), '{"3": "earliest"}', "the lookup has no offset of partition 3"),
+        ((), '{"3": ', "the lookup is no JSON"),
+    ],
+)
+def test_a_lookup_that_does_not_fit_is_refused(
+    job: SurgeryJob, options: tuple[str, ...], text: str, message: str
+) -> None:
+    command = ["edit", "offsets", *SAID, *TIME, *options, "--url", job.store.url]
+    refused = CliRunner().invoke(cli.main, [*command, "--lookup", "-"], input=text)
+    assert (refused.exit_code, message in refused.stderr) == (1, True), refused.stderr
+
+
+def test_a_time_without_a_lookup_is_answered_with_the_command_for_it(job: SurgeryJob) -> None:
+    documented = blocks("docs/edit-state.md", "sh")[2].partition(" > ")[0]
+    refused = run(job, "offsets", *SAID, *TIME)
+    assert refused.exit_code == 2
+    assert documented.replace("orders", "TOPIC") in " ".join(refused.stderr.split())
+    assert run(job, "offsets", *SAID, "3=1", *TIME).exit_code == 2
+    assert run(job, "offsets", *SAID).exit_code == 2
+
+
+def test_the_documented_commands_show_their_plan(
+    job: SurgeryJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first, _, *others, _ = blocks("docs/edit-state.md", "sh")
     lines = "".join([first, *others]).splitlines()
     surgery_job(Layout.PROTOCOL, epochs=5, name="job_a", store=job.store)
     was = listing(job.store)
-    assert len(lines) == 12
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "found.txt").write_text(FOUND)
+    lines = [line for line in lines if not line.startswith("kafka-get-offsets.sh")]
+    assert len(lines) == 13
     for line in lines:
         words = line.partition("#")[0].replace("JOB", "job_x").replace("SOURCE", "job_a")
         words = shlex.split(words)

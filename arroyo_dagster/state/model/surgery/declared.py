@@ -28,6 +28,8 @@ class EventSource:
         operator: the source of the job that reads them; None = the only one.
         partition, offset: where an event lies in its source. With both, only events before the
             positions of that operator are read.
+        until_micros: of a topic of Kafka: its positions are those of the first records at or after
+            this time, by the records' own; None = they are given.
     """
 
     name: str
@@ -41,6 +43,7 @@ class EventSource:
     operator: str | None = None
     partition: str | None = None
     offset: str | None = None
+    until_micros: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +87,14 @@ class DeclaredBootstrap:
     def digest(self) -> str:
         """The identity to which a plan is bound: changes with all that is declared."""
         return hashlib.blake2b(repr(self).encode(), digest_size=16).hexdigest()
+
+    def positions_of(self, source: EventSource) -> tuple[NewPosition, ...]:
+        """Return the positions that cut the events of a source."""
+        return tuple(
+            position
+            for operator, position in self.positions
+            if operator is None or source.operator in (None, operator)
+        )
 
     def source(self, name: str) -> EventSource:
         """Return the events of a name."""

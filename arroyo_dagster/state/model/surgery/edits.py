@@ -32,10 +32,13 @@ class SetOffsets:
 
     Attributes:
         operator: the source; None = all sources that have the named partitions.
+        at_micros: the time of which the positions were looked up, of all partitions of one source;
+            None = they were named one by one.
     """
 
     positions: tuple[NewPosition, ...]
     operator: OperatorId | None = None
+    at_micros: int | None = None
 
     name = "offsets"
 

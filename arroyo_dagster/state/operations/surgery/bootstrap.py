@@ -315,6 +315,7 @@ class _Cut:
                 duplicate_outputs=(*offsets.duplicate_outputs, *found.duplicate_outputs),
                 missing_outputs=(),
                 unknown=(*offsets.unknown, *found.unknown),
+                kept=(*offsets.kept, *found.kept),
             )
         sessions = session_starts(given, checkpoint, tables)
         return cls(offsets, watermark_changes(at, checkpoint, tables), sessions)
@@ -413,12 +414,12 @@ def _missing(
                 "than the retention at the new watermark, and may not be loaded"
             )
     moved = {one.table.operator.operator for one in cut.offsets.tables}
+    contained = "rows that it has read are processed only if the computed rows contain them"
     for table in globals_:
         if rule_of(table.config) is not None and table.operator.operator not in moved:
-            yield (
-                f"{table.operator.operator} keeps its positions: rows that it has read are "
-                "processed only if the computed rows contain them"
-            )
+            yield f"{table.operator.operator} keeps its positions: {contained}"
+    for partition in cut.offsets.kept:
+        yield f"{partition} keeps its position: {contained}"
     # Records that positions leave out are in the computed rows: they are not missing.
     yield "outputs of the rows before the cut are not emitted"
 

@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from arroyo_dagster.errors import ProtocolError
+from arroyo_dagster.errors import NotFoundError, ProtocolError
 from arroyo_dagster.state.codec.parquet import GLOBAL_KEY_VALUE_SCHEMA, encode_pairs
 from arroyo_dagster.state.model.checkpoints import Checkpoint, OperatorCheckpoint
 from arroyo_dagster.state.model.ids import Epoch, StatePath, TableName
@@ -21,8 +21,8 @@ from arroyo_dagster.state.model.tables import (
 from arroyo_dagster.state.operations.gc.copies import digest_stored
 from arroyo_dagster.state.operations.surgery.conversion import RowConversion, convert_file
 from arroyo_dagster.state.planning.compaction.rewrite import TableKey
-from arroyo_dagster.state.storage.concurrency import concurrently
-from arroyo_dagster.state.storage.store import ObjectStore
+from arroyo_dagster.state.storage.concurrency import concurrently, read_ahead
+from arroyo_dagster.state.storage.store import CHUNK_BYTES, ObjectStore
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +68,9 @@ class CarriedTables:
         return operator.tables[table.source[1]]
 
 
+BYTES_AT_ONCE = 64 << 20
+"""Files of about this many bytes are copied or converted at a time; a larger one alone."""
+
 NewFile = StatePath | TimeFile | None
 """What became of a file of the source; None = no row of it is left."""
 
@@ -93,7 +96,13 @@ class WrittenFiles:
             ProtocolError: a new file is not what it should be.
         """
         planned = list(_planned(target, tables))
-        written = concurrently(lambda one: one.write(source.store, held), planned)
+        sizes = concurrently(lambda one: one.size_bytes(source.store, held), planned)
+        # Each is in memory once: the files of a large table would not fit together.
+        written = read_ahead(
+            lambda one: one.write(source.store, held),
+            zip(planned, sizes, strict=True),
+            BYTES_AT_ONCE,
+        )
         keys = [(one.table.target, one.path) for one in planned]
         return cls(dict(zip(keys, written, strict=True)))
 
@@ -140,6 +149,18 @@ class _Planned:
     @property
     def path(self) -> StatePath:
         return self.file.path if isinstance(self.file, TimeFile) else self.file
+
+    def size_bytes(self, source: ObjectStore, held: ObjectStore) -> int:
+        """Return how much of the file is in memory while it is written.
+
+        Raises:
+            NotFoundError: it expired meanwhile.
+        """
+        found = source.head(self.path)
+        if found is None:
+            raise NotFoundError("a file of the source no longer exists", path=self.path)
+        whole = self.table.conversion is not None or source.url != held.url
+        return found.size_bytes if whole else min(found.size_bytes, CHUNK_BYTES)
 
     def write(self, source: ObjectStore, held: ObjectStore) -> NewFile:
         if isinstance(self.file, TimeFile) and self.table.conversion is not None:

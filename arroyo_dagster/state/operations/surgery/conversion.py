@@ -1,6 +1,7 @@
-"""Rows of a table converted to other columns: file by file, each row group for itself.
+"""Rows of a table converted to other columns: file by file, in pieces of each row group.
 
-Order, routing keys and row generations stay, so that a restore finds the same rows as before.
+Order, record batches, routing keys and row generations stay, so that a restore finds the same rows
+as before.
 
 Source: docs/spec/state-surgery.md, `Rules`.
 """
@@ -9,22 +10,27 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from arroyo_dagster.errors import FormatError, InputError, ProtocolError
+from arroyo_dagster.state.codec.digest import digest_rows
 from arroyo_dagster.state.codec.parquet import RowsEncoder
 from arroyo_dagster.state.codec.row_groups import DataFile
 from arroyo_dagster.state.codec.schema import file_schema
+from arroyo_dagster.state.model.compaction import RowsDigest
 from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.model.keys import MAX_ROUTING_KEY, KeyRange
 from arroyo_dagster.state.model.tables import ExpiringTimeKeyConfig, TimeFile
 from arroyo_dagster.state.planning.surgery.columns import ColumnMap, Filled
 from arroyo_dagster.state.storage.store import ObjectStore
+from arroyo_dagster.state.tables.data_files import open_data_file
 from arroyo_dagster.state.tables.live_rows import NANOS_PER_MICRO
-from arroyo_dagster.state.tables.time_files import ReadRequest, TimeFileReader
+from arroyo_dagster.state.tables.time_files import SLICE_ROWS, ReadRequest, TimeFileReader
 
 _EVERY_KEY = KeyRange(0, MAX_ROUTING_KEY)
 
@@ -154,7 +160,7 @@ def convert_file(
     name: StatePath,
     conversion: RowConversion,
 ) -> TimeFile | None:
-    """Convert a file of the source, and read it back.
+    """Convert a file of the source, and read it back; the new file is in memory, encoded.
 
     Args:
         name: of the new file, in the store `held`.
@@ -167,32 +173,64 @@ def convert_file(
         FormatError: the file has other columns than its table.
         ProtocolError: the new file reads back different.
     """
-    rows = _converted(DataFile(source.read(file.path), file.path), file, conversion)
-    if not any(one.num_rows for one in rows):
-        return None
     encoder = RowsEncoder(file_schema(conversion.target))
-    for one in rows:
-        if one.num_rows:
-            encoder.write(one)
+    written = _Written(conversion.target.schema.timestamp_index, [])
+    with closing(open_data_file(source, file.path)) as data:
+        for rows in _converted(data, file, conversion):
+            encoder.write(rows)
+            written.add(rows)
+    if not written.groups:
+        return None
     held.put(name, encoder.finish())
-    whole = pa.concat_tables(rows)
-    _check_read_back(held, name, whole)
-    hashes = pc.min_max(whole.column(whole.num_columns - 2))
-    latest = pc.max(whole.column(conversion.target.schema.timestamp_index))
+    with closing(open_data_file(held, name)) as data:
+        _check_read_back(data, name, conversion.target, written.groups)
     return TimeFile(
         epoch=file.epoch,
         path=name,
-        min_routing_key=hashes["min"].as_py(),
-        max_routing_key=hashes["max"].as_py(),
-        max_timestamp_micros=max(0, latest.value or 0) // NANOS_PER_MICRO
-        if not whole.column(conversion.target.schema.timestamp_index).null_count
+        min_routing_key=written.min_routing_key,
+        max_routing_key=written.max_routing_key,
+        max_timestamp_micros=max(0, written.newest_nanos) // NANOS_PER_MICRO
+        if not written.untimed
         # A row without event time hides older ones: its file must not expire before theirs.
         else file.max_timestamp_micros,
         compaction_generation=file.compaction_generation,
     )
 
 
-def _converted(data: DataFile, file: TimeFile, conversion: RowConversion) -> list[pa.Table]:
+@dataclass(slots=True)
+class _Written:
+    """What is known of the rows of a new file.
+
+    Attributes:
+        groups: the digest of each row group.
+        untimed: the number of rows without event time.
+    """
+
+    timestamp_index: int
+    groups: list[RowsDigest]
+    min_routing_key: int = MAX_ROUTING_KEY
+    max_routing_key: int = 0
+    newest_nanos: int = 0
+    untimed: int = 0
+
+    def add(self, rows: pa.Table) -> None:
+        """Take in the rows of one row group."""
+        self.groups.append(_digest_in_order(rows))
+        hashes = pc.min_max(rows.column(rows.num_columns - 2))
+        self.min_routing_key = min(self.min_routing_key, hashes["min"].as_py())
+        self.max_routing_key = max(self.max_routing_key, hashes["max"].as_py())
+        times = rows.column(self.timestamp_index)
+        self.newest_nanos = max(self.newest_nanos, pc.max(times).value or 0)
+        self.untimed += times.null_count
+
+
+def _digest_in_order(rows: pa.Table) -> RowsDigest:
+    """Digest rows with their places: those of an aggregate without GROUP BY depend on them."""
+    return digest_rows(rows.append_column("place", pa.array(np.arange(rows.num_rows))))
+
+
+def _converted(data: DataFile, file: TimeFile, conversion: RowConversion) -> Iterator[pa.Table]:
+    """Yield the new row groups: pieces of whole record batches, none of two row groups."""
     if not data.schema.equals(file_schema(conversion.source)):
         raise FormatError(
             "a file has other columns than its table",
@@ -200,14 +238,19 @@ def _converted(data: DataFile, file: TimeFile, conversion: RowConversion) -> lis
             expected=file_schema(conversion.source).to_string(),
             found=data.schema.to_string(),
         )
-    every = range(len(data.schema))
-    return [conversion.rows(data.read(every, [group])) for group in range(len(data.row_groups))]
+    for group in range(len(data.row_groups)):
+        for piece in data.slices(range(len(data.schema)), group, SLICE_ROWS):
+            rows = conversion.rows(piece)
+            if rows.num_rows:
+                yield rows
 
 
-def _check_read_back(held: ObjectStore, name: StatePath, rows: pa.Table) -> None:
-    data = DataFile(held.read(name), name)
-    again = data.read(range(len(data.schema)), range(len(data.row_groups)))
-    if not data.schema.equals(rows.schema) or again != rows:
+def _check_read_back(
+    data: DataFile, name: StatePath, target: ExpiringTimeKeyConfig, groups: list[RowsDigest]
+) -> None:
+    columns = range(len(data.schema))
+    found = (_digest_in_order(data.read(columns, [at])) for at in range(len(data.row_groups)))
+    if not data.schema.equals(file_schema(target)) or list(found) != groups:
         raise ProtocolError(
             "a converted file reads back different from what was written; nothing was published",
             path=name,

@@ -20,7 +20,7 @@ from arroyo_dagster.state.planning.surgery.documents import mapping_at, select_p
 _TOP = ("events", "sources", "watermark", "lateness_seconds", "positions", "tables")
 _SOURCE = (
     *("time", "format", "path", "table", "options", "select", "where"),
-    *("operator", "partition", "offset"),
+    *("operator", "partition", "offset", "until"),
 )
 _TABLE = ("from", "columns", "where", "every_seconds", "distinct")
 _ONLY = "events"
@@ -53,13 +53,17 @@ def parse_declared_bootstrap(document: Any) -> DeclaredBootstrap:
             " the newest event time less so much",
         )
     watermark = found.get("watermark")
-    return DeclaredBootstrap(
+    declared = DeclaredBootstrap(
         sources=sources,
         tables=tables,
         watermark_micros=None if watermark is None else _moment(watermark, "watermark"),
         lateness_micros=_micros(found.get("lateness_seconds", 0), "lateness_seconds"),
         positions=tuple(_positions(found.get("positions") or {})),
     )
+    for source in sources:
+        if source.format == "kafka":
+            _check_topic(source, declared)
+    return declared
 
 
 def _source(name: Any, value: Any, alone: bool) -> EventSource:
@@ -79,12 +83,53 @@ def _source(name: Any, value: Any, alone: bool) -> EventSource:
         for one in ("time", "format", "path", "table", "where", "operator", "partition", "offset")
         if one in found
     }
+    kafka, until = texts.get("format") == "kafka", found.get("until")
+    if until is not None and not kafka:
+        raise InputError(
+            f"{place}.until: only the offsets of a topic of Kafka are looked up by time",
+            next_step="give `positions`, or `where`",
+        )
+    if kafka and "partition" not in texts:
+        texts |= {"partition": "partition", "offset": "offset"}
     return EventSource(
         name=_text(name, "sources"),
+        until_micros=None if until is None else _moment(until, f"{place}.until"),
         options={k: str(v) for k, v in _texts(found.get("options"), f"{place}.options")},
         select=dict(_texts(found.get("select"), f"{place}.select")),
         **texts,
     )
+
+
+def _check_topic(source: EventSource, declared: DeclaredBootstrap) -> None:
+    """Check that one topic is read, up to a cut that the job continues from.
+
+    Raises:
+        InputError: it is not.
+    """
+    place = f"the events {source.name!r}"
+    topic = source.options.get("subscribe", "")
+    if not topic or "," in topic or {"assign", "subscribePattern"} & source.options.keys():
+        raise InputError(
+            f"{place}: expected one topic, as a source of Arroyo reads one",
+            next_step="give `options: {subscribe: TOPIC}`",
+        )
+    ends = sorted(one for one in source.options if one.startswith("ending"))
+    if ends:
+        raise InputError(
+            f"{place}: `{ends[0]}` would end the events elsewhere than where the job continues",
+            next_step="leave it out, and give `positions` or `until`",
+        )
+    given = declared.positions_of(source)
+    if bool(given) == (source.until_micros is not None):
+        raise InputError(
+            f"{place}: expected either `positions` of its partitions or `until`, the time of the "
+            "cut"
+        )
+    if source.until_micros is not None and source.operator is None and len(declared.sources) > 1:
+        raise InputError(f"{place}: expected `operator`, the source of the job that reads them")
+    for one in given:
+        if not one.partition.isdecimal():
+            raise InputError(f"positions.{one.partition}: partitions of Kafka are numbers")
 
 
 def _tables(value: Any, sources: Sequence[str]) -> Iterator[DeclaredTable]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from arroyo_dagster.errors import InputError
+from arroyo_dagster.state.codec.iso_times import iso_micros
 from arroyo_dagster.state.model.surgery.edits import ALL_PARTITIONS, NewPosition, SetOffsets
 from arroyo_dagster.state.operations.surgery.entries import (
     ChangedEntries,
@@ -18,12 +19,19 @@ from arroyo_dagster.state.tables.known.positions import PositionRule, rule_of
 
 @dataclass(frozen=True, slots=True)
 class OffsetChanges:
-    """The changes of the tables of sources, and what outputs will show."""
+    """The changes of the tables of sources, and what outputs will show.
+
+    Attributes:
+        kept: the partitions of these sources that keep their positions, for people.
+        lookup: the position that was found of each partition, if they are those of a time.
+    """
 
     tables: tuple[ChangedEntries, ...]
     duplicate_outputs: tuple[str, ...]
     missing_outputs: tuple[str, ...]
     unknown: tuple[str, ...]
+    kept: tuple[str, ...] = ()
+    lookup: tuple[str, ...] = ()
 
 
 def offset_changes(edit: SetOffsets, tables: Sequence[GlobalTable]) -> OffsetChanges:
@@ -35,8 +43,11 @@ def offset_changes(edit: SetOffsets, tables: Sequence[GlobalTable]) -> OffsetCha
         FormatError: the entries of a source do not decode.
     """
     sources = [_Source(table, rule) for table, rule in _sources(edit, tables)]
-    for position in edit.positions:
-        _assign(position, sources)
+    if edit.at_micros is not None:
+        _take_lookup(edit.positions, edit.at_micros, sources)
+    else:
+        for position in edit.positions:
+            _assign(position, sources)
     changes = [(one, changed_entries(one.table, one.moved)) for one in sources if one.positions]
     return OffsetChanges(
         tables=tuple(changed for _, changed in changes),
@@ -47,6 +58,8 @@ def offset_changes(edit: SetOffsets, tables: Sequence[GlobalTable]) -> OffsetCha
             dict.fromkeys(text for one, _ in changes for text in one.missing_outputs)
         ),
         unknown=tuple(text for one, _ in changes for text in one.unknown()),
+        kept=tuple(text for one, _ in changes for text in one.kept()),
+        lookup=tuple(text for one, _ in changes for text in one.lookup),
     )
 
 
@@ -81,6 +94,8 @@ class _Source:
     duplicate_outputs: list[str] = field(default_factory=list)
     missing_outputs: list[str] = field(default_factory=list)
     unclear: list[str] = field(default_factory=list)
+    lookup: list[str] = field(default_factory=list)
+    by_time: bool = False
 
     def partitions(self) -> list[str]:
         return list(
@@ -101,7 +116,10 @@ class _Source:
         except InputError as error:
             facts: dict[str, Any] = {**error.facts, **where}
             raise InputError(error.message, **facts) from error
-        self._note(partition, before, self.rule.position(new))
+        after = self.rule.position(new)
+        if self.by_time:
+            self.lookup.append(f"partition {partition} at {after}, now at {before}")
+        self._note(partition, before, after)
         return new
 
     def _note(self, partition: str, before: int | None, after: int | None) -> None:
@@ -114,6 +132,11 @@ class _Source:
         else:
             note_move(at, before, after, self.duplicate_outputs, self.missing_outputs)
 
+    def kept(self) -> Iterator[str]:
+        for name in self.partitions():
+            if name not in self.positions:
+                yield f"{self.table.operator.operator} partition {name}"
+
     def unknown(self) -> Iterator[str]:
         yield from dict.fromkeys(self.unclear)
         if not self.rule.tried:
@@ -121,6 +144,39 @@ class _Source:
                 f"{self.table.operator.operator}: positions of the {self.table.owner} were set by "
                 "codec round trip only; no real Arroyo was seen to continue from them"
             )
+
+
+def _take_lookup(
+    positions: Sequence[NewPosition], at_micros: int, sources: Sequence[_Source]
+) -> None:
+    """Give the positions of a time to the partitions of the only source.
+
+    Raises:
+        InputError: there are several sources, or a partition was not looked up.
+    """
+    if len(sources) > 1:
+        raise InputError(
+            f"a lookup is of one source, and the job has {len(sources)}",
+            operators=", ".join(str(one.table.operator.operator) for one in sources),
+            next_step="name one with --operator",
+        )
+    (source,) = sources
+    found = {one.partition: one for one in positions}
+    for name in source.partitions():
+        if name not in found:
+            raise InputError(
+                f"the lookup has no offset of partition {name}",
+                **source.table.where,
+                partitions=", ".join(found),
+                next_step="look up all partitions of the topic",
+            )
+        source.positions[name] = found.pop(name)
+    source.by_time = True
+    for name in found:
+        source.unclear.append(
+            f"{source.table.operator.operator} partition {name} has no entry in the state: the job "
+            f"reads it from its beginning, not from {iso_micros(at_micros)}"
+        )
 
 
 def _assign(position: NewPosition, sources: Sequence[_Source]) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from arroyo_dagster.errors import ConflictError, InputError, NotFoundError
 from arroyo_dagster.state.codec.bincode.plain_values import typed_value
+from arroyo_dagster.state.codec.iso_times import iso_micros
 from arroyo_dagster.state.model.checkpoints import Checkpoint, CheckpointState, OperatorCheckpoint
 from arroyo_dagster.state.model.job_facts import JobCondition
 from arroyo_dagster.state.model.layout import JobPaths
@@ -256,6 +257,10 @@ class _Work:
                 offsets.duplicate_outputs,
                 offsets.missing_outputs,
             )
+            if edit.at_micros is not None:
+                name = f"first records at or after {iso_micros(edit.at_micros)}, as looked up"
+                evidence = ", ".join(offsets.lookup)
+                self.evidence = (EditPrecondition(name=name, met=True, evidence=evidence),)
             self._note_commits()
         elif isinstance(edit, SetEntry):
             self.entries = (_set_entry(edit, self.checkpoint, tables),)

@@ -191,8 +191,8 @@ class _Query:
         if is_tuples != bool(self.table.distinct):
             raise InputError(
                 f"{self.place}: `distinct` belongs to table `b` of an aggregate, and to it only",
-                next_step="give `distinct: {1: customer}`: by position in the SELECT, from 0, what "
-                "the aggregate counts each value of"
+                next_step="""give `distinct: {"1": customer}`: by position in the SELECT, """
+                "from 0, what the aggregate counts each value of"
                 if is_tuples
                 else "remove it",
             )

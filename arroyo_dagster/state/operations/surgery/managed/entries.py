@@ -136,6 +136,12 @@ def moved_sources(store: ObjectStore, checkpoint: Checkpoint, edit: SetOffsets) 
         InputError: no source has a partition that is named, or several have it; it has no number;
             or Spark or an SDF service keeps the position.
     """
+    if edit.at_micros is not None:
+        raise InputError(
+            "offsets of a time are looked up for sources of Arroyo jobs only",
+            job=checkpoint.job,
+            next_step="name partitions and positions, as `arroyo-state offsets` prints them",
+        )
     offsets = check_sources(checkpoint, "position")
     sources = {
         one.operator: read_entries(store, one, TableName(OFFSETS))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pyarrow as pa
+import pytest
 
-from arroyo_dagster.state.codec.parquet import RowsEncoder
+from arroyo_dagster.errors import ProtocolError
+from arroyo_dagster.state.codec.parquet import BATCH_ROWS, RowsEncoder, encode_rows
 from arroyo_dagster.state.codec.row_groups import DataFile
 from arroyo_dagster.state.codec.schema import file_schema
 from arroyo_dagster.state.model.ids import Epoch, OperatorId, StatePath
@@ -13,6 +15,7 @@ from arroyo_dagster.state.model.tables import ExpiringTimeKeyConfig, TableConfig
 from arroyo_dagster.state.operations.surgery.conversion import RowConversion, convert_file
 from arroyo_dagster.state.planning.surgery.columns import ColumnMap, map_columns
 from arroyo_dagster.state.storage import MemoryStore
+from arroyo_dagster.state.tables.time_files import SLICE_ROWS
 from tests.arroyo_jobs import as_stored, table_rows
 from tests.evolved_jobs import COUNT, LEAST, SUM, TIME, Sql, schema_of
 from tests.surgery_jobs import NANOS
@@ -65,6 +68,55 @@ def test_each_row_group_is_converted_for_itself() -> None:
     assert (new.min_routing_key, new.max_routing_key) == (min(hashes), max(hashes))
     assert (new.max_timestamp_micros, new.epoch) == (6_000_000, Epoch(3))
     assert new.compaction_generation == 2
+
+
+def test_a_large_row_group_becomes_pieces_of_whole_record_batches() -> None:
+    was, now = Sql(window=(COUNT, SUM)), Sql(window=(SUM, COUNT))
+    theirs, target = config_of(was.config("t")), config_of(now.config("t"))
+    rows = stored(was, SLICE_ROWS + 5_000)
+    store = MemoryStore()
+    store.put(OLD, encode_rows(rows))
+    assert len(DataFile(store.read(OLD), OLD).row_groups) == 1
+    columns = map_columns(theirs, target, OperatorId("tumbling_1"), Overrides())
+    assert isinstance(columns, ColumnMap)
+    file = TimeFile(
+        epoch=Epoch(1), path=OLD, min_routing_key=0, max_routing_key=1, max_timestamp_micros=1
+    )
+    conversion = RowConversion(source=theirs, target=target, columns=columns)
+    new = convert_file(store, store, file, NEW, conversion)
+    assert new is not None
+    data = DataFile(store.read(NEW), NEW)
+    *most, last = data.row_groups
+    assert most
+    assert all(0 < one <= SLICE_ROWS and one % BATCH_ROWS == 0 for one in most)
+    found = data.read(range(len(data.schema)), range(len(most) + 1))
+    assert sum(most) + last == found.num_rows == rows.num_rows
+    for name in ("k", "_timestamp", "_key_hash"):
+        assert found.column(name) == rows.column(name)
+    hashes = rows.column("_key_hash").to_pylist()
+    assert (new.min_routing_key, new.max_routing_key) == (min(hashes), max(hashes))
+    assert new.max_timestamp_micros == (rows.num_rows - 1) * 1_000_000
+
+
+def test_a_file_that_reads_back_in_another_order_is_refused() -> None:
+    class Reordering(MemoryStore):
+        def put(self, path: StatePath, data: bytes) -> None:
+            found = DataFile(data, path)
+            rows = found.read(range(len(found.schema)), [0])
+            super().put(path, encode_rows(rows.take([1, 0, *range(2, rows.num_rows)])))
+
+    was, now = Sql(window=(COUNT, SUM)), Sql(window=(SUM, COUNT))
+    theirs, target = config_of(was.config("t")), config_of(now.config("t"))
+    store = MemoryStore()
+    store.put(OLD, encode_rows(stored(was, 7)))
+    columns = map_columns(theirs, target, OperatorId("tumbling_1"), Overrides())
+    assert isinstance(columns, ColumnMap)
+    file = TimeFile(
+        epoch=Epoch(1), path=OLD, min_routing_key=0, max_routing_key=1, max_timestamp_micros=1
+    )
+    conversion = RowConversion(source=theirs, target=target, columns=columns)
+    with pytest.raises(ProtocolError, match="reads back different"):
+        convert_file(store, Reordering(), file, NEW, conversion)
 
 
 def test_a_file_without_a_row_left_is_not_written() -> None:

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import copy
+import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from arroyo_dagster.cli.surgery.documents import read_document
 from arroyo_dagster.errors import InputError
 from arroyo_dagster.state.model.ids import OperatorId, TableName
-from arroyo_dagster.state.model.surgery.declared import DeclaredTable, EventSource
+from arroyo_dagster.state.model.surgery.declared import (
+    DeclaredBootstrap,
+    DeclaredTable,
+    EventSource,
+)
 from arroyo_dagster.state.model.surgery.edits import NewPosition
 from arroyo_dagster.state.model.tables import ExpiringTimeKeyConfig, TableConfig
 from arroyo_dagster.state.operations.surgery.declared import parse_declared_bootstrap
@@ -65,16 +72,69 @@ def test_the_digest_changes_with_what_is_declared(changes: dict[str, Any]) -> No
     assert found != parse_declared_bootstrap(with_changes(**changes)).digest
 
 
-def test_the_documented_declaration_is_read() -> None:
-    import yaml
+def documented(name: str, folder: Path) -> DeclaredBootstrap:
+    """A declaration of the docs, as the command line reads it."""
+    (text,) = [one for one in blocks("docs/change-sql.md", "yaml") if name in one]
+    file = folder / name
+    file.write_text(text, encoding="utf-8")
+    return parse_declared_bootstrap(read_document(file, "the bootstrap"))
 
-    (text,) = [one for one in blocks("docs/change-sql.md", "yaml") if "history.yaml" in one]
-    found = parse_declared_bootstrap(yaml.safe_load(text))
+
+def test_the_documented_declarations_are_read(tmp_path: Path) -> None:
+    found = documented("history.yaml", tmp_path)
     assert [(one.operator, one.table) for one in found.tables] == [
         ("updating_aggregate_4", "a"),
         ("updating_aggregate_4", "b"),
         ("tumbling_7", "t"),
     ]
+    (topic,) = documented("topic.yaml", tmp_path).sources
+    assert (topic.partition, topic.offset) == ("partition", "offset")
+    assert topic.until_micros == 1_795_514_400_000_000
+
+
+TOPIC = {
+    "format": "kafka",
+    "options": {"kafka.bootstrap.servers": "h:1", "subscribe": "orders"},
+    "time": "timestamp",
+}
+TOPICS: dict[str, tuple[dict[str, Any], str]] = {
+    "no cut": ({"events": TOPIC}, "expected either `positions` of its partitions or `until`"),
+    "two cuts": (
+        {"events": {**TOPIC, "until": "2026-11-24T10:00:00Z"}, "positions": {"0": 1}},
+        "expected either `positions` of its partitions or `until`",
+    ),
+    "two topics": (
+        {"events": {**TOPIC, "options": {"subscribe": "a,b"}}, "positions": {"0": 1}},
+        "expected one topic",
+    ),
+    "another end": (
+        {
+            "events": {**TOPIC, "options": {"subscribe": "a", "endingOffsets": "latest"}},
+            "positions": {"0": 1},
+        },
+        "`endingOffsets` would end the events elsewhere",
+    ),
+    "a name": ({"events": TOPIC, "positions": {"a.json": 1}}, "partitions of Kafka are numbers"),
+    "a file until": (
+        {"events": {**EVENTS, "until": "2026-11-24T10:00:00Z"}, "positions": {"0": 1}},
+        "only the offsets of a topic of Kafka",
+    ),
+    "two sources": (
+        {
+            "sources": {"a": {**TOPIC, "until": "2026-11-24T10:00:00Z"}, "b": EVENTS},
+            "tables": {"agg_1": {"a": {"from": "a"}}},
+        },
+        "expected `operator`",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TOPICS)
+def test_a_topic_without_one_cut_is_refused(name: str) -> None:
+    changes, expected = TOPICS[name]
+    document = {"lateness_seconds": 5, "tables": {"agg_1": {"a": {}}}, **changes}
+    with pytest.raises(InputError, match=re.escape(expected)):
+        parse_declared_bootstrap(document)
 
 
 SEVERAL = {"orders": EVENTS, "payments": EVENTS}
