@@ -20,6 +20,7 @@ from tests.explorer.ending import check_end, check_leases, check_removed, finish
 from tests.explorer.features import Scene, draw_clock, drawn, may_finish, set_right, set_up
 from tests.explorer.oracle import Watch, Watches
 from tests.explorer.setting import Setting
+from tests.explorer.truth import Truth
 from tests.explorer.world import DAY, HOUR, SECOND, Objects, Process, Violation, Within, World
 
 KINDS = ("ours-protocol", "ours-protocol", "arroyo-protocol", "arroyo-legacy", "ours-legacy")
@@ -303,6 +304,8 @@ def _setting_of(base: Base, world: World, chance: random.Random, url: str = "") 
         watch.url, watch.objects = url, Within(world.objects, url)
         watch.by_arroyo = Within(world.taken_by_arroyo, url)
     watch.look()
+    watch.truth = Truth(watch.objects, controller is None)
+    watch.truth.look(base.root, watch.epochs)
     keep_epochs = chance.choice((None, None, 3)) if controller is None else None
     job = ours.Job(base.job.paths, base.job.two_phase, keep_epochs)
     if keep_epochs is not None:

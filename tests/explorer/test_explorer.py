@@ -116,16 +116,23 @@ QUICKLY = {
     "epochs are as old as their writers say": 600,
     "a store is not asked to prove its conditional create": 100,
     "a lease runs out by its holder's clock": 200,
+    "an undo releases people's pins": 600,
+    "an edit is published whatever the job does": 300,
 }
 """Within so many schedules."""
 
-SELDOM = ("the lease is not checked again", "epochs are as old as their writers say")
+SELDOM = (
+    "the lease is not checked again",
+    "epochs are as old as their writers say",
+    "an undo releases people's pins",
+)
 """Of these, what takes a hundred schedules or more."""
 
 SLOWLY = (
     "a listing that is cut short is trusted",
     "what a running job may write is not asked",
     "a rewrite goes on whatever the job does",
+    "merges of older epochs are applied after an edit",
 )
 """What is found more seldom still has tests of its own: see `test_every_step` here, and
 `test_gc_refused` and `test_rewriting` among the journeys."""

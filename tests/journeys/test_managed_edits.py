@@ -34,7 +34,7 @@ from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
 from arroyo_dagster.state.operations.catalog.jobs import list_epochs
 from arroyo_dagster.state.operations.compaction.job import run_compaction
 from arroyo_dagster.state.operations.gc.execute import GcOptions, run_gc
-from arroyo_dagster.state.operations.gc.pins import read_pins
+from arroyo_dagster.state.operations.gc.pins import pin_epoch, read_pins
 from arroyo_dagster.state.operations.gc.plan import GcRequest, plan_gc
 from arroyo_dagster.state.operations.restore.rollback import plan_rollback, run_rollback
 from arroyo_dagster.state.operations.surgery.execute import EditOptions
@@ -369,6 +369,19 @@ def test_each_undo_takes_back_one_edit_the_newest_first(layout: Layout) -> None:
     run(store, pipeline, KEY)
     assert (found := undo(store, pipeline)) is not None
     assert found.operation == "delete-key"
+
+
+def test_an_undo_leaves_a_pin_that_a_person_has_set() -> None:
+    for before in (True, False):
+        store = written()
+        pipeline = job(store)
+        if before:
+            pin_epoch(store, pipeline.paths, Epoch(8), owner="ada", reason="audit")
+        run(store, pipeline, KEY)
+        if not before:
+            pin_epoch(store, pipeline.paths, Epoch(8), owner="ada", reason="audit")
+        assert undo(store, pipeline) is not None
+        assert read_pins(store, pipeline.paths).pinned == {8}, before
 
 
 def test_nothing_is_undone_once_the_job_ran_or_went_back_on_its_own() -> None:

@@ -127,9 +127,20 @@ def unpin_epochs(
     return change_pins(store, paths, remove, owner=owner, clock=clock)
 
 
-def release(kept: JobPins, *, epochs: Collection[Epoch]) -> JobPins:
-    """Mark the pins of these epochs as released: they still explain the gap that these leave."""
-    pins = (replace(pin, released=True) if pin.epoch in epochs else pin for pin in kept.pins)
+def release(
+    kept: JobPins, *, epochs: Collection[Epoch], reasons: tuple[str, ...] = ("",)
+) -> JobPins:
+    """Mark the pins of these epochs as released: they still explain the gap that these leave.
+
+    Args:
+        reasons: only pins whose reason begins with one of these.
+    """
+    pins = (
+        replace(pin, released=True)
+        if pin.epoch in epochs and pin.reason.startswith(reasons)
+        else pin
+        for pin in kept.pins
+    )
     return replace(kept, pins=tuple(pins))
 
 
