@@ -39,6 +39,7 @@ from arroyo_dagster.state.operations.gc.plan import GcRequest, plan_gc
 from arroyo_dagster.state.operations.restore.rollback import plan_rollback, run_rollback
 from arroyo_dagster.state.operations.surgery.execute import EditOptions
 from arroyo_dagster.state.operations.surgery.find_key import find_key
+from arroyo_dagster.state.operations.surgery.managed import entries
 from arroyo_dagster.state.operations.surgery.managed.execute import (
     ManagedUndo,
     plan_managed_undo,
@@ -259,6 +260,23 @@ def test_positions_change_in_the_source_and_in_the_progress() -> None:
         run(store, pipeline, offsets("row=+5", operator="lines"))
     run(store, pipeline, offsets("all=4"))
     assert content(store, pipeline)["lines"]["offsets"] == {"row": "4"}
+
+
+def test_positions_of_staged_rows_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As those of a source of Spark, whose offset has one member."""
+    store = written()
+    monkeypatch.setattr(entries, "STAGED", {"row"})
+    for edit in (offsets("row=-3"), offsets("all=0")):
+        with pytest.raises(InputError, match="rows that were read are deleted"):
+            plan_managed_edit(store, job(store).paths, NOBODY, edit)
+
+
+def test_the_plan_says_that_a_watermark_of_ended_sources_has_no_effect() -> None:
+    store = written(epochs=100)
+    pipeline = job(store)
+    plan = run(store, pipeline, EDITS["watermark"]).plan
+    assert any("sources of the job have ended" in one for one in plan.unknown)
+    assert run_pipeline(job(store), store).epochs == 0
 
 
 def test_a_key_is_deleted_with_its_deletes_and_from_every_table_of_its_form() -> None:
