@@ -51,7 +51,7 @@ from arroyo_dagster.state.operations.surgery.entries import (
     write_entries,
 )
 from arroyo_dagster.state.operations.surgery.execute import (
-    Change,
+    ChangeSteps,
     EditOptions,
     NewState,
     execute_change,
@@ -152,7 +152,7 @@ class BootstrapJob:
 
         # Rows that differ from the plan are found when they are written.
         again = partial(self._prepared, tables=prepared.request.tables)
-        change = Change(again, write)
+        change = ChangeSteps(again, write)
         return execute_change(store, self.paths, self.directory, prepared, change, chosen)
 
     # ---- planning --------------------------------------------------------------------------------

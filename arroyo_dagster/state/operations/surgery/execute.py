@@ -125,7 +125,7 @@ def run_edit(
         operators = tuple(_with_lists(one, written) for one in again.operators)
         return NewState(operators, written.shards, tuple(_evidence(held, again, operators)))
 
-    change = Change(lambda held: prepare_edit(held, paths, directory, edit), write)
+    change = ChangeSteps(lambda held: prepare_edit(held, paths, directory, edit), write)
     return execute_change(store, paths, directory, prepared, change, chosen)
 
 
@@ -166,7 +166,7 @@ Publish = Callable[[Leased, Unchanged, EditPlan, NewState, EditOptions], EditOut
 
 
 @dataclass(frozen=True, slots=True)
-class Change(Generic[P]):
+class ChangeSteps(Generic[P]):
     """The steps of a planned change.
 
     Attributes:
@@ -185,7 +185,7 @@ def execute_change(
     paths: JobPaths,
     directory: JobDirectory,
     prepared: P,
-    change: Change[P],
+    change: ChangeSteps[P],
     options: EditOptions,
 ) -> EditOutcome:
     """Execute a planned change under the lease: plan again, write new files, wait, publish.

@@ -54,7 +54,7 @@ from arroyo_dagster.state.operations.surgery.create import (
 )
 from arroyo_dagster.state.operations.surgery.entries import plain_key, read_global_tables
 from arroyo_dagster.state.operations.surgery.execute import (
-    Change,
+    ChangeSteps,
     EditOptions,
     NewState,
     execute_change,
@@ -193,7 +193,7 @@ class TransferJob:
             operators = again.snapshot.checkpoint.operators
             return NewState(tuple(_with_state(held, again, one, written) for one in operators))
 
-        change = Change(pinned.prepare, write, publish_created if self.create else None)
+        change = ChangeSteps(pinned.prepare, write, publish_created if self.create else None)
         return execute_change(store, self.paths, self.directory, prepared, change, options)
 
 
