@@ -16,7 +16,13 @@ from arroyo_dagster.state.model.job_facts import JobCondition
 from arroyo_dagster.state.model.layout import JobPaths
 from tests.explorer import ours
 from tests.explorer.arroyo import Controller
-from tests.explorer.ending import check_end, check_leases, check_removed, finish
+from tests.explorer.ending import (
+    check_end,
+    check_leases,
+    check_removed,
+    check_verified,
+    finish,
+)
 from tests.explorer.features import Scene, draw_clock, drawn, may_finish, set_right, set_up
 from tests.explorer.oracle import Watch, Watches
 from tests.explorer.setting import Setting
@@ -218,6 +224,10 @@ def explore(
     else:
         world.run(chosen, chance.choice(BURSTS), chance.choice((0.0, 0.1, 0.4)))
     _check(scene, gone, chosen)
+    if "edits" in names:
+        for setting in settings:
+            if setting is not gone:
+                check_verified(setting)
     endings = Counter(f"{one.name.partition(' ')[0]}: {one.result}" for one in chosen)
     for name in names:
         endings[f"with {name}"] += 1
