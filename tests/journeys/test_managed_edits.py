@@ -36,6 +36,12 @@ from arroyo_dagster.state.operations.compaction.job import run_compaction
 from arroyo_dagster.state.operations.gc.execute import GcOptions, run_gc
 from arroyo_dagster.state.operations.gc.pins import pin_epoch, read_pins
 from arroyo_dagster.state.operations.gc.plan import GcRequest, plan_gc
+from arroyo_dagster.state.operations.restore.revision import (
+    BEFORE_CLEAN,
+    RevisedContent,
+    publish_revision,
+    restore_revised,
+)
 from arroyo_dagster.state.operations.restore.rollback import plan_rollback, run_rollback
 from arroyo_dagster.state.operations.surgery.execute import EditOptions
 from arroyo_dagster.state.operations.surgery.find_key import find_key
@@ -400,6 +406,26 @@ def test_an_undo_leaves_a_pin_that_a_person_has_set() -> None:
             pin_epoch(store, pipeline.paths, Epoch(8), owner="ada", reason="audit")
         assert undo(store, pipeline) is not None
         assert read_pins(store, pipeline.paths).pinned == {8}, before
+
+
+@pytest.mark.parametrize("pinned", [frozenset(), frozenset({8})], ids=["no pin", "a pin"])
+def test_undoing_a_revision_leaves_a_pin_that_a_person_has_set(pinned: frozenset[int]) -> None:
+    """As `sdf clean --undo` does."""
+    store = written()
+    paths = job(store).paths
+    for epoch in pinned:
+        pin_epoch(store, paths, Epoch(epoch), owner="ada", reason="before lunch")
+    base = ParquetBackend(store, paths).load()
+    publish_revision(
+        store,
+        paths,
+        base,
+        lambda base, writer: RevisedContent(base.operators),
+        reason=BEFORE_CLEAN,
+        owner="sdf clean",
+    )
+    restore_revised(store, paths, ParquetBackend(store, paths).load(), owner="sdf clean --undo")
+    assert read_pins(store, paths).pinned == pinned
 
 
 def test_nothing_is_undone_once_the_job_ran_or_went_back_on_its_own() -> None:
