@@ -54,10 +54,12 @@ def adoptable(
         operators: what the job lists now.
         since: the epoch from which the job's writer continued.
     """
-    listed = {path for operator in operators for path in operator.paths}
+    known, listed = list(records), frozenset[StatePath]()
+    if any(record.epoch < since for record in known):
+        listed = frozenset(path for operator in operators for path in operator.paths)
     return [
         merged
-        for record in records
+        for record in known
         for merged in record.merged
         if record.epoch >= since or listed.issuperset(merged.input_paths)
     ]
