@@ -34,6 +34,7 @@ from arroyo_dagster.state.model.tables import (
     TimeFile,
 )
 from arroyo_dagster.state.tables.expiring_time_key import timestamp_table_config
+from tests.explorer.rows import KEYS, encoded, row
 from tests.explorer.world import Hands, Process, Violation, World, refused
 
 OPERATORS = (OperatorId("source_s_0"), OperatorId("SessionWindow<30s>"))
@@ -159,7 +160,8 @@ def _operator(
         snapshots.append(path)
         if chance.random() < 0.7:
             path = place / f"table-{TIMED}-{subtask:03}"
-            hands.put(path, b"rows %d %d" % (epoch, subtask))
+            number = 4 * (1000 * job.run_id + epoch) + 2 * subtask + epoch // 2 % 2
+            hands.put(path, encoded([row(KEYS[(epoch + subtask) % 2], number)]))
             keys = range_for_server(subtask, job.parallelism)
             files.append(
                 TimeFile(

@@ -13,6 +13,8 @@ from arroyo_dagster.state.metadata.lease import (
     LeaseOptions,
     lease,
 )
+from arroyo_dagster.state.model.job_facts import JobCondition
+from arroyo_dagster.state.operations.verify.job import verify_job
 from tests.explorer.oracle import TakenByArroyo, Watch, listed, manifest_facts, restored
 from tests.explorer.setting import Setting
 from tests.explorer.world import DAY, REQUEST, SECOND, Hands, Process, Violation, World
@@ -71,6 +73,44 @@ def check_leases(setting: Setting) -> None:
     next_one.url, next_one.clock = setting.url, setting.clocks("collector")
     world.run([next_one])
     world.cut_listings = cut
+
+
+def check_verified(setting: Setting) -> None:
+    """Verification finds no error where the state was edited, or one that an undo takes away."""
+    if not setting.watch.epochs or (setting.controller is not None and setting.controller.afresh):
+        return  # a run that ignores the state lists none of the files before
+    found = _errors(setting)
+    if found == {"edit-unfinished"}:
+        assert setting.controller is not None
+        setting.controller.condition = JobCondition.STOPPED
+        undo = setting.putting_back()
+        setting.world.run([undo])
+        found = _errors(setting)
+        if undo.result != "put back":
+            raise Violation(f"an edit was interrupted, and its undo ends with: {undo.result}")
+    if found:
+        raise Violation(f"verification of {setting.watch.place} finds {sorted(found)}")
+
+
+def _errors(setting: Setting) -> set[str]:
+    """The codes of the errors that verification of the metadata finds."""
+    world, controller = setting.world, setting.controller
+    world.cut_listings = False
+    legacy = controller is not None and setting.paths.pipeline is None
+    epoch = controller.newest if legacy and controller is not None else None
+
+    def work(process: Process) -> set[str]:
+        store: Any = Hands(world, process)
+        verdict = verify_job(store, setting.paths, epoch, level=0).verdict
+        found = {one.code for one in verdict.errors}
+        # Arroyo's own cleaning up may have died half way.
+        return found if controller is None else found & {"edit-unfinished", "file-lost"}
+
+    verify = Process("verify", "collector", work, root=f"{setting.url}{setting.paths.root}")
+    verify.url = setting.url
+    world.jump(int((LEASE_SECONDS + IN_FLIGHT_GRACE_SECONDS) * SECOND) + REQUEST)
+    world.run([verify])
+    return set(verify.result)
 
 
 def check_removed(world: World, watch: Watch, chosen: Sequence[Process]) -> None:

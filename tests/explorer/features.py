@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from arroyo_dagster.state.model.ids import JobId, PipelineId
+from arroyo_dagster.state.model.job_facts import JobCondition
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.storage import names as stored_names
 from tests.explorer import ours
@@ -314,6 +315,36 @@ def _other_name(scene: Scene, at: int, name: str) -> Setting:
     return setting
 
 
+# ---- edits ---------------------------------------------------------------------------------------
+
+
+def _before_an_edit(setting: Setting, chance: random.Random) -> None:
+    """A compaction that waits for the writer, or a pin of the epoch that is edited."""
+    watch, protocol = setting.watch, setting.paths.pipeline is not None
+    if setting.controller is None and protocol and chance.random() < 0.4:
+        setting.world.run([setting.compaction()])
+    elif watch.epochs and chance.random() < 0.2:
+        setting.world.run([setting.pin(max(watch.epochs))])
+
+
+def _edits(scene: Scene) -> None:
+    """People edit the state, before the schedule and in it, and undo what they have edited."""
+    world, chance = scene.world, scene.chance
+    ours.inhabit(world)
+    for setting in scene.settings:
+        if setting.controller is not None:
+            setting.controller.condition = JobCondition.STOPPED
+        makers = [setting.editing, setting.editing, setting.undoing]
+        if chance.random() < 0.6:
+            _before_an_edit(setting, chance)
+            world.run([setting.editing(chance, fault=chance.random() < 0.3)])
+            world.jump(chance.choice((90 * SECOND, 2 * HOUR, 4 * DAY)))
+            makers += [setting.undoing] * 3
+        for _ in range(chance.choice((1, 1, 2, 3))):
+            make = chance.choice(makers)
+            scene.more.append(make(chance, fault=chance.random() < 0.3))
+
+
 # ---- all of them ---------------------------------------------------------------------------------
 
 FEATURES: dict[str, Callable[[Scene], None]] = {
@@ -326,6 +357,7 @@ FEATURES: dict[str, Callable[[Scene], None]] = {
     "listings of versions": _versions,
     "several clocks": _clocks,
     "clocks that are set": _clock_steps,
+    "edits": _edits,
 }
 """By name, in the order in which they are set up."""
 

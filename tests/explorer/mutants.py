@@ -45,8 +45,11 @@ from arroyo_dagster.state.operations.gc import (
 from arroyo_dagster.state.operations.gc import (
     steps as collecting_steps,
 )
+from arroyo_dagster.state.operations.surgery import plan as edit_plans
+from arroyo_dagster.state.operations.surgery.managed import execute as managed_edits
 from arroyo_dagster.state.planning.gc import dead_jobs, expiry, orphans
 from arroyo_dagster.state.planning.gc.orphans import Reason
+from arroyo_dagster.state.runtime import merged_files
 from tests.explorer import world
 from tests.explorer.remembering import NAMES
 
@@ -117,6 +120,7 @@ def _regardless() -> Iterator[None]:
     """Metadata is overwritten although the job runs, or was started meanwhile."""
     with (
         mock.patch.object(rewriting, "check_may", return_value=None),
+        mock.patch.object(edit_plans, "check_may", return_value=None),
         mock.patch.object(rewriting_scene.Unchanged, "check", return_value=None),
         mock.patch.object(rewriting_publish, "check_quiet", return_value=None),
     ):
@@ -242,7 +246,20 @@ if importlib.util.find_spec("arroyo_dagster.state.model.leases"):
         _leases.LeaseRecord, "held_until", _held_by_its_holders_clock
     )
 
+MUTANTS |= {
+    "merges of older epochs are applied after an edit": _instead(
+        merged_files,
+        "adoptable",
+        lambda operators, records, since: [one for record in records for one in record.merged],
+    ),
+    "an undo releases people's pins": _instead(managed_edits, "PINS_OF_REVISIONS", ("",)),
+    "an edit is published whatever the job does": _regardless,
+}
+
 FOUND_WITH: dict[str, tuple[str, ...]] = {
+    "merges of older epochs are applied after an edit": ("edits",),
+    "an undo releases people's pins": ("edits",),
+    "an edit is published whatever the job does": ("edits",),
     "names of any spelling are parsed": ("foreign names",),
     "epochs are as old as their writers say": ("several clocks",),
     "a store is not asked to prove its conditional create": ("no conditional create",),

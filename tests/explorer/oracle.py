@@ -15,6 +15,7 @@ from typing import Any
 
 from arroyo_dagster.state.codec import compaction_records
 from arroyo_dagster.state.codec.proto import state_pb2 as pb
+from tests.explorer.truth import Truth
 from tests.explorer.world import DAY, HOUR, Object, Objects, Process, Violation
 
 _NUMBER = "([0-9]{7}|[1-9][0-9]{7,})"
@@ -123,6 +124,7 @@ class Watch:
         rewritten: when metadata was overwritten in place: of what was there by then Arroyo's own
             cleaning up must not take what the newest epoch lists; else two runs are to blame.
         gives_again: whether Arroyo gives names of old epochs again, and takes them for those.
+        truth: the rows of each epoch; None: nobody looks at them.
     """
 
     objects: Any
@@ -148,6 +150,7 @@ class Watch:
     sees_all: bool = True
     rewritten: int = 0
     gives_again: Callable[[], bool] = lambda: False
+    truth: Truth | None = None
     _aside: dict[str, set[str]] = field(default_factory=dict)
     _moved: set[str] = field(default_factory=set)
     _listed: set[str] = field(default_factory=set)
@@ -522,9 +525,13 @@ class Watch:
             self._protected = None if marker else self._protected
             if marker:
                 self._marked(path)
+            if self.truth is not None and path.endswith(MANIFEST):
+                self.truth.wrote(process, path)
             self._check_overwritten(process, path, before)
             if process.role == "rewriter" and before is not None:
                 self._rewritten(process, path)
+                if self.truth is not None:
+                    self.truth.overwritten(process, path, before)
             elif process.role == "arroyo" and before is not None and OPERATOR.fullmatch(path):
                 self._written_over(path)
             return
@@ -540,6 +547,8 @@ class Watch:
             raise Violation(f"epoch {epoch} came to exist without {missing[:1] or 'its metadata'}")
         self._exists(epoch, needs)
         self._protected = None
+        if self.truth is not None and not self.dying:
+            self.truth.appeared(process, epoch, needs)
 
     def _rewritten(self, process: Process, path: str) -> None:
         """The metadata of an epoch was overwritten, on purpose."""

@@ -45,13 +45,13 @@ from arroyo_dagster.state.model.ids import Epoch, OperatorId, StatePath
 from arroyo_dagster.state.model.job_facts import Absence, SourceAnswer
 from arroyo_dagster.state.model.keys import MAX_ROUTING_KEY
 from arroyo_dagster.state.model.layout import JobPaths, Layout
-from arroyo_dagster.state.model.rewrite import RewriteShard
+from arroyo_dagster.state.model.surgery.edits import Edit, KeyDeletion, RetainRows, SetEntry
 from arroyo_dagster.state.model.tables import (
     ExpiringTimeKeyFiles,
     TableConfig,
     TimeFile,
 )
-from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
+from arroyo_dagster.state.operations.catalog.job_directory import AssumedJobs, JobDirectory
 from arroyo_dagster.state.operations.catalog.jobs import list_jobs
 from arroyo_dagster.state.operations.compaction import publish as publish_module
 from arroyo_dagster.state.operations.compaction.job import CompactionOptions, run_compaction
@@ -64,8 +64,15 @@ from arroyo_dagster.state.operations.gc.plan import GcRequest, plan_gc
 from arroyo_dagster.state.operations.gc.quarantine import purge
 from arroyo_dagster.state.operations.gc.steps import Pace
 from arroyo_dagster.state.operations.gc.undelete import UndeleteOptions, run_undelete
+from arroyo_dagster.state.operations.restore import revision as revision_module
 from arroyo_dagster.state.operations.restore import rollback as rollback_module
 from arroyo_dagster.state.operations.restore.rollback import plan_rollback, run_rollback
+from arroyo_dagster.state.operations.surgery.execute import EditOptions, run_edit
+from arroyo_dagster.state.operations.surgery.managed.execute import (
+    plan_managed_undo,
+    run_managed_edit,
+    run_managed_undo,
+)
 from arroyo_dagster.state.planning.restore.checkpoint import cutoff_micros
 from arroyo_dagster.state.runtime.coordinator import JobRun
 from arroyo_dagster.state.runtime.operators import Collector, Operator, OperatorContext
@@ -79,6 +86,18 @@ from arroyo_dagster.state.tables.merge import rewrite as rewriting_module
 from arroyo_dagster.state.tables.merge import task as merging_module
 from tests.explorer.oracle import LEGACY_HEAD, RECORD, Watch
 from tests.explorer.remembering import remembering
+from tests.explorer.rows import (
+    KEYS,
+    encoded,
+    is_old,
+    key_of,
+    keys_of,
+    replaced_rows,
+    rewritten,
+    row,
+)
+from tests.explorer.rows import merged as merged_rows
+from tests.explorer.truth import Edited, Row
 from tests.explorer.world import HOUR, SECOND, Hands, Process, Violation, World, refused
 
 SOURCE, OPERATOR = OperatorId("src"), OperatorId("op")
@@ -206,10 +225,12 @@ def replaced_machinery() -> Iterator[None]:
         mock.patch.object(publish_module, "uuid", names),
         mock.patch.object(merging_module, "uuid", names),
         mock.patch.object(quarantine_module, "uuid", names),
+        mock.patch.object(revision_module, "uuid", names),
         mock.patch.object(rewriting_module, "uuid", names),
         mock.patch.object(restorable_module, "file_error", _problem),
         mock.patch.object(rollback_module, "MAX_FOOTERS", -1),
         remembering(),
+        replaced_rows(),
         contextlib.ExitStack() as stack,
     ):
         for module in (lease_module, expiry_module):
@@ -300,8 +321,8 @@ def write_epochs(
     surprising = process.fault_at is None and job.known
     try:
         run = OpaqueRun.start(hands, job.pipeline(), clock=world.clock_of(process))
-        for _ in range(epochs):
-            _write_epoch(hands, run, job, chance)
+        for left in reversed(range(epochs)):
+            _write_epoch(hands, run, job, chance, last=not left)
     except ArroyoStateError as error:
         if isinstance(error, NotFoundError | FormatError) and surprising:
             raise Violation(f"{process.name}: {error}") from error
@@ -313,7 +334,9 @@ def write_epochs(
     return "done"
 
 
-def _write_epoch(hands: Hands, run: OpaqueRun, job: Job, chance: random.Random) -> None:
+def _write_epoch(
+    hands: Hands, run: OpaqueRun, job: Job, chance: random.Random, *, last: bool
+) -> None:
     plan = run.plan(False)
     reports = [
         (SOURCE, _report(hands, run, job, SOURCE, 0, chance)),
@@ -330,7 +353,7 @@ def _write_epoch(hands: Hands, run: OpaqueRun, job: Job, chance: random.Random) 
             configs=report.configs,
         )
         run.backend.write_operator_checkpoint_metadata(mine, 0)
-    progress = RunProgress(offsets="{}")
+    progress = RunProgress(offsets="{}", final=last and chance.random() < 0.7)
     run.finish(plan, reports, {}, {}, progress)
 
 
@@ -349,7 +372,9 @@ def _report(
     def written(table: Any) -> StatePath:
         attempt = f"{chance.getrandbits(32):08x}"
         path = job.paths.data_file(name, table, subtask, epoch, generation, attempt=attempt)
-        hands.put(path, b"%d" % chance.getrandbits(32))
+        number = chance.getrandbits(32)
+        key = keys_of(configs[[one.table for one in configs].index(table)])
+        hands.put(path, encoded([row(key[number // 2 % len(key)], number)]))
         return path
 
     tables: dict[Any, Any] = {}
@@ -391,7 +416,7 @@ def _report(
 
 
 def compact(world: World, process: Process, job: Job) -> str:
-    """The product's compaction; merged files hold nothing."""
+    """The product's compaction."""
 
     def merge(store: Any, tasks: Sequence[Any], *_: Any) -> Iterable[MergeOutcome]:
         for task in tasks:
@@ -399,7 +424,7 @@ def compact(world: World, process: Process, job: Job) -> str:
             one = task.merge
             if isinstance(one, PairsMerge):
                 path = names("-compacted")
-                store.put(path, b"merged")
+                store.put(path, encoded(merged_rows(store, one.inputs)))
                 merged: Any = MergedPairs(
                     operator=one.operator, table=one.table, inputs=one.inputs, outputs=(path,)
                 )
@@ -407,7 +432,7 @@ def compact(world: World, process: Process, job: Job) -> str:
                 outputs = []
                 for keys in one.ranges:
                     path = names("-compacted")
-                    store.put(path, b"merged")
+                    store.put(path, encoded(merged_rows(store, one.inputs)))
                     outputs.append(
                         TimeFile(
                             epoch=max(file.epoch for file in one.inputs),
@@ -457,28 +482,7 @@ def roll_back(world: World, process: Process, paths: JobPaths, epoch: int) -> st
 
 
 def rewrite(world: World, process: Process, paths: JobPaths, controller: Any) -> str:
-    """The product's rewrite of a stopped job of Arroyo's; the new files hold nothing."""
-
-    def written(store: Any, tasks: Sequence[Any]) -> Iterable[RewriteShard]:
-        for task in tasks:
-            path = task.output()
-            store.put(path, b"rewritten")
-            new = TimeFile(
-                epoch=max(one.file.epoch for one in task.table.inputs),
-                path=path,
-                min_routing_key=task.keys.start,
-                max_routing_key=task.keys.end,
-                max_timestamp_micros=max(file.max_timestamp_micros for file in task.inputs),
-                compaction_generation=task.table.compaction_generation,
-            )
-            merged = MergedRows(
-                operator=task.table.operator,
-                table=task.table.table,
-                inputs=task.inputs,
-                outputs=(new,),
-            )
-            yield RewriteShard(merged=merged, rows_in=1, rows_out=1)
-
+    """The product's rewrite of a stopped job of Arroyo's."""
     try:
         done = run_rewrite(
             Hands(world, process),  # type: ignore[arg-type]
@@ -486,7 +490,7 @@ def rewrite(world: World, process: Process, paths: JobPaths, controller: Any) ->
             directory(controller),
             QUICK,
             RewriteOptions(
-                run=written,
+                run=rewritten,
                 owner=process.name,
                 quiet_seconds=0,
                 verify_level=0,
@@ -513,6 +517,119 @@ def put_back(world: World, process: Process, paths: JobPaths, controller: Any) -
         world.note(f"{process.name}: {error}")
         return refused(error)
     return "put back" if done.done else "nothing"
+
+
+@dataclass(frozen=True, slots=True)
+class Editing:
+    """An edit, and what the oracle knows of it.
+
+    Attributes:
+        assumed: whether somebody says that the job is stopped, true or not.
+        truth: the rows that it removes and adds.
+    """
+
+    edit: Edit
+    assumed: bool
+    truth: Edited
+
+
+def draw_edit(chance: random.Random, *, managed: bool) -> Editing:
+    """An edit that removes a key or old rows, or sets an entry of a managed job."""
+    assumed = chance.random() < 0.75
+    kind = chance.choice(("key", "key", "old", "set") if managed else ("key", "key", "old"))
+    if kind == "set":
+        number = chance.getrandbits(32)
+        entry = SetEntry(operator=OPERATOR, table=_KEYED.table, key='"a"', value=str(number))
+        return Editing(entry, assumed, Edited(adds=((OPERATOR, "g", row("a", number)),)))
+    if kind == "old":
+        return Editing(RetainRows(since_micros=1), assumed, Edited(removes=_old))
+    key = chance.choice(KEYS)
+    removes = functools.partial(_of_key, "gt" if managed else "t", key)
+    return Editing(KeyDeletion(values=(key,)), assumed, Edited(removes=removes))
+
+
+def _old(one: Row) -> bool:
+    return one[1] == "t" and is_old(one[2])
+
+
+def _of_key(tables: str, key: str, one: Row) -> bool:
+    return one[1] in tables and key_of(one[2]) == key
+
+
+def edit(
+    world: World, process: Process, paths: JobPaths, watch: Watch, controller: Any, what: Editing
+) -> str:
+    """The product's edit of a job at rest, or of one that somebody takes for such."""
+    hands: Any = Hands(world, process)
+    assert watch.truth is not None
+    watch.truth.edits[process.name] = what.truth
+    since = len(watch.lifted)
+    run = run_managed_edit if controller is None else run_edit
+    try:
+        done = run(
+            hands,
+            paths,
+            _evidence(paths, controller, what.assumed),
+            what.edit,
+            EditOptions(
+                owner=process.name,
+                quiet_seconds=0,
+                verify_level=0,
+                run=rewritten,
+                clock=_clock_of(world, process),
+                sleep=lambda seconds: world.wait(process, seconds),
+            ),
+        )
+    except ArroyoStateError as error:
+        world.note(f"{process.name}: {error}")
+        return refused(error)
+    if not done.published:
+        return "nothing"
+    if controller is not None:
+        watch.truth.was_edited(process)
+        return "edited"
+    base = done.plan.epoch
+    watch.truth.bases.add(base)
+    if base not in watch.lifted[since:]:
+        if base not in watch.pinned:
+            watch.truth.of_edits.add(base)
+        watch.pin(watch.pinned | {base})
+    return "edited"
+
+
+def undo_edit(world: World, process: Process, paths: JobPaths, watch: Watch, assumed: bool) -> str:
+    """The newest edit of a managed job undone; only the pin that it has set is released."""
+    hands: Any = Hands(world, process)
+    assert watch.truth is not None
+    evidence = _evidence(paths, None, assumed)
+    try:
+        found = plan_managed_undo(hands, paths, evidence)
+        if found is None:
+            return "nothing"
+        base = found.rollback.epoch
+        watch.truth.bases.add(base)
+        if base in watch.truth.of_edits:
+            watch.lift(base)
+        done = run_managed_undo(
+            hands,
+            paths,
+            evidence,
+            EditOptions(
+                owner=process.name,
+                clock=_clock_of(world, process),
+                sleep=lambda seconds: world.wait(process, seconds),
+            ),
+        )
+    except ArroyoStateError as error:
+        world.note(f"{process.name}: {error}")
+        return refused(error)
+    return "nothing" if done is None else "undone"
+
+
+def _evidence(paths: JobPaths, controller: Any, assumed: bool) -> JobDirectory:
+    if controller is None and assumed:
+        return JobDirectory([AssumedJobs({str(paths.root): "stopped"})])
+    return directory(controller)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

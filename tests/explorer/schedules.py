@@ -16,10 +16,17 @@ from arroyo_dagster.state.model.job_facts import JobCondition
 from arroyo_dagster.state.model.layout import JobPaths
 from tests.explorer import ours
 from tests.explorer.arroyo import Controller
-from tests.explorer.ending import check_end, check_leases, check_removed, finish
+from tests.explorer.ending import (
+    check_end,
+    check_leases,
+    check_removed,
+    check_verified,
+    finish,
+)
 from tests.explorer.features import Scene, draw_clock, drawn, may_finish, set_right, set_up
 from tests.explorer.oracle import Watch, Watches
 from tests.explorer.setting import Setting
+from tests.explorer.truth import Truth
 from tests.explorer.world import DAY, HOUR, SECOND, Objects, Process, Violation, Within, World
 
 KINDS = ("ours-protocol", "ours-protocol", "arroyo-protocol", "arroyo-legacy", "ours-legacy")
@@ -217,6 +224,10 @@ def explore(
     else:
         world.run(chosen, chance.choice(BURSTS), chance.choice((0.0, 0.1, 0.4)))
     _check(scene, gone, chosen)
+    if "edits" in names:
+        for setting in settings:
+            if setting is not gone:
+                check_verified(setting)
     endings = Counter(f"{one.name.partition(' ')[0]}: {one.result}" for one in chosen)
     for name in names:
         endings[f"with {name}"] += 1
@@ -303,6 +314,8 @@ def _setting_of(base: Base, world: World, chance: random.Random, url: str = "") 
         watch.url, watch.objects = url, Within(world.objects, url)
         watch.by_arroyo = Within(world.taken_by_arroyo, url)
     watch.look()
+    watch.truth = Truth(watch.objects, controller is None)
+    watch.truth.look(base.root, watch.epochs)
     keep_epochs = chance.choice((None, None, 3)) if controller is None else None
     job = ours.Job(base.job.paths, base.job.two_phase, keep_epochs)
     if keep_epochs is not None:

@@ -219,13 +219,39 @@ class Setting:
             40,
         )
 
-    def pin(self, *, fault: bool = False) -> Process:
-        """A pin of one of the epochs there are."""
-        epoch = self.chance.choice(sorted(self.watch.epochs) or [1])
+    def editing(self, chance: random.Random, *, fault: bool = False) -> Process:
+        """An edit of the state."""
+        what = ours.draw_edit(chance, managed=self.controller is None)
+        return self._process(
+            "editing",
+            "writer" if self.controller is None else "rewriter",
+            lambda process: ours.edit(
+                self.world, process, self.paths, self.watch, self.controller, what
+            ),
+            fault,
+            60,
+        )
+
+    def undoing(self, chance: random.Random, *, fault: bool = False) -> Process:
+        """The newest edit undone."""
+        if self.controller is not None:
+            return self.putting_back(fault=fault)
+        assumed = chance.random() < 0.75
+        return self._process(
+            "undoing",
+            "writer",
+            lambda process: ours.undo_edit(self.world, process, self.paths, self.watch, assumed),
+            fault,
+            40,
+        )
+
+    def pin(self, epoch: int | None = None, *, fault: bool = False) -> Process:
+        """A pin of an epoch, or of one of those that there are."""
+        chosen = epoch or self.chance.choice(sorted(self.watch.epochs) or [1])
         return self._process(
             "pin",
             "collector",
-            lambda process: ours.pin(self.world, process, self.paths, self.watch, epoch),
+            lambda process: ours.pin(self.world, process, self.paths, self.watch, chosen),
             fault,
             30,
         )

@@ -51,10 +51,14 @@ def test_what_was_not_expired_on_purpose_stays_restorable(seeds: range) -> None:
 def test_state_stays_restorable_in_deployments_with(feature: str, schedules: int) -> None:
     endings = explore_many(0, EXPECTED.get(feature, schedules), features=(feature,))
     assert endings[f"with {feature}"] > 0
-    # Clocks that disagree, and a store that ignores conditions, are refused more often than not.
+    if feature == "edits":
+        assert endings["editing: edited"] > schedules // 12
+        assert endings["undoing: undone"] + endings["putting: put back"] > schedules // 20
+    # Clocks that disagree, a store that ignores conditions, and a collector that meets an edit, are
+    # refused more often than not.
     collected = endings["expiry: collected"] + endings["orphans: collected"]
     assert feature == "no conditional create" or collected > schedules // (
-        40 if "clocks" in feature else 15
+        40 if "clocks" in feature or feature == "edits" else 15
     )
 
 
@@ -116,16 +120,23 @@ QUICKLY = {
     "epochs are as old as their writers say": 600,
     "a store is not asked to prove its conditional create": 100,
     "a lease runs out by its holder's clock": 200,
+    "an undo releases people's pins": 600,
+    "an edit is published whatever the job does": 300,
 }
 """Within so many schedules."""
 
-SELDOM = ("the lease is not checked again", "epochs are as old as their writers say")
+SELDOM = (
+    "the lease is not checked again",
+    "epochs are as old as their writers say",
+    "an undo releases people's pins",
+)
 """Of these, what takes a hundred schedules or more."""
 
 SLOWLY = (
     "a listing that is cut short is trusted",
     "what a running job may write is not asked",
     "a rewrite goes on whatever the job does",
+    "merges of older epochs are applied after an edit",
 )
 """What is found more seldom still has tests of its own: see `test_every_step` here, and
 `test_gc_refused` and `test_rewriting` among the journeys."""

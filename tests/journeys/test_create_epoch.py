@@ -23,6 +23,7 @@ from arroyo_dagster.state.model.layout import JobPaths, Layout
 from arroyo_dagster.state.model.surgery.edits import SetWatermark
 from arroyo_dagster.state.model.surgery.plans import EditOutcome
 from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
+from arroyo_dagster.state.operations.surgery.evolve import plan_evolve
 from arroyo_dagster.state.operations.surgery.execute import EditOptions, run_edit
 from arroyo_dagster.state.operations.surgery.fork import plan_fork, run_fork
 from arroyo_dagster.state.operations.surgery.rebuild.undo import run_rebuild_undo
@@ -224,11 +225,14 @@ def test_a_source_whose_sink_commits_in_two_phases_is_refused() -> None:
     refused(source, job, "a sink commits in two phases")
 
 
-def test_a_fork_without_it_names_it() -> None:
+def test_a_fork_and_an_evolve_without_it_name_it() -> None:
     source, job = begun_job()
     with pytest.raises(NotFoundError, match="the job has no checkpoint") as found:
         plan_fork(taken(source), job.store, job.paths, said(job.paths))
     assert "fork --create" in str(found.value)
+    with pytest.raises(NotFoundError, match="the job has no checkpoint") as found:
+        plan_evolve(taken(source), job.store, job.paths, said(job.paths))
+    assert "evolve reads the columns of its tables from one" in str(found.value)
 
 
 # ---- the command ---------------------------------------------------------------------------------

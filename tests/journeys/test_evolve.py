@@ -23,7 +23,7 @@ from arroyo_dagster.state.operations.compaction.rewrite_undo import run_undo
 from arroyo_dagster.state.operations.surgery.carried_files import StateSource
 from arroyo_dagster.state.operations.surgery.evolve import plan_evolve, run_evolve
 from arroyo_dagster.state.operations.surgery.execute import EditOptions
-from arroyo_dagster.state.operations.surgery.fork import plan_fork
+from arroyo_dagster.state.operations.surgery.fork import plan_fork, run_fork
 from arroyo_dagster.state.planning.surgery.overrides import parse_overrides
 from arroyo_dagster.state.storage import MemoryStore
 from arroyo_dagster.state.storage.wrappers import WriteProtected
@@ -52,12 +52,13 @@ from tests.jobs import copied, listing
 from tests.journeys.test_fork import MODES, either_state_and_undone, nexmark
 from tests.journeys.test_surgery import errors_of, others, state_of
 from tests.shares import Share, everywhere
-from tests.surgery_jobs import BEGAN, NANOS, SurgeryJob, global_config
+from tests.surgery_jobs import BEGAN, NANOS, SurgeryJob, global_config, held_rows
 
 pytestmark = pytest.mark.usefixtures("one_at_a_time")
 
 LAYOUTS = pytest.mark.parametrize("layout", list(Layout), ids=[one.value for one in Layout])
 WAS = Sql()
+NOW = EditOptions(quiet_seconds=0)
 
 
 def two_jobs(
@@ -496,6 +497,21 @@ def test_a_windowed_join_takes_nothing_of_an_updating_one() -> None:
     source, job = two_jobs(Layout.LEGACY, Sql(ttl_seconds=0))
     with pytest.raises(InputError, match="one of both joins windows"):
         plan(source, job)
+
+
+@pytest.mark.parametrize("fork", [False, True], ids=["evolve", "fork"])
+def test_rows_of_a_windowed_join_ahead_of_the_watermark_are_carried(fork: bool) -> None:
+    windowed = Sql(ttl_seconds=0)
+    source = sql_job(Layout.LEGACY, "job_a", windowed, epochs=6)
+    job = sql_job(Layout.PROTOCOL, "job_b", windowed, epochs=5, base=7)
+    theirs = held_rows(source.store, source.paths)
+    assert [len(theirs[windowed.ids["join"], side]) for side in ("left", "right")] == [15, 15]
+    if fork:
+        run_fork(taken(source), job.store, job.paths, stopped(job.paths), NOW)
+    else:
+        run(source, job)
+    assert held_rows(job.store, job.paths) == theirs
+    assert errors_of(job.store, job.paths, 2) == set()
 
 
 def test_arguments_of_another_type_are_not_carried() -> None:

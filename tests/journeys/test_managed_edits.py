@@ -34,11 +34,18 @@ from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
 from arroyo_dagster.state.operations.catalog.jobs import list_epochs
 from arroyo_dagster.state.operations.compaction.job import run_compaction
 from arroyo_dagster.state.operations.gc.execute import GcOptions, run_gc
-from arroyo_dagster.state.operations.gc.pins import read_pins
+from arroyo_dagster.state.operations.gc.pins import pin_epoch, read_pins
 from arroyo_dagster.state.operations.gc.plan import GcRequest, plan_gc
+from arroyo_dagster.state.operations.restore.revision import (
+    BEFORE_CLEAN,
+    RevisedContent,
+    publish_revision,
+    restore_revised,
+)
 from arroyo_dagster.state.operations.restore.rollback import plan_rollback, run_rollback
 from arroyo_dagster.state.operations.surgery.execute import EditOptions
 from arroyo_dagster.state.operations.surgery.find_key import find_key
+from arroyo_dagster.state.operations.surgery.managed import entries
 from arroyo_dagster.state.operations.surgery.managed.execute import (
     ManagedUndo,
     plan_managed_undo,
@@ -261,6 +268,23 @@ def test_positions_change_in_the_source_and_in_the_progress() -> None:
     assert content(store, pipeline)["lines"]["offsets"] == {"row": "4"}
 
 
+def test_positions_of_staged_rows_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As those of a source of Spark, whose offset has one member."""
+    store = written()
+    monkeypatch.setattr(entries, "STAGED", {"row"})
+    for edit in (offsets("row=-3"), offsets("all=0")):
+        with pytest.raises(InputError, match="rows that were read are deleted"):
+            plan_managed_edit(store, job(store).paths, NOBODY, edit)
+
+
+def test_the_plan_says_that_a_watermark_of_ended_sources_has_no_effect() -> None:
+    store = written(epochs=100)
+    pipeline = job(store)
+    plan = run(store, pipeline, EDITS["watermark"]).plan
+    assert any("sources of the job have ended" in one for one in plan.unknown)
+    assert run_pipeline(job(store), store).epochs == 0
+
+
 def test_a_key_is_deleted_with_its_deletes_and_from_every_table_of_its_form() -> None:
     store = written(merge_files_after=100)
     pipeline = job(store, merge_files_after=100)
@@ -369,6 +393,39 @@ def test_each_undo_takes_back_one_edit_the_newest_first(layout: Layout) -> None:
     run(store, pipeline, KEY)
     assert (found := undo(store, pipeline)) is not None
     assert found.operation == "delete-key"
+
+
+def test_an_undo_leaves_a_pin_that_a_person_has_set() -> None:
+    for before in (True, False):
+        store = written()
+        pipeline = job(store)
+        if before:
+            pin_epoch(store, pipeline.paths, Epoch(8), owner="ada", reason="audit")
+        run(store, pipeline, KEY)
+        if not before:
+            pin_epoch(store, pipeline.paths, Epoch(8), owner="ada", reason="audit")
+        assert undo(store, pipeline) is not None
+        assert read_pins(store, pipeline.paths).pinned == {8}, before
+
+
+@pytest.mark.parametrize("pinned", [frozenset(), frozenset({8})], ids=["no pin", "a pin"])
+def test_undoing_a_revision_leaves_a_pin_that_a_person_has_set(pinned: frozenset[int]) -> None:
+    """As `sdf clean --undo` does."""
+    store = written()
+    paths = job(store).paths
+    for epoch in pinned:
+        pin_epoch(store, paths, Epoch(epoch), owner="ada", reason="before lunch")
+    base = ParquetBackend(store, paths).load()
+    publish_revision(
+        store,
+        paths,
+        base,
+        lambda base, writer: RevisedContent(base.operators),
+        reason=BEFORE_CLEAN,
+        owner="sdf clean",
+    )
+    restore_revised(store, paths, ParquetBackend(store, paths).load(), owner="sdf clean --undo")
+    assert read_pins(store, paths).pinned == pinned
 
 
 def test_nothing_is_undone_once_the_job_ran_or_went_back_on_its_own() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,7 +18,6 @@ from arroyo_dagster.errors import (
     InputError,
     NotFoundError,
     ProtocolError,
-    StorageError,
 )
 from arroyo_dagster.state.codec import metadata, records
 from arroyo_dagster.state.metadata.backend import ParquetBackend
@@ -37,13 +35,13 @@ from arroyo_dagster.state.operations.surgery.rebuild.execute import (
 )
 from arroyo_dagster.state.operations.verify.job import verify_job
 from arroyo_dagster.state.planning.restore.recovery import Claim, Restore, StartEmpty
-from arroyo_dagster.state.storage import Crash, FaultInjecting, MemoryStore, ObjectStore, open_store
+from arroyo_dagster.state.storage import MemoryStore, ObjectStore, open_store
 from arroyo_dagster.state.storage.wrappers import WriteProtected
 from tests.arroyo_jobs import Telling, facts_of, stopped
 from tests.compat.arroyo import unpack
 from tests.damages import copy_job
 from tests.jobs import written_by_word_job
-from tests.journeys.test_rebuild import assert_as_good, lists, own, refused
+from tests.journeys.test_rebuild import assert_as_good, continued_rebuilds, lists, own, refused
 from tests.surgery_jobs import SurgeryJob, held_rows, surgery_job
 
 NOW = EditOptions(quiet_seconds=0)
@@ -473,19 +471,7 @@ def test_a_rebuild_interrupted_anywhere_is_continued(
     broken = copy_job(job.store, paths)
     for path in (the_manifest(paths), paths.generation_manifest(RUN), paths.current_generation):
         lose(broken, path)
-    counted = FaultInjecting(copy_job(broken, paths))
-    run_rebuild(counted, paths, stopped(paths), options=NOW)
-    assert counted.changes >= 5
-    for at in range(1, counted.changes + 1):
-        store = copy_job(broken, paths)
-        faulty = FaultInjecting(store, fail_at=at, mode=mode, crash=crash)
-        with contextlib.suppress(Crash, StorageError):
-            run_rebuild(faulty, paths, stopped(paths), options=NOW)
-        there = own(broken, paths)
-        assert {path: own(store, paths)[path] for path in there} == there, at
-        store.delete_many([one.path for one in store.list(paths.leases)])
-        with contextlib.suppress(InputError):  # it was complete
-            run_rebuild(store, paths, stopped(paths), options=NOW)
+    for at, store in continued_rebuilds(broken, paths, mode, crash):
         assert held_rows(store, paths) == expected, at
         assert restored_epoch(store, paths) == 3
         assert verify_job(store, paths, level=2).verdict.errors == (), at

@@ -9,6 +9,7 @@ from typing import Any
 import dagster as dg
 import pytest
 
+from arroyo_dagster.orchestration import failures
 from arroyo_dagster.orchestration.catalog.sensor import SensorOptions
 from arroyo_dagster.orchestration.definitions import build_arroyo_definitions
 from arroyo_dagster.orchestration.resources import ArroyoStateStore
@@ -117,6 +118,12 @@ def instance(_shared_instance: dg.DagsterInstance) -> Iterator[dg.DagsterInstanc
     _shared_instance.wipe_assets(list(_shared_instance.all_asset_keys()))
     for key in _shared_instance.get_dynamic_partitions("arroyo_jobs"):
         _shared_instance.delete_dynamic_partition("arroyo_jobs", key)
+
+
+@pytest.fixture
+def retries_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Retry failed steps without the wait that outlasts a lease."""
+    monkeypatch.setattr(failures, "RETRY_SECONDS", 0.0)
 
 
 @pytest.fixture

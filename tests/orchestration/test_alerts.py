@@ -16,16 +16,12 @@ from arroyo_dagster import (
     build_failure_sensor,
 )
 from arroyo_dagster.errors import FormatError, StorageError
-from arroyo_dagster.orchestration import failures
 from arroyo_dagster.orchestration.failures import as_failure
 from tests.fleets import Written, protocol_job
 
 ONE = protocol_job("orders")
 
-
-@pytest.fixture(autouse=True)
-def retries_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(failures, "RETRY_SECONDS", 0.0)
+pytestmark = pytest.mark.usefixtures("retries_at_once")
 
 
 def _alerted(deployed: Any, result: Any, **options: Any) -> list[MaintenanceFailure]:

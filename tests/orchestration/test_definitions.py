@@ -178,12 +178,9 @@ def test_an_error_becomes_a_failure_that_begins_with_its_job() -> None:
     assert caught.value.__cause__ is error
 
 
+@pytest.mark.usefixtures("retries_at_once")
 @pytest.mark.parametrize(("error", "retries"), [(StorageError("down"), 2), (InputError("no"), 0)])
-def test_only_what_may_heal_by_itself_is_retried(
-    error: ArroyoStateError, retries: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(failures, "RETRY_SECONDS", 0.0)
-
+def test_only_what_may_heal_by_itself_is_retried(error: ArroyoStateError, retries: int) -> None:
     @dg.op
     def failing() -> None:
         with as_failure():

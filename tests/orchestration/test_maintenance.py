@@ -9,7 +9,6 @@ import dagster as dg
 import pytest
 
 from arroyo_dagster.errors import StorageError
-from arroyo_dagster.orchestration import failures
 from arroyo_dagster.orchestration.compaction.assets import CompactionConfig
 from arroyo_dagster.orchestration.definitions import build_arroyo_definitions
 from arroyo_dagster.orchestration.gc.assets import GcConfig
@@ -181,14 +180,13 @@ def test_what_does_not_heal_is_not_tried_again(
     assert "does not answer" in first_line(result)
 
 
+@pytest.mark.usefixtures("retries_at_once")
 def test_what_may_heal_is_tried_twice_more_and_then_says_why_it_failed(
     url: str,
     store: ObjectStore,
     instance: dg.DagsterInstance,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(failures, "RETRY_SECONDS", 0.01)
     defs = definitions(url, tmp_path, runner=Failing())
     result = run(defs, "arroyo_compaction", instance, FULL)
     assert not result.success
@@ -222,14 +220,13 @@ class Healing(InProcessRunner):
 _HEALED: list[bool] = []
 
 
+@pytest.mark.usefixtures("retries_at_once")
 def test_what_heals_is_done_by_the_second_attempt(
     url: str,
     store: ObjectStore,
     instance: dg.DagsterInstance,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(failures, "RETRY_SECONDS", 0.01)
     _HEALED.clear()
     result = run(definitions(url, tmp_path, runner=Healing()), "arroyo_compaction", instance, FULL)
     assert result.success

@@ -9,7 +9,6 @@ import pendulum
 import pytest
 
 from arroyo_dagster.errors import InputError
-from arroyo_dagster.orchestration import failures
 from arroyo_dagster.orchestration.compaction.daily_window import DailyWindow, micros_of
 from arroyo_dagster.orchestration.compaction.maintenance_window import (
     MaintenanceWindow,
@@ -142,10 +141,8 @@ def test_a_dry_run_of_a_job_that_runs_shows_the_forecast(deployed: Deployment) -
     assert shown["files"] == "9 → 3"
 
 
-def test_a_source_that_does_not_answer_is_asked_again(
-    deployed: Deployment, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(failures, "RETRY_SECONDS", 0.01)
+@pytest.mark.usefixtures("retries_at_once")
+def test_a_source_that_does_not_answer_is_asked_again(deployed: Deployment) -> None:
     written(deployed)
     known(deployed, directory=ArroyoDirectory(api_url="http://127.0.0.1:9"))
     result = compacted(deployed)

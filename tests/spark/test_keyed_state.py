@@ -12,7 +12,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from arroyo_dagster.errors import ConflictError, InputError
 from arroyo_dagster.spark.pipeline import run_pipeline
+from arroyo_dagster.state.model.surgery.edits import KeyDeletion
+from arroyo_dagster.state.model.surgery.plans import EditOutcome
+from arroyo_dagster.state.operations.catalog.job_directory import AssumedJobs, JobDirectory
+from arroyo_dagster.state.operations.surgery.managed.execute import run_managed_edit
 from arroyo_dagster.state.runtime.connectors import ParquetSink, TableSource
 from arroyo_dagster.state.runtime.in_process import run_pipeline as run_in_process
 from arroyo_dagster.state.runtime.pipeline import Pipeline
@@ -52,3 +57,37 @@ def test_keyed_state_and_timers_are_those_in_process(tmp_path: Path) -> None:
         found[name] = content, output_of(open_store(f"file://{output}"))
     assert found["spark"] == found["local"]
     assert any(dict(row)["number"] == -1 for row in found["local"][1]), "no timer has fired"
+
+
+def test_a_key_is_deleted_beside_a_run_that_is_fenced_and_the_next_continues(
+    tmp_path: Path,
+) -> None:
+    """Nothing of the key comes back from the memory of Spark's workers, and no row counts twice."""
+    stores = {name: open_store(f"file://{tmp_path}/{name}-state") for name in ("local", "spark")}
+    outputs = {name: tmp_path / f"{name}-output" for name in stores}
+    paths = keyed_job(tmp_path).paths
+    assumed = JobDirectory([AssumedJobs({str(paths.root): "stopped"})])
+    edit = KeyDeletion(values=("a",))
+    deleted: list[EditOutcome] = []
+
+    def delete(*_: object) -> None:
+        store = stores["spark"]
+        with pytest.raises(InputError, match="may be alive"):
+            run_managed_edit(store, paths, JobDirectory(), edit)
+        deleted.append(run_managed_edit(store, paths, assumed, edit))
+
+    with pytest.raises(ConflictError):
+        run_pipeline(keyed_job(outputs["spark"]), stores["spark"], on_epoch=delete)
+    run_in_process(keyed_job(outputs["local"]), stores["local"], max_epochs=1)
+    deleted.append(run_managed_edit(stores["local"], paths, JobDirectory(), edit))
+    assert all(one.published for one in deleted)
+    held = [keyed_content(one, keyed_job(tmp_path), 2) for one in stores.values()]
+    assert held[0] == held[1]
+    assert "a" not in {**held[0]["values"], **held[0]["lists"], **held[0]["maps"]}
+    run_pipeline(keyed_job(outputs["spark"]), stores["spark"])
+    run_in_process(keyed_job(outputs["local"]), stores["local"])
+    found = [
+        (keyed_content(stores[name], keyed_job(tmp_path), 2), output_of(open_store(f"file://{at}")))
+        for name, at in outputs.items()
+    ]
+    assert found[0] == found[1]

@@ -34,6 +34,7 @@ from arroyo_dagster.state.model.ids import Epoch, OperatorId, TableName
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.operations.catalog.jobs import newest_generation
 from arroyo_dagster.state.operations.restore.revision import (
+    BEFORE_CLEAN,
     RevisedContent,
     RevisionWriter,
     publish_revision,
@@ -347,7 +348,7 @@ def run_clean(
         service_paths(dataflow, plan.service),
         plan.stored.head,
         partial(_cleaned, plan),
-        reason="before sdf clean",
+        reason=BEFORE_CLEAN,
         owner=owner,
         clock=clock,
     )

@@ -60,6 +60,7 @@ from arroyo_dagster.state.model.tables import (
     TimeFile,
 )
 from arroyo_dagster.state.operations.restore.revision import (
+    BEFORE_MIGRATION,
     RevisedContent,
     RevisionWriter,
     publish_revision,
@@ -219,7 +220,7 @@ def run_migration(
         service_paths(dataflow, plan.service),
         plan.stored.head,
         partial(_revised, plan),
-        reason="before the definition changed (sdf run --migrate)",
+        reason=BEFORE_MIGRATION,
         owner=owner,
         clock=clock,
     )

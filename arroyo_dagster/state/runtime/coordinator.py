@@ -76,7 +76,8 @@ class JobRun:
         self.retention = RunRetention(pipeline, backend)
         self._sinks = pipeline.sinks()
         self._publisher = EpochPublisher(backend)
-        self._files = MergedFiles(store, pipeline, backend)
+        since = self.base.epoch if self.base else Epoch(0)
+        self._files = MergedFiles(store, pipeline, backend, since)
         self._sources: Mapping[OperatorId, SourceState] = {}
         self._compacted: dict[OperatorId, tuple[Compaction, ...]] = {}
         self._unfinished: Epoch | None = None

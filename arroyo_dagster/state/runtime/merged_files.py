@@ -11,10 +11,10 @@ from arroyo_dagster.errors import StorageError
 from arroyo_dagster.state.metadata.backend import StateBackend
 from arroyo_dagster.state.model.checkpoints import Checkpoint, OperatorCheckpoint
 from arroyo_dagster.state.model.compaction import Merged
-from arroyo_dagster.state.model.ids import OperatorId, StatePath, TableName
+from arroyo_dagster.state.model.ids import Epoch, OperatorId, StatePath, TableName
 from arroyo_dagster.state.model.layout import is_compacted
 from arroyo_dagster.state.model.tables import GlobalKeyedFiles
-from arroyo_dagster.state.planning.compaction.apply import Applied, apply_merges
+from arroyo_dagster.state.planning.compaction.apply import Applied, adoptable, apply_merges
 from arroyo_dagster.state.runtime.pipeline import Pipeline
 from arroyo_dagster.state.runtime.task import EpochPlan
 from arroyo_dagster.state.storage.concurrency import concurrently
@@ -33,16 +33,21 @@ class TakenOver:
 
 @dataclass(frozen=True, slots=True)
 class MergedFiles:
-    """Handles the merged files of a run, at each of its epochs."""
+    """Handles the merged files of a run, at each of its epochs.
+
+    Attributes:
+        since: the epoch from which the run continued; 0 = it began without state.
+    """
 
     store: ObjectStore
     pipeline: Pipeline
     backend: StateBackend
+    since: Epoch
 
     def take_over(self, operators: Sequence[OperatorCheckpoint]) -> TakenOver:
         """Replace files in the lists by the files into which maintenance has merged them."""
         found = self.backend.compaction_records()
-        known = [merged for record in found.values() if record for merged in record.merged]
+        known = adoptable(operators, filter(None, found.values()), self.since)
         outputs = list(dict.fromkeys(path for merged in known for path in merged.output_paths))
         there = concurrently(self.store.head, outputs)
         missing = {path for path, info in zip(outputs, there, strict=True) if info is None}

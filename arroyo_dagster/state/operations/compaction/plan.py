@@ -21,7 +21,7 @@ from arroyo_dagster.state.operations.catalog.jobs import newest_generation
 from arroyo_dagster.state.operations.compaction.forecasts import forecast_merges
 from arroyo_dagster.state.operations.progress import CountedReads
 from arroyo_dagster.state.operations.slowdown import last_slowdown
-from arroyo_dagster.state.planning.compaction.apply import apply_merges
+from arroyo_dagster.state.planning.compaction.apply import adoptable, apply_merges
 from arroyo_dagster.state.planning.compaction.plan import backlog, plan_merges
 from arroyo_dagster.state.planning.restore.reads import is_at_rest
 from arroyo_dagster.state.storage.concurrency import concurrently
@@ -214,6 +214,6 @@ def compaction_backlog(store: ObjectStore, paths: JobPaths) -> int:
         return 0
     checkpoint = backend.load_checkpoint_metadata(epochs[-1])
     records = [record for record in backend.compaction_records().values() if record is not None]
-    waiting = [merged for record in records for merged in record.merged]
+    waiting = adoptable(checkpoint.operators, records, checkpoint.epoch)
     applied = apply_merges(checkpoint.operators, waiting)
     return backlog(replace(checkpoint, operators=applied.operators))

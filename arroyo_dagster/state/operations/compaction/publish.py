@@ -23,7 +23,7 @@ from arroyo_dagster.state.model.compaction import (
 from arroyo_dagster.state.model.ids import Epoch, StatePath
 from arroyo_dagster.state.operations.compaction.plan import CompactionFacts
 from arroyo_dagster.state.operations.gc.pins import keep_compaction
-from arroyo_dagster.state.planning.compaction.apply import apply_merges
+from arroyo_dagster.state.planning.compaction.apply import adoptable, apply_merges
 from arroyo_dagster.state.planning.compaction.plan import forecast
 from arroyo_dagster.state.planning.engines import EngineChoice
 from arroyo_dagster.state.planning.restore.checkpoint import carried_manifest
@@ -86,14 +86,19 @@ def _outcome(
 def _after(
     facts: CompactionFacts, plan: CompactionPlan, merges: tuple[MergeOutcome, ...]
 ) -> Forecast:
-    waiting = [merged for _, record in facts.pending for merged in record.merged]
-    done = [*waiting, *(one.merged for one in merges)]
+    done = [*_waiting(facts), *(one.merged for one in merges)]
     applied = apply_merges(facts.checkpoint.operators, done).operators
     sizes = dict(facts.sizes)
     for one in merges:
         paths = one.merged.output_paths
         sizes.update(dict.fromkeys(paths, one.size_bytes_out // max(1, len(paths))))
     return forecast(replace(facts.checkpoint, operators=applied), sizes, plan.parallelism)
+
+
+def _waiting(facts: CompactionFacts) -> list[Merged]:
+    """Return the merges of earlier compactions that the job has not adopted yet."""
+    records = (record for _, record in facts.pending)
+    return adoptable(facts.checkpoint.operators, records, facts.checkpoint.epoch)
 
 
 def publish_record(
@@ -131,8 +136,7 @@ def publish_epoch(
 ) -> CompactionOutcome:
     """Write the next epoch of a job at rest, as its next worker generation."""
     base = _started_from(backend, facts)
-    waiting = [merged for _, record in facts.pending for merged in record.merged]
-    merged: list[Merged] = [*waiting, *(outcome.merged for outcome in outcomes)]
+    merged = [*_waiting(facts), *(outcome.merged for outcome in outcomes)]
     applied = apply_merges(base.operators, merged)
     if not {outcome.merged for outcome in outcomes} <= set(applied.done):
         raise ConflictError(

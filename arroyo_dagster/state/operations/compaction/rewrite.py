@@ -43,6 +43,7 @@ from arroyo_dagster.state.model.tables import (
 from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
 from arroyo_dagster.state.operations.compaction.execute import check_same
 from arroyo_dagster.state.operations.compaction.forecasts import forecast_rewrites
+from arroyo_dagster.state.operations.compaction.quiet import wait_until_quiet
 from arroyo_dagster.state.operations.compaction.rewrite_preconditions import (
     JobSnapshot,
     ListedJob,
@@ -65,8 +66,6 @@ from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.tables.merge.rewrite import RewriteTask, rewrite_shard
 
 RunRewrites = Callable[[ObjectStore, Sequence[RewriteTask]], Iterable[RewriteShard | LeftOut]]
-_LONG_AGO = 10
-"""A job that stopped this many quiet periods ago is quiet, if its objects do not change."""
 
 
 def rewrite_here(
@@ -248,9 +247,7 @@ def run_rewrite(
         began = _quiet_from(paths, snapshot, chosen.quiet_since, chosen.clock())
         parts, left_out = _carried_out(held, paths, snapshot, fresh, chosen)
         work = Unchanged(paths, directory, snapshot, facts.sizes, chosen.cancelled)
-        quiet = quiet_seconds_left(snapshot, chosen.quiet_seconds, began, chosen.clock())
-        if quiet > 0:
-            chosen.sleep(quiet)
+        wait_until_quiet(snapshot, began, chosen)
         publication = Publication(
             verify_level=chosen.verify_level,
             now_micros=chosen.clock(),
@@ -349,11 +346,3 @@ def _quiet_from(
     if since is None or changed_objects(paths, since.objects, snapshot.listing):
         return now_micros
     return since.at_micros
-
-
-def quiet_seconds_left(snapshot: JobSnapshot, quiet_seconds: float, began: int, now: int) -> float:
-    """Return the seconds that must still pass before the objects of the job count as quiet."""
-    finished = snapshot.answer.facts.finish_time_micros
-    if finished is not None and now - finished >= _LONG_AGO * quiet_seconds * 1e6:
-        return 0.0
-    return quiet_seconds - (now - began) / 1e6

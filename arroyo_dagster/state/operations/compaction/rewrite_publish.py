@@ -18,7 +18,6 @@ from arroyo_dagster.state.metadata.lease import Leased
 from arroyo_dagster.state.model.checkpoints import Checkpoint
 from arroyo_dagster.state.model.compaction import LeftOut
 from arroyo_dagster.state.model.ids import StatePath
-from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.rewrite import (
     RewriteOutcome,
     RewritePlan,
@@ -30,40 +29,19 @@ from arroyo_dagster.state.model.surgery.plans import EditRecord
 from arroyo_dagster.state.model.tables import (
     TimeFile,
 )
+from arroyo_dagster.state.operations.compaction.quiet import check_quiet
 from arroyo_dagster.state.operations.compaction.rewrite_preconditions import (
     JobSnapshot,
     Unchanged,
-    changed_objects,
     check_not_cancelled,
     check_restorable,
-    list_objects,
     overwrite,
 )
 from arroyo_dagster.state.operations.gc.pins import forget_rewrites, keep_rewrite
 from arroyo_dagster.state.planning.compaction.plan import forecast
 from arroyo_dagster.state.planning.compaction.rewrite import TableKey, rewritten
 from arroyo_dagster.state.storage.concurrency import concurrently
-from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.storage.wrappers import Overlaid
-
-
-def check_quiet(store: ObjectStore, paths: JobPaths, before: JobSnapshot) -> None:
-    """Check that nothing but files of rewrites changed since the snapshot's listing.
-
-    Raises:
-        ConflictError: something did.
-    """
-    changed = changed_objects(paths, before.listing, list_objects(store, paths))
-    if changed:
-        raise ConflictError(
-            f"{len(changed)} objects of the job changed meanwhile: another process still changes "
-            "it",
-            job=paths.root,
-            path=changed[0],
-            retryable=True,
-            next_step="wait until the controller's cleanup is over, then run it again; nothing was "
-            "published",
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

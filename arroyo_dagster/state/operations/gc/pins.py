@@ -47,13 +47,15 @@ def pin_epoch(
 ) -> JobPins:
     """Keep an epoch until it is unpinned, and prove that it is complete.
 
+    If that fails, it stays pinned only if it was pinned before: what is left of it may be needed.
+
     If the epoch is already outside the retention of a managed job, an expiry may be deleting it.
     Then this call waits ten seconds, until requests sent before have arrived, and proves the epoch
     once more.
 
     Raises:
         NotFoundError: there is no such epoch; it is not pinned.
-        FormatError: the epoch can no longer be restored; it is not pinned.
+        FormatError: the epoch can no longer be restored.
         ProtocolError: the epoch belongs to another job, of which this one is a copy.
         ConflictError: the job is leased by another process, or the epoch was deleted meanwhile.
     """
@@ -67,6 +69,7 @@ def pin_epoch(
         epoch=epoch,
     )
     pin = Pin(epoch=epoch, owner=owner, pinned_at_micros=clock(), reason=reason)
+    before = read_pins(store, paths).pinned
     found = change_pins(store, paths, lambda kept: kept.with_pin(pin), owner=owner, clock=clock)
     try:
         backend.prepare_checkpoint_load(epoch)
@@ -74,7 +77,8 @@ def pin_epoch(
             sleep(IN_FLIGHT_GRACE_SECONDS)
             backend.prepare_checkpoint_load(epoch)
     except (NotFoundError, FormatError, ProtocolError):
-        unpin_epochs(store, paths, [epoch], owner=owner, clock=clock)
+        if epoch not in before:
+            unpin_epochs(store, paths, [epoch], owner=owner, clock=clock)
         raise
     return found
 
@@ -127,9 +131,20 @@ def unpin_epochs(
     return change_pins(store, paths, remove, owner=owner, clock=clock)
 
 
-def release(kept: JobPins, *, epochs: Collection[Epoch]) -> JobPins:
-    """Mark the pins of these epochs as released: they still explain the gap that these leave."""
-    pins = (replace(pin, released=True) if pin.epoch in epochs else pin for pin in kept.pins)
+def release(
+    kept: JobPins, *, epochs: Collection[Epoch], reasons: tuple[str, ...] = ("",)
+) -> JobPins:
+    """Mark the pins of these epochs as released: they still explain the gap that these leave.
+
+    Args:
+        reasons: only pins whose reason begins with one of these.
+    """
+    pins = (
+        replace(pin, released=True)
+        if pin.epoch in epochs and pin.reason.startswith(reasons)
+        else pin
+        for pin in kept.pins
+    )
     return replace(kept, pins=tuple(pins))
 
 

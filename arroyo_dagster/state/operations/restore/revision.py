@@ -29,6 +29,13 @@ from arroyo_dagster.state.operations.gc.pins import put_pins, release
 from arroyo_dagster.state.operations.restore.carried import publish_carried, writer_lease
 from arroyo_dagster.state.storage.store import ObjectStore
 
+BEFORE_EDIT = "before edit "
+BEFORE_CLEAN = "before sdf clean"
+BEFORE_MIGRATION = "before the definition changed (sdf run --migrate)"
+_BEFORE_UNDO = "before the revision of epoch "
+PINS_OF_REVISIONS = (BEFORE_EDIT, BEFORE_CLEAN, BEFORE_MIGRATION, _BEFORE_UNDO)
+"""How the reason of a pin begins that a revision has set; people's pins have others."""
+
 
 @dataclass(frozen=True, slots=True)
 class RevisedContent:
@@ -145,7 +152,7 @@ def restore_revised(
 ) -> Epoch:
     """Publish the content that a job had before its newest epoch, a revision, as the next epoch.
 
-    The pin of the epoch before is released.
+    The pin of the epoch before is released, if the revision has set it.
 
     Raises:
         InputError: the newest epoch is no revision: the job has run since, or nothing was revised.
@@ -171,13 +178,13 @@ def restore_revised(
         paths,
         newest,
         lambda base, writer: RevisedContent(known.operators, offsets),
-        reason=f"before the revision of epoch {before} was undone",
+        reason=f"{_BEFORE_UNDO}{before} was undone",
         owner=owner,
         clock=clock,
     )
     with lease(store, paths, owner, LeaseOptions(clock=clock)) as held:
         done = {before, newest.epoch}
-        put_pins(held, paths, lambda kept: release(kept, epochs=done))
+        put_pins(held, paths, lambda kept: release(kept, epochs=done, reasons=PINS_OF_REVISIONS))
     return restored
 
 

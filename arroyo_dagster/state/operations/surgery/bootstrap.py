@@ -51,9 +51,10 @@ from arroyo_dagster.state.operations.surgery.entries import (
     write_entries,
 )
 from arroyo_dagster.state.operations.surgery.execute import (
+    ChangeSteps,
     EditOptions,
     NewState,
-    change_in_place,
+    execute_change,
 )
 from arroyo_dagster.state.operations.surgery.offsets import OffsetChanges, offset_changes
 from arroyo_dagster.state.operations.surgery.plan import (
@@ -151,7 +152,8 @@ class BootstrapJob:
 
         # Rows that differ from the plan are found when they are written.
         again = partial(self._prepared, tables=prepared.request.tables)
-        return change_in_place(store, self.paths, self.directory, prepared, again, write, chosen)
+        change = ChangeSteps(again, write)
+        return execute_change(store, self.paths, self.directory, prepared, change, chosen)
 
     # ---- planning --------------------------------------------------------------------------------
 

@@ -9,14 +9,14 @@ Source: docs/spec/state-surgery.md, `Create a whole epoch`.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from arroyo_dagster.errors import InputError, NotFoundError
 from arroyo_dagster.state.codec.maintenance_records import encode_rebuild_record
 from arroyo_dagster.state.codec.metadata import encode_legacy_checkpoint, encode_operator
 from arroyo_dagster.state.metadata.backend import ParquetBackend
-from arroyo_dagster.state.metadata.lease import Leased, LeaseOptions, lease
+from arroyo_dagster.state.metadata.lease import Leased
 from arroyo_dagster.state.metadata.reader import legacy_head
 from arroyo_dagster.state.model.checkpoints import (
     Checkpoint,
@@ -31,7 +31,7 @@ from arroyo_dagster.state.model.surgery.rebuild import JobHead, RebuildRecord
 from arroyo_dagster.state.model.tables import GlobalKeyedFiles
 from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
 from arroyo_dagster.state.operations.catalog.jobs import find_job
-from arroyo_dagster.state.operations.compaction.rewrite import quiet_seconds_left
+from arroyo_dagster.state.operations.compaction.quiet import check_quiet
 from arroyo_dagster.state.operations.compaction.rewrite_preconditions import (
     JobSnapshot,
     Unchanged,
@@ -39,9 +39,7 @@ from arroyo_dagster.state.operations.compaction.rewrite_preconditions import (
     guards_of,
     list_objects,
 )
-from arroyo_dagster.state.operations.compaction.rewrite_publish import check_quiet
-from arroyo_dagster.state.operations.surgery.execute import EditOptions, NewState, P
-from arroyo_dagster.state.operations.surgery.plan import check_can_run
+from arroyo_dagster.state.operations.surgery.execute import EditOptions, NewState
 from arroyo_dagster.state.operations.surgery.rebuild.execute import write_missing
 from arroyo_dagster.state.planning.compaction.rewrite import why_not_now
 from arroyo_dagster.state.storage.store import ObjectInfo, ObjectStore
@@ -252,55 +250,44 @@ def _unknown(snapshot: JobSnapshot, taken: Checkpoint) -> Iterator[str]:
 # ---- execution -----------------------------------------------------------------------------------
 
 
-def create_epoch(
-    store: ObjectStore,
-    paths: JobPaths,
-    directory: JobDirectory,
-    prepared: P,
-    prepare: Callable[[Leased], P],
-    write: Callable[[Leased, P], NewState],
-    options: EditOptions,
+def publish_created(
+    held: Leased, work: Unchanged, plan: EditPlan, new: NewState, options: EditOptions
 ) -> EditOutcome:
-    """Create an epoch under the lease: plan again, write data, verify, then write its metadata.
+    """Write the metadata of an epoch that the job does not have yet, once it passes verification.
 
-    Args, Raises: as `change_in_place`. `run_rebuild_undo` undoes it.
+    `run_rebuild_undo` undoes it.
+
+    Raises:
+        ConflictError: the job changed or was started meanwhile.
+        ProtocolError: the epoch as it would be does not pass verification; nothing was published.
     """
-    with lease(store, paths, options.owner, LeaseOptions.of(options)) as held:
-        again = prepare(held)
-        check_can_run(paths, again.snapshot, again.plan, prepared.plan.digest)
-        began = options.clock()
-        work = Unchanged(paths, directory, again.snapshot, again.facts.sizes, options.cancelled)
-        new = write(held, again)
-        quiet = quiet_seconds_left(again.snapshot, options.quiet_seconds, began, options.clock())
-        if quiet > 0:
-            options.sleep(quiet)
-        check_quiet(held, paths, again.snapshot)
-        plan = again.plan
-        after = _encoded(replace(again.snapshot.checkpoint, operators=new.operators))
-        before = {at: held.read(at) if held.head(at) is not None else None for at in after}
-        check_restorable(Extended(held, after), paths, plan.epoch, options.verify_level)
-        path = paths.rebuilds / f"{plan.epoch:07}-{held.lease.token:010}.json"
-        record = RebuildRecord(
-            operation=plan.edit.name,
-            digest=plan.digest,
-            pipeline=None,
-            job=plan.job,
-            epoch=plan.epoch,
-            token=held.lease.token,
-            created_at_micros=options.clock(),
-            before=before,
-            after=after,
-            head=JobHead(epoch=plan.epoch),
-            doubts=plan.unknown,
-        )
-        held.put(path, encode_rebuild_record(record))
-        write_missing(held, work, record)
-        return EditOutcome(
-            plan=plan,
-            published=True,
-            record=path,
-            objects={at: (_sha256(before[at] or b""), _sha256(after[at])) for at in after},
-        )
+    paths = work.paths
+    check_quiet(held, paths, work.snapshot)
+    after = _encoded(replace(work.snapshot.checkpoint, operators=new.operators))
+    before = {at: held.read(at) if held.head(at) is not None else None for at in after}
+    check_restorable(Extended(held, after), paths, plan.epoch, options.verify_level)
+    path = paths.rebuilds / f"{plan.epoch:07}-{held.lease.token:010}.json"
+    record = RebuildRecord(
+        operation=plan.edit.name,
+        digest=plan.digest,
+        pipeline=None,
+        job=plan.job,
+        epoch=plan.epoch,
+        token=held.lease.token,
+        created_at_micros=options.clock(),
+        before=before,
+        after=after,
+        head=JobHead(epoch=plan.epoch),
+        doubts=plan.unknown,
+    )
+    held.put(path, encode_rebuild_record(record))
+    write_missing(held, work, record)
+    return EditOutcome(
+        plan=plan,
+        published=True,
+        record=path,
+        objects={at: (_sha256(before[at] or b""), _sha256(after[at])) for at in after},
+    )
 
 
 def _encoded(checkpoint: Checkpoint) -> dict[StatePath, bytes]:

@@ -10,7 +10,7 @@ import hashlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from arroyo_dagster.errors import FormatError, NotFoundError, ProtocolError
 from arroyo_dagster.state.metadata.backend import ParquetBackend
@@ -31,11 +31,8 @@ from arroyo_dagster.state.model.tables import (
 )
 from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
 from arroyo_dagster.state.operations.compaction.execute import check_same
-from arroyo_dagster.state.operations.compaction.rewrite import (
-    RunRewrites,
-    quiet_seconds_left,
-    rewrite_here,
-)
+from arroyo_dagster.state.operations.compaction.quiet import wait_until_quiet
+from arroyo_dagster.state.operations.compaction.rewrite import RunRewrites, rewrite_here
 from arroyo_dagster.state.operations.compaction.rewrite_preconditions import (
     JobSnapshot,
     Unchanged,
@@ -128,15 +125,8 @@ def run_edit(
         operators = tuple(_with_lists(one, written) for one in again.operators)
         return NewState(operators, written.shards, tuple(_evidence(held, again, operators)))
 
-    return change_in_place(
-        store,
-        paths,
-        directory,
-        prepared,
-        lambda held: prepare_edit(held, paths, directory, edit),
-        write,
-        chosen,
-    )
+    change = ChangeSteps(lambda held: prepare_edit(held, paths, directory, edit), write)
+    return execute_change(store, paths, directory, prepared, change, chosen)
 
 
 class PreparedChange(Protocol):
@@ -171,37 +161,53 @@ class NewState:
     evidence: tuple[str, ...] = ()
 
 
-def change_in_place(
+Publish = Callable[[Leased, Unchanged, EditPlan, NewState, EditOptions], EditOutcome]
+"""Publishes the new metadata of an epoch, once the job is quiet."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeSteps(Generic[P]):
+    """The steps of a planned change.
+
+    Attributes:
+        prepare: plans under the lease.
+        write: writes the new files.
+        publish: as `publish_edit`; None = in place.
+    """
+
+    prepare: Callable[[Leased], P]
+    write: Callable[[Leased, P], NewState]
+    publish: Publish | None = None
+
+
+def execute_change(
     store: ObjectStore,
     paths: JobPaths,
     directory: JobDirectory,
     prepared: P,
-    prepare: Callable[[Leased], P],
-    write: Callable[[Leased, P], NewState],
+    change: ChangeSteps[P],
     options: EditOptions,
 ) -> EditOutcome:
     """Execute a planned change under the lease: plan again, write new files, wait, publish.
 
     Args:
         prepared: planned without the lease; refused if the plan under the lease is another one.
-        prepare: plans under the lease.
-        write: writes the new files.
 
     Raises:
         ConflictError, InputError, LeaseHeldError, ProtocolError: as `run_edit`.
     """
     with lease(store, paths, options.owner, LeaseOptions.of(options)) as held:
         # The previous holder of the lease may have changed the job.
-        again = prepare(held)
+        again = change.prepare(held)
         check_can_run(paths, again.snapshot, again.plan, prepared.plan.digest)
-        check_restorable(held, paths, again.plan.epoch, 0)
+        if not again.plan.creates:
+            check_restorable(held, paths, again.plan.epoch, 0)
         began = options.clock()
         work = Unchanged(paths, directory, again.snapshot, again.facts.sizes, options.cancelled)
-        found = write(held, again)
-        quiet = quiet_seconds_left(again.snapshot, options.quiet_seconds, began, options.clock())
-        if quiet > 0:
-            options.sleep(quiet)
-        return publish_edit(held, work, again.plan, found, options)
+        found = change.write(held, again)
+        wait_until_quiet(again.snapshot, began, options)
+        publish = change.publish or publish_edit
+        return publish(held, work, again.plan, found, options)
 
 
 # ---- new files -----------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from arroyo_dagster.state.codec.iso_times import iso_micros
 from arroyo_dagster.state.model.checkpoints import Checkpoint, CheckpointState, OperatorCheckpoint
 from arroyo_dagster.state.model.job_facts import JobCondition
 from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.model.surgery.bootstrap import BootstrapRequest
 from arroyo_dagster.state.model.surgery.edits import (
     AnyEdit,
     Edit,
@@ -25,6 +26,7 @@ from arroyo_dagster.state.model.surgery.edits import (
     SetOffsets,
     SetWatermark,
 )
+from arroyo_dagster.state.model.surgery.evolve import Evolve
 from arroyo_dagster.state.model.surgery.plans import (
     EditPlan,
     EditPrecondition,
@@ -144,11 +146,18 @@ def editable_snapshot(
     except NotFoundError as error:
         if "no checkpoint" not in error.message:
             raise
+        other = ""
+        if isinstance(edit, Fork):
+            other = "; or see `arroyo-state fork --create`"
+        elif isinstance(edit, Evolve | BootstrapRequest):
+            other = (
+                f", since {edit.name} reads the columns of its tables from one; or create one from "
+                "a job of the same SQL with `arroyo-state fork --create`"
+            )
         raise NotFoundError(
             "the job has no checkpoint",
             job=paths.root,
-            next_step="let it finish a checkpoint, and stop it with one"
-            + ("; or see `arroyo-state fork --create`" if isinstance(edit, Fork) else ""),
+            next_step="let it finish a checkpoint, and stop it with one" + other,
         ) from error
     except InputError as error:
         if "managed job" not in error.message:

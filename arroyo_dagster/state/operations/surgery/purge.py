@@ -39,6 +39,7 @@ from arroyo_dagster.state.operations.gc.plan import GcRequest, plan_gc
 from arroyo_dagster.state.operations.gc.quarantine import list_quarantines, purge_quarantine
 from arroyo_dagster.state.operations.gc.roots import read_roots
 from arroyo_dagster.state.operations.restore.carried import publish_carried, writer_lease
+from arroyo_dagster.state.operations.restore.revision import BEFORE_EDIT
 from arroyo_dagster.state.operations.restore.rollback import delivered_output
 from arroyo_dagster.state.operations.surgery.entries import read_global_tables
 from arroyo_dagster.state.operations.surgery.execute import EditOptions, run_edit
@@ -56,9 +57,6 @@ from arroyo_dagster.state.planning.restore.partially_collected import LEGACY_EPO
 from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.tables.known.catalogue import default_catalogue
-
-PIN_OF_EDITS = "before edit "
-"""How the reason of a pin begins that an edit has set."""
 
 _NOT_SEARCHED = (
     "not searched: exports, Dagster's catalogue, staged rows and records of topics, which hold no "
@@ -208,7 +206,7 @@ class _PurgePlanning:
 
 
 def _of_edit(reason: str) -> bool:
-    return reason.startswith(PIN_OF_EDITS)
+    return reason.startswith(BEFORE_EDIT)
 
 
 def _sha256(store: ObjectStore, path: StatePath) -> str:

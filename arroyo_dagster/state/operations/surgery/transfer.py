@@ -49,14 +49,15 @@ from arroyo_dagster.state.operations.surgery.carried_files import (
 )
 from arroyo_dagster.state.operations.surgery.create import (
     begun_snapshot,
-    create_epoch,
     created_plan,
+    publish_created,
 )
 from arroyo_dagster.state.operations.surgery.entries import plain_key, read_global_tables
 from arroyo_dagster.state.operations.surgery.execute import (
+    ChangeSteps,
     EditOptions,
     NewState,
-    change_in_place,
+    execute_change,
 )
 from arroyo_dagster.state.operations.surgery.plan import (
     bare_plan,
@@ -192,8 +193,8 @@ class TransferJob:
             operators = again.snapshot.checkpoint.operators
             return NewState(tuple(_with_state(held, again, one, written) for one in operators))
 
-        execute = create_epoch if self.create else change_in_place
-        return execute(store, self.paths, self.directory, prepared, pinned.prepare, write, options)
+        change = ChangeSteps(pinned.prepare, write, publish_created if self.create else None)
+        return execute_change(store, self.paths, self.directory, prepared, change, options)
 
 
 # ---- planning ------------------------------------------------------------------------------------

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from arroyo_dagster.state.model.checkpoints import OperatorCheckpoint
-from arroyo_dagster.state.model.compaction import Merged, MergedPairs, MergedRows
-from arroyo_dagster.state.model.ids import OperatorId, StatePath
+from arroyo_dagster.state.model.compaction import CompactionRecord, Merged, MergedPairs, MergedRows
+from arroyo_dagster.state.model.ids import Epoch, OperatorId, StatePath
 from arroyo_dagster.state.model.tables import (
     ExpiringTimeKeyConfig,
     ExpiringTimeKeyFiles,
@@ -40,6 +40,29 @@ class Applied:
     operators: tuple[OperatorCheckpoint, ...]
     done: tuple[Merged, ...]
     stale: tuple[StaleMerge, ...]
+
+
+def adoptable(
+    operators: Sequence[OperatorCheckpoint], records: Iterable[CompactionRecord], since: Epoch
+) -> list[Merged]:
+    """Return the merges of records that `apply_merges` may apply.
+
+    A missing input counts as expired only in a record of an epoch from `since` on. Before it an
+    edit or a rollback may have taken rows out of the input: the merge would bring them back.
+
+    Args:
+        operators: what the job lists now.
+        since: the epoch from which the job's writer continued.
+    """
+    known, listed = list(records), frozenset[StatePath]()
+    if any(record.epoch < since for record in known):
+        listed = frozenset(path for operator in operators for path in operator.paths)
+    return [
+        merged
+        for record in known
+        for merged in record.merged
+        if record.epoch >= since or listed.issuperset(merged.input_paths)
+    ]
 
 
 def apply_merges(operators: Sequence[OperatorCheckpoint], merged: Iterable[Merged]) -> Applied:

@@ -39,7 +39,7 @@ from arroyo_dagster.state.model.tables import (
     TableFiles,
     TimeFile,
 )
-from arroyo_dagster.state.planning.compaction.apply import apply_merges
+from arroyo_dagster.state.planning.compaction.apply import adoptable, apply_merges
 from arroyo_dagster.state.planning.compaction.budget import within_budget
 from arroyo_dagster.state.planning.compaction.policies import Candidate, FileRun, choose, why_left
 from arroyo_dagster.state.planning.restore.checkpoint import cutoff_micros
@@ -87,7 +87,7 @@ def plan_merges(
     Raises:
         InputError: the size of a listed file is unknown.
     """
-    waiting = [merged for record in pending for merged in record.merged]
+    waiting = adoptable(checkpoint.operators, pending, checkpoint.epoch)
     operators = apply_merges(checkpoint.operators, waiting).operators
     managed = checkpoint.progress is not None
     merges: list[Merge] = []

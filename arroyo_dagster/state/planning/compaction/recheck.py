@@ -9,7 +9,7 @@ from arroyo_dagster.state.model.checkpoints import Checkpoint
 from arroyo_dagster.state.model.compaction import CompactionPlan, CompactionRecord
 from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.model.layout import JobPaths
-from arroyo_dagster.state.planning.compaction.apply import apply_merges
+from arroyo_dagster.state.planning.compaction.apply import adoptable, apply_merges
 from arroyo_dagster.state.planning.compaction.plan import stand_in
 
 
@@ -40,7 +40,7 @@ def check_plan(
     for file in plan.inputs:
         if sizes.get(file.path) != file.size_bytes or stamps.get(file.path) != file.stamp:
             raise _stale(plan, "a file was written again", path=file.path)
-    waiting = [merged for record in pending for merged in record.merged]
+    waiting = adoptable(checkpoint.operators, pending, checkpoint.epoch)
     operators = apply_merges(checkpoint.operators, waiting).operators
     planned = apply_merges(operators, [stand_in(at, one) for at, one in enumerate(plan.merges)])
     if planned.stale:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from arroyo_dagster.state.model.checkpoints import Checkpoint
 from arroyo_dagster.state.model.ids import Epoch, StatePath
 from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.model.surgery.edits import Rescale
 from arroyo_dagster.state.model.surgery.plans import EditRecord
 from arroyo_dagster.state.model.surgery.rebuild import RebuildRecord
 from arroyo_dagster.state.planning.verify.findings import Finding, either, note, warning
@@ -33,7 +34,12 @@ def concerns(record: EditRecord, checkpoint: Checkpoint) -> bool:
 
 
 def is_unfinished(record: EditRecord, digests: Digests) -> bool:
-    """Return whether only some of the edit's metadata objects were written."""
+    """Return whether only some of the edit's metadata objects were written, and that matters.
+
+    A rescale changes no row: each operator may be started, and the next rescale does the rest.
+    """
+    if record.operation == Rescale.name:
+        return False
     states = {digests.get(path) == before for path, (before, _) in record.objects.items()}
     return len(states) == 2
 

@@ -31,6 +31,8 @@ from arroyo_dagster.state.model.tables import ExpiringTimeKeyFiles, GlobalKeyedF
 from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
 from arroyo_dagster.state.operations.gc.pins import put_pins, release
 from arroyo_dagster.state.operations.restore.revision import (
+    BEFORE_EDIT,
+    PINS_OF_REVISIONS,
     RevisedContent,
     RevisionWriter,
     publish_revision,
@@ -91,7 +93,7 @@ def run_managed_edit(
             paths,
             again.base,
             work.write,
-            reason=f"before edit {edit.name} ({again.plan.digest})",
+            reason=f"{BEFORE_EDIT}{edit.name} ({again.plan.digest})",
             owner=chosen.owner,
             clock=chosen.clock,
         )
@@ -281,6 +283,8 @@ def run_managed_undo(
 ) -> ManagedUndo | None:
     """Publish the content from before the newest edit as the next epoch, and release its pin.
 
+    A pin of the same epoch that somebody else has set stays.
+
     Raises:
         InputError: a run of the job may be active.
         ConflictError: the job has changed meanwhile, or is leased by another process.
@@ -297,6 +301,7 @@ def run_managed_undo(
             held, found.rollback, owner=chosen.owner, clock=chosen.clock, sleep=chosen.sleep
         )
         # An epoch that was restored needs no pin: the newest one lists its files.
+        done, reasons = {found.rollback.epoch}, PINS_OF_REVISIONS
         with contextlib.suppress(ConflictError, StorageError):
-            put_pins(held, paths, lambda kept: release(kept, epochs={found.rollback.epoch}))
+            put_pins(held, paths, lambda kept: release(kept, epochs=done, reasons=reasons))
     return found

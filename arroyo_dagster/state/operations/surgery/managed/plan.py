@@ -176,6 +176,11 @@ class _ManagedWork:
         self.unknown = (
             "timers of event time fire, and windows close, by the new watermark once the job runs",
         )
+        if self.base.progress is not None and self.base.progress.exhausted:
+            self.unknown = (
+                "the sources of the job have ended: a run of it ends at once, and nothing fires or "
+                "closes by the new watermark",
+            )
         never = []
         for before, after in zip(self.base.operators, self.operators, strict=True):
             for name, files in before.tables.items():

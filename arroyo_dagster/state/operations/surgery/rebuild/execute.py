@@ -28,7 +28,7 @@ from arroyo_dagster.state.model.numbers import parse_number
 from arroyo_dagster.state.model.surgery.rebuild import RebuildOutcome, RebuildPlan, RebuildRecord
 from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
 from arroyo_dagster.state.operations.catalog.jobs import find_job
-from arroyo_dagster.state.operations.compaction.rewrite import quiet_seconds_left
+from arroyo_dagster.state.operations.compaction.quiet import check_quiet, wait_until_quiet
 from arroyo_dagster.state.operations.compaction.rewrite_preconditions import (
     JobSnapshot,
     Unchanged,
@@ -38,7 +38,6 @@ from arroyo_dagster.state.operations.compaction.rewrite_preconditions import (
     list_objects,
     overwrite,
 )
-from arroyo_dagster.state.operations.compaction.rewrite_publish import check_quiet
 from arroyo_dagster.state.operations.surgery.execute import EditOptions
 from arroyo_dagster.state.operations.surgery.rebuild.legacy import LegacyRebuild
 from arroyo_dagster.state.operations.surgery.rebuild.protocol import ProtocolRebuild
@@ -96,9 +95,7 @@ def run_rebuild(
         again = _prepare(held, paths, directory, prepared.plan.epoch)
         check_may(paths, again.snapshot)
         _check_approved(again.plan, prepared.plan.digest)
-        quiet = quiet_seconds_left(again.snapshot, chosen.quiet_seconds, began, chosen.clock())
-        if quiet > 0:
-            chosen.sleep(quiet)
+        wait_until_quiet(again.snapshot, began, chosen)
         check_quiet(held, paths, again.snapshot)
         work = Unchanged(paths, directory, again.snapshot)
         record = _write(held, work, again, chosen)

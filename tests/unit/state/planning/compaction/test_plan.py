@@ -40,7 +40,7 @@ from arroyo_dagster.state.model.tables import (
     TableFiles,
     TimeFile,
 )
-from arroyo_dagster.state.planning.compaction.apply import apply_merges
+from arroyo_dagster.state.planning.compaction.apply import adoptable, apply_merges
 from arroyo_dagster.state.planning.compaction.plan import (
     ARROYO_JOB,
     backlog,
@@ -279,6 +279,24 @@ def test_a_merge_that_no_longer_fits_is_void_as_a_whole(
     found = names_after(files, merged)
     assert isinstance(found, str)
     assert reason in found
+
+
+def test_only_a_record_of_the_epochs_since_the_start_may_lack_an_input() -> None:
+    """An edit, which every start comes after, may have removed an input that looks expired."""
+    old, kept = timed("old", latest=950), timed("kept")
+    merged = merged_rows(old, kept, outputs=(timed("x"),))
+    record = CompactionRecord(
+        pipeline=PipelineId("p"),
+        job=JobId("j"),
+        epoch=Epoch(7),
+        token=1,
+        created_at_micros=0,
+        merged=(merged,),
+    )
+    whole, short = [operator(rows(old, kept))], [operator(rows(kept), watermark=1060)]
+    assert adoptable(short, [record], Epoch(7)) == [merged]
+    assert adoptable(short, [record], Epoch(8)) == []
+    assert adoptable(whole, [record], Epoch(8)) == [merged]
 
 
 def test_a_table_of_another_kind_takes_nothing() -> None:

@@ -1,0 +1,236 @@
+"""Which rows each epoch must hold: no row is lost, and none comes back that an edit has removed.
+
+Shares no code with what it judges; bytes are parsed as in `oracle`.
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from arroyo_dagster.state.codec.proto import state_pb2 as pb
+from tests.explorer.rows import rows_in
+from tests.explorer.world import Object, Process, Violation
+
+MANIFEST = "/checkpoint-manifest.pb"
+OPERATOR = re.compile(r".*/checkpoint-\d+/operator-.+/metadata")
+_FILE = re.compile(r".*/operator-(.+)/table-([a-z]+)-[^/]+")
+STEP, RETENTION = 10, 25
+"""Of jobs of ours: how far event time moves with an epoch, and how long rows of table `t` stay."""
+
+Row = tuple[str, str, str]
+"""Operator, table and row."""
+
+Held = Mapping[Row, int]
+"""The rows of an epoch, or of one metadata object, with the time until which their file is kept; of
+tables without a time an endless one."""
+
+Change = Callable[[Row], bool]
+"""Whether an edit removes a row."""
+
+_ENDLESS = 2**62
+
+
+@functools.lru_cache(maxsize=20_000)
+def _listed(data: bytes, whole: bool) -> tuple[tuple[str, int], ...]:
+    """The files that a metadata object lists, with the largest time in each."""
+    operators = (
+        pb.CheckpointManifest.FromString(data).operators
+        if whole
+        else [pb.OperatorCheckpointMetadata.FromString(data)]
+    )
+    found: list[tuple[str, int]] = []
+    for operator in operators:
+        for table in operator.table_checkpoint_metadata.values():
+            if table.table_type == pb.GLOBAL_KEY_VALUE:
+                one = pb.GlobalKeyedTableTaskCheckpointMetadata.FromString(table.data)
+                found += [(path, _ENDLESS) for path in one.files]
+            else:
+                timed = pb.ExpiringKeyedTimeTableCheckpointMetadata.FromString(table.data)
+                found += [(file.file, file.max_timestamp_micros) for file in timed.files]
+    return tuple(found)
+
+
+@functools.lru_cache(maxsize=20_000)
+def _parent(data: bytes) -> str | None:
+    one = pb.CheckpointManifest.FromString(data)
+    return one.parent_checkpoint_ref if one.HasField("parent_checkpoint_ref") else None
+
+
+@dataclass
+class Edited:
+    """What an edit does: the rows that it removes, and one that it adds."""
+
+    removes: Change = lambda row: False
+    adds: tuple[Row, ...] = ()
+
+    def of(self, held: Held) -> set[Row]:
+        return {one for one in held if not self.removes(one)} | set(self.adds)
+
+
+@dataclass
+class Truth:
+    """The rows of each epoch of a job, as they were when it came to exist.
+
+    Attributes:
+        objects: of the job, by paths below its URL.
+        edits: what each process edits, by its name.
+        bases: the epochs that edits began from.
+        gone: rows that an edit of a stopped Arroyo job has removed, until it is undone.
+        of_edits: the epochs that only edits have pinned.
+    """
+
+    objects: Any
+    ours: bool
+    held: dict[int, Held] = field(default_factory=dict)
+    edits: dict[str, Edited] = field(default_factory=dict)
+    bases: set[int] = field(default_factory=set)
+    gone: set[Row] = field(default_factory=set)
+    of_edits: set[int] = field(default_factory=set)
+    _seen: set[Row] = field(default_factory=set)
+    _authors: dict[str, str] = field(default_factory=dict)
+    _versions: dict[str, list[bytes]] = field(default_factory=dict)
+
+    def rows_of(self, data: bytes, *, whole: bool) -> Held | None:
+        """The rows of the files that a metadata object lists; None if one is missing."""
+        found: dict[Row, int] = {}
+        for path, time in _listed(data, whole):
+            name = _FILE.fullmatch(path)
+            if name is None or path not in self.objects:
+                return None
+            for one in rows_in(self.objects[path][0]):
+                key = (name[1], name[2], one)
+                found[key] = max(time, found.get(key, 0))
+        return found
+
+    def _of_epoch(self, needs: frozenset[str]) -> Held | None:
+        found: dict[Row, int] = {}
+        for path in needs:
+            whole = path.endswith(MANIFEST)
+            if not whole and not OPERATOR.fullmatch(path):
+                continue
+            held = self.rows_of(self.objects[path][0], whole=whole)
+            if held is None:
+                return None
+            found.update(held)
+        return found
+
+    # ---- epochs ----------------------------------------------------------------------------------
+
+    def look(self, root: str, epochs: Mapping[int, frozenset[str]]) -> None:
+        """Note the epochs that are there when a schedule begins, and what an undo restores."""
+        for epoch, needs in epochs.items():
+            held = self._of_epoch(needs)
+            if held is not None:
+                self.held[epoch] = held
+                self._seen.update(held)
+        for path, (data, _, _) in self.objects.items():
+            if path.startswith(f"{root}/_arroyo_dagster/rewrites/"):
+                for name, text in json.loads(data)["before"].items():
+                    self._versions.setdefault(name, []).append(base64.b64decode(text))
+
+    def appeared(self, process: Process, epoch: int, needs: frozenset[str]) -> None:
+        """A process has made an epoch exist, or has written what makes it exist again."""
+        held = self._of_epoch(needs)
+        if held is None:
+            return
+        if not self.ours:
+            back = self.gone.intersection(held)
+            if back and process.role == "arroyo":
+                raise Violation(f"{process.name}: epoch {epoch} has {min(back)} again")
+            return
+        known = self.held.get(epoch)
+        if known is not None:
+            if set(known) != set(held):
+                raise Violation(f"{process.name} wrote epoch {epoch} over, with other rows")
+            return
+        ref = next((one for one in needs if one.endswith(MANIFEST)), None)
+        author = process.name if ref is None else self._authors.get(ref)
+        # Begun before the schedule, or brought back: then it is as it was.
+        if author is not None and not process.name.startswith("undelete"):
+            self._check(author, epoch, ref, held)
+        self.held[epoch] = held
+        self._seen.update(held)
+
+    def wrote(self, process: Process, path: str) -> None:
+        """A process has written a manifest, which another one may claim once it has died."""
+        self._authors.setdefault(path, process.name)
+
+    def _check(self, author: str, epoch: int, ref: str | None, held: Held) -> None:
+        newest = max(self.held, default=0)
+        parent = newest if ref is None else self._parent_of(ref)
+        before, now = self.held.get(parent), set(held)
+        kind = author.partition(" ")[0]
+        if kind in ("rollback", "undoing"):
+            allowed = self.bases if kind == "undoing" else set(self.held)
+            choices = sorted(allowed) if ref is None else [parent]
+            if not any(now == set(self.held[one]) for one in choices if one in self.held):
+                raise Violation(f"{author}: epoch {epoch} has no rows of {choices}")
+        elif before is None:
+            return
+        elif kind == "editing":
+            if parent != newest:
+                raise Violation(f"{author}: epoch {epoch} leaves epoch {newest} out")
+            self.bases.add(parent)
+            self._same(author, epoch, now, self.edits[author].of(before))
+        else:
+            cutoff = epoch * STEP - RETENTION
+            lost = {one for one, time in before.items() if time >= cutoff} - now
+            if lost:
+                raise Violation(f"{author}: epoch {epoch} has lost {min(lost)}")
+            back = (now - set(before)) & self._seen
+            if back:
+                raise Violation(f"{author}: epoch {epoch} has {min(back)} again")
+
+    def _parent_of(self, ref: str) -> int:
+        parent = _parent(self.objects[ref][0])
+        found = re.search(r"/checkpoint-(\d+)/", parent or "")
+        return int(found[1]) if found else 0
+
+    @staticmethod
+    def _same(author: str, epoch: int, now: set[Row], expected: set[Row]) -> None:
+        if now != expected:
+            lost, more = sorted(expected - now)[:2], sorted(now - expected)[:2]
+            raise Violation(f"{author}: epoch {epoch} lacks {lost}, and has {more} besides")
+
+    # ---- metadata of Arroyo jobs, overwritten ----------------------------------------------------
+
+    def overwritten(self, process: Process, path: str, before: Object) -> None:
+        """A rewrite, an edit or an undo has overwritten a metadata object of an Arroyo job."""
+        now, whole = self.objects[path][0], path.endswith(MANIFEST)
+        versions = self._versions.setdefault(path, [])
+        versions.append(before[0])
+        kind = process.name.partition(" ")[0]
+        if now in versions:  # put back
+            self.gone.clear()
+            return
+        old, new = (self.rows_of(data, whole=whole) for data in (before[0], now))
+        if old is None or new is None:
+            return
+        if kind == "putting":
+            raise Violation(f"{process.name} wrote {path}, which was never like that")
+        change = self.edits[process.name] if kind == "editing" else Edited()
+        if kind == "editing" and self._without(process, old) == set(old):
+            raise Violation(f"{process.name} wrote {path}, of which it removes nothing")
+        if set(new) != change.of(old):
+            raise Violation(f"{process.name} wrote {path} with other rows than it should")
+
+    def _without(self, process: Process, held: Held) -> set[Row]:
+        return self.edits[process.name].of(held)
+
+    def was_edited(self, process: Process) -> None:
+        """An edit of an Arroyo job says that it is done: the rows stay away until it is undone."""
+        change = self.edits[process.name]
+        self.gone |= {one for one in self._of_versions() if change.removes(one)}
+
+    def _of_versions(self) -> set[Row]:
+        found: set[Row] = set()
+        for path, versions in self._versions.items():
+            held = self.rows_of(versions[-1], whole=path.endswith(MANIFEST))
+            found.update(held or ())
+        return found
