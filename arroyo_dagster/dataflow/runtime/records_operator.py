@@ -46,6 +46,7 @@ from arroyo_dagster.dataflow.runtime.steps import (
     Failures,
     Place,
     Records,
+    Step,
     call_each,
     has_result,
     no_results,
@@ -84,10 +85,6 @@ class RecordsOperator(ServiceOperator):
         plan = self.plan
         self._place = self.invocation()
         self._parallelism = ctx.task_info.parallelism
-        self._decoders = [_reader(one) for one in plan.sources]
-        self._key_readers = [one.converter.key_reader() for one in plan.sources]
-        self._column_readers = [column_reader(one.converter) for one in plan.sources]
-        self._record_readers = [record_reader(one.converter) for one in plan.sources]
         self._source_steps = [
             self.steps(one.transforms, self._place, partial=False) for one in plan.sources
         ]
@@ -107,6 +104,22 @@ class RecordsOperator(ServiceOperator):
             else KeyAssigner(self._assign_key, plan, self.failures, self.metrics, self._enter)
         )
         self._event_time = None if plan.window is None else EventTime(plan.window, ctx)
+        self._decoders = [
+            _SourceDecoder(
+                topic, self.failures, self.metrics, in_columns=self._takes_columns(source_steps)
+            )
+            for topic, source_steps in zip(plan.sources, self._source_steps, strict=True)
+        ]
+
+    def _takes_columns(self, source_steps: Sequence[Step]) -> bool:
+        """Return whether the first function that gets a source's records takes columns."""
+        forms = [step.function.form for step in (*source_steps, *self._steps, *self._window_steps)]
+        update = None if self.plan.partition is None else self.plan.partition.update_state
+        if self._assign_key is not None:
+            forms.append(self._assign_key.form)
+        if update is not None:
+            forms.append(update.form)
+        return self._event_time is None and any(forms[:1])
 
     # ---- batches ---------------------------------------------------------------------------------
 
@@ -137,7 +150,7 @@ class RecordsOperator(ServiceOperator):
         def place(at: int) -> Place:
             return place_in(batch, self.plan.topics, at)
 
-        records = self._decoded(source, batch, place)
+        records = self._decoders[source].records(batch, place)
         for steps in (self._source_steps[source], self._steps):
             records = run_steps(steps, records, self.failures, self.metrics, place)
         enter = None
@@ -150,71 +163,6 @@ class RecordsOperator(ServiceOperator):
 
     def _enter(self, windows: tuple[Window, ...]) -> None:
         self._place.window = windows[0]
-
-    def _decoded(
-        self, source: int, batch: pa.RecordBatch, place: Callable[[int], Place]
-    ) -> Records:
-        topic = self.plan.sources[source]
-        frame = self._columns(source, batch)
-        if frame is not None:
-            self.metrics.count(topic.name, succeeded=batch.num_rows)
-            keys = self._keys(source, batch, {})
-            return Records(None, range(batch.num_rows), keys, frame=frame)
-        values, bad = self._values(source, batch)
-        for at, error in bad.items():
-            raw = column(batch, VALUE)[at].as_py()
-            self.failures.note(topic.name, error, raw, place(at), topic=True)
-        keys = self._keys(source, batch, bad)
-        self.metrics.count(topic.name, succeeded=batch.num_rows - len(bad))
-        records = Records(values, range(batch.num_rows), keys)
-        if not bad:
-            return records
-        kept = [at for at in range(batch.num_rows) if at not in bad]
-        some_keys = None if keys is None else [keys[at] for at in kept]
-        return records.taken(kept, [values[at] for at in kept], some_keys)
-
-    def _values(self, source: int, batch: pa.RecordBatch) -> tuple[list[Any], dict[int, Exception]]:
-        """Return the value of each record, and the errors of those that do not decode, by index."""
-        raw, read = column(batch, VALUE), self._record_readers[source]
-        together = read(raw) if read is not None and pa.types.is_binary(raw.type) else None
-        if together is not None:
-            return [*together], {}
-        return _values(self._decoders[source], self.plan.sources[source], batch)
-
-    def _columns(self, source: int, batch: pa.RecordBatch) -> pl.DataFrame | None:
-        """Return the records as columns, if the next step takes columns and all of them decode."""
-        steps = (*self._source_steps[source], *self._steps, *self._window_steps)
-        functions = [step.function.form for step in steps]
-        update = None if self.plan.partition is None else self.plan.partition.update_state
-        if self._assign_key is not None:
-            functions.append(self._assign_key.form)
-        if update is not None:
-            functions.append(update.form)
-        if not functions or not functions[0] or self._event_time is not None:
-            return None
-        raw, topic = column(batch, VALUE), self.plan.sources[source]
-        if not pa.types.is_binary(raw.type):
-            return None
-        if topic.converter.is_text and not raw.null_count:
-            text, is_text = _as_text(raw)
-            return pl.DataFrame({SCALAR: pl.from_arrow(text)}) if is_text else None
-        read = self._column_readers[source]
-        return None if read is None else read(raw)
-
-    def _keys(
-        self, source: int, batch: pa.RecordBatch, bad: dict[int, Exception]
-    ) -> list[Any] | None:
-        keys = column(batch, "key")
-        if keys.null_count == batch.num_rows:
-            return None
-        read = self._key_readers[source]
-        found: list[Any] = []
-        for key in keys.to_pylist():
-            try:
-                found.append(None if key is None else read(key))
-            except ValueError:
-                found.append(key)  # a key that does not decode stays bytes
-        return found
 
     # ---- windows ---------------------------------------------------------------------------------
 
@@ -587,35 +535,98 @@ def _by_source(batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
         yield source, batch.filter(pc.equal(sources, source))
 
 
-def _reader(topic: TopicPlan) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
-    return topic.converter.reader(), topic.converter.arrow_reader()
+class _SourceDecoder:
+    """Decodes the records of one source.
 
+    Args:
+        topic: what it reads.
+        failures: are told the records that do not decode.
+        metrics: count them, and those that do.
+        in_columns: whether the next step takes columns.
+    """
 
-def _values(
-    readers: tuple[Callable[[Any], Any], Callable[[Any], Any]],
-    topic: TopicPlan,
-    batch: pa.RecordBatch,
-) -> tuple[list[Any], dict[int, Exception]]:
-    """Return the value of each record, and the errors of those that do not decode, by index."""
-    raw = column(batch, VALUE)
-    is_binary = pa.types.is_binary(raw.type)
-    read = readers[0] if is_binary else readers[1]
-    if is_binary and (topic.converter.is_text or topic.converter.name == "json"):
-        raw, plain = _as_text(raw)
-        if plain and topic.converter.is_text and not raw.null_count:
-            return raw.to_pylist(), {}
-    if is_binary and raw.null_count:
-        read = _refusing_none(read)
-    values: list[Any] = []
-    bad: dict[int, Exception] = {}
-    rest = map(read, raw.to_pylist())
-    while True:
-        try:
-            values.extend(rest)  # keeps what was read before an error
-            return values, bad
-        except ValueError as error:
-            bad[len(values)] = error
-            values.append(None)
+    def __init__(
+        self, topic: TopicPlan, failures: Failures, metrics: Metrics, *, in_columns: bool
+    ) -> None:
+        converter = topic.converter
+        self._topic, self._failures, self._metrics = topic, failures, metrics
+        self._in_columns = in_columns
+        self._read, self._read_arrow = converter.reader(), converter.arrow_reader()
+        self._read_key = converter.key_reader()
+        self._read_columns = column_reader(converter)
+        self._read_together = record_reader(converter)
+
+    def records(self, batch: pa.RecordBatch, place: Callable[[int], Place]) -> Records:
+        """Return the records of a batch that decode.
+
+        Args:
+            batch: rows of the source.
+            place: returns the position in its topic of the record at an index of the batch.
+        """
+        count, name = batch.num_rows, self._topic.name
+        frame = self._columns(batch) if self._in_columns else None
+        if frame is not None:
+            self._metrics.count(name, succeeded=count)
+            return Records(None, range(count), self._keys(batch), frame=frame)
+        values, bad = self._values(batch)
+        for at, error in bad.items():
+            raw = column(batch, VALUE)[at].as_py()
+            self._failures.note(name, error, raw, place(at), topic=True)
+        keys = self._keys(batch)
+        self._metrics.count(name, succeeded=count - len(bad))
+        records = Records(values, range(count), keys)
+        if not bad:
+            return records
+        kept = [at for at in range(count) if at not in bad]
+        some_keys = None if keys is None else [keys[at] for at in kept]
+        return records.taken(kept, [values[at] for at in kept], some_keys)
+
+    def _columns(self, batch: pa.RecordBatch) -> pl.DataFrame | None:
+        """Return the records as columns; None if one does not decode so."""
+        raw = column(batch, VALUE)
+        if not pa.types.is_binary(raw.type):
+            return None
+        if self._topic.converter.is_text and not raw.null_count:
+            text, is_text = _as_text(raw)
+            return pl.DataFrame({SCALAR: pl.from_arrow(text)}) if is_text else None
+        return None if self._read_columns is None else self._read_columns(raw)
+
+    def _values(self, batch: pa.RecordBatch) -> tuple[list[Any], dict[int, Exception]]:
+        """Return the value of each record, and the errors of those that do not decode, by index."""
+        raw, converter = column(batch, VALUE), self._topic.converter
+        is_binary = pa.types.is_binary(raw.type)
+        together = self._read_together(raw) if is_binary and self._read_together else None
+        if together is not None:
+            return [*together], {}
+        read = self._read if is_binary else self._read_arrow
+        if is_binary and (converter.is_text or converter.name == "json"):
+            raw, plain = _as_text(raw)
+            if plain and converter.is_text and not raw.null_count:
+                return raw.to_pylist(), {}
+        if is_binary and raw.null_count:
+            read = _refusing_none(read)
+        values: list[Any] = []
+        bad: dict[int, Exception] = {}
+        rest = map(read, raw.to_pylist())
+        while True:
+            try:
+                values.extend(rest)  # keeps what was read before an error
+                return values, bad
+            except ValueError as error:
+                bad[len(values)] = error
+                values.append(None)
+
+    def _keys(self, batch: pa.RecordBatch) -> list[Any] | None:
+        keys = column(batch, "key")
+        if keys.null_count == batch.num_rows:
+            return None
+        found: list[Any] = []
+        for key in keys.to_pylist():
+            try:
+                found.append(None if key is None else self._read_key(key))
+            except ValueError:
+                found.append(key)  # a key that does not decode stays bytes
+        return found
 
 
 def _refusing_none(read: Callable[[Any], Any]) -> Callable[[Any], Any]:
