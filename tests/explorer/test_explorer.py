@@ -132,6 +132,7 @@ SELDOM = (
     "epochs are as old as their writers say",
     "an undo releases people's pins",
     "relative positions are applied twice",
+    "merges of older epochs are applied after an edit",
 )
 """Of these, what takes a hundred schedules or more."""
 
