@@ -615,13 +615,13 @@ def undo_edit(world: World, process: Process, paths: JobPaths, watch: Watch, ass
     assert watch.truth is not None
     evidence = _evidence(paths, None, assumed)
     try:
-        found = plan_managed_undo(hands, paths, evidence)
-        if found is None:
+        if plan_managed_undo(hands, paths, evidence) is None:
             return "nothing"
-        base = found.rollback.epoch
-        watch.truth.bases.add(base)
-        if base in watch.truth.of_edits:
+        # Another edit may come first; then that one is undone.
+        mine = watch.truth.of_edits & watch.pinned
+        for base in mine:
             watch.lift(base)
+        since = len(watch.lifted)
         done = run_managed_undo(
             hands,
             paths,
@@ -635,6 +635,8 @@ def undo_edit(world: World, process: Process, paths: JobPaths, watch: Watch, ass
     except ArroyoStateError as error:
         world.note(f"{process.name}: {error}")
         return refused(error)
+    stays = mine - {None if done is None else done.rollback.epoch}
+    watch.pin(watch.pinned | stays.difference(watch.lifted[since:]))
     return "nothing" if done is None else "undone"
 
 
