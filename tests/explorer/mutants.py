@@ -47,6 +47,7 @@ from arroyo_dagster.state.operations.gc import (
 )
 from arroyo_dagster.state.operations.surgery import plan as edit_plans
 from arroyo_dagster.state.operations.surgery.managed import execute as managed_edits
+from arroyo_dagster.state.operations.surgery.managed import plan as managed_plans
 from arroyo_dagster.state.planning.gc import dead_jobs, expiry, orphans
 from arroyo_dagster.state.planning.gc.orphans import Reason
 from arroyo_dagster.state.runtime import merged_files
@@ -254,12 +255,16 @@ MUTANTS |= {
     ),
     "an undo releases people's pins": _instead(managed_edits, "PINS_OF_REVISIONS", ("",)),
     "an edit is published whatever the job does": _regardless,
+    "relative positions are applied twice": _instead(
+        managed_plans, "_check_first_time", lambda store, paths, base, edit: None
+    ),
 }
 
 FOUND_WITH: dict[str, tuple[str, ...]] = {
     "merges of older epochs are applied after an edit": ("edits",),
     "an undo releases people's pins": ("edits",),
     "an edit is published whatever the job does": ("edits",),
+    "relative positions are applied twice": ("edits",),
     "names of any spelling are parsed": ("foreign names",),
     "epochs are as old as their writers say": ("several clocks",),
     "a store is not asked to prove its conditional create": ("no conditional create",),

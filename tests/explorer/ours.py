@@ -45,7 +45,14 @@ from arroyo_dagster.state.model.ids import Epoch, OperatorId, StatePath
 from arroyo_dagster.state.model.job_facts import Absence, SourceAnswer
 from arroyo_dagster.state.model.keys import MAX_ROUTING_KEY
 from arroyo_dagster.state.model.layout import JobPaths, Layout
-from arroyo_dagster.state.model.surgery.edits import Edit, KeyDeletion, RetainRows, SetEntry
+from arroyo_dagster.state.model.surgery.edits import (
+    Edit,
+    KeyDeletion,
+    NewPosition,
+    RetainRows,
+    SetEntry,
+    SetOffsets,
+)
 from arroyo_dagster.state.model.tables import (
     ExpiringTimeKeyFiles,
     TableConfig,
@@ -536,7 +543,12 @@ class Editing:
 def draw_edit(chance: random.Random, *, managed: bool) -> Editing:
     """An edit that removes a key or old rows, or sets an entry of a managed job."""
     assumed = chance.random() < 0.75
-    kind = chance.choice(("key", "key", "old", "set") if managed else ("key", "key", "old"))
+    kinds = ("key", "key", "old", "set", "moved", "moved")
+    kind = chance.choice(kinds if managed else kinds[:3])
+    if kind == "moved":
+        moved = NewPosition(partition="a", position="+1000", relative=True)
+        offsets = SetOffsets(positions=(moved,), operator=OPERATOR)
+        return Editing(offsets, assumed, Edited(request=offsets.request))
     if kind == "set":
         number = chance.getrandbits(32)
         entry = SetEntry(operator=OPERATOR, table=_KEYED.table, key='"a"', value=str(number))
@@ -603,13 +615,13 @@ def undo_edit(world: World, process: Process, paths: JobPaths, watch: Watch, ass
     assert watch.truth is not None
     evidence = _evidence(paths, None, assumed)
     try:
-        found = plan_managed_undo(hands, paths, evidence)
-        if found is None:
+        if plan_managed_undo(hands, paths, evidence) is None:
             return "nothing"
-        base = found.rollback.epoch
-        watch.truth.bases.add(base)
-        if base in watch.truth.of_edits:
+        # Another edit may come first; then that one is undone.
+        mine = watch.truth.of_edits & watch.pinned
+        for base in mine:
             watch.lift(base)
+        since = len(watch.lifted)
         done = run_managed_undo(
             hands,
             paths,
@@ -623,6 +635,8 @@ def undo_edit(world: World, process: Process, paths: JobPaths, watch: Watch, ass
     except ArroyoStateError as error:
         world.note(f"{process.name}: {error}")
         return refused(error)
+    stays = mine - {None if done is None else done.rollback.epoch}
+    watch.pin(watch.pinned | stays.difference(watch.lifted[since:]))
     return "nothing" if done is None else "undone"
 
 

@@ -13,18 +13,21 @@ from unittest import mock
 import pyarrow as pa
 
 from arroyo_dagster.state.codec.bincode.codec import codec_for
-from arroyo_dagster.state.model.checkpoints import OperatorCheckpoint
+from arroyo_dagster.state.model.checkpoints import Checkpoint, OperatorCheckpoint
 from arroyo_dagster.state.model.compaction import MergedRows, MergeOutcome, RowsMerge
 from arroyo_dagster.state.model.ids import StatePath, TableName
 from arroyo_dagster.state.model.rewrite import RewriteShard
+from arroyo_dagster.state.model.surgery.edits import SetOffsets
 from arroyo_dagster.state.model.tables import TableConfig, TimeFile
 from arroyo_dagster.state.model.types import STRING, Primitive
 from arroyo_dagster.state.operations.restore import revision
 from arroyo_dagster.state.operations.surgery import execute as edit_module
 from arroyo_dagster.state.operations.surgery import rows as edited_rows
-from arroyo_dagster.state.operations.surgery.entries import GlobalTable, PairFile
+from arroyo_dagster.state.operations.surgery.entries import GlobalTable, PairFile, changed_entries
 from arroyo_dagster.state.operations.surgery.managed import entries as managed_entries
+from arroyo_dagster.state.operations.surgery.managed import plan as managed_plan
 from arroyo_dagster.state.operations.surgery.managed import rows as managed_rows
+from arroyo_dagster.state.operations.surgery.managed.entries import MovedSources
 from arroyo_dagster.state.tables.known.catalogue import default_catalogue
 from arroyo_dagster.state.tables.merge.conditions import KeyRows, RowCondition
 from arroyo_dagster.state.tables.pair_files import PairColumns
@@ -175,6 +178,22 @@ def _entries(
     return GlobalTable(operator, name, config, file, form)
 
 
+def _moved_sources(store: Any, checkpoint: Checkpoint, edit: SetOffsets) -> MovedSources:
+    """As if table `g` of an operator were the positions of a source."""
+    (position,) = edit.positions
+    (table,) = (
+        _entries(store, one, TableName("g"))
+        for one in checkpoint.operators
+        if one.operator == edit.operator and TableName("g") in one.tables
+    )
+    changed = changed_entries(
+        table,
+        lambda key, value: value + int(position.position) if key == position.partition else value,
+    )
+    assert checkpoint.progress is not None
+    return MovedSources((changed,), checkpoint.progress.offsets, (), ())
+
+
 def _versioned(found: Mapping[bytes, bytes]) -> dict[bytes, tuple[int, bytes]]:
     return {key: (0, value) for key, value in found.items()}
 
@@ -190,6 +209,7 @@ def replaced_rows() -> Iterator[None]:
         (managed_rows, "decode_pair_columns", _columns),
         (managed_rows, "encode_pair_columns", _of_columns),
         (managed_entries, "read_entries", _entries),
+        (managed_plan, "moved_sources", _moved_sources),
         (revision, "encode_pairs", _of_pairs),
     )
     with contextlib.ExitStack() as stack:

@@ -122,6 +122,8 @@ QUICKLY = {
     "a lease runs out by its holder's clock": 200,
     "an undo releases people's pins": 600,
     "an edit is published whatever the job does": 300,
+    "merges of older epochs are applied after an edit": 400,
+    "relative positions are applied twice": 600,
 }
 """Within so many schedules."""
 
@@ -129,6 +131,8 @@ SELDOM = (
     "the lease is not checked again",
     "epochs are as old as their writers say",
     "an undo releases people's pins",
+    "relative positions are applied twice",
+    "merges of older epochs are applied after an edit",
 )
 """Of these, what takes a hundred schedules or more."""
 
@@ -136,7 +140,6 @@ SLOWLY = (
     "a listing that is cut short is trusted",
     "what a running job may write is not asked",
     "a rewrite goes on whatever the job does",
-    "merges of older epochs are applied after an edit",
 )
 """What is found more seldom still has tests of its own: see `test_every_step` here, and
 `test_gc_refused` and `test_rewriting` among the journeys."""

@@ -64,10 +64,15 @@ def _parent(data: bytes) -> str | None:
 
 @dataclass
 class Edited:
-    """What an edit does: the rows that it removes, and one that it adds."""
+    """What an edit does: the rows that it removes, and one that it adds.
+
+    Attributes:
+        request: of a relative edit, which adds a row that depends on the others.
+    """
 
     removes: Change = lambda row: False
     adds: tuple[Row, ...] = ()
+    request: str | None = None
 
     def of(self, held: Held) -> set[Row]:
         return {one for one in held if not self.removes(one)} | set(self.adds)
@@ -94,6 +99,7 @@ class Truth:
     of_edits: set[int] = field(default_factory=set)
     _seen: set[Row] = field(default_factory=set)
     _authors: dict[str, str] = field(default_factory=dict)
+    _requests: dict[int, str] = field(default_factory=dict)
     _versions: dict[str, list[bytes]] = field(default_factory=dict)
 
     def rows_of(self, data: bytes, *, whole: bool) -> Held | None:
@@ -177,7 +183,13 @@ class Truth:
             if parent != newest:
                 raise Violation(f"{author}: epoch {epoch} leaves epoch {newest} out")
             self.bases.add(parent)
-            self._same(author, epoch, now, self.edits[author].of(before))
+            edited = self.edits[author]
+            if edited.request is not None:
+                if edited.request == self._requests.get(parent):
+                    raise Violation(f"{author}: epoch {epoch} repeats a relative edit")
+                self._requests[epoch] = edited.request
+                edited = Edited(adds=tuple(now - set(before))[:1])
+            self._same(author, epoch, now, edited.of(before))
         else:
             cutoff = epoch * STEP - RETENTION
             lost = {one for one, time in before.items() if time >= cutoff} - now

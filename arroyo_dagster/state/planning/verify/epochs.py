@@ -233,9 +233,10 @@ def waiting_findings(
             yield warning("compaction-unreadable", path, evidence, step)
             continue
         outputs = [one for merged in record.merged for one in merged.output_paths]
-        inputs = {one for merged in record.merged for one in merged.input_paths}
         gone = [one for one in outputs if one not in present]
-        both = sorted(inputs & known) if set(outputs) & known else []
+        # A merge is adopted as a whole, but not each of a record.
+        adopted = [one for one in record.merged if not known.isdisjoint(one.output_paths)]
+        both = sorted(one for merged in adopted for one in merged.input_paths if one in known)
         if gone:
             evidence = f"{len(gone)} of {len(outputs)} merged files are missing, such as {gone[0]}"
             yield warning("compaction-outputs-gone", path, evidence, step)

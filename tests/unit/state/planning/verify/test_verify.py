@@ -15,6 +15,7 @@ from arroyo_dagster.state.model.checkpoints import (
     OperatorCheckpoint,
     RunProgress,
 )
+from arroyo_dagster.state.model.compaction import CompactionRecord, MergedPairs
 from arroyo_dagster.state.model.ids import (
     Epoch,
     JobId,
@@ -37,7 +38,7 @@ from arroyo_dagster.state.model.tables import (
 from arroyo_dagster.state.planning.restore.reads import restore_plan
 from arroyo_dagster.state.planning.restore.recovery import CannotStart, Restore, StartEmpty
 from arroyo_dagster.state.planning.verify.checks import ArrowColumn
-from arroyo_dagster.state.planning.verify.epochs import across_findings
+from arroyo_dagster.state.planning.verify.epochs import across_findings, waiting_findings
 from arroyo_dagster.state.planning.verify.files import (
     FileFacts,
     Footer,
@@ -406,3 +407,35 @@ def test_an_error_told_hides_what_follows_from_it() -> None:
     found = edited(PATHS.epoch_record(Epoch(2)), job=JobId("other"))
     found = replace(found, next_start=StartEmpty())
     assert codes(protocol_findings(found)) == ["error metadata-of-another"]
+
+
+# ---- compactions that wait -----------------------------------------------------------------------
+
+
+def test_a_record_of_which_only_one_merge_was_adopted_doubles_nothing() -> None:
+    """Each merge is adopted as a whole; another one of the same record may be stale."""
+    first, second = (
+        MergedPairs(
+            operator=OperatorId(name),
+            table=TableName("g"),
+            inputs=(StatePath(f"j/{name}-in"),),
+            outputs=(StatePath(f"j/{name}-out"),),
+        )
+        for name in ("a", "b")
+    )
+    record = CompactionRecord(
+        pipeline=PipelineId("p"),
+        job=JobId("j"),
+        epoch=Epoch(1),
+        token=1,
+        created_at_micros=0,
+        merged=(first, second),
+    )
+    present = dict.fromkeys((*first.outputs, *second.outputs), 1)
+
+    def codes(*listed: StatePath) -> list[str]:
+        waiting = {StatePath("j/record"): record}
+        return [one.code for one in waiting_findings(waiting, present, listed)]
+
+    assert codes(*first.outputs, *second.inputs) == []
+    assert codes(*first.outputs, *first.inputs) == ["file-doubled"]
