@@ -7,7 +7,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable
-from typing import Any, TextIO, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 import click
 
@@ -87,7 +87,7 @@ _operator_option = click.option(
 )
 @click.option(
     "--lookup",
-    type=click.File(encoding="utf-8"),
+    type=click.File("rb"),
     metavar="FILE",
     help="With --time: the offset of each partition at TIME, as `kafka-get-offsets.sh --time` "
     "prints them, or a JSON object. `-` reads standard input.",
@@ -99,7 +99,7 @@ def offsets(
     positions: tuple[str, ...],
     operator: str | None,
     time_text: str | None,
-    lookup: TextIO | None,
+    lookup: BinaryIO | None,
     **given: Any,
 ) -> None:
     """Set where the sources of a stopped job continue.

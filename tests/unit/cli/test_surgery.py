@@ -209,10 +209,12 @@ def test_offsets_of_a_time_are_planned_as_they_were_looked_up(job: SurgeryJob) -
         ((), "", "the lookup has no partition"),
         ((), '{"3": "earliest"}', "the lookup has no offset of partition 3"),
         ((), '{"3": ', "the lookup is no JSON"),
+        ((), '{"3": 5, "3": 6}', "the lookup has a partition twice"),
+        ((), b"\xff", "the lookup is no text in UTF-8"),
     ],
 )
 def test_a_lookup_that_does_not_fit_is_refused(
-    job: SurgeryJob, options: tuple[str, ...], text: str, message: str
+    job: SurgeryJob, options: tuple[str, ...], text: str | bytes, message: str
 ) -> None:
     command = ["edit", "offsets", *SAID, *TIME, *options, "--url", job.store.url]
     refused = CliRunner().invoke(cli.main, [*command, "--lookup", "-"], input=text)

@@ -16,17 +16,21 @@ _FORMS = (
 )
 
 
-def parse_lookup(text: str) -> tuple[NewPosition, ...]:
+def parse_lookup(data: bytes) -> tuple[NewPosition, ...]:
     """Return the offset of each partition of one topic.
 
     Args:
-        text: lines `TOPIC:PARTITION:OFFSET`, as Kafka's own tool prints them, or a JSON object of
-            offsets by partition.
+        data: lines `TOPIC:PARTITION:OFFSET`, as Kafka's own tool prints them, or a JSON object of
+            offsets by partition; in UTF-8.
 
     Raises:
         InputError: it has another form; it is of several topics; or no record of a partition is at
             or after the time.
     """
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InputError(f"the lookup is no text in UTF-8 ({error})", next_step=_FORMS) from error
     pairs = list(_of_json(text) if text.lstrip().startswith("{") else _of_lines(text))
     partitions = [partition for partition, _ in pairs]
     if not pairs or len(set(partitions)) < len(partitions):
@@ -39,10 +43,10 @@ def parse_lookup(text: str) -> tuple[NewPosition, ...]:
 
 def _of_json(text: str) -> Iterator[tuple[str, str]]:
     try:
-        found = json.loads(text)
+        found = json.loads(text, object_pairs_hook=list)  # of equal names a dict keeps the last
     except ValueError as error:
         raise InputError(f"the lookup is no JSON ({error})", next_step=_FORMS) from error
-    for partition, offset in found.items():
+    for partition, offset in found:
         if isinstance(offset, bool) or not isinstance(offset, int) or offset < 0:
             raise InputError(
                 f"the lookup has no offset of partition {partition}", found=f"{offset!r:.40}"
