@@ -174,7 +174,7 @@ def convert_file(
         ProtocolError: the new file reads back different.
     """
     encoder = RowsEncoder(file_schema(conversion.target))
-    written = _WrittenRows(conversion.target.schema.timestamp_index, [])
+    written = _NewRows(conversion.target.schema.timestamp_index, [])
     with closing(open_data_file(source, file.path)) as data:
         for rows in _converted(data, file, conversion):
             encoder.write(rows)
@@ -198,7 +198,7 @@ def convert_file(
 
 
 @dataclass(slots=True)
-class _WrittenRows:
+class _NewRows:
     """What is known of the rows of a new file.
 
     Attributes:
