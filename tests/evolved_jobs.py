@@ -62,6 +62,7 @@ class Sql:
         distinct: positions in the SELECT of the updating aggregate of those that keep arguments.
         left: the columns of the left side of the join, besides the key.
         without: names of tables that the job has not written.
+        sign: 128 if the arguments that it keeps are signed, and 0 if not.
     """
 
     ids: Mapping[str, str] = field(
@@ -85,6 +86,7 @@ class Sql:
     gap_seconds: int = 4
     ttl_seconds: int = DAY
     without: tuple[str, ...] = ()
+    sign: int = 0
 
     def config(self, name: str) -> TableConfig:
         key, ttl = self.key[0], self.ttl_seconds * SECOND
@@ -201,7 +203,7 @@ def _rows(sql: Sql, table: str, at: int, base: int) -> pa.Table:
         columns = [
             [keys[n] for n, _ in many],
             [number for _, number in many],
-            [b"\1" + bytes([128 + n, number]) + bytes(6) for n, number in many],
+            [b"\1" + bytes([sql.sign + n, number]) + bytes(6) for n, number in many],
             [at + n for n, _ in many],
             [times[n] for n, _ in many],
             [at + n for n, _ in many],

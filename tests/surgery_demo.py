@@ -153,7 +153,7 @@ def _evolve() -> None:
 
 def _bootstrap(session: Any, folder: Path) -> None:
     _title("3. Bootstrap: tables declared in YAML, computed from orders in Parquet up to a cut")
-    made = sql_job(Layout.LEGACY, "job_c")
+    made = sql_job(Layout.LEGACY, "job_c", Sql(sign=128))
     paths = made.paths
     store = open_store(str(folder / "checkpoints"))
     for info in made.store.list():

@@ -30,7 +30,7 @@ from arroyo_dagster.state.operations.surgery.declared import parse_declared_boot
 from arroyo_dagster.state.operations.surgery.execute import EditOptions
 from tests.arroyo_jobs import stopped
 from tests.compat.test_surgery import positions
-from tests.evolved_jobs import loaded, sql_job
+from tests.evolved_jobs import Sql, loaded, sql_job
 from tests.journeys.test_surgery import errors_of
 from tests.surgery_demo import CUT, ORDERS, truth_of_orders
 
@@ -77,7 +77,7 @@ def declared(topic="orders", **cut):
 
 
 def bootstrapped(name, document, meanwhile):
-    made = sql_job(Layout.LEGACY, name)
+    made = sql_job(Layout.LEGACY, name, Sql(sign=128))
     store = open_store(f"{folder}/{name}")
     for info in made.store.list():
         store.put(info.path, made.store.read(info.path))
@@ -97,7 +97,7 @@ def bootstrapped(name, document, meanwhile):
 
 
 def refused(document):
-    made = sql_job(Layout.LEGACY, "job_r")
+    made = sql_job(Layout.LEGACY, "job_r", Sql(sign=128))
     try:
         with declared_bootstrap(
             session, made.store, made.paths, stopped(made.paths), document
