@@ -160,13 +160,13 @@ BY_RECORD = {
 }
 WORD = {"words": "object, properties: {text: {type: string}, n: {type: u32}}"}
 RECORDS = 300_000
-FORMS: dict[str, tuple[str, float, float | None, dict[str, int]]] = {
-    "in columns": (COLUMNS, 5.0, None, {}),
-    "in columns, all in one epoch": (COLUMNS, 5.0, None, {"rows_per_epoch": RECORDS}),
-    "per record, primitive": (BY_RECORD["primitive"], 0.4, 0.8, {}),
-    "per record, row": (BY_RECORD["row"], 0.3, 0.6, {}),
+FORMS: dict[str, tuple[str, float, float | None, int]] = {
+    "in columns": (COLUMNS, 5.0, None, 100_000),
+    "in columns, all in one epoch": (COLUMNS, 5.0, None, RECORDS),
+    "per record, primitive": (BY_RECORD["primitive"], 0.4, 0.8, 100_000),
+    "per record, row": (BY_RECORD["row"], 0.3, 0.6, 100_000),
 }
-"""The services, floor and goal of each line, and options of the source."""
+"""The services, floor and goal of each line, and the records of an epoch."""
 
 
 def word_counts() -> Iterator[Figure]:
@@ -188,8 +188,10 @@ def word_counts() -> Iterator[Figure]:
                     word = json.loads(line)["text"]
                     counted[word] = counted.get(word, 0) + 1
             loop = time.process_time() - begun
-            for name, (services, _, _, options) in FORMS.items():
-                source: Any = FileSource("words", LocalFolder(str(file)), Lines(), **options)
+            for name, (services, _, _, rows) in FORMS.items():
+                source: Any = FileSource(
+                    "words", LocalFolder(str(file)), Lines(), rows_per_epoch=rows
+                )
                 flow = Flow(definition(services, topics=WORD), topics={"words": source})
                 begun = time.process_time()
                 run_pipeline(flow.pipelines[0], flow.store)
