@@ -112,7 +112,7 @@ def offsets(
     Examples:
       arroyo-state edit offsets job_x 0=120000 1=+500 --assume job_x=stopped
       arroyo-state edit offsets job_x all=-1000 --operator source_orders_0 --assume job_x=stopped
-      arroyo-state edit offsets job_x --time 2026-11-24T10:00:00Z --lookup found.txt
+      arroyo-state edit offsets job_x --time 2026-11-24T10:00:00Z --lookup -
     """
     named = None if operator is None else OperatorId(operator)
     if bool(positions) == (time_text is not None) or (lookup is not None and time_text is None):
