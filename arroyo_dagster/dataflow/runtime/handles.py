@@ -83,13 +83,16 @@ class Slot:
         """Return the entry of what was written in `fresh`."""
         raise NotImplementedError
 
+    def entries(self, fresh: StoredEntries) -> StoredEntries:
+        """Return the entries of what was written in `fresh`, without those that were deleted."""
+        raise NotImplementedError
+
     def settle(self) -> None:
         """Move what was written in `fresh` to `stored`."""
         for key, written in self.fresh.items():
             if written is DELETED:
                 self.stored.pop(key, None)
-            else:
-                self.stored[key] = self.entry(written)
+        self.stored.update(self.entries(self.fresh))
         self.fresh.clear()
 
     def outside(self) -> StateAccessError:
@@ -151,6 +154,10 @@ class CellSlot(Slot):
 
     def entry(self, written: Any) -> tuple[Any, ...]:
         return written, self.now_ms
+
+    def entries(self, fresh: StoredEntries) -> StoredEntries:
+        now_ms = self.now_ms
+        return {key: (one, now_ms) for key, one in fresh.items() if one is not DELETED}
 
 
 class Cell:
@@ -279,6 +286,9 @@ class RowSlot(Slot):
 
     def entry(self, written: Any) -> tuple[Any, ...]:
         return written  # type: ignore[no-any-return]
+
+    def entries(self, fresh: StoredEntries) -> StoredEntries:
+        return {key: one for key, one in fresh.items() if one is not DELETED}
 
 
 class Row:

@@ -52,9 +52,7 @@ class Store:
         for key, written in fresh.items():
             if written is DELETED:
                 entries.pop(key, None)
-            else:
-                entries[key] = self.slot.entry(written)
-        live = sorted(entries.items())
+        live = sorted({**entries, **self.slot.entries(fresh)}.items())
         return self._content(window, live)
 
     def _content(self, window: Window, entries: list[tuple[str, Any]]) -> pa.Table:
@@ -201,9 +199,7 @@ class RowStore(Store):
         for window, fresh in self._fresh.items():
             deleted = [key for key, entry in fresh.items() if entry is DELETED]
             gone[window] = dict.fromkeys(sorted(deleted), carrier)
-            for key in deleted:
-                del fresh[key]
-            live[window] = {key: self.slot.entry(written) for key, written in fresh.items()}
+            live[window] = self.slot.entries(fresh)
             self._merge(self._entries[window], live[window], deleted)
             fresh.clear()
         for rows in rows_of(self.state, live, generation):
