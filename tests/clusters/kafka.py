@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.find_spark_home import _find_spark_home
 
 from tests.clusters.standalone import free_port, wait_for
+from tests.documentation import PROJECT
 
 BROKER = "org.apache.kafka:kafka_2.13:3.9.2,org.slf4j:slf4j-simple:1.7.36"
 CONNECTOR = "org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0"
@@ -93,3 +97,25 @@ def kafka_broker(folder: Path) -> Iterator[str]:
             broker.wait(30)
         except subprocess.TimeoutExpired:
             broker.kill()
+
+
+def answer_of(application: str, folder: Path, servers: str, *arguments: str) -> Any:
+    """Run a Spark application in a process of its own; return the JSON object of its last line.
+
+    Args:
+        application: the program. Its arguments are the broker, `folder`, the folder of Ivy, the
+            connector, and `arguments`.
+    """
+    file = folder / "application.py"
+    file.write_text(application)
+    ivy = str(resolved(CONNECTOR).parent)
+    done = subprocess.run(
+        [sys.executable, str(file), servers, str(folder), ivy, CONNECTOR, *arguments],
+        env={**os.environ, "PYTHONPATH": str(PROJECT)},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads(next(one for one in done.stdout.splitlines() if one.startswith('{"')))

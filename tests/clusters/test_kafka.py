@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.clusters.kafka import CONNECTOR, kafka_broker, resolved
-from tests.documentation import PROJECT, blocks
+from tests.clusters.kafka import answer_of, kafka_broker
+from tests.documentation import blocks
 
 pytestmark = pytest.mark.clusters
 
@@ -125,26 +121,9 @@ session.stop()
 """
 
 
-def _answer(folder: Path, servers: str) -> Any:
-    application = folder / "application.py"
-    application.write_text(APPLICATION)
-    documentation = blocks("docs/spark.md", "python")[0]
-    ivy = str(resolved(CONNECTOR).parent)
-    done = subprocess.run(
-        [sys.executable, str(application), servers, str(folder), ivy, CONNECTOR, documentation],
-        env={**os.environ, "PYTHONPATH": str(PROJECT)},
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return json.loads(next(one for one in done.stdout.splitlines() if one.startswith('{"epochs"')))
-
-
 def test_records_are_read_exactly_once_and_written_at_least_once(tmp_path: Path) -> None:
     with kafka_broker(tmp_path) as servers:
-        found = _answer(tmp_path, servers)
+        found = answer_of(APPLICATION, tmp_path, servers, blocks("docs/spark.md", "python")[0])
     first, everything = found["first"], found["all"]
     assert (found["epochs"], len(first)) == (1, 4)
     assert {(one["key"], json.loads(one["value"])["n"]) for one in first} == {

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.clusters.kafka import CONNECTOR, kafka_broker, resolved
-from tests.documentation import PROJECT
+from tests.clusters.kafka import answer_of, kafka_broker
 from tests.surgery_demo import CUT
 
 pytestmark = pytest.mark.clusters
@@ -125,25 +119,9 @@ session.stop()
 """
 
 
-def _answer(folder: Path, servers: str) -> Any:
-    application = folder / "application.py"
-    application.write_text(APPLICATION)
-    ivy = str(resolved(CONNECTOR).parent)
-    done = subprocess.run(
-        [sys.executable, str(application), servers, str(folder), ivy, CONNECTOR],
-        env={**os.environ, "PYTHONPATH": str(PROJECT)},
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return json.loads(next(one for one in done.stdout.splitlines() if one.startswith('{"until"')))
-
-
 def test_the_events_of_a_topic_end_where_the_job_continues(tmp_path: Path) -> None:
     with kafka_broker(tmp_path) as servers:
-        found = _answer(tmp_path, servers)
+        found = answer_of(APPLICATION, tmp_path, servers)
     for cut in ("until", "positions"):
         done = found[cut]
         assert done["published"]
