@@ -469,6 +469,16 @@ def test_a_reviewed_plan_is_executed_with_its_rows_computed_once() -> None:
     assert loaded(job.store, job.paths)[at] == windows_of(NOW)
 
 
+def test_records_that_are_read_again_count_twice_only_where_no_rows_are_computed() -> None:
+    job = sql_job(Layout.LEGACY, "job_b")
+    first = NewPosition(partition="0", position="0")
+    (text,) = bootstrap(job, positions=((None, first),)).plan(job.store).duplicate_outputs
+    assert text.endswith(
+        "are read again; their outputs are seen twice, and tables whose rows are not computed "
+        "count them twice"
+    )
+
+
 def test_a_reviewed_plan_is_refused_for_other_rows_tables_or_positions() -> None:
     job = sql_job(Layout.PROTOCOL, "job_b")
     at = key("window", "t")

@@ -311,7 +311,9 @@ class _Cut:
         offsets = OffsetChanges((), (), (), ())
         for operator in dict.fromkeys(operator for operator, _ in job.positions):
             wanted = tuple(one for named, one in job.positions if named == operator)
-            found = offset_changes(SetOffsets(positions=wanted, operator=operator), tables)
+            edit = SetOffsets(positions=wanted, operator=operator)
+            # Computed rows replace those that hold the records that are read again.
+            found = offset_changes(edit, tables, "tables whose rows are not computed")
             offsets = OffsetChanges(
                 tables=(*offsets.tables, *found.tables),
                 duplicate_outputs=(*offsets.duplicate_outputs, *found.duplicate_outputs),

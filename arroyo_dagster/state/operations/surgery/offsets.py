@@ -34,15 +34,24 @@ class OffsetChanges:
     lookup: tuple[str, ...] = ()
 
 
-def offset_changes(edit: SetOffsets, tables: Sequence[GlobalTable]) -> OffsetChanges:
+OPEN_STATE = "open windows, joins and aggregates"
+"""What counts records twice that are read again."""
+
+
+def offset_changes(
+    edit: SetOffsets, tables: Sequence[GlobalTable], counted_in: str = OPEN_STATE
+) -> OffsetChanges:
     """Compute new positions.
+
+    Args:
+        counted_in: what counts records twice that are read again, for people.
 
     Raises:
         InputError: no source of the job has a partition that is named, or several have it; or its
             position cannot be set so.
         FormatError: the entries of a source do not decode.
     """
-    sources = [_Source(table, rule) for table, rule in _sources(edit, tables)]
+    sources = [_Source(table, rule, counted_in) for table, rule in _sources(edit, tables)]
     if edit.at_micros is not None:
         _take_lookup(edit.positions, edit.at_micros, sources)
     else:
@@ -90,6 +99,7 @@ class _Source:
 
     table: GlobalTable
     rule: PositionRule
+    counted_in: str
     positions: dict[str, NewPosition] = field(default_factory=dict)
     duplicate_outputs: list[str] = field(default_factory=list)
     missing_outputs: list[str] = field(default_factory=list)
@@ -130,7 +140,8 @@ class _Source:
                 "again or skipped"
             )
         else:
-            note_move(at, before, after, self.duplicate_outputs, self.missing_outputs)
+            again, never = self.duplicate_outputs, self.missing_outputs
+            note_move(at, before, after, again, never, counted_in=self.counted_in)
 
     def kept(self) -> Iterator[str]:
         for name in self.partitions():
@@ -228,13 +239,20 @@ def moved_position(before: int | None, position: NewPosition, where: dict[str, A
     return str(before + int(text))
 
 
-def note_move(at: str, before: int, after: int, again: list[str], never: list[str]) -> None:
+def note_move(
+    at: str,
+    before: int,
+    after: int,
+    again: list[str],
+    never: list[str],
+    *,
+    counted_in: str = OPEN_STATE,
+) -> None:
     """Say which outputs are seen twice, or never, after a source was moved."""
     if after < before:
         again.append(
             f"{at}: {before - after} records from position {after} to {before} are read again; "
-            "their outputs are seen twice, and open windows, joins and aggregates count them "
-            "twice"
+            f"their outputs are seen twice, and {counted_in} count them twice"
         )
     elif after > before:
         never.append(
