@@ -88,6 +88,10 @@ class Truth:
         bases: the epochs that edits began from.
         gone: rows that an edit of a stopped Arroyo job has removed, until it is undone.
         of_edits: the epochs that only edits have pinned.
+
+    Of each row that was ever there, the time until which its first file was kept is known, and
+    whether an edit, an undo or a rollback has taken the row out. Others that have expired may lie
+    in a merged file again, since no restore loads them.
     """
 
     objects: Any
@@ -97,7 +101,8 @@ class Truth:
     bases: set[int] = field(default_factory=set)
     gone: set[Row] = field(default_factory=set)
     of_edits: set[int] = field(default_factory=set)
-    _seen: set[Row] = field(default_factory=set)
+    _seen: dict[Row, int] = field(default_factory=dict)
+    _taken: set[Row] = field(default_factory=set)
     _authors: dict[str, str] = field(default_factory=dict)
     _requests: dict[int, str] = field(default_factory=dict)
     _versions: dict[str, list[bytes]] = field(default_factory=dict)
@@ -133,8 +138,7 @@ class Truth:
         for epoch, needs in epochs.items():
             held = self._of_epoch(needs)
             if held is not None:
-                self.held[epoch] = held
-                self._seen.update(held)
+                self._hold(epoch, held)
         for path, (data, _, _) in self.objects.items():
             if path.startswith(f"{root}/_arroyo_dagster/rewrites/"):
                 for name, text in json.loads(data)["before"].items():
@@ -160,8 +164,12 @@ class Truth:
         # Begun before the schedule, or brought back: then it is as it was.
         if author is not None and not process.name.startswith("undelete"):
             self._check(author, epoch, ref, held)
+        self._hold(epoch, held)
+
+    def _hold(self, epoch: int, held: Held) -> None:
         self.held[epoch] = held
-        self._seen.update(held)
+        for one, time in held.items():
+            self._seen[one] = min(time, self._seen.get(one, time))
 
     def wrote(self, process: Process, path: str) -> None:
         """A process has written a manifest, which another one may claim once it has died."""
@@ -177,6 +185,8 @@ class Truth:
             choices = sorted(allowed) if ref is None else [parent]
             if not any(now == set(self.held[one]) for one in choices if one in self.held):
                 raise Violation(f"{author}: epoch {epoch} has no rows of {choices}")
+            self._taken |= set(self.held.get(newest, ())) - now
+            self._taken -= now
         elif before is None:
             return
         elif kind == "editing":
@@ -190,12 +200,17 @@ class Truth:
                 self._requests[epoch] = edited.request
                 edited = Edited(adds=tuple(now - set(before))[:1])
             self._same(author, epoch, now, edited.of(before))
+            self._taken |= set(before) - now
         else:
             cutoff = epoch * STEP - RETENTION
             lost = {one for one, time in before.items() if time >= cutoff} - now
             if lost:
                 raise Violation(f"{author}: epoch {epoch} has lost {min(lost)}")
-            back = (now - set(before)) & self._seen
+            back = {
+                one
+                for one in now - set(before)
+                if one in self._taken or (one in self._seen and self._seen[one] >= cutoff)
+            }
             if back:
                 raise Violation(f"{author}: epoch {epoch} has {min(back)} again")
 
