@@ -5,11 +5,11 @@ Source: docs/decisions/editing-state.md.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from arroyo_dagster.state.model.checkpoints import Checkpoint
 from arroyo_dagster.state.model.ids import Epoch, StatePath
-from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.model.layout import JobPaths, is_rewritten
 from arroyo_dagster.state.model.surgery.edits import Rescale
 from arroyo_dagster.state.model.surgery.plans import EditRecord
 from arroyo_dagster.state.model.surgery.rebuild import RebuildRecord
@@ -66,15 +66,31 @@ def was_applied(record: EditRecord, digests: Digests) -> bool:
 
 
 def explained_files(
-    history: Sequence[Checkpoint], edits: Iterable[EditRecord], digests: Digests
+    history: Sequence[Checkpoint], edits: Sequence[EditRecord], digests: Digests
 ) -> Explained:
-    """Return the files that edits took from the lists of these epochs."""
+    """Return the files that edits took from the lists of these epochs.
+
+    An undo that meets a start may come too late: the next epoch goes on from the edit.
+    """
     found: dict[Epoch, frozenset[StatePath]] = {}
-    for checkpoint in history:
+    for before, checkpoint in zip([None, *history], history, strict=False):
         mine = [one for one in edits if concerns(one, checkpoint) and was_applied(one, digests)]
+        if before is not None and _took_new_files(checkpoint, before):
+            # The job was started from the edited epoch, and then the edit was undone.
+            mine += [one for one in edits if concerns(one, before)]
         if mine:
             found[checkpoint.epoch] = frozenset(path for one in mine for path in one.unlisted)
     return found
+
+
+def _took_new_files(checkpoint: Checkpoint, before: Checkpoint) -> bool:
+    """Return whether an epoch lists files of this package that the one before does not list."""
+    known = {path for one in before.operators for path in one.paths}
+    return checkpoint.epoch == before.epoch + 1 and any(
+        path not in known and is_rewritten(path)
+        for one in checkpoint.operators
+        for path in one.paths
+    )
 
 
 def edit_findings(

@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from arroyo_dagster.state.model.checkpoints import Checkpoint, CheckpointState
-from arroyo_dagster.state.model.ids import Epoch, JobId, StatePath
+from arroyo_dagster.state.model.checkpoints import Checkpoint, CheckpointState, OperatorCheckpoint
+from arroyo_dagster.state.model.ids import Epoch, JobId, OperatorId, StatePath, TableName
 from arroyo_dagster.state.model.surgery.plans import EditRecord
+from arroyo_dagster.state.model.tables import GlobalKeyedFiles
 from arroyo_dagster.state.planning.verify.edits import (
     concerns,
     edit_findings,
@@ -77,6 +78,36 @@ def test_a_record_of_another_epoch_explains_nothing(other: dict[str, object]) ->
     assert not concerns(record, EPOCH)
     assert explained_files([EPOCH], [record], {ONE: "b", TWO: "d"}) == {}
     assert not list(edit_findings([EPOCH], {FIRST: record}, {ONE: "b", TWO: "c"}))
+
+
+def listing(epoch: int, *names: str) -> Checkpoint:
+    """An epoch with an operator that lists these files."""
+    paths = tuple(StatePath(f"job/operator-op/{name}") for name in names)
+    operator = OperatorCheckpoint(
+        job=JobId("job"),
+        operator=OperatorId("op"),
+        epoch=Epoch(epoch),
+        parallelism=1,
+        tables={TableName("t"): GlobalKeyedFiles(files=paths)},
+    )
+    return replace(EPOCH, epoch=Epoch(epoch), operators=(operator,))
+
+
+OLD, NEW, OWN = "table-t-000", f"table-t-000-ext-{'0' * 16}", "table-t-001"
+
+
+@pytest.mark.parametrize(
+    ("after", "explained"),
+    [((OLD, OWN), False), ((OWN,), False), ((NEW, OWN), True)],
+    ids=["goes on from the undone epoch", "has lost a file", "goes on from the edited epoch"],
+)
+def test_an_undo_after_a_start_explains_what_the_next_epoch_does_not_list(
+    after: tuple[str, ...], explained: bool
+) -> None:
+    undone = {ONE: "a", TWO: "c"}
+    files = explained_files([listing(7, OLD), listing(8, *after)], [RECORD], undone)
+    assert files == ({Epoch(8): frozenset({LOST})} if explained else {})
+    assert explained_files([listing(7, OLD), listing(9, NEW)], [RECORD], undone) == {}
 
 
 def test_only_the_newest_edit_of_an_epoch_can_be_unfinished() -> None:
