@@ -268,6 +268,19 @@ def test_positions_change_in_the_source_and_in_the_progress() -> None:
     assert content(store, pipeline)["lines"]["offsets"] == {"row": "4"}
 
 
+def test_relative_positions_are_refused_while_the_record_of_an_edit_is_not_listed() -> None:
+    store = written()
+    pipeline = job(store)
+    run(store, pipeline, offsets("row=+5", operator="lines"))
+    for one in store.list(f"{pipeline.paths.edits}/"):
+        store.delete_many([one.path])
+    with pytest.raises(ConflictError, match="an edit whose record is not listed"):
+        run(store, pipeline, offsets("row=+5", operator="lines"))
+    assert content(store, pipeline)["lines"]["offsets"] == {"row": "21"}
+    run(store, pipeline, offsets("all=4"))
+    assert content(store, pipeline)["lines"]["offsets"] == {"row": "4"}
+
+
 def test_positions_of_staged_rows_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """As those of a source of Spark, whose offset has one member."""
     store = written()

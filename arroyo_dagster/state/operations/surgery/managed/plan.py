@@ -32,6 +32,8 @@ from arroyo_dagster.state.model.surgery.plans import (
 from arroyo_dagster.state.model.tables import ExpiringTimeKeyFiles
 from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
 from arroyo_dagster.state.operations.catalog.jobs import newest_generation
+from arroyo_dagster.state.operations.gc.pins import read_pins
+from arroyo_dagster.state.operations.restore.revision import BEFORE_EDIT
 from arroyo_dagster.state.operations.surgery.entries import ChangedEntries
 from arroyo_dagster.state.operations.surgery.managed.entries import (
     moved_sources,
@@ -124,7 +126,19 @@ def prepare_managed_edit(
 def _check_first_time(store: ObjectStore, paths: JobPaths, base: Checkpoint, edit: Edit) -> None:
     """Check that the epoch was not published by this very request of relative positions."""
     request = request_of(edit)
-    record = None if request is None else edit_of(store, paths, base)
+    if request is None:
+        return
+    record = edit_of(store, paths, base)
+    if record is None and _is_pinned_by_an_edit(store, paths, base):
+        raise ConflictError(
+            f"epoch {base.epoch} was published by an edit whose record is not listed, so it is "
+            "unknown whether it was this one",
+            job=paths.root,
+            epoch=base.epoch,
+            path=paths.edits,
+            retryable=True,
+            next_step="give absolute positions, or run it again once the store lists the record",
+        )
     if record is not None and record.request == request:
         raise ConflictError(
             f"epoch {base.epoch} was already edited by these relative positions",
@@ -133,6 +147,15 @@ def _check_first_time(store: ObjectStore, paths: JobPaths, base: Checkpoint, edi
             next_step="give absolute positions, or undo the edit first: `arroyo-state edit undo "
             f"{paths.root} --yes`",
         )
+
+
+def _is_pinned_by_an_edit(store: ObjectStore, paths: JobPaths, checkpoint: Checkpoint) -> bool:
+    """Return whether an edit published an epoch, by its pin: pins are read without a listing."""
+    before = None if checkpoint.progress is None else checkpoint.progress.revises
+    return any(
+        pin.epoch == before and not pin.released and pin.reason.startswith(BEFORE_EDIT)
+        for pin in read_pins(store, paths).pins
+    )
 
 
 def edit_of(store: ObjectStore, paths: JobPaths, checkpoint: Checkpoint) -> EditRecord | None:
