@@ -550,11 +550,12 @@ class _SourceDecoder:
     ) -> None:
         converter = topic.converter
         self._topic, self._failures, self._metrics = topic, failures, metrics
-        self._in_columns = in_columns
         self._read, self._read_arrow = converter.reader(), converter.arrow_reader()
         self._read_key = converter.key_reader()
-        self._read_columns = column_reader(converter)
-        self._read_together = record_reader(converter)
+        self._in_columns = in_columns
+        # What one of them refuses, the other refuses too: a batch is parsed once.
+        self._read_columns = column_reader(converter) if in_columns else None
+        self._read_together = None if in_columns else record_reader(converter)
 
     def records(self, batch: pa.RecordBatch, place: Callable[[int], Place]) -> Records:
         """Return the records of a batch that decode.

@@ -24,9 +24,9 @@ from arroyo_dagster.dataflow.definition.windows import GLOBAL_WINDOW
 from arroyo_dagster.dataflow.storage.columns import KEY
 from arroyo_dagster.dataflow.storage.state_tables import (
     column_rows,
+    fill_defaults,
     state_columns,
     updated_at_ms,
-    with_defaults,
 )
 from arroyo_dagster.dataflow.storage.values import arrow_type
 from arroyo_dagster.state.tables.keyed.cells import Mask, Slots, grown
@@ -90,7 +90,7 @@ class ColumnRows:
         absent[at] = False
         taken = pa.array(places, mask=absent)
         return [
-            with_defaults(column.take(taken), one)
+            fill_defaults(column.take(taken), one)
             for one, column in zip(self._columns, values, strict=True)
         ]
 
@@ -123,7 +123,7 @@ class ColumnRows:
     def load(self, rows: pa.Table) -> None:
         """Add stored rows of keys that have none here, as they are in the state's table."""
         keys = rows.column(KEY).combine_chunks()
-        values = [with_defaults(rows.column(one.name), one) for one in self._columns]
+        values = [fill_defaults(rows.column(one.name), one) for one in self._columns]
         updated = updated_at_ms(self._state, rows)
         slots = self._slots_for(keys)
         self._put(slots, [column.combine_chunks() for column in (*values, updated)])

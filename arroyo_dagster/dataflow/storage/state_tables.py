@@ -182,7 +182,7 @@ def entries_of(state: StateDef, rows: pa.Table) -> dict[Window, dict[str, tuple[
 def entry_values(state: StateDef, rows: pa.Table) -> Iterator[tuple[Any, ...]]:
     """Yield each row of a state's table as an entry: its values, then its update time (ms)."""
     columns = [
-        python_values(with_defaults(rows.column(one.name), one)) for one in state_columns(state)
+        python_values(fill_defaults(rows.column(one.name), one)) for one in state_columns(state)
     ]
     return zip(*columns, updated_at_ms(state, rows).to_pylist(), strict=True)
 
@@ -195,11 +195,11 @@ def updated_at_ms(state: StateDef, rows: pa.Table) -> pa.ChunkedArray:
     return pc.divide(nanos, _NANOS_PER_MS)
 
 
-def with_defaults(column: Values, of: Column) -> Values:
-    """Return a column with the default of its type for nulls."""
-    if not column.null_count:
-        return column
-    return pc.fill_null(column, pa.scalar(of.type.default, column.type))
+def fill_defaults(values: Values, column: Column) -> Values:
+    """Return the values of a column with the default of its type for nulls."""
+    if not values.null_count:
+        return values
+    return pc.fill_null(values, pa.scalar(column.type.default, values.type))
 
 
 def python_values(column: pa.Array | pa.ChunkedArray) -> list[Any]:
