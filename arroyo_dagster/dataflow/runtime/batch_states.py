@@ -326,8 +326,9 @@ class ColumnUpdate:
         rows: npt.NDArray[np.int64],
         fail: Callable[[int, Exception], None],
     ) -> int:
-        keys = pl.Series(KEY, arrived.batch.column(KEY).take(pa.array(rows)))
         whole = len(rows) == arrived.batch.num_rows
+        texts = arrived.batch.column(KEY)
+        keys = pl.Series(KEY, texts if whole else texts.take(pa.array(rows)))
         failed: list[int] = []
 
         def call(start: int, stop: int) -> None:

@@ -1,8 +1,7 @@
 """Decode JSON records of a declared type together, where the result is that of decoding each.
 
 Whatever is doubtful (a record that does not decode, a member that is missing, a number that is not
-finite) makes `read` return None: the records are then decoded one by one, and each that fails is
-reported.
+finite) gives None: the records are then decoded one by one, and each that fails is reported.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from arroyo_dagster.dataflow.runtime.record import Record
 from arroyo_dagster.dataflow.storage.values import arrow_type
 
 ReadColumns = Callable[[pa.Array], pl.DataFrame | None]
-ReadRecords = Callable[[pa.Array], list[Record] | None]
+MakeRecords = Callable[[pl.DataFrame], list[Record] | None]
 _BLOCK_BYTES = 1 << 20
 
 
@@ -73,14 +72,13 @@ def column_reader(converter: Converter) -> ReadColumns | None:
     return read
 
 
-def record_reader(converter: Converter) -> ReadRecords | None:
-    """Return a function that decodes raw values (binary) as records; None = the type has none.
+def record_maker(converter: Converter) -> MakeRecords | None:
+    """Return a function that makes records of what `column_reader` reads; None = the type has none.
 
     The type must be an object of text, bools and whole numbers.
     """
-    read_columns = column_reader(converter)
     declared = converter.resolved(converter.type)
-    if read_columns is None or not isinstance(declared, CompositeType):
+    if column_reader(converter) is None or not isinstance(declared, CompositeType):
         return None
     scalars = [converter.resolved(one.type) for one in declared.members]
     if not all(isinstance(one, ScalarType) and one in _AS_READ for one in scalars):
@@ -95,13 +93,12 @@ def record_reader(converter: Converter) -> ReadRecords | None:
         scope,
     )
 
-    def read(raw: pa.Array) -> list[Record] | None:
-        frame = read_columns(raw)
-        if frame is None or any(column.null_count() for column in frame):
+    def made(frame: pl.DataFrame) -> list[Record] | None:
+        if any(column.null_count() for column in frame):
             return None
         return cast(list[Record], scope["make"]([column.to_list() for column in frame]))
 
-    return read
+    return made
 
 
 _AS_READ = {

@@ -383,10 +383,10 @@ def _not_none(update: Function, result: Any) -> OperatorResultError:
 def _in_order(batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
     """Sort records of several subtasks by source, partition and offset."""
     rows = pa.Table.from_batches(batches).combine_chunks()
-    places = [rows.column(name).to_numpy() for name in ("offset", "partition", SOURCE)]
-    order = np.lexsort(places)
-    if not np.array_equal(order, np.arange(rows.num_rows)):
-        rows = rows.take(pa.array(order))
+    offsets, *others = (rows.column(name).to_numpy() for name in ("offset", "partition", SOURCE))
+    one_topic = all((one == one[0]).all() for one in others)
+    if not one_topic or (offsets[1:] < offsets[:-1]).any():
+        rows = rows.take(pa.array(np.lexsort([offsets, *others])))
     found: list[pa.RecordBatch] = rows.combine_chunks().to_batches()
     return found
 

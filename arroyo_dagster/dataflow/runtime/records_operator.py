@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ from arroyo_dagster.dataflow.runtime.columnar import call_divided, called, colum
 from arroyo_dagster.dataflow.runtime.context import collected_later
 from arroyo_dagster.dataflow.runtime.event_time import EventTime
 from arroyo_dagster.dataflow.runtime.functions import Function
-from arroyo_dagster.dataflow.runtime.json_columns import column_reader, record_reader
+from arroyo_dagster.dataflow.runtime.json_columns import column_reader, record_maker
 from arroyo_dagster.dataflow.runtime.operators import ServiceOperator, ServicePlan, TopicPlan
 from arroyo_dagster.dataflow.runtime.record_batches import (
     BOOL_KEY,
@@ -60,7 +61,10 @@ from arroyo_dagster.dataflow.storage.values import Key, check_of, key_for, key_t
 from arroyo_dagster.state.codec.hashing.routing import key_hashes, subtasks_for_hashes
 from arroyo_dagster.state.model.tables import TableConfig
 from arroyo_dagster.state.runtime.operators import Collector, OperatorContext
+from arroyo_dagster.state.storage.concurrency import read_ahead
 from arroyo_dagster.user_modules import begin_step
+
+_PARSE_AHEAD_BYTES = 1 << 25
 
 
 class RecordsOperator(ServiceOperator):
@@ -123,17 +127,29 @@ class RecordsOperator(ServiceOperator):
 
     # ---- batches ---------------------------------------------------------------------------------
 
-    def process_batch(
-        self, batch: pa.RecordBatch, ctx: OperatorContext, collector: Collector
+    def process_batches(
+        self,
+        index: int,
+        batches: Sequence[pa.RecordBatch],
+        ctx: OperatorContext,
+        collector: Collector,
     ) -> None:
-        """Process records of all sources, and clock rows."""
-        self.see(batch, ctx)
-        for source, part in _by_source(batch):
-            if source >= 0:
-                with self._place.entered(), collected_later():
-                    self._take(source, part, collector)
-            elif self._event_time is not None:
-                self._event_time.tick(idle=source == IDLE)
+        """Process records of all sources, and clock rows; parse the next ones meanwhile."""
+        weighed = ((batch, batch.nbytes) for batch in batches)
+        for parts in read_ahead(self._parsed, weighed, _PARSE_AHEAD_BYTES):
+            for part in parts:
+                self.see(part.rows, ctx)
+                if part.source >= 0:
+                    with self._place.entered(), collected_later():
+                        self._take(part, collector)
+                elif self._event_time is not None:
+                    self._event_time.tick(idle=part.source == IDLE)
+
+    def _parsed(self, batch: pa.RecordBatch) -> list[_Part]:
+        return [
+            _Part(source, rows, self._decoders[source].parse(rows) if source >= 0 else None)
+            for source, rows in _by_source(batch)
+        ]
 
     def handle_checkpoint(self, ctx: OperatorContext, collector: Collector) -> None:
         """Send the watermark and the closing windows to every subtask of the states."""
@@ -146,12 +162,14 @@ class RecordsOperator(ServiceOperator):
             self._event_time.write()
         self.finish_epoch(ctx)
 
-    def _take(self, source: int, batch: pa.RecordBatch, collector: Collector) -> None:
+    def _take(self, part: _Part, collector: Collector) -> None:
+        batch = part.rows
+
         def place(at: int) -> Place:
             return place_in(batch, self.plan.topics, at)
 
-        records = self._decoders[source].records(batch, place)
-        for steps in (self._source_steps[source], self._steps):
+        records = self._decoders[part.source].records(batch, part.parsed, place)
+        for steps in (self._source_steps[part.source], self._steps):
             records = run_steps(steps, records, self.failures, self.metrics, place)
         enter = None
         if self._event_time is not None:
@@ -535,6 +553,15 @@ def _by_source(batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
         yield source, batch.filter(pc.equal(sources, source))
 
 
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """The rows of one source in a batch, and their values as columns if they decode so."""
+
+    source: int
+    rows: pa.RecordBatch
+    parsed: pl.DataFrame | None
+
+
 class _SourceDecoder:
     """Decodes the records of one source.
 
@@ -553,23 +580,38 @@ class _SourceDecoder:
         self._read, self._read_arrow = converter.reader(), converter.arrow_reader()
         self._read_key = converter.key_reader()
         self._in_columns = in_columns
-        # What one of them refuses, the other refuses too: a batch is parsed once.
-        self._read_columns = column_reader(converter) if in_columns else None
-        self._read_together = None if in_columns else record_reader(converter)
+        self._make_records = None if in_columns else record_maker(converter)
+        parses = in_columns or self._make_records is not None
+        self._read_columns = column_reader(converter) if parses else None
 
-    def records(self, batch: pa.RecordBatch, place: Callable[[int], Place]) -> Records:
+    def parse(self, batch: pa.RecordBatch) -> pl.DataFrame | None:
+        """Return the records of a batch as columns; None if one does not decode so.
+
+        Any thread may call this, at any time.
+        """
+        raw = column(batch, VALUE)
+        if not pa.types.is_binary(raw.type):
+            return None
+        if self._in_columns and self._topic.converter.is_text and not raw.null_count:
+            text, is_text = _as_text(raw)
+            return pl.DataFrame({SCALAR: pl.from_arrow(text)}) if is_text else None
+        return None if self._read_columns is None else self._read_columns(raw)
+
+    def records(
+        self, batch: pa.RecordBatch, parsed: pl.DataFrame | None, place: Callable[[int], Place]
+    ) -> Records:
         """Return the records of a batch that decode.
 
         Args:
             batch: rows of the source.
+            parsed: what `parse` returned for them.
             place: returns the position in its topic of the record at an index of the batch.
         """
         count, name = batch.num_rows, self._topic.name
-        frame = self._columns(batch) if self._in_columns else None
-        if frame is not None:
+        if parsed is not None and self._in_columns:
             self._metrics.count(name, succeeded=count)
-            return Records(None, range(count), self._keys(batch), frame=frame)
-        values, bad = self._values(batch)
+            return Records(None, range(count), self._keys(batch), frame=parsed)
+        values, bad = self._values(batch, parsed)
         for at, error in bad.items():
             raw = column(batch, VALUE)[at].as_py()
             self._failures.note(name, error, raw, place(at), topic=True)
@@ -582,23 +624,15 @@ class _SourceDecoder:
         some_keys = None if keys is None else [keys[at] for at in kept]
         return records.taken(kept, [values[at] for at in kept], some_keys)
 
-    def _columns(self, batch: pa.RecordBatch) -> pl.DataFrame | None:
-        """Return the records as columns; None if one does not decode so."""
-        raw = column(batch, VALUE)
-        if not pa.types.is_binary(raw.type):
-            return None
-        if self._topic.converter.is_text and not raw.null_count:
-            text, is_text = _as_text(raw)
-            return pl.DataFrame({SCALAR: pl.from_arrow(text)}) if is_text else None
-        return None if self._read_columns is None else self._read_columns(raw)
-
-    def _values(self, batch: pa.RecordBatch) -> tuple[list[Any], dict[int, Exception]]:
+    def _values(
+        self, batch: pa.RecordBatch, parsed: pl.DataFrame | None
+    ) -> tuple[list[Any], dict[int, Exception]]:
         """Return the value of each record, and the errors of those that do not decode, by index."""
-        raw, converter = column(batch, VALUE), self._topic.converter
-        is_binary = pa.types.is_binary(raw.type)
-        together = self._read_together(raw) if is_binary and self._read_together else None
+        together = self._make_records(parsed) if self._make_records and parsed is not None else None
         if together is not None:
             return [*together], {}
+        raw, converter = column(batch, VALUE), self._topic.converter
+        is_binary = pa.types.is_binary(raw.type)
         read = self._read if is_binary else self._read_arrow
         if is_binary and (converter.is_text or converter.name == "json"):
             raw, plain = _as_text(raw)

@@ -8,6 +8,7 @@ pickling its values. This is safe: both ends are subtasks of one job, and the da
 
 from __future__ import annotations
 
+import contextlib
 import io
 import marshal
 import pickle
@@ -24,6 +25,9 @@ PAYLOAD, PLACE = "payload", "place"
 
 PAYLOAD_TYPE = pa.dictionary(pa.int32(), pa.binary())
 _LIST, _RECORDS, _PLAIN_RECORDS, _SINGLE, _COLUMNS = b"L", b"R", b"M", b"S", b"C"
+_COLUMNS_HEAD = _COLUMNS.ljust(8)
+"""Keeps the columns behind it aligned, so that they are read where they are."""
+
 Groups = npt.NDArray[np.int64]
 
 
@@ -61,8 +65,8 @@ def encode_frame(frame: pl.DataFrame, groups: Groups | None) -> dict[str, pa.Arr
     """Return the columns of records that are rows of a frame. Arguments as in `encode_values`."""
 
     def dump(rows: Groups | None) -> bytes:
-        out = io.BytesIO(_COLUMNS)
-        out.seek(len(_COLUMNS))
+        out = io.BytesIO(_COLUMNS_HEAD)
+        out.seek(len(_COLUMNS_HEAD))
         (frame if rows is None else frame[rows.tolist()]).write_ipc_stream(out)
         return out.getvalue()
 
@@ -124,15 +128,15 @@ def decode_frame(payloads: pa.Array, places: pa.Array) -> pl.DataFrame | None:
     return cast(pl.DataFrame, whole[at.tolist()])
 
 
-def _used(payloads: pa.Array) -> dict[int, bytes]:
+def _used(payloads: pa.Array) -> dict[int, memoryview]:
     numbers = payloads.indices.unique().drop_null().to_pylist()
-    return {number: payloads.dictionary[number].as_py() for number in numbers}
+    return {number: memoryview(payloads.dictionary[number].as_buffer()) for number in numbers}
 
 
-def _values_in(data: bytes) -> list[Any]:
+def _values_in(data: memoryview) -> list[Any]:
     from arroyo_dagster.dataflow.runtime.record import Record
 
-    kind, rest = data[:1], memoryview(data)[1:]
+    kind, rest = data[:1], data[1:]
     if kind == _COLUMNS:
         return records_of(_frame_in(data))
     values = marshal.loads(rest) if kind == _PLAIN_RECORDS else pickle.loads(rest)
@@ -141,8 +145,23 @@ def _values_in(data: bytes) -> list[Any]:
     return [pickle.loads(one) for one in values] if kind == _SINGLE else values
 
 
-def _frame_in(data: bytes) -> pl.DataFrame:
-    return pl.read_ipc_stream(io.BytesIO(memoryview(data)[1:]))
+def _frame_in(data: memoryview) -> pl.DataFrame:
+    columns = data[len(_COLUMNS_HEAD) :]
+    with (
+        contextlib.suppress(pa.ArrowNotImplementedError),  # a type that only Polars has
+        pa.ipc.open_stream(pa.py_buffer(columns)) as stream,
+    ):
+        # What has the same type in both is read without a copy.
+        if all(_is_plain(field.type) for field in stream.schema):
+            return cast(pl.DataFrame, pl.from_arrow(stream.read_all()))
+    return pl.read_ipc_stream(io.BytesIO(columns))
+
+
+def _is_plain(kind: pa.DataType) -> bool:
+    return any(is_one(kind) for is_one in _PLAIN)
+
+
+_PLAIN = (pa.types.is_primitive, pa.types.is_string_view, pa.types.is_binary_view)
 
 
 # ---- records and frames --------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from arroyo_dagster.dataflow.topics.records import (
     record_batches,
 )
 from arroyo_dagster.errors import FormatError, ProtocolError
+from arroyo_dagster.state.storage.concurrency import read_ahead
 
 Positions = npt.NDArray[np.int64]
 
@@ -36,28 +37,34 @@ HEAD_BYTES = 1024
 """The size of the beginning of a file that its fingerprint covers."""
 
 _BOM = b"\xef\xbb\xbf"
-_NEWLINE, _QUOTE = 10, 34
+_NEWLINE, _SPACE, _QUOTE = 10, 32, 34
+_READ_AHEAD_BYTES = 8 * BLOCK_BYTES
 _PROBE_BYTES = 1 << 14
 
 
-def record_ends(data: bytes, *, quoted: bool) -> np.ndarray:
+def record_ends(data: bytes, *, quoted: bool) -> Positions:
     """Return the position after each line end that ends a record.
 
     Args:
         data: bytes that begin with a record.
         quoted: whether a line end inside double quotes is part of the record, as in CSV.
     """
+    return np.flatnonzero(_is_end(data, quoted=quoted)) + 1
+
+
+def _is_end(data: bytes, *, quoted: bool) -> npt.NDArray[np.bool_]:
+    """Return whether each byte is a line end that ends a record."""
     letters = np.frombuffer(data, dtype=np.uint8)
-    ends = letters == _NEWLINE
+    ends: npt.NDArray[np.bool_] = letters == _NEWLINE
     if quoted:
         ends &= (np.cumsum(letters == _QUOTE, dtype=np.int64) & 1) == 0
-    return np.flatnonzero(ends) + 1
+    return ends
 
 
 def _batches_of_lines(
     at: int, data: bytes, begins: Positions, ends: Positions, partition: int
-) -> Iterator[pa.RecordBatch]:
-    """Yield lines that are not blank as rows, without line ends and a byte order mark.
+) -> list[pa.RecordBatch]:
+    """Return lines that are not blank as rows, without line ends and a byte order mark.
 
     Args:
         at: the position of `data` in the file.
@@ -72,22 +79,24 @@ def _batches_of_lines(
     offsets = pa.py_buffer(np.append(first[:1], ends).astype(np.int32))
     # The kernels for ASCII take any bytes; nothing here needs them to be text.
     lines = pa.Array.from_buffers(pa.string(), len(ends), [None, offsets, pa.py_buffer(data)])
-    filled = pc.not_equal(pc.ascii_trim_whitespace(lines), "")
-    rows = pa.table(
-        {"value": pc.ascii_rtrim(lines, "\r\n"), "offset": pa.array(begins + at, pa.int64())}
-    ).filter(filled)
-    for batch in rows.combine_chunks().to_batches(max_chunksize=BATCH_RECORDS):
-        count = batch.num_rows
-        yield pa.RecordBatch.from_arrays(
-            [
-                pa.nulls(count, pa.binary()),
-                batch.column(0).cast(pa.binary()),
-                pa.repeat(pa.scalar(partition, pa.int32()), count),
-                batch.column(1),
-                pa.nulls(count, pa.timestamp("ms")),
-            ],
-            schema=RECORDS,
-        )
+    rows = pa.RecordBatch.from_arrays(
+        [pc.ascii_rtrim(lines, "\r\n").cast(pa.binary()), pa.array(begins + at, pa.int64())],
+        ["value", "offset"],
+    )
+    if not (np.frombuffer(data, dtype=np.uint8)[first] > _SPACE).all():  # a line may be blank
+        rows = rows.filter(pc.not_equal(pc.ascii_trim_whitespace(lines), ""))
+    count = rows.num_rows
+    whole = pa.RecordBatch.from_arrays(
+        [
+            pa.nulls(count, pa.binary()),
+            rows.column(0),
+            pa.repeat(pa.scalar(partition, pa.int32()), count),
+            rows.column(1),
+            pa.nulls(count, pa.timestamp("ms")),
+        ],
+        schema=RECORDS,
+    )
+    return [whole.slice(row, BATCH_RECORDS) for row in range(0, count, BATCH_RECORDS)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,15 +158,23 @@ class Lines:
                 min(BLOCK_BYTES, entry.size_bytes - end - len(data)),
             )
             data += block
-            ends = record_ends(data, quoted=self._quoted)[: room - count]
-            if len(ends):
-                count += len(ends)
-                end, data = end + int(ends[-1]), data[int(ends[-1]) :]
+            found, size = self._records(data, room - count)
+            count, end, data = count + found, end + size, data[size:]
             if not block:
                 return (end + len(data), count + 1) if final and data else (end, count)
-            if len(data) > LONGEST_BYTES and not len(ends):
+            if len(data) > LONGEST_BYTES and not found:
                 raise too_long(folder, entry.name, end)
         return end, count
+
+    def _records(self, data: bytes, most: int) -> tuple[int, int]:
+        """Return the number of whole records in `data`, up to `most`, and their size in bytes."""
+        is_end = _is_end(data, quoted=self._quoted)
+        count = int(np.count_nonzero(is_end))
+        if not count:
+            return 0, 0
+        if count <= most:
+            return count, len(is_end) - int(is_end[::-1].argmax())
+        return most, int(np.flatnonzero(is_end)[most - 1]) + 1
 
     def batches(
         self, folder: Folder, name: str, number: int, start: int, end: int
@@ -170,9 +187,14 @@ class Lines:
             number: the partition of the records.
             start, end: bytes.
         """
-        for at, data, ends in self._blocks(folder, name, start, end):
-            begins = np.concatenate([[0], ends[:-1]])
-            yield from _batches_of_lines(at, data, begins, ends, number)
+
+        def rows_of(block: tuple[int, bytes, Positions]) -> list[pa.RecordBatch]:
+            at, data, ends = block
+            return _batches_of_lines(at, data, np.append(0, ends[:-1]), ends, number)
+
+        blocks = ((one, len(one[1])) for one in self._blocks(folder, name, start, end))
+        for batches in read_ahead(rows_of, blocks, _READ_AHEAD_BYTES):
+            yield from batches
 
     def cuts(self, folder: Folder, name: str, start: int, end: int) -> Sequence[int]:
         """Return positions at which to split; none for CSV, since a line end can be quoted."""

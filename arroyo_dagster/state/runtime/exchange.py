@@ -113,14 +113,29 @@ def route(edge: Edge, rows: pa.Table, parallelism: int, *, stay: int) -> list[tu
 
 
 def rechunk(tables: Sequence[pa.Table], schema: pa.Schema) -> list[pa.RecordBatch]:
-    """Concatenate tables and cut them into batches of `CHUNK_ROWS`."""
-    if not tables:
-        return []
-    whole = pa.concat_tables(tables).combine_chunks()
-    if not whole.schema.equals(schema):
-        raise FormatError("rows of one edge have different schemas", found=str(whole.schema))
-    batches: list[pa.RecordBatch] = whole.to_batches(max_chunksize=CHUNK_ROWS)
-    return batches
+    """Cut the rows of tables into batches of `CHUNK_ROWS`, the last one of what is left."""
+    found: list[pa.RecordBatch] = []
+    pieces: list[pa.RecordBatch] = []
+    room = CHUNK_ROWS
+    for table in tables:
+        if not table.schema.equals(schema):
+            raise FormatError("rows of one edge have different schemas", found=str(table.schema))
+        for batch in table.to_batches():
+            start = 0
+            while start < batch.num_rows:
+                piece = batch.slice(start, room)
+                pieces.append(piece)
+                start, room = start + piece.num_rows, room - piece.num_rows
+                if not room:
+                    found.append(_one_batch(pieces))
+                    pieces, room = [], CHUNK_ROWS
+    if pieces:
+        found.append(_one_batch(pieces))
+    return found
+
+
+def _one_batch(pieces: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+    return pieces[0] if len(pieces) == 1 else pa.concat_batches(pieces)
 
 
 def encode_table(rows: pa.Table) -> bytes:

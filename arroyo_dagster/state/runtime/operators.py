@@ -148,6 +148,20 @@ class Operator:
         """Process rows of input `index`, for operators with several inputs."""
         self.process_batch(batch, ctx, collector)
 
+    def process_batches(
+        self,
+        index: int,
+        batches: Sequence[pa.RecordBatch],
+        ctx: OperatorContext,
+        collector: Collector,
+    ) -> None:
+        """Process all rows of input `index` in an epoch, for operators that work ahead.
+
+        Without an override, `process_batch_index` is called with each batch.
+        """
+        for batch in batches:
+            self.process_batch_index(index, batch, ctx, collector)
+
     def on_timers(
         self, name: str, timers: pa.RecordBatch, ctx: OperatorContext, collector: Collector
     ) -> None:

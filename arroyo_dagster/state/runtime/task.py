@@ -149,8 +149,7 @@ class OperatorSubtask:
         collector = Collector(self.node.operator_id, self._schema)
         ctx.side_output = Collector(f"{self.node.operator_id} (side output)", self._side_schema)
         for index, batches in sorted(inputs.items()):
-            for batch in batches:
-                operator.process_batch_index(index, batch, ctx, collector)
+            operator.process_batches(index, batches, ctx, collector)
         self._fire_timers(after_micros, collector)
         if after_micros is not None and after_micros != before_micros:
             operator.handle_watermark(after_micros, ctx, collector)

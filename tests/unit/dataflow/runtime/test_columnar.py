@@ -8,6 +8,7 @@ import random
 from collections import Counter
 from typing import Any
 
+import numpy as np
 import polars as pl
 import pyarrow as pa
 import pytest
@@ -21,7 +22,16 @@ from arroyo_dagster.dataflow.errors import OperatorError
 from arroyo_dagster.dataflow.runtime import keyed_states
 from arroyo_dagster.dataflow.runtime.columnar import call_divided
 from arroyo_dagster.dataflow.runtime.converters import Converter
-from arroyo_dagster.dataflow.runtime.json_columns import column_reader, record_reader
+from arroyo_dagster.dataflow.runtime.json_columns import column_reader, record_maker
+from arroyo_dagster.dataflow.storage.payloads import (
+    PAYLOAD,
+    PLACE,
+    Groups,
+    decode_frame,
+    decode_values,
+    encode_frame,
+    records_of,
+)
 from arroyo_dagster.errors import StorageError
 from tests.dataflows import Clock, Flow, Topic, definition, sent
 from tests.shares import fewer_examples
@@ -473,10 +483,12 @@ WHOLE = "object, properties: {b: {type: bool}, i: {type: i64}, s: {type: string,
 )  # fmt: skip
 def test_records_that_are_decoded_together_are_what_the_converter_gives(lines: list[str]) -> None:
     converter = converter_of_words(WHOLE)
-    read, each = record_reader(converter), converter.reader()
+    read, make, each = column_reader(converter), record_maker(converter), converter.reader()
     assert read is not None
+    assert make is not None
     raw = [line.encode("utf-8", "surrogatepass") for line in lines]
-    found = read(pa.array(raw, pa.binary()))
+    frame = read(pa.array(raw, pa.binary()))
+    found = None if frame is None else make(frame)
     if found is not None:
         expected = [each(one) for one in raw]
         assert [repr(one) for one in found] == [repr(one) for one in expected]
@@ -484,11 +496,14 @@ def test_records_that_are_decoded_together_are_what_the_converter_gives(lines: l
 
 
 def test_good_records_are_decoded_together() -> None:
-    read = record_reader(converter_of_words(WHOLE))
+    converter = converter_of_words(WHOLE)
+    read, make = column_reader(converter), record_maker(converter)
     assert read is not None
-    raw = [b'{"s": "a", "b": true, "i": 1, "more": [1]}', b' {"i": 2, "b": false, "s": "b"} ']
-    assert read(pa.array(raw[:1])) == [{"b": True, "i": 1, "s": "a"}]
-    assert record_reader(converter_of_words(SCALARS)) is None
+    assert make is not None
+    frame = read(pa.array([b'{"s": "a", "b": true, "i": 1, "more": [1]}']))
+    assert frame is not None
+    assert make(frame) == [{"b": True, "i": 1, "s": "a"}]
+    assert record_maker(converter_of_words(SCALARS)) is None
 
 
 def test_good_records_are_read_as_columns() -> None:
@@ -506,3 +521,23 @@ def test_good_records_are_read_as_columns() -> None:
     frame = read(pa.array([sent(GOOD).value] * 3, pa.binary()))
     assert isinstance(frame, pl.DataFrame)
     assert frame.to_dicts() == [GOOD] * 3
+
+
+@pytest.mark.parametrize("groups", [None, np.array([1, 0, 1])])
+def test_columns_of_every_type_travel(groups: Groups | None) -> None:
+    """Types that Arrow reads as they are, and those that only Polars reads."""
+    plain = pl.DataFrame(
+        {"s": ["a", None, "long enough for a buffer"], "b": [b"", b"x", None], "n": [1.5, 2, None]}
+    ).with_columns(at=pl.lit(7).cast(pl.Datetime("ns")), yes=pl.lit(True))
+    others = plain.with_columns(
+        kind=pl.Series(["x", "y", "x"], dtype=pl.Enum(["x", "y"])),
+        big=pl.Series([1 << 100, 0, -1], dtype=pl.Int128),
+        pairs=pl.Series([[1], [], None], dtype=pl.List(pl.UInt8)),
+    )
+    for frame in (plain, others):
+        columns = encode_frame(frame, groups)
+        found = decode_frame(columns[PAYLOAD], columns[PLACE])
+        assert found is not None
+        assert found.schema == frame.schema
+        assert found.equals(frame)
+        assert decode_values(columns[PAYLOAD], columns[PLACE]) == records_of(frame)
