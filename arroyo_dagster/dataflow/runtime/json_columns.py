@@ -7,7 +7,7 @@ finite) gives None: the records are then decoded one by one, and each that fails
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, cast
+from typing import cast
 
 import polars as pl
 import pyarrow as pa
@@ -16,11 +16,9 @@ import pyarrow.json as pj
 
 from arroyo_dagster.dataflow.definition.types import CompositeType, ScalarType
 from arroyo_dagster.dataflow.runtime.converters import Converter
-from arroyo_dagster.dataflow.runtime.record import Record
 from arroyo_dagster.dataflow.storage.values import arrow_type
 
 ReadColumns = Callable[[pa.Array], pl.DataFrame | None]
-MakeRecords = Callable[[pl.DataFrame], list[Record] | None]
 _BLOCK_BYTES = 1 << 20
 
 
@@ -72,33 +70,15 @@ def column_reader(converter: Converter) -> ReadColumns | None:
     return read
 
 
-def record_maker(converter: Converter) -> MakeRecords | None:
-    """Return a function that makes records of what `column_reader` reads; None = the type has none.
-
-    The type must be an object of text, bools and whole numbers.
+def reads_records(converter: Converter) -> bool:
+    """Return whether records made of what `column_reader` reads, without nulls, are what the
+    converter gives: the type is an object of text, bools and whole numbers.
     """
     declared = converter.resolved(converter.type)
     if column_reader(converter) is None or not isinstance(declared, CompositeType):
-        return None
+        return False
     scalars = [converter.resolved(one.type) for one in declared.members]
-    if not all(isinstance(one, ScalarType) and one in _AS_READ for one in scalars):
-        return None
-    names = [one.name for one in declared.members]
-    variables = [f"m{at}" for at in range(len(names))]
-    members = ", ".join(f"{name!r}: {m}" for name, m in zip(names, variables, strict=True))
-    scope: dict[str, Any] = {"Record": Record, "__name__": __name__}
-    exec(  # one expression without calls by name: it runs for every record
-        f"def make(columns):\n"
-        f"    return [Record({{{members}}}) for {', '.join(variables)}, in zip(*columns)]",
-        scope,
-    )
-
-    def made(frame: pl.DataFrame) -> list[Record] | None:
-        if any(column.null_count() for column in frame):
-            return None
-        return cast(list[Record], scope["make"]([column.to_list() for column in frame]))
-
-    return made
+    return all(isinstance(one, ScalarType) and one in _AS_READ for one in scalars)
 
 
 _AS_READ = {

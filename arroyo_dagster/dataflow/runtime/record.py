@@ -13,6 +13,17 @@ from typing import Any
 from arroyo_dagster.dataflow.errors import did_you_mean
 
 _get = dict.__getitem__
+_changes = 0
+
+
+def changes() -> int:
+    """Return a number that grows with every change of a `Record`."""
+    return _changes
+
+
+def _changing() -> None:
+    global _changes
+    _changes += 1
 
 
 class Record(dict[str, Any]):
@@ -34,6 +45,7 @@ class Record(dict[str, Any]):
             return _get(self, _member(self, name))
 
     def __setattr__(self, name: str, value: Any) -> None:
+        _changing()
         found = name if name in self else _find(self, name)
         dict.__setitem__(self, name if found is None else found, as_record(value))
 
@@ -41,7 +53,18 @@ class Record(dict[str, Any]):
         del self[name if name in self else _member(self, name)]
 
     def __setitem__(self, name: str, value: Any) -> None:
+        _changing()
         dict.__setitem__(self, name, as_record(value))
+
+    def __delitem__(self, name: str) -> None:
+        _changing()
+        dict.__delitem__(self, name)
+
+    def __ior__(self, other: Any) -> Record:  # type: ignore[override,misc]
+        pairs = {**other} if isinstance(other, dict) else dict(other)
+        for name, value in pairs.items():
+            self[name] = value
+        return self
 
     def __dir__(self) -> list[str]:
         return [name.replace("-", "_") for name in self]

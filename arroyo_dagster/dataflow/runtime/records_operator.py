@@ -26,7 +26,7 @@ from arroyo_dagster.dataflow.runtime.columnar import call_divided, called, colum
 from arroyo_dagster.dataflow.runtime.context import collected_later
 from arroyo_dagster.dataflow.runtime.event_time import EventTime
 from arroyo_dagster.dataflow.runtime.functions import Function
-from arroyo_dagster.dataflow.runtime.json_columns import column_reader, record_maker
+from arroyo_dagster.dataflow.runtime.json_columns import column_reader, reads_records
 from arroyo_dagster.dataflow.runtime.operators import ServiceOperator, ServicePlan, TopicPlan
 from arroyo_dagster.dataflow.runtime.record_batches import (
     BOOL_KEY,
@@ -580,8 +580,7 @@ class _SourceDecoder:
         self._read, self._read_arrow = converter.reader(), converter.arrow_reader()
         self._read_key = converter.key_reader()
         self._in_columns = in_columns
-        self._make_records = None if in_columns else record_maker(converter)
-        parses = in_columns or self._make_records is not None
+        parses = in_columns or reads_records(converter)
         self._read_columns = column_reader(converter) if parses else None
 
     def parse(self, batch: pa.RecordBatch) -> pl.DataFrame | None:
@@ -595,7 +594,10 @@ class _SourceDecoder:
         if self._in_columns and self._topic.converter.is_text and not raw.null_count:
             text, is_text = _as_text(raw)
             return pl.DataFrame({SCALAR: pl.from_arrow(text)}) if is_text else None
-        return None if self._read_columns is None else self._read_columns(raw)
+        found = None if self._read_columns is None else self._read_columns(raw)
+        if found is None or self._in_columns or not any(one.null_count() for one in found):
+            return found
+        return None
 
     def records(
         self, batch: pa.RecordBatch, parsed: pl.DataFrame | None, place: Callable[[int], Place]
@@ -608,10 +610,10 @@ class _SourceDecoder:
             place: returns the position in its topic of the record at an index of the batch.
         """
         count, name = batch.num_rows, self._topic.name
-        if parsed is not None and self._in_columns:
+        if parsed is not None:
             self._metrics.count(name, succeeded=count)
             return Records(None, range(count), self._keys(batch), frame=parsed)
-        values, bad = self._values(batch, parsed)
+        values, bad = self._values(batch)
         for at, error in bad.items():
             raw = column(batch, VALUE)[at].as_py()
             self._failures.note(name, error, raw, place(at), topic=True)
@@ -624,13 +626,8 @@ class _SourceDecoder:
         some_keys = None if keys is None else [keys[at] for at in kept]
         return records.taken(kept, [values[at] for at in kept], some_keys)
 
-    def _values(
-        self, batch: pa.RecordBatch, parsed: pl.DataFrame | None
-    ) -> tuple[list[Any], dict[int, Exception]]:
+    def _values(self, batch: pa.RecordBatch) -> tuple[list[Any], dict[int, Exception]]:
         """Return the value of each record, and the errors of those that do not decode, by index."""
-        together = self._make_records(parsed) if self._make_records and parsed is not None else None
-        if together is not None:
-            return [*together], {}
         raw, converter = column(batch, VALUE), self._topic.converter
         is_binary = pa.types.is_binary(raw.type)
         read = self._read if is_binary else self._read_arrow

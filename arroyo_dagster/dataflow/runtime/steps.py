@@ -26,7 +26,7 @@ from arroyo_dagster.dataflow.runtime.columnar import (
 from arroyo_dagster.dataflow.runtime.functions import Function
 from arroyo_dagster.dataflow.runtime.letters import Letter
 from arroyo_dagster.dataflow.runtime.reasons import next_step_of, reason_of
-from arroyo_dagster.dataflow.runtime.record import as_record
+from arroyo_dagster.dataflow.runtime.record import as_record, changes
 from arroyo_dagster.dataflow.storage.engine_tables import Metrics, StepLog
 from arroyo_dagster.dataflow.storage.payloads import frame_of, records_of
 from arroyo_dagster.errors import StorageError
@@ -77,7 +77,8 @@ class Records:
         frame: pl.DataFrame | None = None,
     ) -> None:
         self._values = values
-        self.frame = frame
+        self._frame = frame
+        self._changes = changes()
         self.at = at
         self.keys = keys
         self.windows = windows
@@ -86,17 +87,25 @@ class Records:
     def values(self) -> list[Any]:
         """The value of each record."""
         if self._values is None:
-            assert self.frame is not None
-            self._values = records_of(self.frame)
+            assert self._frame is not None
+            self._values, self._changes = records_of(self._frame), changes()
         return self._values
+
+    @property
+    def frame(self) -> pl.DataFrame | None:
+        """The records as rows; None = there are values only, or a function may have changed one."""
+        if self._values is not None and self._changes != changes():
+            self._frame = None
+        return self._frame
 
     def __len__(self) -> int:
         return len(self.at)
 
     def columns(self, start: int, stop: int) -> pl.DataFrame:
         """Return some records as a frame. Errors as in `frame_of`."""
-        if self.frame is not None:
-            return self.frame.slice(start, stop - start)
+        frame = self.frame
+        if frame is not None:
+            return frame.slice(start, stop - start)
         return frame_of(self.values[start:stop])
 
     def taken(self, kept: list[int], values: list[Any], keys: list[Any] | None) -> Records:
@@ -114,7 +123,6 @@ class Records:
         if frame is None and self.frame is None:
             return self.taken(kept, [self.values[one] for one in kept], keys)
         found = self.taken(kept, [], keys)
-        assert frame is not None or self.frame is not None
         rows = self.frame[kept] if frame is None and self.frame is not None else frame
         return Records(None, found.at, found.keys, found.windows, frame=rows)
 

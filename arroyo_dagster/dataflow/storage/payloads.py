@@ -9,6 +9,7 @@ pickling its values. This is safe: both ends are subtasks of one job, and the da
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import marshal
 import pickle
@@ -176,7 +177,25 @@ def records_of(frame: pl.DataFrame) -> list[Any]:
 
     if frame.columns == [SCALAR]:
         return frame[SCALAR].to_list()
-    return [as_record(row) for row in frame.iter_rows(named=True)]
+    if any(kind.is_nested() or kind == pl.Object for kind in frame.dtypes):
+        return [as_record(row) for row in frame.iter_rows(named=True)]
+    return _maker(tuple(frame.columns))([column.to_list() for column in frame])
+
+
+@functools.lru_cache(maxsize=256)
+def _maker(names: tuple[str, ...]) -> Callable[[list[list[Any]]], list[Any]]:
+    """Return a function that makes records of columns without objects and lists."""
+    from arroyo_dagster.dataflow.runtime.record import Record
+
+    variables = [f"m{at}" for at in range(len(names))]
+    members = ", ".join(f"{name!r}: {m}" for name, m in zip(names, variables, strict=True))
+    scope: dict[str, Any] = {"Record": Record, "__name__": __name__}
+    exec(  # one expression without calls by name: it runs for every record
+        f"def make(columns):\n"
+        f"    return [Record({{{members}}}) for {', '.join(variables)}, in zip(*columns)]",
+        scope,
+    )
+    return cast(Callable[[list[list[Any]]], list[Any]], scope["make"])
 
 
 def frame_of(values: Sequence[Any]) -> pl.DataFrame:
