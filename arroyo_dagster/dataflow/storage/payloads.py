@@ -24,7 +24,7 @@ import pyarrow as pa
 PAYLOAD, PLACE = "payload", "place"
 """The columns: the payload of a row, null if its value is text, and the place in it."""
 
-PAYLOAD_TYPE = pa.dictionary(pa.int32(), pa.binary())
+PAYLOAD_TYPE = pa.dictionary(pa.int32(), pa.large_binary())
 _LIST, _RECORDS, _PLAIN_RECORDS, _SINGLE, _COLUMNS = b"L", b"R", b"M", b"S", b"C"
 _COLUMNS_HEAD = _COLUMNS.ljust(8)
 """Keeps the columns behind it aligned, so that they are read where they are."""
@@ -87,7 +87,9 @@ def _payloads(
             at = np.flatnonzero(groups == group)
             payloads.append(dump(at))
             which[at], places[at] = number, np.arange(len(at))
-    column = pa.DictionaryArray.from_arrays(pa.array(which), pa.array(payloads, pa.binary()))
+    column = pa.DictionaryArray.from_arrays(
+        pa.array(which), pa.array(payloads, PAYLOAD_TYPE.value_type)
+    )
     return {PAYLOAD: column, PLACE: pa.array(places)}
 
 
