@@ -264,6 +264,14 @@ def test_a_record_is_read_and_written_by_attribute_and_by_name() -> None:
     assert getattr(record, "nothing", None) is None
     with pytest.raises(AttributeError, match="did you mean `values`"):
         record.vlaues
+    with pytest.raises(KeyError, match="did you mean `values`"):
+        record["vlaues"]
+    with pytest.raises(KeyError, match="7"):
+        record[7]  # type: ignore[index]
+    record |= {"pu-zone": {"d": 4}}
+    assert record["pu_zone"].d == 4
+    del record["pu-zone"]
+    assert not hasattr(record, "pu_zone")
 
 
 @pytest.mark.parametrize("name", ["items", "__reduce__", "__reduce_ex__", "__class__", "__dict__"])
