@@ -83,7 +83,8 @@ def _batches_of_lines(
         [pc.ascii_rtrim(lines, "\r\n").cast(pa.binary()), pa.array(begins + at, pa.int64())],
         ["value", "offset"],
     )
-    if not (np.frombuffer(data, dtype=np.uint8)[first] > _SPACE).all():  # a line may be blank
+    letters = np.frombuffer(data, dtype=np.uint8)
+    if first[-1] == len(data) or (letters[first] <= _SPACE).any():  # a line may be blank
         rows = rows.filter(pc.not_equal(pc.ascii_trim_whitespace(lines), ""))
     count = rows.num_rows
     whole = pa.RecordBatch.from_arrays(

@@ -48,6 +48,31 @@ def test_lines_are_records_and_blank_ones_are_none(tmp_path: Path) -> None:
     assert source(file).exhausted(end)
 
 
+_PIECES = [*(bytes([one]) for one in b"a \t\r\n\0\v\xff"), b"\r\n", b"\xef\xbb\xbf", b"x" * 90]
+
+
+@given(st.lists(st.sampled_from(_PIECES), max_size=40), st.integers(1, 9))
+def test_lines_are_those_of_bytes_however_they_are_cut(pieces: list[bytes], room: int) -> None:
+    """In blocks of 64 bytes and epochs of a few lines; the model is `bytes.split`."""
+    data = b"".join(pieces)
+    expected, at = [], 0
+    for line in data.split(b"\n"):
+        text = line.removeprefix(b"\xef\xbb\xbf") if at == 0 else line
+        if text.strip(b"\r\n\t\v\f "):
+            expected.append((at, text.rstrip(b"\r")))
+        at += len(line) + 1
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lines, "BLOCK_BYTES", 64)
+        file = Path(folder, "words")
+        file.write_bytes(data)
+        read, found = source(file, rows_per_epoch=room), []
+        offset = read.initial_offset()
+        while (end := read.latest_offset(offset)) != offset:
+            found += [(row["offset"], row["value"]) for row in records(read, offset, end)]
+            offset = end
+    assert found == expected
+
+
 def test_an_epoch_takes_what_it_is_told_and_no_more(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("".join(f"{n}\n" for n in range(10)))
     (tmp_path / "b").write_text("10\n11\n")
