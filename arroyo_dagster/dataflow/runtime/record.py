@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 from arroyo_dagster.dataflow.errors import did_you_mean
 
-_changes = 0
+_last_change = object()
 
 
-def changes() -> int:
-    """Return a number that grows with every change of a `Record`."""
-    return _changes
+def last_change() -> object:
+    """Return an object that another one replaces whenever a `Record` changes, in any thread."""
+    return _last_change
 
 
 def _changing() -> None:
-    global _changes
-    _changes += 1
+    global _last_change
+    _last_change = object()
 
 
 class Record(dict[str, Any]):

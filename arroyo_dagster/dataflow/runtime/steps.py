@@ -26,7 +26,7 @@ from arroyo_dagster.dataflow.runtime.columnar import (
 from arroyo_dagster.dataflow.runtime.functions import Function
 from arroyo_dagster.dataflow.runtime.letters import Letter
 from arroyo_dagster.dataflow.runtime.reasons import next_step_of, reason_of
-from arroyo_dagster.dataflow.runtime.record import as_record, changes
+from arroyo_dagster.dataflow.runtime.record import as_record, last_change
 from arroyo_dagster.dataflow.storage.engine_tables import Metrics, StepLog
 from arroyo_dagster.dataflow.storage.payloads import frame_of, records_of
 from arroyo_dagster.errors import StorageError
@@ -78,7 +78,7 @@ class Records:
     ) -> None:
         self._values = values
         self._frame = frame
-        self._changes = changes()
+        self._change = last_change()
         self.at = at
         self.keys = keys
         self.windows = windows
@@ -88,13 +88,13 @@ class Records:
         """The value of each record."""
         if self._values is None:
             assert self._frame is not None
-            self._values, self._changes = records_of(self._frame), changes()
+            self._values, self._change = records_of(self._frame), last_change()
         return self._values
 
     @property
     def frame(self) -> pl.DataFrame | None:
         """The records as rows; None = there are values only, or a function may have changed one."""
-        if self._values is not None and self._changes != changes():
+        if self._values is not None and self._change is not last_change():
             self._frame = None
         return self._frame
 

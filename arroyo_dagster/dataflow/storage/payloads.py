@@ -179,7 +179,7 @@ def records_of(frame: pl.DataFrame) -> list[Any]:
 
     if frame.columns == [SCALAR]:
         return frame[SCALAR].to_list()
-    if any(kind.is_nested() or kind == pl.Object for kind in frame.dtypes):
+    if not frame.width or any(kind.is_nested() or kind == pl.Object for kind in frame.dtypes):
         return [as_record(row) for row in frame.iter_rows(named=True)]
     return _maker(tuple(frame.columns))([column.to_list() for column in frame])
 
