@@ -58,6 +58,19 @@ class TableQuery:
     having: str | None = None
     sessions: OpenSessions | None = None
 
+    @property
+    def expressions(self) -> tuple[str, ...]:
+        """Its SQL over the columns of the events."""
+        sessions = self.sessions
+        given = (
+            *(sql for _, sql in self.columns),
+            *self.group_by,
+            *((*sessions.keys, sessions.time) if sessions is not None else ()),
+            self.where,
+            self.having,
+        )
+        return tuple(one for one in given if one is not None)
+
     def text(self, events: str) -> str:
         """Return the statement that computes the rows.
 
