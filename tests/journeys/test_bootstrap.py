@@ -469,14 +469,18 @@ def test_a_reviewed_plan_is_executed_with_its_rows_computed_once() -> None:
     assert loaded(job.store, job.paths)[at] == windows_of(NOW)
 
 
-def test_records_that_are_read_again_count_twice_only_where_no_rows_are_computed() -> None:
+def test_records_that_are_read_again_count_once() -> None:
+    """Tables hold computed rows or start empty: none holds a record that JOB has read before."""
     job = sql_job(Layout.LEGACY, "job_b")
     first = NewPosition(partition="0", position="0")
-    (text,) = bootstrap(job, positions=((None, first),)).plan(job.store).duplicate_outputs
+    plan = bootstrap(job, positions=((None, first),)).plan(job.store)
+    (text,) = plan.duplicate_outputs
     assert text.endswith(
-        "are read again; their outputs are seen twice, and tables whose rows are not computed "
-        "count them twice"
+        "are read again; their outputs are seen twice, and no table counts them twice"
     )
+    given = {key("window", "t"), *bootstrap(job).tables}
+    kept = [one for one in plan.tables if one.action is TableAction.KEPT]
+    assert not [one for one in kept if (one.operator, one.table) in given or one.rows]
 
 
 def test_a_reviewed_plan_is_refused_for_other_rows_tables_or_positions() -> None:

@@ -372,6 +372,19 @@ def test_the_watermark_may_follow_from_the_events(flights: Flights) -> None:
         newest = pq.read_table(flights.events, columns=["scheduled"]).slice(0, 7_000)
         latest = max(newest.column("scheduled").cast(pa.int64()).to_pylist())
         assert found.watermark_micros == latest - 60_000_000
+        assert not found.events.unknown
+    given["events"]["select"]["later"] = "scheduled + interval 100 years"
+    given["events"]["time"] = "later"
+    declared = parse_declared_bootstrap(given)
+    with declared_bootstrap(flights.session, store, paths, stopped(paths), declared) as found:
+        (text,) = found.events.unknown
+        assert text.startswith("whether the event times are right: the watermark")
+    del given["events"]["partition"], given["events"]["offset"]
+    given |= {"watermark": WATERMARK, "lateness_seconds": None}
+    declared = parse_declared_bootstrap(given)
+    with declared_bootstrap(flights.session, store, paths, stopped(paths), declared) as found:
+        (text,) = found.events.unknown
+        assert text.startswith("events: whether they end at the positions")
 
 
 # ---- in a lake -----------------------------------------------------------------------------------

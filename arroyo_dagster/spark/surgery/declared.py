@@ -17,9 +17,11 @@ from arroyo_dagster.spark.surgery.events import check_time_zone, newest_micros, 
 from arroyo_dagster.spark.surgery.kafka import cut_topics
 from arroyo_dagster.spark.surgery.lakes import check_readable, lake_frame, lake_snapshot
 from arroyo_dagster.state.codec.args_row import encode_argument
+from arroyo_dagster.state.codec.iso_times import iso_micros
 from arroyo_dagster.state.codec.schema import memory_schema
 from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.model.checkpoints import Checkpoint
+from arroyo_dagster.state.model.clock import wall_clock
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.surgery.bootstrap import EventFacts
 from arroyo_dagster.state.model.surgery.declared import (
@@ -63,7 +65,8 @@ def declared_bootstrap(
     """
     check_time_zone(session)
     checkpoint = ParquetBackend(store, job).load()
-    document, declared = declared, cut_topics(session, declared)
+    document = declared
+    declared, known = cut_topics(session, declared)
     errors: list[InputError] = []
     events = _Events(session, declared)
     for source in declared.sources:
@@ -82,6 +85,7 @@ def declared_bootstrap(
     if watermark is None:
         times = {one.name: events.narrow(one, one.expressions) for one in declared.sources}
         watermark = newest_micros(declared, times) - declared.lateness_micros
+        known += EventFacts(unknown=tuple(_ahead(watermark, wall_clock())))
     tables = [replace(one, events=events.narrow(one.source, one.expressions())) for one in tables]
     found = Bootstrap(
         store=store,
@@ -90,7 +94,7 @@ def declared_bootstrap(
         watermark_micros=watermark,
         positions=declared.positions,
         declaration=document.digest,
-        events=events.facts,
+        events=known + events.facts,
     )
     with ExitStack() as kept:
         for table in tables:
@@ -98,6 +102,18 @@ def declared_bootstrap(
             kept.callback(frame.unpersist)
             found = found.table(table.declared.operator, table.declared.table, frame)
         yield found
+
+
+def _ahead(watermark_micros: int, now_micros: int) -> Iterator[str]:
+    """Yield what a watermark that follows from event times says about them: one wrong time closes
+    every window.
+    """
+    if watermark_micros > now_micros:
+        yield (
+            f"whether the event times are right: the watermark that follows from them, "
+            f"{iso_micros(watermark_micros)}, lies ahead of this machine's clock; `watermark` or "
+            "`where` leaves wrong ones out"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +162,15 @@ class _Events:
     def facts(self) -> EventFacts:
         return EventFacts(
             versions=tuple(self._version(one) for one in self.declared.sources if one.in_lake),
-            unknown=tuple(text for one in self.lakes.values() for text in one.unknown),
+            unknown=(
+                *(text for one in self.lakes.values() for text in one.unknown),
+                *(
+                    f"{one.name}: whether they end at the positions; records behind them that the "
+                    "rows contain count twice"
+                    for one in self.declared.sources
+                    if one.partition is None and self.declared.positions_of(one)
+                ),
+            ),
         )
 
 

@@ -39,6 +39,13 @@ class EventFacts:
     missing: tuple[str, ...] = ()
     unknown: tuple[str, ...] = ()
 
+    def __add__(self, other: EventFacts) -> EventFacts:
+        return EventFacts(
+            versions=(*self.versions, *other.versions),
+            missing=(*self.missing, *other.missing),
+            unknown=(*self.unknown, *other.unknown),
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BootstrapRequest:

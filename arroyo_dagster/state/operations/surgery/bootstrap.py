@@ -259,6 +259,9 @@ class BootstrapJob:
                 if target.keys
                 else "there are several rows: an aggregate without GROUP BY has one",
                 **where,
+                next_step="group the rows by exactly these columns"
+                if target.keys
+                else "aggregate all rows to one",
             )
         if target.one_by_one and found.digest.rows > MAX_UNKEYED_ROWS:
             raise InputError(
@@ -327,8 +330,8 @@ class _Cut:
         for operator in dict.fromkeys(operator for operator, _ in job.positions):
             wanted = tuple(one for named, one in job.positions if named == operator)
             edit = SetOffsets(positions=wanted, operator=operator)
-            # Computed rows replace those that hold the records that are read again.
-            found = offset_changes(edit, tables, "tables whose rows are not computed")
+            # Every table of rows holds computed ones or starts empty.
+            found = offset_changes(edit, tables, counted_in=None)
             offsets = OffsetChanges(
                 tables=(*offsets.tables, *found.tables),
                 duplicate_outputs=(*offsets.duplicate_outputs, *found.duplicate_outputs),
