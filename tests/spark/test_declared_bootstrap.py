@@ -6,7 +6,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +19,14 @@ from deltalake import write_deltalake
 from pyiceberg.catalog.sql import SqlCatalog
 
 from arroyo_dagster import cli
-from arroyo_dagster.errors import InputError, NotFoundError
+from arroyo_dagster.errors import InputError, NotFoundError, StorageError
 from arroyo_dagster.orchestration.directory import ArroyoDirectory
 from arroyo_dagster.orchestration.resources import ArroyoStateStore, SparkSessionResource
 from arroyo_dagster.orchestration.surgery.bootstrapped_state import (
     BootstrapConfig,
     build_bootstrapped_state,
 )
+from arroyo_dagster.spark.jobs import fetch_rows
 from arroyo_dagster.spark.surgery.declared import declared_bootstrap
 from arroyo_dagster.spark.surgery.lakes import lake_frame
 from arroyo_dagster.state.metadata.backend import ParquetBackend
@@ -42,9 +43,11 @@ from tests import surgery_demo
 from tests.arroyo_jobs import stopped
 from tests.compat.arroyo import unpack
 from tests.compat.test_generational import FLIGHTS, lines_read
+from tests.contract import servers
 from tests.evolved_jobs import Rows, in_order, loaded
 from tests.journeys.test_surgery import errors_of
 from tests.lakes import catalog_of
+from tests.s3_servers import KEYS
 
 FILE = "/data/in/flights.json"
 WATERMARK = "2013-01-05T02:30:00Z"
@@ -494,6 +497,24 @@ def test_columns_that_no_expression_names_are_not_read(flights: Flights, tmp_pat
     assert some.columns == ["distance", "seq"]
     assert lake_frame(flights.session, snapshot, ["hash(*)"]).columns == whole.columns
     assert len(lake_frame(flights.session, snapshot, ["1"]).columns) == 1
+
+
+def test_workers_read_a_table_on_s3_with_the_options_of_the_declaration(flights: Flights) -> None:
+    rows = pq.read_table(flights.events).slice(0, 1_000)
+    with servers.moto_server() as host:
+        servers.make_moto_bucket("lake")
+        options = {**KEYS, "endpoint": f"http://{host}"}
+        given = {f"aws_{name}": value for name, value in options.items()}
+        write_deltalake(
+            "s3://lake/flights", rows, storage_options={**given, "aws_allow_http": "true"}
+        )
+        snapshot = delta_snapshot("s3://lake/flights", None, options)
+        frame = lake_frame(flights.session, snapshot, ["seq"])
+        assert frame.selectExpr("sum(seq)").first()[0] == 999 * 500
+    away = replace(snapshot, options={**options, "max_retries": 0, "request_timeout_seconds": 1})
+    with pytest.raises(StorageError, match="the store cannot be reached") as caught:
+        fetch_rows(flights.session, lake_frame(flights.session, away, ["seq"]))
+    assert KEYS["secret_access_key"] not in str(caught.value)
 
 
 # ---- in Dagster ----------------------------------------------------------------------------------
