@@ -27,7 +27,7 @@ _PYTHON_ERROR = re.compile(r"(?!(org|java|scala|com|io)\.)[A-Za-z_.]+(Error|Exce
 _MISSING_MODULE = re.compile(r"ModuleNotFoundError: No module named '([\w.]+)'")
 _OTHER_PYTHON = re.compile(r"[^\n]*\bPYTHON_VERSION_MISMATCH\b[^\n]*")
 _WORKER_ENDED = re.compile(rf"{WorkerEndedError.__name__}: (.*?)\. Next: ")
-_OURS = re.compile(r"arroyo_dagster\.errors\.(InputError|FormatError|NotFoundError): (.+)")
+_TYPED_ERROR = re.compile(r"arroyo_dagster\.errors\.(InputError|FormatError|NotFoundError): (.+)")
 _KINDS: Mapping[str, type[ArroyoStateError]] = {
     one.__name__: one for one in (InputError, FormatError, NotFoundError)
 }
@@ -89,7 +89,7 @@ def fetch_rows(session: SparkSession, frame: DataFrame | RDD[Any]) -> list[Any]:
             raise StorageError(
                 redact_text(ended[1]), retryable=True, next_step=ENDED_STEP
             ) from redacted_cause(error)
-        if ours := _OURS.findall(redact_text(str(error))):
+        if ours := _TYPED_ERROR.findall(redact_text(str(error))):
             kind, text = ours[-1]  # what it was raised from comes before it
             message, _, step = text.partition(". Next: ")
             raise _KINDS[kind](message, next_step=step or None) from redacted_cause(error)

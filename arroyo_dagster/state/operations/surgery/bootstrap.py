@@ -183,7 +183,9 @@ class BootstrapJob:
     ) -> _Prepared:
         if any(one.relative for _, one in self.positions):
             raise InputError(
-                "a bootstrap takes absolute positions: those of the cut", job=self.paths.root
+                "a bootstrap takes absolute positions: those of the cut",
+                job=self.paths.root,
+                next_step="give each as a number without a sign",
             )
         request = BootstrapRequest(
             tables=(),

@@ -235,6 +235,7 @@ def moved_position(before: int | None, position: NewPosition, where: dict[str, A
             f"the new position would be {before + int(text)}, before the first record",
             **where,
             position=before,
+            next_step="subtract less, or give an absolute position",
         )
     return str(before + int(text))
 
