@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import re
 import uuid
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from arroyo_dagster.errors import InputError, StorageError
+from arroyo_dagster.errors import (
+    ArroyoStateError,
+    FormatError,
+    InputError,
+    NotFoundError,
+    StorageError,
+)
 from arroyo_dagster.redaction import redact_text, redacted_cause
 from arroyo_dagster.spark.holders.messages import ENDED_STEP, WorkerEndedError
 from arroyo_dagster.state.metadata.interrupts import check_interrupt
@@ -20,6 +27,10 @@ _PYTHON_ERROR = re.compile(r"(?!(org|java|scala|com|io)\.)[A-Za-z_.]+(Error|Exce
 _MISSING_MODULE = re.compile(r"ModuleNotFoundError: No module named '([\w.]+)'")
 _OTHER_PYTHON = re.compile(r"[^\n]*\bPYTHON_VERSION_MISMATCH\b[^\n]*")
 _WORKER_ENDED = re.compile(rf"{WorkerEndedError.__name__}: (.*?)\. Next: ")
+_TYPED_ERROR = re.compile(r"arroyo_dagster\.errors\.(InputError|FormatError|NotFoundError): (.+)")
+_KINDS: Mapping[str, type[ArroyoStateError]] = {
+    one.__name__: one for one in (InputError, FormatError, NotFoundError)
+}
 _SPARKS_WORKER_ENDED = "Python worker exited unexpectedly"
 _LOCAL_CORES = re.compile(r"local\[(\d+).*\]")
 _UNKNOWN_SLOTS = 8
@@ -36,6 +47,7 @@ def fetch_rows(session: SparkSession, frame: DataFrame | RDD[Any]) -> list[Any]:
 
     Raises:
         InputError: a worker lacks a module, or runs another Python.
+        InputError, FormatError, NotFoundError: a task raised it: the next attempt would, too.
         StorageError: tasks failed or were lost, and Spark gave up.
     """
     from py4j.protocol import Py4JError
@@ -77,6 +89,10 @@ def fetch_rows(session: SparkSession, frame: DataFrame | RDD[Any]) -> list[Any]:
             raise StorageError(
                 redact_text(ended[1]), retryable=True, next_step=ENDED_STEP
             ) from redacted_cause(error)
+        if ours := _TYPED_ERROR.findall(redact_text(str(error))):
+            kind, text = ours[-1]  # what it was raised from comes before it
+            message, _, step = text.partition(". Next: ")
+            raise _KINDS[kind](message, next_step=step or None) from redacted_cause(error)
         raise StorageError(
             f"tasks failed, and Spark gave up ({failure_reason(error)})",
             retryable=True,

@@ -83,6 +83,7 @@ def bootstrapped(name, document, meanwhile):
         outcome = bootstrap.run(plan, EditOptions(quiet_seconds=0))
     rows, truth = loaded(store, paths), truth_of_orders()
     return {
+        "missing": [one for one in plan.missing_outputs if one.startswith("events: ")],
         "published": outcome.published,
         "equal": [len(rows[key]) for key in truth if rows[key] == truth[key]],
         "positions": {at: positions(store, paths)["source_orders_0", at] for at in "01"},
@@ -114,6 +115,23 @@ found = {
     "not reached": refused(declared(positions={"0": 1, "1": 1000})),
     "no topic": refused(declared("none", until=until)),
 }
+jvm, gateway = session._jvm, session.sparkContext._gateway
+settings = jvm.java.util.Properties()
+settings.put("bootstrap.servers", servers)
+admin = jvm.org.apache.kafka.clients.admin.AdminClient.create(settings)
+# py4j passes an int, and takes no method with a long for it.
+kinds, three = gateway.new_array(jvm.java.lang.Class, 1), gateway.new_array(jvm.java.lang.Object, 1)
+kinds[0], three[0] = jvm.java.lang.Long.TYPE, 3
+loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
+expired = loader.loadClass("org.apache.kafka.clients.admin.RecordsToDelete")
+before = expired.getMethod("beforeOffset", kinds).invoke(None, three)
+partition = jvm.org.apache.kafka.common.TopicPartition("orders", 0)
+admin.deleteRecords(jvm.java.util.Collections.singletonMap(partition, before)).all().get()
+admin.close()
+made = sql_job(Layout.LEGACY, "job_d", Sql(sign=128))
+document = declared(positions={"0": CUT[0], "1": CUT[1]})
+with declared_bootstrap(session, made.store, made.paths, stopped(made.paths), document) as late:
+    found["deleted"] = late.plan().missing_outputs[0]
 print(json.dumps(found))
 session.stop()
 """
@@ -128,7 +146,11 @@ def test_the_events_of_a_topic_end_where_the_job_continues(tmp_path: Path) -> No
         assert (len(done["equal"]), min(done["equal"]) > 5) == (4, True), done
         assert done["positions"] == {str(at): offset for at, offset in CUT.items()}
         assert done["errors"] == []
+        assert done["missing"] == []
     assert "the topic has the partitions 0, 1, and `positions` has 0" in found["one partition"]
     assert "partition 1 ends at" in found["not reached"]
     assert "before the position 1000" in found["not reached"]
     assert "the broker has no topic 'none'" in found["no topic"]
+    assert found["deleted"].startswith(
+        "events: partition 0 of the topic begins at 3, and records from 0 are asked for: 3 up to"
+    )

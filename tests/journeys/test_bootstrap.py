@@ -15,9 +15,11 @@ import pytest
 from arroyo_dagster.errors import ConflictError, InputError, ProtocolError
 from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.model.ids import OperatorId, TableName
+from arroyo_dagster.state.model.job_facts import JobCondition
 from arroyo_dagster.state.model.layout import Layout
 from arroyo_dagster.state.model.surgery.edits import NewPosition
 from arroyo_dagster.state.model.surgery.plans import TableAction
+from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
 from arroyo_dagster.state.operations.compaction.rewrite_undo import run_undo
 from arroyo_dagster.state.operations.query.operator_state import sessions
 from arroyo_dagster.state.operations.query.state import open_state
@@ -32,7 +34,9 @@ from tests.arroyo_jobs import GROUPS as GROUPS_SCHEMA
 from tests.arroyo_jobs import (
     SECOND,
     TUPLES,
+    Telling,
     accumulators_config,
+    facts_of,
     stopped,
     table_rows,
     tuples_config,
@@ -207,6 +211,35 @@ def test_a_fault_at_any_change_leaves_the_own_state_or_the_computed_one(
         assert others(store) == was, note
 
 
+@LAYOUTS
+def test_a_job_that_is_started_meanwhile_keeps_its_own_state(layout: Layout) -> None:
+    job = sql_job(layout, "job_b")
+    was = others(job.store)
+    at_rest = facts_of(job.paths, JobCondition.STOPPED, run_id=1)
+    asked = Telling(at_rest)
+    bootstrap(job, directory=JobDirectory([asked])).run(copied(job.store), options())
+    for at in range(2, asked.asked + 1):
+        store = copied(job.store)
+        said = Telling(at_rest, facts_of(job.paths, JobCondition.RUNNING, run_id=2), at)
+        with pytest.raises((ConflictError, InputError)):
+            bootstrap(job, directory=JobDirectory([said])).run(store, options())
+        assert others(store) == was
+
+
+def test_a_bootstrap_that_is_repeated_is_undone_step_by_step() -> None:
+    job = sql_job(Layout.LEGACY, "job_b")
+    was = others(job.store)
+    bootstrap(job).run(job.store, options())
+    once = state_of(job.store, job.paths)
+    bootstrap(job).run(job.store, options())
+    assert state_of(job.store, job.paths) == once
+    assert errors_of(job.store, job.paths) == set()
+    run_undo(job.store, job.paths, stopped(job.paths))
+    assert state_of(job.store, job.paths) == once
+    run_undo(job.store, job.paths, stopped(job.paths))
+    assert others(job.store) == was
+
+
 # ---- refusals ------------------------------------------------------------------------------------
 
 
@@ -267,8 +300,9 @@ def test_what_does_not_fit_the_job_is_refused_and_nothing_changes(name: str) -> 
     job = sql_job(Layout.LEGACY, "job_b")
     before = listing(job.store)
     wanted = bootstrap(job, **changes())
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(InputError, match=message) as caught:
         wanted.plan(job.store)
+    assert caught.value.next_step
     with pytest.raises(InputError, match=message):
         wanted.run(job.store, options())
     assert listing(job.store) == before
@@ -469,14 +503,18 @@ def test_a_reviewed_plan_is_executed_with_its_rows_computed_once() -> None:
     assert loaded(job.store, job.paths)[at] == windows_of(NOW)
 
 
-def test_records_that_are_read_again_count_twice_only_where_no_rows_are_computed() -> None:
+def test_records_that_are_read_again_count_once() -> None:
+    """Tables hold computed rows or start empty: none holds a record that JOB has read before."""
     job = sql_job(Layout.LEGACY, "job_b")
     first = NewPosition(partition="0", position="0")
-    (text,) = bootstrap(job, positions=((None, first),)).plan(job.store).duplicate_outputs
+    plan = bootstrap(job, positions=((None, first),)).plan(job.store)
+    (text,) = plan.duplicate_outputs
     assert text.endswith(
-        "are read again; their outputs are seen twice, and tables whose rows are not computed "
-        "count them twice"
+        "are read again; their outputs are seen twice, and no table counts them twice"
     )
+    given = {key("window", "t"), *bootstrap(job).tables}
+    kept = [one for one in plan.tables if one.action is TableAction.KEPT]
+    assert not [one for one in kept if (one.operator, one.table) in given or one.rows]
 
 
 def test_a_reviewed_plan_is_refused_for_other_rows_tables_or_positions() -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +15,20 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner, Result
+from deltalake import write_deltalake
+from pyiceberg.catalog.sql import SqlCatalog
 
 from arroyo_dagster import cli
-from arroyo_dagster.errors import InputError
+from arroyo_dagster.errors import InputError, NotFoundError, StorageError
 from arroyo_dagster.orchestration.directory import ArroyoDirectory
 from arroyo_dagster.orchestration.resources import ArroyoStateStore, SparkSessionResource
 from arroyo_dagster.orchestration.surgery.bootstrapped_state import (
     BootstrapConfig,
     build_bootstrapped_state,
 )
+from arroyo_dagster.spark.jobs import fetch_rows
 from arroyo_dagster.spark.surgery.declared import declared_bootstrap
+from arroyo_dagster.spark.surgery.lakes import lake_frame
 from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.operations.catalog.jobs import find_job
@@ -33,13 +37,17 @@ from arroyo_dagster.state.operations.query.operator_state import SessionRow, ses
 from arroyo_dagster.state.operations.query.state import open_state
 from arroyo_dagster.state.operations.surgery.declared import parse_declared_bootstrap
 from arroyo_dagster.state.operations.surgery.execute import EditOptions
+from arroyo_dagster.state.runtime.lakes.delta import delta_snapshot
 from arroyo_dagster.state.storage import ObjectStore, open_store
 from tests import surgery_demo
 from tests.arroyo_jobs import stopped
 from tests.compat.arroyo import unpack
 from tests.compat.test_generational import FLIGHTS, lines_read
+from tests.contract import servers
 from tests.evolved_jobs import Rows, in_order, loaded
 from tests.journeys.test_surgery import errors_of
+from tests.lakes import catalog_of
+from tests.s3_servers import KEYS
 
 FILE = "/data/in/flights.json"
 WATERMARK = "2013-01-05T02:30:00Z"
@@ -225,7 +233,8 @@ def test_a_plan_is_printed_approved_executed_and_undone(flights: Flights, tmp_pa
 
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
-    "a format": ({"format": "iceberg", "path": "x", "time": "at"}, "cannot read the format"),
+    "a format": ({"format": "hudi", "path": "x", "time": "at"}, "cannot read the format"),
+    "a folder": ({"format": "delta", "path": "x", "time": "at"}, "`path` is no absolute path"),
     "a path": ({"format": "parquet", "path": "/no", "time": "at"}, "the events 'events': Spark"),
     "no time": ({"time": "seq"}, "the events 'events': `time` is bigint, and no timestamp"),
     "a time": ({"time": "sheduled"}, "the events 'events': Spark refuses it"),
@@ -366,6 +375,146 @@ def test_the_watermark_may_follow_from_the_events(flights: Flights) -> None:
         newest = pq.read_table(flights.events, columns=["scheduled"]).slice(0, 7_000)
         latest = max(newest.column("scheduled").cast(pa.int64()).to_pylist())
         assert found.watermark_micros == latest - 60_000_000
+        assert not found.events.unknown
+    given["events"]["select"]["later"] = "scheduled + interval 100 years"
+    given["events"]["time"] = "later"
+    declared = parse_declared_bootstrap(given)
+    with declared_bootstrap(flights.session, store, paths, stopped(paths), declared) as found:
+        (text,) = found.events.unknown
+        assert text.startswith("whether the event times are right: the watermark")
+    del given["events"]["partition"], given["events"]["offset"]
+    given |= {"watermark": WATERMARK, "lateness_seconds": None}
+    declared = parse_declared_bootstrap(given)
+    with declared_bootstrap(flights.session, store, paths, stopped(paths), declared) as found:
+        (text,) = found.events.unknown
+        assert text.startswith("events: whether they end at the positions")
+
+
+# ---- in a lake -----------------------------------------------------------------------------------
+
+
+def in_lake(flights: Flights, kind: str, folder: Path) -> dict[str, Any]:
+    """Write the events as a table with two versions, partitions and a column that was renamed."""
+    rows = pq.read_table(flights.events)
+    parts = rows.slice(0, 4_000), rows.slice(4_000)
+    if kind == "delta":
+        for one in parts:
+            write_deltalake(str(folder / "t"), one, mode="append", partition_by=["origin"])
+        return {"format": "delta", "path": str(folder / "t")}
+    catalog = SqlCatalog("lake", **catalog_of(folder))
+    catalog.create_namespace("db")
+    first = parts[0].rename_columns(["before" if n == "seq" else n for n in rows.column_names])
+    table = catalog.create_table("db.t", first.schema)
+    with table.update_spec() as spec:
+        spec.add_identity("origin")
+    table.append(first)
+    with table.update_schema() as change:
+        change.rename_column("before", "seq")
+    table.append(parts[1])
+    return {"format": "iceberg", "path": f"{folder}/warehouse/db/t"}
+
+
+AGGREGATE = {"updating_aggregate_4": {"a": {}, "b": {"distinct": {1: "tailnum"}}}}
+
+
+@pytest.mark.parametrize("kind", ["delta", "iceberg"])
+def test_events_in_a_lake_give_the_state_of_the_same_events_in_parquet(
+    flights: Flights, tmp_path: Path, kind: str
+) -> None:
+    store, paths = flights.job("carrier_totals")
+    given = flights.declared(7_000, AGGREGATE, lateness_seconds=60)
+    del given["watermark"]
+    lake = in_lake(flights, kind, tmp_path)
+    plans = []
+    for place in ({}, lake):
+        declared = parse_declared_bootstrap({**given, "events": {**given["events"], **place}})
+        with declared_bootstrap(flights.session, store, paths, stopped(paths), declared) as found:
+            plans.append(found.plan())
+    assert plans[0].edit.tables == plans[1].edit.tables  # type: ignore[union-attr]
+    assert plans[0].watermarks == plans[1].watermarks
+    assert plans[0].digest != plans[1].digest
+    (evidence,) = [one.evidence for one in plans[1].preconditions if "version" in one.name]
+    assert ("version 1" if kind == "delta" else "snapshot ") in evidence
+
+
+def test_a_plan_is_of_one_version_of_the_table(flights: Flights, tmp_path: Path) -> None:
+    store, paths = flights.job("carrier_totals")
+    before = loaded(store, paths)
+    lake = in_lake(flights, "delta", tmp_path)
+    given = flights.declared(7_000, {"updating_aggregate_4": {"a": {}}})
+    file = tmp_path / "history.yaml"
+
+    def plan(**more: Any) -> str:
+        events = {**given["events"], **lake, **more}
+        file.write_text(json.dumps({**given, "events": events}))
+        shown = command(store, file)
+        assert shown.exit_code == 0, shown.output
+        return shown.stdout
+
+    newest = plan()
+    assert "events: version 1 (table " in newest
+    assert "the newest, `version: 1` keeps to it" in newest
+    pinned = plan(version=1)
+    write_deltalake(lake["path"], pq.read_table(flights.events).slice(0, 10), mode="append")
+    digests = [one.rpartition("plan ")[2].split()[0] for one in (newest, pinned)]
+    again = plan()
+    assert "events: version 2 (table " in again
+    moved = command(store, file, "--yes", "--approve", digests[0], "--quiet", "0")
+    assert (moved.exit_code, loaded(store, paths)) == (1, before)
+    assert "was approved, but the current plan is" in moved.stderr
+    assert digests[1] in plan(version=1)
+    done = command(store, file, "--yes", "--approve", digests[1], "--quiet", "0")
+    assert "bootstrap done at epoch 8" in done.stdout, done.output
+    counts = [
+        row["count(Int64(1))[count]"] for row in loaded(store, paths)["updating_aggregate_4", "a"]
+    ]
+    assert sum(counts) == 7_000
+    run_undo(store, paths, stopped(paths))
+
+
+def test_what_a_worker_finds_wrong_in_a_file_is_told_as_it_is(
+    flights: Flights, tmp_path: Path
+) -> None:
+    store, paths = flights.job("carrier_totals")
+    lake = in_lake(flights, "delta", tmp_path)
+    given = flights.declared(7_000, {"updating_aggregate_4": {"a": {}}})
+    events = {**given["events"], **lake}
+    declared = parse_declared_bootstrap({**given, "events": events})
+    for gone in tmp_path.glob("t/origin=JFK/*.parquet"):
+        gone.unlink()
+    with (
+        pytest.raises(NotFoundError, match="a data file of this version does not exist") as caught,
+        declared_bootstrap(flights.session, store, paths, stopped(paths), declared) as found,
+    ):
+        found.plan()
+    assert "VACUUM" in (caught.value.next_step or "")
+
+
+def test_columns_that_no_expression_names_are_not_read(flights: Flights, tmp_path: Path) -> None:
+    snapshot = delta_snapshot(in_lake(flights, "delta", tmp_path)["path"])
+    whole = lake_frame(flights.session, snapshot)
+    some = lake_frame(flights.session, snapshot, ["sum(`Distance`) / count(*)", "max(seq) * 2"])
+    assert some.columns == ["distance", "seq"]
+    assert lake_frame(flights.session, snapshot, ["hash(*)"]).columns == whole.columns
+    assert len(lake_frame(flights.session, snapshot, ["1"]).columns) == 1
+
+
+def test_workers_read_a_table_on_s3_with_the_options_of_the_declaration(flights: Flights) -> None:
+    rows = pq.read_table(flights.events).slice(0, 1_000)
+    with servers.moto_server() as host:
+        servers.make_moto_bucket("lake")
+        options = {**KEYS, "endpoint": f"http://{host}"}
+        given = {f"aws_{name}": value for name, value in options.items()}
+        write_deltalake(
+            "s3://lake/flights", rows, storage_options={**given, "aws_allow_http": "true"}
+        )
+        snapshot = delta_snapshot("s3://lake/flights", None, options)
+        frame = lake_frame(flights.session, snapshot, ["seq"])
+        assert frame.selectExpr("sum(seq)").first()[0] == 999 * 500
+    away = replace(snapshot, options={**options, "max_retries": 0, "request_timeout_seconds": 1})
+    with pytest.raises(StorageError, match="the store cannot be reached") as caught:
+        fetch_rows(flights.session, lake_frame(flights.session, away, ["seq"]))
+    assert KEYS["secret_access_key"] not in str(caught.value)
 
 
 # ---- in Dagster ----------------------------------------------------------------------------------

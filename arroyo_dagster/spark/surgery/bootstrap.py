@@ -21,6 +21,7 @@ from arroyo_dagster.spark.tasks import TASKS_PER_SLOT
 from arroyo_dagster.spark.workers import DiskProbe, check_workers
 from arroyo_dagster.state.model.ids import OperatorId, TableName
 from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.model.surgery.bootstrap import EventFacts
 from arroyo_dagster.state.model.surgery.edits import NewPosition
 from arroyo_dagster.state.model.surgery.plans import EditOutcome, EditPlan
 from arroyo_dagster.state.model.tables import TimeFile
@@ -64,6 +65,7 @@ class Bootstrap:
         tables, positions: see `table` and `position`.
         declaration: the digest of the document that declares the tables, to which a plan is bound;
             empty = there is none.
+        events: what is known of the stored events.
     """
 
     store: ObjectStore
@@ -73,6 +75,7 @@ class Bootstrap:
     tables: Mapping[TableKey, ComputedRows] = field(default_factory=dict)
     positions: tuple[tuple[OperatorId | None, NewPosition], ...] = ()
     declaration: str = ""
+    events: EventFacts = field(default_factory=EventFacts)
 
     def table(self, operator: str, name: str, frame: DataFrame) -> Bootstrap:
         """Return a bootstrap in which the rows of a frame replace those of a table.
@@ -137,6 +140,7 @@ class Bootstrap:
             watermark_micros=self.watermark_micros,
             positions=self.positions,
             declaration=self.declaration,
+            events=self.events,
         )
 
 

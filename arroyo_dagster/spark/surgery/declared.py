@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial, reduce
 from typing import TYPE_CHECKING
 
@@ -15,11 +15,15 @@ from arroyo_dagster.spark.surgery.analysis import computed, refusals
 from arroyo_dagster.spark.surgery.bootstrap import Bootstrap, arrow_schema, few_tasks
 from arroyo_dagster.spark.surgery.events import check_time_zone, newest_micros, read_events
 from arroyo_dagster.spark.surgery.kafka import cut_topics
+from arroyo_dagster.spark.surgery.lakes import check_readable, lake_frame, lake_snapshot
 from arroyo_dagster.state.codec.args_row import encode_argument
+from arroyo_dagster.state.codec.iso_times import iso_micros
 from arroyo_dagster.state.codec.schema import memory_schema
 from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.model.checkpoints import Checkpoint
+from arroyo_dagster.state.model.clock import wall_clock
 from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.model.surgery.bootstrap import EventFacts
 from arroyo_dagster.state.model.surgery.declared import (
     DeclaredBootstrap,
     DeclaredTable,
@@ -31,6 +35,7 @@ from arroyo_dagster.state.operations.surgery.column_types import column_errors
 from arroyo_dagster.state.operations.surgery.declared_checks import contradictions
 from arroyo_dagster.state.planning.surgery.declared_columns import TableQuery, table_query
 from arroyo_dagster.state.planning.surgery.documents import raise_together
+from arroyo_dagster.state.runtime.lakes.snapshot import LakeSnapshot
 from arroyo_dagster.state.storage.store import ObjectStore
 
 if TYPE_CHECKING:
@@ -60,16 +65,17 @@ def declared_bootstrap(
     """
     check_time_zone(session)
     checkpoint = ParquetBackend(store, job).load()
-    document, declared = declared, cut_topics(session, declared)
+    document = declared
+    declared, known = cut_topics(session, declared)
     errors: list[InputError] = []
-    events: dict[str, DataFrame] = {}
+    events = _Events(session, declared)
     for source in declared.sources:
         with _noted(errors):
-            events[source.name] = read_events(session, source, declared)
+            events.open(source)
     tables = [
-        _ComputedTable(declared.source(one.source), one, checkpoint, events[one.source])
+        _ComputedTable(declared.source(one.source), one, checkpoint, events.frames[one.source])
         for one in declared.tables
-        if one.source in events
+        if one.source in events.frames
     ]
     for table in tables:
         with _noted(errors):
@@ -77,7 +83,10 @@ def declared_bootstrap(
     raise_together("the declaration", errors)
     watermark = declared.watermark_micros
     if watermark is None:
-        watermark = newest_micros(declared, events) - declared.lateness_micros
+        times = {one.name: events.narrow(one, one.expressions) for one in declared.sources}
+        watermark = newest_micros(declared, times) - declared.lateness_micros
+        known += EventFacts(unknown=tuple(_ahead(watermark, wall_clock())))
+    tables = [replace(one, events=events.narrow(one.source, one.expressions())) for one in tables]
     found = Bootstrap(
         store=store,
         job=job,
@@ -85,6 +94,7 @@ def declared_bootstrap(
         watermark_micros=watermark,
         positions=declared.positions,
         declaration=document.digest,
+        events=known + events.facts,
     )
     with ExitStack() as kept:
         for table in tables:
@@ -92,6 +102,76 @@ def declared_bootstrap(
             kept.callback(frame.unpersist)
             found = found.table(table.declared.operator, table.declared.table, frame)
         yield found
+
+
+def _ahead(watermark_micros: int, now_micros: int) -> Iterator[str]:
+    """Yield what a watermark that follows from event times says about them: one wrong time closes
+    every window.
+    """
+    if watermark_micros > now_micros:
+        yield (
+            f"whether the event times are right: the watermark that follows from them, "
+            f"{iso_micros(watermark_micros)}, lies ahead of this machine's clock; `watermark` or "
+            "`where` leaves wrong ones out"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Events:
+    """The stored events of a declaration.
+
+    Attributes:
+        frames: those of each source, before the cut.
+        lakes: the version of each table of Delta or Iceberg.
+    """
+
+    session: SparkSession
+    declared: DeclaredBootstrap
+    frames: dict[str, DataFrame] = field(default_factory=dict)
+    lakes: dict[str, LakeSnapshot] = field(default_factory=dict)
+
+    def open(self, source: EventSource) -> None:
+        """Add a source; nothing is read but metadata.
+
+        Raises:
+            InputError, NotFoundError, StorageError: as `read_events` and `lake_snapshot`.
+        """
+        stored = None
+        if source.in_lake:
+            lake = self.lakes[source.name] = lake_snapshot(source)
+            given = (one for one in self.declared.tables if one.source == source.name)
+            sql = [*source.expressions, *(text for one in given for text in one.expressions)]
+            check_readable(lake, sql, f"the events {source.name!r}")
+            stored = lake_frame(self.session, lake)
+        self.frames[source.name] = read_events(self.session, source, self.declared, stored)
+
+    def narrow(self, source: EventSource, used_in: Sequence[str]) -> DataFrame:
+        """Return events without the columns that are not used, where Spark would read them."""
+        if source.name not in self.lakes:
+            return self.frames[source.name]
+        stored = lake_frame(self.session, self.lakes[source.name], used_in)
+        return read_events(self.session, source, self.declared, stored)
+
+    def _version(self, source: EventSource) -> str:
+        lake = self.lakes[source.name]
+        newest = source.version is None and lake.pin is not None
+        kept = f"; the newest, `{lake.pin}` keeps to it" if newest else ""
+        return f"{source.name}: {lake.summary}{kept}"
+
+    @property
+    def facts(self) -> EventFacts:
+        return EventFacts(
+            versions=tuple(self._version(one) for one in self.declared.sources if one.in_lake),
+            unknown=(
+                *(text for one in self.lakes.values() for text in one.unknown),
+                *(
+                    f"{one.name}: whether they end at the positions; records behind them that the "
+                    "rows contain count twice"
+                    for one in self.declared.sources
+                    if one.partition is None and self.declared.positions_of(one)
+                ),
+            ),
+        )
 
 
 @contextmanager
@@ -140,6 +220,12 @@ class _ComputedTable:
         if not found:
             columns = arrow_schema(self.frame(0))
             yield from column_errors(self.place, columns, memory_schema(config))
+
+    def expressions(self) -> list[str]:
+        """Return the SQL that reads the events."""
+        queries = self._queries(0).values()
+        own = [sql for one in queries for sql in one.expressions]
+        return [*self.source.expressions, *own]
 
     def frame(self, watermark_micros: int) -> DataFrame:
         """Return the rows of the table."""

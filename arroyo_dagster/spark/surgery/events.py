@@ -33,16 +33,24 @@ def check_time_zone(session: SparkSession) -> None:
 
 
 def read_events(
-    session: SparkSession, source: EventSource, declared: DeclaredBootstrap
+    session: SparkSession,
+    source: EventSource,
+    declared: DeclaredBootstrap,
+    stored: DataFrame | None = None,
 ) -> DataFrame:
     """Return the events of a source before the cut, with the selected columns.
+
+    Args:
+        stored: all its events; None = Spark reads them.
 
     Raises:
         InputError: the source cannot be read, or an expression is wrong; names the place.
     """
     place = f"the events {source.name!r}"
     with analyzed(place):
-        if source.table is not None:
+        if stored is not None:
+            frame = stored
+        elif source.table is not None:
             frame = session.table(source.table)
         else:
             reader = session.read.format(str(source.format)).options(**source.options)

@@ -9,13 +9,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from arroyo_dagster.errors import InputError
 from arroyo_dagster.spark.jobs import context_of, failure_reason
 from arroyo_dagster.spark.surgery.events import positions_of
 from arroyo_dagster.state.model.ids import OperatorId
+from arroyo_dagster.state.model.surgery.bootstrap import EventFacts
 from arroyo_dagster.state.model.surgery.declared import DeclaredBootstrap, EventSource
 from arroyo_dagster.state.model.surgery.edits import NewPosition
 
@@ -27,25 +28,41 @@ _LEAST_LONG = 2**31
 """py4j passes smaller numbers as Integer. As milliseconds they are in January 1970."""
 
 
-def cut_topics(session: SparkSession, declared: DeclaredBootstrap) -> DeclaredBootstrap:
+def cut_topics(
+    session: SparkSession, declared: DeclaredBootstrap
+) -> tuple[DeclaredBootstrap, EventFacts]:
     """Return a declaration in which each topic of Kafka is read up to an offset of each partition.
 
     The offsets of a time are looked up: those of the first records at or after it. Offsets that are
     given are compared with the topic, but not over Spark Connect, which has no client of Kafka.
+
+    Returns:
+        The declaration, and which records the topics do not hold any more.
 
     Raises:
         InputError: the topic cannot be read; its partitions are others than those that are given;
             or it ends before an offset. Names the place.
     """
     sources, positions = [], list(declared.positions)
+    missing: list[str] = []
+    unknown: list[str] = []
     for source in declared.sources:
         if source.format == "kafka":
             if source.until_micros is None:
                 ends = positions_of(source, declared)
                 if context_of(session) is not None:
-                    _check(source, ends, _ends_of(session, source))
+                    topic = _topic(session, source)
+                    _check(source, ends, topic.ends)
+                    missing += _deleted(source, topic, ends)
+                else:
+                    unknown.append(
+                        f"{source.name}: which records the topic has deleted; Spark Connect cannot "
+                        "look it up"
+                    )
             else:
-                ends = _ends_of(session, source, source.until_micros)
+                topic = _topic(session, source, source.until_micros)
+                ends = dict(topic.ends)
+                missing += _deleted(source, topic, ends)
                 operator = None if source.operator is None else OperatorId(source.operator)
                 positions += [
                     (operator, NewPosition(partition=at, position=str(end)))
@@ -53,7 +70,8 @@ def cut_topics(session: SparkSession, declared: DeclaredBootstrap) -> DeclaredBo
                 ]
             source = _read_up_to(source, ends)
         sources.append(source)
-    return replace(declared, sources=tuple(sources), positions=tuple(positions))
+    facts = EventFacts(missing=tuple(missing), unknown=tuple(unknown))
+    return replace(declared, sources=tuple(sources), positions=tuple(positions)), facts
 
 
 def _read_up_to(source: EventSource, ends: Mapping[str, int]) -> EventSource:
@@ -81,13 +99,45 @@ def _check(source: EventSource, ends: Mapping[str, int], found: Mapping[str, int
             )
 
 
+def _deleted(source: EventSource, topic: _Topic, ends: Mapping[str, int]) -> Iterator[str]:
+    """Yield what the topic does not hold any more of the records that are asked for by offset."""
+    for partition, begin in topic.begins.items():
+        asked, end = _asked(source, partition), ends.get(partition, 0)
+        lost = min(begin, end) - asked
+        if lost > 0:
+            yield (
+                f"{source.name}: partition {partition} of the topic begins at {begin}, and records "
+                f"from {asked} are asked for: {lost} up to the cut are deleted or expired, and the "
+                "rows are computed without them"
+            )
+
+
+def _asked(source: EventSource, partition: str) -> int:
+    """Return the offset from which a partition is to be read; a large one if it is a time."""
+    options = {name.lower(): value for name, value in source.options.items()}
+    if any(one.startswith("starting") and one != "startingoffsets" for one in options):
+        return _LEAST_LONG << 31
+    try:
+        given = json.loads(options.get("startingoffsets", "earliest"))
+        found = int(given[source.options["subscribe"]][partition])
+    except (KeyError, TypeError, ValueError):  # `earliest`; Spark names what is wrong in others
+        return 0
+    return max(0, found)
+
+
 # ---- the topic -----------------------------------------------------------------------------------
 
 
-def _ends_of(
-    session: SparkSession, source: EventSource, until_micros: int | None = None
-) -> dict[str, int]:
-    """Return an offset of each partition of a topic, by partition.
+@dataclass(frozen=True, slots=True)
+class _Topic:
+    """The oldest offset of each partition of a topic, and the one at which to end."""
+
+    begins: Mapping[str, int]
+    ends: Mapping[str, int]
+
+
+def _topic(session: SparkSession, source: EventSource, until_micros: int | None = None) -> _Topic:
+    """Return offsets of each partition of a topic.
 
     Args:
         until_micros: the first record at or after this time; None, or if there is no such record:
@@ -113,25 +163,25 @@ def _ends_of(
             f"{place}: the topic {topic!r} cannot be read ({failure_reason(error)})",
             next_step="check the options `kafka.…` and `subscribe`",
         ) from error
-    if not found:
+    if not found.ends:
         raise InputError(f"{place}: the broker has no topic {topic!r}")
     return found
 
 
-def _offsets_in(jvm: Any, consumer: Any, topic: str, until_micros: int | None) -> dict[str, int]:
+def _offsets_in(jvm: Any, consumer: Any, topic: str, until_micros: int | None) -> _Topic:
     kind = jvm.org.apache.kafka.common.TopicPartition
     numbers = sorted(int(one.partition()) for one in consumer.partitionsFor(topic) or ())
     partitions = {str(number): kind(topic, number) for number in numbers}
     asked = jvm.java.util.HashMap()
     for one in partitions.values():
         asked.put(one, max(_LEAST_LONG, -(-(until_micros or 0) // 1000)))
-    ends = consumer.endOffsets(asked.keySet())
+    begins, ends = consumer.beginningOffsets(asked.keySet()), consumer.endOffsets(asked.keySet())
     records = {} if until_micros is None else consumer.offsetsForTimes(asked)
     found = {}
     for name, one in partitions.items():
         record = records.get(one)
         found[name] = int(ends.get(one) if record is None else record.offset())
-    return found
+    return _Topic({name: int(begins.get(one)) for name, one in partitions.items()}, found)
 
 
 @contextmanager

@@ -19,6 +19,7 @@ _LASTING = {
     errno.EROFS: "the file system is mounted read-only",
     errno.ENOSPC: "no space is left on the device",
     errno.EDQUOT: "the disk quota is used up",
+    errno.EFBIG: "a file of this size is not allowed",
     errno.ENAMETOOLONG: "the file system does not take so long a name",
     errno.ENOTDIR: "a part of this path is a file, so it cannot be a directory",
     errno.EISDIR: "there is a directory at this path, so it cannot be an object",
@@ -26,6 +27,12 @@ _LASTING = {
     errno.ELOOP: "too many symbolic links",
     errno.EINVAL: "the store refused the request as wrong",
     errno.ENOSYS: "the store does not know this operation",
+}
+_LASTING_STEPS = {
+    errno.EROFS: "mount it writable, or give the URL of a store that is",
+    errno.ENOSPC: "free some space, then run it again",
+    errno.EDQUOT: "free some space or raise the quota, then run it again",
+    errno.EFBIG: "raise the limit (`ulimit -f`, or of the file system), then run it again",
 }
 _AGAIN = "try again; the outcome of a write is unknown"
 _SLOWER = "try again later, with fewer requests at once; the outcome of a write is unknown"
@@ -197,7 +204,8 @@ def _unanswered(error: Exception, text: str) -> Failure:
         return Failure(reason=f"permission denied: {text}", retryable=False, next_step=_RIGHTS)
     number = error.errno if isinstance(error, OSError) else None
     if number in _LASTING:
-        return Failure(reason=f"{_LASTING[number]}: {text}", retryable=False)
+        step = _LASTING_STEPS.get(number)
+        return Failure(reason=f"{_LASTING[number]}: {text}", retryable=False, next_step=step)
     whole = f"{type(error).__name__} {error}"
     if _TIMED_OUT.search(whole):
         reason = f"the store did not answer in time: {text}"

@@ -36,8 +36,27 @@ class LinkName(StoredName):
     __slots__ = ()
 
 
+class ForeignName(StatePath):
+    """The name of an object of another program, exactly as the store has it.
+
+    Only for reading: such a name may be one that this package would not write (`p=a%3Db`).
+    """
+
+    __slots__ = ()
+
+    def __new__(cls, text: str) -> Self:
+        if not text or {"", ".", ".."} & {*text.split("/")} or "\0" in text:
+            raise InputError("not the name of an object", path=ascii(text))
+        return str.__new__(cls, text)
+
+    def __reduce__(self) -> tuple[type[ForeignName], tuple[str]]:
+        return (type(self), (str(self),))
+
+
 def encode_path(path: str) -> str:
     """Return the name under which a store holds the object at the raw path `path`.
+
+    A `ForeignName` is that name already.
 
     Not idempotent (`%` becomes `%25`): always pass the raw path.
 
@@ -55,6 +74,8 @@ def encode_path(path: str) -> str:
             path=str(path),
             next_step="keep it: another program wrote it",
         )
+    if isinstance(path, ForeignName):
+        return str(path)
     raw = StatePath(path)
     if _PLAIN.fullmatch(raw):
         return str(raw)

@@ -12,6 +12,9 @@ from dataclasses import dataclass, field
 from arroyo_dagster.state.model.ids import OperatorId, TableName
 from arroyo_dagster.state.model.surgery.edits import NewPosition
 
+DELTA, ICEBERG = "delta", "iceberg"
+"""The formats that are read without Spark's connectors."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventSource:
@@ -19,10 +22,13 @@ class EventSource:
 
     Attributes:
         time: the event time, as the job's SQL has it.
-        format: any that Spark reads: `parquet`, `delta`, `iceberg`, `kafka`, `json`…
+        format: `delta` and `iceberg`, which this package reads, or any that Spark reads:
+            `parquet`, `kafka`, `json`…
         path: where they are; None = `table`, or nowhere, as for Kafka.
-        table: the name of a table of Spark's catalogue, instead of a path.
-        options: of Spark's reader.
+        table: the name of a table of Spark's catalogue; of the format `iceberg` of `catalog`.
+        catalog: of Iceberg, as pyiceberg's own configuration names it; None = `default`.
+        version: of a Delta table, or the snapshot of an Iceberg table; None = the newest.
+        options: of Spark's reader; of `delta` and `iceberg` those of the store's client.
         select: further columns, by name; None of these may be named as one that is stored.
         where: which events the job's SQL reads; None = all.
         operator: the source of the job that reads them; None = the only one.
@@ -37,6 +43,8 @@ class EventSource:
     format: str | None = None
     path: str | None = None
     table: str | None = None
+    catalog: str | None = None
+    version: int | None = None
     options: Mapping[str, str] = field(default_factory=dict)
     select: Mapping[str, str] = field(default_factory=dict)
     where: str | None = None
@@ -44,6 +52,17 @@ class EventSource:
     partition: str | None = None
     offset: str | None = None
     until_micros: int | None = None
+
+    @property
+    def in_lake(self) -> bool:
+        """Whether they are in a table of Delta or Iceberg, which this package reads."""
+        return self.format in (DELTA, ICEBERG)
+
+    @property
+    def expressions(self) -> tuple[str, ...]:
+        """The SQL over its stored columns."""
+        given = (self.time, *self.select.values(), self.where, self.partition, self.offset)
+        return tuple(one for one in given if one is not None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +84,12 @@ class DeclaredTable:
     where: str | None = None
     every_micros: int | None = None
     distinct: Mapping[int, str] = field(default_factory=dict)
+
+    @property
+    def expressions(self) -> tuple[str, ...]:
+        """The SQL over the columns of its events."""
+        given = (*self.columns.values(), *self.distinct.values(), self.where)
+        return tuple(one for one in given if one is not None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

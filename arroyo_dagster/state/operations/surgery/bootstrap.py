@@ -9,7 +9,7 @@ Source: docs/spec/state-surgery.md, `The trick`, row Bootstrap.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -19,7 +19,11 @@ from arroyo_dagster.state.metadata.lease import Leased
 from arroyo_dagster.state.model.checkpoints import Checkpoint, OperatorCheckpoint
 from arroyo_dagster.state.model.ids import OperatorId, StatePath
 from arroyo_dagster.state.model.layout import JobPaths
-from arroyo_dagster.state.model.surgery.bootstrap import BootstrapRequest, BootstrapTable
+from arroyo_dagster.state.model.surgery.bootstrap import (
+    BootstrapRequest,
+    BootstrapTable,
+    EventFacts,
+)
 from arroyo_dagster.state.model.surgery.edits import NewPosition, SetOffsets, SetWatermark
 from arroyo_dagster.state.model.surgery.plans import (
     EditOutcome,
@@ -82,6 +86,7 @@ class BootstrapJob:
         watermark_micros: event time at the cut.
         positions: where the sources continue, absolute; see `arroyo-state offsets`.
         declaration: the digest of the document that declares the tables; empty = there is none.
+        events: what is known of the stored events.
     """
 
     paths: JobPaths
@@ -90,6 +95,7 @@ class BootstrapJob:
     watermark_micros: int
     positions: tuple[tuple[OperatorId | None, NewPosition], ...] = ()
     declaration: str = ""
+    events: EventFacts = field(default_factory=EventFacts)
 
     def plan(self, store: ObjectStore) -> EditPlan:
         """Compute the rows and plan to write them. Writes nothing: the dry run.
@@ -177,13 +183,16 @@ class BootstrapJob:
     ) -> _Prepared:
         if any(one.relative for _, one in self.positions):
             raise InputError(
-                "a bootstrap takes absolute positions: those of the cut", job=self.paths.root
+                "a bootstrap takes absolute positions: those of the cut",
+                job=self.paths.root,
+                next_step="give each as a number without a sign",
             )
         request = BootstrapRequest(
             tables=(),
             watermark_micros=self.watermark_micros,
             positions=tuple((at, one.partition, one.position) for at, one in self.positions),
             declaration=self.declaration,
+            events=self.events.versions,
         )
         snapshot = editable_snapshot(store, self.paths, self.directory, request)
         checkpoint = snapshot.checkpoint
@@ -218,10 +227,18 @@ class BootstrapJob:
                     met=True,
                     evidence=f"{len(tables)} tables; keys: {hashes.summary}",
                 ),
+                *(
+                    EditPrecondition(name="the events are of one version", met=True, evidence=one)
+                    for one in self.events.versions
+                ),
             ),
-            unknown=tuple(_unknown(hashes.variant, cut)),
+            unknown=(*_unknown(hashes.variant, cut), *self.events.unknown),
             duplicate_outputs=cut.offsets.duplicate_outputs,
-            missing_outputs=(*_missing(tables, cut, globals_), *_half_given(steps, tables)),
+            missing_outputs=(
+                *self.events.missing,
+                *_missing(tables, cut, globals_),
+                *_half_given(steps, tables),
+            ),
         )
         emptied = [one for one in steps if one.action is TableAction.EMPTIED]
         return _Prepared(
@@ -244,6 +261,9 @@ class BootstrapJob:
                 if target.keys
                 else "there are several rows: an aggregate without GROUP BY has one",
                 **where,
+                next_step="group the rows by exactly these columns"
+                if target.keys
+                else "aggregate all rows to one",
             )
         if target.one_by_one and found.digest.rows > MAX_UNKEYED_ROWS:
             raise InputError(
@@ -312,8 +332,8 @@ class _Cut:
         for operator in dict.fromkeys(operator for operator, _ in job.positions):
             wanted = tuple(one for named, one in job.positions if named == operator)
             edit = SetOffsets(positions=wanted, operator=operator)
-            # Computed rows replace those that hold the records that are read again.
-            found = offset_changes(edit, tables, "tables whose rows are not computed")
+            # Every table of rows holds computed ones or starts empty.
+            found = offset_changes(edit, tables, counted_in=None)
             offsets = OffsetChanges(
                 tables=(*offsets.tables, *found.tables),
                 duplicate_outputs=(*offsets.duplicate_outputs, *found.duplicate_outputs),

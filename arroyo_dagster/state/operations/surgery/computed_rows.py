@@ -32,6 +32,10 @@ from arroyo_dagster.state.tables.live_rows import NANOS_PER_MICRO
 from arroyo_dagster.state.tables.merge.range_files import routes
 from arroyo_dagster.state.tables.time_files import write_time_file
 
+_OTHER_ROWS = (
+    "leave such rows out (`where` in a declaration), or compute the column otherwise (`columns`)"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class RowFacts:
@@ -122,15 +126,17 @@ class TableTarget:
             raise InputError(
                 f"column {field.name!r} does not fit the type {field.type} of the job ({error})",
                 **self._where,
+                next_step=_OTHER_ROWS,
             ) from error
         event_time = field.name == self.columns.field(self.config.schema.timestamp_index).name
         if found.null_count and (event_time or not field.nullable):
             raise InputError(
                 f"column {field.name!r} has {found.null_count} NULL, and may have none",
                 **self._where,
+                next_step=_OTHER_ROWS,
             )
         if event_time and found.length() and pc.min(found).value < 0:
-            raise InputError("event time lies before 1970", **self._where)
+            raise InputError("event time lies before 1970", **self._where, next_step=_OTHER_ROWS)
         return found
 
     def facts(self, stored: pa.Table) -> RowFacts:

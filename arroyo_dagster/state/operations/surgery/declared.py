@@ -10,6 +10,8 @@ from arroyo_dagster.errors import InputError
 from arroyo_dagster.state.codec.iso_times import parse_moment_nanos
 from arroyo_dagster.state.model.ids import OperatorId, TableName
 from arroyo_dagster.state.model.surgery.declared import (
+    DELTA,
+    ICEBERG,
     DeclaredBootstrap,
     DeclaredTable,
     EventSource,
@@ -20,7 +22,7 @@ from arroyo_dagster.state.planning.surgery.documents import mapping_at, select_p
 _TOP = ("events", "sources", "watermark", "lateness_seconds", "positions", "tables")
 _SOURCE = (
     *("time", "format", "path", "table", "options", "select", "where"),
-    *("operator", "partition", "offset", "until"),
+    *("operator", "partition", "offset", "until", "version", "snapshot", "catalog"),
 )
 _TABLE = ("from", "columns", "where", "every_seconds", "distinct")
 _ONLY = "events"
@@ -71,16 +73,23 @@ def _source(name: Any, value: Any, alone: bool) -> EventSource:
     found = _members(value, place, _SOURCE)
     if "time" not in found:
         raise InputError(f"{place}: expected `time`, the SQL of the event time")
-    if ("format" in found) == ("table" in found) or ("table" in found and "path" in found):
+    in_catalog = found.get("format") == ICEBERG and "table" in found
+    if (("format" in found) == ("table" in found) and not in_catalog) or {"table", "path"} <= {
+        *found
+    }:
         raise InputError(
             f"{place}: expected either `format` or `table`",
             next_step="give `format: parquet` and `path`, or `table: NAME` of Spark's catalogue",
         )
+    version = _version(place, found)
     if ("partition" in found) != ("offset" in found):
         raise InputError(f"{place}: expected both `partition` and `offset`, or neither")
     texts = {
         one: _text(found[one], f"{place}.{one}")
-        for one in ("time", "format", "path", "table", "where", "operator", "partition", "offset")
+        for one in (
+            *("time", "format", "path", "table", "catalog"),
+            *("where", "operator", "partition", "offset"),
+        )
         if one in found
     }
     kafka, until = texts.get("format") == "kafka", found.get("until")
@@ -93,11 +102,42 @@ def _source(name: Any, value: Any, alone: bool) -> EventSource:
         texts |= {"partition": "partition", "offset": "offset"}
     return EventSource(
         name=_text(name, "sources"),
+        version=version,
         until_micros=None if until is None else _moment(until, f"{place}.until"),
         options={k: str(v) for k, v in _texts(found.get("options"), f"{place}.options")},
         select=dict(_texts(found.get("select"), f"{place}.select")),
         **texts,
     )
+
+
+_VERSIONS = {DELTA: "version", ICEBERG: "snapshot"}
+
+
+def _version(place: str, found: Mapping[str, Any]) -> int | None:
+    """Return the version of a table of Delta or Iceberg that is read; None = the newest.
+
+    Raises:
+        InputError: it is none; or the source is another one.
+    """
+    known = _VERSIONS.get(str(found.get("format")))
+    for name in _VERSIONS.values():
+        if name in found and name != known:
+            raise InputError(
+                f"{place}.{name}: `version` is that of a Delta table, `snapshot` that of an "
+                "Iceberg table"
+            )
+    if "catalog" in found and (known != "snapshot" or "table" not in found):
+        raise InputError(
+            f"{place}.catalog: expected `format: iceberg` and `table: NAMESPACE.TABLE` with it"
+        )
+    if known is None:
+        return None
+    if not {"path", "table"} & {*found}:
+        raise InputError(f"{place}: expected `path`, the folder of the table")
+    value = found.get(known)
+    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 0):
+        raise InputError(f"{place}.{known}: expected a number", found=f"{value!r:.80}")
+    return value
 
 
 def _check_topic(source: EventSource, declared: DeclaredBootstrap) -> None:

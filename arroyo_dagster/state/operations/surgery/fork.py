@@ -183,6 +183,7 @@ class _Match:
                 "a table of the source has no configuration",
                 operator=operator.operator,
                 table=name,
+                next_step="take another epoch of the source (--epoch)",
             )
         if ours is not None and ours != theirs:
             raise InputError(

@@ -39,12 +39,12 @@ OPEN_STATE = "open windows, joins and aggregates"
 
 
 def offset_changes(
-    edit: SetOffsets, tables: Sequence[GlobalTable], counted_in: str = OPEN_STATE
+    edit: SetOffsets, tables: Sequence[GlobalTable], counted_in: str | None = OPEN_STATE
 ) -> OffsetChanges:
     """Compute new positions.
 
     Args:
-        counted_in: what counts records twice that are read again, for people.
+        counted_in: what counts records twice that are read again, for people; None = nothing.
 
     Raises:
         InputError: no source of the job has a partition that is named, or several have it; or its
@@ -99,7 +99,7 @@ class _Source:
 
     table: GlobalTable
     rule: PositionRule
-    counted_in: str
+    counted_in: str | None
     positions: dict[str, NewPosition] = field(default_factory=dict)
     duplicate_outputs: list[str] = field(default_factory=list)
     missing_outputs: list[str] = field(default_factory=list)
@@ -235,6 +235,7 @@ def moved_position(before: int | None, position: NewPosition, where: dict[str, A
             f"the new position would be {before + int(text)}, before the first record",
             **where,
             position=before,
+            next_step="subtract less, or give an absolute position",
         )
     return str(before + int(text))
 
@@ -246,13 +247,14 @@ def note_move(
     again: list[str],
     never: list[str],
     *,
-    counted_in: str = OPEN_STATE,
+    counted_in: str | None = OPEN_STATE,
 ) -> None:
     """Say which outputs are seen twice, or never, after a source was moved."""
     if after < before:
+        twice = "no table counts" if counted_in is None else f"{counted_in} count"
         again.append(
             f"{at}: {before - after} records from position {after} to {before} are read again; "
-            f"their outputs are seen twice, and {counted_in} count them twice"
+            f"their outputs are seen twice, and {twice} them twice"
         )
     elif after > before:
         never.append(

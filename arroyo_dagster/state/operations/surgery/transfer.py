@@ -252,7 +252,11 @@ def _read_source(source: StateSource) -> Checkpoint:
     epoch = chosen_epoch(source.store, source.paths, backend.epochs(), source.epoch)
     found = backend.load(epoch)
     if found.progress is not None:
-        raise InputError("the source is a managed job", job=source.paths.root)
+        raise InputError(
+            "the source is a managed job",
+            job=source.paths.root,
+            next_step="name an Arroyo job; `arroyo-state copy` copies a managed one",
+        )
     if found.state is not CheckpointState.READY:
         raise InputError(
             f"epoch {epoch} of the source is {found.state.value}: its sinks have not committed it",

@@ -90,6 +90,7 @@ def _check_retention(edit: SetWatermark, checkpoint: Checkpoint) -> None:
                     operator=operator.operator,
                     table=name,
                     retention_seconds=found.retention_micros // 1_000_000,
+                    next_step="give a later watermark: event time, in ISO 8601",
                 )
 
 

@@ -58,6 +58,19 @@ class TableQuery:
     having: str | None = None
     sessions: OpenSessions | None = None
 
+    @property
+    def expressions(self) -> tuple[str, ...]:
+        """Its SQL over the columns of the events."""
+        sessions = self.sessions
+        given = (
+            *(sql for _, sql in self.columns),
+            *self.group_by,
+            *((*sessions.keys, sessions.time) if sessions is not None else ()),
+            self.where,
+            self.having,
+        )
+        return tuple(one for one in given if one is not None)
+
     def text(self, events: str) -> str:
         """Return the statement that computes the rows.
 
@@ -199,12 +212,14 @@ class _Query:
         every, width = self.table.every_micros, self.config.retention_micros
         if (self.config.description == "Sliding_intermediate") != (every is not None):
             raise InputError(
-                f"{self.place}: `every_seconds` is the slide of a sliding window, and of it only"
+                f"{self.place}: `every_seconds` is the slide of a sliding window, and of it only",
+                next_step="give it" if every is None else "remove it",
             )
         if every is not None and (not every or width % every):
             raise InputError(
                 f"{self.place}: the window is {width / 1e6:g} s long, and `every_seconds` does not "
-                "divide it"
+                "divide it",
+                next_step="give the slide of the job's SQL, the second argument of `hop`",
             )
 
     # ---- tables ----------------------------------------------------------------------------------

@@ -89,6 +89,8 @@ def test_a_failed_write_leaves_the_old_object(
     assert caught.value.facts["path"] == "a"
     assert caught.value.facts["url"] == f"file://{root}"
     assert caught.value.retryable is (code == errno.EIO)
+    expected = "free some space" if code == errno.ENOSPC else "try again"
+    assert expected in (caught.value.next_step or "")
     assert isinstance(caught.value.__cause__, OSError)
     assert store.read(P("a")) == b"old"
     assert os.listdir(root) == ["a"]

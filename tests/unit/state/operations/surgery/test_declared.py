@@ -90,6 +90,8 @@ def test_the_documented_declarations_are_read(tmp_path: Path) -> None:
     (topic,) = documented("topic.yaml", tmp_path).sources
     assert (topic.partition, topic.offset) == ("partition", "offset")
     assert topic.until_micros == 1_795_514_400_000_000
+    (lake,) = documented("lake.yaml", tmp_path).sources
+    assert (lake.format, lake.version, lake.in_lake) == ("delta", 12, True)
 
 
 TOPIC = {
@@ -137,7 +139,48 @@ def test_a_topic_without_one_cut_is_refused(name: str) -> None:
         parse_declared_bootstrap(document)
 
 
+LAKE = {"format": "iceberg", "path": "/lake/orders", "time": "at"}
+
+
+def test_a_table_of_a_lake_is_at_one_version() -> None:
+    def source(**events: Any) -> EventSource:
+        return parse_declared_bootstrap(with_changes(events=events)).sources[0]
+
+    by_name = {"format": "iceberg", "table": "db.orders", "time": "at"}
+    assert source(**LAKE).version is None
+    assert source(**LAKE, snapshot=8123456789012345678).version == 8123456789012345678
+    assert source(**by_name, catalog="lake").catalog == "lake"
+    assert source(**by_name).table == "db.orders"
+    assert source(**{**LAKE, "format": "delta"}, version=0).version == 0
+    digests = {
+        parse_declared_bootstrap(with_changes(events={**LAKE, **one})).digest
+        for one in ({}, {"snapshot": 1}, {"snapshot": 2})
+    }
+    assert len(digests) == 3
+
+
 SEVERAL = {"orders": EVENTS, "payments": EVENTS}
+LAKES: dict[str, tuple[Any, str]] = {
+    "a version of another format": ({**LAKE, "version": 3}, "`version` is that of a Delta table"),
+    "a snapshot of another format": ({**EVENTS, "snapshot": 3}, "`snapshot` that of an"),
+    "no number": ({**LAKE, "snapshot": "main"}, "events.snapshot: expected a number"),
+    "a catalog without a table": ({**LAKE, "catalog": "c"}, "events.catalog: expected"),
+    "no place": ({"format": "delta", "time": "at"}, "events: expected `path`, the folder"),
+    "two places": ({**LAKE, "table": "db.t"}, "expected either `format` or `table`"),
+    "a table of Delta": (
+        {"format": "delta", "table": "db.t", "time": "at"},
+        "expected either `format` or `table`",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LAKES)
+def test_a_table_of_a_lake_without_one_place_or_version_is_refused(name: str) -> None:
+    events, expected = LAKES[name]
+    with pytest.raises(InputError, match=re.escape(expected)):
+        parse_declared_bootstrap(with_changes(events=events))
+
+
 WRONG: dict[str, tuple[Any, str]] = {
     "no mapping": ([], "the bootstrap: expected a mapping"),
     "a member that does not exist": (with_changes(evens=EVENTS), "did you mean `events`?"),

@@ -1,0 +1,1 @@
+"""Tables of Delta and Iceberg at one version, read file by file; nothing is written here."""
