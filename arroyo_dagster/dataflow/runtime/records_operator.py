@@ -137,17 +137,17 @@ class RecordsOperator(ServiceOperator):
         """Process records of all sources, and clock rows; parse the next ones meanwhile."""
         weighed = ((batch, batch.nbytes) for batch in batches)
         for parts in read_ahead(self._parsed, weighed, _PARSE_AHEAD_BYTES):
-            for part in parts:
-                self.see(part.rows, ctx)
-                if part.source >= 0:
+            for one in parts:
+                self.see(one.rows, ctx)
+                if one.source >= 0:
                     with self._place.entered(), collected_later():
-                        self._take(part, collector)
+                        self._take(one, collector)
                 elif self._event_time is not None:
-                    self._event_time.tick(idle=part.source == IDLE)
+                    self._event_time.tick(idle=one.source == IDLE)
 
-    def _parsed(self, batch: pa.RecordBatch) -> list[_Part]:
+    def _parsed(self, batch: pa.RecordBatch) -> list[_SourceRows]:
         return [
-            _Part(source, rows, self._decoders[source].parse(rows) if source >= 0 else None)
+            _SourceRows(source, rows, self._decoders[source].parse(rows) if source >= 0 else None)
             for source, rows in _by_source(batch)
         ]
 
@@ -162,14 +162,14 @@ class RecordsOperator(ServiceOperator):
             self._event_time.write()
         self.finish_epoch(ctx)
 
-    def _take(self, part: _Part, collector: Collector) -> None:
-        batch = part.rows
+    def _take(self, given: _SourceRows, collector: Collector) -> None:
+        batch = given.rows
 
         def place(at: int) -> Place:
             return place_in(batch, self.plan.topics, at)
 
-        records = self._decoders[part.source].records(batch, part.parsed, place)
-        for steps in (self._source_steps[part.source], self._steps):
+        records = self._decoders[given.source].records(batch, given.parsed, place)
+        for steps in (self._source_steps[given.source], self._steps):
             records = run_steps(steps, records, self.failures, self.metrics, place)
         enter = None
         if self._event_time is not None:
@@ -554,7 +554,7 @@ def _by_source(batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _SourceRows:
     """The rows of one source in a batch, and their values as columns if they decode so."""
 
     source: int
