@@ -28,6 +28,7 @@ from arroyo_dagster.state.model.job_facts import (
 )
 from arroyo_dagster.state.model.json_fields import MAX_I64, Fields
 from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.model.surgery.graphs import StoredGraph
 from arroyo_dagster.state.storage.arroyo.http_json import JsonServer
 from arroyo_dagster.state.storage.concurrency import concurrently
 
@@ -146,6 +147,15 @@ class ArroyoApi:
             NotFoundError: there is no such pipeline. Other errors as in `look_up`.
         """
         return self._asked(_path(pipeline), lambda answer: _pipeline(_fields(answer)))
+
+    def pipeline_graph(self, pipeline: PipelineId) -> StoredGraph | None:
+        """Return the server's answer about a pipeline, with its graph; None = it has none.
+
+        Raises:
+            NotFoundError: there is no such pipeline. Other errors as in `look_up`.
+        """
+        answer = self._asked(_path(pipeline), lambda found: found)
+        return answer if isinstance(answer, Mapping) and "graph" in answer else None
 
     def checkpoints(self, pipeline: PipelineId, job: JobId) -> tuple[CheckpointFacts, ...]:
         """Return the epochs that the server lists for a job, oldest first.
