@@ -239,9 +239,16 @@ class ArroyoControl(ArroyoApi):
         """Request a last checkpoint and a stop."""
         self._server.send("PATCH", _path(pipeline), {"stop": "checkpoint"})
 
-    def start(self, pipeline: PipelineId) -> None:
-        """Request a stopped job to run from its newest checkpoint; also cancels a stop request."""
-        self._server.send("PATCH", _path(pipeline), {"stop": "none"})
+    def start(self, pipeline: PipelineId, parallelism: int | None = None) -> None:
+        """Request a stopped job to run from its newest checkpoint; also cancels a stop request.
+
+        Args:
+            parallelism: of all its operators from now on; None = as it was.
+        """
+        change: dict[str, Any] = {"stop": "none"}
+        if parallelism is not None:
+            change["parallelism"] = parallelism
+        self._server.send("PATCH", _path(pipeline), change)
 
     def restart(self, pipeline: PipelineId) -> None:
         """Request a failed job to run again from its newest checkpoint."""
