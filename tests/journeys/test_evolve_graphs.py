@@ -153,6 +153,7 @@ def test_the_graph_of_another_job_is_refused_and_changes_nothing() -> None:
     for graphs, text in (
         (GivenGraphs(source=right.job, job=right.source), "the graph of b.json is not that of"),
         (GivenGraphs(source=right.source, job=right.source), "the graph of a.json is not that of"),
+        (GivenGraphs(job=right.source), "the graph of a.json is not that of"),
     ):
         with pytest.raises(InputError, match=text):
             plan(jobs, graphs)

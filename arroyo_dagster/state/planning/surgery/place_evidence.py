@@ -52,7 +52,7 @@ class PlaceComparison:
             return [(0, "its place in a graph is not known")]
         found = []
         for side, most in _POINTS.items():
-            one, other = _traits(a, side), _traits(b, side)
+            one, other = self._comparable(a, side), self._comparable(b, side)
             weight = sum(trait.weight for trait in (one | other).values())
             shared = sum(one[key].weight for key in one.keys() & other.keys())
             points = most if weight == 0 else most * shared // weight
@@ -63,6 +63,11 @@ class PlaceComparison:
                 text += f", with {' and '.join(other[key].text for key in names)}"
             found.append((points, text))
         return found
+
+    def _comparable(self, place: GraphPlace, side: str) -> dict[_Key, PlaceTrait]:
+        """Leave out expressions unless both graphs have them."""
+        both = self.source.has_expressions and self.job.has_expressions
+        return {key: one for key, one in _traits(place, side).items() if both or key[0] != "equal"}
 
     def distinguish(
         self, pairs: Collection[OperatorPair], matched: Collection[OperatorPair]

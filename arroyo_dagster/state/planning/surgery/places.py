@@ -76,11 +76,13 @@ class PlacedOperators:
     Attributes:
         places: by operator; those whose place the graph does not show are missing.
         traits: all that the graph has.
+        has_expressions: whether it shows which expressions are equal.
     """
 
     origin: str
     places: Mapping[OperatorId, GraphPlace]
     traits: frozenset[tuple[str, str]]
+    has_expressions: bool
 
 
 def operator_number(operator: str) -> tuple[str, int | None]:
@@ -248,7 +250,7 @@ def _placed(graph: PipelineGraph, chains: _Chains) -> PlacedOperators:
         )
         places[one.operator] = GraphPlace(above, below, before, after)
     every = frozenset(key for one in places.values() for key in (*one.above, *one.below))
-    return PlacedOperators(graph.origin, places, every)
+    return PlacedOperators(graph.origin, places, every, _names(graph))
 
 
 _At = tuple[int, int]

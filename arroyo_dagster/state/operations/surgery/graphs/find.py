@@ -125,23 +125,31 @@ def compare_places(
         InputError: a graph that was given is not that of the epoch's pipeline.
     """
     placed: list[PlacedOperators] = []
+    missing: list[str] = []
     for one, checkpoint in zip(found, (taken, target), strict=True):
-        name = one.paths.root
-        if one.graph is None:
-            return f"{name}: {one.why_not}"
-        at = place_operators(one.graph, [each.operator for each in checkpoint.operators])
-        if isinstance(at, GraphMismatch):
-            text = f"the graph of {one.graph.origin} is not that of epoch {checkpoint.epoch}: {at}"
-            if not one.given:
-                return f"{name}: {text}"
-            raise InputError(
-                text,
-                job=name,
-                next_step="give the answer of GET /api/v1/pipelines/ID for the pipeline that wrote "
-                "the epoch, or leave the graph out",
-            )
-        placed.append(at)
-    return PlaceComparison(*placed)
+        at = _placed(one, checkpoint)
+        if isinstance(at, str):
+            missing.append(f"{one.paths.root}: {at}")
+        else:
+            placed.append(at)
+    return "; ".join(missing) if missing else PlaceComparison(*placed)
+
+
+def _placed(found: FoundGraph, checkpoint: Checkpoint) -> PlacedOperators | str:
+    if found.graph is None:
+        return found.why_not
+    at = place_operators(found.graph, [one.operator for one in checkpoint.operators])
+    if not isinstance(at, GraphMismatch):
+        return at
+    text = f"the graph of {found.graph.origin} is not that of epoch {checkpoint.epoch}: {at}"
+    if not found.given:
+        return text
+    raise InputError(
+        text,
+        job=found.paths.root,
+        next_step="give the answer of GET /api/v1/pipelines/ID for the pipeline that wrote the "
+        "epoch, or leave the graph out",
+    )
 
 
 def without_graphs(reason: str) -> str:
