@@ -40,6 +40,8 @@ class ModelArroyo:
         will_not_restore: whether the job fails while it loads its state, given the job.
         starts: how often a run has come up.
         log: the states it went through.
+        slots: how many subtasks there is room for.
+        wanted: the parallelism that a request has set for the next start.
         seconds_a_request: how much time goes by with each request, where nobody else lets it.
     """
 
@@ -56,6 +58,8 @@ class ModelArroyo:
     starts: int = 0
     log: list[str] = field(default_factory=list)
     seconds_a_request: float = 0.0
+    slots: int = 100
+    wanted: int | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def clock(self) -> int:
@@ -99,6 +103,10 @@ class ModelArroyo:
             self.job.write({})  # the last checkpoint
         if state == "Scheduling":
             self.job.start()
+            self.job.parallelism = self.wanted or self.job.parallelism
+            if self.job.parallelism > self.slots:
+                self._fail("timed out while waiting for task slots")
+                return
             if self.will_not_restore(self.job):
                 self._fail("a task could not load its state")
                 return
@@ -137,7 +145,9 @@ class ModelArroyo:
         """PATCH and restart."""
         with self.lock:
             if (method, path) == ("PATCH", f"/api/v1/pipelines/{PIPELINE}"):
-                assert set(document) == {"stop"}
+                assert set(document) <= {"stop", "parallelism"}
+                assert self.state != "Running" or document.get("parallelism") is None
+                self.wanted = document.get("parallelism", self.wanted)
                 self.stop = document["stop"]
             elif (method, path) == ("POST", f"/api/v1/pipelines/{PIPELINE}/restart"):
                 if self.state == "Failed":

@@ -196,9 +196,9 @@ def test_what_arroyo_has_not_begun_or_has_finished_is_refused() -> None:
     refused(source, whole, "the job has epoch 2, so none needs to be created")
 
 
-def test_the_protocol_layout_is_refused() -> None:
+def test_a_checkpoint_of_the_protocol_layout_that_a_start_claims_is_refused() -> None:
     source, job = begun_job(Layout.PROTOCOL)
-    refused(source, job, "an epoch is created in the legacy layout only")
+    refused(source, job, "the next start of the job finds a checkpoint")
 
 
 def test_a_job_of_other_sql_or_with_the_same_output_is_refused() -> None:

@@ -273,9 +273,9 @@ def with_second_window(job: SurgeryJob, sql: Sql, operator: str, sink: str, firs
     job.write({(operator, sql.config("t")): rows})
 
 
-def two_windows(now: Sequence[tuple[str, str]]) -> tuple[SurgeryJob, SurgeryJob, str]:
+def two_windows(now: Sequence[tuple[str, str]], **ids: str) -> tuple[SurgeryJob, SurgeryJob, str]:
     """A with tumbling_4 before sink_x_5, and tumbling_14 before sink_y_15; B with others."""
-    was = renamed(WAS, window="tumbling_4", sink="sink_x_5", join="join_21", totals="agg_22")
+    was = renamed(WAS, window="tumbling_4", sink="sink_x_5", join="join_21", totals="agg_22", **ids)
     then = renamed(was, window=now[0][0], sink=now[0][1])
     more = [one for pair in now[1:] for one in pair]
     own = ["tumbling_14", "sink_y_15"]
@@ -286,7 +286,7 @@ def two_windows(now: Sequence[tuple[str, str]]) -> tuple[SurgeryJob, SurgeryJob,
     return source, job, was.ids["window"]
 
 
-def test_like_windows_are_told_apart_by_their_sinks() -> None:
+def test_like_windows_are_distinction_by_their_sinks() -> None:
     source, job, _ = two_windows([("tumbling_14", "sink_x_15"), ("tumbling_4", "sink_y_5")])
     was = loaded(source.store, source.paths)
     run(source, job)

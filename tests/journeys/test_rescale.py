@@ -210,7 +210,6 @@ def test_tables_that_arroyo_restores_at_one_parallelism_only_are_refused() -> No
     unknown = ArroyoJob(Layout.LEGACY)
     unknown.write({})
     refused(unknown, InputError, "cannot be restored at parallelism 3, only at 2")
-    refused(surgery_job(Layout.LEGACY), InputError, "parallelism must be a number", 0)
     bare = surgery_job(Layout.LEGACY)
     path = bare.paths.operator_metadata(OperatorId("source_kafka_1"), Epoch(3))
     operator = metadata.decode_operator(bare.store.read(path), path)
@@ -218,8 +217,40 @@ def test_tables_that_arroyo_restores_at_one_parallelism_only_are_refused() -> No
     refused(bare, InputError, "cannot be restored at parallelism 3, only at 2")
 
 
-def test_files_whose_bounds_hide_rows_of_a_new_subtask_are_refused() -> None:
+@pytest.mark.parametrize("parallelism", [0, -1, 1001, 10**9, 2**64])
+def test_a_parallelism_that_no_job_has_is_refused_before_anything_is_read(
+    parallelism: int,
+) -> None:
+    job = surgery_job(Layout.LEGACY)
+    refused(job, InputError, "can be rescaled to 1 to 1000 subtasks", parallelism)
+    words = ["edit", "rescale", "job_x", "--", str(parallelism)]
+    done = CliRunner().invoke(cli.main, [*words, "--url", "memory:none"])
+    assert done.exit_code != 0
+
+
+def test_neighbours_restored_together_prove_what_each_alone_proves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    job = surgery_job(Layout.LEGACY)
+    checkpoint = ParquetBackend(job.store, job.paths).load()
+    alone = rescale.loaded_rows(job.store, checkpoint, 7)
+    monkeypatch.setattr(rescale, "MAX_RESTORES", 3)
+    assert [one.end for one in rescale._ranges(7, 3)][:2] == [
+        range_for_server(2, 7).end,
+        range_for_server(5, 7).end,
+    ]
+    assert rescale.loaded_rows(job.store, checkpoint, 7) == alone
+    state = state_of(job.store, job.paths)
+    run(job.store, job, 7)
+    assert (state_of(job.store, job.paths), shared(job.store, job, 7)) == (state, 0)
+
+
+@pytest.mark.parametrize("together", [64, 3])
+def test_files_whose_bounds_hide_rows_of_a_new_subtask_are_refused(
+    together: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One subtask reads the file as a whole; of seven the owners of some rows would not open it."""
+    monkeypatch.setattr(rescale, "MAX_RESTORES", together)
     job = surgery_job(Layout.LEGACY, parallelism=1)
     path = job.paths.operator_metadata(OperatorId("window_3"), Epoch(3))
     operator = metadata.decode_operator(job.store.read(path), path)

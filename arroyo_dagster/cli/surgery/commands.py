@@ -248,19 +248,22 @@ def retain(job: str, time_text: str, operator: str | None, **given: Any) -> None
 @edit.command()
 @click.argument("job")
 @click.argument("parallelism", type=click.IntRange(1))
+@window_options
 @edit_options
 def rescale(job: str, parallelism: int, **given: Any) -> None:
     """Split the state of a stopped Arroyo job for a start at another parallelism, with proof.
 
     Arroyo assigns rows to subtasks by key range when it starts. This command proves that
     PARALLELISM subtasks load the rows that the present ones load, and splits the files that several
-    of them would read. Change the parallelism of the pipeline in Arroyo, then start it.
+    of them would read. Change the parallelism of the pipeline in Arroyo, then start it. With
+    --window the running job is stopped, and started at PARALLELISM.
 
     \b
-    Example:
+    Examples:
       arroyo-state edit rescale job_x 8 --assume job_x=stopped
+      arroyo-state edit rescale job_x 8 --window --arroyo-api http://HOST:5115
     """
-    _run(job, Rescale(parallelism=parallelism), {**given, "in_window": False})
+    _run(job, Rescale(parallelism=parallelism), given)
 
 
 def _micros(text: str) -> int:
@@ -290,6 +293,7 @@ def _run(job: str, wanted: Edit, given: dict[str, Any]) -> None:
         paths,
         plan=lambda at, status: plan(at, paths, status, wanted),
         run=lambda at, status, options: run(at, paths, status, wanted, options),
+        parallelism=wanted.parallelism if isinstance(wanted, Rescale) else None,
     )
     carry_out(planned, store, directory, given)
 

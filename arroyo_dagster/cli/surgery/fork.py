@@ -21,8 +21,8 @@ from arroyo_dagster.state.operations.surgery.window import PlannableEdit
 @click.option(
     "--create",
     is_flag=True,
-    help="JOB has begun its first checkpoint and not finished it: create that epoch. Legacy layout "
-    "only; needs --arroyo-db or --arroyo-api.",
+    help="JOB has never finished a checkpoint: create its first epoch. In the legacy layout this "
+    "needs --arroyo-db or --arroyo-api.",
 )
 @window_options
 @edit_options

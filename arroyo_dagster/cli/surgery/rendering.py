@@ -57,7 +57,8 @@ def print_plan(plan: EditPlan, *, in_full: bool, in_window: bool = False) -> Non
         for text in texts:
             click.echo(f"{title}: {text}")
     for text in plan.afterwards:
-        click.echo(f"to do by hand: {text}")
+        by_hand = "to do by hand, if the job is stopped already" if in_window else "to do by hand"
+        click.echo(f"{by_hand}: {text}")
     if in_full:
         click.echo(f"{plan.paths.root}: {_last_line(plan, in_window=in_window)}")
 

@@ -5,6 +5,7 @@ again.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import click
@@ -19,7 +20,7 @@ from arroyo_dagster.cli.compaction.window_rendering import (
 from arroyo_dagster.cli.rendering import print_json
 from arroyo_dagster.cli.settings import setting_option
 from arroyo_dagster.cli.surgery.rendering import outcome_json, print_plan
-from arroyo_dagster.state.model.maintenance_window import WindowLimits, WindowSteps
+from arroyo_dagster.state.model.maintenance_window import WindowEnd, WindowLimits, WindowSteps
 from arroyo_dagster.state.operations.compaction.window_recovery import JobWindowOptions
 from arroyo_dagster.state.operations.surgery.window import PlannableEdit, run_edit_window
 from arroyo_dagster.state.storage.arroyo.api import ArroyoControl
@@ -74,6 +75,8 @@ def run_in_window(store: ObjectStore, edit: PlannableEdit, given: dict[str, Any]
     control = ArroyoControl(given["api"], token=given["token"])
     outcome = run_edit_window(store, control, edit, options)
     change = outcome.change
+    if change is not None and outcome.end is not WindowEnd.AT_REST:  # the window has done it
+        change = replace(change, plan=replace(change.plan, afterwards=()))
     if given["as_json"]:
         edited = None if change is None else outcome_json(change)
         print_json({**window_json(outcome), "edit": edited})

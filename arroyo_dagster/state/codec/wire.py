@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+from google.protobuf.empty_pb2 import Empty
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
@@ -46,6 +47,20 @@ def parse_message(kind: type[_M], data: bytes, table: str | None = None) -> _M:
             table=table,
         ) from error
     return message
+
+
+def fields_of_message(data: bytes) -> list[tuple[int, int | bytes]]:
+    """Return the fields of a message of any kind, by their numbers, in order.
+
+    Raises:
+        FormatError: it does not parse, or has a field that is neither a number nor bytes.
+    """
+    found = UnknownFieldSet(parse_message(Empty, data))
+    fields = [(found[at].field_number, found[at].data) for at in range(len(found))]
+    for number, value in fields:
+        if not isinstance(value, int | bytes):
+            raise FormatError(f"field {number} is neither a number nor bytes")
+    return fields
 
 
 def encoded(message: Message) -> bytes:

@@ -23,6 +23,8 @@ Hashes = npt.NDArray[np.uint64]
 
 _TEXTS = (pa.string(), pa.large_string(), pa.binary(), pa.large_binary())
 _FIRST_BITS = 22
+_FEW = 10_000
+"""Rows that are compared without further threads."""
 _MIX = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -156,12 +158,13 @@ class KeyIndex:
         return np.flatnonzero(chosen)
 
     def _pairs_equal(self, first: RowPlaces, second: RowPlaces) -> npt.NDArray[np.bool_]:
+        def taken(at: RowPlaces) -> list[Column]:
+            return [column.take(pa.array(at)) for column in self._columns]
+
+        if len(first) < _FEW:  # threads would take longer to start
+            return _all_equal(taken(first), taken(second))
         with ThreadPoolExecutor(2) as pool:
-            sides = pool.map(
-                lambda at: [column.take(pa.array(at)) for column in self._columns],
-                (first, second),
-            )
-            return _all_equal(*sides)
+            return _all_equal(*pool.map(taken, (first, second)))
 
     def _firsts(self, rows: RowPlaces, words: RowPlaces) -> RowPlaces:
         """Return the current row of each key among some rows, which are at these words."""

@@ -44,7 +44,7 @@ def test_a_job_is_planned_evolved_and_put_back(jobs: tuple[SurgeryJob, SurgeryJo
     for text in (
         "filled: min(v)[value]",
         "takes the state of",
-        "equal keys, equal retention",
+        "equal keys (40), equal retention (15)",
         "a sink's state means nothing to another job",
         "never seen: tumbling_17.t: in windows that are open",
         "add --yes to execute",
@@ -70,6 +70,8 @@ def test_the_plan_is_one_json_document(jobs: tuple[SurgeryJob, SurgeryJob]) -> N
     (match,) = (one for one in plan["matches"] if one["operator"] == "tumbling_17")
     assert match["source"] == "tumbling_4"
     assert 0 < match["score"] <= 100
+    assert match["score"] == sum(one["points"] for one in match["reasons"])
+    assert "operators were matched without the graphs of the pipelines" in " ".join(plan["unknown"])
 
 
 def test_overrides_come_from_a_file_and_from_options(
@@ -104,6 +106,28 @@ def test_overrides_that_cannot_be_read_are_refused(
     assert (found.exit_code, message in found.stderr) == (code, True), found.stderr
     missing = run(job.store, "job_a", "job_b", *SAID, "--overrides", str(tmp_path / "none"))
     assert "the overrides cannot be read" in missing.stderr
+    assert listing(job.store) == was
+
+
+def test_a_graph_that_cannot_be_used_is_refused(
+    jobs: tuple[SurgeryJob, SurgeryJob], tmp_path: Path
+) -> None:
+    _, job = jobs
+    other = {"graph": {"nodes": [{"node_id": 0, "description": "Impulse"}], "edges": []}}
+    file = tmp_path / "graph.json"
+    was = listing(job.store)
+    for content, option, message in (
+        ("{}", "--graph", "field nodes should be a list"),
+        (json.dumps({"graph": {"nodes": [], "edges": []}}), "--graph", "it has no nodes"),
+        ("<html>", "--source-graph", "the graph cannot be read"),
+    ):
+        file.write_text(content)
+        found = run(job.store, "job_a", "job_b", *SAID, option, str(file), "--yes")
+        assert (found.exit_code, message in found.stderr) == (1, True), found.stderr
+    file.write_text(json.dumps(other))
+    both = ("--graph", str(file), "--source-graph", str(file))
+    found = run(job.store, "job_a", "job_b", *SAID, *both, "--yes")
+    assert (found.exit_code, "is not that of epoch" in found.stderr) == (1, True), found.stderr
     assert listing(job.store) == was
 
 

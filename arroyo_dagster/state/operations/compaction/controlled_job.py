@@ -21,8 +21,10 @@ class JobControl(JobSource, Protocol):
     def stop_with_checkpoint(self, pipeline: PipelineId) -> None:
         """Request a last checkpoint and a stop."""
 
-    def start(self, pipeline: PipelineId) -> None:
-        """Request a stopped job to run again; this also cancels a pending stop."""
+    def start(self, pipeline: PipelineId, parallelism: int | None = None) -> None:
+        """Request a stopped job to run again, at a new parallelism if one is given; this also
+        cancels a pending stop.
+        """
 
     def restart(self, pipeline: PipelineId) -> None:
         """Request a failed job to run again."""
@@ -142,18 +144,27 @@ class ControlledJob:
         self.did(f"requested Arroyo to {what} the job")
         return True
 
-    def start(self, pipeline: PipelineId, seconds: float) -> bool:
+    def start(
+        self, pipeline: PipelineId, seconds: float, *, parallelism: int | None = None
+    ) -> bool:
         """Start or restart the job until the time limit; return whether it certainly runs.
 
         A request to start is sent even to a running job, because an earlier request to stop may
         still arrive.
+
+        Args:
+            parallelism: the new one of all its operators; None = as it was.
         """
+        what = "start" if parallelism is None else f"start, at parallelism {parallelism},"
         asked = False
         restarted: int | None = None
         until = self.after(seconds)
 
         def restart() -> None:
             self._control.restart(pipeline)
+
+        def start() -> None:
+            self._control.start(pipeline, parallelism)
 
         try:
             for facts in self.asked(until):
@@ -169,7 +180,7 @@ class ControlledJob:
                     if restarted is None and self.tried(restart, "restart"):
                         restarted = facts.run_id
                 elif not asked or not means_to_run(facts):
-                    asked = self.tried(lambda: self._control.start(pipeline), "start") or asked
+                    asked = self.tried(start, what) or asked
         except ArroyoStateError as error:
             self.failed("it is unknown whether the job runs", error)
             return False

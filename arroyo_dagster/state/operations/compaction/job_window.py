@@ -67,6 +67,14 @@ class WorkOptions:
     cancelled: Callable[[], bool]
 
 
+@dataclass(frozen=True, slots=True)
+class NewParallelism:
+    """The parallelism of all operators of a job, before and after a window."""
+
+    before: int
+    after: int
+
+
 class WindowWork(Protocol[PlanT, ChangeT]):
     """A change of the state of a stopped Arroyo job, in place."""
 
@@ -91,6 +99,9 @@ class WindowWork(Protocol[PlanT, ChangeT]):
 
     def summarize(self, change: ChangeT) -> str:
         """Return in a few words what was changed, or that nothing was."""
+
+    def parallelism(self, store: ObjectStore, change: ChangeT) -> NewParallelism | None:
+        """Return the parallelism at which the job is to start; None = as it was."""
 
 
 class JobWindow(WindowedJob, Generic[PlanT, ChangeT]):
@@ -213,15 +224,24 @@ class JobWindow(WindowedJob, Generic[PlanT, ChangeT]):
         self._leave_record(held, facts)
         began = self.options.clock()
         change: ChangeT | None = None
+        new: NewParallelism | None = None
         started = undone = False
         try:
             change = self._between(facts, plan)
+            # A start as before loads the same rows, so what fails here keeps the parallelism.
+            new = None if change is None else self._work.parallelism(self.store, change)
         except ArroyoStateError as error:
             self.job.failed("given up", error)
         finally:
             # Also on an interrupt of this process: that is no reason to leave the job stopped.
-            started = self.start(facts.pipeline, edits=self._work.edits)
-        if not started and change is not None and change.published:
+            started = self.start(
+                facts.pipeline,
+                edits=self._work.edits,
+                parallelism=None if new is None else new.after,
+            )
+        if not started and new is not None:
+            started = self._start_as_before(facts.pipeline, new)
+        elif not started and change is not None and change.published:
             started = undone = self._restore_metadata_and_start(facts.pipeline)
         if started:
             self.forget(held)
@@ -310,6 +330,22 @@ class JobWindow(WindowedJob, Generic[PlanT, ChangeT]):
         except ArroyoStateError as error:
             self.job.failed("the changed epoch does not pass verification", error)
             self.undone = self.restore_metadata()
+
+    def _start_as_before(self, pipeline: PipelineId, new: NewParallelism) -> bool:
+        """Start a job at its earlier parallelism, which loads the same rows from the same files."""
+        facts = self.job.facts
+        why = "Arroyo did not answer" if facts is None else facts.failure or facts.state
+        self.job.problem = None  # "start it by hand" is no longer the next step
+        self.job.failed(
+            f"not started at parallelism {new.after}",
+            ConflictError(
+                f"the job did not start at parallelism {new.after} ({why}); it is started at "
+                f"{new.before} again, which loads the same rows",
+                job=self.paths.root,
+                next_step="check that Arroyo has a free task slot for each subtask",
+            ),
+        )
+        return self.job.start(pipeline, self.options.limits.start, parallelism=new.before)
 
     def _restore_metadata_and_start(self, pipeline: PipelineId) -> bool:
         """Restore the original metadata of a job that failed after the change, and start it."""

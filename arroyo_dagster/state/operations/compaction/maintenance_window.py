@@ -108,6 +108,9 @@ class _Rewrite:
         )
         return run_rewrite(store, self.paths, directory, self.settings, how)
 
+    def parallelism(self, store: ObjectStore, change: RewriteOutcome) -> None:
+        return None
+
     def summarize(self, change: RewriteOutcome) -> str:
         if not change.published:
             return "nothing was rewritten"

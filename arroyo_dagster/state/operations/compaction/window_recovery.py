@@ -216,17 +216,18 @@ class WindowedJob:
         with contextlib.suppress(StorageError, ConflictError):
             held.delete_many([self.paths.window])
 
-    def start(self, pipeline: PipelineId, *, edits: bool) -> bool:
+    def start(self, pipeline: PipelineId, *, edits: bool, parallelism: int | None = None) -> bool:
         """Start the job until the time limit; return whether it certainly runs.
 
         Args:
+            parallelism: as of `ControlledJob.start`; left out if an edit is undone.
             edits: undo an edit that is half published first; while that fails, the job stays
                 stopped, as it would restore old state beside new one.
         """
         limit = self.options.limits.start
         if edits and not self._repair(self.job.after(limit)):
             return False
-        return self.job.start(pipeline, limit)
+        return self.job.start(pipeline, limit, parallelism=None if self.undone else parallelism)
 
     def _repair(self, until_micros: int) -> bool:
         """Undo an edit of which only some objects were written; return whether none is left."""

@@ -1,7 +1,8 @@
-"""The first epoch of a stopped Arroyo job that has begun a checkpoint and never finished one.
+"""The first epoch of a stopped Arroyo job that never finished a checkpoint.
 
-Only in the legacy layout, where Arroyo's database decides which epoch is restored: the operator
-sets its row to `ready` once the epoch is written. Nothing that exists is deleted.
+In the legacy layout Arroyo's database decides which epoch is restored: the operator sets its row to
+`ready` once the epoch is written. In the protocol layout the store decides alone. Nothing that
+exists is deleted.
 
 Source: docs/spec/state-surgery.md, `Create a whole epoch`.
 """
@@ -41,6 +42,10 @@ from arroyo_dagster.state.operations.compaction.rewrite_preconditions import (
 )
 from arroyo_dagster.state.operations.surgery.execute import EditOptions, NewState
 from arroyo_dagster.state.operations.surgery.rebuild.execute import write_missing
+from arroyo_dagster.state.operations.surgery.rebuild.first_epoch import (
+    empty_generation,
+    first_epoch,
+)
 from arroyo_dagster.state.planning.compaction.rewrite import why_not_now
 from arroyo_dagster.state.storage.store import ObjectInfo, ObjectStore
 from arroyo_dagster.state.storage.wrappers import Extended
@@ -66,7 +71,7 @@ def job_to_create(store: ObjectStore, name: str) -> JobPaths:
 def begun_snapshot(
     store: ObjectStore, paths: JobPaths, directory: JobDirectory, taken: Checkpoint
 ) -> JobSnapshot:
-    """Return a job that has begun its first checkpoint, as if it were finished and empty.
+    """Return a job that never finished a checkpoint, as if it had one, which is empty.
 
     Args:
         taken: the epoch of the other job, whose operators this one has.
@@ -74,12 +79,6 @@ def begun_snapshot(
     Raises:
         InputError: the job has an epoch, or none can be created; names the next step.
     """
-    if paths.layout is not Layout.LEGACY:
-        raise InputError(
-            "an epoch is created in the legacy layout only; for the other one it was never tried",
-            job=paths.root,
-            next_step=_LET_IT_FINISH,
-        )
     listing = list_objects(store, paths)
     answer = directory.look_up([paths], checkpoints=True)[0]
     existing = ParquetBackend(store, paths).every_epoch()
@@ -89,19 +88,32 @@ def begun_snapshot(
             job=paths.root,
             next_step="call this without --create",
         )
-    begun = _begun(paths, answer.facts)
-    _check_operators(paths, begun.epoch, listing, taken)
+    if paths.layout is Layout.LEGACY:
+        begun = _begun(paths, answer.facts)
+        epoch, generation = begun.epoch, None
+        ref = paths.legacy_metadata(epoch)
+    else:
+        begun = None
+        found = empty_generation(store, paths, answer.facts)
+        epoch, generation = found.epoch, found.number
+        ref = paths.manifest(generation, epoch)
+    began_micros = None if begun is None else begun.start_time_micros
     checkpoint = Checkpoint(
-        pipeline=None,
+        pipeline=paths.pipeline,
         job=paths.job,
-        worker_generation=None,
-        epoch=begun.epoch,
-        min_epoch=begun.min_epoch or Epoch(0),
-        start_time_micros=begun.start_time_micros or taken.start_time_micros,
-        finish_time_micros=begun.start_time_micros or taken.finish_time_micros,
+        worker_generation=generation,
+        epoch=epoch,
+        min_epoch=Epoch(0) if begun is None else begun.min_epoch or Epoch(0),
+        start_time_micros=began_micros or taken.start_time_micros,
+        finish_time_micros=began_micros or taken.finish_time_micros,
         state=CheckpointState.READY,
-        operators=tuple(_empty(paths, one, begun.epoch, listing) for one in taken.operators),
-        ref=paths.legacy_metadata(begun.epoch),
+        operators=(),
+        ref=ref,
+    )
+    _check_operators(paths, checkpoint, listing, taken)
+    checkpoint = replace(
+        checkpoint,
+        operators=tuple(_empty(paths, one, checkpoint, listing) for one in taken.operators),
     )
     why_not = why_not_now(answer, checkpoint)
     guards = guards_of(store, paths, checkpoint)
@@ -133,7 +145,10 @@ def _begun(paths: JobPaths, facts: JobFacts) -> CheckpointFacts:
 
 
 def _check_operators(
-    paths: JobPaths, epoch: Epoch, listing: dict[StatePath, ObjectInfo], taken: Checkpoint
+    paths: JobPaths,
+    checkpoint: Checkpoint,
+    listing: dict[StatePath, ObjectInfo],
+    taken: Checkpoint,
 ) -> None:
     """Check that what the job has written of the epoch is of operators of the other job.
 
@@ -148,8 +163,9 @@ def _check_operators(
                 operator=one.operator,
                 next_step=_LET_IT_FINISH,
             )
-    known = tuple(f"{paths.operator(one.operator, epoch)}/" for one in taken.operators)
-    directory = f"{paths.checkpoint(epoch)}/"
+    at = checkpoint.epoch, checkpoint.worker_generation
+    known = tuple(f"{paths.operator(one.operator, *at)}/" for one in taken.operators)
+    directory = f"{paths.checkpoint(*at)}/"
     for path in listing:
         if path.startswith(directory) and not path.startswith(known):
             raise InputError(
@@ -163,15 +179,16 @@ def _check_operators(
 def _empty(
     paths: JobPaths,
     other: OperatorCheckpoint,
-    epoch: Epoch,
+    checkpoint: Checkpoint,
     listing: dict[StatePath, ObjectInfo],
 ) -> OperatorCheckpoint:
     """Return an operator without tables, but for the files that a sink writes its output to."""
     tables, configs = {}, {}
+    epoch = checkpoint.epoch
     for name, config in other.configs.items():
         if config.config.description == _SINK_FILE:
             named = (
-                paths.subtask_file(other.operator, name, at, epoch)
+                paths.subtask_file(other.operator, name, at, epoch, checkpoint.worker_generation)
                 for at in range(other.parallelism)
             )
             files = tuple(path for path in named if path in listing)
@@ -203,17 +220,21 @@ def created_plan(
     Args:
         evidence: that the jobs match.
     """
-    job, epoch = plan.job, plan.epoch
     return replace(
         plan,
         creates=True,
         preconditions=(*_preconditions(snapshot), *evidence),
         unknown=(*plan.unknown, *_unknown(snapshot, taken)),
-        afterwards=(
-            "before the job is started, set the row in Arroyo's database: UPDATE checkpoints SET "
-            f"state = 'ready' WHERE job_id = '{job}' AND epoch = {epoch}",
-        ),
+        afterwards=tuple(_afterwards(plan)),
     )
+
+
+def _afterwards(plan: EditPlan) -> Iterator[str]:
+    if plan.paths.layout is Layout.LEGACY:  # in the other one, the store alone decides
+        yield (
+            "before the job is started, set the row in Arroyo's database: UPDATE checkpoints SET "
+            f"state = 'ready' WHERE job_id = '{plan.job}' AND epoch = {plan.epoch}"
+        )
 
 
 def _preconditions(snapshot: JobSnapshot) -> Iterator[EditPrecondition]:
@@ -223,6 +244,14 @@ def _preconditions(snapshot: JobSnapshot) -> Iterator[EditPrecondition]:
         met=snapshot.why_not is None,
         evidence=snapshot.why_not or f"{facts.condition.value}, by {facts.source}",
     )
+    generation = snapshot.checkpoint.worker_generation
+    if generation is not None:
+        yield EditPrecondition(
+            name="the next start of the job finds no checkpoint",
+            met=True,
+            evidence=f"worker generation {generation} names none, and no epoch is in the store",
+        )
+        return
     yield EditPrecondition(
         name="the job has begun a checkpoint and finished none",
         met=True,
@@ -235,6 +264,11 @@ def _unknown(snapshot: JobSnapshot, taken: Checkpoint) -> Iterator[str]:
         "whether the job has exactly the operators of the source: if not, its start fails, and "
         "nothing is lost"
     )
+    if snapshot.checkpoint.worker_generation is not None:
+        yield (
+            "the first epoch of a job of the protocol layout was never created for a running "
+            "Arroyo: it has the objects that Arroyo's own publication writes"
+        )
     mine: dict[OperatorId, OperatorCheckpoint] = {
         one.operator: one for one in snapshot.checkpoint.operators
     }
@@ -263,21 +297,27 @@ def publish_created(
     """
     paths = work.paths
     check_quiet(held, paths, work.snapshot)
-    after = _encoded(replace(work.snapshot.checkpoint, operators=new.operators))
+    checkpoint = replace(work.snapshot.checkpoint, operators=new.operators)
+    after = _encoded(held, work, checkpoint)
     before = {at: held.read(at) if held.head(at) is not None else None for at in after}
-    check_restorable(Extended(held, after), paths, plan.epoch, options.verify_level)
+    view = Extended(held, after)
+    check_restorable(view, paths, plan.epoch, options.verify_level)
+    if paths.layout is Layout.PROTOCOL:  # our own record is no change of the job
+        work.check(held)
+        guards = guards_of(view, paths, checkpoint)
+        work = replace(work, snapshot=replace(work.snapshot, guards=guards))
     path = paths.rebuilds / f"{plan.epoch:07}-{held.lease.token:010}.json"
     record = RebuildRecord(
         operation=plan.edit.name,
         digest=plan.digest,
-        pipeline=None,
+        pipeline=plan.pipeline,
         job=plan.job,
         epoch=plan.epoch,
         token=held.lease.token,
         created_at_micros=options.clock(),
         before=before,
         after=after,
-        head=JobHead(epoch=plan.epoch),
+        head=JobHead(epoch=plan.epoch, worker_generation=checkpoint.worker_generation),
         doubts=plan.unknown,
     )
     held.put(path, encode_rebuild_record(record))
@@ -290,15 +330,18 @@ def publish_created(
     )
 
 
-def _encoded(checkpoint: Checkpoint) -> dict[StatePath, bytes]:
+def _encoded(store: ObjectStore, work: Unchanged, checkpoint: Checkpoint) -> dict[StatePath, bytes]:
     """Return the metadata of an epoch, by path; what makes it exist comes last."""
-    paths = JobPaths(checkpoint.job)
-    found = {
+    paths = work.paths
+    if paths.layout is Layout.PROTOCOL:
+        found = empty_generation(store, paths, work.snapshot.answer.facts)
+        return first_epoch(found, checkpoint)
+    objects = {
         paths.operator_metadata(one.operator, checkpoint.epoch): encode_operator(one)
         for one in checkpoint.operators
     }
-    found[checkpoint.ref] = encode_legacy_checkpoint(legacy_head(checkpoint))
-    return found
+    objects[checkpoint.ref] = encode_legacy_checkpoint(legacy_head(checkpoint))
+    return objects
 
 
 def _sha256(data: bytes) -> str:

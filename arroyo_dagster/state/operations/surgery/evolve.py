@@ -8,7 +8,7 @@ Source: docs/spec/state-surgery.md, `The trick` and `Rules`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from arroyo_dagster.errors import InputError
@@ -31,6 +31,13 @@ from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
 from arroyo_dagster.state.operations.surgery.carried_files import CarriedTable, StateSource
 from arroyo_dagster.state.operations.surgery.carried_rows import TablePair, table_described
 from arroyo_dagster.state.operations.surgery.execute import EditOptions
+from arroyo_dagster.state.operations.surgery.graphs.find import (
+    FoundGraph,
+    GivenGraphs,
+    compare_places,
+    find_graph,
+    without_graphs,
+)
 from arroyo_dagster.state.operations.surgery.rescale import why_one_parallelism
 from arroyo_dagster.state.operations.surgery.transfer import (
     Transfer,
@@ -54,25 +61,27 @@ def plan_evolve(
     paths: JobPaths,
     directory: JobDirectory,
     overrides: Overrides | None = None,
+    graphs: GivenGraphs | None = None,
 ) -> EditPlan:
     """Plan to give a stopped Arroyo job the state of a job of other SQL. Writes nothing: the dry
     run.
 
     Args:
-        directory: the source of the stopped job's status.
+        directory: the source of the stopped job's status, and of the graphs of both pipelines.
         overrides: what a person decides; None = nothing.
+        graphs: of the pipelines; where one is not given, `directory` is asked.
 
     Raises:
         InputError: a job is a managed job; both write one file; operators match several others
-            equally well; the state of an operator cannot be carried; or an override names something
-            that does not exist.
+            equally well; the state of an operator cannot be carried; an override names something
+            that does not exist; or a graph that was given is of another pipeline.
         NotFoundError: a job has no checkpoint, or the source has no such epoch.
         ProtocolError: the source's epoch does not pass verification, or its keys are hashed
             otherwise.
         FormatError: metadata or a file is broken.
         ConflictError: an earlier edit was interrupted; undo it first.
     """
-    return _job(source, paths, directory, overrides).prepare(store).plan
+    return _job(source, paths, directory, overrides, graphs).prepare(store).plan
 
 
 def run_evolve(
@@ -82,6 +91,7 @@ def run_evolve(
     directory: JobDirectory,
     overrides: Overrides | None = None,
     options: EditOptions | None = None,
+    graphs: GivenGraphs | None = None,
 ) -> EditOutcome:
     """Give a stopped Arroyo job the state of a job of other SQL, in place.
 
@@ -90,7 +100,7 @@ def run_evolve(
 
     Args:
         directory: the source of the stopped job's status; asked again before each change.
-        overrides: what a person decides; None = nothing.
+        overrides, graphs: as of `plan_evolve`.
 
     Raises:
         LeaseHeldError: another process maintains the job.
@@ -99,33 +109,60 @@ def run_evolve(
         InputError, NotFoundError, ProtocolError, FormatError: as `plan_evolve`.
     """
     chosen = options or EditOptions(owner="arroyo-state evolve")
-    return _job(source, paths, directory, overrides).run(store, chosen)
+    return _job(source, paths, directory, overrides, graphs).run(store, chosen)
 
 
 def _job(
-    source: StateSource, paths: JobPaths, directory: JobDirectory, overrides: Overrides | None
+    source: StateSource,
+    paths: JobPaths,
+    directory: JobDirectory,
+    overrides: Overrides | None,
+    graphs: GivenGraphs | None,
 ) -> TransferJob:
     chosen = overrides or Overrides()
+    given = graphs or GivenGraphs()
+    # Once: a plan and its execution match by the same graphs.
+    found = (
+        find_graph(directory, source.paths, given.source),
+        find_graph(directory, paths, given.job),
+    )
 
     def request(path: StatePath, epoch: Epoch) -> Evolve:
         return Evolve(source=path, epoch=epoch, overrides=chosen)
 
-    return TransferJob(source, paths, directory, request, lambda jobs: _evolved(jobs, chosen))
+    return TransferJob(
+        source, paths, directory, request, lambda jobs: _evolved(jobs, chosen, found)
+    )
 
 
-def _evolved(jobs: TwoJobs, overrides: Overrides) -> Transfer:
+def _evolved(jobs: TwoJobs, overrides: Overrides, graphs: Sequence[FoundGraph]) -> Transfer:
     theirs, ours = shapes_of(jobs.taken), shapes_of(jobs.target)
     check_overrides(theirs, ours, overrides)
-    matching = match_operators(theirs, ours, overrides)
+    places = compare_places(graphs, jobs.taken, jobs.target)
+    known = None if isinstance(places, str) else places
+    matching = match_operators(theirs, ours, overrides, known)
     if matching.ambiguous:
         first = matching.ambiguous[0]
         raise InputError(
             f"the operators do not match: {first}",
             job=jobs.paths.root,
             further="; ".join(map(str, matching.ambiguous[1:])) or "none",
+            graphs="known" if known else f"not known: {places}",
             next_step=f"decide it with --overrides FILE that holds, for example: {first.override}",
         )
-    return _Evolution(jobs, overrides, matching.matches, ours).transfer()
+    transfer = _Evolution(jobs, overrides, matching.matches, ours).transfer()
+    if isinstance(places, str):
+        transfer.unknown.append(without_graphs(places))
+    else:
+        origins = ", ".join(dict.fromkeys((places.source.origin, places.job.origin)))
+        transfer.evidence.append(
+            EditPrecondition(
+                name="the graphs of both pipelines have the operators of the epochs",
+                met=True,
+                evidence=f"from {origins}",
+            )
+        )
+    return transfer
 
 
 # ---- tables --------------------------------------------------------------------------------------

@@ -20,12 +20,17 @@ from arroyo_dagster.state.codec.digest import digest_rows
 from arroyo_dagster.state.model.checkpoints import Checkpoint, OperatorCheckpoint
 from arroyo_dagster.state.model.compaction import RowsDigest
 from arroyo_dagster.state.model.ids import TableName
-from arroyo_dagster.state.model.keys import key_range_size, range_for_server
+from arroyo_dagster.state.model.keys import KeyRange, range_for_server
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.rewrite import RewriteRule, TableRewrite
 from arroyo_dagster.state.model.surgery.edits import Rescale
 from arroyo_dagster.state.model.surgery.plans import EditPrecondition, TableAction, TableStep
-from arroyo_dagster.state.model.tables import ExpiringTimeKeyConfig, GlobalKeyedFiles
+from arroyo_dagster.state.model.tables import (
+    ExpiringTimeKeyConfig,
+    ExpiringTimeKeyFiles,
+    GlobalKeyedFiles,
+)
+from arroyo_dagster.state.operations.catalog.footers import read_stored_file
 from arroyo_dagster.state.operations.surgery.entries import read_global_tables
 from arroyo_dagster.state.operations.surgery.rows import (
     RewrittenRows,
@@ -39,6 +44,7 @@ from arroyo_dagster.state.planning.compaction.rewrite import (
     whole_table,
 )
 from arroyo_dagster.state.planning.restore.checkpoint import cutoff_micros
+from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.tables.known.catalogue import default_catalogue
 from arroyo_dagster.state.tables.live_rows import not_older
@@ -46,6 +52,10 @@ from arroyo_dagster.state.tables.restoring import restored_rows
 
 _ONE_PARALLELISM = frozenset({"nexmark source state", "AsyncMapOperator state"})
 """Tables whose entries Arroyo restores wrongly, or not at all, at another parallelism."""
+MAX_RESTORES = 64
+"""How many restores of each table prove a rescale at most. Each may read all of its files."""
+MAX_SUBTASKS = 1_000
+"""The maximum parallelism of a rescale."""
 _IMPULSE = "impulse source state"
 
 LoadedRows = Mapping[TableKey, RowsDigest]
@@ -99,7 +109,7 @@ def rescaled(
         ProtocolError: the new subtasks would load other rows than the old ones.
         FormatError, NotFoundError: a file is broken, or missing.
     """
-    key_range_size(edit.parallelism)
+    _check_parallelism(edit.parallelism)
     for operator in checkpoint.operators:
         for name in operator.tables:
             reason = why_one_parallelism(operator, name, edit.parallelism)
@@ -126,6 +136,18 @@ def rescaled(
         duplicate_outputs=tuple(twice),
         missing_outputs=tuple(never),
     )
+
+
+def _check_parallelism(parallelism: int) -> None:
+    """Refuse a parallelism that Arroyo may not run, before anything is read."""
+    if not 1 <= parallelism <= MAX_SUBTASKS:
+        raise InputError(
+            f"a job can be rescaled to 1 to {MAX_SUBTASKS} subtasks, and not to {parallelism}: "
+            "Arroyo's data files have three digits for the subtask, so more were never seen, and "
+            "each subtask gets a file of its own from every table",
+            next_step="name the parallelism that the pipeline will have; Arroyo needs a task slot "
+            "for each subtask",
+        )
 
 
 def check_rescaled(
@@ -156,18 +178,46 @@ def loaded_rows(store: ObjectStore, checkpoint: Checkpoint, parallelism: int | N
     found = {}
     for table in expiring_tables(checkpoint):
         subtasks = parallelism or table.operator.parallelism
+        most = MAX_RESTORES if _bounds_hold(store, table.files, subtasks) else subtasks
         digest = RowsDigest()
-        for subtask in range(subtasks):
-            rows = restored_rows(
-                store,
-                table.operator,
-                table.name,
-                managed=False,
-                keys=range_for_server(subtask, subtasks),
-            ).rows
+        for keys in _ranges(subtasks, most):
+            rows = restored_rows(store, table.operator, table.name, managed=False, keys=keys).rows
             digest += digest_rows(_within_retention(rows, table.operator, table.config))
         found[table.key] = digest
     return found
+
+
+def _bounds_hold(store: ObjectStore, files: ExpiringTimeKeyFiles, subtasks: int) -> bool:
+    """Whether the bounds that are listed for each file are those of its rows, so that neighbours
+    open together the files that each opens alone. Reads nothing where each is restored anyway.
+    """
+    if subtasks <= MAX_RESTORES:
+        return True
+    for file, found in zip(
+        files.files,
+        concurrently(lambda one: read_stored_file(store, one.path), files.files),
+        strict=True,
+    ):
+        if found is None or found.min_routing_key is None or found.max_routing_key is None:
+            return False
+        if not (
+            file.min_routing_key <= found.min_routing_key
+            and found.max_routing_key <= file.max_routing_key
+        ):
+            return False
+    return True
+
+
+def _ranges(subtasks: int, most: int) -> Iterator[KeyRange]:
+    """Yield the keys of each subtask, or of neighbours together, so that there are at most `most`.
+
+    No rule of a restore compares keys of two subtasks.
+    """
+    step = -(-subtasks // most)
+    for first in range(0, subtasks, step):
+        last = min(first + step, subtasks) - 1
+        start = range_for_server(first, subtasks).start
+        yield KeyRange(start, range_for_server(last, subtasks).end)
 
 
 def _within_retention(

@@ -7,13 +7,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from arroyo_dagster.errors import ConflictError
+from arroyo_dagster.errors import ConflictError, InputError
+from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.maintenance_window import WindowOutcome
 from arroyo_dagster.state.model.surgery.plans import EditOutcome, EditPlan, TableStep
 from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
 from arroyo_dagster.state.operations.compaction.controlled_job import JobControl
-from arroyo_dagster.state.operations.compaction.job_window import JobWindow, WorkOptions
+from arroyo_dagster.state.operations.compaction.job_window import (
+    JobWindow,
+    NewParallelism,
+    WorkOptions,
+)
 from arroyo_dagster.state.operations.compaction.window_recovery import JobWindowOptions
 from arroyo_dagster.state.operations.surgery.execute import EditOptions
 from arroyo_dagster.state.storage.store import ObjectStore
@@ -29,11 +34,13 @@ class PlannableEdit:
     Attributes:
         plan: called with the job's store, and the source of its status.
         run: likewise, with the options of the execution.
+        parallelism: at which the job is to start in a window; None = as it was.
     """
 
     paths: JobPaths
     plan: Callable[[ObjectStore, JobDirectory], EditPlan]
     run: Callable[[ObjectStore, JobDirectory, EditOptions], EditOutcome]
+    parallelism: int | None = None
 
 
 def run_edit_window(
@@ -79,16 +86,26 @@ class _EditWork:
     edits: bool = True
 
     def plan(self, store: ObjectStore, directory: JobDirectory) -> EditPlan:
-        return self.edit.plan(store, directory)
+        plan = self.edit.plan(store, directory)
+        if self.edit.parallelism is not None:
+            present_parallelism(store, plan)
+        return plan
 
     def is_empty(self, plan: EditPlan) -> bool:
-        return plan.empty
+        return plan.empty and not (self.edit.parallelism is not None and plan.afterwards)
+
+    def parallelism(self, store: ObjectStore, change: EditOutcome) -> NewParallelism | None:
+        after = self.edit.parallelism
+        if after is None:
+            return None
+        return NewParallelism(present_parallelism(store, change.plan), after)
 
     def run(
         self, store: ObjectStore, directory: JobDirectory, planned: EditPlan, options: WorkOptions
     ) -> EditOutcome:
         plan = self.edit.plan(store, directory)
-        _check_same_changes(planned, plan)
+        if self.edit.parallelism is None:  # a rescale changes no row, whatever files it splits
+            _check_same_changes(planned, plan)
         how = EditOptions(
             approved=plan.digest,
             owner=options.owner,
@@ -106,6 +123,27 @@ class _EditWork:
         if not change.published:
             return "nothing was changed"
         return f"{change.plan.edit.name} done: {len(change.plan.changed)} tables changed"
+
+
+def present_parallelism(store: ObjectStore, plan: EditPlan) -> int:
+    """Return the one parallelism of all operators of a job, which a window can set again.
+
+    Raises:
+        InputError: they differ. Arroyo's API sets one for all.
+    """
+    operators = ParquetBackend(store, plan.paths).load(plan.epoch).operators
+    found: dict[int, str] = {one.parallelism: one.operator for one in operators}
+    if len(found) == 1:
+        return next(iter(found))
+    listed = ", ".join(f"{operator}: {at}" for at, operator in sorted(found.items()))
+    raise InputError(
+        f"the operators of the job run at different parallelisms ({listed}), and Arroyo's API sets "
+        "one for all: a window could not start the job as it was, if it does not run at the new "
+        "one",
+        job=plan.paths.root,
+        next_step="stop the job with a checkpoint, call this without --window, set the parallelism "
+        "and start the job",
+    )
 
 
 def _check_same_changes(before: EditPlan, after: EditPlan) -> None:

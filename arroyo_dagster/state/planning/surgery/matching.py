@@ -1,29 +1,32 @@
 """Which operator of a job takes the state of which operator of another one.
 
 Operator ids carry no meaning: they shift when SQL changes. So operators are compared by their kind,
-tables, keys and columns, and by their place: the source before them and the sink after them in the
-order of the plan. What stays alike is matched in the order of the plan, or refused.
+tables, keys and columns, and by their place: in the graphs of the two pipelines, if both are known,
+else the source before them and the sink after them in the order of the plan. What stays alike is
+matched in the order of the plan, or refused.
 
 Source: docs/spec/state-surgery.md, `Rules`; docs/spec/arroyo-state.md 1.4.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+import itertools
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from arroyo_dagster.state.model.checkpoints import Checkpoint, OperatorCheckpoint
 from arroyo_dagster.state.model.ids import OperatorId, TableName
-from arroyo_dagster.state.model.surgery.evolve import OperatorMatch, Overrides
+from arroyo_dagster.state.model.surgery.evolve import MatchReason, OperatorMatch, Overrides
 from arroyo_dagster.state.model.tables import ExpiringTimeKeyConfig, TableConfig
 from arroyo_dagster.state.planning.surgery.columns import StateColumn, columns_of, keys_of
+from arroyo_dagster.state.planning.surgery.place_evidence import PlaceComparison
+from arroyo_dagster.state.planning.surgery.places import operator_number
 
 MARGIN = 5
 """Scores that differ by less are taken for equal."""
 _PLACE = 5
 _SOURCE, _SINK = "source", "sink"
-_ID = re.compile(r"(?s)(.+?)_(\d+)(?:_1)?")
 _SESSION = "SessionWindow<"
 
 
@@ -60,8 +63,7 @@ def _shape(operator: OperatorCheckpoint) -> OperatorShape:
     name = str(operator.operator)
     if name.startswith(_SESSION):
         return OperatorShape(operator.operator, "session window", None, None, operator.configs)
-    parts = _ID.fullmatch(name)
-    kind, index = (name, None) if parts is None else (parts[1], int(parts[2]))
+    kind, index = operator_number(name)
     for one in (_SOURCE, _SINK):
         if kind.startswith(f"{one}_"):
             rest = kind.removeprefix(f"{one}_")
@@ -92,12 +94,36 @@ def _placed(one: OperatorShape, every: Sequence[OperatorShape]) -> OperatorShape
 class Score:
     """How alike two operators are: from 0 to 100, and what that consists of."""
 
-    points: int
-    why: str
+    held_reasons: tuple[MatchReason, ...]
+    place_reasons: tuple[MatchReason, ...] = ()
+
+    @property
+    def reasons(self) -> tuple[MatchReason, ...]:
+        return self.held_reasons + self.place_reasons
+
+    @property
+    def held(self) -> int:
+        """The points for what they are and hold, without their places."""
+        return sum(one.points for one in self.held_reasons)
+
+    @property
+    def points(self) -> int:
+        return sum(one.points for one in self.reasons)
+
+    @property
+    def why(self) -> str:
+        """The reasons, for people."""
+        return ", ".join(map(str, self.reasons))
 
 
-def score(theirs: OperatorShape, ours: OperatorShape) -> Score | None:
-    """Compare an operator of the source with one of the job; None = they are of other kinds."""
+def score(
+    theirs: OperatorShape, ours: OperatorShape, places: PlaceComparison | None = None
+) -> Score | None:
+    """Compare an operator of the source with one of the job; None = they are of other kinds.
+
+    Args:
+        places: of both in the graphs; None = not known.
+    """
     if theirs.kind != ours.kind or not _same_tables(theirs, ours):
         return None
     found: list[tuple[int, str]] = []
@@ -110,11 +136,20 @@ def score(theirs: OperatorShape, ours: OperatorShape) -> Score | None:
         )
     elif both:
         found += _alike_tables(theirs, ours, sorted(both))
-        found += _alike_place(theirs, ours)
     else:
         found.append((20, "the job has written none of its tables yet"))
-        found += _alike_place(theirs, ours)
-    return Score(sum(points for points, _ in found), ", ".join(text for _, text in found))
+    near: list[tuple[int, str]] = []
+    if places is not None:
+        most = 100 if theirs.kind == _SOURCE else 90
+        found = [(points * places.left // most, text) for points, text in found]
+        near = places.compare(theirs.operator, ours.operator)
+    elif theirs.kind != _SOURCE:
+        near = list(_alike_place(theirs, ours))
+    return Score(_reasons(found), _reasons(near))
+
+
+def _reasons(found: Sequence[tuple[int, str]]) -> tuple[MatchReason, ...]:
+    return tuple(MatchReason(points, text) for points, text in found)
 
 
 def _same_tables(theirs: OperatorShape, ours: OperatorShape) -> bool:
@@ -202,7 +237,10 @@ class Matching:
 
 
 def match_operators(
-    theirs: Sequence[OperatorShape], ours: Sequence[OperatorShape], overrides: Overrides
+    theirs: Sequence[OperatorShape],
+    ours: Sequence[OperatorShape],
+    overrides: Overrides,
+    places: PlaceComparison | None = None,
 ) -> Matching:
     """Match the operators of the source with those of the job.
 
@@ -211,87 +249,157 @@ def match_operators(
 
     Args:
         theirs, ours: as `shapes_of` returns them.
+        places: of the operators in the graphs of both pipelines; None = not known.
     """
-    work = _Pairing()
+    work = _Pairing(theirs, ours, places)
     named = dict(overrides.matches)
     for source, operator in named.items():
         work.matches[operator] = OperatorMatch(
             source=source, operator=operator, score=None, why="an override names them"
         )
-    free = [one for one in theirs if one.operator not in {*named, *overrides.drop}]
-    open_ = [one for one in ours if one.operator not in {*named.values(), *overrides.start_empty}]
-    kinds = dict.fromkeys(one.kind for one in (*theirs, *ours) if one.configs)
-    for kind in kinds:
-        if kind != _SINK:
-            work.match(_of_kind(free, kind), _of_kind(open_, kind))
+    kinds = {one.kind for one in (*theirs, *ours) if one.configs} - {_SINK}
+    left = {*named, *overrides.drop}, {*named.values(), *overrides.start_empty}
+    work.match(
+        [one for one in theirs if one.kind in kinds and one.operator not in left[0]],
+        [one for one in ours if one.kind in kinds and one.operator not in left[1]],
+    )
     order = [one.operator for one in ours]
-    found = sorted(work.matches.values(), key=lambda one: order.index(one.operator))
+    found = sorted(work.doubted(), key=lambda one: order.index(one.operator))
     return Matching(tuple(found), tuple(work.ambiguous))
 
 
-def _of_kind(shapes: Sequence[OperatorShape], kind: str) -> list[OperatorShape]:
-    return [one for one in shapes if one.kind == kind]
+_Pair = tuple[OperatorId, OperatorId]
+_Scores = Mapping[_Pair, Score]
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class _Decided:
+    """A pair, what was assumed for it, and what told it from others that are alike."""
+
+    pair: _Pair
+    assumed: str | None = None
+    distinction: str | None = None
 
 
 @dataclass(slots=True)
 class _Pairing:
+    sources: Sequence[OperatorShape]
+    operators: Sequence[OperatorShape]
+    places: PlaceComparison | None
     matches: dict[OperatorId, OperatorMatch] = field(default_factory=dict)
     ambiguous: list[Ambiguous] = field(default_factory=list)
 
     def match(self, theirs: list[OperatorShape], ours: list[OperatorShape]) -> None:
         """Match the best pairs first: each decided pair may decide others."""
         scores = {
-            (a.operator, b.operator): found
+            (a.operator, b.operator): compared
             for a in theirs
             for b in ours
-            if (found := score(a, b)) is not None
+            if (compared := score(a, b, self.places)) is not None
         }
         while scores:
-            decided = _decided(scores) or self._in_order(theirs, ours, scores)
-            if decided is None:
-                return
-            for a, b, assumed in decided:
-                self.matches[b] = OperatorMatch(
-                    source=a,
-                    operator=b,
-                    score=scores[a, b].points,
-                    why=scores[a, b].why,
-                    assumed=assumed,
-                )
-            gone = {a for a, _, _ in decided}, {b for _, b, _ in decided}
-            scores = {
-                key: one
-                for key, one in scores.items()
-                if key[0] not in gone[0] and key[1] not in gone[1]
-            }
+            alike = self._most_alike(scores)
+            found = _clear(scores) or self._by_place(scores) or self._in_order(alike, scores)
+            for one in found:
+                self._add(one, scores[one.pair])
+            if found:
+                decided = _Group([one.pair for one in found])
+            else:  # the best group is ambiguous; what is left may still match
+                decided = alike
+                self.ambiguous.append(decided.ambiguous(self.sources, self.operators))
+            scores = _without(scores, decided.left, decided.right)
 
-    def _in_order(
-        self, theirs: Sequence[OperatorShape], ours: Sequence[OperatorShape], scores: _Scores
-    ) -> list[_Decided] | None:
-        """Match the best group of operators that are alike by their order in the plan."""
-        best = max(scores, key=lambda key: scores[key].points)
-        group = _group(best, scores)
-        left = [one.operator for one in theirs if one.operator in group[0]]
-        right = [one.operator for one in ours if one.operator in group[1]]
-        alike = [scores[a, b].points for a in left for b in right if (a, b) in scores]
+    def _add(self, one: _Decided, found: Score) -> None:
+        source, operator = one.pair
+        texts = (found.why, one.distinction)
+        self.matches[operator] = OperatorMatch(
+            source=source,
+            operator=operator,
+            score=found.points,
+            why="; ".join(text for text in texts if text is not None),
+            reasons=found.reasons,
+            assumed=one.assumed,
+        )
+
+    def doubted(self) -> Iterator[OperatorMatch]:
+        """Yield the matches, with what the graphs say against them."""
+        pairs = [(one.source, one.operator) for one in self.matches.values()]
+        for one, pair in zip(self.matches.values(), pairs, strict=True):
+            doubt = None if self.places is None else self.places.doubt(pair, pairs)
+            decided = one.assumed is not None or one.score is None
+            yield one if doubt is None or decided else replace(one, assumed=doubt)
+
+    def _most_alike(self, scores: _Scores) -> _Group:
+        """Return the best group of operators that are alike; graphs tell apart, and do not part."""
+        graphs = self.places is not None
+        points = {pair: one.held if graphs else one.points for pair, one in scores.items()}
+        return _groups(points)[0]
+
+    def _by_place(self, scores: _Scores) -> list[_Decided]:
+        """Match operators that are alike by their places in the graphs."""
+        if self.places is None:
+            return []
+        matched = [(one.source, one.operator) for one in self.matches.values()]
+        for group in _groups({pair: one.points for pair, one in scores.items()}):
+            found = self.places.distinguish(group.pairs, matched)
+            if found:
+                return [_Decided(pair, distinction=text) for pair, text in found.items()]
+        return []
+
+    def _in_order(self, best: _Group, scores: _Scores) -> list[_Decided]:
+        """Match a group of operators that are alike by their order in the plan."""
+        group = best.ambiguous(self.sources, self.operators)
+        pairs = list(zip(group.sources, group.operators, strict=False))
+        left, right = group.sources, group.operators
+        alike = [scores[a, b].held for a in left for b in right if (a, b) in scores]
         whole = len(alike) == len(left) * len(right) and max(alike) - min(alike) < MARGIN
-        indexed = all(one.index is not None for one in (*theirs, *ours))
+        indexed = all(operator_number(one)[1] is not None for one in (*left, *right))
         if len(left) != len(right) or not whole or not indexed:
-            self.ambiguous.append(Ambiguous(tuple(left), tuple(right)))
-            return None
+            return []
+        crossed = [
+            (one, other)
+            for one, other in itertools.combinations(pairs, 2)
+            if scores[one].points + scores[other].points
+            < scores[one[0], other[1]].points + scores[other[0], one[1]].points
+        ]
+        if crossed:  # the order says one thing, and the graphs another
+            return []
         why = f"{', '.join(right)} are alike: matched by their order in the plan"
-        return [(a, b, why) for a, b in zip(left, right, strict=True)]
+        if self.places is not None:
+            why = f"{', '.join(right)} are alike, also in the graphs: matched by their order in it"
+        return [_Decided(pair, assumed=why) for pair in pairs]
 
 
-_Pair = tuple[OperatorId, OperatorId]
-_Scores = Mapping[_Pair, Score]
-_Decided = tuple[OperatorId, OperatorId, str | None]
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Operators that are about as alike as the best pair of them, and connected with it."""
+
+    pairs: Collection[_Pair]
+
+    @property
+    def left(self) -> set[OperatorId]:
+        return {a for a, _ in self.pairs}
+
+    @property
+    def right(self) -> set[OperatorId]:
+        return {b for _, b in self.pairs}
+
+    def ambiguous(
+        self, theirs: Sequence[OperatorShape], ours: Sequence[OperatorShape]
+    ) -> Ambiguous:
+        """Return the operators, in the order of the plans."""
+        left, right = self.left, self.right
+        return Ambiguous(
+            tuple(one.operator for one in theirs if one.operator in left),
+            tuple(one.operator for one in ours if one.operator in right),
+        )
 
 
-def _decided(scores: _Scores) -> list[_Decided] | None:
-    """Return the pairs of which each is by far the best for the other; None = there are none."""
+def _clear(scores: _Scores) -> list[_Decided]:
+    """Return the pairs of which each is by far the best for the other."""
     best = [pair for pair in scores if all(_is_best(pair, scores, side) for side in (0, 1))]
-    return [(a, b, None) for a, b in best] or None
+    return [_Decided(pair) for pair in best]
 
 
 def _is_best(pair: _Pair, scores: _Scores, side: int) -> bool:
@@ -299,12 +407,30 @@ def _is_best(pair: _Pair, scores: _Scores, side: int) -> bool:
     return scores[pair].points >= max(others, default=-MARGIN) + MARGIN
 
 
-def _group(best: _Pair, scores: _Scores) -> tuple[set[OperatorId], set[OperatorId]]:
-    """Return the operators that are about as alike as the best pair, and connected with it."""
-    close = {key for key, one in scores.items() if one.points > scores[best].points - MARGIN}
+def _groups(points: Mapping[_Pair, int]) -> list[_Group]:
+    """Return the groups of operators that are alike, the best first."""
+    left = dict(points)
+    found = []
+    while left:
+        group = _group(max(left, key=lambda key: left[key]), left)
+        found.append(group)
+        left = _without(left, group.left, group.right)
+    return found
+
+
+def _without(
+    found: Mapping[_Pair, _T], sources: Collection[OperatorId], operators: Collection[OperatorId]
+) -> dict[_Pair, _T]:
+    return {(a, b): one for (a, b), one in found.items() if a not in sources and b not in operators}
+
+
+def _group(best: _Pair, points: Mapping[_Pair, int]) -> _Group:
+    close = {key for key, one in points.items() if one > points[best] - MARGIN}
     left, right = {best[0]}, {best[1]}
+    pairs: set[_Pair] = set()
     while connected := {(a, b) for a, b in close if a in left or b in right}:
         left |= {a for a, _ in connected}
         right |= {b for _, b in connected}
+        pairs |= connected
         close -= connected
-    return left, right
+    return _Group(sorted(pairs))

@@ -28,6 +28,7 @@ from arroyo_dagster.state.model.job_facts import (
 )
 from arroyo_dagster.state.model.json_fields import MAX_I64, Fields
 from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.model.surgery.graphs import StoredGraph
 from arroyo_dagster.state.storage.arroyo.http_json import JsonServer
 from arroyo_dagster.state.storage.concurrency import concurrently
 
@@ -147,6 +148,15 @@ class ArroyoApi:
         """
         return self._asked(_path(pipeline), lambda answer: _pipeline(_fields(answer)))
 
+    def pipeline_graph(self, pipeline: PipelineId) -> StoredGraph | None:
+        """Return the server's answer about a pipeline, with its graph; None = it has none.
+
+        Raises:
+            NotFoundError: there is no such pipeline. Other errors as in `look_up`.
+        """
+        answer = self._asked(_path(pipeline), lambda found: found)
+        return answer if isinstance(answer, Mapping) and "graph" in answer else None
+
     def checkpoints(self, pipeline: PipelineId, job: JobId) -> tuple[CheckpointFacts, ...]:
         """Return the epochs that the server lists for a job, oldest first.
 
@@ -229,9 +239,16 @@ class ArroyoControl(ArroyoApi):
         """Request a last checkpoint and a stop."""
         self._server.send("PATCH", _path(pipeline), {"stop": "checkpoint"})
 
-    def start(self, pipeline: PipelineId) -> None:
-        """Request a stopped job to run from its newest checkpoint; also cancels a stop request."""
-        self._server.send("PATCH", _path(pipeline), {"stop": "none"})
+    def start(self, pipeline: PipelineId, parallelism: int | None = None) -> None:
+        """Request a stopped job to run from its newest checkpoint; also cancels a stop request.
+
+        Args:
+            parallelism: of all its operators from now on; None = as it was.
+        """
+        change: dict[str, Any] = {"stop": "none"}
+        if parallelism is not None:
+            change["parallelism"] = parallelism
+        self._server.send("PATCH", _path(pipeline), change)
 
     def restart(self, pipeline: PipelineId) -> None:
         """Request a failed job to run again from its newest checkpoint."""

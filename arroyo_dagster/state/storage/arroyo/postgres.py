@@ -9,15 +9,16 @@ Source: crates/arroyo-api/migrations and crates/arroyo-controller/queries/contro
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from arroyo_dagster.errors import ArroyoStateError, FormatError, InputError, StorageError
 from arroyo_dagster.optional_packages import missing_package
 from arroyo_dagster.redaction import redact_text, redact_url, redacted_cause, register_url
-from arroyo_dagster.state.model.ids import JobId
+from arroyo_dagster.state.model.ids import JobId, PipelineId
 from arroyo_dagster.state.model.job_facts import JobFacts, SourceAnswer
 from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.model.surgery.graphs import StoredGraph
 from arroyo_dagster.state.storage.arroyo.rows import (
     NEEDED,
     TABLES,
@@ -30,6 +31,7 @@ from arroyo_dagster.state.storage.arroyo.rows import (
 if TYPE_CHECKING:
     from psycopg import Connection
 
+_T = TypeVar("_T")
 SCHEMES = ("postgresql://", "postgres://")
 CONNECT_SECONDS = 10
 STATEMENT_SECONDS = 30
@@ -81,15 +83,26 @@ class ArroyoPostgres:
         """Return every job in the database. Errors as in `look_up`."""
         return self._read()[0]
 
+    def pipeline_graph(self, pipeline: PipelineId) -> StoredGraph | None:
+        """Return the program of a pipeline; None = there is none. Errors as in `look_up`."""
+        return self._read_with(lambda connection: _program(connection, pipeline))
+
     def _read(self) -> JobsAndPipelines:
+        rows = self._read_with(
+            lambda connection: {
+                table: list(_rows(connection, table, self.source)) for table in TABLES
+            }
+        )
+        return facts_of(rows, self.source)
+
+    def _read_with(self, read: Callable[[Connection[Any]], _T]) -> _T:
         import psycopg
 
         try:
             with _connected(self._url) as connection:
-                rows = {table: list(_rows(connection, table, self.source)) for table in TABLES}
+                return read(connection)
         except psycopg.Error as error:
             raise _translated(error, self.source) from redacted_cause(error)
-        return facts_of(rows, self.source)
 
 
 def _connected(url: str) -> Connection[Any]:
@@ -130,6 +143,15 @@ def _rows(connection: Connection[Any], table: str, source: str) -> Iterator[Data
     for row in connection.execute(query):
         named = zip(columns, map(_plain, row), strict=True)
         yield dict.fromkeys(TABLES[table]) | dict(named)
+
+
+def _program(connection: Connection[Any], pipeline: PipelineId) -> bytes | None:
+    there = {name for (name,) in connection.execute(_COLUMNS, ("pipelines",))}
+    if not {"pub_id", "program"} <= there:
+        return None
+    query = "SELECT program FROM pipelines WHERE pub_id = %s"
+    found = connection.execute(query, (pipeline,)).fetchone()
+    return found[0] if found is not None and isinstance(found[0], bytes) else None
 
 
 def _plain(value: object) -> object:

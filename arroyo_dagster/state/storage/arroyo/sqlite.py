@@ -12,14 +12,16 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from arroyo_dagster.errors import FormatError, StorageError
 from arroyo_dagster.redaction import redact_text, redacted_cause
-from arroyo_dagster.state.model.ids import JobId
+from arroyo_dagster.state.model.ids import JobId, PipelineId
 from arroyo_dagster.state.model.job_facts import JobFacts, SourceAnswer
 from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.model.surgery.graphs import StoredGraph
 from arroyo_dagster.state.storage.arroyo.database_copy import copy_database, redacted_location
 from arroyo_dagster.state.storage.arroyo.rows import (
     NEEDED,
@@ -29,6 +31,8 @@ from arroyo_dagster.state.storage.arroyo.rows import (
     answers_of,
     facts_of,
 )
+
+_T = TypeVar("_T")
 
 
 class ArroyoDatabase:
@@ -61,14 +65,21 @@ class ArroyoDatabase:
         """Return every job in the database. Errors as in `look_up`."""
         return self._read()[0]
 
+    def pipeline_graph(self, pipeline: PipelineId) -> StoredGraph | None:
+        """Return the program of a pipeline; None = there is none. Errors as in `look_up`."""
+        return self._copied(lambda copy: _program(copy, pipeline))
+
     def _read(self) -> JobsAndPipelines:
+        return facts_of(self._copied(_tables), self.source)
+
+    def _copied(self, read: Callable[[sqlite3.Connection], _T]) -> _T:
         with tempfile.TemporaryDirectory(prefix="arroyo-state-") as directory:
             copy = copy_database(self._location, Path(directory), max_bytes=self._max_bytes)
             try:
-                rows = _tables(copy)
+                with _opened(copy) as database:
+                    return read(database)
             except sqlite3.Error as error:
                 raise _unsound(error, self.source) from redacted_cause(error)
-        return facts_of(rows, self.source)
 
 
 def _unsound(error: sqlite3.Error, source: str) -> FormatError | StorageError:
@@ -86,7 +97,8 @@ def _unsound(error: sqlite3.Error, source: str) -> FormatError | StorageError:
     )
 
 
-def _tables(copy: Path) -> dict[str, list[DatabaseRow]]:
+@contextlib.contextmanager
+def _opened(copy: Path) -> Iterator[sqlite3.Connection]:
     with contextlib.closing(sqlite3.connect(copy, isolation_level=None)) as database:
         # The database is untrusted: nothing that its schema defines may be executed.
         database.execute("PRAGMA trusted_schema = OFF")
@@ -94,7 +106,20 @@ def _tables(copy: Path) -> dict[str, list[DatabaseRow]]:
         problem = database.execute("PRAGMA quick_check(1)").fetchone()[0]
         if problem != "ok":
             raise sqlite3.DatabaseError(problem)
-        return {table: list(_rows(database, table)) for table in TABLES}
+        yield database
+
+
+def _tables(database: sqlite3.Connection) -> dict[str, list[DatabaseRow]]:
+    return {table: list(_rows(database, table)) for table in TABLES}
+
+
+def _program(database: sqlite3.Connection, pipeline: PipelineId) -> bytes | None:
+    there = {row["name"] for row in database.execute("PRAGMA table_info(pipelines)")}
+    if not {"pub_id", "program"} <= there:
+        return None
+    query = "SELECT program FROM pipelines WHERE pub_id = ?"
+    found = database.execute(query, (pipeline,)).fetchone()
+    return found["program"] if found is not None and isinstance(found["program"], bytes) else None
 
 
 def _rows(database: sqlite3.Connection, table: str) -> Iterator[DatabaseRow]:

@@ -147,8 +147,8 @@ def _check_catalogue(paths: JobPaths, record: RebuildRecord, facts: JobFacts) ->
         InputError: no source names the job's checkpoints.
         ConflictError: Arroyo would restore it.
     """
-    if record.operation == "rebuild":
-        return  # the epoch existed before, and was as damaged
+    if record.operation == "rebuild" or paths.layout is Layout.PROTOCOL:
+        return  # the epoch existed before, and was as damaged; or the fence shows a start
     if facts.checkpoints is None:
         raise InputError(
             "no source names the checkpoints of the job, so Arroyo may restore the created epoch",

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from arroyo_dagster.errors import FormatError, InputError, StorageError
-from arroyo_dagster.state.model.ids import JobId
+from arroyo_dagster.state.model.ids import JobId, PipelineId
 from arroyo_dagster.state.model.job_facts import Absence, JobCondition, JobFacts
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.operations.catalog.job_directory import open_directory
@@ -52,7 +52,7 @@ CREATE ROLE stranger LOGIN PASSWORD 'stranger-77aa';
 GRANT SELECT ON ALL TABLES IN SCHEMA public TO reader;
 """
 COPIED = {
-    "pipelines": ("id", "pub_id", "name", "state_url"),
+    "pipelines": ("id", "pub_id", "name", "state_url", "program"),
     "job_configs": (
         *("id", "pipeline_name", "pipeline_id", "stop", "checkpoint_interval_micros"),
         *("ttl_micros", "ignore_state_before_epoch"),
@@ -105,6 +105,16 @@ def without_source(jobs: dict[JobId, JobFacts]) -> dict[JobId, JobFacts]:
 
 
 # ---- facts ---------------------------------------------------------------------------------------
+
+
+def test_programs_are_those_of_sqlite(server: Postgres) -> None:
+    postgres, sqlite = ArroyoPostgres(server.url()), ArroyoDatabase(str(FIXTURE))
+    for facts in sqlite.jobs().values():
+        assert facts.pipeline is not None
+        found = postgres.pipeline_graph(facts.pipeline)
+        assert isinstance(found, bytes)
+        assert found == sqlite.pipeline_graph(facts.pipeline)
+    assert postgres.pipeline_graph(PipelineId("pl_none")) is None
 
 
 @pytest.mark.parametrize("scheme", ["postgresql://", "postgres://", "POSTGRESQL://"])

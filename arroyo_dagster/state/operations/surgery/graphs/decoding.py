@@ -1,0 +1,192 @@
+"""The graph of a pipeline, from the program in Arroyo's database and from answers of its REST API.
+
+Source: crates/arroyo-rpc/proto/api.proto, `ArrowProgram` (read from the programs that a real Arroyo
+stored); crates/arroyo-rpc/src/api_types/pipelines.rs (arroyo-state.md 10.3 and 10.4).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from graphlib import CycleError, TopologicalSorter
+from typing import Any
+
+from arroyo_dagster.errors import FormatError
+from arroyo_dagster.state.codec.wire import fields_of_message
+from arroyo_dagster.state.model.ids import OperatorId
+from arroyo_dagster.state.model.json_fields import MAX_I64, Fields
+from arroyo_dagster.state.model.surgery.graphs import (
+    GraphEdge,
+    GraphNode,
+    PipelineGraph,
+    StoredGraph,
+)
+
+MAX_OPERATORS = 1_000
+"""The maximum number of operators of a graph that is read."""
+_CHAINED = " -> "
+_NEXT = "give the answer of GET /api/v1/pipelines/ID, as Arroyo returned it"
+_KINDS = {1: "forward", 2: "shuffle", 3: "left join", 4: "right join"}
+_REST_KINDS = {
+    "Forward": "forward",
+    "Shuffle": "shuffle",
+    "LeftJoin": "left join",
+    "RightJoin": "right join",
+}
+
+
+def decode_graph(stored: StoredGraph, origin: str) -> PipelineGraph:
+    """Decode a graph, and check it.
+
+    Args:
+        origin: where it was read.
+
+    Raises:
+        FormatError: it has no nodes, or more than `MAX_OPERATORS` operators; a node twice; an edge
+            of a node that it does not have; a cycle; or another form.
+    """
+    if isinstance(stored, Mapping):
+        nodes, edges = _from_rest(stored, origin)
+    else:
+        nodes, edges = _from_program(stored, origin)
+    _check(nodes, edges, origin)
+    return PipelineGraph(origin=origin, nodes=nodes, edges=edges)
+
+
+def _check(nodes: Sequence[GraphNode], edges: Sequence[GraphEdge], origin: str) -> None:
+    numbers = Counter(one.number for one in nodes)
+    named = Counter(operator for one in nodes for operator in one.operators)
+    unknown = [at for one in edges for at in (one.source, one.target) if at not in numbers]
+    twice = [at for counts in (numbers, named) for at, times in counts.items() if times > 1]
+    problem = None
+    if not nodes:
+        problem = "it has no nodes"
+    elif (count := sum(len(one.parts) for one in nodes)) > MAX_OPERATORS:
+        problem = f"it has {count} operators, more than {MAX_OPERATORS}"
+    elif not all(one.parts for one in nodes):
+        problem = "a node has no operators"
+    elif twice:
+        problem = f"it has {twice[0]} twice"
+    elif unknown:
+        problem = f"an edge names the node {unknown[0]}, which it does not have"
+    else:
+        before: dict[int, set[int]] = {one.number: set() for one in nodes}
+        for one in edges:
+            before[one.target].add(one.source)
+        try:
+            TopologicalSorter(before).prepare()
+        except CycleError:
+            problem = "it has a cycle"
+    if problem is not None:
+        raise FormatError(
+            f"this is no graph of a pipeline: {problem}", path=origin, next_step=_NEXT
+        )
+
+
+# ---- REST ----------------------------------------------------------------------------------------
+
+
+def _from_rest(
+    answer: Mapping[str, Any], origin: str
+) -> tuple[tuple[GraphNode, ...], tuple[GraphEdge, ...]]:
+    """Accept a pipeline, its graph alone, and a list of one pipeline."""
+    one = Fields(answer, next_step=_NEXT, path=origin)
+    if "data" in one:
+        pipelines = one.objects("data")
+        if len(pipelines) != 1:
+            raise FormatError(
+                f"expected one pipeline, found {len(pipelines)}", path=origin, next_step=_NEXT
+            )
+        (one,) = pipelines
+    graph = one.object("graph") if "graph" in one else one
+    nodes = tuple(_rest_node(node) for node in graph.objects("nodes"))
+    return nodes, tuple(_rest_edge(edge) for edge in graph.objects("edges"))
+
+
+def _rest_node(node: Fields) -> GraphNode:
+    number = node.number("node_id", largest=MAX_I64)
+    parts = tuple(node.text("description").split(_CHAINED))
+    return GraphNode(number=number, first=number, parts=parts)
+
+
+def _rest_edge(edge: Fields) -> GraphEdge:
+    kind = edge.text("edge_type")
+    return GraphEdge(
+        source=edge.number("src_id", largest=MAX_I64),
+        target=edge.number("dest_id", largest=MAX_I64),
+        kind=_REST_KINDS.get(kind, kind),
+    )
+
+
+# ---- the program ---------------------------------------------------------------------------------
+
+
+def _from_program(data: bytes, origin: str) -> tuple[tuple[GraphNode, ...], tuple[GraphEdge, ...]]:
+    try:
+        program = _Message(data)
+        nodes = tuple(_program_node(_Message(one)) for one in program.all_bytes(1))
+        edges = tuple(_program_edge(_Message(one)) for one in program.all_bytes(2))
+    except (FormatError, UnicodeDecodeError) as error:
+        raise FormatError(
+            "this is no program of a pipeline",
+            path=origin,
+            next_step="check that this is the database of Arroyo's controller; if it is, report "
+            "its version",
+        ) from error
+    return nodes, edges
+
+
+def _program_node(node: _Message) -> GraphNode:
+    first = node.number(2)
+    operators = [_Message(one) for one in node.all_bytes(5)]
+    parts = tuple(node.text(4).split(_CHAINED))
+    if len(parts) != len(operators):
+        parts = ("",) * len(operators)
+    return GraphNode(
+        number=node.number(1),
+        first=first,
+        parts=parts,
+        operators=tuple(OperatorId(one.text(1)) for one in operators),
+        configs=tuple(_config(one, first + at) for at, one in enumerate(operators)),
+    )
+
+
+def _config(operator: _Message, number: int) -> str | None:
+    config = operator.bytes(3)
+    if re.search(rb"_%d(?!\d)" % number, config) is not None:
+        return None
+    name = operator.text(2).encode()
+    return hashlib.blake2b(name + b"\0" + config, digest_size=16).hexdigest()
+
+
+def _program_edge(edge: _Message) -> GraphEdge:
+    kind = edge.number(5)
+    return GraphEdge(source=edge.number(1), target=edge.number(2), kind=_KINDS.get(kind, str(kind)))
+
+
+class _Message:
+    """The fields of a protobuf message by their numbers; absent ones have proto3's defaults."""
+
+    def __init__(self, data: bytes) -> None:
+        self._fields = fields_of_message(data)
+
+    def _all(self, field: int, kind: type) -> Iterator[Any]:
+        for number, value in self._fields:
+            if number == field:
+                if not isinstance(value, kind):
+                    raise FormatError(f"field {field} is no {kind.__name__}")
+                yield value
+
+    def all_bytes(self, field: int) -> list[bytes]:
+        return list(self._all(field, bytes))
+
+    def bytes(self, field: int) -> bytes:
+        return next(reversed(self.all_bytes(field)), b"")
+
+    def text(self, field: int) -> str:
+        return self.bytes(field).decode()
+
+    def number(self, field: int) -> int:
+        return next(reversed(list(self._all(field, int))), 0)

@@ -1,0 +1,157 @@
+"""The graphs of the pipelines of two jobs: from Arroyo's API or database, or from files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+from arroyo_dagster.errors import ArroyoStateError, InputError
+from arroyo_dagster.state.model.checkpoints import Checkpoint
+from arroyo_dagster.state.model.ids import PipelineId
+from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.model.surgery.graphs import PipelineGraph, StoredGraph
+from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
+from arroyo_dagster.state.operations.surgery.graphs.decoding import decode_graph
+from arroyo_dagster.state.planning.surgery.place_evidence import PlaceComparison
+from arroyo_dagster.state.planning.surgery.places import (
+    GraphMismatch,
+    PlacedOperators,
+    place_operators,
+)
+
+_HOW = (
+    "pass --arroyo-api or --arroyo-db, or the answers of GET /api/v1/pipelines/ID with --graph and "
+    "--source-graph"
+)
+
+
+@runtime_checkable
+class GraphSource(Protocol):
+    """A source of job status that also has the graphs of pipelines."""
+
+    source: str
+
+    def pipeline_graph(self, pipeline: PipelineId) -> StoredGraph | None:
+        """Return the graph of a pipeline; None = it has none."""
+
+
+@dataclass(frozen=True, slots=True)
+class GivenGraphs:
+    """Graphs that a person gives; None = the sources of the jobs' status are asked.
+
+    Attributes:
+        source: of the job whose state is taken.
+        job: of the job that takes it.
+    """
+
+    source: PipelineGraph | None = None
+    job: PipelineGraph | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FoundGraph:
+    """The graph of one job's pipeline, or why it is not known.
+
+    Attributes:
+        given: a person gave it, so that it has to fit.
+    """
+
+    paths: JobPaths
+    graph: PipelineGraph | None = None
+    why_not: str = "no source names its graph"
+    given: bool = False
+
+
+def read_graph(path: Path) -> PipelineGraph:
+    """Read a graph from a file with an answer of Arroyo's REST API.
+
+    Raises:
+        InputError: it cannot be read, or is not JSON.
+        FormatError: it is not the graph of a pipeline.
+    """
+    try:
+        document: Any = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(
+            f"the graph cannot be read: {error}",
+            path=str(path),
+            next_step="give a JSON file with the answer of GET /api/v1/pipelines/ID",
+        ) from error
+    return decode_graph(document if isinstance(document, dict) else {}, str(path))
+
+
+def find_graph(directory: JobDirectory, paths: JobPaths, given: PipelineGraph | None) -> FoundGraph:
+    """Return the graph of a job's pipeline: the one given, else the program of Arroyo's database,
+    which names the operators, else that of its API. No problem of a source is an error here.
+    """
+    if given is not None:
+        return FoundGraph(paths, given, given=True)
+    sources = [one for one in directory.sources if isinstance(one, GraphSource)]
+    if not sources:
+        return FoundGraph(paths)
+    pipeline = directory.look_up([paths])[0].facts.pipeline
+    if pipeline is None:
+        return FoundGraph(paths, why_not="no source names its pipeline")
+    problems: list[str] = []
+    found: list[tuple[StoredGraph, str]] = []
+    for source in sources:
+        try:
+            stored = source.pipeline_graph(pipeline)
+        except ArroyoStateError as error:
+            problems.append(str(error))
+            continue
+        if stored is not None:
+            found.append((stored, f"pipeline {pipeline} at {source.source}"))
+    for stored, origin in sorted(found, key=lambda one: not isinstance(one[0], bytes)):
+        try:
+            return FoundGraph(paths, decode_graph(stored, origin))
+        except ArroyoStateError as error:
+            problems.append(str(error))
+    return FoundGraph(paths, why_not="; ".join(problems) or "no source names its graph")
+
+
+def compare_places(
+    found: Sequence[FoundGraph], taken: Checkpoint, target: Checkpoint
+) -> PlaceComparison | str:
+    """Return the places of the operators of two epochs in the graphs; a text = they are not known.
+
+    Args:
+        found: the graphs of the source and of the job.
+
+    Raises:
+        InputError: a graph that was given is not that of the epoch's pipeline.
+    """
+    placed: list[PlacedOperators] = []
+    missing: list[str] = []
+    for one, checkpoint in zip(found, (taken, target), strict=True):
+        at = _placed(one, checkpoint)
+        if isinstance(at, str):
+            missing.append(f"{one.paths.root}: {at}")
+        else:
+            placed.append(at)
+    return "; ".join(missing) if missing else PlaceComparison(*placed)
+
+
+def _placed(found: FoundGraph, checkpoint: Checkpoint) -> PlacedOperators | str:
+    if found.graph is None:
+        return found.why_not
+    at = place_operators(found.graph, [one.operator for one in checkpoint.operators])
+    if not isinstance(at, GraphMismatch):
+        return at
+    text = f"the graph of {found.graph.origin} is not that of epoch {checkpoint.epoch}: {at}"
+    if not found.given:
+        return text
+    raise InputError(
+        text,
+        job=found.paths.root,
+        next_step="give the answer of GET /api/v1/pipelines/ID for the pipeline that wrote the "
+        "epoch, or leave the graph out",
+    )
+
+
+def without_graphs(reason: str) -> str:
+    """Return what a plan says where the graphs are not known."""
+    return f"operators were matched without the graphs of the pipelines ({reason}): {_HOW}"

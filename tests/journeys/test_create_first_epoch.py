@@ -1,0 +1,252 @@
+"""The first epoch of a job of the protocol layout is made from another job's. A start finds all of
+it or nothing, wherever the creation is cut off; whatever fails, both jobs keep what they have."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+from click.testing import CliRunner
+
+from arroyo_dagster import cli
+from arroyo_dagster.errors import ConflictError, InputError
+from arroyo_dagster.state.codec import records
+from arroyo_dagster.state.metadata.backend import ParquetBackend
+from arroyo_dagster.state.model.ids import Epoch, StatePath, WorkerGeneration
+from arroyo_dagster.state.model.job_facts import JobCondition
+from arroyo_dagster.state.model.layout import Layout
+from arroyo_dagster.state.model.surgery.edits import SetWatermark
+from arroyo_dagster.state.model.surgery.plans import EditOutcome
+from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
+from arroyo_dagster.state.operations.surgery.execute import EditOptions, run_edit
+from arroyo_dagster.state.operations.surgery.fork import plan_fork, run_fork
+from arroyo_dagster.state.operations.surgery.rebuild.undo import run_rebuild_undo
+from arroyo_dagster.state.planning.restore.recovery import Claim, Restore, StartEmpty
+from arroyo_dagster.state.storage import Crash, FaultInjecting, ObjectStore, open_store
+from arroyo_dagster.state.storage.wrappers import WriteProtected
+from tests.arroyo_jobs import Telling, facts_of, stopped
+from tests.jobs import copied
+from tests.journeys.test_fork import below, taken
+from tests.journeys.test_surgery import errors_of, others, state_of
+from tests.surgery_jobs import SurgeryJob, surgery_job
+
+SINK = "sink_6"
+RUN = WorkerGeneration(3)
+NOW = EditOptions(quiet_seconds=0)
+
+
+def jobs(layout: Layout = Layout.PROTOCOL) -> tuple[SurgeryJob, SurgeryJob]:
+    """Job A with four epochs, and B, which was stopped before it finished one: worker generation 3
+    has files of two operators, and its manifest names no checkpoint."""
+    source = surgery_job(layout, epochs=4, name="job_a")
+    job = surgery_job(Layout.PROTOCOL, epochs=1, name="job_b", store=source.store)
+    for info in list(job.store.list(job.paths.generations)):
+        kept = "operator-sink_6/" in info.path or "source_impulse_0/" in info.path
+        if not kept and info.path != job.paths.generation_manifest(RUN):
+            job.store.delete_many([info.path])
+    job.store.delete_many([job.paths.epoch_record(Epoch(1))])
+    job.previous = None
+    job._publish_generation(base=None, latest=None)
+    assert isinstance(ParquetBackend(job.store, job.paths).next_restore(), StartEmpty)
+    return source, job
+
+
+def run(source: SurgeryJob, job: SurgeryJob, **options: Any) -> EditOutcome:
+    store = options.pop("store", job.store)
+    directory = options.pop("directory", stopped(job.paths))
+    chosen = EditOptions(**{"quiet_seconds": 0.0, **options})
+    return run_fork(taken(source), store, job.paths, directory, chosen, create=True)
+
+
+def undo(job: SurgeryJob, store: ObjectStore | None = None) -> Any:
+    return run_rebuild_undo(store or job.store, job.paths, stopped(job.paths), NOW)
+
+
+@pytest.mark.parametrize("layout", list(Layout), ids=[one.value for one in Layout])
+def test_the_job_goes_on_from_the_source_state(layout: Layout) -> None:
+    source, job = jobs(layout)
+    theirs, was = state_of(source.store, source.paths), below(source.store, source.paths)
+    store = WriteProtected(job.store)
+    plan = plan_fork(taken(source), store, job.paths, stopped(job.paths), create=True)
+    assert (plan.epoch, plan.creates, plan.why_not, plan.afterwards) == (1, True, None, ())
+    assert any("never created for a running Arroyo" in one for one in plan.unknown)
+    assert plan.preconditions[1].evidence.startswith("worker generation 3 names none")
+    outcome = run(source, job, approved=plan.digest)
+    assert outcome.plan == plan
+    assert below(source.store, source.paths) == was
+    found = state_of(job.store, job.paths)
+    assert found.keys() == theirs.keys()
+    for name, one in found.items():
+        if name != SINK:
+            assert one[1:] == theirs[name][1:], name
+            assert one[0][:2] == theirs[name][0][:2], name
+    (entry,) = found[SINK][2].values()
+    assert [key for key in entry if b"/out/job_b.json" in key]  # its own, not the source's
+    assert errors_of(job.store, job.paths) == set()
+    job.start()
+    for _ in range(2):
+        job.write({})
+    for name in ("window_3", "join_4", "agg_5"):
+        assert state_of(job.store, job.paths)[name][1] == theirs[name][1]
+    assert errors_of(job.store, job.paths) == set()
+
+
+def test_it_is_undone_until_the_job_is_started() -> None:
+    source, job = jobs()
+    was = others(job.store)
+    run(source, job)
+    assert undo(job).operation == "fork"
+    assert others(job.store) == was
+    run(source, job)
+    job.start()
+    started = others(job.store)
+    with pytest.raises(ConflictError, match="the job has continued from it"):
+        undo(job)
+    assert others(job.store) == started
+
+
+def test_the_created_epoch_is_edited_like_any_other() -> None:
+    source, job = jobs()
+    run(source, job)
+    at = ParquetBackend(job.store, job.paths).load().operators[-1].min_watermark_micros
+    assert at is not None
+    edit = SetWatermark(at_micros=at + 1_000_000)
+    assert run_edit(job.store, job.paths, stopped(job.paths), edit, NOW).published
+
+
+@pytest.mark.parametrize(("mode", "crash"), [("before", False), ("after", True)])
+def test_a_fault_at_any_change_leaves_nothing_or_a_whole_epoch(
+    mode: Literal["before", "after"], crash: bool
+) -> None:
+    source, job = jobs()
+    was = others(job.store)
+    counted = FaultInjecting(copied(job.store))
+    run(source, job, store=counted)
+    expected = state_of(counted, job.paths)
+    seen = set()
+    for at in [
+        *range(1, counted.changes - 6, 11),
+        *range(counted.changes - 6, counted.changes + 1),
+    ]:
+        note = f"fault at change {at} of {counted.changes}"
+        store = copied(job.store)
+        with contextlib.suppress(Crash, OSError):
+            run(source, job, store=FaultInjecting(store, fail_at=at, mode=mode, crash=crash))
+        backend = ParquetBackend(store, job.paths)
+        restored = backend.next_restore()
+        seen.add(type(restored))
+        if isinstance(restored, Claim):  # as Arroyo's start does
+            assert store.create(restored.record_path, records.encode_epoch_record(restored.record))
+            assert state_of(store, job.paths) == expected, note
+            store.delete_many([restored.record_path])
+        elif isinstance(restored, Restore):
+            assert state_of(store, job.paths) == expected, note
+            assert errors_of(store, job.paths) == set(), note
+        else:
+            assert isinstance(restored, StartEmpty), note
+            if store.head(job.paths.manifest(RUN, Epoch(1))) is not None:
+                with pytest.raises(InputError, match="has a manifest that nothing names"):
+                    run(source, job, store=store)
+                assert undo(job, store) is not None, note
+            run(source, job, store=store)
+            assert state_of(store, job.paths) == expected, note
+        while undo(job, store) is not None:
+            pass
+        assert others(store) == was, note
+    assert StartEmpty in seen
+    assert Restore in seen
+
+
+def test_an_undo_that_is_cut_off_is_completed() -> None:
+    source, job = jobs()
+    was = others(job.store)
+    run(source, job)
+    counted = FaultInjecting(copied(job.store))
+    undo(job, counted)
+    for at in range(1, counted.changes + 1):
+        store = copied(job.store)
+        with contextlib.suppress(Crash, OSError):
+            undo(job, FaultInjecting(store, fail_at=at, mode="after", crash=True))
+        undo(job, store)
+        assert others(store) == was, at
+
+
+# ---- refusals ------------------------------------------------------------------------------------
+
+
+def refused(
+    source: SurgeryJob, job: SurgeryJob, message: str, directory: JobDirectory | None = None
+) -> None:
+    was = others(job.store)
+    with pytest.raises(InputError, match=message):
+        run(source, job, directory=directory or stopped(job.paths))
+    assert others(job.store) == was
+
+
+def test_a_job_that_has_an_epoch_or_never_ran_is_refused() -> None:
+    source, job = jobs()
+    whole = surgery_job(Layout.PROTOCOL, epochs=2, name="job_c", store=job.store)
+    refused(source, whole, "the job has epoch 2, so none needs to be created")
+    whole.store.delete_many([whole.paths.epoch_record(Epoch(one)) for one in (1, 2)])
+    refused(source, whole, "the next start of the job finds a checkpoint")
+    whole.store.delete_many([whole.paths.manifest(RUN, Epoch(2))])
+    refused(source, whole, "names the checkpoint .*, which is missing")
+    job.store.delete_many([job.paths.generation_manifest(RUN)])
+    refused(source, job, "has no worker generation that an epoch could belong to")
+
+
+def test_a_run_that_arroyo_names_otherwise_or_that_runs_is_refused() -> None:
+    source, job = jobs()
+    other = JobDirectory([Telling(facts_of(job.paths, JobCondition.STOPPED, run_id=2))])
+    refused(source, job, "generation of the job is 3, and the test names run 2", other)
+    runs = JobDirectory([Telling(facts_of(job.paths, JobCondition.RUNNING, run_id=3))])
+    refused(source, job, "the job runs", runs)
+    refused(source, job, "unknown", JobDirectory())
+
+
+def test_a_start_meanwhile_ends_it() -> None:
+    source, job = jobs()
+    was = state_of(source.store, source.paths)
+    now = facts_of(job.paths, JobCondition.STOPPED, run_id=3)
+    for at in range(2, 9):
+        store = copied(job.store)
+        said = Telling(now, later=replace(now, run_id=4), at=at)
+        with contextlib.suppress(ConflictError, InputError):
+            run(source, job, store=store, directory=JobDirectory([said]))
+            assert said.asked < at
+        while undo(job, store) is not None:
+            pass
+        assert isinstance(ParquetBackend(store, job.paths).next_restore(), StartEmpty), at
+    assert state_of(source.store, source.paths) == was
+
+
+def test_files_of_other_operators_are_refused() -> None:
+    source, job = jobs()
+    directory = job.paths.checkpoint(Epoch(1), RUN)
+    job.store.put(StatePath(f"{directory}/operator-other_9/table-t-000"), b"x")
+    refused(source, job, "has an operator that the source lacks")
+
+
+def test_the_command_needs_nothing_by_hand(tmp_path: Path) -> None:
+    _, job = jobs()
+    target = open_store(str(tmp_path / "state"))
+    for info in job.store.list():
+        target.put(info.path, job.store.read(info.path))
+    words = ["fork", "job_a", "job_b", "--create", "--assume", "job_b=stopped"]
+    given = [*words, "--url", target.url]
+    runner = CliRunner()
+    dry = runner.invoke(cli.main, given)
+    assert dry.exit_code == 0, dry.output
+    assert "by hand" not in dry.output
+    assert "at epoch 1, which it creates" in dry.output
+    found = json.loads(runner.invoke(cli.main, [*given, "--json"]).stdout)
+    assert (found["plan"]["creates"], found["done"]) == (True, False)
+    done = runner.invoke(cli.main, [*given, "--yes", "--quiet", "0"])
+    assert done.exit_code == 0, done.output
+    end = ["edit", "undo", "job_b", "--url", target.url, "--assume", "job_b=stopped", "--yes"]
+    assert "the fork of epoch 1 was undone" in runner.invoke(cli.main, end).output
+    assert ParquetBackend(target, job.paths).epochs() == []

@@ -1,0 +1,257 @@
+"""Random pipelines whose SQL changes at random: with the graphs of both, operators that hold alike
+state find their counterparts; no match is worse than without the graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import pyarrow as pa
+from hypothesis import event, given
+from hypothesis import strategies as st
+
+from arroyo_dagster.state.model.checkpoints import Checkpoint, CheckpointState, OperatorCheckpoint
+from arroyo_dagster.state.model.ids import Epoch, JobId, OperatorId, StatePath
+from arroyo_dagster.state.model.surgery.evolve import Overrides
+from arroyo_dagster.state.model.surgery.graphs import GraphEdge, GraphNode, PipelineGraph
+from arroyo_dagster.state.planning.surgery.matching import (
+    Matching,
+    match_operators,
+    shapes_of,
+)
+from arroyo_dagster.state.planning.surgery.place_evidence import PlaceComparison
+from arroyo_dagster.state.planning.surgery.places import PlacedOperators, place_operators
+from arroyo_dagster.state.tables.expiring_time_key import timestamp_table_config
+
+KINDS = ("tumbling", "join", "updating_aggregate")
+PARTS = {"tumbling": "TumblingWindow<w>", "join": "join", "updating_aggregate": "UpdatingAggregate"}
+CLASSES = [
+    timestamp_table_config(
+        "t",
+        "state",
+        keys=["k"],
+        retention_micros=60_000_000,
+        schema=pa.schema(
+            [
+                ("k", pa.string()),
+                *((f"c{at}", pa.int64()) for at in range(columns)),
+                pa.field("_timestamp", pa.timestamp("ns"), nullable=False),
+            ]
+        ),
+    )
+    for columns in (2, 4)
+]
+
+
+@dataclass(frozen=True)
+class Step:
+    """A source, or an operator with state, in the SQL.
+
+    Attributes:
+        inputs: names of steps.
+        view: the name of the view that its rows come through; None = an unnamed projection.
+        sink: the name of the sink that its rows go to.
+    """
+
+    name: str
+    kind: str
+    inputs: tuple[str, ...] = ()
+    config: int = 0
+    view: str | None = None
+    sink: str | None = None
+
+
+@dataclass
+class Built:
+    """A pipeline: its operators by step, in order, and its graph."""
+
+    operators: list[OperatorCheckpoint] = field(default_factory=list)
+    ids: dict[str, OperatorId] = field(default_factory=dict)
+    nodes: list[GraphNode] = field(default_factory=list)
+    edges: list[GraphEdge] = field(default_factory=list)
+
+    @property
+    def checkpoint(self) -> Checkpoint:
+        return Checkpoint(
+            job=JobId("j"),
+            pipeline=None,
+            worker_generation=None,
+            start_time_micros=1,
+            finish_time_micros=2,
+            epoch=Epoch(1),
+            min_epoch=Epoch(0),
+            ref=StatePath("j/x"),
+            state=CheckpointState.READY,
+            operators=tuple(self.operators),
+        )
+
+    def add(
+        self, names: Sequence[tuple[str, str, str]], inputs: Sequence[tuple[int, str]], named: bool
+    ) -> tuple[int, list[OperatorId]]:
+        """Add a chain: kind, description and expression of each operator."""
+        first = len(self.operators)
+        ids = [OperatorId(f"{kind}_{first + at}") for at, (kind, _, _) in enumerate(names)]
+        for one in ids:
+            self.operators.append(
+                OperatorCheckpoint(job=JobId("j"), operator=one, epoch=Epoch(1), parallelism=1)
+            )
+        node = GraphNode(
+            number=first,
+            first=first,
+            parts=tuple(part for _, part, _ in names),
+            operators=tuple(ids) if named else (),
+            configs=tuple(config for _, _, config in names) if named else (),
+        )
+        self.nodes.append(node)
+        self.edges += [GraphEdge(source=one, target=first, kind=kind) for one, kind in inputs]
+        return first, ids
+
+
+def built(steps: Sequence[Step], *, named: bool) -> Built:
+    """The pipeline of a SQL, as Arroyo numbers it: step by step."""
+    found = Built()
+    ends: dict[str, int] = {}
+    for one in steps:
+        if one.kind == "source":
+            source, (operator,) = found.add(
+                [(f"source_{one.name}", "Connector", one.name)], (), named
+            )
+            ends[one.name], _ = found.add(
+                [("value", one.name, f"read {one.name}"), ("watermark", "watermark", "w")],
+                [(source, "forward")],
+                named,
+            )
+            found.ids[one.name] = operator
+            continue
+        inputs = []
+        for at, name in enumerate(one.inputs):
+            view = one.view or "projection"
+            key = f"ArrowKey<{('left', 'right')[at] if one.kind == 'join' else '_'}>"
+            # A view that is renamed has the same expression; one that is new has another.
+            changed = view if view.startswith("w") else ""
+            chain = [("value", view, f"{changed} of {one.name}"), ("key", key, "k")]
+            number, _ = found.add(chain, [(ends[name], "forward")], named)
+            side = ("left join", "right join")[at] if one.kind == "join" else "shuffle"
+            inputs.append((number, side))
+        chain = [
+            (one.kind, PARTS[one.kind], f"{one.kind} {one.config}"),
+            ("value", "sink projection", "p"),
+        ]
+        ends[one.name], (operator, _) = found.add(chain, inputs, named)
+        found.ids[one.name] = operator
+        if one.sink is not None:
+            sink = [(f"sink_{one.sink}", "Single File", one.sink)]
+            found.add(sink, [(ends[one.name], "forward")], named)
+    configs = {found.ids[one.name]: CLASSES[one.config] for one in steps if one.kind != "source"}
+    found.operators = [
+        replace(one, configs={configs[one.operator].table: configs[one.operator]})
+        if one.operator in configs
+        else one
+        for one in found.operators
+    ]
+    return found
+
+
+def placed(pipeline: Built) -> PlacedOperators:
+    graph = PipelineGraph(origin="test", nodes=tuple(pipeline.nodes), edges=tuple(pipeline.edges))
+    found = place_operators(graph, [one.operator for one in pipeline.operators])
+    assert isinstance(found, PlacedOperators), str(found)
+    return found
+
+
+def ordered(draw: st.DrawFn, steps: Mapping[str, Step]) -> list[Step]:
+    """The steps in any order in which inputs come first."""
+    found: list[Step] = []
+    for one in draw(st.permutations(sorted(steps))):
+        _after_inputs(steps, one, found)
+    return found
+
+
+def _after_inputs(steps: Mapping[str, Step], name: str, found: list[Step]) -> None:
+    if all(one.name != name for one in found):
+        for other in steps[name].inputs:
+            _after_inputs(steps, other, found)
+        found.append(steps[name])
+
+
+@st.composite
+def steps_of(draw: st.DrawFn) -> dict[str, Step]:
+    found = {f"s{at}": Step(f"s{at}", "source") for at in range(draw(st.integers(1, 3)))}
+    for at in range(draw(st.integers(2, 6))):
+        kind = draw(st.sampled_from(KINDS))
+        inputs = st.sampled_from(sorted(found))
+        taken = (draw(inputs), draw(inputs)) if kind == "join" else (draw(inputs),)
+        view = f"v{at}" if draw(st.booleans()) else None
+        config = draw(st.integers(0, 1))
+        found[f"o{at}"] = Step(f"o{at}", kind, taken, config, view, f"out{at}")
+    return found
+
+
+@dataclass(frozen=True)
+class Change:
+    """Two pipelines, and which step of the one is which of the other: by name."""
+
+    was: list[Step]
+    now: list[Step]
+    named: tuple[bool, bool]
+
+
+@st.composite
+def changes(draw: st.DrawFn, *, renamed: bool = True, added: bool = True) -> Change:
+    was = draw(steps_of())
+    now = dict(was)
+    for name, one in was.items():
+        used = any(name in other.inputs for other in now.values())
+        if added and one.kind != "source" and not used and draw(st.integers(0, 5)) == 0:
+            del now[name]
+        elif renamed and one.kind != "source":
+            view = draw(st.sampled_from([one.view, None, f"w{name}"]))
+            sink = draw(st.sampled_from([one.sink, one.sink, f"other_{name}"]))
+            now[name] = replace(one, view=view, sink=sink)
+    if added and draw(st.booleans()):
+        source = draw(st.sampled_from(sorted(now)))
+        kind = draw(st.sampled_from(KINDS))
+        inputs = (source,) * (2 if kind == "join" else 1)
+        now["new"] = Step("new", kind, inputs, draw(st.integers(0, 1)), "vnew", "outnew")
+    named = draw(st.booleans()), draw(st.booleans())
+    return Change(ordered(draw, was), ordered(draw, now), named)
+
+
+def judged(change: Change, matching: Matching, a: Built, b: Built) -> tuple[int, int]:
+    """How many matches are right, and how many are wrong."""
+    right = {(a.ids[name], b.ids[name]) for name in a.ids.keys() & b.ids.keys()}
+    pairs = {(one.source, one.operator) for one in matching.matches}
+    return len(pairs & right), len(pairs - right)
+
+
+def matched(change: Change) -> tuple[Matching, Matching, Built, Built]:
+    """The matching without the graphs, and with them."""
+    a = built(change.was, named=change.named[0])
+    b = built(change.now, named=change.named[1])
+    theirs, ours = shapes_of(a.checkpoint), shapes_of(b.checkpoint)
+    places = PlaceComparison(placed(a), placed(b))
+    without = match_operators(theirs, ours, Overrides())
+    return without, match_operators(theirs, ours, Overrides(), places), a, b
+
+
+@given(changes())
+def test_no_match_is_worse_with_the_graphs(change: Change) -> None:
+    """Where the graphs contradict the order, it is refused, and a person decides."""
+    without, found, a, b = matched(change)
+    was, now = judged(change, without, a, b), judged(change, found, a, b)
+    if not without.ambiguous and not found.ambiguous:
+        assert now[1] <= was[1], (without, found)
+        assert now[0] >= was[0], (without, found)
+    event("better" if now[0] > was[0] else "equal")
+
+
+@given(changes(renamed=False))
+def test_operators_with_a_place_of_their_own_are_found(change: Change) -> None:
+    """Each operator has a sink of its own: whatever is reordered, added or removed beside it."""
+    _, found, a, b = matched(change)
+    assert found.ambiguous == ()
+    pairs = {one.operator: one for one in found.matches}
+    for one in change.now:
+        if one.kind != "source" and one.name in a.ids:
+            match = pairs[b.ids[one.name]]
+            assert (match.source, match.assumed) == (a.ids[one.name], None), match
