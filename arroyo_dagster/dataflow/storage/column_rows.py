@@ -72,11 +72,11 @@ class ColumnRows:
         self._flags: npt.NDArray[np.uint8] = np.zeros(0, np.uint8)
         self._touched: list[Slots] = []
         self._oldest_ms = _NEVER
-        self._looked_up: tuple[BatchKeys, Keys, Slots] | None = None
+        self._last_found: tuple[BatchKeys, Keys, Slots] | None = None
 
     def values_of(self, keys: BatchKeys, now_ms: int) -> list[pa.Array]:
         """Return the values of keys by column; a key without a row has defaults."""
-        _, slots = self._look_up(keys)
+        _, slots = self._find(keys)
         at = np.flatnonzero(slots >= 0)
         at = at[self._has(slots[at], _LIVE)]
         if self._state.ttl_ms is not None:
@@ -106,7 +106,7 @@ class ColumnRows:
         Returns:
             What takes the write back.
         """
-        slots = self._slots_for(*self._look_up(keys))
+        slots = self._slots_for(*self._find(keys))
         before, flags = self._rows.take_values(slots), self._flags[slots]
         self._touched.append(slots)
         if values is None:
@@ -126,7 +126,7 @@ class ColumnRows:
         keys = rows.column(KEY).combine_chunks()
         values = [fill_defaults(rows.column(one.name), one) for one in self._columns]
         updated = updated_at_ms(self._state, rows)
-        self._looked_up = None
+        self._last_found = None
         found = self._rows.keys_of([keys])
         slots = self._slots_for(found, self._rows.find(found))
         self._put(slots, [column.combine_chunks() for column in (*values, updated)])
@@ -137,12 +137,12 @@ class ColumnRows:
         if len(slots):
             self._oldest_ms = min(self._oldest_ms, pc.min(values[-1]).as_py())
 
-    def _look_up(self, keys: BatchKeys) -> tuple[Keys, Slots]:
-        """Return the keys as they are looked up and their slots, or -1; a call asks twice."""
-        if self._looked_up is None or self._looked_up[0] is not keys:
+    def _find(self, keys: BatchKeys) -> tuple[Keys, Slots]:
+        """Return the keys as they are found, and their slots, or -1; a call asks twice."""
+        if self._last_found is None or self._last_found[0] is not keys:
             found = self._rows.keys_of([keys.array])
-            self._looked_up = keys, found, self._rows.find(found)
-        return self._looked_up[1:]
+            self._last_found = keys, found, self._rows.find(found)
+        return self._last_found[1:]
 
     def _slots_for(self, keys: Keys, slots: Slots) -> Slots:
         """Add the keys whose slot is -1; return `slots` with theirs."""
@@ -183,7 +183,7 @@ class ColumnRows:
         return column_rows(self._state, GLOBAL_WINDOW, keys, values, updated, generation)
 
     def _drop(self, slots: Slots) -> None:
-        self._looked_up = None
+        self._last_found = None
         self._flags[slots] = 0
         self._rows.drop(slots)
 
