@@ -75,12 +75,16 @@ def check_leases(setting: Setting) -> None:
     world.cut_listings = cut
 
 
-def check_verified(setting: Setting) -> None:
-    """Verification finds no error where the state was edited, or one that an undo takes away."""
-    if not setting.watch.epochs or (setting.controller is not None and setting.controller.afresh):
-        return  # a run that ignores the state lists none of the files before
+def check_verified(setting: Setting, *, rows_change: bool) -> None:
+    """Verification finds no error where the state was edited, or one that an undo takes away.
+
+    Args:
+        rows_change: whether an edit may have changed rows, so that half of one is an error.
+    """
+    if not setting.watch.epochs:
+        return
     found = _errors(setting)
-    if found == {"edit-unfinished"}:
+    if found == {"edit-unfinished"} and rows_change:
         assert setting.controller is not None
         setting.controller.condition = JobCondition.STOPPED
         undo = setting.putting_back()

@@ -17,7 +17,7 @@ from arroyo_dagster.state.model.job_facts import JobCondition
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.storage import names as stored_names
 from tests.explorer import ours
-from tests.explorer.oracle import OURS, Watch, Watches
+from tests.explorer.oracle import MANIFEST, OPERATOR, OURS, Watch, Watches
 from tests.explorer.setting import Setting
 from tests.explorer.world import (
     DAY,
@@ -345,6 +345,72 @@ def _edits(scene: Scene) -> None:
             scene.more.append(make(chance, fault=chance.random() < 0.3))
 
 
+def _rescales(scene: Scene) -> None:
+    """Somebody starts Arroyo jobs at another parallelism, and has their files split for that."""
+    world, chance = scene.world, scene.chance
+    ours.inhabit(world)
+    for setting in scene.settings:
+        if setting.controller is None:
+            continue
+        setting.controller.condition = JobCondition.STOPPED
+        makers = [setting.rescaling, setting.rescaling, setting.undoing]
+        if chance.random() < 0.5:
+            world.run([setting.rescaling(chance, fault=chance.random() < 0.4)])
+            world.jump(chance.choice((90 * SECOND, 2 * HOUR, 4 * DAY)))
+        for _ in range(chance.choice((1, 2, 3))):
+            make = chance.choice(makers)
+            scene.more.append(make(chance, fault=chance.random() < 0.3))
+
+
+def _forks(scene: Scene) -> None:
+    """A stopped Arroyo job takes over the state of another one, which may run."""
+    from tests.explorer.schedules import BASES_BESIDE, OF_ARROYO, TARGETS, base_of
+
+    world, chance = scene.world, scene.chance
+    source = next((one for one in scene.settings if one.controller is not None), None)
+    paths = chance.choice(TARGETS)
+    taken = {one.watch.place for one in scene.settings}
+    if (
+        source is None
+        or source.controller is None
+        or any(one.startswith(f"{paths.root}/") for one in taken)
+    ):
+        return
+    kind = next(one for one in OF_ARROYO if one.endswith(paths.layout.value))
+    bases = [base_of(kind, number, paths) for number in range(BASES_BESIDE)]
+    alike = [one for one in bases if one.retention == source.controller.retention]
+    base = chance.choice(alike if alike and chance.random() < 0.9 else bases)
+    place = f"{base.root}/"
+    if world.below(place):
+        return
+    world.add({path: one for path, one in base.objects.items() if path.startswith(place)})
+    world.now = max(world.now, base.now)
+    target = scene.make_setting(base, "")
+    scene.settings.append(target)
+    scene.bases.append(base)
+    ours.inhabit(world)
+    assert source.watch.truth is not None
+    assert target.controller is not None
+    source.watch.truth.states = {}
+    for path in world.below(source.watch.place):
+        if OPERATOR.fullmatch(path) or path.endswith(MANIFEST):
+            source.watch.truth.remember(path)
+    target.controller.condition = JobCondition.STOPPED
+    makers = [target.undoing]
+
+    def forking(chance: random.Random, *, fault: bool = False) -> Process:
+        return target.forking(source, chance, fault=fault, epoch=chance.random() < 0.3)
+
+    if chance.random() < 0.5:
+        world.run([forking(chance, fault=chance.random() < 0.4)])
+        world.jump(chance.choice((90 * SECOND, 2 * HOUR, 4 * DAY)))
+        makers += [target.undoing]
+    makers += [forking, forking]
+    for _ in range(chance.choice((1, 2, 3))):
+        make = chance.choice(makers)
+        scene.more.append(make(chance, fault=chance.random() < 0.3))
+
+
 # ---- all of them ---------------------------------------------------------------------------------
 
 FEATURES: dict[str, Callable[[Scene], None]] = {
@@ -358,7 +424,17 @@ FEATURES: dict[str, Callable[[Scene], None]] = {
     "several clocks": _clocks,
     "clocks that are set": _clock_steps,
     "edits": _edits,
+    "rescales": _rescales,
+    "forks": _forks,
 }
+
+OF_ARROYO_JOBS = frozenset({"rescales", "forks"})
+"""Features of Arroyo jobs alone."""
+
+CHANGES_OF_ROWS = frozenset({"edits", "forks"})
+SURGERY = CHANGES_OF_ROWS | OF_ARROYO_JOBS
+"""Features after which verification must find no error."""
+
 """By name, in the order in which they are set up."""
 
 EXPECTED: dict[str, int] = {}

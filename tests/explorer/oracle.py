@@ -527,6 +527,8 @@ class Watch:
                 self._marked(path)
             if self.truth is not None and path.endswith(MANIFEST):
                 self.truth.wrote(process, path)
+            if self.truth is not None and (path.endswith(MANIFEST) or OPERATOR.fullmatch(path)):
+                self.truth.remember(path)
             self._check_overwritten(process, path, before)
             if process.role == "rewriter" and before is not None:
                 self._rewritten(process, path)
@@ -605,7 +607,7 @@ class Watches:
         """A change was made."""
         if process.role == "admin":
             return
-        if process.role == "collector" and not path.startswith(f"{process.root}/"):
+        if process.role in ("collector", "rewriter") and not path.startswith(f"{process.root}/"):
             raise Violation(f"{process.name} touched another job: {verb} {path}")
         if path in self.foreign:
             raise Violation(f"{process.name} touched a user's object: {verb} {path}")

@@ -14,6 +14,7 @@ import random
 import types
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any
 from unittest import mock
@@ -74,7 +75,10 @@ from arroyo_dagster.state.operations.gc.undelete import UndeleteOptions, run_und
 from arroyo_dagster.state.operations.restore import revision as revision_module
 from arroyo_dagster.state.operations.restore import rollback as rollback_module
 from arroyo_dagster.state.operations.restore.rollback import plan_rollback, run_rollback
+from arroyo_dagster.state.operations.surgery import carried_files as carried_module
+from arroyo_dagster.state.operations.surgery.carried_files import StateSource
 from arroyo_dagster.state.operations.surgery.execute import EditOptions, run_edit
+from arroyo_dagster.state.operations.surgery.fork import run_fork
 from arroyo_dagster.state.operations.surgery.managed.execute import (
     plan_managed_undo,
     run_managed_edit,
@@ -145,6 +149,14 @@ class _Pool:
         if failed:
             raise failed[min(failed)]
         return [found[at] for at in range(len(items))]
+
+    def submit(self, call: Callable[..., Any], *given: Any) -> Future[Any]:
+        done: Future[Any] = Future()
+        try:
+            done.set_result(call(*given))
+        except Exception as error:
+            done.set_exception(error)
+        return done
 
 
 class _Event:
@@ -234,6 +246,7 @@ def replaced_machinery() -> Iterator[None]:
         mock.patch.object(quarantine_module, "uuid", names),
         mock.patch.object(revision_module, "uuid", names),
         mock.patch.object(rewriting_module, "uuid", names),
+        mock.patch.object(carried_module, "uuid", names),
         mock.patch.object(restorable_module, "file_error", _problem),
         mock.patch.object(rollback_module, "MAX_FOOTERS", -1),
         remembering(),
@@ -607,6 +620,31 @@ def edit(
             watch.truth.of_edits.add(base)
         watch.pin(watch.pinned | {base})
     return "edited"
+
+
+def fork(world: World, process: Process, target: Any, source: Any, epoch: int | None) -> str:
+    """The product's fork of a job of Arroyo's into another one at rest."""
+    hands: Any = Hands(world, process)
+    truth = target.watch.truth
+    truth.edits[process.name] = Edited(source=source.watch.truth)
+    try:
+        done = run_fork(
+            StateSource(store=hands, paths=source.paths, epoch=epoch),
+            hands,
+            target.paths,
+            directory(target.controller),
+            EditOptions(
+                owner=process.name,
+                quiet_seconds=0,
+                verify_level=0,
+                clock=_clock_of(world, process),
+                sleep=lambda seconds: world.wait(process, seconds),
+            ),
+        )
+    except ArroyoStateError as error:
+        world.note(f"{process.name}: {error}")
+        return refused(error)
+    return "forked" if done.published else "nothing"
 
 
 def undo_edit(world: World, process: Process, paths: JobPaths, watch: Watch, assumed: bool) -> str:

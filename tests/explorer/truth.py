@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from arroyo_dagster.state.codec.proto import state_pb2 as pb
+from tests.explorer.restoring import PARALLELISMS, OperatorState, states_of
 from tests.explorer.rows import rows_in
 from tests.explorer.world import Object, Process, Violation
 
@@ -62,17 +63,27 @@ def _parent(data: bytes) -> str | None:
     return one.parent_checkpoint_ref if one.HasField("parent_checkpoint_ref") else None
 
 
+def _is_forked(source: OperatorState, job: OperatorState) -> bool:
+    """Whether an operator loads what that of the source loads, but for the state of a sink."""
+    of_sinks = source.commits | job.commits
+    loaded = (one.loaded(job.parallelism) for one in (source, job))
+    theirs, own = ({at: n for at, n in one.items() if at[0] not in of_sinks} for one in loaded)
+    return theirs == own
+
+
 @dataclass
 class Edited:
     """What an edit does: the rows that it removes, and one that it adds.
 
     Attributes:
         request: of a relative edit, which adds a row that depends on the others.
+        source: of a fork, the rows of the other job.
     """
 
     removes: Change = lambda row: False
     adds: tuple[Row, ...] = ()
     request: str | None = None
+    source: Truth | None = None
 
     def of(self, held: Held) -> set[Row]:
         return {one for one in held if not self.removes(one)} | set(self.adds)
@@ -88,6 +99,7 @@ class Truth:
         bases: the epochs that edits began from.
         gone: rows that an edit of a stopped Arroyo job has removed, until it is undone.
         of_edits: the epochs that only edits have pinned.
+        states: of a job that others are forked from, by epoch and operator, all that it ever was.
 
     Of each row that was ever there, the time until which its first file was kept is known, and
     whether an edit, an undo or a rollback has taken the row out. Others that have expired may lie
@@ -101,6 +113,8 @@ class Truth:
     bases: set[int] = field(default_factory=set)
     gone: set[Row] = field(default_factory=set)
     of_edits: set[int] = field(default_factory=set)
+    states: dict[tuple[int, str], set[OperatorState]] | None = None
+    forked: dict[str, set[int]] = field(default_factory=dict)
     _seen: dict[Row, int] = field(default_factory=dict)
     _taken: set[Row] = field(default_factory=set)
     _authors: dict[str, str] = field(default_factory=dict)
@@ -241,11 +255,60 @@ class Truth:
             return
         if kind == "putting":
             raise Violation(f"{process.name} wrote {path}, which was never like that")
-        change = self.edits[process.name] if kind == "editing" else Edited()
+        change = self.edits[process.name] if kind in ("editing", "forking") else Edited()
         if kind == "editing" and self._without(process, old) == set(old):
             raise Violation(f"{process.name} wrote {path}, of which it removes nothing")
+        if change.source is not None:
+            self._check_forked(process, path, change.source)
+            return
         if set(new) != change.of(old):
             raise Violation(f"{process.name} wrote {path} with other rows than it should")
+        self._check_loaded(process, path, before[0], change)
+
+    def _check_loaded(self, process: Process, path: str, before: bytes, change: Edited) -> None:
+        """Each subtask loads what it loaded, at whatever parallelism, but what an edit removes."""
+        whole = path.endswith(MANIFEST)
+        was = states_of(self.objects, before, whole=whole)
+        now = states_of(self.objects, self.objects[path][0], whole=whole)
+        assert was is not None
+        assert now is not None
+        for old, new in zip(was, now, strict=True):
+            for parallelism in PARALLELISMS:
+                expected = {
+                    at: times
+                    for at, times in old.loaded(parallelism).items()
+                    if not change.removes((old.operator, at[0], at[2]))
+                }
+                if new.loaded(parallelism) != expected:
+                    raise Violation(
+                        f"{process.name}: {parallelism} subtasks load other rows of {path}"
+                    )
+
+    # ---- forks -----------------------------------------------------------------------------------
+
+    def remember(self, path: str) -> None:
+        """Note what a metadata object of a job that is forked from says, now that it is written."""
+        if self.states is None:
+            return
+        whole = path.endswith(MANIFEST)
+        for one in states_of(self.objects, self.objects[path][0], whole=whole) or ():
+            self.states.setdefault((one.epoch, one.operator), set()).add(one)
+
+    def _check_forked(self, process: Process, path: str, source: Truth) -> None:
+        """The job loads what the source would load, were it started with as many subtasks."""
+        whole = path.endswith(MANIFEST)
+        now = states_of(self.objects, self.objects[path][0], whole=whole)
+        assert now is not None
+        assert source.states is not None
+        taken = source.forked.setdefault(process.name, {epoch for epoch, _ in source.states})
+        for new in now:
+            taken &= {
+                epoch
+                for (epoch, operator), states in source.states.items()
+                if operator == new.operator and any(_is_forked(one, new) for one in states)
+            }
+        if not taken:
+            raise Violation(f"{process.name} wrote {path}, of which no epoch of the source is like")
 
     def _without(self, process: Process, held: Held) -> set[Row]:
         return self.edits[process.name].of(held)
