@@ -496,6 +496,8 @@ class LegacyRun:
             head = metadata.decode_legacy_checkpoint(hands.read(path), path)
             found = [self._loaded(hands, name, newest) for name in OPERATORS]
         except NotFoundError as error:
+            if self.process.url + str(error.facts["path"]) in self.world.lost:
+                raise StorageError("metadata is lost", path=path) from error
             raise Violation(f"epoch {newest} cannot be restored: {error.facts}") from error
         hands.put(
             path, metadata.encode_legacy_checkpoint(replace(head, min_epoch=Epoch(job.min_epoch)))

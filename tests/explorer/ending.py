@@ -26,7 +26,7 @@ def check_end(world: World, watch: Watch) -> None:
     for path in watch.protected():
         if path not in objects and path not in watch.by_arroyo:
             raise Violation(f"{path} is gone in the end")
-    if not watch.protocol or not watch.epochs:
+    if not watch.protocol or not watch.epochs or (watch.truth and watch.truth.is_lost):
         return
     fence = objects.get(f"{watch.root}/current-generation.json")
     if fence is None:
@@ -81,7 +81,8 @@ def check_verified(setting: Setting, *, rows_change: bool) -> None:
     Args:
         rows_change: whether an edit may have changed rows, so that half of one is an error.
     """
-    if not setting.watch.epochs:
+    truth = setting.watch.truth
+    if not setting.watch.epochs or (truth is not None and truth.is_lost):
         return
     found = _errors(setting)
     if found == {"edit-unfinished"} and rows_change:

@@ -17,7 +17,7 @@ from arroyo_dagster.state.model.job_facts import JobCondition
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.storage import names as stored_names
 from tests.explorer import ours
-from tests.explorer.oracle import MANIFEST, OPERATOR, OURS, Watch, Watches
+from tests.explorer.oracle import MANIFEST, METADATA, OPERATOR, OURS, Watch, Watches
 from tests.explorer.setting import Setting
 from tests.explorer.world import (
     DAY,
@@ -50,6 +50,7 @@ class Scene:
         bases: what each of the settings began with.
         chance: draws what features need, and nothing else.
         more: processes that take part because of a feature.
+        lasting: whether each job can go on, whatever nobody does.
         renamed: of the settings, those of jobs that were copied under another name.
     """
 
@@ -61,6 +62,7 @@ class Scene:
     make_setting: Callable[[Any, str], Setting]
     more: list[Process] = field(default_factory=list)
     renamed: list[Setting] = field(default_factory=list)
+    lasting: bool = True
 
 
 # ---- clocks --------------------------------------------------------------------------------------
@@ -411,6 +413,33 @@ def _forks(scene: Scene) -> None:
         scene.more.append(make(chance, fault=chance.random() < 0.3))
 
 
+def _losses(scene: Scene) -> None:
+    """A metadata object of a stopped Arroyo job's newest epoch is lost, and written anew."""
+    world, chance = scene.world, scene.chance
+    scene.lasting = False
+    ours.inhabit(world)
+    admin = Process("admin", "admin", lambda process: None)
+    for setting in scene.settings:
+        watch, controller = setting.watch, setting.controller
+        if controller is None or not watch.epochs or watch.truth is None:
+            continue
+        controller.condition = JobCondition.STOPPED
+        epoch = max(watch.epochs)
+        needs = sorted(watch.epochs[epoch])
+        losable = [one for one in needs if one.endswith(METADATA) and one in watch.objects]
+        for path in chance.sample(losable, chance.choice((1, 1, 1, min(2, len(losable))))):
+            watch.truth.lose(path)
+            world.lost.add(setting.url + path)
+            world.remove(admin, setting.url + path)
+            world.taken_by_arroyo.add(setting.url + path)
+        if chance.random() < 0.4:
+            world.run([setting.rebuilding(epoch, fault=chance.random() < 0.5)])
+            world.jump(chance.choice((90 * SECOND, 2 * HOUR, 4 * DAY)))
+        for _ in range(chance.choice((1, 2, 3))):
+            undo = chance.random() < 0.3
+            scene.more.append(setting.rebuilding(epoch, undo=undo, fault=chance.random() < 0.3))
+
+
 # ---- all of them ---------------------------------------------------------------------------------
 
 FEATURES: dict[str, Callable[[Scene], None]] = {
@@ -426,9 +455,10 @@ FEATURES: dict[str, Callable[[Scene], None]] = {
     "edits": _edits,
     "rescales": _rescales,
     "forks": _forks,
+    "lost metadata": _losses,
 }
 
-OF_ARROYO_JOBS = frozenset({"rescales", "forks"})
+OF_ARROYO_JOBS = frozenset({"rescales", "forks", "lost metadata"})
 """Features of Arroyo jobs alone."""
 
 CHANGES_OF_ROWS = frozenset({"edits", "forks"})
@@ -441,7 +471,7 @@ EXPECTED: dict[str, int] = {}
 """Features that are off, since a violation is found with each, within so many schedules."""
 
 
-ALONE = ("links", "no conditional create")
+ALONE = ("links", "no conditional create", "lost metadata")
 """Features that the product answers by refusing, which the model does not follow beside others."""
 
 
@@ -474,7 +504,7 @@ def may_finish(scene: Scene) -> bool:
     places = [one.watch.place for one in scene.settings]
     inner = scene.watches.inner
     overlap = any(one.startswith(place) and one != place for one in inner for place in places)
-    return scene.world.conditional and not overlap
+    return scene.world.conditional and scene.lasting and not overlap
 
 
 def set_right(scene: Scene) -> None:

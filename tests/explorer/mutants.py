@@ -50,6 +50,7 @@ from arroyo_dagster.state.operations.surgery import plan as edit_plans
 from arroyo_dagster.state.operations.surgery import transfer
 from arroyo_dagster.state.operations.surgery.managed import execute as managed_edits
 from arroyo_dagster.state.operations.surgery.managed import plan as managed_plans
+from arroyo_dagster.state.operations.surgery.rebuild import operator as rebuilding
 from arroyo_dagster.state.operations.verify import edits as verified_edits
 from arroyo_dagster.state.planning.gc import dead_jobs, expiry, orphans
 from arroyo_dagster.state.planning.gc.orphans import Reason
@@ -308,7 +309,19 @@ def _own_watermarks(found: Callable[..., Any]) -> Callable[..., Any]:
     return kept
 
 
+def _without_the_last(found: Callable[..., Any]) -> Callable[..., Any]:
+    def fewer(*given: Any) -> Any:
+        return {
+            table: files if table == "g" else files[:-1] for table, files in found(*given).items()
+        }
+
+    return fewer
+
+
 MUTANTS |= {
+    "a rebuild leaves out a file of the epoch": _instead(
+        rebuilding.LostOperator, "_files", _without_the_last(rebuilding.LostOperator._files)
+    ),
     "a rescale loses rows": _rescale_loses_rows,
     "half of a rescale is taken for an edit": _half_of_a_rescale,
     "a fork leaves the watermarks": _instead(
@@ -321,6 +334,7 @@ FOUND_WITH: dict[str, tuple[str, ...]] = {
     "an undo releases people's pins": ("edits",),
     "an edit is published whatever the job does": ("edits",),
     "relative positions are applied twice": ("edits",),
+    "a rebuild leaves out a file of the epoch": ("lost metadata",),
     "a rescale loses rows": ("rescales",),
     "half of a rescale is taken for an edit": ("rescales",),
     "a fork leaves the watermarks": ("forks",),

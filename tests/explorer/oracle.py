@@ -438,6 +438,11 @@ class Watch:
                 del self.epochs[number]
             self._protected = None
             return
+        if process.name.startswith("unbuilding") and self.truth is not None:
+            if path not in self.truth.lost:
+                raise Violation(f"{process.name} deleted {path}, which was never lost")
+            self.by_arroyo.add(path)
+            return
         if process.name.startswith("removal"):
             assert before is not None
             self._removed(process, path, before)
@@ -534,6 +539,10 @@ class Watch:
                 self._rewritten(process, path)
                 if self.truth is not None:
                     self.truth.overwritten(process, path, before)
+            elif process.role == "rewriter" and self.truth is not None:
+                if path in self.truth.lost and not self.truth.is_lost:
+                    self._rewritten(process, path)
+                self.truth.rebuilt(process, path, self._began(path))
             elif process.role == "arroyo" and before is not None and OPERATOR.fullmatch(path):
                 self._written_over(path)
             return
@@ -565,6 +574,14 @@ class Watch:
             self.epochs[number] = now
         self.rewritten = self.clock()
         self._protected = None
+
+    def _began(self, path: str) -> int:
+        """When an epoch was begun that a rebuilt metadata object is of."""
+        directory = re.sub(r"/operator-.+", "", path)
+        if path.endswith(MANIFEST):
+            return int(pb.CheckpointManifest.FromString(self.objects[path][0]).start_time)
+        head = self.objects.get(f"{directory}/metadata")
+        return 0 if head is None else int(pb.CheckpointMetadata.FromString(head[0]).start_time)
 
     def _written_over(self, path: str) -> None:
         """A run of Arroyo's that a newer one had replaced wrote an operator's metadata again."""

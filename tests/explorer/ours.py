@@ -84,6 +84,10 @@ from arroyo_dagster.state.operations.surgery.managed.execute import (
     run_managed_edit,
     run_managed_undo,
 )
+from arroyo_dagster.state.operations.surgery.rebuild import execute as rebuild_module
+from arroyo_dagster.state.operations.surgery.rebuild.execute import run_rebuild
+from arroyo_dagster.state.operations.surgery.rebuild.protocol import ReadableObjects
+from arroyo_dagster.state.operations.surgery.rebuild.undo import run_rebuild_undo
 from arroyo_dagster.state.planning.restore.checkpoint import cutoff_micros
 from arroyo_dagster.state.runtime.coordinator import JobRun
 from arroyo_dagster.state.runtime.operators import Collector, Operator, OperatorContext
@@ -249,10 +253,15 @@ def replaced_machinery() -> Iterator[None]:
         mock.patch.object(carried_module, "uuid", names),
         mock.patch.object(restorable_module, "file_error", _problem),
         mock.patch.object(rollback_module, "MAX_FOOTERS", -1),
+        mock.patch.object(rebuild_module, "_VERIFY_LEVEL", 0),
         remembering(),
         replaced_rows(),
         contextlib.ExitStack() as stack,
     ):
+        for one in vars(ReadableObjects).values():
+            # One process must not wait for another one that holds the baton no more.
+            if isinstance(one, functools.cached_property) and hasattr(one, "lock"):
+                stack.enter_context(mock.patch.object(one, "lock", contextlib.nullcontext()))
         for module in (lease_module, expiry_module):
             ticks = functools.partial(_time_here, monotonic=True)
             stack.enter_context(mock.patch.object(module, "own_clock", ticks))
@@ -645,6 +654,28 @@ def fork(world: World, process: Process, target: Any, source: Any, epoch: int | 
         world.note(f"{process.name}: {error}")
         return refused(error)
     return "forked" if done.published else "nothing"
+
+
+def rebuild(world: World, process: Process, setting: Any, epoch: int, *, undo: bool) -> str:
+    """The product's rebuild of lost metadata of a job of Arroyo's at rest, or the undo of that."""
+    hands: Any = Hands(world, process)
+    options = EditOptions(
+        owner=process.name,
+        quiet_seconds=0,
+        verify_level=0,
+        clock=_clock_of(world, process),
+        sleep=lambda seconds: world.wait(process, seconds),
+    )
+    known = directory(setting.controller)
+    try:
+        if undo:
+            undone = run_rebuild_undo(hands, setting.paths, known, options)
+            return "nothing" if undone is None else "undone"
+        run_rebuild(hands, setting.paths, known, epoch, options)
+    except ArroyoStateError as error:
+        world.note(f"{process.name}: {error}")
+        return refused(error)
+    return "rebuilt"
 
 
 def undo_edit(world: World, process: Process, paths: JobPaths, watch: Watch, assumed: bool) -> str:

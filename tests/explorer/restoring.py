@@ -53,6 +53,11 @@ class OperatorState:
     files: tuple[tuple[str, int, tuple[File, ...]], ...]
     commits: frozenset[str] = frozenset()
 
+    def has_expired(self, row: str) -> bool:
+        """Whether no restore loads a row any more."""
+        oldest = min((retention for _, retention, _ in self.files), default=0)
+        return self.watermark is not None and epoch_of(row) * STEP < self.watermark - oldest
+
     def loaded(self, parallelism: int | None = None) -> Loaded:
         """Return what each subtask loads.
 

@@ -268,6 +268,16 @@ class Setting:
             80,
         )
 
+    def rebuilding(self, epoch: int, *, undo: bool = False, fault: bool = False) -> Process:
+        """Metadata of an epoch that was lost written anew, or that undone."""
+        return self._process(
+            "unbuilding" if undo else "rebuilding",
+            "rewriter",
+            lambda process: ours.rebuild(self.world, process, self, epoch, undo=undo),
+            fault,
+            60,
+        )
+
     def undoing(self, chance: random.Random, *, fault: bool = False) -> Process:
         """The newest edit undone."""
         if self.controller is not None:

@@ -99,6 +99,7 @@ class Truth:
         bases: the epochs that edits began from.
         gone: rows that an edit of a stopped Arroyo job has removed, until it is undone.
         of_edits: the epochs that only edits have pinned.
+        lost: of metadata objects that were lost, by path, what they said.
         states: of a job that others are forked from, by epoch and operator, all that it ever was.
 
     Of each row that was ever there, the time until which its first file was kept is known, and
@@ -113,6 +114,7 @@ class Truth:
     bases: set[int] = field(default_factory=set)
     gone: set[Row] = field(default_factory=set)
     of_edits: set[int] = field(default_factory=set)
+    lost: dict[str, list[OperatorState]] = field(default_factory=dict)
     states: dict[tuple[int, str], set[OperatorState]] | None = None
     forked: dict[str, set[int]] = field(default_factory=dict)
     _seen: dict[Row, int] = field(default_factory=dict)
@@ -283,6 +285,50 @@ class Truth:
                     raise Violation(
                         f"{process.name}: {parallelism} subtasks load other rows of {path}"
                     )
+
+    # ---- lost metadata ---------------------------------------------------------------------------
+
+    def lose(self, path: str) -> None:
+        """A metadata object will be lost."""
+        whole = path.endswith(MANIFEST)
+        found = whole or OPERATOR.fullmatch(path)
+        data = self.objects[path][0]
+        self.lost[path] = (states_of(self.objects, data, whole=whole) or []) if found else []
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether lost metadata is not there again."""
+        return any(path not in self.objects for path in self.lost)
+
+    def rebuilt(self, process: Process, path: str, began: int) -> None:
+        """Lost metadata was written anew: each subtask loads all that it loaded, and besides only
+        what had expired, or what an attempt has left that had failed.
+        """
+        if path not in self.lost:
+            return
+        whole = path.endswith(MANIFEST)
+        was = {one.operator: one for one in self.lost[path]}
+        for new in states_of(self.objects, self.objects[path][0], whole=whole) or ():
+            old = was[new.operator]
+            for parallelism in PARALLELISMS:
+                before, now = (one.loaded(parallelism) for one in (old, new))
+                if any(now[at] != times for at, times in before.items()):
+                    raise Violation(
+                        f"{process.name} wrote {path}, and {parallelism} subtasks load less"
+                    )
+                more = [at for at in now if at not in before and not old.has_expired(at[2])]
+                if more and not self._of_attempts(path, {at[2] for at in more}, began):
+                    raise Violation(f"{process.name} wrote {path}, which has {min(more)} besides")
+
+    def _of_attempts(self, path: str, rows: set[str], began: int) -> bool:
+        """Whether rows are in files that are older than the epoch."""
+        old = (
+            one
+            for name, _ in _listed(self.objects[path][0], path.endswith(MANIFEST))
+            if self.objects[name][1] < began
+            for one in rows_in(self.objects[name][0])
+        )
+        return rows <= {*old}
 
     # ---- forks -----------------------------------------------------------------------------------
 
