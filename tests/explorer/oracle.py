@@ -439,8 +439,8 @@ class Watch:
             self._protected = None
             return
         if process.name.startswith("unbuilding") and self.truth is not None:
-            if path not in self.truth.lost:
-                raise Violation(f"{process.name} deleted {path}, which was never lost")
+            if path not in self.truth.built:
+                raise Violation(f"{process.name} deleted {path}, which no rebuild has written")
             self.by_arroyo.add(path)
             return
         if process.name.startswith("removal"):
@@ -525,6 +525,8 @@ class Watch:
     def _written(self, process: Process, verb: str, path: str, before: Object | None) -> None:
         pattern = RECORD if self.protocol else LEGACY_HEAD
         found = pattern.fullmatch(path)
+        if process.name.startswith("rebuilding") and self.truth is not None:
+            self.truth.built.add(path)
         if found is None:
             marker = path.endswith(("/committed.json", MANIFEST))
             self._protected = None if marker else self._protected
@@ -587,7 +589,7 @@ class Watch:
         """A run of Arroyo's that a newer one had replaced wrote an operator's metadata again."""
         for number in [n for n, needs in self.epochs.items() if path in needs]:
             head = next(p for p in self.epochs[number] if LEGACY_HEAD.fullmatch(p))
-            now = self._needs(head, number)
+            now = self._needs(head, number) if head in self.objects else None
             if now is None or any(one not in self.objects for one in now):
                 del self.epochs[number]
             else:

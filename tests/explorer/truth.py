@@ -100,6 +100,7 @@ class Truth:
         gone: rows that an edit of a stopped Arroyo job has removed, until it is undone.
         of_edits: the epochs that only edits have pinned.
         lost: of metadata objects that were lost, by path, what they said.
+        built: objects that a rebuild has written.
         states: of a job that others are forked from, by epoch and operator, all that it ever was.
 
     Of each row that was ever there, the time until which its first file was kept is known, and
@@ -115,6 +116,7 @@ class Truth:
     gone: set[Row] = field(default_factory=set)
     of_edits: set[int] = field(default_factory=set)
     lost: dict[str, list[OperatorState]] = field(default_factory=dict)
+    built: set[str] = field(default_factory=set)
     states: dict[tuple[int, str], set[OperatorState]] | None = None
     forked: dict[str, set[int]] = field(default_factory=dict)
     _seen: dict[Row, int] = field(default_factory=dict)
