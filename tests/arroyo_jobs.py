@@ -145,6 +145,8 @@ class ArroyoJob:
         watermark_micros: of every operator; None = none.
         run: the number of the run that writes; in the protocol layout its worker generation.
         files: what the newest epoch lists, by operator and table, as the run has it in memory.
+        ignored: the newest epoch when the run began, if it ignored the state: its files count
+            from 1 again (legacy layout).
     """
 
     layout: Layout
@@ -158,6 +160,12 @@ class ArroyoJob:
     previous: StatePath | None = None
     base: StatePath | None = None
     job: str = "job_x"
+    ignored: int = 0
+
+    @property
+    def directory(self) -> Epoch:
+        """The number that the workers give their files."""
+        return Epoch(self.epoch - self.ignored)
 
     @property
     def paths(self) -> JobPaths:
@@ -199,7 +207,7 @@ class ArroyoJob:
     def _file(self, operator: str, config: TableConfig, rows: pa.Table, subtask: int) -> TimeFile:
         assert isinstance(config.config, ExpiringTimeKeyConfig)
         path = StatePath(
-            self.paths.operator(OperatorId(operator), Epoch(self.epoch), self.generation)
+            self.paths.operator(OperatorId(operator), self.directory, self.generation)
             / f"table-{config.table}-{subtask:03}"
         )
         self.store.put(path, encode_rows(rows))
@@ -207,7 +215,7 @@ class ArroyoJob:
         times = rows.column(config.config.schema.timestamp_index).cast(pa.int64()).drop_null()
         newest = int(max(times.to_pylist(), default=0))
         return TimeFile(
-            epoch=Epoch(self.epoch),
+            epoch=self.directory,
             path=path,
             min_routing_key=int(hashes.min()) if len(hashes) else 0,
             max_routing_key=int(hashes.max()) if len(hashes) else 0,
@@ -249,7 +257,7 @@ class ArroyoJob:
     def _source(self) -> tuple[dict[TableName, TableFiles], dict[TableName, TableConfig]]:
         name = TableName("s")
         path = StatePath(
-            self.paths.operator(OperatorId("source_0"), Epoch(self.epoch), self.generation)
+            self.paths.operator(OperatorId("source_0"), self.directory, self.generation)
             / "table-s-000"
         )
         data = encode_pairs([b"\0"], [b"\x05"], GLOBAL_KEY_VALUE_SCHEMA, version=0)
@@ -316,8 +324,14 @@ class ArroyoJob:
         put(self.paths.current_generation, records.encode_current_generation(fence))
         put(path, records.encode_generation_manifest(generation))
 
+    def start_empty(self) -> None:
+        """Start the next run with `ignore_state`, in the legacy layout."""
+        assert self.layout is Layout.LEGACY
+        self.run, self.ignored, self.files = self.run + 1, self.epoch, {}
+
     def start(self) -> None:
         """Start the next run: it goes on from what the store says, and from nothing else."""
+        self.ignored = 0
         backend = ParquetBackend(self.store, self.paths)
         if self.layout is Layout.PROTOCOL:
             found = backend.next_restore()

@@ -12,7 +12,7 @@ from arroyo_dagster.state.codec.bincode.codec import codec_for
 from arroyo_dagster.state.codec.parquet import GLOBAL_KEY_VALUE_SCHEMA, encode_pairs
 from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.model.checkpoints import OperatorCheckpoint
-from arroyo_dagster.state.model.ids import Epoch, OperatorId, StatePath, TableName
+from arroyo_dagster.state.model.ids import OperatorId, StatePath, TableName
 from arroyo_dagster.state.model.layout import JobPaths, Layout
 from arroyo_dagster.state.model.tables import (
     ExpiringTimeKeyFiles,
@@ -104,7 +104,7 @@ class SurgeryJob(ArroyoJob):
         listed = []
         for subtask, entries in enumerate(self.entries[name, str(config.table)]):
             path = StatePath(
-                self.paths.operator(OperatorId(name), Epoch(self.epoch), self.generation)
+                self.paths.operator(OperatorId(name), self.directory, self.generation)
                 / f"table-{config.table}-{subtask:03}"
             )
             pairs = encoded(config.config.description, entries)

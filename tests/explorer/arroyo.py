@@ -34,12 +34,11 @@ from arroyo_dagster.state.model.tables import (
     TimeFile,
 )
 from arroyo_dagster.state.tables.expiring_time_key import timestamp_table_config
-from tests.explorer.rows import KEYS, encoded, row
+from tests.explorer.rows import KEYS, STEP, encoded, numbers_of, row
 from tests.explorer.world import Hands, Process, Violation, World, refused
 
 OPERATORS = (OperatorId("source_s_0"), OperatorId("SessionWindow<30s>"))
 GLOBAL, TIMED = TableName("g"), TableName("t")
-STEP = 10
 _TIME = pa.field("_timestamp", pa.timestamp("ns"), nullable=False)
 _STORED = timestamp_table_config(
     "t", retention_micros=1, schema=pa.schema([("key", pa.string()), _TIME]), keys=["key"]
@@ -125,12 +124,15 @@ def write_files(
     generation: int | None,
     before: dict[OperatorId, OperatorCheckpoint],
     chance: random.Random,
+    parallelism: int,
 ) -> list[OperatorCheckpoint]:
     """What the workers do: data files of every subtask; what the coordinator merges of it.
 
     Args:
         directory: the number in the names, which differs from the epoch after ignore_state.
+        parallelism: of the run, which somebody may set to another for the next one.
     """
+    job = replace(job, parallelism=parallelism)
     return [
         _operator(hands, job, name, epoch, directory, generation, before.get(name), chance)
         for name in OPERATORS
@@ -156,13 +158,14 @@ def _operator(
     snapshots = []
     for subtask in range(job.parallelism):
         path = place / f"table-{GLOBAL}-{subtask:03}"
-        hands.put(path, b"global %d %d" % (epoch, subtask))
+        keys = range_for_server(subtask, job.parallelism)
+        one, *more = numbers_of(str(job.paths.root), job.run_id, epoch, keys, 1 + epoch % 2)
+        hands.put(path, encoded([row(f"subtask-{subtask}", one)]))
         snapshots.append(path)
         if chance.random() < 0.7:
             path = place / f"table-{TIMED}-{subtask:03}"
-            number = 4 * (1000 * job.run_id + epoch) + 2 * subtask + epoch // 2 % 2
-            hands.put(path, encoded([row(KEYS[(epoch + subtask) % 2], number)]))
-            keys = range_for_server(subtask, job.parallelism)
+            rows = [row(KEYS[(epoch + subtask) % 2], one)]
+            hands.put(path, encoded([*rows, *(row(KEYS[subtask % 2], two) for two in more)]))
             files.append(
                 TimeFile(
                     epoch=Epoch(directory),
@@ -218,6 +221,7 @@ class Leader:
     base_ref: str | None = None
     latest_ref: str | None = None
     min_epoch: int = 0
+    parallelism: int = 1
 
     def __post_init__(self) -> None:
         self.hands = Hands(self.world, self.process)
@@ -228,7 +232,7 @@ class Leader:
         """Start, write epochs, stop."""
         self.job.condition = JobCondition.CHANGING
         self.job.run_id += 1
-        self.number = self.job.run_id
+        self.number, self.parallelism = self.job.run_id, self.job.parallelism
         try:
             self.start()
             self._now(JobCondition.RUNNING)
@@ -368,7 +372,14 @@ class Leader:
         epoch = 1 if self.head is None else self.head.epoch + 1
         before = {} if self.head is None else {o.operator: o for o in self.head.operators}
         operators = write_files(
-            self.hands, self.job, epoch, epoch, self.number, before, self.chance
+            self.hands,
+            self.job,
+            epoch,
+            epoch,
+            self.number,
+            before,
+            self.chance,
+            self.parallelism,
         )
         assert self.paths.pipeline is not None
         manifest = Manifest(
@@ -442,13 +453,14 @@ class LegacyRun:
     process: Process
     job: Controller
     chance: random.Random
+    parallelism: int = 1
 
     def work(self, epochs: int, stop: bool, ignore_state: bool = False) -> str:
         """Start, write epochs, stop."""
         job, hands = self.job, Hands(self.world, self.process)
         job.condition = JobCondition.CHANGING
         job.run_id += 1
-        number = job.run_id
+        number, self.parallelism = job.run_id, job.parallelism
         self.world.started(self.process)
         if ignore_state:
             self.world.wait_for_requests(self.process)
@@ -484,6 +496,8 @@ class LegacyRun:
             head = metadata.decode_legacy_checkpoint(hands.read(path), path)
             found = [self._loaded(hands, name, newest) for name in OPERATORS]
         except NotFoundError as error:
+            if self.process.url + str(error.facts["path"]) in self.world.lost:
+                raise StorageError("metadata is lost", path=path) from error
             raise Violation(f"epoch {newest} cannot be restored: {error.facts}") from error
         hands.put(
             path, metadata.encode_legacy_checkpoint(replace(head, min_epoch=Epoch(job.min_epoch)))
@@ -506,7 +520,9 @@ class LegacyRun:
     ) -> dict[OperatorId, OperatorCheckpoint]:
         job, clock = self.job, self.world.clock_of(self.process)
         began = clock()
-        operators = write_files(hands, job, epoch, directory, None, before, self.chance)
+        operators = write_files(
+            hands, job, epoch, directory, None, before, self.chance, self.parallelism
+        )
         for one in operators:
             path = job.paths.operator_metadata(one.operator, Epoch(epoch))
             hands.put(path, metadata.encode_operator(one))

@@ -26,7 +26,7 @@ def check_end(world: World, watch: Watch) -> None:
     for path in watch.protected():
         if path not in objects and path not in watch.by_arroyo:
             raise Violation(f"{path} is gone in the end")
-    if not watch.protocol or not watch.epochs:
+    if not watch.protocol or not watch.epochs or (watch.truth and watch.truth.is_lost):
         return
     fence = objects.get(f"{watch.root}/current-generation.json")
     if fence is None:
@@ -75,12 +75,17 @@ def check_leases(setting: Setting) -> None:
     world.cut_listings = cut
 
 
-def check_verified(setting: Setting) -> None:
-    """Verification finds no error where the state was edited, or one that an undo takes away."""
-    if not setting.watch.epochs or (setting.controller is not None and setting.controller.afresh):
-        return  # a run that ignores the state lists none of the files before
+def check_verified(setting: Setting, *, rows_change: bool) -> None:
+    """Verification finds no error where the state was edited, or one that an undo takes away.
+
+    Args:
+        rows_change: whether an edit may have changed rows, so that half of one is an error.
+    """
+    truth = setting.watch.truth
+    if not setting.watch.epochs or (truth is not None and truth.is_lost):
+        return
     found = _errors(setting)
-    if found == {"edit-unfinished"}:
+    if found == {"edit-unfinished"} and rows_change:
         assert setting.controller is not None
         setting.controller.condition = JobCondition.STOPPED
         undo = setting.putting_back()

@@ -17,7 +17,7 @@ from arroyo_dagster.state.model.job_facts import JobCondition
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.storage import names as stored_names
 from tests.explorer import ours
-from tests.explorer.oracle import OURS, Watch, Watches
+from tests.explorer.oracle import MANIFEST, METADATA, OPERATOR, OURS, Watch, Watches
 from tests.explorer.setting import Setting
 from tests.explorer.world import (
     DAY,
@@ -50,6 +50,7 @@ class Scene:
         bases: what each of the settings began with.
         chance: draws what features need, and nothing else.
         more: processes that take part because of a feature.
+        lasting: whether each job can go on, whatever nobody does.
         renamed: of the settings, those of jobs that were copied under another name.
     """
 
@@ -61,6 +62,7 @@ class Scene:
     make_setting: Callable[[Any, str], Setting]
     more: list[Process] = field(default_factory=list)
     renamed: list[Setting] = field(default_factory=list)
+    lasting: bool = True
 
 
 # ---- clocks --------------------------------------------------------------------------------------
@@ -345,6 +347,99 @@ def _edits(scene: Scene) -> None:
             scene.more.append(make(chance, fault=chance.random() < 0.3))
 
 
+def _rescales(scene: Scene) -> None:
+    """Somebody starts Arroyo jobs at another parallelism, and has their files split for that."""
+    world, chance = scene.world, scene.chance
+    ours.inhabit(world)
+    for setting in scene.settings:
+        if setting.controller is None:
+            continue
+        setting.controller.condition = JobCondition.STOPPED
+        makers = [setting.rescaling, setting.rescaling, setting.undoing]
+        if chance.random() < 0.5:
+            world.run([setting.rescaling(chance, fault=chance.random() < 0.4)])
+            world.jump(chance.choice((90 * SECOND, 2 * HOUR, 4 * DAY)))
+        for _ in range(chance.choice((1, 2, 3))):
+            make = chance.choice(makers)
+            scene.more.append(make(chance, fault=chance.random() < 0.3))
+
+
+def _forks(scene: Scene) -> None:
+    """A stopped Arroyo job takes over the state of another one, which may run."""
+    from tests.explorer.schedules import BASES_BESIDE, OF_ARROYO, TARGETS, base_of
+
+    world, chance = scene.world, scene.chance
+    source = next((one for one in scene.settings if one.controller is not None), None)
+    paths = chance.choice(TARGETS)
+    taken = {one.watch.place for one in scene.settings}
+    if (
+        source is None
+        or source.controller is None
+        or any(one.startswith(f"{paths.root}/") for one in taken)
+    ):
+        return
+    kind = next(one for one in OF_ARROYO if one.endswith(paths.layout.value))
+    bases = [base_of(kind, number, paths) for number in range(BASES_BESIDE)]
+    alike = [one for one in bases if one.retention == source.controller.retention]
+    base = chance.choice(alike if alike and chance.random() < 0.9 else bases)
+    place = f"{base.root}/"
+    if world.below(place):
+        return
+    world.add({path: one for path, one in base.objects.items() if path.startswith(place)})
+    world.now = max(world.now, base.now)
+    target = scene.make_setting(base, "")
+    scene.settings.append(target)
+    scene.bases.append(base)
+    ours.inhabit(world)
+    assert source.watch.truth is not None
+    assert target.controller is not None
+    source.watch.truth.states = {}
+    for path in world.below(source.watch.place):
+        if OPERATOR.fullmatch(path) or path.endswith(MANIFEST):
+            source.watch.truth.remember(path)
+    target.controller.condition = JobCondition.STOPPED
+    makers = [target.undoing]
+
+    def forking(chance: random.Random, *, fault: bool = False) -> Process:
+        return target.forking(source, chance, fault=fault, epoch=chance.random() < 0.3)
+
+    if chance.random() < 0.5:
+        world.run([forking(chance, fault=chance.random() < 0.4)])
+        world.jump(chance.choice((90 * SECOND, 2 * HOUR, 4 * DAY)))
+        makers += [target.undoing]
+    makers += [forking, forking]
+    for _ in range(chance.choice((1, 2, 3))):
+        make = chance.choice(makers)
+        scene.more.append(make(chance, fault=chance.random() < 0.3))
+
+
+def _losses(scene: Scene) -> None:
+    """A metadata object of a stopped Arroyo job's newest epoch is lost, and written anew."""
+    world, chance = scene.world, scene.chance
+    scene.lasting = False
+    ours.inhabit(world)
+    admin = Process("admin", "admin", lambda process: None)
+    for setting in scene.settings:
+        watch, controller = setting.watch, setting.controller
+        if controller is None or not watch.epochs or watch.truth is None:
+            continue
+        controller.condition = JobCondition.STOPPED
+        epoch = max(watch.epochs)
+        needs = sorted(watch.epochs[epoch])
+        losable = [one for one in needs if one.endswith(METADATA) and one in watch.objects]
+        for path in chance.sample(losable, chance.choice((1, 1, 1, min(2, len(losable))))):
+            watch.truth.lose(path)
+            world.lost.add(setting.url + path)
+            world.remove(admin, setting.url + path)
+            world.taken_by_arroyo.add(setting.url + path)
+        if chance.random() < 0.4:
+            world.run([setting.rebuilding(epoch, fault=chance.random() < 0.5)])
+            world.jump(chance.choice((90 * SECOND, 2 * HOUR, 4 * DAY)))
+        for _ in range(chance.choice((1, 2, 3))):
+            undo = chance.random() < 0.3
+            scene.more.append(setting.rebuilding(epoch, undo=undo, fault=chance.random() < 0.3))
+
+
 # ---- all of them ---------------------------------------------------------------------------------
 
 FEATURES: dict[str, Callable[[Scene], None]] = {
@@ -358,14 +453,25 @@ FEATURES: dict[str, Callable[[Scene], None]] = {
     "several clocks": _clocks,
     "clocks that are set": _clock_steps,
     "edits": _edits,
+    "rescales": _rescales,
+    "forks": _forks,
+    "lost metadata": _losses,
 }
+
+OF_ARROYO_JOBS = frozenset({"rescales", "forks", "lost metadata"})
+"""Features of Arroyo jobs alone."""
+
+CHANGES_OF_ROWS = frozenset({"edits", "forks"})
+SURGERY = CHANGES_OF_ROWS | OF_ARROYO_JOBS
+"""Features after which verification must find no error."""
+
 """By name, in the order in which they are set up."""
 
 EXPECTED: dict[str, int] = {}
 """Features that are off, since a violation is found with each, within so many schedules."""
 
 
-ALONE = ("links", "no conditional create")
+ALONE = ("links", "no conditional create", "lost metadata")
 """Features that the product answers by refusing, which the model does not follow beside others."""
 
 
@@ -398,7 +504,7 @@ def may_finish(scene: Scene) -> bool:
     places = [one.watch.place for one in scene.settings]
     inner = scene.watches.inner
     overlap = any(one.startswith(place) and one != place for one in inner for place in places)
-    return scene.world.conditional and not overlap
+    return scene.world.conditional and scene.lasting and not overlap
 
 
 def set_right(scene: Scene) -> None:

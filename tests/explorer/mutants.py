@@ -45,11 +45,16 @@ from arroyo_dagster.state.operations.gc import (
 from arroyo_dagster.state.operations.gc import (
     steps as collecting_steps,
 )
+from arroyo_dagster.state.operations.surgery import execute as editing
 from arroyo_dagster.state.operations.surgery import plan as edit_plans
+from arroyo_dagster.state.operations.surgery import transfer
 from arroyo_dagster.state.operations.surgery.managed import execute as managed_edits
 from arroyo_dagster.state.operations.surgery.managed import plan as managed_plans
+from arroyo_dagster.state.operations.surgery.rebuild import operator as rebuilding
+from arroyo_dagster.state.operations.verify import edits as verified_edits
 from arroyo_dagster.state.planning.gc import dead_jobs, expiry, orphans
 from arroyo_dagster.state.planning.gc.orphans import Reason
+from arroyo_dagster.state.planning.verify import edits as planned_edits
 from arroyo_dagster.state.runtime import merged_files
 from tests.explorer import world
 from tests.explorer.remembering import NAMES
@@ -260,11 +265,79 @@ MUTANTS |= {
     ),
 }
 
+
+def _shorter_lists(found: Callable[..., Any]) -> Callable[..., Any]:
+    def shorter(*given: Any) -> Any:
+        lists = found(*given)
+        return lists[:-1] if len(lists) > 1 else lists
+
+    return shorter
+
+
+@contextmanager
+def _rescale_loses_rows() -> Iterator[None]:
+    """A file of those that are split is not listed, and nobody looks at what would be loaded."""
+    with (
+        mock.patch.object(editing, "_new_list", _shorter_lists(editing._new_list)),
+        mock.patch.object(editing, "check_rescaled", return_value=""),
+    ):
+        yield
+
+
+@contextmanager
+def _half_of_a_rescale() -> Iterator[None]:
+    """A rescale that was cut off is taken for an edit, of which half is another state."""
+
+    def is_unfinished(record: Any, digests: Any) -> bool:
+        return len({digests.get(at) == one for at, (one, _) in record.objects.items()}) == 2
+
+    with (
+        mock.patch.object(verified_edits, "is_unfinished", is_unfinished),
+        mock.patch.object(planned_edits, "is_unfinished", is_unfinished),
+    ):
+        yield
+
+
+def _own_watermarks(found: Callable[..., Any]) -> Callable[..., Any]:
+    def kept(held: Any, prepared: Any, operator: Any, written: Any) -> Any:
+        return replace(
+            found(held, prepared, operator, written),
+            min_watermark_micros=operator.min_watermark_micros,
+            max_watermark_micros=operator.max_watermark_micros,
+        )
+
+    return kept
+
+
+def _without_the_last(found: Callable[..., Any]) -> Callable[..., Any]:
+    def fewer(*given: Any) -> Any:
+        return {
+            table: files if table == "g" else files[:-1] for table, files in found(*given).items()
+        }
+
+    return fewer
+
+
+MUTANTS |= {
+    "a rebuild leaves out a file of the epoch": _instead(
+        rebuilding.LostOperator, "_files", _without_the_last(rebuilding.LostOperator._files)
+    ),
+    "a rescale loses rows": _rescale_loses_rows,
+    "half of a rescale is taken for an edit": _half_of_a_rescale,
+    "a fork leaves the watermarks": _instead(
+        transfer, "_with_state", _own_watermarks(transfer._with_state)
+    ),
+}
+
 FOUND_WITH: dict[str, tuple[str, ...]] = {
     "merges of older epochs are applied after an edit": ("edits",),
     "an undo releases people's pins": ("edits",),
     "an edit is published whatever the job does": ("edits",),
     "relative positions are applied twice": ("edits",),
+    "a rebuild leaves out a file of the epoch": ("lost metadata",),
+    "a rescale loses rows": ("rescales",),
+    "half of a rescale is taken for an edit": ("rescales",),
+    "a fork leaves the watermarks": ("forks",),
     "names of any spelling are parsed": ("foreign names",),
     "epochs are as old as their writers say": ("several clocks",),
     "a store is not asked to prove its conditional create": ("no conditional create",),

@@ -438,6 +438,11 @@ class Watch:
                 del self.epochs[number]
             self._protected = None
             return
+        if process.name.startswith("unbuilding") and self.truth is not None:
+            if path not in self.truth.built:
+                raise Violation(f"{process.name} deleted {path}, which no rebuild has written")
+            self.by_arroyo.add(path)
+            return
         if process.name.startswith("removal"):
             assert before is not None
             self._removed(process, path, before)
@@ -520,6 +525,8 @@ class Watch:
     def _written(self, process: Process, verb: str, path: str, before: Object | None) -> None:
         pattern = RECORD if self.protocol else LEGACY_HEAD
         found = pattern.fullmatch(path)
+        if process.name.startswith("rebuilding") and self.truth is not None:
+            self.truth.built.add(path)
         if found is None:
             marker = path.endswith(("/committed.json", MANIFEST))
             self._protected = None if marker else self._protected
@@ -527,11 +534,17 @@ class Watch:
                 self._marked(path)
             if self.truth is not None and path.endswith(MANIFEST):
                 self.truth.wrote(process, path)
+            if self.truth is not None and (path.endswith(MANIFEST) or OPERATOR.fullmatch(path)):
+                self.truth.remember(path)
             self._check_overwritten(process, path, before)
             if process.role == "rewriter" and before is not None:
                 self._rewritten(process, path)
                 if self.truth is not None:
                     self.truth.overwritten(process, path, before)
+            elif process.role == "rewriter" and self.truth is not None:
+                if path in self.truth.lost and not self.truth.is_lost:
+                    self._rewritten(process, path)
+                self.truth.rebuilt(process, path, self._began(path))
             elif process.role == "arroyo" and before is not None and OPERATOR.fullmatch(path):
                 self._written_over(path)
             return
@@ -564,11 +577,19 @@ class Watch:
         self.rewritten = self.clock()
         self._protected = None
 
+    def _began(self, path: str) -> int:
+        """When an epoch was begun that a rebuilt metadata object is of."""
+        directory = re.sub(r"/operator-.+", "", path)
+        if path.endswith(MANIFEST):
+            return int(pb.CheckpointManifest.FromString(self.objects[path][0]).start_time)
+        head = self.objects.get(f"{directory}/metadata")
+        return 0 if head is None else int(pb.CheckpointMetadata.FromString(head[0]).start_time)
+
     def _written_over(self, path: str) -> None:
         """A run of Arroyo's that a newer one had replaced wrote an operator's metadata again."""
         for number in [n for n, needs in self.epochs.items() if path in needs]:
             head = next(p for p in self.epochs[number] if LEGACY_HEAD.fullmatch(p))
-            now = self._needs(head, number)
+            now = self._needs(head, number) if head in self.objects else None
             if now is None or any(one not in self.objects for one in now):
                 del self.epochs[number]
             else:
@@ -605,7 +626,7 @@ class Watches:
         """A change was made."""
         if process.role == "admin":
             return
-        if process.role == "collector" and not path.startswith(f"{process.root}/"):
+        if process.role in ("collector", "rewriter") and not path.startswith(f"{process.root}/"):
             raise Violation(f"{process.name} touched another job: {verb} {path}")
         if path in self.foreign:
             raise Violation(f"{process.name} touched a user's object: {verb} {path}")

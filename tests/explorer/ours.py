@@ -14,6 +14,7 @@ import random
 import types
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any
 from unittest import mock
@@ -74,12 +75,19 @@ from arroyo_dagster.state.operations.gc.undelete import UndeleteOptions, run_und
 from arroyo_dagster.state.operations.restore import revision as revision_module
 from arroyo_dagster.state.operations.restore import rollback as rollback_module
 from arroyo_dagster.state.operations.restore.rollback import plan_rollback, run_rollback
+from arroyo_dagster.state.operations.surgery import carried_files as carried_module
+from arroyo_dagster.state.operations.surgery.carried_files import StateSource
 from arroyo_dagster.state.operations.surgery.execute import EditOptions, run_edit
+from arroyo_dagster.state.operations.surgery.fork import run_fork
 from arroyo_dagster.state.operations.surgery.managed.execute import (
     plan_managed_undo,
     run_managed_edit,
     run_managed_undo,
 )
+from arroyo_dagster.state.operations.surgery.rebuild import execute as rebuild_module
+from arroyo_dagster.state.operations.surgery.rebuild.execute import run_rebuild
+from arroyo_dagster.state.operations.surgery.rebuild.protocol import ReadableObjects
+from arroyo_dagster.state.operations.surgery.rebuild.undo import run_rebuild_undo
 from arroyo_dagster.state.planning.restore.checkpoint import cutoff_micros
 from arroyo_dagster.state.runtime.coordinator import JobRun
 from arroyo_dagster.state.runtime.operators import Collector, Operator, OperatorContext
@@ -145,6 +153,14 @@ class _Pool:
         if failed:
             raise failed[min(failed)]
         return [found[at] for at in range(len(items))]
+
+    def submit(self, call: Callable[..., Any], *given: Any) -> Future[Any]:
+        done: Future[Any] = Future()
+        try:
+            done.set_result(call(*given))
+        except Exception as error:
+            done.set_exception(error)
+        return done
 
 
 class _Event:
@@ -234,12 +250,18 @@ def replaced_machinery() -> Iterator[None]:
         mock.patch.object(quarantine_module, "uuid", names),
         mock.patch.object(revision_module, "uuid", names),
         mock.patch.object(rewriting_module, "uuid", names),
+        mock.patch.object(carried_module, "uuid", names),
         mock.patch.object(restorable_module, "file_error", _problem),
         mock.patch.object(rollback_module, "MAX_FOOTERS", -1),
+        mock.patch.object(rebuild_module, "_VERIFY_LEVEL", 0),
         remembering(),
         replaced_rows(),
         contextlib.ExitStack() as stack,
     ):
+        for one in vars(ReadableObjects).values():
+            # One process must not wait for another one that holds the baton no more.
+            if isinstance(one, functools.cached_property) and hasattr(one, "lock"):
+                stack.enter_context(mock.patch.object(one, "lock", contextlib.nullcontext()))
         for module in (lease_module, expiry_module):
             ticks = functools.partial(_time_here, monotonic=True)
             stack.enter_context(mock.patch.object(module, "own_clock", ticks))
@@ -607,6 +629,53 @@ def edit(
             watch.truth.of_edits.add(base)
         watch.pin(watch.pinned | {base})
     return "edited"
+
+
+def fork(world: World, process: Process, target: Any, source: Any, epoch: int | None) -> str:
+    """The product's fork of a job of Arroyo's into another one at rest."""
+    hands: Any = Hands(world, process)
+    truth = target.watch.truth
+    truth.edits[process.name] = Edited(source=source.watch.truth)
+    try:
+        done = run_fork(
+            StateSource(store=hands, paths=source.paths, epoch=epoch),
+            hands,
+            target.paths,
+            directory(target.controller),
+            EditOptions(
+                owner=process.name,
+                quiet_seconds=0,
+                verify_level=0,
+                clock=_clock_of(world, process),
+                sleep=lambda seconds: world.wait(process, seconds),
+            ),
+        )
+    except ArroyoStateError as error:
+        world.note(f"{process.name}: {error}")
+        return refused(error)
+    return "forked" if done.published else "nothing"
+
+
+def rebuild(world: World, process: Process, setting: Any, epoch: int, *, undo: bool) -> str:
+    """The product's rebuild of lost metadata of a job of Arroyo's at rest, or the undo of that."""
+    hands: Any = Hands(world, process)
+    options = EditOptions(
+        owner=process.name,
+        quiet_seconds=0,
+        verify_level=0,
+        clock=_clock_of(world, process),
+        sleep=lambda seconds: world.wait(process, seconds),
+    )
+    known = directory(setting.controller)
+    try:
+        if undo:
+            undone = run_rebuild_undo(hands, setting.paths, known, options)
+            return "nothing" if undone is None else "undone"
+        run_rebuild(hands, setting.paths, known, epoch, options)
+    except ArroyoStateError as error:
+        world.note(f"{process.name}: {error}")
+        return refused(error)
+    return "rebuilt"
 
 
 def undo_edit(world: World, process: Process, paths: JobPaths, watch: Watch, assumed: bool) -> str:

@@ -23,7 +23,17 @@ from tests.explorer.ending import (
     check_verified,
     finish,
 )
-from tests.explorer.features import Scene, draw_clock, drawn, may_finish, set_right, set_up
+from tests.explorer.features import (
+    CHANGES_OF_ROWS,
+    OF_ARROYO_JOBS,
+    SURGERY,
+    Scene,
+    draw_clock,
+    drawn,
+    may_finish,
+    set_right,
+    set_up,
+)
 from tests.explorer.oracle import Watch, Watches
 from tests.explorer.setting import Setting
 from tests.explorer.truth import Truth
@@ -46,8 +56,16 @@ BESIDE = {
 }
 """Other jobs below the same URL, whose names begin alike, by layout."""
 
+TARGETS = (
+    JobPaths(JobId("job_2"), PipelineId("pl_1")),
+    JobPaths(JobId("job_1"), PipelineId("pl_2")),
+    JobPaths(JobId("job_2")),
+)
+"""Jobs that take over the state of another one."""
+
 BASES = 40
 BASES_BESIDE = 6
+OF_ARROYO = ("arroyo-protocol", "arroyo-legacy")
 OF_OURS = ("ours-protocol", "ours-protocol", "ours-legacy")
 CLOCKS = frozenset({"several clocks", "clocks that are set"})
 SEEDS_PER_PAST = 50_000
@@ -78,6 +96,11 @@ class Base:
     taken: frozenset[str]
     versions: Objects
     written: dict[int, int]
+
+    @property
+    def retention(self) -> int | None:
+        """Of an Arroyo job, in epochs."""
+        return None if self.controller is None else self.controller.retention
 
     @property
     def root(self) -> str:
@@ -224,10 +247,10 @@ def explore(
     else:
         world.run(chosen, chance.choice(BURSTS), chance.choice((0.0, 0.1, 0.4)))
     _check(scene, gone, chosen)
-    if "edits" in names:
+    if SURGERY.intersection(names):
         for setting in settings:
             if setting is not gone:
-                check_verified(setting)
+                check_verified(setting, rows_change=bool(CHANGES_OF_ROWS.intersection(names)))
     endings = Counter(f"{one.name.partition(' ')[0]}: {one.result}" for one in chosen)
     for name in names:
         endings[f"with {name}"] += 1
@@ -282,6 +305,7 @@ def bases_of(chance: random.Random, past: int = 0, names: Collection[str] = ()) 
     clocks = not CLOCKS.isdisjoint(names)
     most, fewer = (BASES_BESIDE, 2) if clocks else (BASES, BASES_BESIDE)
     kinds = OF_OURS if "no conditional create" in names else KINDS
+    kinds = OF_ARROYO if OF_ARROYO_JOBS.intersection(names) else kinds
     kind, number = chance.choice(kinds), past * most + chance.randrange(most)
     bases = [base_of(kind, number, clocks=clocks)]
     if chance.random() < 0.2:

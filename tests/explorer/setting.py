@@ -9,11 +9,13 @@ from typing import Any
 
 from arroyo_dagster.state.model.garbage import GRACE_FLOOR_MICROS, GRACE_MICROS, PlanKind, Retention
 from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.model.surgery.edits import Rescale
 from arroyo_dagster.state.operations.catalog.job_directory import AssumedJobs, JobDirectory
 from arroyo_dagster.state.operations.gc.plan import GcRequest
 from tests.explorer import ours
 from tests.explorer.arroyo import Controller, Leader, LegacyRun
 from tests.explorer.oracle import Watch
+from tests.explorer.truth import Edited
 from tests.explorer.world import DAY, HOUR, SECOND, WRITERS, Clock, Process, World
 
 FAULTS = ("crash", "crash", "crash-after", "crash-after", "fail", "fail-after", "half", "throttled")
@@ -228,6 +230,50 @@ class Setting:
             lambda process: ours.edit(
                 self.world, process, self.paths, self.watch, self.controller, what
             ),
+            fault,
+            60,
+        )
+
+    def rescaling(self, chance: random.Random, *, fault: bool = False) -> Process:
+        """The files of a stopped Arroyo job split for another parallelism, at which it is started
+        next, or not.
+        """
+        assert self.controller is not None
+        controller, parallelism = self.controller, chance.randint(1, 4)
+        sets = chance.random() < 0.7
+        what = ours.Editing(Rescale(parallelism=parallelism), False, Edited())
+
+        def work(process: Process) -> str:
+            done = ours.edit(self.world, process, self.paths, self.watch, controller, what)
+            if done in ("edited", "nothing") and sets:
+                controller.parallelism = parallelism
+            return "rescaled" if done == "edited" else done
+
+        return self._process("rescaling", "rewriter", work, fault, 60)
+
+    def forking(
+        self, source: Setting, chance: random.Random, *, fault: bool = False, epoch: bool = False
+    ) -> Process:
+        """The state of another Arroyo job taken over.
+
+        Args:
+            epoch: whether somebody names an epoch of the source; else its newest one.
+        """
+        named = chance.choice(sorted(source.watch.epochs) or [None]) if epoch else None
+        return self._process(
+            "forking",
+            "rewriter",
+            lambda process: ours.fork(self.world, process, self, source, named),
+            fault,
+            80,
+        )
+
+    def rebuilding(self, epoch: int, *, undo: bool = False, fault: bool = False) -> Process:
+        """Metadata of an epoch that was lost written anew, or that undone."""
+        return self._process(
+            "unbuilding" if undo else "rebuilding",
+            "rewriter",
+            lambda process: ours.rebuild(self.world, process, self, epoch, undo=undo),
             fault,
             60,
         )

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.explorer import ours
-from tests.explorer.features import EXPECTED, FEATURES, drawn
+from tests.explorer.features import EXPECTED, FEATURES, SURGERY, drawn
 from tests.explorer.mutants import FOUND_WITH, MUTANTS
 from tests.explorer.schedules import bases_of, explore, explore_many
 from tests.explorer.soak import new_seed, show
@@ -51,14 +51,21 @@ def test_what_was_not_expired_on_purpose_stays_restorable(seeds: range) -> None:
 def test_state_stays_restorable_in_deployments_with(feature: str, schedules: int) -> None:
     endings = explore_many(0, EXPECTED.get(feature, schedules), features=(feature,))
     assert endings[f"with {feature}"] > 0
+    if feature == "rescales":
+        assert endings["rescaling: rescaled"] > schedules // 12
+    if feature == "lost metadata":
+        assert endings["rebuilding: rebuilt"] > schedules // 12
+    if feature == "forks":
+        assert endings["forking: forked"] > schedules // 8
     if feature == "edits":
         assert endings["editing: edited"] > schedules // 12
         assert endings["undoing: undone"] + endings["putting: put back"] > schedules // 20
     # Clocks that disagree, a store that ignores conditions, and a collector that meets an edit, are
     # refused more often than not.
     collected = endings["expiry: collected"] + endings["orphans: collected"]
-    assert feature == "no conditional create" or collected > schedules // (
-        40 if "clocks" in feature or feature == "edits" else 15
+    refused = ("no conditional create", "lost metadata")
+    assert feature in refused or collected > schedules // (
+        40 if "clocks" in feature or feature in SURGERY else 15
     )
 
 
@@ -124,6 +131,9 @@ QUICKLY = {
     "an edit is published whatever the job does": 300,
     "merges of older epochs are applied after an edit": 400,
     "relative positions are applied twice": 600,
+    "a rebuild leaves out a file of the epoch": 100,
+    "a rescale loses rows": 200,
+    "a fork leaves the watermarks": 100,
 }
 """Within so many schedules."""
 
@@ -140,6 +150,7 @@ SLOWLY = (
     "a listing that is cut short is trusted",
     "what a running job may write is not asked",
     "a rewrite goes on whatever the job does",
+    "half of a rescale is taken for an edit",
 )
 """What is found more seldom still has tests of its own: see `test_every_step` here, and
 `test_gc_refused` and `test_rewriting` among the journeys."""

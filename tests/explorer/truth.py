@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from arroyo_dagster.state.codec.proto import state_pb2 as pb
+from tests.explorer.restoring import PARALLELISMS, OperatorState, states_of
 from tests.explorer.rows import rows_in
 from tests.explorer.world import Object, Process, Violation
 
@@ -62,17 +63,27 @@ def _parent(data: bytes) -> str | None:
     return one.parent_checkpoint_ref if one.HasField("parent_checkpoint_ref") else None
 
 
+def _is_forked(source: OperatorState, job: OperatorState) -> bool:
+    """Whether an operator loads what that of the source loads, but for the state of a sink."""
+    of_sinks = source.commits | job.commits
+    loaded = (one.loaded(job.parallelism) for one in (source, job))
+    theirs, own = ({at: n for at, n in one.items() if at[0] not in of_sinks} for one in loaded)
+    return theirs == own
+
+
 @dataclass
 class Edited:
     """What an edit does: the rows that it removes, and one that it adds.
 
     Attributes:
         request: of a relative edit, which adds a row that depends on the others.
+        source: of a fork, the rows of the other job.
     """
 
     removes: Change = lambda row: False
     adds: tuple[Row, ...] = ()
     request: str | None = None
+    source: Truth | None = None
 
     def of(self, held: Held) -> set[Row]:
         return {one for one in held if not self.removes(one)} | set(self.adds)
@@ -88,6 +99,9 @@ class Truth:
         bases: the epochs that edits began from.
         gone: rows that an edit of a stopped Arroyo job has removed, until it is undone.
         of_edits: the epochs that only edits have pinned.
+        lost: of metadata objects that were lost, by path, what they said.
+        built: objects that a rebuild has written.
+        states: of a job that others are forked from, by epoch and operator, all that it ever was.
 
     Of each row that was ever there, the time until which its first file was kept is known, and
     whether an edit, an undo or a rollback has taken the row out. Others that have expired may lie
@@ -101,6 +115,10 @@ class Truth:
     bases: set[int] = field(default_factory=set)
     gone: set[Row] = field(default_factory=set)
     of_edits: set[int] = field(default_factory=set)
+    lost: dict[str, list[OperatorState]] = field(default_factory=dict)
+    built: set[str] = field(default_factory=set)
+    states: dict[tuple[int, str], set[OperatorState]] | None = None
+    forked: dict[str, set[int]] = field(default_factory=dict)
     _seen: dict[Row, int] = field(default_factory=dict)
     _taken: set[Row] = field(default_factory=set)
     _authors: dict[str, str] = field(default_factory=dict)
@@ -241,11 +259,104 @@ class Truth:
             return
         if kind == "putting":
             raise Violation(f"{process.name} wrote {path}, which was never like that")
-        change = self.edits[process.name] if kind == "editing" else Edited()
+        change = self.edits[process.name] if kind in ("editing", "forking") else Edited()
         if kind == "editing" and self._without(process, old) == set(old):
             raise Violation(f"{process.name} wrote {path}, of which it removes nothing")
+        if change.source is not None:
+            self._check_forked(process, path, change.source)
+            return
         if set(new) != change.of(old):
             raise Violation(f"{process.name} wrote {path} with other rows than it should")
+        self._check_loaded(process, path, before[0], change)
+
+    def _check_loaded(self, process: Process, path: str, before: bytes, change: Edited) -> None:
+        """Each subtask loads what it loaded, at whatever parallelism, but what an edit removes."""
+        whole = path.endswith(MANIFEST)
+        was = states_of(self.objects, before, whole=whole)
+        now = states_of(self.objects, self.objects[path][0], whole=whole)
+        assert was is not None
+        assert now is not None
+        for old, new in zip(was, now, strict=True):
+            for parallelism in PARALLELISMS:
+                expected = {
+                    at: times
+                    for at, times in old.loaded(parallelism).items()
+                    if not change.removes((old.operator, at[0], at[2]))
+                }
+                if new.loaded(parallelism) != expected:
+                    raise Violation(
+                        f"{process.name}: {parallelism} subtasks load other rows of {path}"
+                    )
+
+    # ---- lost metadata ---------------------------------------------------------------------------
+
+    def lose(self, path: str) -> None:
+        """A metadata object will be lost."""
+        whole = path.endswith(MANIFEST)
+        found = whole or OPERATOR.fullmatch(path)
+        data = self.objects[path][0]
+        self.lost[path] = (states_of(self.objects, data, whole=whole) or []) if found else []
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether lost metadata is not there again."""
+        return any(path not in self.objects for path in self.lost)
+
+    def rebuilt(self, process: Process, path: str, began: int) -> None:
+        """Lost metadata was written anew: each subtask loads all that it loaded, and besides only
+        what had expired, or what an attempt has left that had failed.
+        """
+        if path not in self.lost:
+            return
+        whole = path.endswith(MANIFEST)
+        was = {one.operator: one for one in self.lost[path]}
+        for new in states_of(self.objects, self.objects[path][0], whole=whole) or ():
+            old = was[new.operator]
+            for parallelism in PARALLELISMS:
+                before, now = (one.loaded(parallelism) for one in (old, new))
+                if any(now[at] != times for at, times in before.items()):
+                    raise Violation(
+                        f"{process.name} wrote {path}, and {parallelism} subtasks load less"
+                    )
+                more = [at for at in now if at not in before and not old.has_expired(at[2])]
+                if more and not self._of_attempts(path, {at[2] for at in more}, began):
+                    raise Violation(f"{process.name} wrote {path}, which has {min(more)} besides")
+
+    def _of_attempts(self, path: str, rows: set[str], began: int) -> bool:
+        """Whether rows are in files that are older than the epoch."""
+        old = (
+            one
+            for name, _ in _listed(self.objects[path][0], path.endswith(MANIFEST))
+            if self.objects[name][1] < began
+            for one in rows_in(self.objects[name][0])
+        )
+        return rows <= {*old}
+
+    # ---- forks -----------------------------------------------------------------------------------
+
+    def remember(self, path: str) -> None:
+        """Note what a metadata object of a job that is forked from says, now that it is written."""
+        if self.states is None:
+            return
+        whole = path.endswith(MANIFEST)
+        for one in states_of(self.objects, self.objects[path][0], whole=whole) or ():
+            self.states.setdefault((one.epoch, one.operator), set()).add(one)
+
+    def _check_forked(self, process: Process, path: str, source: Truth) -> None:
+        """The job loads what the source would load, were it started with as many subtasks."""
+        whole = path.endswith(MANIFEST)
+        now = states_of(self.objects, self.objects[path][0], whole=whole)
+        assert now is not None
+        assert source.states is not None
+        taken = source.forked.setdefault(process.name, {epoch for epoch, _ in source.states})
+        for new in now:
+            taken &= {
+                epoch
+                for (epoch, operator), states in source.states.items()
+                if operator == new.operator and any(_is_forked(one, new) for one in states)
+            }
+        if not taken:
+            raise Violation(f"{process.name} wrote {path}, of which no epoch of the source is like")
 
     def _without(self, process: Process, held: Held) -> set[Row]:
         return self.edits[process.name].of(held)

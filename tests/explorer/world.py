@@ -181,6 +181,7 @@ class World:
 
     Attributes:
         taken_by_arroyo: what Arroyo's own cleaning up has deleted.
+        lost: metadata that was lost once.
         coarse: whether the store tells times in whole seconds.
         conditional: whether `create` leaves alone what is there.
         links: names below which the objects of another name appear, as links on a disk do.
@@ -208,6 +209,7 @@ class World:
         self.violation: Violation | None = None
         self.trace: list[str] | None = None
         self.taken_by_arroyo: set[str] = set()
+        self.lost: set[str] = set()
         self.page = 1000
         self.cut_listings = False
         self.coarse = False

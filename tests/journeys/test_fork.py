@@ -26,7 +26,7 @@ from arroyo_dagster.state.operations.surgery.carried_files import StateSource
 from arroyo_dagster.state.operations.surgery.execute import EditOptions
 from arroyo_dagster.state.operations.surgery.fork import plan_fork, run_fork
 from arroyo_dagster.state.storage import Crash, FaultInjecting, MemoryStore, ObjectStore
-from arroyo_dagster.state.storage.wrappers import WriteProtected
+from arroyo_dagster.state.storage.wrappers import Wrapper, WriteProtected
 from arroyo_dagster.state.tables.known.sources import (
     GeneratorConfig,
     NexmarkConfig,
@@ -455,3 +455,30 @@ def test_keys_that_another_build_has_hashed_are_refused(
     )
     other = surgery_job(layout, epochs=4, name="job_a", store=job.store)
     refused(taken(other), job, ProtocolError, "hashed by different builds of Arroyo")
+
+
+class _Restarted(Wrapper):
+    """The store of the job, before whose first new file something happens to the source."""
+
+    def __init__(self, store: ObjectStore, then: Callable[[], object]) -> None:
+        super().__init__(store)
+        self._then: Callable[[], object] | None = then
+
+    def _call(self, verb: str, path: str, action: Callable[[], Any], data: bytes = b"") -> Any:
+        if is_rewritten(path) and self._then is not None:
+            then, self._then = self._then, None
+            then()
+        return action()
+
+
+def test_files_that_the_source_writes_again_while_they_are_copied_are_not_taken() -> None:
+    """As a legacy run does that ignores the state: its first names are those of old files."""
+    source, job = two_jobs(Layout.LEGACY, apart=True)
+    was = others(job.store)
+    newest = ParquetBackend(source.store, source.paths).load()
+    path = next(one for one in reversed(newest.paths) if "/table-k-" in one)
+    store = _Restarted(job.store, lambda: source.store.put(path, source.store.read(path)))
+    with pytest.raises(ConflictError, match="written anew while it was copied"):
+        run(source, job, store=store)
+    assert others(job.store) == was
+    assert run(source, job).published

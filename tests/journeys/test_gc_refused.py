@@ -81,6 +81,36 @@ PROTOCOL = protocol_job("p")
 LEGACY = legacy_job("j")
 
 
+# ---- lost metadata -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("behind", [0, 1])
+def test_what_lost_operator_metadata_of_the_newest_epochs_may_have_listed_stays(
+    behind: int,
+) -> None:
+    """A rebuild needs it; an older epoch may be one that a cleanup has begun to remove."""
+    clock = Clock()
+    store, _ = arroyo(LEGACY, 8, clock)
+    clock.days(30)
+    lost = LEGACY.operator_metadata(OPERATOR, Epoch(8 - behind))
+    store.delete_many([lost])
+    for asked in (orphans(**STOPPED), expiry(2, **STOPPED)):
+        refused(store, LEGACY, asked, clock, "of its objects are missing")
+
+
+@pytest.mark.parametrize("record", [False, True], ids=["manifest", "manifest and record"])
+def test_what_a_lost_manifest_of_the_newest_epoch_may_have_listed_stays(record: bool) -> None:
+    clock = Clock()
+    store, _ = arroyo(PROTOCOL, 8, clock)
+    clock.days(30)
+    newest = ParquetBackend(store, PROTOCOL).load()
+    store.delete_many([newest.ref])
+    if record:
+        store.delete_many([PROTOCOL.epoch_record(Epoch(8))])
+    for asked in (orphans(**STOPPED), expiry(2, **STOPPED)):
+        refused(store, PROTOCOL, asked, clock, "missing|has no manifest")
+
+
 # ---- the condition of a job ----------------------------------------------------------------------
 
 

@@ -138,6 +138,20 @@ def test_the_record_of_the_newest_epoch_needs_the_hint_of_its_run() -> None:
     refused(store, paths, "nothing shows that .* was ever published", 3)
 
 
+def test_the_record_of_the_only_epoch_is_rebuilt() -> None:
+    job = surgery_job(Layout.PROTOCOL, epochs=1, sink_files=2)
+    store, paths = job.store, job.paths
+    record = paths.epoch_record(Epoch(1))
+    before = store.read(record)
+    lose(store, record)
+    done = run_rebuild(store, paths, stopped(paths), 1, NOW)
+    assert done.plan.head.epoch == 1
+    found = records.decode_epoch_record(store.read(record), record)
+    was = records.decode_epoch_record(before, record)
+    assert replace(found, created_at_micros=0) == replace(was, created_at_micros=0)
+    assert restored_epoch(store, paths) == 1
+
+
 def test_a_fence_that_is_lost_names_the_run_that_arroyo_names() -> None:
     job = whole_job()
     store, paths = job.store, job.paths

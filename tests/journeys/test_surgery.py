@@ -45,6 +45,7 @@ from arroyo_dagster.state.operations.compaction.rewrite import (
 )
 from arroyo_dagster.state.operations.compaction.rewrite_undo import UndoOptions, plan_undo, run_undo
 from arroyo_dagster.state.operations.gc.execute import GcOptions, run_gc
+from arroyo_dagster.state.operations.gc.pins import forget_rewrites
 from arroyo_dagster.state.operations.surgery.execute import EditOptions, run_edit
 from arroyo_dagster.state.operations.surgery.find_key import find_key
 from arroyo_dagster.state.operations.surgery.plan import plan_edit
@@ -65,7 +66,7 @@ from tests.arroyo_jobs import (
     stopped,
     table_rows,
 )
-from tests.gc_jobs import Clock, orphans
+from tests.gc_jobs import Clock, Hiding, orphans
 from tests.jobs import copied, listing
 from tests.shares import Share, all_but, everywhere
 from tests.surgery_jobs import (
@@ -466,6 +467,70 @@ def test_edits_and_a_compaction_are_undone_in_their_order(layout: Layout) -> Non
             states.append(others(job.store))
     assert names in (["offsets", None, "delete-key"], ["offsets", "delete-key"])
     assert others(job.store) == states[0]
+
+
+@LAYOUTS
+@pytest.mark.parametrize("hidden", ["edits", "edits rewrites", "retained.json"])
+def test_relative_positions_are_not_applied_again_where_a_listing_lacks_the_record(
+    layout: Layout, hidden: str
+) -> None:
+    job = surgery_job(layout)
+    run(job.store, job, KEY)
+    assert run(job.store, job, positions("4=+50")).published
+    expected = state_of(job.store, job.paths)
+    names = [f"/_arroyo_dagster/{one}" for one in hidden.split()]
+    lagging = Hiding(job.store, lambda path: any(one in path for one in names))
+    with pytest.raises(ConflictError, match="already edited by these relative"):
+        run(lagging, job, positions("4=+50"))
+    assert state_of(job.store, job.paths) == expected
+    assert run_undo(lagging, job.paths, stopped(job.paths)).done
+    assert run(lagging, job, positions("4=+50")).published
+
+
+@LAYOUTS
+def test_relative_positions_are_refused_where_no_record_of_the_edit_is_left(layout: Layout) -> None:
+    job = surgery_job(layout)
+    run(job.store, job, positions("4=17"))
+    expected = state_of(job.store, job.paths)
+    forget_rewrites(job.store, job.paths, lambda name: True)
+    lagging = Hiding(job.store, lambda path: "/edits/" in path)
+    with pytest.raises(ConflictError, match="whose record is not listed"):
+        run(lagging, job, positions("4=+50"))
+    assert state_of(job.store, job.paths) == expected
+    assert run(lagging, job, positions("4=60")).published
+
+
+@LAYOUTS
+def test_relative_positions_are_refused_where_a_record_of_the_epoch_does_not_decode(
+    layout: Layout,
+) -> None:
+    job = surgery_job(layout)
+    record = run(job.store, job, positions("4=+50")).record
+    assert record is not None
+    job.store.put(job.paths.edits / record.name, b"{")
+    with pytest.raises(ConflictError, match="does not decode"):
+        run(job.store, job, positions("4=+50"))
+    job.start()
+    job.write({})
+    assert run(job.store, job, positions("4=+50")).published
+
+
+def test_an_interrupted_edit_is_found_where_a_listing_lacks_its_record() -> None:
+    job = surgery_job(Layout.LEGACY)
+    counted = FaultInjecting(copied(job.store))
+    run(counted, job, KEY)
+    for at in range(counted.changes, 0, -1):
+        store = copied(job.store)
+        with contextlib.suppress(Crash):
+            run(FaultInjecting(store, fail_at=at, crash=True), job, KEY)
+        if errors_of(store, job.paths, 0):
+            break
+    lagging = Hiding(store, lambda path: "/edits/" in path)
+    assert errors_of(lagging, job.paths, 0) == {"edit-unfinished"}
+    with pytest.raises(ConflictError, match="was interrupted"):
+        run(lagging, job, RETAIN)
+    assert run_undo(lagging, job.paths, stopped(job.paths)).done
+    assert errors_of(lagging, job.paths, 0) == set()
 
 
 @LAYOUTS

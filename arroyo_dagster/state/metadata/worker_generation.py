@@ -15,8 +15,10 @@ from arroyo_dagster.state.model.checkpoints import CurrentGeneration, Generation
 from arroyo_dagster.state.model.clock import Clock
 from arroyo_dagster.state.model.ids import PipelineId, StatePath, WorkerGeneration
 from arroyo_dagster.state.model.layout import Layout, parse_epoch_record
+from arroyo_dagster.state.model.numbers import parse_number
 from arroyo_dagster.state.planning.restore import recovery
 from arroyo_dagster.state.planning.restore.copied_jobs import check_own
+from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.store import ObjectStore, check_size
 
 
@@ -62,7 +64,9 @@ class GenerationWriter:
         """
         reader = self._reader
         fence = reader.objects.fact(reader.paths.current_generation)
-        number = fence.worker_generation + 1 if isinstance(fence, CurrentGeneration) else 1
+        known = fence.worker_generation if isinstance(fence, CurrentGeneration) else 0
+        # A start that stood still before it raised the fence may have lowered it.
+        number = self._newest(known) + 1
         while True:
             manifest = GenerationManifest(
                 pipeline=self.pipeline,
@@ -129,24 +133,51 @@ class GenerationWriter:
             lambda facts: recovery.fence_verdict(reader.paths, generation, facts)
         )
         if isinstance(verdict, recovery.Fenced):
-            raise ConflictError(
-                f"worker generation {generation} is fenced: generation {verdict.newer} was "
-                "started after it",
-                job=reader.paths.job,
-                url=reader.store.url,
-                next_step="let the newer run go on, and stop this one; nothing was lost or deleted",
-            )
+            raise self._fenced(verdict.newer)
         if isinstance(verdict, recovery.RaiseFence):
+            raised = self._raise_fence(generation)
+            if raised != generation:
+                raise self._fenced(raised)
+
+    def _fenced(self, newer: WorkerGeneration) -> ConflictError:
+        return ConflictError(
+            f"worker generation {self.taken} is fenced: generation {newer} was started after it",
+            job=self._reader.paths.job,
+            url=self._reader.store.url,
+            next_step="let the newer run go on, and stop this one; nothing was lost or deleted",
+        )
+
+    def _raise_fence(self, number: WorkerGeneration) -> WorkerGeneration:
+        """Write the fence, and return the generation that it names then.
+
+        If this process stood still since it read the fence, the write has lowered it. The newest
+        generation then gets it back; gc may have deleted the manifests of those in between.
+        """
+        paths = self._reader.paths
+        while True:
             fence = CurrentGeneration(
                 pipeline=self.pipeline,
-                job=reader.paths.job,
-                worker_generation=generation,
-                generation_manifest_ref=reader.paths.generation_manifest(generation),
+                job=paths.job,
+                worker_generation=number,
+                generation_manifest_ref=paths.generation_manifest(number),
                 updated_at_micros=self._clock(),
             )
-            reader.store.put(
-                reader.paths.current_generation, records.encode_current_generation(fence)
-            )
+            data = records.encode_current_generation(fence)
+            self._reader.store.put(paths.current_generation, data)
+            newest = self._newest(number)
+            if newest == number:
+                return number
+            number = newest
+
+    def _newest(self, known: int) -> WorkerGeneration:
+        """Return the newest generation that has a manifest, at least `known`."""
+        store, paths = self._reader.store, self._reader.paths
+        parsed = (parse_number(path.name) for path in store.list_dir(paths.generations).prefixes)
+        numbers = [WorkerGeneration(one) for one in parsed if one is not None and one > known]
+        heads = concurrently(store.head, [paths.generation_manifest(one) for one in numbers])
+        pairs = zip(numbers, heads, strict=True)
+        there = (number for number, info in pairs if info is not None)
+        return max(there, default=WorkerGeneration(known))
 
     def sole_writer(self) -> Leased:
         """The store, which holds the lease of the job's only writer.

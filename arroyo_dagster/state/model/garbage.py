@@ -248,6 +248,7 @@ class Roots:
         compactions: by record, the files of compactions that wait for the job's writer, and the
             files that undoing a rewrite needs.
         generations: the worker generations with a manifest, among those that were looked up.
+        lost: the manifest that the newest run published last, if it does not exist.
         more: the other objects read: fence, generation manifests, pins.
     """
 
@@ -262,6 +263,7 @@ class Roots:
     job_pins: JobPins = field(default_factory=JobPins)
     quarantined: tuple[Quarantined, ...] = ()
     generations: tuple[WorkerGeneration, ...] = ()
+    lost: StatePath | None = None
     more: tuple[Root, ...] = ()
 
     @property

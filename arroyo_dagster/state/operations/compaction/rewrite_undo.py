@@ -162,12 +162,12 @@ def run_undo(
 def has_unfinished_edit(store: ObjectStore, paths: JobPaths) -> bool:
     """Whether an edit of the newest epoch was published in part: `run_undo` undoes it.
 
-    Costs one LIST for a job that was never edited.
+    Costs one LIST and one GET for a job that was never rewritten.
 
     Raises:
         NotFoundError, FormatError: the job was edited, and its newest epoch is missing or broken.
     """
-    if not store.list_dir(paths.edits).objects:
+    if not store.list_dir(paths.edits).objects and not read_pins(store, paths).rewrites:
         return False
     return bool(read_edits(store, paths, [ParquetBackend(store, paths).load()]).unfinished)
 

@@ -61,6 +61,8 @@ def protocol_roots(reader: Reader, on_progress: OnProgress) -> Roots | None:
     generations = {path: found for path, found in asked.items() if found is not None}
     own = generations.get(paths.generation_manifest(fence.worker_generation))
     numbers = sorted(found.worker_generation for found in generations.values())
+    latest = None if own is None else own.latest_ref
+    lost = latest is not None and reader.store.head(latest) is None
     return Roots(
         paths=paths,
         worker_generation=fence.worker_generation,
@@ -72,6 +74,7 @@ def protocol_roots(reader: Reader, on_progress: OnProgress) -> Roots | None:
         job_pins=job_pins,
         quarantined=aside,
         generations=tuple(numbers),
+        lost=latest if lost else None,
         more=tuple(reader.roots.values()),
     )
 

@@ -44,12 +44,12 @@ from arroyo_dagster.state.operations.compaction.rewrite_publish import (
     encoded_objects,
     publish_change,
 )
+from arroyo_dagster.state.operations.surgery.earlier_edits import request_of
 from arroyo_dagster.state.operations.surgery.entries import write_entries
 from arroyo_dagster.state.operations.surgery.plan import (
     PreparedEdit,
     check_can_run,
     prepare_edit,
-    request_of,
     without_tables,
 )
 from arroyo_dagster.state.operations.surgery.rescale import check_rescaled

@@ -42,6 +42,7 @@ from arroyo_dagster.state.operations.compaction.rewrite_preconditions import (
     table_facts,
     take_snapshot,
 )
+from arroyo_dagster.state.operations.surgery.earlier_edits import check_earlier
 from arroyo_dagster.state.operations.surgery.entries import (
     ChangedEntries,
     GlobalTable,
@@ -59,9 +60,7 @@ from arroyo_dagster.state.operations.surgery.rescale import (
 )
 from arroyo_dagster.state.operations.surgery.rows import RewrittenRows, expiring_tables, row_changes
 from arroyo_dagster.state.operations.surgery.watermarks import GENERATOR, watermark_changes
-from arroyo_dagster.state.operations.verify.edits import read_edits
 from arroyo_dagster.state.planning.compaction.rewrite import TableFacts, TableKey
-from arroyo_dagster.state.planning.verify.edits import was_applied
 from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.tables.known.catalogue import Catalogue, default_catalogue
 from arroyo_dagster.state.tables.restoring import restored_rows
@@ -168,40 +167,8 @@ def editable_snapshot(
             next_step="edit it with `arroyo-state edit`, which publishes an epoch of its own; go "
             "back to an older epoch with `arroyo-state rollback`",
         ) from error
-    _check_earlier(store, paths, snapshot.checkpoint, edit)
+    check_earlier(store, paths, snapshot.checkpoint, edit)
     return snapshot
-
-
-def _check_earlier(
-    store: ObjectStore, paths: JobPaths, checkpoint: Checkpoint, edit: AnyEdit
-) -> None:
-    """Check that no earlier edit of this epoch was interrupted, or was this very one."""
-    edits = read_edits(store, paths, [checkpoint])
-    request = request_of(edit)
-    for path, record in edits.unfinished.items():
-        raise ConflictError(
-            f"the edit {record.operation!r} was interrupted: some operators have the new state, "
-            "and some the old one",
-            job=paths.root,
-            path=path,
-            next_step=f"undo it first: `arroyo-state edit undo {paths.root} --yes`",
-        )
-    for path, earlier in edits.records.items():
-        if request is None or earlier is None or earlier.request != request:
-            continue
-        if was_applied(earlier, edits.digests):
-            raise ConflictError(
-                f"epoch {checkpoint.epoch} was already edited by these relative positions",
-                job=paths.root,
-                path=path,
-                next_step="give absolute positions, or undo the edit first: `arroyo-state edit "
-                f"undo {paths.root} --yes`",
-            )
-
-
-def request_of(edit: AnyEdit) -> str | None:
-    """Return what identifies an edit that must not be applied twice; None for any other."""
-    return edit.request if isinstance(edit, SetOffsets) else None
 
 
 # ---- what changes --------------------------------------------------------------------------------

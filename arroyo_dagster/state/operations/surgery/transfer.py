@@ -9,7 +9,7 @@ Source: docs/spec/state-surgery.md, `The trick` and `Rules`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from arroyo_dagster.errors import ConflictError, InputError, ProtocolError
@@ -66,7 +66,8 @@ from arroyo_dagster.state.operations.surgery.plan import (
     preconditions,
 )
 from arroyo_dagster.state.planning.compaction.rewrite import TableFacts, TableKey
-from arroyo_dagster.state.storage.store import ObjectStore
+from arroyo_dagster.state.storage.concurrency import concurrently
+from arroyo_dagster.state.storage.store import ObjectInfo, ObjectStore
 from arroyo_dagster.state.tables.known.catalogue import default_catalogue
 
 WatermarkBounds = tuple[int | None, int | None]
@@ -102,6 +103,9 @@ class Transfer:
     missing_outputs: list[str] = field(default_factory=list)
 
 
+StoredFiles = Mapping[StatePath, ObjectInfo | None]
+"""Data files by path, as the store describes them; None if one does not exist."""
+
 Decide = Callable[[TwoJobs], Transfer]
 """Decides what becomes of each table; raises if the jobs do not match."""
 
@@ -112,6 +116,7 @@ class PreparedTransfer:
 
     Attributes:
         source: the epoch whose state is taken.
+        found: its files as they were before they were verified; None = missing.
         emptied: the tables of the job that have no rows any more.
     """
 
@@ -119,6 +124,7 @@ class PreparedTransfer:
     snapshot: JobSnapshot
     facts: TableFacts
     source: Checkpoint
+    found: StoredFiles
     transfer: Transfer
     emptied: tuple[TableKey, ...]
 
@@ -154,7 +160,7 @@ class TransferJob:
             InputError, NotFoundError, ProtocolError, FormatError, ConflictError: as `plan_fork`.
         """
         source, paths = self.source, self.paths
-        taken = _read_source(source)
+        taken, found = _read_source(source)
         request = self.request(source.paths.root, taken.epoch)
         if (source.store.url, source.paths) == (store.url, paths):
             raise InputError(
@@ -176,6 +182,7 @@ class TransferJob:
             snapshot=snapshot,
             facts=facts,
             source=taken,
+            found=found,
             transfer=transfer,
             emptied=tuple((one.operator, one.table) for one in emptied),
         )
@@ -189,7 +196,7 @@ class TransferJob:
         def write(held: Leased, again: PreparedTransfer) -> NewState:
             written = WrittenFiles.of(pinned.source, held, again.snapshot.checkpoint, again.inputs)
             check_not_cancelled(self.paths, options.cancelled)
-            _check_source_unchanged(pinned.source, again.source)
+            _check_source_unchanged(pinned.source, again)
             operators = again.snapshot.checkpoint.operators
             return NewState(tuple(_with_state(held, again, one, written) for one in operators))
 
@@ -247,7 +254,12 @@ def _not_tried(jobs: TwoJobs) -> Iterator[str]:
         )
 
 
-def _read_source(source: StateSource) -> Checkpoint:
+def _stored(store: ObjectStore, checkpoint: Checkpoint) -> StoredFiles:
+    paths = list(dict.fromkeys(checkpoint.paths))
+    return dict(zip(paths, concurrently(store.head, paths), strict=True))
+
+
+def _read_source(source: StateSource) -> tuple[Checkpoint, StoredFiles]:
     backend = ParquetBackend(source.store, source.paths)
     epoch = chosen_epoch(source.store, source.paths, backend.epochs(), source.epoch)
     found = backend.load(epoch)
@@ -264,14 +276,19 @@ def _read_source(source: StateSource) -> Checkpoint:
             epoch=epoch,
             next_step="wait until it is ready, or name an older epoch with --epoch",
         )
+    files = _stored(source.store, found)
     check_restorable(source.store, source.paths, epoch, 1)
-    return found
+    return found, files
 
 
-def _check_source_unchanged(source: StateSource, taken: Checkpoint) -> None:
-    """Check that the source's epoch is what it was before its files were copied."""
+def _check_source_unchanged(source: StateSource, prepared: PreparedTransfer) -> None:
+    """Check that the source's epoch is what it was before its files were verified and copied.
+
+    A run of the legacy layout that ignored the state gives the names of old files again.
+    """
+    taken = prepared.source
     now = ParquetBackend(source.store, source.paths).load(taken.epoch)
-    if now.operators != taken.operators:
+    if now.operators != taken.operators or _stored(source.store, taken) != prepared.found:
         raise ConflictError(
             "the source's epoch was written anew while it was copied",
             job=source.paths.root,

@@ -13,6 +13,7 @@ from arroyo_dagster.state.codec.maintenance_records import (
     decode_edit_record,
     decode_rebuild_record,
 )
+from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.model.checkpoints import Checkpoint
 from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.model.layout import JobPaths
@@ -46,22 +47,34 @@ class EditFacts:
 
 
 def read_edits(store: ObjectStore, paths: JobPaths, history: Sequence[Checkpoint]) -> EditFacts:
-    """Read the records of edits of these epochs; one LIST for a job that was never edited.
+    """Read the records of edits of these epochs; one LIST and one GET for a job never edited.
+
+    Records that a listing lacks are found by their names: the pins of an Arroyo job name the record
+    that undoes each edit, and both have one name.
 
     Raises:
         StorageError: the store failed.
     """
-    listed = sorted(info.path for info in store.list_dir(paths.edits).objects)
-    read = dict(zip(listed, concurrently(lambda path: _record(store, path), listed), strict=True))
+    listed = {info.path for info in store.list_dir(paths.edits).objects}
+    found = sorted(listed | _named(store, paths))
+    read = dict(zip(found, concurrently(lambda path: _record(store, path), found), strict=True))
     records = {
         path: record
         for path, record in read.items()
-        if record is None or any(concerns(record, one) for one in history)
+        if (path in listed if record is None else any(concerns(record, one) for one in history))
     }
     named = sorted({at for one in records.values() if one is not None for at in one.objects})
     digests = concurrently(lambda path: _digest(store, path), named)
     pairs = zip(named, digests, strict=True)
     return EditFacts(records, {path: digest for path, digest in pairs if digest is not None})
+
+
+def _named(store: ObjectStore, paths: JobPaths) -> set[StatePath]:
+    """Return where the record of each pinned rewrite is, if an edit made it."""
+    try:
+        return {paths.edits / name for name in ParquetBackend(store, paths).job_pins().rewrites}
+    except FormatError:
+        return set()  # `health` reports it, and no edit is published without pins
 
 
 def read_rebuilds(store: ObjectStore, paths: JobPaths) -> dict[StatePath, RebuildRecord | None]:

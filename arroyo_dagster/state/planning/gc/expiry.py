@@ -24,6 +24,7 @@ from arroyo_dagster.state.model.layout import JobPaths, Layout
 from arroyo_dagster.state.model.objects import ObjectKind, Packed, object_name
 from arroyo_dagster.state.planning.gc.reachability import (
     check_inside,
+    check_newest,
     check_readable,
     check_whole,
     metadata_of,
@@ -151,6 +152,7 @@ def epochs_that_stay(
         for one in roots.epochs
         if one.epoch >= keep_from or one.epoch in pinned or one.ref in recovery
     ]
+    check_newest(roots)
     check_whole(roots, stays)
     if len(stays) < len(roots.epochs):
         check_readable(roots, stays)

@@ -32,7 +32,12 @@ from arroyo_dagster.state.model.objects import (
     StoredObject,
     object_name,
 )
-from arroyo_dagster.state.planning.gc.reachability import check_readable, prove, referenced_by
+from arroyo_dagster.state.planning.gc.reachability import (
+    check_newest,
+    check_readable,
+    prove,
+    referenced_by,
+)
 from arroyo_dagster.state.planning.gc.safety_checks import at_rest, check_clock
 
 FOREIGN_LISTED = 1000
@@ -115,6 +120,7 @@ def standing_of(
         ProtocolError: the job's status is unknown, a clock is wrong, or an epoch is unreadable.
     """
     checked_grace(grace_micros)
+    check_newest(roots)
     check_readable(roots, roots.epochs)
     live = not at_rest(roots, answer)
     check_clock(roots, now_micros)

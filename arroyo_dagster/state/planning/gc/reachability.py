@@ -128,6 +128,34 @@ def check_whole(roots: Roots, stays: Iterable[EpochRoot]) -> None:
             )
 
 
+def check_newest(roots: Roots) -> None:
+    """Check that no metadata object of the newest epochs is lost: it is unknown what it lists.
+
+    A cleanup deletes metadata of older epochs first, in both layouts. Arroyo may restore the epoch
+    before the newest one (arroyo-state.md 9.4).
+
+    Raises:
+        ProtocolError: an object is lost.
+    """
+    legacy = roots.paths.layout is Layout.LEGACY
+    check_whole(
+        roots,
+        (
+            one
+            for one in roots.epochs
+            if one is roots.head or (legacy and one.epoch == roots.head.epoch - 1)
+        ),
+    )
+    if roots.lost is not None:
+        raise refuse(
+            "the manifest that the newest run published last is missing",
+            roots.paths,
+            path=roots.lost,
+            next_step="restore it, or `arroyo-state rebuild` if it is an Arroyo job; nothing was "
+            "deleted",
+        )
+
+
 def check_readable(roots: Roots, stays: Iterable[EpochRoot]) -> None:
     """Check that the file lists of all epochs that stay can be read.
 

@@ -68,7 +68,8 @@ AUDIT_CHECKS = (
         codes=_codes(
             "record-missing record-version manifest-missing leads-elsewhere parents-differ "
             "parent-orphaned parent-expired chain-broken epoch-missing epoch-unfinished "
-            "operator-metadata-missing metadata-unreadable hint-stale generation-manifest-missing"
+            "operator-metadata-missing metadata-unreadable hint-stale generation-manifest-missing "
+            "not-compared"
         ),
         example="the manifest it names does not exist",
     ),

@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from arroyo_dagster.state.model.checkpoints import Checkpoint, OperatorCheckpoint
 from arroyo_dagster.state.model.compaction import CompactionRecord
@@ -31,8 +32,10 @@ from arroyo_dagster.state.planning.verify.findings import (
     Finding,
     either,
     error,
+    note,
     warning,
 )
+from arroyo_dagster.state.planning.verify.starts import Origin, origin_of
 
 _ANY = StatePath("any")
 _ADD_AGAIN = "list a copy of it under a new name, or restore an epoch that lists it"
@@ -52,12 +55,41 @@ def across_findings(
         revised = now.progress is not None and now.progress.revises == before.epoch
         if now.epoch == before.epoch + 1 and not revised:
             meant = (explained or {}).get(now.epoch, frozenset())
+            origin = origin_of(before, now, meant)
+            if origin is Origin.EMPTY:
+                found.append(_not_compared(before, now))
+                continue
             steps = _step_findings(before, now, history[-1])
-            found += [one for one in steps if one.object not in meant]
+            steps = (one for one in steps if one.object not in meant)
+            found += map(partial(_doubtful, now), steps) if origin is Origin.UNKNOWN else steps
     if history:
         found += _doubled_findings(history[-1])
         found += _reused_findings(history)
     return found
+
+
+def _not_compared(before: Checkpoint, now: Checkpoint) -> Finding:
+    evidence = (
+        f"epoch {now.epoch} is the first of a run that was started without state (ignore_state), "
+        f"so its files are not compared with those of epoch {before.epoch}"
+    )
+    step = (
+        "nothing, if the state was ignored on purpose; list no file of earlier epochs again: the "
+        "ignored state would come back"
+    )
+    return note("not-compared", now.ref, evidence, step)
+
+
+def _doubtful(now: Checkpoint, finding: Finding) -> Finding:
+    """Return a finding about what is missing as it is where the run may have begun empty."""
+    evidence = (
+        f"{finding.evidence}; or the job was started without this state: the metadata does not tell"
+    )
+    step = (
+        f"find out how the job was started before epoch {now.epoch}: if it ignored its state, "
+        "nothing; else restore an epoch that lists the file"
+    )
+    return warning(finding.code, finding.object, evidence, step)
 
 
 def _step_findings(before: Checkpoint, now: Checkpoint, last: Checkpoint) -> Iterator[Finding]:

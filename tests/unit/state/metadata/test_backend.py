@@ -39,6 +39,7 @@ from arroyo_dagster.state.model.ids import (
     PipelineId,
     StatePath,
     TableName,
+    WorkerGeneration,
 )
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.sizes import OBJECT, SizeLimit
@@ -406,6 +407,49 @@ def test_a_start_claims_no_epoch_that_a_newer_run_has_let_expire() -> None:
         seen, store = run(at)
         assert record not in seen.created_at, f"the newer run came before call {at} of {claimed}"
         assert ParquetBackend(store, PATHS).epochs() == [4, 5]
+
+
+class _Dying(Wrapper):
+    """A store that something happens to just before the fence is put; then its process may die."""
+
+    def __init__(self, store: ObjectStore, then: Callable[[], object], *, dies: bool) -> None:
+        super().__init__(store)
+        self._then, self._dies, self._dead = then, dies, False
+
+    def _call(self, verb: str, path: str, action: Callable[[], T], data: bytes = b"") -> T:
+        if self._dead:
+            raise Crash("it died")
+        if verb != "put" or path != PATHS.current_generation:
+            return action()
+        self._then()
+        self._dead = self._dies
+        return action()
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_a_start_that_stood_still_before_it_raised_the_fence_starts_nothing(dies: bool) -> None:
+    """Newer runs have ended meanwhile, and gc has deleted the manifests of all but the last one."""
+    store = MemoryStore()
+    publish(started(store), 3)
+    newer: list[ParquetBackend] = []
+
+    def newer_runs() -> None:
+        for epoch in () if newer else (4, 5, 6):
+            newer.append(ParquetBackend(store, PATHS))
+            base = newer[-1].start().restored
+            newer[-1].publish(manifest_of(newer[-1], epoch, base))
+        old = (PATHS.generation_manifest(WorkerGeneration(one)) for one in range(1, 5))
+        store.delete_many(list(old))
+
+    with pytest.raises(Crash if dies else ConflictError):
+        started(_Dying(store, newer_runs, dies=dies))
+    assert newer[-1].generation == 5
+    if not dies:
+        newer[-1].check_fence()
+    after = ParquetBackend(store, PATHS).start()
+    assert after.worker_generation == 6
+    assert after.restored is not None
+    assert after.restored.epoch == 6
 
 
 # ---- cleaning up ---------------------------------------------------------------------------------

@@ -34,6 +34,7 @@ from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
 from arroyo_dagster.state.operations.catalog.jobs import newest_generation
 from arroyo_dagster.state.operations.gc.pins import read_pins
 from arroyo_dagster.state.operations.restore.revision import BEFORE_EDIT
+from arroyo_dagster.state.operations.surgery.earlier_edits import request_of
 from arroyo_dagster.state.operations.surgery.entries import ChangedEntries
 from arroyo_dagster.state.operations.surgery.managed.entries import (
     moved_sources,
@@ -41,7 +42,7 @@ from arroyo_dagster.state.operations.surgery.managed.entries import (
     set_entry,
 )
 from arroyo_dagster.state.operations.surgery.managed.rows import ShorterTable, shorter_tables
-from arroyo_dagster.state.operations.surgery.plan import NOT_CONCERNED, entries_step, request_of
+from arroyo_dagster.state.operations.surgery.plan import NOT_CONCERNED, entries_step
 from arroyo_dagster.state.operations.surgery.watermarks import watermark_steps, with_watermark
 from arroyo_dagster.state.operations.verify.edits import read_edits
 from arroyo_dagster.state.planning.compaction.rewrite import TableKey

@@ -10,6 +10,7 @@ from arroyo_dagster.state.model.checkpoints import Checkpoint
 from arroyo_dagster.state.model.ids import Epoch, OperatorId, StatePath
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.surgery.rebuild import JobHead, RebuiltTable
+from arroyo_dagster.state.operations.gc.pins import read_pins
 from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.storage.wrappers import Extended
 
@@ -60,15 +61,16 @@ def check_not_rewritten(store: ObjectStore, paths: JobPaths, epoch: Epoch) -> No
     Raises:
         ProtocolError: a record of such a change exists.
     """
-    name = f"{epoch:07}-"
-    for directory in (paths.rewrites, paths.edits):
-        for info in store.list_dir(directory).objects:
-            if info.path.rpartition("/")[2].startswith(name):
-                raise ProtocolError(
-                    "the epoch was edited or compacted in place, so that its lists cannot be "
-                    "known from names",
-                    job=paths.root,
-                    epoch=epoch,
-                    path=info.path,
-                    next_step="the record beside it has the original metadata; nothing was changed",
-                )
+    directories = (paths.rewrites, paths.edits)
+    listed = [info.path for one in directories for info in store.list_dir(one).objects]
+    pinned = [paths.rewrites / name for name in read_pins(store, paths).rewrites]
+    for path in (*listed, *pinned):
+        if path.name.startswith(f"{epoch:07}-"):
+            raise ProtocolError(
+                "the epoch was edited or compacted in place, so that its lists cannot be known "
+                "from names",
+                job=paths.root,
+                epoch=epoch,
+                path=path,
+                next_step="the record beside it has the original metadata; nothing was changed",
+            )

@@ -66,7 +66,7 @@ class LegacyRebuild:
         """
         checkpoint = self._checkpoint(facts.newest_ready_epoch)
         after = self._encoded(checkpoint)
-        newest = max(*ParquetBackend(self.store, self.paths).epochs(), self.epoch)
+        newest = max((*ParquetBackend(self.store, self.paths).epochs(), self.epoch))
         return RebuiltEpoch(
             checkpoint=checkpoint,
             before={at: self.before[at] for at in after},

@@ -185,7 +185,7 @@ class ProtocolRebuild(ReadableObjects):
             doubts=tuple(dict.fromkeys(self.doubts)),
             unlisted=(),
             head=JobHead(
-                epoch=max(*self._claims, self.epoch),
+                epoch=max((*self._claims, self.epoch)),
                 worker_generation=self._fence_number if fence is None else fence.worker_generation,
             ),
         )

@@ -28,6 +28,7 @@ from arroyo_dagster.state.operations.compaction.rewrite_preconditions import (
     list_objects,
     overwrite,
 )
+from arroyo_dagster.state.operations.gc.pins import read_pins
 from arroyo_dagster.state.operations.surgery.execute import EditOptions
 from arroyo_dagster.state.planning.compaction.rewrite import why_not_now
 from arroyo_dagster.state.storage.store import ObjectStore
@@ -185,6 +186,7 @@ def _newest(store: ObjectStore, paths: JobPaths) -> StatePath | None:
     if not rebuilds:
         return None
     rewrites = [info.path for info in store.list_dir(paths.rewrites).objects]
+    rewrites += [paths.rewrites / name for name in read_pins(store, paths).rewrites]
     newest = max(rebuilds, key=_token)
     return None if any(_token(one) > _token(newest) for one in rewrites) else newest
 

@@ -270,7 +270,8 @@ def test_the_same_entry_under_another_name_is_not_lost() -> None:
 
 def test_what_was_lost_long_ago_and_has_expired_since_is_not_told() -> None:
     file = entry("j/a", max_timestamp_micros=250)
-    history = [checkpoint(2, rows=expiring(file)), checkpoint(3), checkpoint(4)]
+    later = [checkpoint(at, pairs=GlobalKeyedFiles(files=(StatePath("j/p"),))) for at in (3, 4)]
+    history = [checkpoint(2, rows=expiring(file)), *later]
     assert codes(across_findings(history[:2])) == ["error file-lost"]
     assert codes(across_findings(history)) == []
 

@@ -1,0 +1,64 @@
+"""From which epoch an epoch goes on, as its metadata shows it.
+
+Source: crates/arroyo-state/src/tables/table_manager.rs (arroyo-state.md 1.5 and 9.4).
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Collection
+
+from arroyo_dagster.state.model.checkpoints import Checkpoint
+from arroyo_dagster.state.model.ids import StatePath
+from arroyo_dagster.state.model.layout import is_rewritten, written_epoch
+from arroyo_dagster.state.model.tables import ExpiringTimeKeyFiles, GlobalKeyedFiles
+
+
+class Origin(enum.Enum):
+    """What an epoch goes on from."""
+
+    BEFORE = "the epoch of the number before"
+    EMPTY = "nothing: it is the first of a run that was started without state"
+    UNKNOWN = "unknown"
+
+
+def origin_of(before: Checkpoint, now: Checkpoint, unlisted: Collection[StatePath] = ()) -> Origin:
+    """Return what `now` goes on from; `before` is the epoch of the number before.
+
+    In the protocol layout the metadata names the epoch. In the legacy layout a worker without state
+    numbers the directories of its files from 1, any other from the epoch that it goes on from.
+
+    Args:
+        unlisted: files of `now` that an edit took from its lists.
+    """
+    if now.worker_generation is not None:
+        return Origin.BEFORE if now.parent_ref == before.ref else Origin.UNKNOWN
+    if now.progress is not None:
+        return Origin.BEFORE  # a managed job always goes on from what is there
+    if now.finish_time_micros < before.start_time_micros:
+        return Origin.UNKNOWN  # an older epoch was restored and `before` written again, or a clock
+    known = set(before.paths)
+    # An edit of `now` writes its files into the directory of the epoch.
+    written = {path for path in (*now.paths, *unlisted) if path in known or not is_rewritten(path)}
+    directories = {written_epoch(path) for path in written}
+    if directories - {1}:
+        return Origin.BEFORE
+    return Origin.EMPTY if _has_own_files(before, now) else Origin.UNKNOWN
+
+
+def _has_own_files(before: Checkpoint, now: Checkpoint) -> bool:
+    """Return whether an Arroyo job wrote some listed file for this very epoch.
+
+    Global keyed tables are written at every epoch. A name that is used again has other bounds.
+    """
+    tables = [files for one in now.operators for files in one.tables.values()]
+    if any(isinstance(files, GlobalKeyedFiles) and files.files for files in tables):
+        return True
+    earlier = [files for one in before.operators for files in one.tables.values()]
+    known = {file for one in earlier if isinstance(one, ExpiringTimeKeyFiles) for file in one.files}
+    return any(
+        file not in known
+        for one in tables
+        if isinstance(one, ExpiringTimeKeyFiles)
+        for file in one.files
+    )

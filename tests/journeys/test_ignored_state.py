@@ -1,0 +1,112 @@
+"""Legacy jobs started with `ignore_state`: the state that was given up is not reported as lost, and
+no advice brings it back; what a run really loses is reported as before."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from arroyo_dagster.state.codec import metadata
+from arroyo_dagster.state.metadata.backend import ParquetBackend
+from arroyo_dagster.state.model.ids import StatePath, TableName
+from arroyo_dagster.state.model.layout import Layout
+from arroyo_dagster.state.model.surgery.edits import KeyDeletion
+from arroyo_dagster.state.model.tables import ExpiringTimeKeyFiles
+from arroyo_dagster.state.model.verify import MAX_LEVEL
+from arroyo_dagster.state.operations.surgery.execute import EditOptions, run_edit
+from arroyo_dagster.state.operations.verify.job import verify_job
+from arroyo_dagster.state.planning.verify.findings import Verdict
+from arroyo_dagster.state.storage.wrappers import WriteProtected
+from tests.arroyo_jobs import EVENTS, SECOND, WINDOW, ArroyoJob, stopped, table_rows
+
+JOIN = ("window_3", WINDOW)
+
+
+def written(job: ArroyoJob, epochs: int) -> None:
+    """Epochs with rows that are not expired yet when the last one is written."""
+    for _ in range(epochs):
+        times = [(30 + n) * SECOND * 1000 for n in range(4)]
+        job.write({JOIN: table_rows(EVENTS, [[f"k{n}" for n in range(4)], [1] * 4, times])})
+
+
+def ignoring(epochs: int = 1, *, before: int = 3) -> ArroyoJob:
+    job = ArroyoJob(Layout.LEGACY, watermark_micros=40 * SECOND)
+    written(job, before)
+    job.start_empty()
+    written(job, epochs)
+    return job
+
+
+def verified(job: ArroyoJob) -> Verdict:
+    return verify_job(WriteProtected(job.store), job.paths, level=MAX_LEVEL).verdict
+
+
+def lose_one(job: ArroyoJob) -> StatePath:
+    """Take a file of the epoch before the newest from the newest one's list."""
+    operator = ParquetBackend(job.store, job.paths).load().operator(JOIN[0])
+    assert operator is not None
+    table = TableName("t")
+    listed = operator.tables[table]
+    assert isinstance(listed, ExpiringTimeKeyFiles)
+    gone = listed.files[0]
+    left = replace(listed, files=listed.files[1:])
+    path = job.paths.operator_metadata(operator.operator, operator.epoch)
+    changed = replace(operator, tables={**operator.tables, table: left})
+    job.store.put(path, metadata.encode_operator(changed))
+    return gone.path
+
+
+def lost(verdict: Verdict) -> list[tuple[str, str]]:
+    return [(one.severity.value, one.object) for one in verdict.findings if one.code == "file-lost"]
+
+
+def test_state_that_a_start_ignored_is_not_reported_as_lost() -> None:
+    for epochs in (1, 2, 3):
+        verdict = verified(ignoring(epochs))
+        assert verdict.errors == ()
+        assert lost(verdict) == []
+        (told,) = (one for one in verdict.findings if one.code == "not-compared")
+        assert told.severity.value == "note"
+        assert "epoch 4" in told.evidence
+        assert not any("list a copy" in one.next_step for one in verdict.findings)
+
+
+def test_a_start_that_ignored_the_only_epoch_is_known_by_the_files_that_it_wrote_again() -> None:
+    verdict = verified(ignoring(before=1))
+    assert (verdict.errors, lost(verdict)) == ((), [])
+    assert any(one.code == "not-compared" for one in verdict.findings)
+
+
+def test_a_second_start_that_ignores_the_state_is_known_too() -> None:
+    job = ignoring(3)
+    job.start_empty()
+    written(job, 1)
+    verdict = verified(job)
+    assert (verdict.errors, lost(verdict)) == ((), [])
+    assert [one.code for one in verdict.findings].count("not-compared") == 2
+
+
+def test_a_file_that_the_new_run_loses_is_an_error() -> None:
+    for epochs in (2, 3):
+        job = ignoring(epochs)
+        assert verified(job).errors == ()
+        gone = lose_one(job)
+        assert lost(verified(job)) == [("error", gone)]
+
+
+def test_a_file_that_a_start_from_the_epoch_before_loses_is_an_error() -> None:
+    """The workers of such a start give their files the number of the epoch."""
+    job = ignoring(2)
+    job.start()
+    written(job, 1)
+    assert verified(job).errors == ()
+    gone = lose_one(job)
+    assert lost(verified(job)) == [("error", gone)]
+
+
+def test_an_edit_of_the_first_epoch_after_it_leaves_it_known() -> None:
+    job = ignoring(1)
+    edit = KeyDeletion(values=("k1",))
+    options = EditOptions(quiet_seconds=0.0)
+    assert run_edit(job.store, job.paths, stopped(job.paths), edit, options).published
+    verdict = verified(job)
+    assert (verdict.errors, lost(verdict)) == ((), [])
