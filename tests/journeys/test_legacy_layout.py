@@ -4,6 +4,7 @@ writer at a time, and what is weaker than in the protocol layout."""
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -314,11 +315,14 @@ def test_state_in_the_other_layout_is_never_silently_left_behind() -> None:
         LocalRun.start(legacy_job(other, **TINY), other)
 
 
-def test_the_first_run_below_a_url_that_does_not_exist_begins(tmp_path: Path) -> None:
-    sink = MemoryStore()
-    store = open_store(str(tmp_path / "new" / "root"))
-    run_pipeline(legacy_job(sink, **TINY), store)
-    assert ParquetBackend(store, PATHS).epochs() == [1, 2, 3]
+@pytest.mark.parametrize("make", [legacy_job, word_job])
+def test_the_first_run_below_a_url_that_does_not_exist_begins(
+    tmp_path: Path, make: Callable[..., Pipeline]
+) -> None:
+    sink, store = MemoryStore(), open_store(str(tmp_path / "new" / "root"))
+    pipeline = make(sink, **TINY)
+    run_pipeline(pipeline, store)
+    assert ParquetBackend(store, pipeline.paths).load().epoch == 3
 
 
 def test_a_backend_that_holds_no_lease_starts_nothing() -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from arroyo_dagster.errors import ConflictError, InputError
+from arroyo_dagster.errors import ConflictError, InputError, NotFoundError
 from arroyo_dagster.state.codec import records
 from arroyo_dagster.state.metadata.lease import Leased
 from arroyo_dagster.state.metadata.reader import BackendReader
@@ -172,7 +172,11 @@ class GenerationWriter:
     def _newest(self, known: int) -> WorkerGeneration:
         """Return the newest generation that has a manifest, at least `known`."""
         store, paths = self._reader.store, self._reader.paths
-        parsed = (parse_number(path.name) for path in store.list_dir(paths.generations).prefixes)
+        try:
+            listed = store.list_dir(paths.generations).prefixes
+        except NotFoundError:  # the first start: the root directory does not exist yet
+            return WorkerGeneration(known)
+        parsed = (parse_number(path.name) for path in listed)
         numbers = [WorkerGeneration(one) for one in parsed if one is not None and one > known]
         heads = concurrently(store.head, [paths.generation_manifest(one) for one in numbers])
         pairs = zip(numbers, heads, strict=True)
