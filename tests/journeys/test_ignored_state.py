@@ -5,14 +5,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
+from arroyo_dagster.errors import ProtocolError
 from arroyo_dagster.state.codec import metadata
 from arroyo_dagster.state.metadata.backend import ParquetBackend
-from arroyo_dagster.state.model.ids import StatePath, TableName
+from arroyo_dagster.state.model.ids import Epoch, OperatorId, StatePath, TableName
 from arroyo_dagster.state.model.layout import Layout
 from arroyo_dagster.state.model.surgery.edits import KeyDeletion
 from arroyo_dagster.state.model.tables import ExpiringTimeKeyFiles
 from arroyo_dagster.state.model.verify import MAX_LEVEL
 from arroyo_dagster.state.operations.surgery.execute import EditOptions, run_edit
+from arroyo_dagster.state.operations.surgery.rebuild.execute import plan_rebuild
 from arroyo_dagster.state.operations.verify.job import verify_job
 from arroyo_dagster.state.planning.verify.findings import Verdict
 from arroyo_dagster.state.storage.wrappers import WriteProtected
@@ -110,3 +114,12 @@ def test_an_edit_of_the_first_epoch_after_it_leaves_it_known() -> None:
     assert run_edit(job.store, job.paths, stopped(job.paths), edit, options).published
     verdict = verified(job)
     assert (verdict.errors, lost(verdict)) == ((), [])
+
+
+@pytest.mark.parametrize("epochs", [1, 3])
+def test_an_epoch_whose_files_such_a_run_may_have_written_again_is_not_rebuilt(epochs: int) -> None:
+    job = ignoring(epochs)
+    path = job.paths.operator_metadata(OperatorId(JOIN[0]), Epoch(3))
+    job.store.delete_many([path])
+    with pytest.raises(ProtocolError, match="epoch 4 is of a run that was started without state"):
+        plan_rebuild(WriteProtected(job.store), job.paths, stopped(job.paths), 3)

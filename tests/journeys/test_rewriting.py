@@ -267,6 +267,20 @@ def test_what_putting_back_needs_is_not_collected_where_a_listing_hides_that_it_
     assert not run_undo(job.store, job.paths, stopped(job.paths), UndoOptions(clock=clock)).done
 
 
+def test_what_putting_back_needs_is_not_collected_where_the_record_of_the_epoch_is_lost() -> None:
+    """The epoch before it counts as the newest one then."""
+    job, was, clock = rewritten_a_month_ago(Layout.PROTOCOL)
+    record = job.paths.epoch_record(ParquetBackend(job.store, job.paths).load().epoch)
+    data = job.store.read(record)
+    job.store.delete_many([record])
+    asked = orphans(**{str(job.paths.root): "stopped"})
+    with contextlib.suppress(ProtocolError):
+        run_gc(job.store, job.paths, asked, GcOptions(clock=clock))
+    job.store.put(record, data)
+    assert run_undo(job.store, job.paths, stopped(job.paths), UndoOptions(clock=clock)).done
+    assert others(job.store) == was
+
+
 @LAYOUTS
 def test_records_that_no_name_was_kept_of_are_found_by_listing(layout: Layout) -> None:
     """As those of releases that kept no names, or of a rewrite that died at that very moment."""

@@ -356,7 +356,7 @@ def _rewrites(store: ObjectStore, roots: Roots, found: Inventory) -> dict[StateP
     return {
         path: Packed.of_paths(record.inputs)
         for path, record in zip(known, read, strict=True)
-        if record is not None and record.epoch == roots.head.epoch
+        if record is not None and record.epoch >= roots.head.epoch
     }
 
 
@@ -373,7 +373,7 @@ def _rebuilds(store: ObjectStore, roots: Roots, found: Inventory) -> dict[StateP
     return {
         path: Packed.of_paths(record.unlisted)
         for path, record in zip(known, read, strict=True)
-        if record is not None and record.head.epoch == roots.head.epoch
+        if record is not None and record.head.epoch >= roots.head.epoch
     }
 
 

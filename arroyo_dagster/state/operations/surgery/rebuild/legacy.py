@@ -17,7 +17,7 @@ from arroyo_dagster.state.model.checkpoints import (
 )
 from arroyo_dagster.state.model.ids import Epoch, OperatorId, StatePath
 from arroyo_dagster.state.model.job_facts import JobFacts
-from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.model.layout import JobPaths, written_epoch
 from arroyo_dagster.state.model.surgery.rebuild import JobHead, RebuiltTable
 from arroyo_dagster.state.operations.surgery.rebuild.epoch import (
     RebuiltEpoch,
@@ -30,6 +30,7 @@ from arroyo_dagster.state.operations.surgery.rebuild.operator import (
     LostOperator,
     cannot_rebuild,
 )
+from arroyo_dagster.state.planning.verify.starts import Origin, origin_of
 from arroyo_dagster.state.storage.store import ObjectInfo, ObjectStore
 
 
@@ -92,6 +93,7 @@ class LegacyRebuild:
         if not self.before:
             raise nothing_lost(self.paths, self.epoch)
         check_not_rewritten(self.store, self.paths, self.epoch)
+        self._check_names(before)
         there = [one for one in found.values() if one is not None]
         if head is None:
             head = self._rebuilt_head(before, lost, there)
@@ -122,6 +124,30 @@ class LegacyRebuild:
                     yield backend.load(epoch)
                 except (FormatError, NotFoundError):
                     continue
+
+    def _check_names(self, before: Checkpoint) -> None:
+        """Refuse an epoch whose files a later run may have written again.
+
+        A run that was started without state gives the names of older files again.
+
+        Args:
+            before: the newest readable epoch before this one.
+        """
+        backend = ParquetBackend(self.store, self.paths)
+        for epoch in backend.epochs():
+            if epoch <= self.epoch:
+                continue
+            try:
+                later = backend.load(epoch)
+            except (FormatError, NotFoundError):
+                continue
+            fresh = map(written_epoch, set(later.paths) - set(before.paths))
+            again = any(number is not None and number <= before.epoch for number in fresh)
+            if again or origin_of(before, later) is Origin.EMPTY:
+                raise self._unknown(
+                    f"epoch {epoch} is of a run that was started without state, which gives the "
+                    "names of older files again: which rows they had is not known"
+                )
 
     def _head(self) -> LegacyCheckpoint | None:
         path = self.paths.legacy_metadata(self.epoch)
