@@ -78,7 +78,7 @@ from arroyo_dagster.state.operations.restore.rollback import plan_rollback, run_
 from arroyo_dagster.state.operations.surgery import carried_files as carried_module
 from arroyo_dagster.state.operations.surgery.carried_files import StateSource
 from arroyo_dagster.state.operations.surgery.execute import EditOptions, run_edit
-from arroyo_dagster.state.operations.surgery.fork import run_fork
+from arroyo_dagster.state.operations.surgery.fork import plan_fork, run_fork
 from arroyo_dagster.state.operations.surgery.managed.execute import (
     plan_managed_undo,
     run_managed_edit,
@@ -632,22 +632,30 @@ def edit(
 
 
 def fork(world: World, process: Process, target: Any, source: Any, epoch: int | None) -> str:
-    """The product's fork of a job of Arroyo's into another one at rest."""
+    """The product's fork of a job of Arroyo's into another one at rest; somebody reads the plan."""
     hands: Any = Hands(world, process)
     truth = target.watch.truth
     truth.edits[process.name] = Edited(source=source.watch.truth)
+    taken, told = (
+        StateSource(store=hands, paths=source.paths, epoch=epoch),
+        directory(target.controller),
+    )
     try:
+        plan = plan_fork(taken, hands, target.paths, told)
+        if any("written after its metadata" in one for one in plan.unknown):
+            return "not approved"
         done = run_fork(
-            StateSource(store=hands, paths=source.paths, epoch=epoch),
+            taken,
             hands,
             target.paths,
-            directory(target.controller),
+            told,
             EditOptions(
                 owner=process.name,
                 quiet_seconds=0,
                 verify_level=0,
                 clock=_clock_of(world, process),
                 sleep=lambda seconds: world.wait(process, seconds),
+                approved=plan.digest,
             ),
         )
     except ArroyoStateError as error:

@@ -4,6 +4,7 @@ wrong, the stopped job has its own state or the other's, and can go back."""
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -482,3 +483,16 @@ def test_files_that_the_source_writes_again_while_they_are_copied_are_not_taken(
         run(source, job, store=store)
     assert others(job.store) == was
     assert run(source, job).published
+
+
+def test_files_that_the_source_has_written_again_before_are_named_in_the_plan() -> None:
+    """As of a copy, or by a run that ignored the state and has not published an epoch yet."""
+    source, job = two_jobs(Layout.LEGACY, apart=True)
+    planned = functools.partial(plan_fork, taken(source), job.store, job.paths, stopped(job.paths))
+    assert "written after" not in str(planned().unknown)
+    newest = ParquetBackend(source.store, source.paths).load()
+    path = next(one for one in reversed(newest.paths) if "/table-k-" in one)
+    source.store.put(path, source.store.read(path))
+    (told,) = (one for one in planned().unknown if "written after its metadata" in one)
+    assert f"1 files of epoch {newest.epoch}" in told
+    assert str(path) in told

@@ -175,6 +175,7 @@ class TransferJob:
         _check_sinks(jobs)
         transfer = self.decide(jobs)
         _add_hash_evidence(jobs, transfer)
+        transfer.unknown += _written_later(source, taken, found)
         emptied = [one for one in transfer.steps if one.action is TableAction.EMPTIED]
         plan = _plan(jobs, request, snapshot, facts, transfer)
         return PreparedTransfer(
@@ -257,6 +258,29 @@ def _not_tried(jobs: TwoJobs) -> Iterator[str]:
 def _stored(store: ObjectStore, checkpoint: Checkpoint) -> StoredFiles:
     paths = list(dict.fromkeys(checkpoint.paths))
     return dict(zip(paths, concurrently(store.head, paths), strict=True))
+
+
+def _written_later(source: StateSource, taken: Checkpoint, found: StoredFiles) -> Iterator[str]:
+    """Name files that were written after the metadata that lists them, by the store's clock.
+
+    Global keyed tables have no statistics that would show other contents.
+    """
+    if taken.worker_generation is not None:
+        return  # in the protocol layout each run has names of its own
+    names = (source.paths.operator_metadata(one.operator, taken.epoch) for one in taken.operators)
+    described = concurrently(source.store.head, [taken.ref, *names])
+    times = [one.modified_micros or 0 for one in described if one is not None]
+    later = [
+        path
+        for path, info in found.items()
+        if info is not None and (info.modified_micros or 0) > max(times, default=0)
+    ]
+    if later:
+        yield (
+            f"{len(later)} files of epoch {taken.epoch} of {source.paths.root} were written after "
+            f"its metadata, such as {later[0]}: the job is a copy, or a run that was started "
+            "without state has used their names again, and they do not hold the epoch's state"
+        )
 
 
 def _read_source(source: StateSource) -> tuple[Checkpoint, StoredFiles]:
