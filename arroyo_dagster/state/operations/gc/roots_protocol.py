@@ -62,7 +62,8 @@ def protocol_roots(reader: Reader, on_progress: OnProgress) -> Roots | None:
     own = generations.get(paths.generation_manifest(fence.worker_generation))
     numbers = sorted(found.worker_generation for found in generations.values())
     latest = None if own is None else own.latest_ref
-    lost = latest is not None and reader.store.head(latest) is None
+    known = {one.ref for one in epochs}
+    lost = latest is not None and latest not in known and reader.store.head(latest) is None
     return Roots(
         paths=paths,
         worker_generation=fence.worker_generation,
