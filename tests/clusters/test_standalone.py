@@ -79,6 +79,7 @@ def drive(folder: Path, master: str, url: str, *, ship: bool = False, **conf: st
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.clusters
 def test_workers_without_the_package_are_refused_by_name_and_served_by_shipping(
     tmp_path: Path,
 ) -> None:

@@ -108,8 +108,8 @@ def test_filters_and_look_ups_agree_with_all_rows(state: StateCatalog) -> None:
         rows = table.to_arrow()
         # Only of the newest epoch: these read each file seven times per column.
         if table.epoch == state.job(table.name.job).epochs()[-1]:
-            for name in table.schema.names:
-                looked_up += _filters_agree(table, rows, name)
+            for position, name in enumerate(table.schema.names):
+                looked_up += _filters_agree(table, rows, name, position % 2)
         keys = list(table.key_columns)
         listed = rows.select(keys).to_pylist()
         for row in rows.select(keys).slice(0, ROWS_TO_LOOK_UP).to_pylist() if keys else ():
@@ -122,12 +122,13 @@ def test_filters_and_look_ups_agree_with_all_rows(state: StateCatalog) -> None:
     assert looked_up
 
 
-def _filters_agree(table: EpochTable, rows: pa.Table, name: str) -> int:
+def _filters_agree(table: EpochTable, rows: pa.Table, name: str, first: int) -> int:
+    """Every other relation, from the first one on: the columns take turns."""
     kind = rows.schema.field(name).type
     values: list[pa.Scalar] = list(rows.column(name).drop_null().slice(0, ROWS_TO_LOOK_UP))
     if not values or pa.types.is_nested(kind) or pa.types.is_floating(kind):
         return 0
-    for relation, compare in COMPARED.items():
+    for relation, compare in list(COMPARED.items())[first::2]:
         found = table.to_arrow(where=[(name, relation, values[-1])])
         mask = pc.fill_null(compare(rows.column(name), values[-1]), False)
         assert same_rows(found, rows.filter(mask)), (table.name, name, relation)

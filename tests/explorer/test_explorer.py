@@ -19,7 +19,7 @@ from tests.explorer.soak import new_seed, show
 from tests.explorer.world import Violation
 from tests.shares import all_but
 
-SCHEDULES = [range(500), pytest.param(range(500, 1000), marks=pytest.mark.soak)]
+SCHEDULES = [range(300), pytest.param(range(300, 1000), marks=pytest.mark.soak)]
 FEW_OR_MANY = [32, pytest.param(75, marks=pytest.mark.soak)]
 
 

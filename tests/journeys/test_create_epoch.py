@@ -147,7 +147,7 @@ def test_a_fault_at_any_change_leaves_no_epoch_or_a_whole_one(
     counted = FaultInjecting(copied(job.store))
     run(source, job, store=counted)
     expected = state_of(counted, job.paths)
-    for at in range(1, counted.changes + 1, 3):
+    for at in range(1 + crash, counted.changes + 1, 6):
         note = f"fault at change {at} of {counted.changes}"
         store = copied(job.store)
         with contextlib.suppress(Crash, OSError):

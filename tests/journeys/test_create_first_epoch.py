@@ -129,8 +129,8 @@ def test_a_fault_at_any_change_leaves_nothing_or_a_whole_epoch(
     expected = state_of(counted, job.paths)
     seen = set()
     for at in [
-        *range(1, counted.changes - 6, 11),
-        *range(counted.changes - 6, counted.changes + 1),
+        *range(1, counted.changes - 6, 22),
+        *range(counted.changes - 6 + crash, counted.changes + 1, 2),
     ]:
         note = f"fault at change {at} of {counted.changes}"
         store = copied(job.store)

@@ -127,7 +127,7 @@ def test_subtasks_of_impulse_sources_that_come_or_go_are_named() -> None:
     assert "a lower parallelism was not tried" in fewer.unknown[0]
 
 
-@pytest.mark.parametrize("name", ["legacy", "leader"])
+@pytest.mark.parametrize("name", ["legacy", pytest.param("leader", marks=pytest.mark.soak)])
 def test_real_jobs_hold_their_rows(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -120,7 +120,7 @@ def _journal(store: ObjectStore, paths: JobPaths) -> list[tuple[str, int | None,
     ("layout", "files"),
     [
         pytest.param("protocol", 600, id="protocol"),
-        pytest.param("legacy", 300, id="legacy"),
+        pytest.param("legacy", 300, id="legacy", marks=pytest.mark.soak),
         pytest.param("protocol", 10_000, id="10^4 files", marks=pytest.mark.soak),
     ],
 )

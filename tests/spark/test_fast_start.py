@@ -101,6 +101,7 @@ def _session(master: str, *conf: str, **process: Any) -> str:
     return found.stdout
 
 
+@pytest.mark.soak
 def test_options_reach_the_jvm_and_can_be_switched_off() -> None:
     archive = session.local_archive()
     written = fast_start.is_complete(archive)
