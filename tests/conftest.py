@@ -16,16 +16,16 @@ from tests.s3_servers import SERVERS
 from tests.seeds import run_seed
 
 _SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large]
-settings.register_profile("dev", deadline=None, max_examples=20, suppress_health_check=_SLOW)
+settings.register_profile("dev", deadline=None, max_examples=14, suppress_health_check=_SLOW)
 settings.register_profile(
     "ci",
     deadline=None,
-    max_examples=20,
+    max_examples=14,
     derandomize=True,
     print_blob=True,
     suppress_health_check=_SLOW,
 )
-settings.register_profile("nightly", deadline=None, max_examples=2000, suppress_health_check=_SLOW)
+settings.register_profile("nightly", deadline=None, max_examples=1400, suppress_health_check=_SLOW)
 settings.load_profile(
     os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if os.environ.get("CI") else "dev")
 )
