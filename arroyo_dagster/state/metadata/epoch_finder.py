@@ -75,6 +75,12 @@ class EpochFinder:
         found = (parse_checkpoint_dir(path.name) for path in below)
         return sorted(epoch for epoch in found if epoch is not None)
 
+    def generation_dirs(self) -> list[WorkerGeneration]:
+        """Return the numbers of the directories of worker generations, in the listing's order."""
+        below = self.store.list_dir(self.paths.generations).prefixes
+        found = (parse_number(path.name) for path in below)
+        return [WorkerGeneration(number) for number in found if number is not None]
+
     def unlisted_behind(self, newest: Epoch, listed: Collection[Epoch] = ()) -> list[Epoch]:
         """Return existing epochs of the legacy layout that a listing misses, among the few numbers
         after the newest one it shows: an incomplete listing ends too early.
@@ -96,9 +102,7 @@ class EpochFinder:
         newest = max(self.every_epoch(), default=Epoch(0))
         if self.paths.layout is Layout.LEGACY:
             return newest
-        below = self.store.list_dir(self.paths.generations).prefixes
-        parsed = (parse_number(path.name) for path in below)
-        numbers = [WorkerGeneration(n) for n in parsed if n is not None]
+        numbers = self.generation_dirs()
         listed = concurrently(self.checkpoint_dirs, numbers)
         refs = {
             self.paths.manifest(generation, epoch)

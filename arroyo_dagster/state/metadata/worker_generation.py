@@ -15,7 +15,6 @@ from arroyo_dagster.state.model.checkpoints import CurrentGeneration, Generation
 from arroyo_dagster.state.model.clock import Clock
 from arroyo_dagster.state.model.ids import PipelineId, StatePath, WorkerGeneration
 from arroyo_dagster.state.model.layout import Layout, parse_epoch_record
-from arroyo_dagster.state.model.numbers import parse_number
 from arroyo_dagster.state.planning.restore import recovery
 from arroyo_dagster.state.planning.restore.copied_jobs import check_own
 from arroyo_dagster.state.storage.concurrency import concurrently
@@ -171,14 +170,13 @@ class GenerationWriter:
 
     def _newest(self, known: int) -> WorkerGeneration:
         """Return the newest generation that has a manifest, at least `known`."""
-        store, paths = self._reader.store, self._reader.paths
+        reader = self._reader
         try:
-            listed = store.list_dir(paths.generations).prefixes
+            numbers = [one for one in reader.generation_dirs() if one > known]
         except NotFoundError:  # the first start: the root directory does not exist yet
             return WorkerGeneration(known)
-        parsed = (parse_number(path.name) for path in listed)
-        numbers = [WorkerGeneration(one) for one in parsed if one is not None and one > known]
-        heads = concurrently(store.head, [paths.generation_manifest(one) for one in numbers])
+        manifests = [reader.paths.generation_manifest(one) for one in numbers]
+        heads = concurrently(reader.store.head, manifests)
         pairs = zip(numbers, heads, strict=True)
         there = (number for number, info in pairs if info is not None)
         return max(there, default=WorkerGeneration(known))

@@ -38,7 +38,6 @@ from arroyo_dagster.state.model.layout import (
     JobPaths,
     Layout,
 )
-from arroyo_dagster.state.model.numbers import parse_number
 from arroyo_dagster.state.model.progress import OnProgress, ProgressUnit, no_progress
 from arroyo_dagster.state.operations.progress import counter
 from arroyo_dagster.state.planning.restore import recovery
@@ -406,9 +405,7 @@ def _unfinished(store: ObjectStore, paths: JobPaths, owners: Sequence[_Loaded]) 
         newest = max((one.epoch for one in owners), default=Epoch(0))
         epochs = BackendReader(store, paths).checkpoint_dirs()
         return [_Loaded(epoch, CheckpointState.INVISIBLE) for epoch in epochs if epoch > newest]
-    below = store.list_dir(paths.generations).prefixes
-    parsed = (parse_number(path.name) for path in below)
-    generations = [WorkerGeneration(number) for number in parsed if number is not None]
+    generations = BackendReader(store, paths).generation_dirs()
     dirs = concurrently(
         lambda number: BackendReader(store, paths).checkpoint_dirs(number), generations
     )

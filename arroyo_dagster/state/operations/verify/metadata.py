@@ -13,6 +13,7 @@ from typing import Any
 from arroyo_dagster.errors import ArroyoStateError, FormatError, StorageError
 from arroyo_dagster.state.codec import metadata, records
 from arroyo_dagster.state.metadata.backend import ParquetBackend
+from arroyo_dagster.state.metadata.epoch_finder import EpochFinder
 from arroyo_dagster.state.metadata.objects import MetadataReader, decode_by_name
 from arroyo_dagster.state.metadata.reader import as_checkpoint, legacy_checkpoint
 from arroyo_dagster.state.model.checkpoints import (
@@ -28,7 +29,6 @@ from arroyo_dagster.state.model.checkpoints import (
 )
 from arroyo_dagster.state.model.ids import Epoch, OperatorId, StatePath, WorkerGeneration
 from arroyo_dagster.state.model.layout import JobPaths, Layout
-from arroyo_dagster.state.model.numbers import parse_number
 from arroyo_dagster.state.planning.restore import recovery
 from arroyo_dagster.state.planning.restore.lineage import behind_pinned, rolled_back
 from arroyo_dagster.state.planning.restore.partially_collected import LEGACY_EPOCHS_BEFORE_NEWEST
@@ -199,9 +199,7 @@ def _protocol(
 
 def _read_generations(reader: _Reader) -> tuple[WorkerGeneration, ...]:
     paths = reader.paths
-    below = reader.store.list_dir(paths.generations).prefixes
-    found = (parse_number(path.name) for path in below)
-    numbers = sorted(WorkerGeneration(number) for number in found if number is not None)
+    numbers = sorted(EpochFinder(reader.store, paths).generation_dirs())
     reader.read_all([paths.current_generation], records.decode_current_generation)
     manifests = (paths.generation_manifest(number) for number in numbers)
     reader.read_all(manifests, records.decode_generation_manifest)

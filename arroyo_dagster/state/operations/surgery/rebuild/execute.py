@@ -20,11 +20,9 @@ from arroyo_dagster.state.model.ids import (
     JobId,
     PipelineId,
     StatePath,
-    WorkerGeneration,
     path_error,
 )
 from arroyo_dagster.state.model.layout import JobPaths, Layout
-from arroyo_dagster.state.model.numbers import parse_number
 from arroyo_dagster.state.model.surgery.rebuild import RebuildOutcome, RebuildPlan, RebuildRecord
 from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
 from arroyo_dagster.state.operations.catalog.jobs import find_job
@@ -213,9 +211,7 @@ def _epochs_with_objects(backend: ParquetBackend) -> list[Epoch]:
     """Return the epochs that have a record, or a directory of any worker generation."""
     if backend.paths.layout is Layout.LEGACY:
         return backend.checkpoint_dirs()
-    below = backend.store.list_dir(backend.paths.generations).prefixes
-    numbers = [one for one in (parse_number(path.name) for path in below) if one is not None]
-    directories = (backend.checkpoint_dirs(WorkerGeneration(one)) for one in numbers)
+    directories = map(backend.checkpoint_dirs, backend.generation_dirs())
     return sorted({*backend.epochs(), *itertools.chain.from_iterable(directories)})
 
 
