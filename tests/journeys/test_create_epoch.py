@@ -68,20 +68,8 @@ def run(source: SurgeryJob, job: SurgeryJob, **options: Any) -> EditOutcome:
     return run_fork(taken(source), store, job.paths, directory, chosen, create=True)
 
 
-def test_the_created_epoch_holds_the_source_state_and_the_job_goes_on_from_it() -> None:
-    source, job = begun_job()
-    theirs = state_of(source.store, source.paths)
-    was = below(source.store, source.paths)
-    store = WriteProtected(job.store)
-    plan = plan_fork(taken(source), store, job.paths, said(job.paths), create=True)
-    assert (plan.epoch, plan.creates, plan.why_not) == (1, True, None)
-    assert plan.afterwards == (
-        "before the job is started, set the row in Arroyo's database: UPDATE checkpoints SET "
-        "state = 'ready' WHERE job_id = 'job_b' AND epoch = 1",
-    )
-    outcome = run(source, job, approved=plan.digest)
-    assert outcome.plan == plan
-    assert below(source.store, source.paths) == was
+def check_goes_on(job: SurgeryJob, theirs: dict[str, Any]) -> None:
+    """The job has the source's state, but for that of its sink, and goes on from it."""
     found = state_of(job.store, job.paths)
     assert found.keys() == theirs.keys()
     for name, one in found.items():
@@ -97,6 +85,23 @@ def test_the_created_epoch_holds_the_source_state_and_the_job_goes_on_from_it() 
     for name in ("window_3", "join_4", "agg_5"):
         assert state_of(job.store, job.paths)[name][1] == theirs[name][1]
     assert errors_of(job.store, job.paths) == set()
+
+
+def test_the_created_epoch_holds_the_source_state_and_the_job_goes_on_from_it() -> None:
+    source, job = begun_job()
+    theirs = state_of(source.store, source.paths)
+    was = below(source.store, source.paths)
+    store = WriteProtected(job.store)
+    plan = plan_fork(taken(source), store, job.paths, said(job.paths), create=True)
+    assert (plan.epoch, plan.creates, plan.why_not) == (1, True, None)
+    assert plan.afterwards == (
+        "before the job is started, set the row in Arroyo's database: UPDATE checkpoints SET "
+        "state = 'ready' WHERE job_id = 'job_b' AND epoch = 1",
+    )
+    outcome = run(source, job, approved=plan.digest)
+    assert outcome.plan == plan
+    assert below(source.store, source.paths) == was
+    check_goes_on(job, theirs)
 
 
 def test_a_job_without_an_object_gets_an_epoch() -> None:

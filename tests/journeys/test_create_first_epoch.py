@@ -30,6 +30,7 @@ from arroyo_dagster.state.storage import Crash, FaultInjecting, ObjectStore, ope
 from arroyo_dagster.state.storage.wrappers import WriteProtected
 from tests.arroyo_jobs import Telling, facts_of, stopped
 from tests.jobs import copied
+from tests.journeys.test_create_epoch import check_goes_on
 from tests.journeys.test_fork import below, taken
 from tests.journeys.test_surgery import errors_of, others, state_of
 from tests.surgery_jobs import SurgeryJob, surgery_job
@@ -78,21 +79,7 @@ def test_the_job_goes_on_from_the_source_state(layout: Layout) -> None:
     outcome = run(source, job, approved=plan.digest)
     assert outcome.plan == plan
     assert below(source.store, source.paths) == was
-    found = state_of(job.store, job.paths)
-    assert found.keys() == theirs.keys()
-    for name, one in found.items():
-        if name != SINK:
-            assert one[1:] == theirs[name][1:], name
-            assert one[0][:2] == theirs[name][0][:2], name
-    (entry,) = found[SINK][2].values()
-    assert [key for key in entry if b"/out/job_b.json" in key]  # its own, not the source's
-    assert errors_of(job.store, job.paths) == set()
-    job.start()
-    for _ in range(2):
-        job.write({})
-    for name in ("window_3", "join_4", "agg_5"):
-        assert state_of(job.store, job.paths)[name][1] == theirs[name][1]
-    assert errors_of(job.store, job.paths) == set()
+    check_goes_on(job, theirs)
 
 
 def test_it_is_undone_until_the_job_is_started() -> None:
