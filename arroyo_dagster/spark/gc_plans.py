@@ -235,6 +235,7 @@ def _joined(parts: list[Inventory]) -> Inventory:
         metadata=Packed.joined(part.metadata for part in parts),
         maintenance=Packed.joined(part.maintenance for part in parts),
         foreign=Packed.joined(part.foreign for part in parts),
+        samples=tuple(path for part in parts for path in part.samples),
         beside=sum(part.beside for part in parts),
     )
 

@@ -51,6 +51,7 @@ def _of_manifest(message: pb.CheckpointManifest) -> References:
         if message.HasField("parent_checkpoint_ref")
         else None,
         operators=tuple(_named(operator) for operator in message.operators),
+        tables=tuple(_tables(operator) for operator in message.operators),
         managed=message.HasField("progress"),
         rolled_back_to=rolled_back_to(message.progress),
         files=_checked(message.operators),
@@ -68,6 +69,7 @@ def _of_operator(message: pb.OperatorCheckpointMetadata) -> References:
         finish_time_micros=message.finish_time,
         needs_commit=_commits(message),
         operators=(_named(message),),
+        tables=(_tables(message),),
         files=_checked([message]),
     )
 
@@ -75,11 +77,25 @@ def _of_operator(message: pb.OperatorCheckpointMetadata) -> References:
 def _check_operator(message: pb.OperatorCheckpointMetadata) -> None:
     if not message.HasField("operator_metadata"):
         raise FormatError("operator metadata without its part operator_metadata")
+    bare = [name for name in message.table_checkpoint_metadata if name not in message.table_configs]
+    if bare:  # configurations come last: the object was cut between two of its fields
+        raise FormatError(f"table {bare[0]} without its configuration")
 
 
 def _named(message: pb.OperatorCheckpointMetadata) -> tuple[OperatorId, int]:
     inner = message.operator_metadata
     return OperatorId(inner.operator_id), inner.parallelism
+
+
+def _tables(message: pb.OperatorCheckpointMetadata) -> tuple[OperatorId, frozenset[str]]:
+    names = (*message.table_checkpoint_metadata, *message.table_configs)
+    return OperatorId(message.operator_metadata.operator_id), _shared(frozenset(names))
+
+
+@functools.lru_cache(maxsize=1000)
+def _shared(names: frozenset[str]) -> frozenset[str]:
+    """Return equal sets as one object, since all epochs of a job have much the same tables."""
+    return names
 
 
 def _commits(message: pb.OperatorCheckpointMetadata) -> bool:

@@ -110,14 +110,22 @@ class EpochFinder:
             for epoch in epochs
             if epoch > newest
         }
-        refs.update(self._hinted(max(numbers, default=WorkerGeneration(0))))
+        refs.update(self.published_last(numbers))
         found = {ref: parse_manifest_path(ref) for ref in sorted(refs)}
         managed = {r: one.epoch for r, one in found.items() if one and one.paths == self.paths}
         there = zip(managed.values(), concurrently(self.store.head, list(managed)), strict=True)
         return max((newest, *(epoch for epoch, info in there if info is not None)))
 
-    def _hinted(self, listed: WorkerGeneration) -> Iterator[StatePath]:
-        """Yield the manifests that the newest worker generations name as published last."""
+    def published_last(
+        self, generations: Collection[WorkerGeneration] | None = None
+    ) -> Iterator[StatePath]:
+        """Yield the manifests that the newest worker generations name as published last.
+
+        Args:
+            generations: those that a listing shows; None = list them.
+        """
+        numbers = self.generation_dirs() if generations is None else generations
+        listed = max(numbers, default=WorkerGeneration(0))
         for number in range(max(0, listed - PROBE_COUNT), listed + PROBE_COUNT):
             path = self.paths.generation_manifest(WorkerGeneration(number))
             try:

@@ -33,7 +33,7 @@ from arroyo_dagster.state.model.garbage import (
 from arroyo_dagster.state.model.ids import Epoch, StatePath
 from arroyo_dagster.state.model.layout import JobPaths, Layout
 from arroyo_dagster.state.planning.gc.epoch_roots import (
-    check_own_epoch,
+    check_inside_job,
     damaged_legacy_root,
     epoch_root,
     legacy_root,
@@ -191,13 +191,6 @@ class JobExpiry:
         paths = self._paths
         path = paths.legacy_metadata(epoch)
         head = self._objects.read(path, metadata.decode_legacy_checkpoint, missing_epoch(epoch))
-        if (head.job, head.epoch) != (paths.job, epoch):
-            raise FormatError(
-                f"the metadata of epoch {epoch} belongs to epoch {head.epoch} of job {head.job!r}",
-                job=paths.job,
-                path=path,
-                next_step="keep the object and report it",
-            )
         names = [paths.operator_metadata(name, epoch) for name in head.operators]
         found = concurrently(lambda name: self._objects.optional(name, operator_references), names)
         return legacy_root(paths, head, dict(zip(head.operators, found, strict=True)))
@@ -205,7 +198,7 @@ class JobExpiry:
     def _protocol_epoch(self, epoch: Epoch) -> EpochRoot:
         ref = self._objects.epoch_record(epoch).checkpoint_ref
         found = self._objects.read(ref, manifest_references)
-        check_own_epoch(self._paths, epoch, found)
+        check_inside_job(self._paths, epoch, found)
         return epoch_root(self._paths, ref, found, CheckpointState.READY)
 
     def _unreadable(self, epoch: Epoch, reason: str, head: EpochRoot) -> EpochRoot:

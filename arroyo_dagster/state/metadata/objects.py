@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
-from arroyo_dagster.errors import ArroyoStateError, NotFoundError, StorageError
+from arroyo_dagster.errors import ArroyoStateError, FormatError, NotFoundError, StorageError
 from arroyo_dagster.state.codec import metadata, records
 from arroyo_dagster.state.model.checkpoints import EpochRecord
 from arroyo_dagster.state.model.ids import Epoch, StatePath
@@ -18,6 +18,7 @@ from arroyo_dagster.state.model.layout import (
     JobPaths,
 )
 from arroyo_dagster.state.planning.restore import recovery
+from arroyo_dagster.state.planning.restore.lost_metadata import identity_problem
 from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.store import ObjectStore
 
@@ -45,12 +46,13 @@ class MetadataReader:
         """Read an object; None if it does not exist.
 
         Raises:
-            FormatError: it does not decode.
+            FormatError: it does not decode, or its ids are not those of its path.
         """
         data = self.bytes_of(path)
         if data is None:
             return None
         value = decode(data, path)
+        self._check_identity(path, value)
         self._remember(path, data, value)
         return value
 
@@ -84,6 +86,16 @@ class MetadataReader:
             raise
         except ArroyoStateError as error:
             return error
+
+    def _check_identity(self, path: StatePath, value: object) -> None:
+        problem = identity_problem(self.paths, path, value)
+        if problem is not None:
+            raise FormatError(
+                f"the object {problem}",
+                job=self.paths.root,
+                path=path,
+                next_step="keep the object and report it, or restore the right one from a copy",
+            )
 
     def _remember(self, path: StatePath, data: bytes, value: object) -> None:
         """Hook that is called with each decoded object."""

@@ -19,7 +19,7 @@ from arroyo_dagster.errors import (
 from arroyo_dagster.state.codec import metadata, records
 from arroyo_dagster.state.metadata.epoch_finder import EpochFinder
 from arroyo_dagster.state.metadata.objects import missing_epoch
-from arroyo_dagster.state.metadata.restorable import check_files
+from arroyo_dagster.state.metadata.restorable import check_files, check_whole
 from arroyo_dagster.state.model.checkpoints import (
     RECORD_VERSION,
     Checkpoint,
@@ -213,14 +213,17 @@ class BackendReader(EpochFinder):
     def prepare_checkpoint_load(self, epoch: Epoch) -> Checkpoint:
         """Prove that the epoch can be restored before any task starts.
 
+        Its metadata must name every operator and table that has files in the epoch's directory.
         Every data file that it lists must exist, have a footer that decodes, and have columns that
         can be read as rows of its table.
 
         Raises:
             NotFoundError: the epoch does not exist.
-            FormatError: a listed file is missing or broken; names the first, and how many.
+            FormatError: metadata was cut; or a listed file is missing or broken: names the first,
+                and how many.
         """
         checkpoint = self.load_checkpoint_metadata(epoch)
+        check_whole(self.store, self.paths, checkpoint)
         check_files(self.store, self.paths, checkpoint)
         return checkpoint
 

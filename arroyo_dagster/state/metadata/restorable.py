@@ -9,11 +9,31 @@ from arroyo_dagster.state.model.checkpoints import Checkpoint, OperatorCheckpoin
 from arroyo_dagster.state.model.ids import StatePath, TableName
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.tables import ExpiringTimeKeyFiles
+from arroyo_dagster.state.planning.restore.lost_metadata import cut_checkpoint
 from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.store import ObjectStore
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+
+def check_whole(store: ObjectStore, paths: JobPaths, checkpoint: Checkpoint) -> None:
+    """Check that the metadata of an epoch names all that lies in its directory; lists it.
+
+    Raises:
+        FormatError: an object was cut, for example by an interrupted copy.
+    """
+    directory = paths.checkpoint(checkpoint.epoch, checkpoint.worker_generation)
+    names = (info.path for info in store.list(directory) if info.addressable)
+    cut = next(cut_checkpoint(paths, checkpoint, names), None)
+    if cut is not None:
+        raise FormatError(
+            f"epoch {checkpoint.epoch} cannot be restored: its metadata is damaged: {cut.reason}",
+            job=paths.job,
+            epoch=checkpoint.epoch,
+            path=cut.path,
+            next_step=restore_or_roll_back(paths, checkpoint, "object"),
+        )
 
 
 def check_files(store: ObjectStore, paths: JobPaths, checkpoint: Checkpoint) -> None:

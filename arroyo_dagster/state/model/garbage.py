@@ -53,6 +53,7 @@ class References:
     Attributes:
         pipeline, worker_generation, parent_ref: of the protocol layout only.
         operators: each with its parallelism.
+        tables: the tables of each operator.
         managed: whether a managed job wrote it.
         rolled_back_to: the epoch that a rollback restored, if a rollback published this one.
         files: the data files it lists, each once, in order.
@@ -68,9 +69,15 @@ class References:
     needs_commit: bool = False
     parent_ref: StatePath | None = None
     operators: tuple[tuple[OperatorId, int], ...] = ()
+    tables: tuple[tuple[OperatorId, frozenset[str]], ...] = ()
     managed: bool = False
     rolled_back_to: Epoch | None = None
     files: tuple[StatePath, ...] = ()
+
+    @property
+    def operator(self) -> OperatorId:
+        """The operator, in the metadata of one."""
+        return self.operators[0][0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +109,7 @@ class EpochRoot:
 
     Attributes:
         ref: the object that makes it exist, or would.
+        tables: the tables of each operator whose metadata exists.
         outside: a file that it lists outside of its job; None if there is none.
         gone: metadata objects of it that are missing: gc of it has begun.
         rolled_back_to: the epoch that a rollback restored, if a rollback published this one.
@@ -129,6 +137,7 @@ class EpochRoot:
     operators: tuple[tuple[OperatorId, int], ...]
     managed: bool
     files: Packed
+    tables: tuple[tuple[OperatorId, frozenset[str]], ...] = ()
     outside: StatePath | None = None
     gone: tuple[StatePath, ...] = ()
     rolled_back_to: Epoch | None = None
@@ -138,6 +147,19 @@ class EpochRoot:
     roots: tuple[Root, ...] = ()
     written_at_micros: int | None = None
     oldest_object_micros: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LostObject:
+    """A metadata object that is missing, damaged, or does not name all that it must.
+
+    Attributes:
+        reason: what is wrong with it, without its path.
+    """
+
+    epoch: Epoch
+    path: StatePath
+    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -249,6 +271,7 @@ class Roots:
             files that undoing a rewrite needs.
         generations: the worker generations with a manifest, among those that were looked up.
         lost: the manifest that the newest run published last, if it does not exist.
+        cut: metadata objects that do not name all that lies in the directory of their epoch.
         more: the other objects read: fence, generation manifests, pins.
     """
 
@@ -264,6 +287,7 @@ class Roots:
     quarantined: tuple[Quarantined, ...] = ()
     generations: tuple[WorkerGeneration, ...] = ()
     lost: StatePath | None = None
+    cut: tuple[LostObject, ...] = ()
     more: tuple[Root, ...] = ()
 
     @property

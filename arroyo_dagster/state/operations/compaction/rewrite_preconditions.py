@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from arroyo_dagster.errors import (
@@ -19,7 +19,12 @@ from arroyo_dagster.state.metadata.reader import as_checkpoint
 from arroyo_dagster.state.model.checkpoints import Checkpoint, CheckpointState
 from arroyo_dagster.state.model.ids import OUR_DIRECTORY, Epoch, StatePath
 from arroyo_dagster.state.model.job_facts import JobAnswer, JobCondition
-from arroyo_dagster.state.model.layout import JobPaths, Layout, is_rewritten
+from arroyo_dagster.state.model.layout import (
+    JobPaths,
+    Layout,
+    is_rewritten,
+    parse_manifest_path,
+)
 from arroyo_dagster.state.model.progress import OnProgress, no_progress
 from arroyo_dagster.state.model.rewrite import RewriteInput
 from arroyo_dagster.state.model.tables import (
@@ -40,6 +45,7 @@ from arroyo_dagster.state.planning.compaction.rewrite import (
     why_not_now,
 )
 from arroyo_dagster.state.planning.restore import recovery
+from arroyo_dagster.state.planning.restore.lost_metadata import cut_checkpoint
 from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.store import ObjectInfo, ObjectStore
 from arroyo_dagster.state.tables.merge.rewrite import unwritable
@@ -97,7 +103,9 @@ def take_snapshot(store: ObjectStore, paths: JobPaths, directory: JobDirectory) 
         objects=objects,
         guards=guards_of(store, paths, checkpoint),
         listing=listing,
-        why_not=why_not_now(answer, checkpoint) or why_not,
+        why_not=why_not_now(answer, checkpoint)
+        or why_not
+        or _why_incomplete(backend, checkpoint, answer, listing),
     )
 
 
@@ -150,6 +158,43 @@ def _legacy_epoch(backend: ParquetBackend, answer: JobAnswer) -> tuple[Checkpoin
         named = answer.facts.newest_ready_epoch
         return backend.load(), f"Arroyo would restore epoch {named}, which does not exist"
     return backend.load(epoch), None
+
+
+def _why_incomplete(
+    backend: ParquetBackend,
+    checkpoint: Checkpoint,
+    answer: JobAnswer,
+    listing: Mapping[StatePath, ObjectInfo],
+) -> str | None:
+    """Say which metadata of the epoch is cut, or of a newer one is lost; None: none is.
+
+    A newer epoch that is rebuilt later, or restored from a copy, lists files of this one.
+    """
+    cut = next(cut_checkpoint(backend.paths, checkpoint, listing), None)
+    if cut is not None:
+        return f"its metadata is damaged: {cut.path}: {cut.reason}"
+    newer = next(_newer_epochs(backend, checkpoint, answer, listing), None)
+    return None if newer is None else f"metadata of the newer epoch {newer} is lost"
+
+
+def _newer_epochs(
+    backend: ParquetBackend,
+    checkpoint: Checkpoint,
+    answer: JobAnswer,
+    listing: Mapping[StatePath, ObjectInfo],
+) -> Iterator[Epoch]:
+    """Yield newer epochs that were complete, although a start restores this one."""
+    paths, epoch = backend.paths, checkpoint.epoch
+    if paths.layout is Layout.PROTOCOL:
+        refs = [parse_manifest_path(ref) for ref in backend.published_last()]
+        yield from (one for one in backend.epochs() if one > epoch)
+        yield from (one.epoch for one in refs if one is not None and one.epoch > epoch)
+    elif answer.facts.newest_ready_epoch is None:
+        names = [one.operator for one in checkpoint.operators]
+        for number in backend.checkpoint_dirs():
+            objects = [paths.operator_metadata(name, number) for name in names]
+            if number > epoch and all(path in listing for path in objects):
+                yield number
 
 
 def _decoded_again(checkpoint: Checkpoint, objects: Mapping[StatePath, bytes]) -> Checkpoint:

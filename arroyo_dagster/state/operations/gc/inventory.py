@@ -17,11 +17,18 @@ from arroyo_dagster.state.codec.maintenance_records import (
     decode_rebuild_record,
     decode_rewrite_record,
 )
+from arroyo_dagster.state.codec.records import decode_generation_manifest
 from arroyo_dagster.state.codec.references import manifest_references, operator_references
-from arroyo_dagster.state.model.checkpoints import CheckpointState
-from arroyo_dagster.state.model.garbage import EpochRoot, PathsDigest, References, Roots
+from arroyo_dagster.state.model.checkpoints import CheckpointState, GenerationManifest
+from arroyo_dagster.state.model.garbage import (
+    EpochRoot,
+    LostObject,
+    PathsDigest,
+    References,
+    Roots,
+)
 from arroyo_dagster.state.model.ids import Epoch, StatePath
-from arroyo_dagster.state.model.layout import MAINTENANCE_NAMES, JobPaths
+from arroyo_dagster.state.model.layout import MAINTENANCE_NAMES, JobPaths, parse_manifest_path
 from arroyo_dagster.state.model.numbers import parse_number
 from arroyo_dagster.state.model.objects import (
     ObjectKind,
@@ -39,7 +46,13 @@ from arroyo_dagster.state.operations.gc.roots_protocol import attempt
 from arroyo_dagster.state.operations.gc.roots_rolled_back import known_roots
 from arroyo_dagster.state.operations.gc.roots_times import with_store_times
 from arroyo_dagster.state.planning.gc.epoch_roots import epoch_root, unreadable_root
-from arroyo_dagster.state.planning.gc.reachability import check_listed, nested_root, refuse
+from arroyo_dagster.state.planning.gc.reachability import (
+    check_listed,
+    kept_beside,
+    nested_root,
+    refuse,
+)
+from arroyo_dagster.state.planning.restore.lost_metadata import cut_metadata, table_key
 from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.store import ObjectInfo, ObjectStore
 
@@ -88,6 +101,7 @@ class Inventory:
         metadata: objects that describe epochs and generations.
         maintenance: objects of maintenance operations.
         foreign: names that neither Arroyo nor this package would create.
+        samples: one data file of each table in each directory of an operator.
         newest: the newest epoch when the listing began.
         beside: how many files were listed elsewhere, and are not in `files`.
     """
@@ -97,6 +111,7 @@ class Inventory:
     metadata: Packed
     maintenance: Packed
     foreign: Packed
+    samples: tuple[StatePath, ...] = ()
     newest: Epoch
     beside: int = 0
 
@@ -146,7 +161,8 @@ def read_listed(
     # An epoch that is published between the two reads looks inconsistent the first time.
     roots = settled(found.paths, read)
     touched |= _rewrites(store, roots, found) | _rebuilds(store, roots, found)
-    roots = replace(roots, compactions=touched)
+    cut = (*_cut(roots, found), *_lost_latest(store, roots, found))
+    roots = replace(roots, compactions=touched, cut=cut)
     _check_complete(store, roots, found)
     return with_store_times(store, roots, found.metadata)
 
@@ -184,6 +200,7 @@ def sort_objects(
         "maintenance": [],
         "foreign": [],
     }
+    samples: dict[tuple[str, str], StatePath] = {}
     for count, info in enumerate(_newest_of_each(listed), start=1):
         if info.is_link:
             raise refuse(
@@ -194,6 +211,8 @@ def sort_objects(
                 "deleted",
             )
         where = _shelf(paths, info.path, info.addressable)
+        if where == "files" and (key := table_key(info.path)) is not None:
+            samples.setdefault(key, info.path)
         shelf = waiting[where]
         shelf.append(StoredObject(info.path, info.size_bytes, info.modified_micros, info.etag))
         if len(shelf) == 1000:
@@ -212,6 +231,7 @@ def sort_objects(
         metadata=shelf_of("metadata"),
         maintenance=shelf_of("maintenance"),
         foreign=shelf_of("foreign"),
+        samples=tuple(samples.values()),
     )
 
 
@@ -253,10 +273,14 @@ def _with_attempts(store: ObjectStore, roots: Roots, found: Inventory) -> Roots:
     """Add what only the listing shows: manifests and operator metadata that own no epoch."""
     known = PathsDigest(root.path for root in roots.read)
     paths = roots.paths
+    there = {one.epoch for one in roots.epochs}
     more = [
         one.path
         for one in found.metadata
-        if object_name(paths, one.path).kind.lists_files and one.path not in known
+        if (name := object_name(paths, one.path)).kind.lists_files
+        and one.path not in known
+        # An operator that an existing epoch does not name was cut off: see `_cut`.
+        and not (name.kind is ObjectKind.OPERATOR and name.epoch in there)
     ]
     reader = Reader(store, paths)
     attempts = concurrently(
@@ -375,6 +399,52 @@ def _rebuilds(store: ObjectStore, roots: Roots, found: Inventory) -> dict[StateP
         for path, record in zip(known, read, strict=True)
         if record is not None and record.head.epoch >= roots.head.epoch
     }
+
+
+def _cut(roots: Roots, found: Inventory) -> Iterator[LostObject]:
+    """Yield the metadata of existing epochs that does not name all that was listed beside it."""
+    paths = roots.paths
+    directories = {
+        f"{paths.checkpoint(one.epoch, one.worker_generation)}": one for one in roots.current
+    }
+    names: dict[str, list[StatePath]] = {}
+    metadata = (one.path for one in found.metadata if one.path.endswith("/metadata"))
+    for path in (*found.samples, *metadata):
+        directory = path[: path.find("/operator-", len(paths.root))]
+        if directory in directories:
+            names.setdefault(directory, []).append(path)
+    for directory, listed in names.items():
+        one = directories[directory]
+        missing = {name for name, _ in one.operators} - {name for name, _ in one.tables}
+        tables = dict(one.tables) | dict.fromkeys(missing, ())
+        yield from cut_metadata(
+            paths, one.epoch, one.worker_generation, tables, listed, unchecked=missing
+        )
+
+
+def _lost_latest(store: ObjectStore, roots: Roots, found: Inventory) -> Iterator[LostObject]:
+    """Yield the checkpoints that earlier generations published last, where these are missing.
+
+    A cleanup leaves such references behind, but then no older epoch exists that it has not kept.
+    """
+    paths, kept = roots.paths, kept_beside(roots)
+    reader = Reader(store, paths)
+    hints = [
+        one.path
+        for one in found.metadata
+        if object_name(paths, one.path).kind is ObjectKind.GENERATION
+    ]
+    read = concurrently(lambda p: reader.read_or_error(p, decode_generation_manifest), hints)
+    refs = [one.latest_ref for one in read if isinstance(one, GenerationManifest)]
+    known = {one.ref for one in (*roots.epochs, *roots.attempts)}
+    oldest = min((one.epoch for one in roots.current if one.epoch not in kept), default=None)
+    for ref in refs:
+        address = None if ref is None or ref in known else parse_manifest_path(ref)
+        if ref is None or address is None or oldest is None or address.epoch <= oldest:
+            continue
+        if ref != roots.lost and store.head(ref) is None:
+            reason = "its worker generation published it last, and it is missing"
+            yield LostObject(address.epoch, ref, reason)
 
 
 def _check_complete(store: ObjectStore, roots: Roots, found: Inventory) -> None:

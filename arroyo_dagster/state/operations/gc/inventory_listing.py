@@ -137,6 +137,7 @@ def list_with(
         foreign=Packed.joined(
             [in_settled(by_inventory.foreign), *(part.foreign for part in fresh)]
         ),
+        samples=tuple(path for part in (by_inventory, *fresh) for path in part.samples),
         beside=len(newer),
     )
     return InventoryListing(

@@ -11,9 +11,8 @@ from arroyo_dagster.state.codec import metadata
 from arroyo_dagster.state.codec.references import operator_references
 from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.metadata.epoch_finder import PROBE_COUNT
-from arroyo_dagster.state.model.checkpoints import LegacyCheckpoint
 from arroyo_dagster.state.model.garbage import EpochRoot, Roots
-from arroyo_dagster.state.model.ids import Epoch, StatePath
+from arroyo_dagster.state.model.ids import Epoch
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.progress import OnProgress, Progress, ProgressUnit
 from arroyo_dagster.state.operations.gc.root_reader import (
@@ -161,16 +160,6 @@ def legacy_epoch(reader: Reader, epoch: Epoch) -> EpochRoot | None:
     head = reader.optional(ref, metadata.decode_legacy_checkpoint)
     if head is None:
         return None
-    _check_own(reader, head, ref, epoch)
     names = {name: paths.operator_metadata(name, epoch) for name in head.operators}
     operators = {name: reader.optional(path, operator_references) for name, path in names.items()}
     return replace(legacy_root(paths, head, operators), roots=reader.taken((ref, *names.values())))
-
-
-def _check_own(reader: Reader, head: LegacyCheckpoint, ref: StatePath, epoch: Epoch) -> None:
-    if (head.job, head.epoch) != (reader.paths.job, epoch):
-        raise refuse(
-            f"checkpoint metadata belongs to epoch {head.epoch} of {head.job}",
-            reader.paths,
-            path=ref,
-        )

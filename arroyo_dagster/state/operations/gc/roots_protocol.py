@@ -236,17 +236,6 @@ def _checked(
             reader.paths,
             path=ref,
         )
-    address = recovery.expect_manifest_path(reader.paths, ref)
-    if (manifest.pipeline, manifest.job) != (reader.paths.pipeline, reader.paths.job):
-        raise refuse(
-            "a manifest belongs to another job", reader.paths, path=ref, found=manifest.job
-        )
-    if address.epoch != manifest.epoch:
-        raise refuse(
-            f"the manifest at the path of epoch {address.epoch} belongs to epoch {manifest.epoch}",
-            reader.paths,
-            path=ref,
-        )
     missing = (reader.paths.epoch_record(manifest.epoch),)
     gone = missing if state is CheckpointState.PARTIALLY_COLLECTED else ()
     return epoch_root(reader.paths, ref, manifest, state, roots, gone)

@@ -17,7 +17,7 @@ from arroyo_dagster.state.model.ids import Epoch, StatePath
 from arroyo_dagster.state.model.layout import parse_manifest_path
 from arroyo_dagster.state.operations.gc.root_reader import AT_ONCE, Reader
 from arroyo_dagster.state.planning.gc.epoch_roots import (
-    check_own_epoch,
+    check_inside_job,
     epoch_root,
     unreadable_objects,
     unreadable_root,
@@ -85,15 +85,15 @@ def _check_claim(reader: Reader, claim: EpochRecord, epoch: Epoch) -> None:
         address = recovery.expect_manifest_path(reader.paths, claim.checkpoint_ref)
     except ProtocolError as error:
         raise FormatError(error.message) from error
-    if (address.epoch, claim.epoch) != (epoch, epoch):
-        raise FormatError(f"its record belongs to epoch {claim.epoch}")
+    if address.epoch != epoch:
+        raise FormatError(f"its record names a manifest of epoch {address.epoch}")
 
 
 def _readable(reader: Reader, claim: EpochRecord, manifest: References | None) -> EpochRoot:
     paths, ref = reader.paths, claim.checkpoint_ref
     if manifest is None:
         raise FormatError("its manifest is missing")
-    check_own_epoch(paths, claim.epoch, manifest)
+    check_inside_job(paths, claim.epoch, manifest)
     roots = reader.taken((ref, paths.epoch_record(claim.epoch)))
     return epoch_root(paths, ref, manifest, CheckpointState.ROLLED_BACK, roots, rolled_back=True)
 

@@ -6,7 +6,7 @@ Each object is read once; an object that does not decode is a fact, not an error
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -31,6 +31,7 @@ from arroyo_dagster.state.model.ids import Epoch, OperatorId, StatePath, WorkerG
 from arroyo_dagster.state.model.layout import JobPaths, Layout
 from arroyo_dagster.state.planning.restore import recovery
 from arroyo_dagster.state.planning.restore.lineage import behind_pinned, rolled_back
+from arroyo_dagster.state.planning.restore.lost_metadata import cut_checkpoint
 from arroyo_dagster.state.planning.restore.partially_collected import LEGACY_EPOCHS_BEFORE_NEWEST
 from arroyo_dagster.state.planning.verify.findings import Finding
 from arroyo_dagster.state.planning.verify.legacy import LegacyFacts, legacy_findings
@@ -40,7 +41,11 @@ from arroyo_dagster.state.planning.verify.protocol import (
     head_of,
     protocol_findings,
 )
-from arroyo_dagster.state.planning.verify.records import MetadataObject, Unreadable
+from arroyo_dagster.state.planning.verify.records import (
+    MetadataObject,
+    Unreadable,
+    unreadable_finding,
+)
 from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.store import ObjectStore
 
@@ -141,6 +146,9 @@ class _Reader(MetadataReader):
         super().__init__(store, paths)
         self.objects: dict[StatePath, MetadataObject | Unreadable | None] = {}
 
+    def _check_identity(self, path: StatePath, value: object) -> None:
+        """Keep an object of another epoch or job: a finding reports it."""
+
     def read_all(self, paths: Iterable[StatePath], decode: _Decode) -> None:
         """Read objects that were not read before, concurrently."""
         wanted = [path for path in dict.fromkeys(paths) if path not in self.objects]
@@ -194,7 +202,7 @@ def _protocol(
     if facts.newest:
         facts = replace(facts, next_start=_next_start(reader, facts))
     states = [_protocol_checkpoint(facts, one) for one in inspected]
-    return _judged(facts, paths.epoch_record(epoch), states, protocol_findings(facts))
+    return _judged(reader, facts, paths.epoch_record(epoch), states, protocol_findings(facts))
 
 
 def _read_generations(reader: _Reader) -> tuple[WorkerGeneration, ...]:
@@ -265,18 +273,32 @@ def _protocol_checkpoint(facts: ProtocolFacts, epoch: Epoch) -> Checkpoint | Non
     return as_checkpoint(manifest, ref, state)
 
 
+def _cut_findings(reader: _Reader, checkpoint: Checkpoint | None) -> Iterator[Finding]:
+    """Find metadata that does not name all that lies in the epoch's directory."""
+    if checkpoint is None:
+        return  # other findings say why
+    directory = reader.paths.checkpoint(checkpoint.epoch, checkpoint.worker_generation)
+    names = [info.path for info in reader.store.list(directory) if info.addressable]
+    for cut in cut_checkpoint(reader.paths, checkpoint, names):
+        yield unreadable_finding(cut.path, Unreadable(cut.reason), critical=True)
+
+
 def _judged(
+    reader: _Reader,
     facts: ProtocolFacts | LegacyFacts,
     root: StatePath,
     states: Sequence[Checkpoint | None],
     findings: Sequence[Finding],
 ) -> JobMetadata:
+    cut = list(_cut_findings(reader, states[-1]))
+    # What a cut list lacks is not known, so the files of other epochs are not compared with it.
+    checkpoint = None if cut else states[-1]
     return JobMetadata(
         root=root,
         epoch=facts.epoch,
-        checkpoint=states[-1],
-        history=tuple(one for one in states if one is not None) if states[-1] else (),
-        findings=tuple(findings),
+        checkpoint=checkpoint,
+        history=tuple(one for one in states if one is not None) if checkpoint else (),
+        findings=(*findings, *cut),
         objects=sum(found is not None for found in facts.objects.values()),
     )
 
@@ -306,7 +328,7 @@ def _legacy(
         unfinished=_unfinished(reader, newest) if epoch == newest else (),
         committed=_committed(states[-1]),
     )
-    return _judged(facts, paths.legacy_metadata(epoch), states, legacy_findings(facts))
+    return _judged(reader, facts, paths.legacy_metadata(epoch), states, legacy_findings(facts))
 
 
 def _read_operators(

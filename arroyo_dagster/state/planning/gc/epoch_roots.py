@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import replace
+from typing import TypeVar
 
 from arroyo_dagster.errors import FormatError
 from arroyo_dagster.state.model.checkpoints import CheckpointState, LegacyCheckpoint
@@ -12,8 +13,9 @@ from arroyo_dagster.state.model.garbage import EpochRoot, References, Root
 from arroyo_dagster.state.model.ids import Epoch, OperatorId, StatePath
 from arroyo_dagster.state.model.layout import JobPaths, Layout
 from arroyo_dagster.state.model.objects import NOTHING, Packed
-from arroyo_dagster.state.planning.gc.reachability import refuse
 from arroyo_dagster.state.planning.restore.recovery import marker_path
+
+_Names = TypeVar("_Names", bound=Hashable)
 
 
 def epoch_root(
@@ -39,6 +41,7 @@ def epoch_root(
         finish_time_micros=found.finish_time_micros,
         needs_commit=found.needs_commit,
         operators=_shared(found.operators),
+        tables=_shared(found.tables),
         managed=found.managed,
         files=Packed.of_paths(found.files),
         outside=next((path for path in found.files if not path.startswith(root)), None),
@@ -56,16 +59,10 @@ def legacy_root(
 
     Args:
         operators: the decoded metadata of each operator, in the order of the epoch; None = missing.
-
-    Raises:
-        ProtocolError: an operator's metadata belongs to another job or operator.
     """
     epoch = head.epoch
     names = {name: paths.operator_metadata(name, epoch) for name in operators}
     known = {name: found for name, found in operators.items() if found is not None}
-    for name, found in known.items():
-        if (found.job, found.operators[0][0]) != (paths.job, name):
-            raise refuse("operator metadata belongs to another operator", paths, path=names[name])
     merged = References(
         job=head.job,
         epoch=epoch,
@@ -76,6 +73,7 @@ def legacy_root(
         operators=tuple(
             (name, known[name].operators[0][1] if name in known else 0) for name in operators
         ),
+        tables=tuple(one for found in known.values() for one in found.tables),
         managed=head.progress is not None,
         rolled_back_to=None if head.progress is None else head.progress.rolled_back_to,
         files=tuple(dict.fromkeys(path for found in known.values() for path in found.files)),
@@ -84,16 +82,12 @@ def legacy_root(
     return epoch_root(paths, paths.legacy_metadata(epoch), merged, CheckpointState.READY, (), gone)
 
 
-def check_own_epoch(paths: JobPaths, epoch: Epoch, found: References) -> None:
-    """Check that a manifest belongs to an epoch and lists no file outside of its job.
+def check_inside_job(paths: JobPaths, epoch: Epoch, found: References) -> None:
+    """Check that a manifest lists no file outside of its job.
 
     Raises:
-        FormatError: it belongs to another job or epoch, or lists such a file.
+        FormatError: it lists such a file.
     """
-    if (found.pipeline, found.job, found.epoch) != (paths.pipeline, paths.job, epoch):
-        raise FormatError(
-            "its manifest belongs to another job or epoch", job=paths.job, epoch=epoch
-        )
     if not all(map(paths.contains, found.files)):
         raise FormatError("it lists a file outside of its job", job=paths.job, epoch=epoch)
 
@@ -175,6 +169,6 @@ def unreadable_objects(
 
 
 @functools.lru_cache(maxsize=64)
-def _shared(operators: tuple[tuple[OperatorId, int], ...]) -> tuple[tuple[OperatorId, int], ...]:
+def _shared(names: _Names) -> _Names:
     """Return equal operators as one shared object, since all epochs of a job have the same."""
-    return operators
+    return names

@@ -24,7 +24,7 @@ from arroyo_dagster.state.model.layout import JobPaths, Layout
 from arroyo_dagster.state.model.objects import ObjectKind, Packed, object_name
 from arroyo_dagster.state.planning.gc.reachability import (
     check_inside,
-    check_newest,
+    check_nothing_lost,
     check_readable,
     check_whole,
     metadata_of,
@@ -70,6 +70,7 @@ def plan_expiry(
         retention,
         newest=newest_restorable(roots, answer),
         now_micros=now_micros,
+        answer=answer,
         listed_from=listed_from,
     )
     referenced = referenced_by(roots, (*stays, *roots.attempts))
@@ -126,6 +127,7 @@ def epochs_that_stay(
     *,
     newest: Epoch,
     now_micros: int = 0,
+    answer: JobAnswer | None = None,
     listed_from: Epoch | None = None,
 ) -> tuple[list[EpochRoot], Epoch]:
     """Return the epochs that stay, newest first, and the oldest of them, not counting pinned ones.
@@ -136,10 +138,11 @@ def epochs_that_stay(
 
     Args:
         newest: the newest epoch that a start can certainly choose.
-        now_micros, listed_from: as in `plan_expiry`.
+        now_micros, answer, listed_from: as in `plan_expiry`.
 
     Raises:
-        ProtocolError: an epoch that stays is incomplete, or cannot be read while others expire.
+        ProtocolError: metadata is lost, an epoch that stays is incomplete, or one cannot be read
+            while others expire.
     """
     check_inside(roots)
     keep_from = oldest_staying(roots, retention, newest=newest, now_micros=now_micros)
@@ -152,8 +155,8 @@ def epochs_that_stay(
         for one in roots.epochs
         if one.epoch >= keep_from or one.epoch in pinned or one.ref in recovery
     ]
-    check_newest(roots)
     check_whole(roots, stays)
+    check_nothing_lost(roots, answer)
     if len(stays) < len(roots.epochs):
         check_readable(roots, stays)
     return stays, keep_from

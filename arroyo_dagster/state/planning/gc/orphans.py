@@ -33,7 +33,7 @@ from arroyo_dagster.state.model.objects import (
     object_name,
 )
 from arroyo_dagster.state.planning.gc.reachability import (
-    check_newest,
+    check_nothing_lost,
     check_readable,
     prove,
     referenced_by,
@@ -120,14 +120,25 @@ def standing_of(
         ProtocolError: the job's status is unknown, a clock is wrong, or an epoch is unreadable.
     """
     checked_grace(grace_micros)
-    check_newest(roots)
+    check_nothing_lost(roots, answer)
     check_readable(roots, roots.epochs)
     live = not at_rest(roots, answer)
     check_clock(roots, now_micros)
     times = {one.path: one.modified_micros for one in metadata}
     old = now_micros - grace_micros
+
+    def modified(one: EpochRoot) -> int | None:
+        # Its generation manifest goes first: without the manifest that it names as the latest one,
+        # it would show that metadata is lost.
+        written = times.get(one.ref)
+        generation = one.worker_generation
+        hint = (
+            None if generation is None else times.get(roots.paths.generation_manifest(generation))
+        )
+        return written and max(written, hint or 0)
+
     lost = frozenset(
-        one.ref for one in roots.attempts if _may_go(roots, one, live, times.get(one.ref), old)
+        one.ref for one in roots.attempts if _may_go(roots, one, live, modified(one), old)
     )
     stays = [*roots.epochs, *(one for one in roots.attempts if one.ref not in lost)]
     address = None if roots.restored is None else parse_manifest_path(roots.restored)

@@ -12,11 +12,30 @@ from collections.abc import Iterable, Iterator, Sequence
 from arroyo_dagster.errors import ProtocolError
 from arroyo_dagster.state.model.aliases import ReferencedPaths, fold, fold_numbers, second_names
 from arroyo_dagster.state.model.checkpoints import CheckpointState
-from arroyo_dagster.state.model.garbage import EpochRoot, PathsDigest, Proof, Root, Roots
+from arroyo_dagster.state.model.garbage import (
+    EpochRoot,
+    LostObject,
+    PathsDigest,
+    Proof,
+    Root,
+    Roots,
+)
 from arroyo_dagster.state.model.ids import Epoch, StatePath
 from arroyo_dagster.state.model.job_facts import JobAnswer
-from arroyo_dagster.state.model.layout import CURRENT_GENERATION, JobPaths, Layout
+from arroyo_dagster.state.model.layout import (
+    CURRENT_GENERATION,
+    JobPaths,
+    Layout,
+    parse_manifest_path,
+    written_epoch,
+)
 from arroyo_dagster.state.model.objects import Packed, StoredObject
+from arroyo_dagster.state.planning.restore.lost_metadata import (
+    EpochObjects,
+    lost_epochs,
+    lost_metadata,
+)
+from arroyo_dagster.state.planning.restore.partially_collected import collected_before
 from arroyo_dagster.state.planning.restore.recovery import marker_path
 
 NOTHING_DELETED = "check it with `arroyo-state verify`; nothing was deleted"
@@ -128,32 +147,91 @@ def check_whole(roots: Roots, stays: Iterable[EpochRoot]) -> None:
             )
 
 
-def check_newest(roots: Roots) -> None:
-    """Check that no metadata object of the newest epochs is lost: it is unknown what it lists.
+def check_nothing_lost(roots: Roots, answer: JobAnswer | None = None) -> None:
+    """Check that no metadata object is lost or damaged: it is unknown which files it lists.
 
-    A cleanup deletes metadata of older epochs first, in both layouts. Arroyo may restore the epoch
-    before the newest one (arroyo-state.md 9.4).
+    Args:
+        answer: the status of an Arroyo job, which may name an epoch that the store lacks; None if
+            only this package deletes epochs of the job.
 
     Raises:
-        ProtocolError: an object is lost.
+        ProtocolError: an object is lost or damaged.
     """
-    legacy = roots.paths.layout is Layout.LEGACY
-    check_whole(
-        roots,
-        (
-            one
-            for one in roots.epochs
-            if one is roots.head or (legacy and one.epoch == roots.head.epoch - 1)
-        ),
-    )
-    if roots.lost is not None:
+    lost = lost_objects(roots, answer)
+    if lost:
+        first, others = lost[0], len(lost) - 1
+        more = f", and {others} more {'objects' if others > 1 else 'object'}" if others else ""
+        rebuild = f"`arroyo-state rebuild {roots.paths.root} --epoch {first.epoch}`"
         raise refuse(
-            "the manifest that the newest run published last is missing",
+            f"metadata of epoch {first.epoch} is lost or damaged, so it is unknown which files it "
+            f"lists: {first.reason}{more}",
             roots.paths,
-            path=roots.lost,
-            next_step="restore it, or `arroyo-state rebuild` if it is an Arroyo job; nothing was "
-            "deleted",
+            path=first.path,
+            epoch=first.epoch,
+            next_step="restore the object from a copy"
+            + ("" if roots.managed else f", or write it again: {rebuild}")
+            + "; nothing was deleted",
         )
+
+
+def lost_objects(roots: Roots, answer: JobAnswer | None = None) -> list[LostObject]:
+    """Return the metadata objects of a job that are lost or damaged, newest epochs first.
+
+    Objects that do not decode, or belong to another epoch or job, are errors of reading the roots.
+    """
+    paths, head = roots.paths, roots.head
+    legacy = paths.layout is Layout.LEGACY
+    kept = kept_beside(roots)
+    epochs = [_objects_of(paths, one) for one in roots.current if one.unreadable is None]
+    facts = None if roots.managed or answer is None else answer.facts
+    whole_from = collected_before(head.epoch, legacy=legacy, managed=facts is None)
+    lost = list(roots.cut)
+    if roots.lost is not None:
+        address = parse_manifest_path(roots.lost)
+        number = head.epoch if address is None else address.epoch
+        lost.append(
+            LostObject(number, roots.lost, "the newest run published it, and it is missing")
+        )
+    if legacy and facts is not None:
+        named = facts.newest_ready_epoch if facts.condition.at_rest else None
+        if named is not None and named > head.epoch:
+            reason = f"{facts.source} names the epoch as ready, and the store lacks it"
+            lost.append(LostObject(named, paths.legacy_metadata(named), reason))
+        lost += [
+            LostObject(number, paths.legacy_metadata(number), "all others of its run exist")
+            for number in lost_epochs(epochs, head.min_epoch, kept)
+        ]
+    lost += lost_metadata(epochs, whole_from=whole_from, kept=kept)
+    managed = [one for one in roots.current if one.managed]
+    lost += [
+        LostObject(one.epoch, one.ref, "it lacks the progress of its sources, cut off at its end")
+        for one in roots.current
+        if managed and not one.managed and one.epoch > managed[-1].epoch
+    ]
+    return sorted(lost, key=lambda one: -one.epoch)
+
+
+def kept_beside(roots: Roots) -> frozenset[Epoch]:
+    """Return the epochs that outlive newer ones: those that were pinned, and their parents."""
+    pinned = roots.job_pins.ever_pinned
+    parents = {one.parent_ref for one in roots.epochs if one.epoch in pinned}
+    return pinned | {one.epoch for one in roots.epochs if one.ref in parents}
+
+
+def _objects_of(paths: JobPaths, one: EpochRoot) -> EpochObjects:
+    if paths.layout is Layout.PROTOCOL:
+        # A cleanup deletes the records of several epochs at once, in any order.
+        objects = {f"record {one.epoch}": paths.epoch_record(one.epoch)}
+    else:
+        objects = {name: paths.operator_metadata(name, one.epoch) for name, _ in one.operators}
+    return EpochObjects(
+        epoch=one.epoch,
+        objects=objects,
+        missing=[name for name, path in objects.items() if path in one.gone],
+        directories=lambda: {
+            number for path in one.files.texts if (number := written_epoch(path)) is not None
+        },
+    )
 
 
 def check_readable(roots: Roots, stays: Iterable[EpochRoot]) -> None:

@@ -46,18 +46,17 @@ class Remains:
     lost: frozenset[StatePath]
 
 
-def collected_before(newest: Checkpoint) -> Epoch:
+def collected_before(newest: Epoch, *, legacy: bool, managed: bool) -> Epoch:
     """Return the oldest epoch that no cleanup can have touched while `newest` is the newest epoch.
 
     Cleanups of managed jobs keep the newest epoch and its parent; in the legacy layout the ten
     before the newest.
     """
-    legacy = newest.worker_generation is None
-    if newest.progress is None:
-        kept = ARROYO_KEEPS_LEGACY if legacy else ARROYO_KEEPS_PROTOCOL
-    else:
+    if managed:
         kept = LEGACY_EPOCHS_BEFORE_NEWEST if legacy else 1
-    return Epoch(max(0, newest.epoch - kept))
+    else:
+        kept = ARROYO_KEEPS_LEGACY if legacy else ARROYO_KEEPS_PROTOCOL
+    return Epoch(max(0, newest - kept))
 
 
 def partially_collected(epochs: Sequence[Remains], newest: Checkpoint) -> frozenset[Epoch]:
@@ -67,7 +66,11 @@ def partially_collected(epochs: Sequence[Remains], newest: Checkpoint) -> frozen
         epochs: every readable epoch, in any order.
         newest: the newest of them.
     """
-    before = collected_before(newest)
+    before = collected_before(
+        newest.epoch,
+        legacy=newest.worker_generation is None,
+        managed=newest.progress is not None,
+    )
     kept = {path for one in epochs if one.epoch >= before for path in one.listed}
     return frozenset(
         one.epoch for one in epochs if one.epoch < before and one.lost and not one.lost & kept

@@ -62,8 +62,7 @@ def _epoch_findings(facts: LegacyFacts) -> Iterator[Finding]:
         yield unreadable_finding(path, head, critical=True)
     if not isinstance(head, LegacyCheckpoint):
         return
-    whose = {"job": facts.paths.job, "epoch": facts.epoch}
-    wrong = list(identity_findings(path, whose, head, critical=True))
+    wrong = list(identity_findings(facts.paths, path, head, critical=True))
     yield from wrong
     for name in () if wrong else head.operators:
         yield from _operator_findings(facts, name)
@@ -85,8 +84,7 @@ def _operator_findings(facts: LegacyFacts, name: OperatorId) -> Iterator[Finding
     elif isinstance(operator, Unreadable):
         yield unreadable_finding(path, operator, critical=True)
     elif isinstance(operator, OperatorCheckpoint):
-        whose = {"job": facts.paths.job, "operator": name, "epoch": facts.epoch, "subtask": None}
-        yield from identity_findings(path, whose, operator, critical=True)
+        yield from identity_findings(facts.paths, path, operator, critical=True)
 
 
 # ---- the cleanup trap ----------------------------------------------------------------------------

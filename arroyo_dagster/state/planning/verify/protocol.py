@@ -119,15 +119,10 @@ def _epoch_findings(facts: MetadataFacts, epoch: Epoch, *, critical: bool) -> It
     elif isinstance(record, Unreadable):
         yield unreadable_finding(path, record, critical=critical)
     elif isinstance(record, EpochRecord):
-        whose = {**_job(facts.paths), "epoch": epoch}
-        wrong = list(identity_findings(path, whose, record, critical=critical))
+        wrong = list(identity_findings(facts.paths, path, record, critical=critical))
         wrong = wrong or list(_ref_findings(facts.paths, path, record, critical=critical))
         yield from version_findings(path, record.version)
         yield from wrong or _manifest_findings(facts, record, critical=critical)
-
-
-def _job(paths: JobPaths) -> dict[str, object]:
-    return {"pipeline": paths.pipeline, "job": paths.job}
 
 
 def _ref_findings(
@@ -154,12 +149,8 @@ def _manifest_findings(
     elif isinstance(manifest, Unreadable):
         yield unreadable_finding(ref, manifest, critical=critical)
     elif isinstance(manifest, Manifest):
-        whose = {
-            **_job(facts.paths),
-            "worker_generation": record.worker_generation,
-            "epoch": record.epoch,
-        }
-        wrong = list(identity_findings(ref, whose, manifest, critical=critical))
+        whose = {"worker_generation": record.worker_generation, "epoch": record.epoch}
+        wrong = list(identity_findings(facts.paths, ref, manifest, critical=critical, **whose))
         yield from wrong or _link_findings(facts, record, manifest, critical=critical)
         yield from () if wrong else _commit_findings(facts, ref, manifest, critical=critical)
 
@@ -210,8 +201,9 @@ def _commit_findings(
     if isinstance(marker, Unreadable):
         yield unreadable_finding(path, marker, critical=critical)
     elif isinstance(marker, CommittedMarker):
-        whose = {"job": facts.paths.job, "epoch": manifest.epoch, "checkpoint_ref": ref}
-        yield from identity_findings(path, whose, marker, critical=critical)
+        yield from identity_findings(
+            facts.paths, path, marker, critical=critical, checkpoint_ref=ref
+        )
         yield from version_findings(path, marker.version)
     elif manifest.epoch == facts.epoch:
         evidence = (
@@ -241,8 +233,9 @@ def _fence_findings(facts: ProtocolFacts) -> Iterator[Finding]:
     elif isinstance(fence, CurrentGeneration):
         yield from version_findings(path, fence.version)
         own = facts.paths.generation_manifest(fence.worker_generation)
-        whose = {**_job(facts.paths), "generation_manifest_ref": own}
-        yield from identity_findings(path, whose, fence, critical=True)
+        yield from identity_findings(
+            facts.paths, path, fence, critical=True, generation_manifest_ref=own
+        )
         yield from _stale_findings(facts, path, fence.worker_generation)
 
 
@@ -271,8 +264,7 @@ def _generation_findings(facts: ProtocolFacts) -> Iterator[Finding]:
             yield unreadable_finding(path, found, critical=critical)
         elif isinstance(found, GenerationManifest):
             yield from version_findings(path, found.version)
-            whose = {**_job(facts.paths), "worker_generation": number}
-            yield from identity_findings(path, whose, found, critical=critical)
+            yield from identity_findings(facts.paths, path, found, critical=critical)
 
 
 # ---- the next start ------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from arroyo_dagster.state.model.checkpoints import (
 )
 from arroyo_dagster.state.model.ids import Epoch, StatePath
 from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.planning.restore.lost_metadata import identity_problem
 from arroyo_dagster.state.planning.verify.findings import KEEP_AND_REPORT, Finding, either, warning
 
 NO_STATE_LOST = "no state is lost by it; find out what wrote it"
@@ -86,23 +87,18 @@ class MetadataFacts:
 
 
 def identity_findings(
-    path: StatePath, expected: Mapping[str, object], found: object, *, critical: bool
+    paths: JobPaths, path: StatePath, found: object, *, critical: bool, **more: object
 ) -> Iterator[Finding]:
     """Find an object whose fields say that it belongs elsewhere.
 
     Args:
-        expected: the values that follow from the object's path, by field.
         critical: whether the epoch cannot be restored without it.
+        more: values that other objects than the path require, by field.
     """
-    wrong = [
-        f"{name.replace('_', ' ')} {getattr(found, name)!r}, expected {value!r}"
-        for name, value in expected.items()
-        if getattr(found, name) != value
-    ]
-    if wrong:
+    problem = identity_problem(paths, path, found, **more)
+    if problem is not None:
         step = KEEP_AND_REPORT if critical else NO_STATE_LOST
-        evidence = f"belongs to another object: {'; '.join(wrong)}"
-        yield either(critical, "metadata-of-another", path, evidence, step)
+        yield either(critical, "metadata-of-another", path, problem, step)
 
 
 def unreadable_finding(path: StatePath, found: Unreadable, *, critical: bool) -> Finding:

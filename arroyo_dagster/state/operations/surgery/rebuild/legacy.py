@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from arroyo_dagster.errors import FormatError, NotFoundError, ProtocolError
 from arroyo_dagster.state.codec import metadata
@@ -30,8 +32,11 @@ from arroyo_dagster.state.operations.surgery.rebuild.operator import (
     LostOperator,
     cannot_rebuild,
 )
+from arroyo_dagster.state.planning.restore.lost_metadata import cut_metadata, identity_problem
 from arroyo_dagster.state.planning.verify.starts import Origin, origin_of
 from arroyo_dagster.state.storage.store import ObjectInfo, ObjectStore
+
+_T = TypeVar("_T")
 
 
 @dataclass(slots=True)
@@ -151,29 +156,44 @@ class LegacyRebuild:
 
     def _head(self) -> LegacyCheckpoint | None:
         path = self.paths.legacy_metadata(self.epoch)
-        data = self._bytes(path)
-        try:
-            return None if data is None else metadata.decode_legacy_checkpoint(data, path)
-        except FormatError:
-            self.before[path] = data
+        head = self._object(path, metadata.decode_legacy_checkpoint)
+        if head is None:
             return None
+        # Tables are checked with the metadata of each operator.
+        names = [one for one in self.listing if one.endswith("/metadata")]
+        tables = dict.fromkeys(head.operators, ())
+        if any(cut_metadata(self.paths, self.epoch, None, tables, names)):
+            self.before[path] = self.store.read(path)
+            return None
+        return head
 
     def _read(self, name: OperatorId) -> OperatorCheckpoint | None:
         path = self.paths.operator_metadata(name, self.epoch)
-        data = self._bytes(path)
-        try:
-            return None if data is None else metadata.decode_operator(data, path)
-        except FormatError:
-            self.before[path] = data
+        operator = self._object(path, metadata.decode_operator)
+        if operator is None:
             return None
+        directory = f"{self.paths.operator(name, self.epoch)}/"
+        names = [one for one in self.listing if one.startswith(directory)]
+        tables = {name: (*operator.tables, *operator.configs)}
+        bare = operator.tables.keys() - operator.configs.keys()
+        if bare or any(cut_metadata(self.paths, self.epoch, None, tables, names)):
+            self.before[path] = self.store.read(path)
+            return None
+        return operator
 
-    def _bytes(self, path: StatePath) -> bytes | None:
-        """Return an object's bytes; None if it is missing, which is noted."""
+    def _object(self, path: StatePath, decode: Callable[[bytes, str], _T]) -> _T | None:
+        """Return an object; None if it is missing or damaged, which is noted."""
         try:
-            return self.store.read(path)
+            data = self.store.read(path)
         except NotFoundError:
             self.before[path] = None
             return None
+        with contextlib.suppress(FormatError):
+            value = decode(data, path)
+            if identity_problem(self.paths, path, value) is None:
+                return value
+        self.before[path] = data
+        return None
 
     # ---- the checkpoint's own metadata -----------------------------------------------------------
 

@@ -48,6 +48,10 @@ from arroyo_dagster.state.operations.surgery.rebuild.operator import (
     cannot_rebuild,
 )
 from arroyo_dagster.state.planning.restore import recovery
+from arroyo_dagster.state.planning.restore.lost_metadata import (
+    cut_checkpoint,
+    identity_problem,
+)
 from arroyo_dagster.state.storage.store import ObjectInfo, ObjectStore
 
 _T = TypeVar("_T")
@@ -76,16 +80,27 @@ class ReadableObjects:
             self.before[path] = None
             return None
         with contextlib.suppress(FormatError):
-            if data:  # no bytes are a manifest in which everything is unset
-                return decode(data, path)
+            value = decode(data, path)
+            if not self._damaged(path, value):
+                return value
         self.before[path] = data
         return None
 
+    def _damaged(self, path: StatePath, value: object) -> bool:
+        """Return whether an object that decodes belongs elsewhere, or was cut."""
+        if identity_problem(self.paths, path, value) is not None:
+            return True
+        if isinstance(value, Manifest):
+            checkpoint = as_checkpoint(value, path, CheckpointState.READY)
+            return any(cut_checkpoint(self.paths, checkpoint, self.listing))
+        return False
+
     def _readable(self, path: StatePath, decode: Callable[[bytes, str], _T]) -> _T | None:
         try:
-            return decode(self.store.read(path), path)
+            value = decode(self.store.read(path), path)
         except (FormatError, NotFoundError):
             return None
+        return None if self._damaged(path, value) else value
 
     @cached_property
     def _claims(self) -> dict[Epoch, EpochRecord]:

@@ -260,7 +260,7 @@ def legacy(store: MemoryStore) -> JobPaths:
     newest = load_epoch(store, paths_of(store))
     for epoch in (Epoch(3), Epoch(4)):
         for operator in newest.operators:
-            data = metadata.encode_operator(operator)
+            data = metadata.encode_operator(replace(operator, epoch=epoch))
             store.put(paths.operator_metadata(operator.operator, epoch), data)
         head = LegacyCheckpoint(
             job=paths.job,

@@ -1,0 +1,224 @@
+"""Which metadata objects must exist, and which of them are lost or damaged. Reads nothing.
+
+An object that decodes need not be whole: protobuf that was cut at the end of a field decodes, and
+so does an empty object. Three rules find what decoding does not:
+
+* `identity_problem`: the ids in an object are those of its path;
+* `cut_metadata`: an epoch names every operator and table that has objects in the epoch's directory;
+* `lost_metadata`: no epoch that a cleanup has not reached yet lacks an object.
+
+Source: crates/arroyo-state/src/parquet.rs, `cleanup_checkpoint`; arroyo-state.md 2.1, 9.4 and 9.6.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from arroyo_dagster.state.model.checkpoints import Checkpoint
+from arroyo_dagster.state.model.garbage import LostObject
+from arroyo_dagster.state.model.ids import Epoch, OperatorId, StatePath, WorkerGeneration
+from arroyo_dagster.state.model.layout import (
+    CHECKPOINT_DIR,
+    COMPACTED,
+    EPOCH_RECORD,
+    GENERATION_MANIFEST,
+    REMOVED,
+    JobPaths,
+    Layout,
+    is_rewritten,
+)
+from arroyo_dagster.state.model.numbers import number_pattern
+
+_CHECKPOINT = re.compile(
+    rf"(?:generations/({number_pattern()})/)?checkpoints/{CHECKPOINT_DIR}/"
+    r"(?:operator-(.+)/metadata|.+)",
+    re.DOTALL,
+)
+_GENERATION = re.compile(rf"generations/({number_pattern()})/{re.escape(GENERATION_MANIFEST)}")
+_RECORD = re.compile(rf"epochs/{EPOCH_RECORD}")
+_TABLE_FILE = re.compile(
+    rf"table-(.+?)-{number_pattern(3)}(?:-[0-9a-f]{{16}})?"
+    rf"(?:{REMOVED}|(?:-l{number_pattern()})?{COMPACTED})?",
+    re.DOTALL,
+)
+"""The name of a file that a subtask or a merge writes; the group is its table."""
+
+
+# ---- is an object what its path says -------------------------------------------------------------
+
+
+def ids_of_path(paths: JobPaths, path: str) -> dict[str, object]:
+    """Return the ids that a metadata object at a path of the job must have, by field."""
+    ids: dict[str, object] = {"job": paths.job}
+    if paths.pipeline is not None:
+        ids["pipeline"] = paths.pipeline
+    rest = path.removeprefix(f"{paths.root}/")
+    if (match := _CHECKPOINT.fullmatch(rest)) is not None:
+        generation, epoch, operator = match.groups()
+        ids["epoch"] = Epoch(int(epoch))
+        if operator is not None:
+            ids |= {"operator": OperatorId(operator), "subtask": None}
+        elif generation is not None:
+            ids["worker_generation"] = WorkerGeneration(int(generation))
+    elif (match := _RECORD.fullmatch(rest)) is not None:
+        ids["epoch"] = Epoch(int(match[1]))
+    elif (match := _GENERATION.fullmatch(rest)) is not None:
+        ids["worker_generation"] = WorkerGeneration(int(match[1]))
+    return ids
+
+
+def identity_problem(paths: JobPaths, path: str, value: object, **more: object) -> str | None:
+    """Say how the ids in a metadata object differ from those of its path; None if they agree.
+
+    Data files are not checked: a run that ignored its state writes them into directories of other
+    epochs (arroyo-state.md 1.5).
+
+    Args:
+        value: the decoded object; fields that it does not have are not compared.
+        more: values that other objects than the path require, by field.
+    """
+    wrong = [
+        f"{name.replace('_', ' ')} {getattr(value, name)!r}, expected {expected!r}"
+        for name, expected in {**ids_of_path(paths, path), **more}.items()
+        if hasattr(value, name) and getattr(value, name) != expected
+    ]
+    return f"belongs to another object: {'; '.join(wrong)}" if wrong else None
+
+
+# ---- does an epoch name all that it has ----------------------------------------------------------
+
+
+def cut_metadata(
+    paths: JobPaths,
+    epoch: Epoch,
+    generation: WorkerGeneration | None,
+    tables: Mapping[OperatorId, Collection[str]],
+    names: Iterable[StatePath],
+    unchecked: Collection[OperatorId] = (),
+) -> Iterator[LostObject]:
+    """Yield the metadata objects of an epoch that do not name what lies in its directory.
+
+    Files that this package wrote into an Arroyo job do not count, nor do names of no writer.
+
+    Args:
+        generation: None in the legacy layout.
+        tables: the tables of each operator that the epoch names.
+        names: objects in the epoch's directory; one file of each table is enough.
+        unchecked: operators of which nothing is expected: their metadata is missing, or a managed
+            job dropped them on purpose.
+    """
+    legacy = paths.layout is Layout.LEGACY
+    whole = (
+        paths.legacy_metadata(epoch) if generation is None else paths.manifest(generation, epoch)
+    )
+    prefix = f"{paths.checkpoint(epoch, generation)}/operator-"
+    cut: dict[StatePath, LostObject] = {}
+    for path in names:
+        if not path.startswith(prefix) or is_rewritten(path):
+            continue
+        name, _, file = path[len(prefix) :].rpartition("/")
+        operator, key = OperatorId(name), table_key(path)
+        is_metadata = legacy and file == "metadata"
+        if not name or operator in unchecked or (key is None and not is_metadata):
+            continue
+        if operator not in tables:
+            reason = f"it does not name operator {operator}, which has {path}"
+            cut.setdefault(whole, LostObject(epoch, whole, reason))
+        elif key is not None and key[1] not in tables[operator]:
+            holder = paths.operator_metadata(operator, epoch) if legacy else whole
+            reason = f"it does not name table {key[1]} of operator {operator}, which has {path}"
+            cut.setdefault(holder, LostObject(epoch, holder, reason))
+    yield from cut.values()
+
+
+def cut_checkpoint(
+    paths: JobPaths, checkpoint: Checkpoint, names: Iterable[StatePath]
+) -> Iterator[LostObject]:
+    """Yield as `cut_metadata`, of a checkpoint that was read whole."""
+    tables = {one.operator: (*one.tables, *one.configs) for one in checkpoint.operators}
+    yield from cut_metadata(paths, checkpoint.epoch, checkpoint.worker_generation, tables, names)
+
+
+def table_key(path: str) -> tuple[str, str] | None:
+    """Return directory and table of a data file; None for a name that no writer gives."""
+    directory, _, file = path.rpartition("/")
+    match = _TABLE_FILE.fullmatch(file)
+    return None if match is None else (directory, match[1])
+
+
+# ---- which objects are lost ----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class EpochObjects:
+    """The metadata of one existing epoch that was not rolled back.
+
+    Attributes:
+        objects: the objects that must exist beside the one that makes the epoch exist. Objects of
+            several epochs that a cleanup deletes in order, older epochs first, share a name.
+        missing: those of them that do not exist.
+        directories: returns the numbers of the directories of the files that it lists.
+    """
+
+    epoch: Epoch
+    objects: Mapping[str, StatePath]
+    missing: Collection[str] = ()
+    directories: Callable[[], Collection[Epoch]] = frozenset
+
+
+def lost_metadata(
+    epochs: Sequence[EpochObjects],
+    *,
+    whole_from: Epoch,
+    kept: Collection[Epoch] = (),
+) -> Iterator[LostObject]:
+    """Yield the missing objects that no cleanup explains. The others are partially collected.
+
+    A cleanup, Arroyo's or ours, deletes the objects of older epochs first, and never those of the
+    newest epochs. An interrupted one leaves incomplete epochs older than all that are complete.
+
+    Args:
+        epochs: newest first.
+        whole_from: the oldest epoch that no cleanup can have touched.
+        kept: epochs that are older than what a cleanup deleted, because they were pinned.
+    """
+    has: set[str] = set()
+    lost: list[LostObject] = []
+    for one in reversed(epochs):
+        for name in one.missing:
+            if name in has or one.epoch >= whole_from:
+                lost.append(LostObject(one.epoch, one.objects[name], "it is missing"))
+        if one.epoch not in kept:
+            has.update(one.objects.keys() - set(one.missing))
+    yield from reversed(lost)
+
+
+def lost_epochs(
+    epochs: Sequence[EpochObjects], min_epoch: Epoch, kept: Collection[Epoch] = ()
+) -> Iterator[Epoch]:
+    """Yield the epochs of an Arroyo job of the legacy layout that were complete and do not exist.
+
+    Epochs have consecutive numbers. Only a run that ignored the state leaves numbers out: it sets
+    `min_epoch` to the last number before its own, at which an attempt may have failed. Such a
+    number is proven complete by the next epoch, if that lists files of its directory
+    (arroyo-state.md 1.5 and 9.6).
+
+    Args:
+        epochs: the existing ones, newest first.
+        min_epoch: the oldest epoch that the newest one says is kept.
+        kept: as in `lost_metadata`; numbers missing above these only have expired.
+    """
+    unpinned = [one.epoch for one in epochs if one.epoch not in kept]
+    for newer, older in itertools.pairwise(epochs):
+        expired = not unpinned or older.epoch < unpinned[-1]
+        first = max(older.epoch + 1, min_epoch, 1)
+        if expired or first >= newer.epoch:
+            continue
+        directories = newer.directories()
+        own_numbers = max(directories, default=None) == newer.epoch
+        for number in range(first, newer.epoch):
+            if number > min_epoch or (own_numbers and number in directories):
+                yield Epoch(number)
