@@ -38,6 +38,28 @@ from arroyo_dagster.state.model.tables import (
 from arroyo_dagster.state.storage import MemoryStore, ObjectStore
 
 Expected = set[tuple[str, str, str]]
+
+
+def _varint(data: bytes, start: int) -> tuple[int, int]:
+    """The number that begins at a byte, and where it ends."""
+    value, end = 0, start
+    while True:
+        value |= (data[end] & 127) << 7 * (end - start)
+        end += 1
+        if data[end - 1] < 128:
+            return value, end
+
+
+def field_ends(data: bytes) -> list[int]:
+    """Where the fields of a protobuf message end, but the last: what is cut there decodes."""
+    ends = [0]
+    while (end := ends[-1]) < len(data):
+        tag, end = _varint(data, end)
+        size, end = _varint(data, end)
+        ends.append(end + (size if tag & 7 == 2 else 0))
+    return ends[:-1]
+
+
 """Severity, code, object."""
 
 

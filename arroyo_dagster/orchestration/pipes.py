@@ -172,7 +172,13 @@ class PipesRunner(SparkThresholdFields, InProcessRunner, NamedSecrets):
         if choice.engine is StepEngine.IN_PROCESS:
             outcome = super().run_gc(store, paths, request, options, plan=plan)
             return replace(outcome, engines=(choice,))
-        names = ("owner", "lease_wait_seconds", "quarantine", "max_checkpoint_slowdown")
+        names = (
+            "owner",
+            "lease_wait_seconds",
+            "quarantine",
+            "delete_orphans",
+            "max_checkpoint_slowdown",
+        )
         answer = self._ask(
             "gc",
             paths,
@@ -181,6 +187,7 @@ class PipesRunner(SparkThresholdFields, InProcessRunner, NamedSecrets):
                 "kind": request.kind.value,
                 "retention": plain_values(request.retention),
                 "grace_micros": request.grace_micros,
+                "purge_after_micros": request.purge_after_micros,
                 "approved_plan": plan.digest if options.approved else None,
                 "arroyo_api_url": self.store.arroyo_api_url,
             },
@@ -197,7 +204,7 @@ class PipesRunner(SparkThresholdFields, InProcessRunner, NamedSecrets):
         The process elsewhere makes its own plan. It can ask the API, but neither a database nor
         what a user assumes; of managed jobs nobody is asked. It gets no inventory.
         """
-        copied = options.quarantine
+        copied = options.moves(request.kind)
         amount = WorkAmount(
             size_bytes=plan.size_bytes if copied else 0,
             files=plan.objects if copied else 0,

@@ -184,6 +184,7 @@ def _orphans(
         inventory.foreign,
         listed=inventory.listed,
         answer=facts.answer,
+        purge_after_micros=request.purge_after_micros,
     )
 
 

@@ -15,6 +15,7 @@ from click.testing import CliRunner
 
 from arroyo_dagster import cli
 from tests.compat.arroyo import unpack
+from tests.damages import field_ends
 from tests.shares import Share, dealt_out
 
 COUNT = "carrier_totals/checkpoints/checkpoint-0000008"
@@ -57,29 +58,6 @@ def replaced(path: Path, data: bytes | None) -> Iterator[None]:
     finally:
         path.write_bytes(whole)
         os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
-
-
-def varint(data: bytes, at: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        value |= (data[at] & 127) << shift
-        at, shift = at + 1, shift + 7
-        if data[at - 1] < 128:
-            return value, at
-
-
-def field_ends(data: bytes) -> list[int]:
-    """Where the fields of a protobuf message end: cut there, it still decodes."""
-    ends, at = [0], 0
-    while at < len(data):
-        tag, at = varint(data, at)
-        if tag & 7 == 2:
-            size, at = varint(data, at)
-            at += size
-        else:
-            _, at = varint(data, at)
-        ends.append(at)
-    return ends[:-1]
 
 
 CUTS = [

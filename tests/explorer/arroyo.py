@@ -200,6 +200,15 @@ def _json(hands: Hands, path: str) -> dict[str, Any] | None:
         return None
 
 
+def is_cut(world: World, url: str, paths: JobPaths) -> bool:
+    """Whether metadata of a job is cut: whoever knows that starts it only once it is repaired."""
+    below = f"{url}{paths.root}/"
+    return any(
+        path.startswith(below) and path in world.objects and world.objects[path][0] == left
+        for path, left in world.cut.items()
+    )
+
+
 def _encoded(fields: dict[str, Any]) -> bytes:
     return json.dumps({"version": 1, **fields}, separators=(",", ":")).encode()
 
@@ -230,6 +239,8 @@ class Leader:
 
     def work(self, epochs: int, stop: bool) -> str:
         """Start, write epochs, stop."""
+        if is_cut(self.world, self.process.url, self.paths):
+            return "failed: metadata is cut"
         self.job.condition = JobCondition.CHANGING
         self.job.run_id += 1
         self.number, self.parallelism = self.job.run_id, self.job.parallelism
@@ -458,6 +469,8 @@ class LegacyRun:
     def work(self, epochs: int, stop: bool, ignore_state: bool = False) -> str:
         """Start, write epochs, stop."""
         job, hands = self.job, Hands(self.world, self.process)
+        if is_cut(self.world, self.process.url, job.paths):
+            return "failed: metadata is cut"
         job.condition = JobCondition.CHANGING
         job.run_id += 1
         number, self.parallelism = job.run_id, job.parallelism

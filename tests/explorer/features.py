@@ -16,6 +16,7 @@ from arroyo_dagster.state.model.ids import JobId, PipelineId
 from arroyo_dagster.state.model.job_facts import JobCondition
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.storage import names as stored_names
+from tests.damages import field_ends
 from tests.explorer import ours
 from tests.explorer.oracle import MANIFEST, METADATA, OPERATOR, OURS, Watch, Watches
 from tests.explorer.setting import Setting
@@ -37,6 +38,7 @@ SHARE = 0.35
 LINKS = "shown" if hasattr(stored_names, "LinkName") else "followed"
 """What listings of a local disk make of links: `followed`, or `shown` as objects without a path."""
 
+PROTOBUF = (MANIFEST, "/metadata")
 MINUTE = 60 * SECOND
 SMALL = (0, 20 * SECOND, 2 * MINUTE, 4 * MINUTE)
 LARGE = (20 * MINUTE, 3 * HOUR, DAY, 10 * DAY)
@@ -413,8 +415,11 @@ def _forks(scene: Scene) -> None:
         scene.more.append(make(chance, fault=chance.random() < 0.3))
 
 
-def _losses(scene: Scene) -> None:
-    """A metadata object of a stopped Arroyo job's newest epoch is lost, and written anew."""
+def _losses(scene: Scene, *, cut: bool = False) -> None:
+    """Metadata objects of an epoch of a stopped Arroyo job are lost or cut, and written anew.
+
+    It is mostly the newest epoch.
+    """
     world, chance = scene.world, scene.chance
     scene.lasting = False
     ours.inhabit(world)
@@ -425,9 +430,18 @@ def _losses(scene: Scene) -> None:
             continue
         controller.condition = JobCondition.STOPPED
         epoch = max(watch.epochs)
+        if chance.random() < 0.3:
+            epoch = chance.choice(sorted(watch.epochs)[-4:])
         needs = sorted(watch.epochs[epoch])
-        losable = [one for one in needs if one.endswith(METADATA) and one in watch.objects]
+        kinds = PROTOBUF if cut else METADATA
+        losable = [one for one in needs if one.endswith(kinds) and one in watch.objects]
         for path in chance.sample(losable, chance.choice((1, 1, 1, min(2, len(losable))))):
+            data = watch.objects[path][0]
+            if cut:
+                left = data[: chance.choice(field_ends(data))]
+                watch.truth.lose(path, left)
+                world.cut_off(setting.url + path, left)
+                continue
             watch.truth.lose(path)
             world.lost.add(setting.url + path)
             world.remove(admin, setting.url + path)
@@ -438,6 +452,11 @@ def _losses(scene: Scene) -> None:
         for _ in range(chance.choice((1, 2, 3))):
             undo = chance.random() < 0.3
             scene.more.append(setting.rebuilding(epoch, undo=undo, fault=chance.random() < 0.3))
+
+
+def _cuts(scene: Scene) -> None:
+    """As `_losses`, but a part of each object is left: protobuf that decodes."""
+    _losses(scene, cut=True)
 
 
 # ---- all of them ---------------------------------------------------------------------------------
@@ -456,9 +475,10 @@ FEATURES: dict[str, Callable[[Scene], None]] = {
     "rescales": _rescales,
     "forks": _forks,
     "lost metadata": _losses,
+    "cut metadata": _cuts,
 }
 
-OF_ARROYO_JOBS = frozenset({"rescales", "forks", "lost metadata"})
+OF_ARROYO_JOBS = frozenset({"rescales", "forks", "lost metadata", "cut metadata"})
 """Features of Arroyo jobs alone."""
 
 CHANGES_OF_ROWS = frozenset({"edits", "forks"})
@@ -471,7 +491,7 @@ EXPECTED: dict[str, int] = {}
 """Features that are off, since a violation is found with each, within so many schedules."""
 
 
-ALONE = ("links", "no conditional create", "lost metadata")
+ALONE = ("links", "no conditional create", "lost metadata", "cut metadata")
 """Features that the product answers by refusing, which the model does not follow beside others."""
 
 

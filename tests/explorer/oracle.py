@@ -527,6 +527,8 @@ class Watch:
         found = pattern.fullmatch(path)
         if process.name.startswith("rebuilding") and self.truth is not None:
             self.truth.built.add(path)
+        if self.truth is not None and self.objects[path][0] == self.truth.cut.get(path):
+            return  # an undo has put back what was left of it
         if found is None:
             marker = path.endswith(("/committed.json", MANIFEST))
             self._protected = None if marker else self._protected
@@ -537,7 +539,8 @@ class Watch:
             if self.truth is not None and (path.endswith(MANIFEST) or OPERATOR.fullmatch(path)):
                 self.truth.remember(path)
             self._check_overwritten(process, path, before)
-            if process.role == "rewriter" and before is not None:
+            was_cut = before is not None and self.truth and before[0] == self.truth.cut.get(path)
+            if process.role == "rewriter" and before is not None and not was_cut:
                 self._rewritten(process, path)
                 if self.truth is not None:
                     self.truth.overwritten(process, path, before)

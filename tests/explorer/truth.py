@@ -99,7 +99,8 @@ class Truth:
         bases: the epochs that edits began from.
         gone: rows that an edit of a stopped Arroyo job has removed, until it is undone.
         of_edits: the epochs that only edits have pinned.
-        lost: of metadata objects that were lost, by path, what they said.
+        lost: of metadata objects that were lost or cut, by path, what they said.
+        cut: what was left of those that were cut.
         built: objects that a rebuild has written.
         states: of a job that others are forked from, by epoch and operator, all that it ever was.
 
@@ -116,6 +117,7 @@ class Truth:
     gone: set[Row] = field(default_factory=set)
     of_edits: set[int] = field(default_factory=set)
     lost: dict[str, list[OperatorState]] = field(default_factory=dict)
+    cut: dict[str, bytes] = field(default_factory=dict)
     built: set[str] = field(default_factory=set)
     states: dict[tuple[int, str], set[OperatorState]] | None = None
     forked: dict[str, set[int]] = field(default_factory=dict)
@@ -290,8 +292,10 @@ class Truth:
 
     # ---- lost metadata ---------------------------------------------------------------------------
 
-    def lose(self, path: str) -> None:
-        """A metadata object will be lost."""
+    def lose(self, path: str, left: bytes | None = None) -> None:
+        """A metadata object will be lost, or this much of it will be left."""
+        if left is not None:
+            self.cut[path] = left
         whole = path.endswith(MANIFEST)
         found = whole or OPERATOR.fullmatch(path)
         data = self.objects[path][0]
@@ -299,8 +303,11 @@ class Truth:
 
     @property
     def is_lost(self) -> bool:
-        """Whether lost metadata is not there again."""
-        return any(path not in self.objects for path in self.lost)
+        """Whether metadata that was lost or cut is not there again."""
+        return any(
+            path not in self.objects or self.objects[path][0] == self.cut.get(path)
+            for path in self.lost
+        )
 
     def rebuilt(self, process: Process, path: str, began: int) -> None:
         """Lost metadata was written anew: each subtask loads all that it loaded, and besides only

@@ -182,6 +182,7 @@ class World:
     Attributes:
         taken_by_arroyo: what Arroyo's own cleaning up has deleted.
         lost: metadata that was lost once.
+        cut: metadata that was cut once, with what was left of it.
         coarse: whether the store tells times in whole seconds.
         conditional: whether `create` leaves alone what is there.
         links: names below which the objects of another name appear, as links on a disk do.
@@ -210,6 +211,7 @@ class World:
         self.trace: list[str] | None = None
         self.taken_by_arroyo: set[str] = set()
         self.lost: set[str] = set()
+        self.cut: dict[str, bytes] = {}
         self.page = 1000
         self.cut_listings = False
         self.coarse = False
@@ -466,6 +468,13 @@ class World:
                 self.taken_by_arroyo.add(path)
             self.note(f"  {path} is gone")
             self.watch(process, "delete", path, before)
+
+    def cut_off(self, path: str, data: bytes) -> None:
+        """Leave only a part of an object there, with the time that it has."""
+        _, modified, number = self.objects[path]
+        self.objects[path] = (data, modified, number)
+        self.cut[path] = data
+        self.note(f"  {path} is cut to {len(data)} bytes")
 
     def add(self, objects: Objects) -> None:
         """Put objects there that nobody has written before the eyes of this world."""

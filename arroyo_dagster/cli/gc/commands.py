@@ -29,10 +29,12 @@ from arroyo_dagster.state.codec.gc import decode_gc_plan, gc_plan_to_json
 from arroyo_dagster.state.codec.records import encode_json
 from arroyo_dagster.state.model.garbage import (
     GRACE_MICROS,
+    PURGE_MICROS,
     DeletionSettings,
     GcPlan,
     GraceSettings,
     PlanKind,
+    PurgeSettings,
     Retention,
 )
 from arroyo_dagster.state.model.layout import JobPaths
@@ -58,6 +60,7 @@ def _plan_options(command: _F) -> _F:
         settings_options(Retention, only_for="expire"),
         # Without a value, a stored plan has its own.
         setting_option(GraceSettings, "grace_micros", only_for="orphans, dead-job", default=None),
+        setting_option(PurgeSettings, "purge_after_micros", only_for="orphans", default=None),
         click.option(
             "--inventory",
             metavar="FILE_OR_URL",
@@ -107,11 +110,15 @@ def _asked(kind: str, given: Mapping[str, Any], plan: GcPlan | None = None) -> G
     grace = rule.get("grace_micros", GRACE_MICROS)
     if given["grace_micros"] is not None:
         grace = settings_from(GraceSettings, given).grace_micros
+    purge = rule.get("purge_after_micros", PURGE_MICROS)
+    if given["purge_after_micros"] is not None:
+        purge = settings_from(PurgeSettings, given).purge_after_micros
     directory = directory_of_environment(given["api"], given["database"], given["assume"])
     return GcRequest(
         kind=chosen,
         retention=retention,
         grace_micros=grace,
+        purge_after_micros=purge,
         directory=directory,
         unreadable=given["unreadable"] or UNREADABLE in rule,
     )
@@ -184,6 +191,7 @@ def run_command(
     yes: bool,
     plan_file: Path | None,
     quarantine: bool,
+    delete_orphans: bool,
     max_checkpoint_slowdown: float,
     lease_wait_seconds: float,
     spark: SparkSettings | None,
@@ -194,6 +202,7 @@ def run_command(
 ) -> None:
     """Delete what a plan names: data, then records, then metadata, verified and journalled.
 
+    Orphans are moved to quarantine: `gc undelete` restores them, and a later run purges them.
     Without --yes it prints the plan and deletes nothing. A job that another process maintains is
     skipped after --lease-wait, with exit code 4.
 
@@ -209,6 +218,7 @@ def run_command(
         with show_progress(as_json=as_json) as on_progress:
             options = GcOptions(
                 quarantine=quarantine,
+                delete_orphans=delete_orphans,
                 max_checkpoint_slowdown=max_checkpoint_slowdown,
                 lease_wait_seconds=lease_wait_seconds,
                 on_lease=print_lease_event(paths),

@@ -28,6 +28,7 @@ def outcome_json(outcome: GcOutcome) -> dict[str, Any]:
         "size_bytes": outcome.size_bytes,
         "run": outcome.run,
         "quarantine": outcome.quarantine,
+        "purged": list(outcome.purged),
         "engines": [choice.to_json() for choice in outcome.engines],
     }
 
@@ -49,6 +50,9 @@ def print_outcome(outcome: GcOutcome, *, yes: bool) -> None:
         click.echo(f"unknown file, never deleted: {path}")
     for choice in outcome.engines:
         click.echo(f"{root}: {choice}")
+    if plan.purges:
+        gone = "were purged" if yes else "are old enough: they are purged first"
+        click.echo(f"{root}: {len(plan.purges)} quarantines {gone}: {', '.join(plan.purges)}")
     click.echo(f"{root}: {_format_collection(plan, outcome, yes=yes)}")
 
 

@@ -171,6 +171,7 @@ def _run_gc(asked: Asked) -> dict[str, Any]:
             kind=PlanKind(given["kind"]),
             retention=None if retention is None else value_from_json(Retention, retention),
             grace_micros=given["grace_micros"],
+            purge_after_micros=given["purge_after_micros"],
             directory=open_directory(api=api, token=os.environ.get("ARROYO_API_TOKEN")),
         ),
         GcOptions(

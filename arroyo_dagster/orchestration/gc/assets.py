@@ -37,7 +37,13 @@ from arroyo_dagster.orchestration.translator import (
     Naming,
     specified_assets,
 )
-from arroyo_dagster.state.model.garbage import DeletionSettings, GraceSettings, PlanKind, Retention
+from arroyo_dagster.state.model.garbage import (
+    DeletionSettings,
+    GraceSettings,
+    PlanKind,
+    PurgeSettings,
+    Retention,
+)
 from arroyo_dagster.state.model.leases import LeaseSettings
 from arroyo_dagster.state.model.progress import progress_logger
 from arroyo_dagster.state.planning.verify.findings import Verdict
@@ -82,21 +88,33 @@ class GcConfig(GcRunConfig):
         return _asked(PlanKind.EXPIRE, store, retention=configured(Retention, self))
 
 
-class OrphansConfig(GcRunConfig):
+class GraceConfig(GcRunConfig):
     """How long to keep unreferenced objects."""
 
     older_than_days: float = setting_field(GraceSettings, "grace_micros")
-
-    def asked(self, paths: "JobPaths", store: ArroyoStateStore) -> "GcRequest":
-        """Return the request of a gc of orphans."""
-        return _asked(PlanKind.ORPHANS, store, grace_micros=self.grace_micros())
 
     def grace_micros(self) -> int:
         """Return the same time for the state package."""
         return configured(GraceSettings, self).grace_micros
 
 
-class DeadJobsConfig(OrphansConfig):
+class OrphansConfig(GraceConfig):
+    """How long to keep unreferenced objects, and what earlier runs moved to quarantine."""
+
+    delete: bool = setting_field(DeletionSettings, "delete_orphans")
+    purge_after_days: float = setting_field(PurgeSettings, "purge_after_micros")
+
+    def asked(self, paths: "JobPaths", store: ArroyoStateStore) -> "GcRequest":
+        """Return the request of a gc of orphans."""
+        return _asked(
+            PlanKind.ORPHANS,
+            store,
+            grace_micros=self.grace_micros(),
+            purge_after_micros=configured(PurgeSettings, self).purge_after_micros,
+        )
+
+
+class DeadJobsConfig(GraceConfig):
     """When a complete job may be deleted."""
 
     gone: bool = Field(default=False, description="Confirm that this job will never run again.")
@@ -215,9 +233,11 @@ def _collection_events(
         yield _refused(error, plan_key)
         raise
     yield from _plan_metadata(plan, plan_key)
-    if key in context.selected_asset_keys and plan.objects and _may_delete(config, plan, context):
+    work = plan.objects or plan.purges
+    if key in context.selected_asset_keys and work and _may_delete(config, plan, context):
         options = GcOptions(
             quarantine=config.quarantine,
+            delete_orphans=isinstance(config, OrphansConfig) and config.delete,
             max_checkpoint_slowdown=config.max_checkpoint_slowdown,
             approved=config.approved_plan is not None,
             owner=f"dagster run {context.run.run_id}",

@@ -46,6 +46,7 @@ def encode_pins(job_pins: JobPins) -> bytes:
             "quarantines": list(job_pins.quarantines),
             "rewrites": list(job_pins.rewrites),
             "compactions": list(job_pins.compactions),
+            "expired_below": job_pins.expired_below,
         }
     )
 
@@ -67,6 +68,7 @@ def decode_pins(data: bytes, path: str) -> JobPins:
             quarantines=fields.texts("quarantines"),
             rewrites=fields.texts("rewrites") if "rewrites" in fields else (),
             compactions=fields.texts("compactions") if "compactions" in fields else (),
+            expired_below=Epoch(fields.optional_number("expired_below") or 0),
             version=fields.number("version"),
         )
 
@@ -141,6 +143,7 @@ def gc_plan_to_json(plan: GcPlan) -> dict[str, Any]:
         "metadata": stored_to_json(plan.metadata),
         "stays": {reason: list(counts) for reason, counts in plan.stays.items()},
         "foreign": [str(path) for path in plan.foreign],
+        "purges": list(plan.purges),
         "proof": {
             "epochs": proof.epochs,
             "referenced": proof.referenced,
@@ -180,6 +183,7 @@ def decode_gc_plan(data: bytes, path: str) -> GcPlan:
                 for reason, (count, size) in fields.value("stays").items()
             },
             foreign=fields.refs("foreign"),
+            purges=fields.texts("purges"),
         )
         if fields.value("digest") != plan.digest:
             raise FormatError(

@@ -40,7 +40,11 @@ SKEW_MICROS = 5 * 60 * 1_000_000
 MARGIN_MICROS = 60 * 1_000_000
 """Tolerance: files of an epoch were observed to be some milliseconds older than its start."""
 
+NO_EPOCH = Epoch(0)
+"""Less than every epoch."""
+
 PURGE_MICROS = 7 * DAY_MICROS
+"""Default age at which a gc of orphans purges quarantines."""
 
 
 # ---- what metadata says --------------------------------------------------------------------------
@@ -232,12 +236,15 @@ class JobPins:
     Attributes:
         rewrites: names of the records that undo rewrites of epochs of an Arroyo job.
         compactions: names of compaction records, including some that were adopted meanwhile.
+        expired_below: epochs below this one may have been deleted by gc, or left out of a copy of
+            the job: that they do not exist is no loss.
     """
 
     pins: tuple[Pin, ...] = ()
     quarantines: tuple[str, ...] = ()
     rewrites: tuple[str, ...] = ()
     compactions: tuple[str, ...] = ()
+    expired_below: Epoch = NO_EPOCH
     version: int = 1
 
     @property
@@ -460,12 +467,51 @@ class GraceSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PurgeSettings:
+    """When a gc of orphans purges what earlier runs moved to quarantine.
+
+    Attributes:
+        purge_after_micros: purge quarantines of this age, by the clock of the store; at least an
+            hour.
+    """
+
+    purge_after_micros: Annotated[
+        int,
+        Setting(
+            option="purge-after",
+            config="purge_after_days",
+            scale=DAY_MICROS,
+            fractions=True,
+            duration=True,
+            above=0,
+            help="First purge quarantines older than this {duration}; at least an hour.",
+        ),
+    ] = PURGE_MICROS
+
+
+def checked_purge_age(micros: int) -> int:
+    """Return the age at which quarantines are purged, if it is valid.
+
+    Raises:
+        InputError: it is less than an hour.
+    """
+    if micros < GRACE_FLOOR_MICROS:
+        raise InputError(
+            "the age is below an hour: younger quarantines are not purged",
+            seconds=micros // 1_000_000,
+            next_step="give an hour or more; 7 days is the default",
+        )
+    return micros
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DeletionSettings:
     """How the objects of a plan are deleted.
 
     Attributes:
         quarantine: move objects to the job's quarantine instead of deleting them; `undelete`
-            restores them.
+            restores them. Orphans are always moved, unless `delete_orphans` says otherwise.
+        delete_orphans: delete orphans instead of moving them to quarantine.
         max_checkpoint_slowdown: once checkpoints of a running job take more than this many times as
             long as before, there is a pause after each request.
     """
@@ -473,10 +519,33 @@ class DeletionSettings:
     quarantine: Annotated[
         bool,
         Setting(
-            help="Move objects to quarantine instead of deleting them. `gc undelete` restores them."
+            help="Move objects to quarantine instead of deleting them; the default for orphans. "
+            "`gc undelete` restores them."
+        ),
+    ] = False
+    delete_orphans: Annotated[
+        bool,
+        Setting(
+            option="delete",
+            config="delete",
+            help="orphans: delete objects instead of moving them to quarantine.",
         ),
     ] = False
     max_checkpoint_slowdown: Annotated[float, SLOWDOWN_SETTING] = MAX_CHECKPOINT_SLOWDOWN
+
+    def moves(self, kind: PlanKind) -> bool:
+        """Return whether objects of a plan are moved to quarantine; else they are deleted.
+
+        Raises:
+            InputError: `delete_orphans` with `quarantine`, or for another plan than orphans.
+        """
+        if self.delete_orphans and (self.quarantine or kind is not PlanKind.ORPHANS):
+            reason = "with --quarantine" if self.quarantine else f"of {kind.value}"
+            raise InputError(
+                f"--delete {reason} has no meaning: it deletes orphans instead of moving them",
+                next_step="leave --delete out",
+            )
+        return self.quarantine or (kind is PlanKind.ORPHANS and not self.delete_orphans)
 
 
 def checked_grace(grace_micros: int) -> int:
@@ -546,6 +615,7 @@ class GcPlan:
         metadata: the objects that refer to the others, oldest first, deleted one after the other.
         stays: for each reason why objects stay, their number and bytes.
         foreign: the first names that neither Arroyo nor this package creates; never deleted.
+        purges: the quarantines that are old enough to be purged first.
     """
 
     kind: PlanKind
@@ -561,6 +631,7 @@ class GcPlan:
     metadata: Packed = NOTHING
     stays: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     foreign: tuple[StatePath, ...] = ()
+    purges: tuple[str, ...] = ()
 
     @property
     def paths(self) -> JobPaths:
@@ -585,4 +656,6 @@ class GcPlan:
             found.update(b"\0step\0")
             for one in step:
                 found.update(repr((str(one.path), one.size_bytes, one.etag)).encode())
+        if self.purges:
+            found.update(repr(("purges", self.purges)).encode())
         return found.hexdigest()

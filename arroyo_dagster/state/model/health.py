@@ -127,7 +127,8 @@ class HealthLimits:
             config="pinned_mb",
             scale=_MIB,
             minimum=0,
-            help="The maximum size of files that only pinned epochs list, in MiB.",
+            help="The maximum size of files that only pinned epochs list, and of what is in "
+            "quarantine, in MiB.",
         ),
     ] = 10 * 1024 * _MIB
     pin_micros: Annotated[

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 from arroyo_dagster.errors import ArroyoStateError, StorageError
@@ -23,6 +23,7 @@ from arroyo_dagster.state.operations.catalog.epochs import (
 from arroyo_dagster.state.operations.catalog.footers import ages_of
 from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
 from arroyo_dagster.state.operations.catalog.jobs import JobSummary, summarise_job
+from arroyo_dagster.state.operations.gc.quarantine import list_quarantines
 from arroyo_dagster.state.operations.progress import counter
 from arroyo_dagster.state.planning.health_checks.checks import JobHealth, judge_job, not_judged
 from arroyo_dagster.state.planning.health_checks.facts import HealthFacts, TableAtEpoch
@@ -83,13 +84,16 @@ def check_health(
         try:
             history = refresh(store, catalogue, summary.paths, refreshing).history
             pins = ParquetBackend(store, summary.paths).job_pins()
+            moved = list_quarantines(store, summary.paths) if pins.quarantines else []
         except StorageError:
             raise
         except ArroyoStateError as error:
             return not_judged(age, now_micros, error.message)
         finally:
             count()
-        return judge_job(_facts(history, summary, age, pins, epochs, now_micros), limits)
+        facts = _facts(history, summary, age, pins, epochs, now_micros)
+        quarantined = sum(copy.size_bytes for _, copies in moved for copy in copies)
+        return judge_job(replace(facts, quarantined_bytes=quarantined), limits)
 
     return concurrently(judge, list(zip(summaries, ages, strict=True)))
 

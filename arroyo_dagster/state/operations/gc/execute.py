@@ -30,9 +30,10 @@ from arroyo_dagster.state.operations.engines import HERE, ItemRunner
 from arroyo_dagster.state.operations.gc.journal import Journal, RunHeader
 from arroyo_dagster.state.operations.gc.journal_archive import archive_runs
 from arroyo_dagster.state.operations.gc.journal_chain import finish_open_runs
-from arroyo_dagster.state.operations.gc.pins import forget_released
+from arroyo_dagster.state.operations.gc.pins import forget_released, note_expired
 from arroyo_dagster.state.operations.gc.plan import GcRequest, check_allowed, plan_gc
-from arroyo_dagster.state.operations.gc.quarantine import QuarantineWriter
+from arroyo_dagster.state.operations.gc.quarantine import QuarantineWriter, purge_quarantine
+from arroyo_dagster.state.operations.gc.root_reader import Reader
 from arroyo_dagster.state.operations.gc.steps import Delete, GcRun, Pace, delete_here
 from arroyo_dagster.state.operations.progress import heartbeat, timed
 from arroyo_dagster.state.operations.slowdown import CheckpointWatch
@@ -58,11 +59,12 @@ class GcOutcome:
     """The outcome of a gc run or a dry run.
 
     Attributes:
-        done: False for a dry run, and if there was nothing to do.
+        done: False for a dry run, and if there was nothing to delete.
         deleted, size_bytes: the objects that existed before and no longer exist, as read back from
             the store; in a dry run the objects that would be deleted.
         run: the name of the run in the journal; None if there was nothing to do.
         quarantine: where objects were moved; None if they were deleted.
+        purged: the quarantines that were deleted first.
         open_entries: journal entries of interrupted runs, completed by this one.
         engines: which engine ran each step, if there was a choice.
     """
@@ -73,6 +75,7 @@ class GcOutcome:
     size_bytes: int
     run: str | None = None
     quarantine: str | None = None
+    purged: tuple[str, ...] = ()
     open_entries: int = 0
     engines: tuple[EngineChoice, ...] = ()
 
@@ -157,7 +160,9 @@ def collect(
         stacklevel=2,
     )
     if yes:
-        return run_gc(store, paths, asked, GcOptions(quarantine=aside, **options), plan=plan)
+        delete = not aside and asked.kind is PlanKind.ORPHANS
+        chosen = GcOptions(quarantine=aside, delete_orphans=delete, **options)
+        return run_gc(store, paths, asked, chosen, plan=plan)
     return GcOutcome.of_plan(plan or plan_gc(store, paths, asked))
 
 
@@ -169,6 +174,7 @@ def _run(
     options: GcOptions,
 ) -> GcOutcome:
     pace, clock, owner = options.pace, options.clock, options.owner
+    moves = options.moves(request.kind)
     check_allowed(store, paths, request)
     with lease(
         store,
@@ -191,13 +197,23 @@ def _run(
             held, paths, request, now_micros=now, on_progress=options.on_progress
         )
         chosen = fresh if plan is None else _checked(held, plan, fresh)
-        check_way(chosen, quarantine=options.quarantine)
+        check_way(chosen, quarantine=moves)
+        for quarantined in Reader(held, paths).pins_in_full()[1] if chosen.purges else ():
+            if quarantined.name in chosen.purges:
+                purge_quarantine(held, paths, quarantined, owner, now, options.on_progress)
         if not chosen.objects:
             delete_all(held, [paths.removal] if chosen.kind is PlanKind.DEAD_JOB else [])
-            return GcOutcome(plan=chosen, done=False, deleted=0, size_bytes=0, open_entries=opened)
+            return GcOutcome(
+                plan=chosen,
+                done=False,
+                deleted=0,
+                size_bytes=0,
+                purged=chosen.purges,
+                open_entries=opened,
+            )
         moving = (
             QuarantineWriter.begin(held, chosen, owner, now, pace.sleep, options.items)
-            if options.quarantine
+            if moves
             else None
         )
         name = None if moving is None else moving.name
@@ -205,6 +221,9 @@ def _run(
         if chosen.kind is PlanKind.DEAD_JOB:
             # Its epochs cannot be read any more once this has begun.
             held.create(paths.removal, encode_json(gc_plan_to_json(chosen)))
+        if chosen.keep_from is not None:
+            # First: what is missing after an interruption must not look lost.
+            note_expired(held, paths, chosen.keep_from)
         on_progress = timed(options.on_progress)
         delete = _giving_way(held, chosen, options)
         run = GcRun(held, chosen, request, journal, moving, delete, pace, on_progress)
@@ -216,6 +235,7 @@ def _run(
             size_bytes=run.size_bytes,
             run=journal.name,
             quarantine=name,
+            purged=chosen.purges,
             open_entries=opened,
         )
         with uninterrupted():

@@ -48,6 +48,7 @@ from arroyo_dagster.state.operations.gc.roots_times import with_store_times
 from arroyo_dagster.state.planning.gc.epoch_roots import epoch_root, unreadable_root
 from arroyo_dagster.state.planning.gc.reachability import (
     check_listed,
+    directories_of_epoch,
     kept_beside,
     nested_root,
     refuse,
@@ -404,22 +405,24 @@ def _rebuilds(store: ObjectStore, roots: Roots, found: Inventory) -> dict[StateP
 def _cut(roots: Roots, found: Inventory) -> Iterator[LostObject]:
     """Yield the metadata of existing epochs that does not name all that was listed beside it."""
     paths = roots.paths
-    directories = {
-        f"{paths.checkpoint(one.epoch, one.worker_generation)}": one for one in roots.current
-    }
+    directories: dict[str, list[tuple[EpochRoot, Epoch]]] = {}
+    for one in roots.current:
+        for number in directories_of_epoch(roots, one):
+            place = str(paths.checkpoint(number, one.worker_generation))
+            directories.setdefault(place, []).append((one, number))
     names: dict[str, list[StatePath]] = {}
     metadata = (one.path for one in found.metadata if one.path.endswith("/metadata"))
     for path in (*found.samples, *metadata):
         directory = path[: path.find("/operator-", len(paths.root))]
         if directory in directories:
             names.setdefault(directory, []).append(path)
-    for directory, listed in names.items():
-        one = directories[directory]
-        missing = {name for name, _ in one.operators} - {name for name, _ in one.tables}
-        tables = dict(one.tables) | dict.fromkeys(missing, ())
-        yield from cut_metadata(
-            paths, one.epoch, one.worker_generation, tables, listed, unchecked=missing
-        )
+    for place, listed in names.items():
+        for one, number in directories[place]:
+            missing = {name for name, _ in one.operators} - {name for name, _ in one.tables}
+            tables = dict(one.tables) | dict.fromkeys(missing, ())
+            yield from cut_metadata(
+                paths, one.epoch, one.worker_generation, tables, listed, missing, number
+            )
 
 
 def _lost_latest(store: ObjectStore, roots: Roots, found: Inventory) -> Iterator[LostObject]:

@@ -176,6 +176,12 @@ def put_pins(held: ObjectStore, paths: JobPaths, change: Callable[[JobPins], Job
     return found
 
 
+def note_expired(held: ObjectStore, paths: JobPaths, below: Epoch) -> None:
+    """Note that epochs below this one need not exist; before the first of them is deleted."""
+    if read_pins(held, paths).expired_below < below:
+        put_pins(held, paths, lambda kept: replace(kept, expired_below=below))
+
+
 def forget_released(
     held: ObjectStore, paths: JobPaths, before: Epoch, still_there: Collection[Epoch] = ()
 ) -> None:

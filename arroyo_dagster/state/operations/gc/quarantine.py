@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from arroyo_dagster.errors import FormatError, InputError, NotFoundError
+from arroyo_dagster.errors import FormatError, NotFoundError
 from arroyo_dagster.state.codec.gc import (
     decode_moved,
     encode_moved,
@@ -23,12 +23,12 @@ from arroyo_dagster.state.metadata.expiry import delete_all
 from arroyo_dagster.state.metadata.lease import IN_FLIGHT_GRACE_SECONDS, LeaseOptions, lease
 from arroyo_dagster.state.model.clock import Clock, wall_clock
 from arroyo_dagster.state.model.garbage import (
-    GRACE_FLOOR_MICROS,
     PURGE_MICROS,
     GcPlan,
     Moved,
     PathsDigest,
     Quarantined,
+    checked_purge_age,
 )
 from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.model.layout import QUARANTINE_INDEX, JobPaths
@@ -275,12 +275,7 @@ def purge(
         InputError: the age is less than an hour.
         ConflictError, StorageError, ProtocolError: as `run_gc`.
     """
-    if older_than_micros < GRACE_FLOOR_MICROS:
-        raise InputError(
-            "the age is below an hour: younger quarantines are not purged",
-            seconds=older_than_micros // 1_000_000,
-            next_step="give an hour or more; 7 days is the default",
-        )
+    checked_purge_age(older_than_micros)
     if not yes:
         return _old(store, paths, clock() - older_than_micros)
     with lease(store, paths, owner, LeaseOptions(clock=clock)) as held:

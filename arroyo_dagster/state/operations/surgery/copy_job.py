@@ -44,7 +44,7 @@ from arroyo_dagster.state.model.progress import OnProgress, no_progress
 from arroyo_dagster.state.model.surgery.copies import CopyOutcome, CopyPlan
 from arroyo_dagster.state.operations.catalog.jobs import newest_generation
 from arroyo_dagster.state.operations.gc.copies import digest_stored, in_turn
-from arroyo_dagster.state.operations.gc.pins import may_be_going, put_pins, release
+from arroyo_dagster.state.operations.gc.pins import may_be_going, note_expired, put_pins, release
 from arroyo_dagster.state.operations.gc.roots import read_roots
 from arroyo_dagster.state.operations.progress import counter
 from arroyo_dagster.state.operations.verify.job import verify_job
@@ -330,6 +330,8 @@ class _Copy:
 
     def run(self) -> CopyOutcome:
         self.target.put(self.paths.copy_marker, encode_json({"source": self.plan.source}))
+        if self.plan.epochs[0] > 1:
+            note_expired(self.target, self.paths, self.plan.epochs[0])
         count = counter(self.options.on_progress, "copied objects", self.plan.objects)
 
         def copy(one: StoredObject) -> tuple[StatePath, str, bool]:

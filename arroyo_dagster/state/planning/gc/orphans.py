@@ -15,6 +15,7 @@ from arroyo_dagster.state.model.aliases import ReferencedPaths
 from arroyo_dagster.state.model.checkpoints import CheckpointState
 from arroyo_dagster.state.model.garbage import (
     MARGIN_MICROS,
+    PURGE_MICROS,
     EpochRoot,
     GcPlan,
     PathsDigest,
@@ -351,6 +352,7 @@ def plan_orphans(
     *,
     listed: int,
     answer: JobAnswer | None = None,
+    purge_after_micros: int = PURGE_MICROS,
 ) -> GcPlan:
     """Plan to delete the unreferenced objects that may be deleted.
 
@@ -358,6 +360,7 @@ def plan_orphans(
         parts: the decisions about data files and subtask metadata, in order of name.
         metadata, foreign: the other objects below the job, as listed.
         listed: the total number of objects.
+        purge_after_micros: the age at which quarantines are purged.
     """
     roots, stays = standing.roots, _Stays()
     found = [one for one, _ in _chosen(standing, metadata, stays)]
@@ -371,18 +374,27 @@ def plan_orphans(
         referenced=sum(part.referenced for part in parts),
         digest=PathsDigest.joined(part.digest for part in parts),
     )
+    default = purge_after_micros == PURGE_MICROS
     return GcPlan(
         kind=PlanKind.ORPHANS,
         pipeline=roots.paths.pipeline,
         job=roots.paths.job,
         made_at_micros=standing.now_micros,
-        rule={"grace_micros": standing.grace_micros},
+        rule={
+            "grace_micros": standing.grace_micros,
+            **({} if default else {"purge_after_micros": purge_after_micros}),
+        },
         proof=proof,
         data=Packed.joined(part.data for part in parts),
         records=Packed.joined(part.records for part in parts),
         metadata=Packed(going),
         stays=stays.counts(),
         foreign=tuple(names[:FOREIGN_LISTED]),
+        purges=tuple(
+            quarantined.name
+            for quarantined in roots.quarantined
+            if quarantined.moved_at_micros <= standing.now_micros - purge_after_micros
+        ),
     )
 
 

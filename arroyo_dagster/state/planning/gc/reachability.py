@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 
 from arroyo_dagster.errors import ProtocolError
 from arroyo_dagster.state.model.aliases import ReferencedPaths, fold, fold_numbers, second_names
@@ -186,6 +187,10 @@ def lost_objects(roots: Roots, answer: JobAnswer | None = None) -> list[LostObje
     facts = None if roots.managed or answer is None else answer.facts
     whole_from = collected_before(head.epoch, legacy=legacy, managed=facts is None)
     lost = list(roots.cut)
+    if facts is not None:
+        whole_from = max(whole_from, roots.job_pins.expired_below)
+    if not legacy and facts is not None:
+        lost += _lost_parent(roots, whole_from)
     if roots.lost is not None:
         address = parse_manifest_path(roots.lost)
         number = head.epoch if address is None else address.epoch
@@ -199,7 +204,7 @@ def lost_objects(roots: Roots, answer: JobAnswer | None = None) -> list[LostObje
             lost.append(LostObject(named, paths.legacy_metadata(named), reason))
         lost += [
             LostObject(number, paths.legacy_metadata(number), "all others of its run exist")
-            for number in lost_epochs(epochs, head.min_epoch, kept)
+            for number in lost_epochs(epochs, head.min_epoch, whole_from, kept)
         ]
     lost += lost_metadata(epochs, whole_from=whole_from, kept=kept)
     managed = [one for one in roots.current if one.managed]
@@ -209,6 +214,39 @@ def lost_objects(roots: Roots, answer: JobAnswer | None = None) -> list[LostObje
         if managed and not one.managed and one.epoch > managed[-1].epoch
     ]
     return sorted(lost, key=lambda one: -one.epoch)
+
+
+def _lost_parent(roots: Roots, whole_from: Epoch) -> Iterator[LostObject]:
+    """Yield the manifest at which the chain of an Arroyo job ends, if no cleanup has reached it."""
+    known = {one.ref: one for one in roots.current}
+    oldest = roots.head
+    while oldest.parent_ref in known and known[oldest.parent_ref].epoch < oldest.epoch:
+        oldest = known[oldest.parent_ref]
+    ref = oldest.parent_ref
+    address = None if ref is None else parse_manifest_path(ref)
+    if ref is not None and address is not None and address.epoch >= max(1, whole_from):
+        reason = f"epoch {oldest.epoch} names it as its parent, and it is missing"
+        yield LostObject(address.epoch, ref, reason)
+
+
+def directories_of_epoch(roots: Roots, one: EpochRoot) -> set[Epoch]:
+    """Return the numbers of the directories in which an epoch may have written its files.
+
+    A run of Arroyo that ignored the state counts from 1 (arroyo-state.md 1.5): its first epoch is
+    the one behind `min_epoch`. Every epoch has files in a directory of its own, those of global
+    keyed tables, unless its metadata is cut: so how far the numbers are apart shows in two epochs.
+    """
+    numbers = {one.epoch}
+    if roots.paths.layout is Layout.LEGACY and not roots.managed:
+        newest = roots.current[:2]
+        apart = min(each.epoch - max(_directories(each), default=each.epoch) for each in newest)
+        numbers |= {Epoch(number) for number in [one.epoch - apart] if number > 0}
+        numbers |= {Epoch(1)} if one.epoch == one.min_epoch + 1 else set()
+    return numbers
+
+
+def _directories(one: EpochRoot) -> set[Epoch]:
+    return {number for path in one.files.texts if (number := written_epoch(path)) is not None}
 
 
 def kept_beside(roots: Roots) -> frozenset[Epoch]:
@@ -228,9 +266,7 @@ def _objects_of(paths: JobPaths, one: EpochRoot) -> EpochObjects:
         epoch=one.epoch,
         objects=objects,
         missing=[name for name, path in objects.items() if path in one.gone],
-        directories=lambda: {
-            number for path in one.files.texts if (number := written_epoch(path)) is not None
-        },
+        directories=partial(_directories, one),
     )
 
 

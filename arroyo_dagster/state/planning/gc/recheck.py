@@ -61,7 +61,8 @@ def what_is_left(plan: GcPlan, fresh: GcPlan) -> GcPlan:
     known = PathsDigest(one.path for step in _steps(plan) for one in step)
     chosen = [Packed(one for one in step if one.path in known) for step in _steps(fresh)]
     data, records, metadata = chosen
-    return replace(plan, data=data, records=records, metadata=metadata)
+    purges = tuple(name for name in plan.purges if name in fresh.purges)
+    return replace(plan, data=data, records=records, metadata=metadata, purges=purges)
 
 
 def _steps(plan: GcPlan) -> tuple[Packed, Packed, Packed]:

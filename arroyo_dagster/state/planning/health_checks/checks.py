@@ -168,7 +168,7 @@ HEALTH_CHECKS = (
     ),
     HealthCheck(
         name="pins_small",
-        expects="No pin is old, and pins keep few bytes.",
+        expects="No pin is old, and pins and quarantines keep few bytes.",
         judge=storage.pins_small,
         example="11.8 GB are listed by pinned epochs only",
         limits=("pin_micros", "pinned_bytes"),
@@ -193,6 +193,7 @@ class JobHealth:
         job: the root of its paths.
         verdicts: by the name of the check, without notes; None where the facts do not suffice.
         stored_bytes: the size of all files that its present epochs list.
+        quarantined_bytes: the size of what was moved to quarantine.
         dollars_per_day: the estimated cost of its objects and writes; None if unknown.
     """
 
@@ -201,6 +202,7 @@ class JobHealth:
     at_micros: int
     verdicts: Mapping[str, Verdict | None]
     stored_bytes: int = 0
+    quarantined_bytes: int = 0
     dollars_per_day: float | None = None
 
 
@@ -213,6 +215,7 @@ def judge_job(facts: HealthFacts, limits: HealthLimits) -> JobHealth:
         at_micros=facts.now_micros,
         verdicts={check.name: _verdict(check.judge(facts, limits)) for check in HEALTH_CHECKS},
         stored_bytes=facts.stored_bytes,
+        quarantined_bytes=facts.quarantined_bytes,
         dollars_per_day=None if cost is None else cost.dollars,
     )
 

@@ -49,6 +49,7 @@ class HealthFacts:
         checkpoint: the newest epoch; None if it cannot be read.
         stored_bytes: the size of all files that present epochs list.
         pinned_bytes: the size of the files that only pinned epochs list.
+        quarantined_bytes: the size of what was moved to quarantine.
     """
 
     age: JobAge
@@ -60,6 +61,7 @@ class HealthFacts:
     pins: JobPins = field(default_factory=JobPins)
     stored_bytes: int = 0
     pinned_bytes: int = 0
+    quarantined_bytes: int = 0
 
     @property
     def job(self) -> str:

@@ -96,8 +96,13 @@ def epochs_expire(facts: HealthFacts, limits: HealthLimits) -> Found:
 
 
 def pins_small(facts: HealthFacts, limits: HealthLimits) -> Found:
-    """Find pins that are old, or keep much that no other epoch needs."""
+    """Find pins that are old, and pins or quarantines that keep much that no other epoch needs."""
     found = []
+    if facts.quarantined_bytes > limits.pinned_bytes:
+        evidence = f"{format_bytes(facts.quarantined_bytes)} are in quarantine"
+        step = "nothing, if gc of orphans runs: it purges them after 7 days. Else purge what is no "
+        step += "longer needed: `arroyo-state gc purge JOB --yes`"
+        found.append(warning("pins-large", facts.job, evidence, step))
     if facts.pinned_bytes > limits.pinned_bytes:
         evidence = f"{format_bytes(facts.pinned_bytes)} are listed by pinned epochs only"
         step = "unpin what is no longer needed: `arroyo-state pins` lists them"

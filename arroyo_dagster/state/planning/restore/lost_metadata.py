@@ -98,6 +98,7 @@ def cut_metadata(
     tables: Mapping[OperatorId, Collection[str]],
     names: Iterable[StatePath],
     unchecked: Collection[OperatorId] = (),
+    directory: Epoch | None = None,
 ) -> Iterator[LostObject]:
     """Yield the metadata objects of an epoch that do not name what lies in its directory.
 
@@ -109,19 +110,22 @@ def cut_metadata(
         names: objects in the epoch's directory; one file of each table is enough.
         unchecked: operators of which nothing is expected: their metadata is missing, or a managed
             job dropped them on purpose.
+        directory: the number of the directory of its data files, where a run that ignored its state
+            counts from 1 (arroyo-state.md 1.5); None = the epoch's own.
     """
     legacy = paths.layout is Layout.LEGACY
     whole = (
         paths.legacy_metadata(epoch) if generation is None else paths.manifest(generation, epoch)
     )
-    prefix = f"{paths.checkpoint(epoch, generation)}/operator-"
+    number = epoch if directory is None else directory
+    prefix = f"{paths.checkpoint(number, generation)}/operator-"
     cut: dict[StatePath, LostObject] = {}
     for path in names:
         if not path.startswith(prefix) or is_rewritten(path):
             continue
         name, _, file = path[len(prefix) :].rpartition("/")
         operator, key = OperatorId(name), table_key(path)
-        is_metadata = legacy and file == "metadata"
+        is_metadata = legacy and file == "metadata" and number == epoch
         if not name or operator in unchecked or (key is None and not is_metadata):
             continue
         if operator not in tables:
@@ -197,7 +201,10 @@ def lost_metadata(
 
 
 def lost_epochs(
-    epochs: Sequence[EpochObjects], min_epoch: Epoch, kept: Collection[Epoch] = ()
+    epochs: Sequence[EpochObjects],
+    min_epoch: Epoch,
+    whole_from: Epoch,
+    kept: Collection[Epoch] = (),
 ) -> Iterator[Epoch]:
     """Yield the epochs of an Arroyo job of the legacy layout that were complete and do not exist.
 
@@ -209,9 +216,11 @@ def lost_epochs(
     Args:
         epochs: the existing ones, newest first.
         min_epoch: the oldest epoch that the newest one says is kept.
-        kept: as in `lost_metadata`; numbers missing above these only have expired.
+        whole_from, kept: as in `lost_metadata`; numbers missing above these only have expired.
     """
     unpinned = [one.epoch for one in epochs if one.epoch not in kept]
+    if unpinned:
+        yield from map(Epoch, range(max(whole_from, min_epoch + 1), unpinned[-1]))
     for newer, older in itertools.pairwise(epochs):
         expired = not unpinned or older.epoch < unpinned[-1]
         first = max(older.epoch + 1, min_epoch, 1)
