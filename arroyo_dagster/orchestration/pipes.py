@@ -172,13 +172,7 @@ class PipesRunner(SparkThresholdFields, InProcessRunner, NamedSecrets):
         if choice.engine is StepEngine.IN_PROCESS:
             outcome = super().run_gc(store, paths, request, options, plan=plan)
             return replace(outcome, engines=(choice,))
-        names = (
-            "owner",
-            "lease_wait_seconds",
-            "quarantine",
-            "delete_orphans",
-            "max_checkpoint_slowdown",
-        )
+        names = ("owner", "lease_wait_seconds", "quarantine", "max_checkpoint_slowdown")
         answer = self._ask(
             "gc",
             paths,
@@ -204,7 +198,7 @@ class PipesRunner(SparkThresholdFields, InProcessRunner, NamedSecrets):
         The process elsewhere makes its own plan. It can ask the API, but neither a database nor
         what a user assumes; of managed jobs nobody is asked. It gets no inventory.
         """
-        copied = options.moves(request.kind)
+        copied = options.quarantine
         amount = WorkAmount(
             size_bytes=plan.size_bytes if copied else 0,
             files=plan.objects if copied else 0,

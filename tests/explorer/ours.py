@@ -757,7 +757,6 @@ def gather(world: World, process: Process, paths: JobPaths, watch: Watch, what: 
             what.asked,
             GcOptions(
                 quarantine=what.aside,
-                delete_orphans=not what.aside and what.asked.kind is PlanKind.ORPHANS,
                 pace=Pace(
                     in_flight=what.in_flight,
                     tries=2,

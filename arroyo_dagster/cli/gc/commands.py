@@ -33,8 +33,8 @@ from arroyo_dagster.state.model.garbage import (
     DeletionSettings,
     GcPlan,
     GraceSettings,
+    OrphanSettings,
     PlanKind,
-    PurgeSettings,
     Retention,
 )
 from arroyo_dagster.state.model.layout import JobPaths
@@ -60,7 +60,7 @@ def _plan_options(command: _F) -> _F:
         settings_options(Retention, only_for="expire"),
         # Without a value, a stored plan has its own.
         setting_option(GraceSettings, "grace_micros", only_for="orphans, dead-job", default=None),
-        setting_option(PurgeSettings, "purge_after_micros", only_for="orphans", default=None),
+        setting_option(OrphanSettings, "purge_after_micros", only_for="orphans", default=None),
         click.option(
             "--inventory",
             metavar="FILE_OR_URL",
@@ -112,7 +112,7 @@ def _asked(kind: str, given: Mapping[str, Any], plan: GcPlan | None = None) -> G
         grace = settings_from(GraceSettings, given).grace_micros
     purge = rule.get("purge_after_micros", PURGE_MICROS)
     if given["purge_after_micros"] is not None:
-        purge = settings_from(PurgeSettings, given).purge_after_micros
+        purge = settings_from(OrphanSettings, given).purge_after_micros
     directory = directory_of_environment(given["api"], given["database"], given["assume"])
     return GcRequest(
         kind=chosen,
@@ -176,6 +176,7 @@ def plan_command(
     "has changed so that something in it may no longer be deleted.",
 )
 @settings_options(DeletionSettings)
+@setting_option(OrphanSettings, "delete")
 @settings_options(LeaseSettings)
 @ownership_option
 @spark_options("Delete on Spark's workers if there are many objects.")
@@ -191,7 +192,7 @@ def run_command(
     yes: bool,
     plan_file: Path | None,
     quarantine: bool,
-    delete_orphans: bool,
+    delete: bool,
     max_checkpoint_slowdown: float,
     lease_wait_seconds: float,
     spark: SparkSettings | None,
@@ -210,6 +211,7 @@ def run_command(
     Example:
       arroyo-state gc run orphans orders/main --older-than 3d --url s3://bucket/arroyo
     """
+    moves = OrphanSettings(delete=delete).moves(PlanKind(kind), quarantine=quarantine)
     store = open_url(url) if yes else open_to_read(url)
     paths = find_any_job(store, job)
     plan = None if plan_file is None else _stored_plan(plan_file, paths)
@@ -217,8 +219,7 @@ def run_command(
     if yes:
         with show_progress(as_json=as_json) as on_progress:
             options = GcOptions(
-                quarantine=quarantine,
-                delete_orphans=delete_orphans,
+                quarantine=moves,
                 max_checkpoint_slowdown=max_checkpoint_slowdown,
                 lease_wait_seconds=lease_wait_seconds,
                 on_lease=print_lease_event(paths),

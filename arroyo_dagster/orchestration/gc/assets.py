@@ -40,8 +40,8 @@ from arroyo_dagster.orchestration.translator import (
 from arroyo_dagster.state.model.garbage import (
     DeletionSettings,
     GraceSettings,
+    OrphanSettings,
     PlanKind,
-    PurgeSettings,
     Retention,
 )
 from arroyo_dagster.state.model.leases import LeaseSettings
@@ -76,6 +76,10 @@ class GcRunConfig(LaunchpadConfig):
         """Return the request for the state package."""
         raise NotImplementedError
 
+    def moves(self, kind: PlanKind) -> bool:
+        """Return whether objects are moved to quarantine. Raises InputError: contradictory."""
+        return OrphanSettings().moves(kind, quarantine=self.quarantine)
+
 
 class GcConfig(GcRunConfig):
     """Which epochs of a job to keep. With both fields, an epoch stays if either keeps it."""
@@ -101,8 +105,8 @@ class GraceConfig(GcRunConfig):
 class OrphansConfig(GraceConfig):
     """How long to keep unreferenced objects, and what earlier runs moved to quarantine."""
 
-    delete: bool = setting_field(DeletionSettings, "delete_orphans")
-    purge_after_days: float = setting_field(PurgeSettings, "purge_after_micros")
+    delete: bool = setting_field(OrphanSettings, "delete")
+    purge_after_days: float = setting_field(OrphanSettings, "purge_after_micros")
 
     def asked(self, paths: "JobPaths", store: ArroyoStateStore) -> "GcRequest":
         """Return the request of a gc of orphans."""
@@ -110,8 +114,12 @@ class OrphansConfig(GraceConfig):
             PlanKind.ORPHANS,
             store,
             grace_micros=self.grace_micros(),
-            purge_after_micros=configured(PurgeSettings, self).purge_after_micros,
+            purge_after_micros=configured(OrphanSettings, self).purge_after_micros,
         )
+
+    def moves(self, kind: PlanKind) -> bool:
+        """Return as `GcRunConfig.moves`."""
+        return configured(OrphanSettings, self).moves(kind, quarantine=self.quarantine)
 
 
 class DeadJobsConfig(GraceConfig):
@@ -236,8 +244,7 @@ def _collection_events(
     work = plan.objects or plan.purges
     if key in context.selected_asset_keys and work and _may_delete(config, plan, context):
         options = GcOptions(
-            quarantine=config.quarantine,
-            delete_orphans=isinstance(config, OrphansConfig) and config.delete,
+            quarantine=config.moves(asked.kind),
             max_checkpoint_slowdown=config.max_checkpoint_slowdown,
             approved=config.approved_plan is not None,
             owner=f"dagster run {context.run.run_id}",

@@ -467,14 +467,18 @@ class GraceSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PurgeSettings:
-    """When a gc of orphans purges what earlier runs moved to quarantine.
+class OrphanSettings:
+    """What a gc of orphans does with them, and with what earlier runs moved to quarantine.
 
     Attributes:
-        purge_after_micros: purge quarantines of this age, by the clock of the store; at least an
-            hour.
+        delete: delete orphans; by default they are moved to quarantine.
+        purge_after_micros: first purge quarantines of this age, by the clock of the store; at least
+            an hour.
     """
 
+    delete: Annotated[
+        bool, Setting(help="orphans: delete objects instead of moving them to quarantine.")
+    ] = False
     purge_after_micros: Annotated[
         int,
         Setting(
@@ -487,6 +491,23 @@ class PurgeSettings:
             help="First purge quarantines older than this {duration}; at least an hour.",
         ),
     ] = PURGE_MICROS
+
+    def moves(self, kind: PlanKind, *, quarantine: bool) -> bool:
+        """Return whether objects of a plan are moved to quarantine; else they are deleted.
+
+        Args:
+            quarantine: whether that was asked for.
+
+        Raises:
+            InputError: `delete` with `quarantine`, or of another plan than orphans.
+        """
+        if self.delete and (quarantine or kind is not PlanKind.ORPHANS):
+            reason = "with --quarantine" if quarantine else f"of {kind.value}"
+            raise InputError(
+                f"--delete {reason} has no meaning: it deletes orphans instead of moving them",
+                next_step="leave --delete out",
+            )
+        return quarantine or (kind is PlanKind.ORPHANS and not self.delete)
 
 
 def checked_purge_age(micros: int) -> int:
@@ -510,8 +531,7 @@ class DeletionSettings:
 
     Attributes:
         quarantine: move objects to the job's quarantine instead of deleting them; `undelete`
-            restores them. Orphans are always moved, unless `delete_orphans` says otherwise.
-        delete_orphans: delete orphans instead of moving them to quarantine.
+            restores them.
         max_checkpoint_slowdown: once checkpoints of a running job take more than this many times as
             long as before, there is a pause after each request.
     """
@@ -523,29 +543,7 @@ class DeletionSettings:
             "`gc undelete` restores them."
         ),
     ] = False
-    delete_orphans: Annotated[
-        bool,
-        Setting(
-            option="delete",
-            config="delete",
-            help="orphans: delete objects instead of moving them to quarantine.",
-        ),
-    ] = False
     max_checkpoint_slowdown: Annotated[float, SLOWDOWN_SETTING] = MAX_CHECKPOINT_SLOWDOWN
-
-    def moves(self, kind: PlanKind) -> bool:
-        """Return whether objects of a plan are moved to quarantine; else they are deleted.
-
-        Raises:
-            InputError: `delete_orphans` with `quarantine`, or for another plan than orphans.
-        """
-        if self.delete_orphans and (self.quarantine or kind is not PlanKind.ORPHANS):
-            reason = "with --quarantine" if self.quarantine else f"of {kind.value}"
-            raise InputError(
-                f"--delete {reason} has no meaning: it deletes orphans instead of moving them",
-                next_step="leave --delete out",
-            )
-        return self.quarantine or (kind is PlanKind.ORPHANS and not self.delete_orphans)
 
 
 def checked_grace(grace_micros: int) -> int:

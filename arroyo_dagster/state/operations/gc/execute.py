@@ -160,9 +160,7 @@ def collect(
         stacklevel=2,
     )
     if yes:
-        delete = not aside and asked.kind is PlanKind.ORPHANS
-        chosen = GcOptions(quarantine=aside, delete_orphans=delete, **options)
-        return run_gc(store, paths, asked, chosen, plan=plan)
+        return run_gc(store, paths, asked, GcOptions(quarantine=aside, **options), plan=plan)
     return GcOutcome.of_plan(plan or plan_gc(store, paths, asked))
 
 
@@ -174,7 +172,6 @@ def _run(
     options: GcOptions,
 ) -> GcOutcome:
     pace, clock, owner = options.pace, options.clock, options.owner
-    moves = options.moves(request.kind)
     check_allowed(store, paths, request)
     with lease(
         store,
@@ -197,7 +194,7 @@ def _run(
             held, paths, request, now_micros=now, on_progress=options.on_progress
         )
         chosen = fresh if plan is None else _checked(held, plan, fresh)
-        check_way(chosen, quarantine=moves)
+        check_way(chosen, quarantine=options.quarantine)
         for quarantined in Reader(held, paths).pins_in_full()[1] if chosen.purges else ():
             if quarantined.name in chosen.purges:
                 purge_quarantine(held, paths, quarantined, owner, now, options.on_progress)
@@ -213,7 +210,7 @@ def _run(
             )
         moving = (
             QuarantineWriter.begin(held, chosen, owner, now, pace.sleep, options.items)
-            if moves
+            if options.quarantine
             else None
         )
         name = None if moving is None else moving.name

@@ -48,7 +48,7 @@ from arroyo_dagster.state.operations.gc.roots_times import with_store_times
 from arroyo_dagster.state.planning.gc.epoch_roots import epoch_root, unreadable_root
 from arroyo_dagster.state.planning.gc.reachability import (
     check_listed,
-    directories_of_epoch,
+    epoch_directories,
     kept_beside,
     nested_root,
     refuse,
@@ -406,10 +406,9 @@ def _cut(roots: Roots, found: Inventory) -> Iterator[LostObject]:
     """Yield the metadata of existing epochs that does not name all that was listed beside it."""
     paths = roots.paths
     directories: dict[str, list[tuple[EpochRoot, Epoch]]] = {}
-    for one in roots.current:
-        for number in directories_of_epoch(roots, one):
-            place = str(paths.checkpoint(number, one.worker_generation))
-            directories.setdefault(place, []).append((one, number))
+    for one, number in epoch_directories(roots):
+        place = str(paths.checkpoint(number, one.worker_generation))
+        directories.setdefault(place, []).append((one, number))
     names: dict[str, list[StatePath]] = {}
     metadata = (one.path for one in found.metadata if one.path.endswith("/metadata"))
     for path in (*found.samples, *metadata):

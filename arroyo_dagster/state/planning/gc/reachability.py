@@ -229,20 +229,21 @@ def _lost_parent(roots: Roots, whole_from: Epoch) -> Iterator[LostObject]:
         yield LostObject(address.epoch, ref, reason)
 
 
-def directories_of_epoch(roots: Roots, one: EpochRoot) -> set[Epoch]:
-    """Return the numbers of the directories in which an epoch may have written its files.
+def epoch_directories(roots: Roots) -> Iterator[tuple[EpochRoot, Epoch]]:
+    """Yield each epoch with the numbers of the directories in which it may have written its files.
 
     A run of Arroyo that ignored the state counts from 1 (arroyo-state.md 1.5): its first epoch is
     the one behind `min_epoch`. Every epoch has files in a directory of its own, those of global
     keyed tables, unless its metadata is cut: so how far the numbers are apart shows in two epochs.
     """
-    numbers = {one.epoch}
-    if roots.paths.layout is Layout.LEGACY and not roots.managed:
-        newest = roots.current[:2]
-        apart = min(each.epoch - max(_directories(each), default=each.epoch) for each in newest)
-        numbers |= {Epoch(number) for number in [one.epoch - apart] if number > 0}
-        numbers |= {Epoch(1)} if one.epoch == one.min_epoch + 1 else set()
-    return numbers
+    shifted = roots.paths.layout is Layout.LEGACY and not roots.managed
+    newest = roots.current[: 2 if shifted else 0]
+    apart = min((one.epoch - max(_directories(one), default=0) for one in newest), default=0)
+    for one in roots.current:
+        numbers = {one.epoch, one.epoch - apart}
+        if shifted and one.epoch == one.min_epoch + 1:
+            numbers.add(1)
+        yield from ((one, Epoch(number)) for number in sorted(numbers) if number > 0)
 
 
 def _directories(one: EpochRoot) -> set[Epoch]:
