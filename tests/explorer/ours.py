@@ -88,6 +88,7 @@ from arroyo_dagster.state.operations.surgery.rebuild import execute as rebuild_m
 from arroyo_dagster.state.operations.surgery.rebuild.execute import run_rebuild
 from arroyo_dagster.state.operations.surgery.rebuild.protocol import ReadableObjects
 from arroyo_dagster.state.operations.surgery.rebuild.undo import run_rebuild_undo
+from arroyo_dagster.state.planning.restore import partially_collected as collected_module
 from arroyo_dagster.state.planning.restore.checkpoint import cutoff_micros
 from arroyo_dagster.state.runtime.coordinator import JobRun
 from arroyo_dagster.state.runtime.operators import Collector, Operator, OperatorContext
@@ -258,6 +259,8 @@ def replaced_machinery() -> Iterator[None]:
         replaced_rows(),
         contextlib.ExitStack() as stack,
     ):
+        keeps = mock.patch.object(collected_module, "ARROYO_KEEPS_PROTOCOL", 3)
+        stack.enter_context(keeps)  # as the model's Arroyo
         for one in vars(ReadableObjects).values():
             # One process must not wait for another one that holds the baton no more.
             if isinstance(one, functools.cached_property) and hasattr(one, "lock"):

@@ -444,6 +444,8 @@ def _lost_latest(store: ObjectStore, roots: Roots, found: Inventory) -> Iterator
         address = None if ref is None or ref in known else parse_manifest_path(ref)
         if ref is None or address is None or oldest is None or address.epoch <= oldest:
             continue
+        if roots.behind_rollback(address.epoch):
+            continue  # it has expired before the epochs that the rollback restored
         if ref != roots.lost and store.head(ref) is None:
             reason = "its worker generation published it last, and it is missing"
             yield LostObject(address.epoch, ref, reason)

@@ -40,7 +40,7 @@ _CHECKPOINT = re.compile(
 _GENERATION = re.compile(rf"generations/({number_pattern()})/{re.escape(GENERATION_MANIFEST)}")
 _RECORD = re.compile(rf"epochs/{EPOCH_RECORD}")
 _TABLE_FILE = re.compile(
-    rf"table-(.+?)-{number_pattern(3)}(?:-[0-9a-f]{{16}})?"
+    rf"table-(.+?)-{number_pattern(3)}(?:-[0-9a-f]{{8,}})?"
     rf"(?:{REMOVED}|(?:-l{number_pattern()})?{COMPACTED})?",
     re.DOTALL,
 )
@@ -102,7 +102,8 @@ def cut_metadata(
 ) -> Iterator[LostObject]:
     """Yield the metadata objects of an epoch that do not name what lies in its directory.
 
-    Files that this package wrote into an Arroyo job do not count, nor do names of no writer.
+    Files that this package wrote into an Arroyo job do not count, nor do names of no writer, nor
+    what lies in directories below that of an operator.
 
     Args:
         generation: None in the legacy layout.
@@ -128,10 +129,10 @@ def cut_metadata(
         is_metadata = legacy and file == "metadata" and number == epoch
         if not name or operator in unchecked or (key is None and not is_metadata):
             continue
-        if operator not in tables:
+        if operator not in tables and "/" not in operator:
             reason = f"it does not name operator {operator}, which has {path}"
             cut.setdefault(whole, LostObject(epoch, whole, reason))
-        elif key is not None and key[1] not in tables[operator]:
+        elif operator in tables and key is not None and key[1] not in tables[operator]:
             holder = paths.operator_metadata(operator, epoch) if legacy else whole
             reason = f"it does not name table {key[1]} of operator {operator}, which has {path}"
             cut.setdefault(holder, LostObject(epoch, holder, reason))
