@@ -52,6 +52,7 @@ from arroyo_dagster.state.planning.gc.reachability import (
     kept_beside,
     nested_root,
     refuse,
+    written_with,
 )
 from arroyo_dagster.state.planning.restore.lost_metadata import cut_metadata, table_key
 from arroyo_dagster.state.storage.concurrency import concurrently
@@ -102,7 +103,7 @@ class Inventory:
         metadata: objects that describe epochs and generations.
         maintenance: objects of maintenance operations.
         foreign: names that neither Arroyo nor this package would create.
-        samples: one data file of each table in each directory of an operator.
+        samples: the newest data file of each table in each directory of an operator.
         newest: the newest epoch when the listing began.
         beside: how many files were listed elsewhere, and are not in `files`.
     """
@@ -112,7 +113,7 @@ class Inventory:
     metadata: Packed
     maintenance: Packed
     foreign: Packed
-    samples: tuple[StatePath, ...] = ()
+    samples: tuple[StoredObject, ...] = ()
     newest: Epoch
     beside: int = 0
 
@@ -201,7 +202,7 @@ def sort_objects(
         "maintenance": [],
         "foreign": [],
     }
-    samples: dict[tuple[str, str], StatePath] = {}
+    samples: dict[tuple[str, str], StoredObject] = {}
     for count, info in enumerate(_newest_of_each(listed), start=1):
         if info.is_link:
             raise refuse(
@@ -213,7 +214,9 @@ def sort_objects(
             )
         where = _shelf(paths, info.path, info.addressable)
         if where == "files" and (key := table_key(info.path)) is not None:
-            samples.setdefault(key, info.path)
+            before = samples.get(key)
+            if before is None or (before.modified_micros or 0) < (info.modified_micros or 0):
+                samples[key] = StoredObject(info.path, None, info.modified_micros)
         shelf = waiting[where]
         shelf.append(StoredObject(info.path, info.size_bytes, info.modified_micros, info.etag))
         if len(shelf) == 1000:
@@ -405,23 +408,19 @@ def _rebuilds(store: ObjectStore, roots: Roots, found: Inventory) -> dict[StateP
 def _cut(roots: Roots, found: Inventory) -> Iterator[LostObject]:
     """Yield the metadata of existing epochs that does not name all that was listed beside it."""
     paths = roots.paths
-    directories: dict[str, list[tuple[EpochRoot, Epoch]]] = {}
-    for one, number in epoch_directories(roots):
-        place = str(paths.checkpoint(number, one.worker_generation))
-        directories.setdefault(place, []).append((one, number))
-    names: dict[str, list[StatePath]] = {}
-    metadata = (one.path for one in found.metadata if one.path.endswith("/metadata"))
-    for path in (*found.samples, *metadata):
-        directory = path[: path.find("/operator-", len(paths.root))]
-        if directory in directories:
-            names.setdefault(directory, []).append(path)
-    for place, listed in names.items():
-        for one, number in directories[place]:
-            missing = {name for name, _ in one.operators} - {name for name, _ in one.tables}
-            tables = dict(one.tables) | dict.fromkeys(missing, ())
-            yield from cut_metadata(
-                paths, one.epoch, one.worker_generation, tables, listed, missing, number
-            )
+    names: dict[str, list[StoredObject]] = {}
+    metadata = (one for one in found.metadata if one.path.endswith("/metadata"))
+    for stored in (*found.samples, *metadata):
+        end = stored.path.find("/operator-", len(paths.root))
+        names.setdefault(stored.path[:end], []).append(stored)
+    for one, number, shared in epoch_directories(roots):
+        listed = names.get(str(paths.checkpoint(number, one.worker_generation)), ())
+        missing = {name for name, _ in one.operators} - {name for name, _ in one.tables}
+        tables = dict(one.tables) | dict.fromkeys(missing, ())
+        own = [each.path for each in listed if not shared or written_with(one, each)]
+        yield from cut_metadata(
+            paths, one.epoch, one.worker_generation, tables, own, missing, number
+        )
 
 
 def _lost_latest(store: ObjectStore, roots: Roots, found: Inventory) -> Iterator[LostObject]:

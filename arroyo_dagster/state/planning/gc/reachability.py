@@ -14,6 +14,7 @@ from arroyo_dagster.errors import ProtocolError
 from arroyo_dagster.state.model.aliases import ReferencedPaths, fold, fold_numbers, second_names
 from arroyo_dagster.state.model.checkpoints import CheckpointState
 from arroyo_dagster.state.model.garbage import (
+    MARGIN_MICROS,
     EpochRoot,
     LostObject,
     PathsDigest,
@@ -229,21 +230,31 @@ def _lost_parent(roots: Roots, whole_from: Epoch) -> Iterator[LostObject]:
         yield LostObject(address.epoch, ref, reason)
 
 
-def epoch_directories(roots: Roots) -> Iterator[tuple[EpochRoot, Epoch]]:
-    """Yield each epoch with the numbers of the directories in which it may have written its files.
+def epoch_directories(roots: Roots) -> Iterator[tuple[EpochRoot, Epoch, bool]]:
+    """Yield each epoch with the numbers of the directories in which it may have written its files,
+    and whether another run may have written there, too.
 
     A run of Arroyo that ignored the state counts from 1 (arroyo-state.md 1.5): its first epoch is
     the one behind `min_epoch`. Every epoch has files in a directory of its own, those of global
     keyed tables, unless its metadata is cut: so how far the numbers are apart shows in two epochs.
     """
-    shifted = roots.paths.layout is Layout.LEGACY and not roots.managed
-    newest = roots.current[: 2 if shifted else 0]
+    arroyo = roots.paths.layout is Layout.LEGACY and not roots.managed
+    newest = roots.current[: 2 if arroyo else 0]
     apart = min((one.epoch - max(_directories(one), default=0) for one in newest), default=0)
+    first = {one.epoch for one in newest if one.epoch == one.min_epoch + 1}
+    shared = apart > 0 or bool(first - {1})
     for one in roots.current:
-        numbers = {one.epoch, one.epoch - apart}
-        if shifted and one.epoch == one.min_epoch + 1:
-            numbers.add(1)
-        yield from ((one, Epoch(number)) for number in sorted(numbers) if number > 0)
+        numbers = {one.epoch, one.epoch - apart, *([1] if one.epoch in first else [])}
+        yield from ((one, Epoch(number), shared) for number in sorted(numbers) if number > 0)
+
+
+def written_with(one: EpochRoot, stored: StoredObject) -> bool:
+    """Return whether an object was written while its epoch was, within a margin."""
+    return (
+        stored.modified_micros is not None
+        and one.start_time_micros - MARGIN_MICROS <= stored.modified_micros
+        and stored.modified_micros <= one.finish_time_micros + MARGIN_MICROS
+    )
 
 
 def _directories(one: EpochRoot) -> set[Epoch]:
