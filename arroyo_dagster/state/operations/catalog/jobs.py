@@ -88,22 +88,77 @@ def list_jobs(
     return jobs
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobListing:
+    """What the listings below a URL show, of which some may have failed.
+
+    Attributes:
+        levels: of the root and the directories that were listed, by path.
+        unreadable: why a directory could not be listed, by path; it may hold jobs.
+        jobs: the jobs of the other directories, ordered by path.
+    """
+
+    levels: Mapping[str, Level]
+    unreadable: Mapping[str, ArroyoStateError]
+    jobs: Sequence[JobPaths]
+
+    def hides(self, paths: JobPaths) -> bool:
+        """Whether a job may lie in a directory that could not be listed."""
+        return any(f"{paths.root}/".startswith(f"{at}/") for at in self.unreadable)
+
+
+def list_readable_jobs(store: ObjectStore) -> JobListing:
+    """List the jobs below the URL of a store; a directory that cannot be listed hides no other.
+
+    Raises:
+        NotFoundError: the root does not exist.
+        InputError: the root is not empty, but contains no job.
+        StorageError: the root cannot be listed.
+    """
+    failed: dict[str, ArroyoStateError] = {}
+    levels = list_levels(store, failed)
+    jobs = jobs_in(levels)
+    if not failed:
+        check_root(levels, jobs, store.url)
+    unreadable = {path.removesuffix("/checkpoints"): error for path, error in failed.items()}
+    return JobListing(levels=levels, unreadable=unreadable, jobs=jobs)
+
+
 def unlisted(levels: Mapping[str, Level]) -> list[str]:
     """Return the directories that may be of jobs and that no store can write, ordered by path."""
     found = ((path, name) for path, level in levels.items() for name in level.unusable)
     return sorted(f"{path}/{name}".lstrip("/") for path, name in found)
 
 
-def list_levels(store: ObjectStore) -> dict[str, Level]:
+def list_levels(
+    store: ObjectStore, failed: dict[str, ArroyoStateError] | None = None
+) -> dict[str, Level]:
     """List the root and the two levels below it, by path; data files are in none of them.
+
+    Args:
+        failed: receives the error of each directory below the root that cannot be listed; None =
+            raise the first.
 
     Raises:
         NotFoundError: the root does not exist.
+        StorageError: a directory cannot be listed.
     """
+
+    def listed(path: str) -> Level | ArroyoStateError:
+        try:
+            return list_level(store, path)
+        except ArroyoStateError as error:
+            if failed is None or not path:
+                raise
+            return error
+
     known: dict[str, Level] = {}
-    while wanted := directories_to_list(known):
-        levels = concurrently(lambda path: list_level(store, path), wanted)
-        known.update(zip(wanted, levels, strict=True))
+    while wanted := directories_to_list({**known, **dict.fromkeys(failed or (), Level())}):
+        for path, level in zip(wanted, concurrently(listed, wanted), strict=True):
+            if isinstance(level, Level):
+                known[path] = level
+            elif failed is not None:
+                failed[path] = level
     return known
 
 
@@ -133,9 +188,21 @@ def find_job(store: ObjectStore, name: str) -> JobPaths:
         )
     path = StatePath(name)
     # A full path needs one listing, however many jobs there are.
-    pipeline, _, job = path.rpartition("/")
-    paths = JobPaths(JobId(job), PipelineId(pipeline) if pipeline else None)
+    paths = paths_of(path)
     return paths if job_is_there(store, paths) else choose_job(name, list_jobs(store), store.url)
+
+
+def jobs_or_all(
+    store: ObjectStore, names: Sequence[str]
+) -> tuple[Sequence[JobPaths], Mapping[str, ArroyoStateError]]:
+    """Return the named jobs, or all if none is named, and why directories cannot be listed.
+
+    Errors as `find_job` and `list_readable_jobs`.
+    """
+    if names:
+        return [find_job(store, name) for name in names], {}
+    listing = list_readable_jobs(store)
+    return listing.jobs, listing.unreadable
 
 
 def job_is_there(store: ObjectStore, paths: JobPaths) -> bool:
@@ -154,14 +221,17 @@ class JobSummary:
     """A job, summarised by its newest epoch.
 
     Attributes:
-        epochs: the number of visible epochs.
+        paths: of a directory that cannot be listed, as if it were a job.
+        listed: whether its directory could be listed; otherwise it may hold several jobs.
+        epochs: the number of visible epochs; None if they cannot be listed.
         newest_epoch: None if there is none.
         newest: the metadata of the newest epoch; None if there is none or it cannot be read.
         problem: why it cannot be read or restored.
     """
 
     paths: JobPaths
-    epochs: int
+    epochs: int | None
+    listed: bool = True
     newest_epoch: Epoch | None = None
     newest: Checkpoint | None = None
     problem: ArroyoStateError | None = None
@@ -177,26 +247,52 @@ def summarise_jobs(
     on_progress: OnProgress = no_progress,
     on_unlisted: Callable[[Sequence[str]], None] = lambda paths: None,
 ) -> list[JobSummary]:
-    """Summarise every job below the URL by its newest epoch. Errors as `list_jobs`.
+    """Summarise every job below the URL by its newest epoch, ordered by path.
+
+    A job that cannot be read, and a directory that cannot be listed, has a `problem`. Errors as
+    `list_readable_jobs`.
 
     Args:
         on_progress: called after each job, by any thread, by one at a time.
         on_unlisted: as of `list_jobs`.
     """
-    jobs = list_jobs(store, on_unlisted)
-    count = counter(on_progress, "read jobs", len(jobs), ProgressUnit.JOBS)
+    listing = list_readable_jobs(store)
+    if left_out := unlisted(listing.levels):
+        on_unlisted(left_out)
+    count = counter(on_progress, "read jobs", len(listing.jobs), ProgressUnit.JOBS)
 
     def summarise(paths: JobPaths) -> JobSummary:
         found = summarise_job(store, paths)
         count()
         return found
 
-    return concurrently(summarise, jobs)
+    summaries = [*concurrently(summarise, listing.jobs), *unreadable_jobs(listing)]
+    return sorted(summaries, key=lambda job: job.paths.root)
+
+
+def unreadable_jobs(listing: JobListing) -> list[JobSummary]:
+    """Return a summary with a `problem` for each directory that could not be listed."""
+    return [
+        JobSummary(paths=paths_of(path), listed=False, epochs=None, problem=error)
+        for path, error in listing.unreadable.items()
+    ]
+
+
+def paths_of(root: str) -> JobPaths:
+    """Return the paths of the job at `job` or `pipeline/job`."""
+    pipeline, _, job = root.rpartition("/")
+    return JobPaths(JobId(job), PipelineId(pipeline) if pipeline else None)
 
 
 def summarise_job(store: ObjectStore, paths: JobPaths) -> JobSummary:
-    """Summarise one job by its newest epoch; a broken epoch is a `problem`, not an error."""
-    epochs = BackendReader(store, paths).epochs()
+    """Summarise one job by its newest epoch.
+
+    A broken epoch and an error of the store are a `problem` of the job, which stops no other.
+    """
+    try:
+        epochs = BackendReader(store, paths).epochs()
+    except ArroyoStateError as error:
+        return JobSummary(paths=paths, epochs=None, problem=error)
     if not epochs:
         return JobSummary(paths=paths, epochs=0)
     loaded = _loaded(store, paths, epochs[-1])
@@ -338,8 +434,8 @@ class _Loaded:
 def _loaded(store: ObjectStore, paths: JobPaths, epoch: Epoch) -> _Loaded:
     try:
         checkpoint, lost = BackendReader(store, paths).load_remains(epoch)
-    except StorageError:
-        raise
+    except StorageError as error:
+        return _Loaded(epoch, problem=error)
     except ArroyoStateError as error:
         root = (
             paths.legacy_metadata(epoch)
@@ -360,8 +456,6 @@ def _without_record(
         return []
     try:
         chain = list(BackendReader(store, paths).load_chain(loaded[0].checkpoint))
-    except StorageError:
-        raise
     except ArroyoStateError as error:
         oldest = Epoch(max(0, loaded[0].epoch - 1))
         return [_Loaded(oldest, problem=error)]
@@ -428,8 +522,6 @@ def _attempted(store: ObjectStore, paths: JobPaths, attempt: Attempt) -> _Loaded
         path = paths.epoch_record(attempt.epoch)
         record = _optional(store, path, records.decode_epoch_record)
         state = recovery.checkpoint_state(ref, manifest, record, None).state
-    except StorageError:
-        raise
     except ArroyoStateError as error:
         return _Loaded(attempt.epoch, problem=error, generation=attempt.worker_generation)
     checkpoint = None if manifest is None else as_checkpoint(manifest, ref, state)

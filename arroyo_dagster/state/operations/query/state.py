@@ -16,12 +16,12 @@ from __future__ import annotations
 
 import bisect
 import datetime as dt
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeAlias
 
-from arroyo_dagster.errors import InputError, NotFoundError
+from arroyo_dagster.errors import ArroyoStateError, InputError, NotFoundError
 from arroyo_dagster.state.codec.iso_times import iso_micros, nanos_of
 from arroyo_dagster.state.metadata.reader import BackendReader
 from arroyo_dagster.state.model.checkpoints import Checkpoint, OperatorCheckpoint
@@ -29,7 +29,11 @@ from arroyo_dagster.state.model.ids import Epoch, TableName
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.numbers import parse_number
 from arroyo_dagster.state.model.tables import GlobalKeyedFiles
-from arroyo_dagster.state.operations.catalog.jobs import find_job, list_jobs
+from arroyo_dagster.state.operations.catalog.jobs import (
+    find_job,
+    list_jobs,
+    list_readable_jobs,
+)
 from arroyo_dagster.state.operations.catalog.query import load_epoch
 from arroyo_dagster.state.operations.query.expiring_scan import ExpiringScan
 from arroyo_dagster.state.operations.query.global_scan import GlobalScan
@@ -75,6 +79,10 @@ def open_state(
     return StateCatalog(WriteProtected(store), private, catalogue or default_catalogue())
 
 
+OnUnreadable: TypeAlias = Callable[[str, ArroyoStateError], None]
+"""Called with a job, or a directory of jobs, that cannot be read, and the error."""
+
+
 @dataclass(frozen=True)
 class StateCatalog:
     """All jobs below a checkpoint URL; created by `open_state`."""
@@ -91,6 +99,19 @@ class StateCatalog:
             InputError: the root is not empty, but contains no job.
         """
         return [StateJob(self, paths) for paths in list_jobs(self.store)]
+
+    def readable_jobs(self, on_unreadable: OnUnreadable | None) -> list[StateJob]:
+        """Return the jobs as `jobs`; a directory that cannot be listed hides no other.
+
+        Args:
+            on_unreadable: called with the directory and the error; None = raise the error.
+        """
+        if on_unreadable is None:
+            return self.jobs()
+        listing = list_readable_jobs(self.store)
+        for path, error in listing.unreadable.items():
+            on_unreadable(path, error)
+        return [StateJob(self, paths) for paths in listing.jobs]
 
     def job(self, name: str) -> StateJob:
         """Return a job by `job`, or `pipeline/job` where several pipelines have a job of that name.
