@@ -3,40 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
 from arroyo_dagster.cli import main
-from arroyo_dagster.errors import StorageError
 from arroyo_dagster.state.model.ids import Epoch
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.operations.catalog.jobs import list_epochs
 from arroyo_dagster.state.storage.memory import MemoryStore
 from arroyo_dagster.state.storage.remote import open as opening
-from arroyo_dagster.state.storage.wrappers import Wrapper
+from tests.denied import ALL, READS, Denied
 from tests.fleets import Written, legacy_job, protocol_job
 
-T = TypeVar("T")
-
 JOBS = [legacy_job("legacy"), protocol_job("pl_a"), protocol_job("pl_b")]
-READS = frozenset({"read", "read_range", "head"})
-ALL = READS | {"list", "list_dir"}
-
-
-class Denied(Wrapper):
-    """A store that answers 403 below one prefix."""
-
-    def __init__(self, store: MemoryStore, prefix: str, verbs: frozenset[str]) -> None:
-        super().__init__(store)
-        self.prefix, self.verbs = prefix, verbs
-
-    def _call(self, verb: str, path: str, action: Callable[[], T], data: bytes = b"") -> T:
-        if verb in self.verbs and f"{path}/".startswith(f"{self.prefix}/"):
-            raise StorageError("permission denied (403)", retryable=False, path=path, status=403)
-        return action()
 
 
 def fleet(denied: JobPaths, verbs: frozenset[str]) -> Denied:
