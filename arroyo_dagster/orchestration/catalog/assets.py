@@ -437,7 +437,7 @@ def build_fleet(
 def _fleet_lines(fleet: Fleet, store: ArroyoStateStore, facts: FleetFacts) -> list[dict[str, Any]]:
     from arroyo_dagster.state.operations.catalog.epochs import newest_rows
 
-    jobs = facts.present
+    jobs = store.jobs()
     broken = fleet.broken(jobs)
     newest = newest_rows(store.catalogue(), jobs)
     ages, now = [*fleet.ages(jobs), *facts.unreadable], wall_clock()
