@@ -20,7 +20,7 @@ from arroyo_dagster.state.model.objects import ObjectKind, StoredObject, object_
 from arroyo_dagster.state.model.progress import OnProgress, Progress, ProgressUnit, no_progress
 from arroyo_dagster.state.operations.catalog.epochs import catalogued_epochs
 from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
-from arroyo_dagster.state.operations.catalog.jobs import list_readable_jobs
+from arroyo_dagster.state.operations.catalog.jobs import list_prefixes
 from arroyo_dagster.state.operations.gc.plan import GcRequest, plan_gc
 from arroyo_dagster.state.operations.gc.roots import newest_root
 from arroyo_dagster.state.operations.progress import counter, timed
@@ -134,7 +134,7 @@ def find_abandoned(
         StorageError: the root cannot be listed.
     """
     budget = TimeBudget.of(budget_seconds, clock)
-    listing = list_readable_jobs(store)
+    listing = list_prefixes(store)
     jobs = listing.jobs
     answers = directory.look_up(jobs)
     others = [
@@ -276,7 +276,7 @@ def job_costs(
         StorageError: the root cannot be listed.
     """
     budget = TimeBudget.of(budget_seconds, clock)
-    listing = list_readable_jobs(store)
+    listing = list_prefixes(store)
     jobs, problems = listing.jobs, list(listing.unreadable.values())
     answers = directory.look_up(jobs)
     count = counter(on_progress, "listed jobs", len(jobs), ProgressUnit.JOBS)

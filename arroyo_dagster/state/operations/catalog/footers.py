@@ -37,9 +37,9 @@ from arroyo_dagster.state.operations.catalog.jobs import (
     JobSummary,
     job_is_there,
     newest_generation,
-    stored_sizes,
     summarise_job,
 )
+from arroyo_dagster.state.operations.catalog.stored_files import stored_sizes
 from arroyo_dagster.state.planning.restore.reads import is_at_rest, restore_plan
 from arroyo_dagster.state.planning.verify.checks import (
     Columns,

@@ -7,7 +7,7 @@ the data files; many objects are read concurrently.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -39,6 +39,8 @@ from arroyo_dagster.state.model.layout import (
     Layout,
 )
 from arroyo_dagster.state.model.progress import OnProgress, ProgressUnit, no_progress
+from arroyo_dagster.state.operations.catalog.metadata_only import metadata_only_epochs
+from arroyo_dagster.state.operations.catalog.stored_files import stored_sizes
 from arroyo_dagster.state.operations.progress import counter
 from arroyo_dagster.state.planning.restore import recovery
 from arroyo_dagster.state.planning.restore.lineage import rolled_back
@@ -115,11 +117,17 @@ def list_readable_jobs(store: ObjectStore) -> JobListing:
         InputError: the root is not empty, but contains no job.
         StorageError: the root cannot be listed.
     """
+    listing = list_prefixes(store)
+    if not listing.unreadable:
+        check_root(listing.levels, listing.jobs, store.url)
+    return listing
+
+
+def list_prefixes(store: ObjectStore) -> JobListing:
+    """List the levels as `list_readable_jobs`; the root need not contain a job."""
     failed: dict[str, ArroyoStateError] = {}
     levels = list_levels(store, failed)
     jobs = jobs_in(levels)
-    if not failed:
-        check_root(levels, jobs, store.url)
     unreadable = {path.removesuffix("/checkpoints"): error for path, error in failed.items()}
     return JobListing(levels=levels, unreadable=unreadable, jobs=jobs)
 
@@ -345,7 +353,7 @@ class EpochSummary:
         new_files, new_size_bytes: those that the visible epoch before it does not list; None where
             that epoch is unknown.
         missing: how many of the objects it lists do not exist.
-        problem: why it cannot be read or restored; None for a partially collected epoch.
+        problem: why it cannot be read or restored; None for an epoch that expired in part.
     """
 
     epoch: Epoch
@@ -404,9 +412,19 @@ def list_epochs(
         for one in loaded
         if one.checkpoint and (to := one.checkpoint.rolled_back_to) in by_number
     }
-    collected = _collected([one for one in loaded if one.epoch not in left], sizes)
+    known = [one for one in loaded if one.epoch not in left]
+    states = dict.fromkeys(_collected(known, sizes), CheckpointState.PARTIALLY_COLLECTED)
+    incomplete = {
+        one.epoch
+        for one in loaded
+        if one.epoch not in states and one.checkpoint and set(one.checkpoint.paths) - sizes.keys()
+    }
+    if incomplete:
+        held = metadata_only_epochs(store, paths, incomplete)
+        states |= dict.fromkeys(held, CheckpointState.METADATA_ONLY)
+    states |= dict.fromkeys(left, CheckpointState.ROLLED_BACK)
     summaries = [
-        _summary(paths, one, sizes, before.get(one.epoch), collected, left)
+        _summary(paths, one, sizes, before.get(one.epoch), states)
         for one in (*loaded, *rest)
         if one.epoch in shown or one in rest
     ]
@@ -536,37 +554,23 @@ def _optional(store: ObjectStore, path: StatePath, decode: Callable[[bytes, str]
     return decode(data, path)
 
 
-def stored_sizes(store: ObjectStore, paths: Iterable[StatePath]) -> dict[StatePath, int]:
-    """Return the sizes in bytes of the files that exist, with one listing per directory."""
-    wanted = set(paths)
-    parents = sorted({parent for path in wanted if (parent := path.parent) is not None})
-    listings = concurrently(store.list_dir, parents)
-    return {
-        info.path: info.size_bytes
-        for listing in listings
-        for info in listing.objects
-        if info.path in wanted
-    }
-
-
 def _summary(
     paths: JobPaths,
     one: _Loaded,
     sizes: Mapping[StatePath, int],
     before: _Loaded | None,
-    collected: Container[Epoch],
-    left: Container[Epoch],
+    states: Mapping[Epoch, CheckpointState],
 ) -> EpochSummary:
     checkpoint = one.checkpoint
     listed = dict.fromkeys(checkpoint.paths) if checkpoint else {}
     missing = [path for path in listed if path not in sizes]
     state, problem = one.state, one.problem
-    if one.epoch in collected and state is not None and state.canonical:
-        state = CheckpointState.PARTIALLY_COLLECTED
+    special = states.get(one.epoch)
     owns = one.state is None or one.state.canonical
-    if one.epoch in left and owns:
-        state = CheckpointState.ROLLED_BACK
-    if state is not CheckpointState.PARTIALLY_COLLECTED and checkpoint is not None:
+    if owns and (one.state is not None or special is CheckpointState.ROLLED_BACK):
+        state = special or state
+    expired = (CheckpointState.PARTIALLY_COLLECTED, CheckpointState.METADATA_ONLY)
+    if state not in expired and checkpoint is not None:
         problem = problem or _damage(paths, checkpoint, missing, one.lost_operators)
         problem = problem or version_error(checkpoint)
     new: list[StatePath] | None = None

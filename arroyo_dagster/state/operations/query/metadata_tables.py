@@ -27,11 +27,11 @@ from arroyo_dagster.state.model.tables import (
 from arroyo_dagster.state.operations.catalog.jobs import (
     JobSummary,
     list_epochs,
-    stored_sizes,
     summarise_job,
     summarise_jobs,
 )
 from arroyo_dagster.state.operations.catalog.leases import list_leases
+from arroyo_dagster.state.operations.catalog.stored_files import stored_sizes
 from arroyo_dagster.state.operations.gc.journal import read_journal
 from arroyo_dagster.state.operations.gc.pins import read_pins
 from arroyo_dagster.state.operations.gc.plan import GcRequest, plan_gc

@@ -34,7 +34,8 @@ from arroyo_dagster.state.operations.catalog.jobs import (
     list_jobs,
     list_readable_jobs,
 )
-from arroyo_dagster.state.operations.catalog.query import load_epoch
+from arroyo_dagster.state.operations.catalog.metadata_only import metadata_only_epochs
+from arroyo_dagster.state.operations.catalog.query import load_epoch, read_epoch
 from arroyo_dagster.state.operations.query.expiring_scan import ExpiringScan
 from arroyo_dagster.state.operations.query.global_scan import GlobalScan
 from arroyo_dagster.state.operations.query.names import (
@@ -47,6 +48,7 @@ from arroyo_dagster.state.operations.query.table import EpochTable
 from arroyo_dagster.state.planning.privacy import NOTHING_PRIVATE, PrivateColumns
 from arroyo_dagster.state.planning.restore.reads import config_of, ordered_operators
 from arroyo_dagster.state.storage import open_store
+from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.storage.wrappers import WriteProtected
 from arroyo_dagster.state.tables.known.catalogue import Catalogue, default_catalogue
@@ -207,8 +209,12 @@ class StateJob:
         return str(self.paths.root)
 
     def epochs(self) -> list[Epoch]:
-        """Return the numbers of the visible epochs, ascending."""
-        return list(BackendReader(self.catalog.store, self.paths).epochs())
+        """Return the numbers of the visible epochs, ascending, without those of which only the
+        metadata is left.
+        """
+        numbers = BackendReader(self.catalog.store, self.paths).epochs()
+        held = metadata_only_epochs(self.catalog.store, self.paths) if len(numbers) > 1 else ()
+        return [number for number in numbers if number not in held]
 
     def epoch(self, epoch: int | str | None = None, *, at: Moment | None = None) -> StateEpoch:
         """Return an epoch, with its metadata read.
@@ -246,11 +252,25 @@ class StateJob:
 
     def epoch_range(self, first: int | None = None, last: int | None = None) -> list[StateEpoch]:
         """Return the visible epochs from `first` to `last`, both inclusive; None = no bound."""
-        return [
-            self.epoch(number)
+        numbers = (
+            number
             for number in self.epochs()
             if (first is None or number >= first) and (last is None or number <= last)
-        ]
+        )
+        return [self._read(number) for number in numbers]
+
+    def newest_epochs(self, most: int) -> list[StateEpoch]:
+        """Return the newest visible epochs, oldest first.
+
+        Raises:
+            NotFoundError: the job has no epoch.
+            FormatError: an object of an epoch is missing or does not decode.
+        """
+        numbers = self.epochs()[-most:]
+        return concurrently(self._read, numbers) if numbers else [self.epoch()]
+
+    def _read(self, number: Epoch) -> StateEpoch:
+        return StateEpoch(self, read_epoch(self.catalog.store, self.paths, number))
 
     def _at(self, micros: int) -> Checkpoint:
         """Find the newest epoch finished at a time: a few reads, however many epochs there are."""
@@ -258,7 +278,7 @@ class StateJob:
         found: dict[Epoch, Checkpoint] = {}
 
         def finished(number: Epoch) -> int:
-            found[number] = load_epoch(self.catalog.store, self.paths, number)
+            found[number] = read_epoch(self.catalog.store, self.paths, number)
             return found[number].finish_time_micros
 
         place = bisect.bisect_right(numbers, micros, key=finished)
@@ -271,7 +291,7 @@ class StateJob:
                 next_step="choose a later time",
             )
         number = numbers[place - 1]
-        return found.get(number) or load_epoch(self.catalog.store, self.paths, number)
+        return found.get(number) or read_epoch(self.catalog.store, self.paths, number)
 
 
 @dataclass(frozen=True)

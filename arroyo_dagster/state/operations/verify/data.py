@@ -14,7 +14,7 @@ from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.progress import OnProgress, ProgressUnit, no_progress
 from arroyo_dagster.state.model.tables import GlobalKeyedFiles, TableConfig, TableFiles
 from arroyo_dagster.state.model.verify import MAX_LEVEL
-from arroyo_dagster.state.operations.catalog.jobs import stored_sizes
+from arroyo_dagster.state.operations.catalog.stored_files import stored_sizes
 from arroyo_dagster.state.operations.engines import HERE, ItemRunner, Threads
 from arroyo_dagster.state.operations.progress import counter
 from arroyo_dagster.state.operations.verify.edits import read_edits, read_rebuilds
