@@ -118,7 +118,7 @@ def build_sync_job(naming: Naming) -> dg.JobDefinition:
         with as_failure():
             listing = arroyo_store.listing()
             have = context.instance.get_dynamic_partitions(_name(naming))
-            want = [job.root for job in listing.jobs]
+            want: list[str] = [job.root for job in listing.jobs]
             # A job in a directory that cannot be listed is not gone.
             want += [key for key in usable_keys(have) if listing.hides(job_of(key))]
             plan = plan_sync(have, want, naming.name("arroyo_forget_job"))

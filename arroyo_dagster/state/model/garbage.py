@@ -509,6 +509,19 @@ class ExpirePlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WriteRemains:
+    """A file that an interrupted write has left beside its target on local disk, in no listing.
+
+    Attributes:
+        name: as stored, below the checkpoint URL; it ends in `#digits`.
+    """
+
+    name: str
+    size_bytes: int
+    modified_micros: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GcPlan:
     """The objects of one job to delete; each step completes before the next begins.
 
@@ -522,6 +535,7 @@ class GcPlan:
         metadata: the objects that refer to the others, oldest first, deleted one after the other.
         stays: for each reason why objects stay, their number and bytes.
         foreign: the first names that neither Arroyo nor this package creates; never deleted.
+        remains: what interrupted writes have left, older than a day; deleted, never quarantined.
     """
 
     kind: PlanKind
@@ -537,6 +551,7 @@ class GcPlan:
     metadata: Packed = NOTHING
     stays: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     foreign: tuple[StatePath, ...] = ()
+    remains: tuple[WriteRemains, ...] = ()
 
     @property
     def paths(self) -> JobPaths:
@@ -561,4 +576,6 @@ class GcPlan:
             found.update(b"\0step\0")
             for one in step:
                 found.update(repr((str(one.path), one.size_bytes, one.etag)).encode())
+        if self.remains:
+            found.update(repr(self.remains).encode())
         return found.hexdigest()

@@ -217,6 +217,37 @@ class LocalDiskStore:
             except (FileNotFoundError, NotADirectoryError, InputError):
                 return 0
 
+    def write_remains(self, prefix: StatePath) -> Iterator[ObjectInfo]:
+        """Iterate over what interrupted writes have left below a directory, by stored name.
+
+        Raises:
+            StorageError: a directory cannot be listed.
+        """
+        with Directories(self._root) as directories:
+            below = encode_path(prefix)
+            try:
+                handle = directories.open(below)
+            except (FileNotFoundError, NotADirectoryError, InputError):
+                return
+            with translated(self.url, prefix):
+                yield from _remains_below(handle, f"{below}/")
+
+    def delete_write_remains(self, names: Iterable[str]) -> dict[str, str]:
+        """Delete what `write_remains` returned, and return why some could not be deleted."""
+        failed: dict[str, str] = {}
+        with Directories(self._root) as directories:
+            for name in names:
+                if not is_staging(name):
+                    raise InputError("not what an interrupted write leaves", path=name)
+                reason = _delete_error(directories, name)
+                if reason is not None:
+                    failed[name] = reason
+        return failed
+
+    def keeps_versions(self) -> bool:
+        """Whether replaced or deleted objects stay as older versions."""
+        return False
+
     def _file(self, path: str) -> str:
         return os.path.join(self._root, encode_path(path))
 
@@ -358,12 +389,16 @@ def remove_empty_directories(store: ObjectStore, prefix: StatePath) -> int:
     Returns:
         The number of deleted directories.
     """
-    while not isinstance(store, LocalDiskStore):
-        inner = getattr(store, "inner", None)
-        if inner is None:
-            return 0
-        store = inner
-    return store.prune(prefix)
+    disk = local_disk(store)
+    return 0 if disk is None else disk.prune(prefix)
+
+
+def local_disk(store: ObjectStore) -> LocalDiskStore | None:
+    """Return the store on local disk behind wrappers; None if it is another."""
+    found: object = store
+    while not isinstance(found, LocalDiskStore) and found is not None:
+        found = getattr(found, "inner", None)
+    return found
 
 
 def _info(path: StatePath, found: os.stat_result) -> ObjectInfo:
@@ -423,6 +458,22 @@ def _delete_error(directories: Directories, stored: str) -> str | None:
     except OSError as error:
         return explained(error)[0]
     return None
+
+
+def _remains_below(handle: int, below: str) -> Iterator[ObjectInfo]:
+    with os.scandir(handle) as found:
+        entries = sorted(found, key=lambda entry: entry.name)
+    for entry in entries:
+        if entry.is_dir(follow_symlinks=False):
+            with contextlib.suppress(FileNotFoundError, NotFoundError, InputError):
+                inner = open_directory(entry.name, handle, below)
+                try:
+                    yield from _remains_below(inner, f"{below}{entry.name}/")
+                finally:
+                    os.close(inner)
+        elif entry.is_file(follow_symlinks=False) and is_staging(entry.name):
+            with contextlib.suppress(FileNotFoundError):
+                yield _info(StoredName(below + entry.name), entry.stat(follow_symlinks=False))
 
 
 def _prune(handle: int) -> int:

@@ -33,6 +33,7 @@ from arroyo_dagster.state.operations.gc.journal_chain import finish_open_runs
 from arroyo_dagster.state.operations.gc.pins import forget_released
 from arroyo_dagster.state.operations.gc.plan import GcRequest, check_allowed, plan_gc
 from arroyo_dagster.state.operations.gc.quarantine import QuarantineWriter
+from arroyo_dagster.state.operations.gc.remains import sweep
 from arroyo_dagster.state.operations.gc.steps import Delete, GcRun, Pace, delete_here
 from arroyo_dagster.state.operations.progress import heartbeat, timed
 from arroyo_dagster.state.operations.slowdown import CheckpointWatch
@@ -64,6 +65,7 @@ class GcOutcome:
         run: the name of the run in the journal; None if there was nothing to do.
         quarantine: where objects were moved; None if they were deleted.
         open_entries: journal entries of interrupted runs, completed by this one.
+        remains: how many remains of interrupted writes were deleted; in a dry run, would be.
         engines: which engine ran each step, if there was a choice.
     """
 
@@ -74,12 +76,19 @@ class GcOutcome:
     run: str | None = None
     quarantine: str | None = None
     open_entries: int = 0
+    remains: int = 0
     engines: tuple[EngineChoice, ...] = ()
 
     @classmethod
     def of_plan(cls, plan: GcPlan) -> GcOutcome:
         """Return the outcome of a dry run: what executing the plan would do."""
-        return cls(plan=plan, done=False, deleted=plan.objects, size_bytes=plan.size_bytes)
+        return cls(
+            plan=plan,
+            done=False,
+            deleted=plan.objects,
+            size_bytes=plan.size_bytes,
+            remains=len(plan.remains),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,9 +201,17 @@ def _run(
         )
         chosen = fresh if plan is None else _checked(held, plan, fresh)
         check_way(chosen, quarantine=options.quarantine)
+        remains = sweep(held, chosen, fresh)
         if not chosen.objects:
             delete_all(held, [paths.removal] if chosen.kind is PlanKind.DEAD_JOB else [])
-            return GcOutcome(plan=chosen, done=False, deleted=0, size_bytes=0, open_entries=opened)
+            return GcOutcome(
+                plan=chosen,
+                done=remains > 0,
+                deleted=0,
+                size_bytes=0,
+                open_entries=opened,
+                remains=remains,
+            )
         moving = (
             QuarantineWriter.begin(held, chosen, owner, now, pace.sleep, options.items)
             if options.quarantine
@@ -217,6 +234,7 @@ def _run(
             run=journal.name,
             quarantine=name,
             open_entries=opened,
+            remains=remains,
         )
         with uninterrupted():
             options.on_done(outcome)

@@ -1,0 +1,68 @@
+"""What killed writes have left on local disk, in no listing: find it, and delete it when it is old.
+
+A write creates `name#digits` beside its target. A raw name with `#` is stored percent-encoded, so
+no object has such a name. Source: object_store `LocalFileSystem` (arroyo-state.md 1.3).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from arroyo_dagster.errors import StorageError
+from arroyo_dagster.state.metadata.lease import Leased
+from arroyo_dagster.state.model.garbage import GcPlan, PlanKind, WriteRemains
+from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.storage.local_disk import local_disk
+from arroyo_dagster.state.storage.store import ObjectStore
+
+OLD_MICROS = 24 * 3_600_000_000
+"""No write takes so long; one that stood still meanwhile fails, and says so to its caller."""
+
+
+def write_remains(store: ObjectStore, paths: JobPaths) -> tuple[WriteRemains, ...]:
+    """Return what interrupted writes have left below a job, ordered by name; only on local disk.
+
+    Raises:
+        StorageError: a directory cannot be listed.
+    """
+    disk = local_disk(store)
+    found = () if disk is None else disk.write_remains(paths.root)
+    return tuple(
+        WriteRemains(name=info.path, size_bytes=info.size_bytes, modified_micros=micros)
+        for info in found
+        if (micros := info.modified_micros) is not None
+    )
+
+
+def with_remains(store: ObjectStore, plan: GcPlan) -> GcPlan:
+    """Return a plan with the old remains below its job; an expiry takes none."""
+    if plan.kind is PlanKind.EXPIRE:
+        return plan
+    before = plan.made_at_micros - OLD_MICROS
+    found = write_remains(store, plan.paths)
+    return replace(plan, remains=tuple(one for one in found if one.modified_micros < before))
+
+
+def sweep(held: Leased, plan: GcPlan, fresh: GcPlan) -> int:
+    """Delete the remains that a plan and a fresh one have in common, and return their number.
+
+    Raises:
+        ConflictError: the lease is lost.
+        StorageError: a file cannot be deleted; the others were.
+    """
+    names = [one.name for one in fresh.remains if one in plan.remains]
+    disk = local_disk(held)
+    if not names or disk is None:
+        return 0
+    held.check()
+    failed = disk.delete_write_remains(names)
+    if failed:
+        name, reason = next(iter(failed.items()))
+        raise StorageError(
+            f"{len(failed)} of {len(names)} remains of interrupted writes were not deleted: "
+            f"{reason}",
+            retryable=False,
+            path=name,
+            url=held.url,
+        )
+    return len(names)
