@@ -190,7 +190,7 @@ class LocalDiskStore:
                 found = os.stat(self._file(path))
             except (FileNotFoundError, NotADirectoryError):
                 return None
-        return _info(StatePath(path), found) if stat.S_ISREG(found.st_mode) else None
+        return info_of_file(StatePath(path), found) if stat.S_ISREG(found.st_mode) else None
 
     def delete_many(self, paths: Iterable[StatePath]) -> DeleteOutcome:
         """Delete objects; see `ObjectStore.delete_many`.
@@ -201,9 +201,7 @@ class LocalDiskStore:
         """
         targets = {path: encode_path(path) for path in paths}
         with Directories(self._root) as directories:
-            problems = {
-                path: _delete_error(directories, stored) for path, stored in targets.items()
-            }
+            problems = {path: delete_error(directories, stored) for path, stored in targets.items()}
         return DeleteOutcome(
             deleted=tuple(path for path, problem in problems.items() if problem is None),
             failed={path: problem for path, problem in problems.items() if problem is not None},
@@ -216,37 +214,6 @@ class LocalDiskStore:
                 return _prune(directories.open(encode_path(prefix)))
             except (FileNotFoundError, NotADirectoryError, InputError):
                 return 0
-
-    def write_remains(self, prefix: StatePath) -> Iterator[ObjectInfo]:
-        """Iterate over what interrupted writes have left below a directory, by stored name.
-
-        Raises:
-            StorageError: a directory cannot be listed.
-        """
-        with Directories(self._root) as directories:
-            below = encode_path(prefix)
-            try:
-                handle = directories.open(below)
-            except (FileNotFoundError, NotADirectoryError, InputError):
-                return
-            with translated(self.url, prefix):
-                yield from _remains_below(handle, f"{below}/")
-
-    def delete_write_remains(self, names: Iterable[str]) -> dict[str, str]:
-        """Delete what `write_remains` returned, and return why some could not be deleted."""
-        failed: dict[str, str] = {}
-        with Directories(self._root) as directories:
-            for name in names:
-                if not is_staging(name):
-                    raise InputError("not what an interrupted write leaves", path=name)
-                reason = _delete_error(directories, name)
-                if reason is not None:
-                    failed[name] = reason
-        return failed
-
-    def keeps_versions(self) -> bool:
-        """Whether replaced or deleted objects stay as older versions."""
-        return False
 
     def _file(self, path: str) -> str:
         return os.path.join(self._root, encode_path(path))
@@ -378,7 +345,7 @@ class LocalDiskStore:
                 return ()
             if stat.S_ISLNK(found.st_mode):
                 return (_link_info(stored, found.st_mtime_ns // 1000),)
-            return (_info(listed_path(stored), found),)
+            return (info_of_file(listed_path(stored), found),)
 
 
 def remove_empty_directories(store: ObjectStore, prefix: StatePath) -> int:
@@ -401,7 +368,7 @@ def local_disk(store: ObjectStore) -> LocalDiskStore | None:
     return found
 
 
-def _info(path: StatePath, found: os.stat_result) -> ObjectInfo:
+def info_of_file(path: StatePath, found: os.stat_result) -> ObjectInfo:
     micros = found.st_mtime_ns // 1000
     return ObjectInfo(
         path=path,
@@ -442,7 +409,7 @@ def _opened(directories: Directories, folder: str, staged: str) -> tuple[int, Bi
     raise OSError(errno.EIO, "its directory is deleted as soon as it is created", staged)
 
 
-def _delete_error(directories: Directories, stored: str) -> str | None:
+def delete_error(directories: Directories, stored: str) -> str | None:
     folder, _, name = stored.rpartition("/")
     try:
         parent = directories.open(folder)
@@ -458,22 +425,6 @@ def _delete_error(directories: Directories, stored: str) -> str | None:
     except OSError as error:
         return explained(error)[0]
     return None
-
-
-def _remains_below(handle: int, below: str) -> Iterator[ObjectInfo]:
-    with os.scandir(handle) as found:
-        entries = sorted(found, key=lambda entry: entry.name)
-    for entry in entries:
-        if entry.is_dir(follow_symlinks=False):
-            with contextlib.suppress(FileNotFoundError, NotFoundError, InputError):
-                inner = open_directory(entry.name, handle, below)
-                try:
-                    yield from _remains_below(inner, f"{below}{entry.name}/")
-                finally:
-                    os.close(inner)
-        elif entry.is_file(follow_symlinks=False) and is_staging(entry.name):
-            with contextlib.suppress(FileNotFoundError):
-                yield _info(StoredName(below + entry.name), entry.stat(follow_symlinks=False))
 
 
 def _prune(handle: int) -> int:

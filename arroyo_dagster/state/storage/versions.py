@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from arroyo_dagster.errors import StorageError
+from arroyo_dagster.state.storage.local_disk import local_disk
 from arroyo_dagster.state.storage.store import ObjectStore
 
 
@@ -11,6 +12,8 @@ def keeps_versions(store: ObjectStore) -> tuple[bool | None, str]:
 
     None: the store cannot be asked, for example because the credentials have no right to.
     """
+    if local_disk(store) is not None:
+        return False, "local disk keeps no versions"
     ask = getattr(store, "keeps_versions", None)
     inner: object = store
     while ask is None and (inner := getattr(inner, "inner", None)) is not None:

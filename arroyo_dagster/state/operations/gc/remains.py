@@ -1,8 +1,4 @@
-"""What killed writes have left on local disk, in no listing: find it, and delete it when it is old.
-
-A write creates `name#digits` beside its target. A raw name with `#` is stored percent-encoded, so
-no object has such a name. Source: object_store `LocalFileSystem` (arroyo-state.md 1.3).
-"""
+"""What killed writes have left on local disk, in no listing: find it, and delete it when it is old."""
 
 from __future__ import annotations
 
@@ -12,8 +8,8 @@ from arroyo_dagster.errors import StorageError
 from arroyo_dagster.state.metadata.lease import Leased
 from arroyo_dagster.state.model.garbage import GcPlan, PlanKind, WriteRemains
 from arroyo_dagster.state.model.layout import JobPaths
-from arroyo_dagster.state.storage.local_disk import local_disk
 from arroyo_dagster.state.storage.store import ObjectStore
+from arroyo_dagster.state.storage.write_remains import delete_write_remains, list_write_remains
 
 OLD_MICROS = 24 * 3_600_000_000
 """No write takes so long; one that stood still meanwhile fails, and says so to its caller."""
@@ -25,11 +21,9 @@ def write_remains(store: ObjectStore, paths: JobPaths) -> tuple[WriteRemains, ..
     Raises:
         StorageError: a directory cannot be listed.
     """
-    disk = local_disk(store)
-    found = () if disk is None else disk.write_remains(paths.root)
     return tuple(
-        WriteRemains(name=info.path, size_bytes=info.size_bytes, modified_micros=micros)
-        for info in found
+        WriteRemains(name=str(info.path), size_bytes=info.size_bytes, modified_micros=micros)
+        for info in list_write_remains(store, paths.root)
         if (micros := info.modified_micros) is not None
     )
 
@@ -51,11 +45,10 @@ def sweep(held: Leased, plan: GcPlan, fresh: GcPlan) -> int:
         StorageError: a file cannot be deleted; the others were.
     """
     names = [one.name for one in fresh.remains if one in plan.remains]
-    disk = local_disk(held)
-    if not names or disk is None:
+    if not names:
         return 0
     held.check()
-    failed = disk.delete_write_remains(names)
+    failed = delete_write_remains(held, names)
     if failed:
         name, reason = next(iter(failed.items()))
         raise StorageError(
