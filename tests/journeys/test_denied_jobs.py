@@ -9,9 +9,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from arroyo_dagster.cli import main
+from arroyo_dagster.errors import StorageError
 from arroyo_dagster.state.model.ids import Epoch
 from arroyo_dagster.state.model.layout import JobPaths
-from arroyo_dagster.state.operations.catalog.jobs import list_epochs
+from arroyo_dagster.state.operations.catalog.jobs import find_job, list_epochs
 from arroyo_dagster.state.storage.memory import MemoryStore
 from arroyo_dagster.state.storage.remote import open as opening
 from tests.denied import ALL, READS, Denied
@@ -94,3 +95,11 @@ def test_epochs_lists_the_denied_epoch_as_unreadable_beside_the_others() -> None
     denied = Denied(store, str(JOBS[1].epoch_record(Epoch(2))), READS)
     rows: list[Any] = list_epochs(denied, JOBS[1])
     assert [(row.epoch, row.problem is None) for row in rows] == [(1, True), (2, False), (3, True)]
+
+
+def test_a_short_name_may_be_ambiguous_and_a_full_name_is_not() -> None:
+    store = fleet(JOBS[1], ALL)
+    assert find_job(store, str(JOBS[2].root)) == JOBS[2]
+    with pytest.raises(StorageError, match="permission denied") as error:
+        find_job(store, "main")
+    assert error.value.next_step == "name it as pipeline/job"

@@ -186,6 +186,7 @@ def find_job(store: ObjectStore, name: str) -> JobPaths:
     Raises:
         NotFoundError: no such job; lists the existing jobs.
         InputError: the name is ambiguous, or not a valid name.
+        StorageError: a directory cannot be listed, so the name alone may be ambiguous.
     """
     problem = path_error(name)
     if problem is not None:
@@ -197,7 +198,17 @@ def find_job(store: ObjectStore, name: str) -> JobPaths:
     path = StatePath(name)
     # A full path needs one listing, however many jobs there are.
     paths = paths_of(path)
-    return paths if job_is_there(store, paths) else choose_job(name, list_jobs(store), store.url)
+    if job_is_there(store, paths):
+        return paths
+    listing = list_readable_jobs(store)
+    for error in listing.unreadable.values():
+        raise StorageError(
+            f"whether one job has this name is not known: {error.message}",
+            retryable=error.retryable,
+            next_step="name it as pipeline/job",
+            **(error.facts | {"job": name}),
+        ) from error
+    return choose_job(name, listing.jobs, store.url)
 
 
 def jobs_or_all(

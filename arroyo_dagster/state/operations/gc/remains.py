@@ -1,4 +1,4 @@
-"""What killed writes have left on local disk, in no listing: find it, and delete it when it is old."""
+"""Find what killed writes have left on local disk, in no listing, and delete it when it is old."""
 
 from __future__ import annotations
 
