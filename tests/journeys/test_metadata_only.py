@@ -10,7 +10,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from arroyo_dagster.cli import main
+from arroyo_dagster.state.storage.remote.open import open_store
 from tests.compat.arroyo import unpack
+from tests.jobs import run_word_job
 
 JOB = "pl_4BjSq2rVmU/job_U5O5jKZxJg"
 
@@ -101,3 +103,18 @@ def test_a_file_that_another_epoch_lists_is_damage_all_the_same(url: str, tmp_pa
     result = run(f"file://{root}", "epochs", JOB)
     assert result.exit_code == 1
     assert "metadata only" not in result.stdout
+
+
+def test_a_managed_job_goes_back_to_no_such_epoch(tmp_path: Path) -> None:
+    run_word_job(open_store(str(tmp_path)), rows=24, rows_per_epoch=2, keep_epochs=None)
+    found = f"file://{tmp_path}"
+    assert run(found, "pin", "words/main", "8").exit_code == 0
+    gc = ("gc", "run", "expire", "words/main", "--keep", "3", "--yes")
+    assert run(found, *gc).exit_code == 0
+    states = {row["epoch"]: row["state"] for row in answer(found, "epochs", "words/main")}
+    assert (states[7], states[8]) == ("metadata only", "ready")
+    assert "epochs: 8, 10-11" in run(found, "rollback", "words/main").stdout
+    assert "metadata only" in run(found, "rollback", "words/main", "7").stderr
+    assert run(found, "unpin", "words/main", "8").exit_code == 0
+    assert run(found, *gc).exit_code == 0
+    assert [row["epoch"] for row in answer(found, "epochs", "words/main")] == [10, 11, 12]

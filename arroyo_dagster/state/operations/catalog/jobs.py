@@ -426,9 +426,7 @@ def list_epochs(
     known = [one for one in loaded if one.epoch not in left]
     states = dict.fromkeys(_collected(known, sizes), CheckpointState.PARTIALLY_COLLECTED)
     incomplete = {
-        one.epoch
-        for one in loaded
-        if one.epoch not in states and one.checkpoint and set(one.checkpoint.paths) - sizes.keys()
+        one.epoch for one in loaded if one.checkpoint and set(one.checkpoint.paths) - sizes.keys()
     }
     if incomplete:
         held = metadata_only_epochs(store, paths, incomplete)
