@@ -83,7 +83,8 @@ def test_a_changed_position_is_a_finding(
 def test_an_edit_explains_a_position_that_goes_backwards(tmp_path: Path) -> None:
     unpack("legacy", tmp_path)
     job = JOBS["legacy"][0]
-    words = ["edit", "offsets", job, "all=-100", "--assume", f"{job}=stopped", "--yes"]
+    stopped = ("--assume", f"{job}=stopped", "--quiet", "0", "--yes")
+    words = ["edit", "offsets", job, "all=-100", *stopped]
     result = CliRunner().invoke(main, [*words, "--url", f"file://{tmp_path}"])
     assert result.exit_code == 0, result.output
     assert not [code for code in findings(tmp_path, "legacy") if code.startswith("position")]
