@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import click
@@ -25,13 +25,13 @@ from arroyo_dagster.cli.rendering import (
     show_progress,
 )
 from arroyo_dagster.cli.settings import NamedSetting
+from arroyo_dagster.errors import ArroyoStateError
 from arroyo_dagster.state.model.clock import wall_clock
 from arroyo_dagster.state.model.health import HealthLimits
-from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.settings import settings_from
 from arroyo_dagster.state.model.verify import AuditSettings
 from arroyo_dagster.state.operations.catalog.health import EPOCHS, HealthOptions, check_health
-from arroyo_dagster.state.operations.catalog.jobs import find_job, list_jobs
+from arroyo_dagster.state.operations.catalog.jobs import jobs_or_all
 from arroyo_dagster.state.operations.catalog.owner import check_apart
 from arroyo_dagster.state.operations.verify.audit import (
     AuditOptions,
@@ -104,8 +104,8 @@ def health(
     """
     directory = directory_of_environment(api, database, assume)
     store = open_to_read(url)
-    jobs = _jobs(store, job)
-    if not jobs and not as_json:
+    jobs, unreadable = jobs_or_all(store, [job] if job else [])
+    if not jobs and not unreadable and not as_json:
         print_no_jobs(store)
         return
     with show_progress(as_json=as_json) as on_progress:
@@ -115,7 +115,7 @@ def health(
             jobs,
             directory,
             settings_from(HealthLimits, dict(limits)),
-            HealthOptions(epochs=epochs, on_progress=on_progress),
+            HealthOptions(epochs=epochs, on_progress=on_progress, unreadable=unreadable),
         )
     _print_checks(
         [(one.name, one.expects, fleet_verdict(one.name, checked)) for one in HEALTH_CHECKS],
@@ -154,8 +154,8 @@ def audit(
       arroyo-state audit orders/main --url s3://bucket/arroyo --limit budget_minutes=10
     """
     store = open_to_read(url)
-    jobs = _jobs(store, job)
-    if not jobs and not as_json:
+    jobs, unreadable = jobs_or_all(store, [job] if job else [])
+    if not jobs and not unreadable and not as_json:
         print_no_jobs(store)
         return
     settings = settings_from(AuditSettings, dict(limits))
@@ -172,18 +172,20 @@ def audit(
         ],
         as_json,
         run,
+        unreadable.values(),
     )
-
-
-def _jobs(store: ObjectStore, job: str | None) -> list[JobPaths]:
-    return list_jobs(store) if job is None else [find_job(store, job)]
 
 
 def _no_catalogue() -> ObjectStore:
     return MemoryStore(f"catalogue-{uuid.uuid4().hex}")
 
 
-def _print_checks(checked: _Checked, as_json: bool, run: AuditRun | None = None) -> None:
+def _print_checks(
+    checked: _Checked,
+    as_json: bool,
+    run: AuditRun | None = None,
+    unreadable: Iterable[ArroyoStateError] = (),
+) -> None:
     """Print the results; exit with 1 if a job could not be audited, 3 if there is a finding."""
     if as_json:
         print_json([_check_json(*one) for one in checked])
@@ -198,7 +200,7 @@ def _print_checks(checked: _Checked, as_json: bool, run: AuditRun | None = None)
         if run is not None and run.left:
             click.echo(f"the budget ended before {len(run.left)} of the jobs")
     if run is not None:
-        report(list(run.failed.values()))
+        report([*run.failed.values(), *unreadable])
     if any(verdict.offenders for _, _, verdict in checked):
         click.get_current_context().exit(EXIT_FINDINGS)
 

@@ -97,7 +97,7 @@ def _job_json(job: JobSummary, answer: JobAnswer, asked: JobAnswers) -> dict[str
     return {
         "job": job.paths.job,
         "pipeline": job.paths.pipeline,
-        "layout": job.paths.layout.value,
+        "layout": job.paths.layout.value if job.listed else None,
         "epochs": job.epochs,
         "newest_epoch": job.newest_epoch,
         "state": None if newest is None else newest.state.value,
@@ -117,7 +117,7 @@ def _job_cells(job: JobSummary, answer: JobAnswer, asked: JobAnswers) -> list[ob
         job.paths.job,
         job.paths.pipeline,
         *([facts.name, facts.condition.value] if asked.anybody else []),
-        job.paths.layout.value,
+        job.paths.layout.value if job.listed else None,
         job.epochs,
         job.newest_epoch,
         format_state(None if newest is None else newest.state.value, job.problem),

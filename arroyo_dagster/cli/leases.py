@@ -11,7 +11,7 @@ from arroyo_dagster.cli.common import main, open_to_read, open_url, ownership_op
 from arroyo_dagster.cli.rendering import clock, print_json, print_table, report
 from arroyo_dagster.state.model.clock import wall_clock
 from arroyo_dagster.state.model.leases import LeaseRecord
-from arroyo_dagster.state.operations.catalog.jobs import find_job, list_jobs
+from arroyo_dagster.state.operations.catalog.jobs import find_job, jobs_or_all
 from arroyo_dagster.state.operations.catalog.leases import KINDS, JobLease, break_lease, list_leases
 
 _COLUMNS = ("job", "kind", "token", "state", "holder", "renewed", "age", "expires in")
@@ -31,15 +31,15 @@ def leases_command(job: str | None, url: str | None, as_json: bool) -> None:
       arroyo-state leases orders/main --url s3://bucket/arroyo
     """
     store = open_to_read(url)
-    jobs = list_jobs(store) if job is None else [find_job(store, job)]
+    jobs, unreadable = jobs_or_all(store, [job] if job else [])
     found, now = list_leases(store, jobs), wall_clock()
     if as_json:
         print_json([_json(one, now) for one in found])
-    elif found:
+    elif found or unreadable:
         print_table(_COLUMNS, [_line(one, now) for one in found])
     else:
         click.echo("no job has ever been leased")
-    report([one.problem for one in found])
+    report([*(one.problem for one in found), *unreadable.values()])
 
 
 @main.group("lease")

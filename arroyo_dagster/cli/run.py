@@ -19,7 +19,7 @@ from arroyo_dagster.cli.rendering import print_json, seconds
 from arroyo_dagster.cli.rollback import go_back
 from arroyo_dagster.cli.settings import FiniteRange
 from arroyo_dagster.cli.spark import print_choice, spark_options
-from arroyo_dagster.errors import InputError
+from arroyo_dagster.errors import InputError, StorageError
 from arroyo_dagster.spark.settings import SparkSettings
 from arroyo_dagster.state.model.checkpoints import Checkpoint
 from arroyo_dagster.state.model.clock import wall_clock
@@ -189,6 +189,8 @@ def stop(job: str, url: str | None, as_json: bool) -> None:
     store = open_url(url)
     paths = find_job(store, job)
     newest = summarise_job(store, paths)
+    if isinstance(newest.problem, StorageError):
+        raise newest.problem
     theirs = newest.newest is None and paths.layout is Layout.LEGACY
     if theirs or (newest.newest and newest.newest.progress is None):
         raise InputError(

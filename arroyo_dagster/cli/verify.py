@@ -56,6 +56,10 @@ def verify(
     Exit codes: 0 restorable; 1 the check could not be carried out; 2 wrong command line; 3 at least
     one finding is an error.
 
+    It cannot see a value that was changed into another value which decodes, for example by a
+    flipped bit: data files have no checksums. Below level 4 it sees less: what was not checked is
+    printed.
+
     \b
     Example:
       arroyo-state verify orders/main 42 --url s3://bucket/arroyo --level 2
@@ -173,8 +177,10 @@ def _verdict_lines(found: JobVerdict) -> Iterator[str]:
                 yield f"{severity.value}: {one}"
     counts = {one: sum(f.severity is one for f in findings) for one in Severity}
     said = ", ".join(f"{count} {one.value}s" for one, count in counts.items() if count)
+    rest = ", ".join(_LEVELS[found.level + 1 :])
     verdict = "can be restored" if found.passed else "cannot be restored safely"
     yield (
         f"{found.paths.root} epoch {found.epoch} {verdict}: {said or 'nothing found'}; "
         f"{found.verdict.inspected} objects checked, level {found.level} ({_LEVELS[found.level]})"
+        f"{f'; not checked: {rest}' if rest else ''}"
     )

@@ -116,8 +116,11 @@ def build_sync_job(naming: Naming) -> dg.JobDefinition:
         from arroyo_dagster.state.operations.catalog import known_jobs
 
         with as_failure():
-            want = [job.root for job in arroyo_store.jobs()]
+            listing = arroyo_store.listing()
             have = context.instance.get_dynamic_partitions(_name(naming))
+            want: list[str] = [job.root for job in listing.jobs]
+            # A job in a directory that cannot be listed is not gone.
+            want += [key for key in usable_keys(have) if listing.hides(job_of(key))]
             plan = plan_sync(have, want, naming.name("arroyo_forget_job"))
             # A job without a key is still missed, until somebody acknowledges that it is gone.
             catalogue, gone = arroyo_store.catalogue(), map(job_of, usable_keys(plan.drop))

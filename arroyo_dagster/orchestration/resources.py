@@ -4,6 +4,7 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
     from arroyo_dagster.state.operations.catalog.epochs import EarlierCatalogue
     from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
+    from arroyo_dagster.state.operations.catalog.jobs import JobListing
     from arroyo_dagster.state.planning.ownership import Mark
     from arroyo_dagster.state.storage.store import ObjectStore
 
@@ -226,12 +228,21 @@ class ArroyoStateStore(NamedSecrets):
         return Layout(self.layout)
 
     def jobs(self) -> list[JobPaths]:
-        """Return the jobs that exist now, by path. Errors as `list_jobs`."""
-        from arroyo_dagster.state.operations.catalog.jobs import list_jobs
+        """Return the jobs that exist now, by path, without those in directories that cannot be
+        listed. Errors as `listing`.
+        """
+        return list(self.listing().jobs)
+
+    def listing(self) -> "JobListing":
+        """Return the jobs that exist now, and the directories that cannot be listed. Errors as
+        `list_readable_jobs`.
+        """
+        from arroyo_dagster.state.operations.catalog.jobs import list_readable_jobs
 
         layout = self.chosen_layout()
-        found = list_jobs(self.reading())
-        return [paths for paths in found if layout is None or paths.layout is layout]
+        found = list_readable_jobs(self.reading())
+        jobs = [paths for paths in found.jobs if layout is None or paths.layout is layout]
+        return replace(found, jobs=jobs)
 
     def arroyo_page(self, paths: JobPaths, *, managed: bool | None = None) -> Any:
         """Return a link to the pipeline of a job in Arroyo's UI; None if the job is managed or the

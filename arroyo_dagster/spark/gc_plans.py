@@ -31,6 +31,7 @@ from arroyo_dagster.state.operations.gc.inventory import (
     read_listed,
 )
 from arroyo_dagster.state.operations.gc.plan import GcRequest, needed_answer, plan_gc
+from arroyo_dagster.state.operations.gc.remains import with_remains
 from arroyo_dagster.state.operations.gc.root_reader import NO_EPOCH
 from arroyo_dagster.state.operations.gc.roots import newest_root
 from arroyo_dagster.state.operations.progress import timed
@@ -149,7 +150,7 @@ def plan_on(
 
     facts = _Facts(place, inventory, roots, answer, now)
     if request.kind is PlanKind.ORPHANS:
-        return _orphans(run, facts, request, directories)
+        return with_remains(store, _orphans(run, facts, request, directories))
     return _expiry(run, facts, request, directories)
 
 

@@ -208,6 +208,13 @@ def make_moto_bucket(name: str) -> None:
     s3_backends[_MOTO_ACCOUNT]["aws"].create_bucket(name, "us-east-1")
 
 
+def set_moto_versioning(bucket: str, status: str) -> None:
+    """Set whether a bucket keeps versions: Enabled or Suspended."""
+    from moto.s3.models import s3_backends
+
+    s3_backends[_MOTO_ACCOUNT]["aws"].put_bucket_versioning(bucket, status)
+
+
 @contextlib.contextmanager
 def google_json_server() -> Iterator[str]:
     """Give `host:port` of a server of the JSON interface of GCS, which gcsfs speaks."""

@@ -48,7 +48,7 @@ from arroyo_dagster.state.model.rewrite import RewriteOutcome, RewritePlan
 from arroyo_dagster.state.model.settings import settings_from
 from arroyo_dagster.state.model.units import format_bytes
 from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
-from arroyo_dagster.state.operations.catalog.jobs import find_job, list_jobs
+from arroyo_dagster.state.operations.catalog.jobs import find_job, jobs_or_all
 from arroyo_dagster.state.operations.compaction.job import CompactionOptions, run_compaction
 from arroyo_dagster.state.operations.compaction.plan import plan_compaction
 from arroyo_dagster.state.operations.compaction.publish import CompactionOutcome
@@ -131,9 +131,9 @@ def forecast(
       arroyo-state compact forecast --url s3://bucket/arroyo
     """
     store, settings = open_to_read(url), _settings(given)
-    paths = [find_job(store, job) for job in jobs] or list_jobs(store)
+    paths, unreadable = jobs_or_all(store, jobs)
     plans: list[CompactionPlan | RewritePlan] = []
-    problems: list[ArroyoStateError] = []
+    problems = list(unreadable.values())
     with show_progress(as_json=as_json) as on_progress:
         count = counter(on_progress, "planned jobs", len(paths), ProgressUnit.JOBS)
         for one in paths:
@@ -148,7 +148,7 @@ def forecast(
     plans.sort(key=lambda one: one.files_after - one.files_before)
     if as_json:
         print_json([_forecast_json(one) for one in plans])
-    elif not paths:
+    elif not paths and not unreadable:
         print_no_jobs(store)
     else:
         columns = ("job", "epoch", "files", "→", "bytes", "→ ", "files opened per subtask", "→  ")

@@ -23,7 +23,7 @@ from arroyo_dagster.state.model.compaction import Forecast
 from arroyo_dagster.state.model.rewrite import RewritePlan
 from arroyo_dagster.state.model.settings import settings_from
 from arroyo_dagster.state.model.units import format_bytes
-from arroyo_dagster.state.operations.catalog.jobs import find_job, list_jobs
+from arroyo_dagster.state.operations.catalog.jobs import jobs_or_all
 from arroyo_dagster.state.operations.compaction.service_level import (
     JobProposal,
     propose_maintenance,
@@ -89,16 +89,16 @@ def meet(
     chosen = settings_from(RestoreRates, dict(rates))
     directory = directory_of_environment(api, database, assume)
     store = open_to_read(url)
-    wanted = [find_job(store, job) for job in jobs] or list_jobs(store)
+    wanted, unreadable = jobs_or_all(store, jobs)
     with show_progress(as_json=as_json) as on_progress:
         found = propose_maintenance(store, wanted, level, directory, chosen, on_progress)
     if as_json:
         print_json([_json(one) for one in found])
-    elif not wanted:
+    elif not wanted and not unreadable:
         print_no_jobs(store)
     else:
         _print(found)
-    report([one.problem for one in found])
+    report([*(one.problem for one in found), *unreadable.values()])
     if any(one.proposal is not None and one.proposal.missed for one in found):
         click.get_current_context().exit(EXIT_FINDINGS)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import click
@@ -74,7 +74,12 @@ def abandoned(
         )
     if as_json:
         print_json([_verdict_json(one) for one in found])
-        return
+    else:
+        _print_abandoned(found)
+    report([one.problem for one in found])
+
+
+def _print_abandoned(found: Sequence[PrefixVerdict]) -> None:
     listed = [one for one in found if one.usage is not Usage.IN_USE or not one.complete]
     if listed:
         columns = ["prefix", "verdict", "bytes", "objects", "written", "why", "next"]

@@ -29,6 +29,7 @@ def outcome_json(outcome: GcOutcome) -> dict[str, Any]:
         "run": outcome.run,
         "quarantine": outcome.quarantine,
         "purged": list(outcome.purged),
+        "remains": outcome.remains,
         "engines": [choice.to_json() for choice in outcome.engines],
     }
 
@@ -48,17 +49,24 @@ def print_outcome(outcome: GcOutcome, *, yes: bool) -> None:
     )
     for path in plan.foreign[:5]:
         click.echo(f"unknown file, never deleted: {path}")
+    for one in plan.remains[:5]:
+        click.echo(f"remains of an interrupted write: {one.name}")
     for choice in outcome.engines:
         click.echo(f"{root}: {choice}")
     if plan.purges:
         gone = "were purged" if yes else "are old enough: they are purged first"
         click.echo(f"{root}: {len(plan.purges)} quarantines {gone}: {', '.join(plan.purges)}")
+    if plan.remains:
+        size = format_bytes(sum(one.size_bytes for one in plan.remains))
+        end = "were deleted" if yes else "would be deleted"
+        click.echo(f"{root}: {outcome.remains} remains of interrupted writes, {size}, {end}")
     click.echo(f"{root}: {_format_collection(plan, outcome, yes=yes)}")
 
 
 def _format_collection(plan: GcPlan, outcome: GcOutcome, *, yes: bool) -> str:
     if not plan.objects:
-        return "nothing to delete"
+        rest = "nothing else to delete" if plan.remains else "nothing to delete"
+        return f"{rest}; plan {plan.digest}" if plan.remains and not yes else rest
     epochs = f"{len(plan.epochs)} epochs, " if plan.kind is PlanKind.EXPIRE else ""
     what = f"{epochs}{outcome.deleted} objects, {format_bytes(outcome.size_bytes)}"
     if not yes:

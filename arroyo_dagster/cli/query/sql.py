@@ -8,9 +8,16 @@ from typing import TYPE_CHECKING
 
 import click
 
-from arroyo_dagster.cli.common import main, open_to_read, private_option, store_options
+from arroyo_dagster.cli.common import (
+    main,
+    open_to_read,
+    print_error,
+    private_option,
+    store_options,
+)
 from arroyo_dagster.cli.query.output import FORMATS, print_rows, write_rows
-from arroyo_dagster.errors import InputError
+from arroyo_dagster.cli.rendering import report
+from arroyo_dagster.errors import ArroyoStateError, InputError
 
 if TYPE_CHECKING:
     from arroyo_dagster.state.planning.privacy import PrivateColumns
@@ -51,6 +58,9 @@ def sql_command(
     and metadata: jobs, epochs, files, offsets, watermarks and more, of one job or of all.
     `show tables` lists all of them, `describe NAME` prints columns. The dialect is that of Polars.
 
+    The metadata of all jobs leaves out jobs that cannot be read, names them on stderr and exits
+    with 1. The table jobs has a column `problem` instead.
+
     \b
     Examples:
       arroyo-state sql "select job, epochs, watermark from jobs" --url s3://bucket/arroyo
@@ -62,10 +72,13 @@ def sql_command(
 
     if as_json and (form is not None or output is not None):
         raise click.UsageError("--json prints one document; leave out --format and --output")
-    catalog = SqlCatalog(open_state(open_to_read(url), private=private), raw)
+    unreadable: dict[str, ArroyoStateError] = {}
+    state = open_state(open_to_read(url), private=private)
+    catalog = SqlCatalog(state, raw, unreadable.__setitem__)
     if query is None and sys.stdin.isatty() and output is None:
         from arroyo_dagster.cli.query.prompt import Prompt
 
+        catalog = SqlCatalog(state, raw, lambda _, error: print_error(error))
         Prompt(catalog, "json" if as_json else form or "table").run()
         return
     text = sys.stdin.read() if query is None else query
@@ -76,3 +89,4 @@ def sql_command(
         write_rows(found, output, form)
     else:
         print_rows(found, "json" if as_json else form or "table")
+    report(list(unreadable.values()))

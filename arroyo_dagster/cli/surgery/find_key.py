@@ -21,6 +21,9 @@ def find_key_command(job: str, key: tuple[str, ...], url: str | None, as_json: b
 
     KEY has one value for each key column, as for `arroyo-state get`. Nothing is changed.
 
+    It also names what may hold the key and cannot be searched: remains of interrupted writes on
+    local disk, and older versions in a bucket that keeps them.
+
     \b
     Example:
       arroyo-state edit find-key job_x 4711 --url s3://bucket/arroyo

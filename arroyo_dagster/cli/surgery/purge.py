@@ -33,7 +33,8 @@ def print_purge(outcome: PurgeOutcome) -> None:
         return
     for path in outcome.remaining:
         click.echo(f"still holds the key: {path}")
-    state = "purged" if not outcome.remaining else "NOT purged"
+    state = "purged as far as it was searched" if outcome.unsearched else "purged"
+    state = "NOT purged" if outcome.remaining else state
     click.echo(
         f"{name}: the key is {state}: {len(outcome.deleted)} of {len(plan.objects)} objects that "
         f"held it are deleted; the newest epoch is {outcome.epoch}; journal: "
@@ -86,7 +87,7 @@ def purge_json(outcome: PurgeOutcome) -> dict[str, Any]:
         "digest": plan.digest,
         "job": plan.paths.root,
         "done": outcome.done,
-        "complete": outcome.done and not outcome.remaining,
+        "complete": outcome.done and not outcome.remaining and not outcome.unsearched,
         "why_not": plan.why_not,
         "epoch": outcome.epoch,
         "objects": [{**plain_values(one), "deleted": one.path in deleted} for one in plan.objects],

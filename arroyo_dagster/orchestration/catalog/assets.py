@@ -18,7 +18,7 @@ from arroyo_dagster.orchestration.catalog.checks import (
     no_job,
     not_checked,
 )
-from arroyo_dagster.orchestration.catalog.fleet_checks import Fleet, fleet_check_specs
+from arroyo_dagster.orchestration.catalog.fleet_checks import Fleet, FleetFacts, fleet_check_specs
 from arroyo_dagster.orchestration.catalog.table_curves import table_curves
 from arroyo_dagster.orchestration.catalog.tenants import TenantOptions, tenant_lines
 from arroyo_dagster.orchestration.directory import ArroyoDirectory
@@ -90,9 +90,10 @@ def build_catalogue(naming: Naming) -> dg.AssetsDefinition:
         arroyo_directory: ArroyoDirectory,
     ):
         with as_failure():
-            jobs = _jobs_of(context, arroyo_store)
+            jobs, unreadable = _jobs_of(context, arroyo_store)
             checks = sorted(context.selected_asset_check_keys, key=lambda one: one.name)
             run = _Refresh(context, arroyo_store, naming)
+            run.failed |= unreadable
             if context.selected_asset_keys:
                 run.catalogue(jobs, config.max_epochs)
             verdicts = [(check, run.verdict(check.name, jobs)) for check in checks]
@@ -105,7 +106,7 @@ def build_catalogue(naming: Naming) -> dg.AssetsDefinition:
             if not getattr(context, "more_jobs_follow", False):
                 fleet = Fleet(naming, context.instance, arroyo_store, arroyo_directory)
                 fleet.report(EVERY_JOB_CHECKS)
-            run.raise_failures(len(jobs))
+            run.raise_failures(len(jobs) + len(unreadable))
 
     return arroyo_catalog
 
@@ -117,11 +118,19 @@ def new_epochs(arroyo_store: ArroyoStateStore) -> Mapping[str, int]:
     return not_catalogued(arroyo_store.reading(), arroyo_store.catalogue(), arroyo_store.jobs())
 
 
-def _jobs_of(context: dg.AssetExecutionContext, arroyo_store: ArroyoStateStore) -> list[JobPaths]:
-    """The jobs of the run's partitions; all there are where only checks are run."""
+def _jobs_of(
+    context: dg.AssetExecutionContext, arroyo_store: ArroyoStateStore
+) -> tuple[Sequence[JobPaths], Mapping[JobPaths, ArroyoStateError]]:
+    """The jobs of the run's partitions; all there are where only checks are run, and those that
+    cannot be listed.
+    """
+    from arroyo_dagster.state.operations.catalog.jobs import unreadable_jobs
+
     if context.has_partition_key or context.has_partition_key_range:
-        return [job_of(key) for key in context.partition_keys]
-    return arroyo_store.jobs()
+        return [job_of(key) for key in context.partition_keys], {}
+    listing = arroyo_store.listing()
+    hidden = {one.paths: one.problem for one in unreadable_jobs(listing) if one.problem}
+    return listing.jobs, hidden
 
 
 class _Refresh:
@@ -407,7 +416,7 @@ def build_fleet(
             results = list(fleet.results(names, facts))
         if context.selected_asset_keys:
             try:
-                lines = _fleet_lines(fleet, arroyo_store, facts.gone)
+                lines = _fleet_lines(fleet, arroyo_store, facts)
                 metadata = _fleet_metadata(lines)
                 if tenants is not None:
                     costs = tenant_lines(arroyo_store, arroyo_directory, facts.present, tenants)
@@ -425,17 +434,15 @@ def build_fleet(
     return arroyo_fleet_overview
 
 
-def _fleet_lines(
-    fleet: Fleet, store: ArroyoStateStore, gone: Sequence[GoneJob]
-) -> list[dict[str, Any]]:
+def _fleet_lines(fleet: Fleet, store: ArroyoStateStore, facts: FleetFacts) -> list[dict[str, Any]]:
     from arroyo_dagster.state.operations.catalog.epochs import newest_rows
 
     jobs = store.jobs()
     broken = fleet.broken(jobs)
     newest = newest_rows(store.catalogue(), jobs)
-    ages, now = fleet.ages(jobs), wall_clock()
+    ages, now = [*fleet.ages(jobs), *facts.unreadable], wall_clock()
     lines = [_job_line(age, newest.get(age.job), age.job in broken, now) for age in ages]
-    return lines + [_gone_line(one) for one in gone]
+    return lines + [_gone_line(one) for one in facts.gone]
 
 
 _WORST_FIRST = ("broken", "vanished", "unreadable", "failed")

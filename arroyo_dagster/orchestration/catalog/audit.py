@@ -60,7 +60,8 @@ def build_audit(naming: Naming, settings: AuditSettings) -> dg.AssetsDefinition:
 
         problem: ArroyoStateError | None = None
         with as_failure():
-            jobs, catalogue = arroyo_store.jobs(), arroyo_store.catalogue()
+            listing, catalogue = arroyo_store.listing(), arroyo_store.catalogue()
+            jobs = listing.jobs
             names = [paths.root for paths in jobs]
             if context.selected_asset_keys:
                 run = audit_jobs(
@@ -74,10 +75,11 @@ def build_audit(naming: Naming, settings: AuditSettings) -> dg.AssetsDefinition:
                         on_progress=progress_logger(context.log.info),
                     ),
                 )
-                problem = next(iter(run.failed.values()), None)
+                failed = [*run.failed.values(), *listing.unreadable.values()]
+                problem = next(iter(failed), None)
             audited = last_audits(catalogue, jobs)
         if context.selected_asset_keys:
-            counts = {"audited": len(run.done), "left": len(run.left), "failed": len(run.failed)}
+            counts = {"audited": len(run.done), "left": len(run.left), "failed": len(failed)}
             metadata = _metadata(counts, names, audited)
             yield dg.MaterializeResult(asset_key=asset, metadata=metadata)
         for key in sorted(context.selected_asset_check_keys, key=lambda one: one.name):

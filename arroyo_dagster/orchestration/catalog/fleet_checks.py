@@ -45,6 +45,7 @@ from arroyo_dagster.state.planning.verify.fleet import (
 )
 
 if TYPE_CHECKING:
+    from arroyo_dagster.state.operations.catalog.jobs import JobListing
     from arroyo_dagster.state.storage.store import ObjectStore
 
 
@@ -53,12 +54,14 @@ class FleetFacts:
     """The jobs that exist, and those that existed.
 
     Attributes:
+        unreadable: directories that cannot be listed, each as a job with a `problem`.
         gone: jobs that vanished and that no user has acknowledged as gone.
         root: what is wrong with the root; None = nothing.
         forget: the command that acknowledges that JOB is gone.
     """
 
     present: tuple[JobPaths, ...]
+    unreadable: tuple[JobAge, ...]
     gone: tuple[GoneJob, ...]
     root: Finding | None
     forget: str
@@ -156,7 +159,7 @@ class Fleet:
 
     def _recency(self, facts: FleetFacts) -> FleetVerdict:
         return fleet_health.fleet_recent(
-            self.ages(facts.present),
+            [*self.ages(facts.present), *facts.unreadable],
             facts.gone,
             root=facts.root,
             forget=facts.forget,
@@ -205,16 +208,22 @@ class Fleet:
         keys = set(known_keys(self._instance, self._naming))
         known = {p for p in catalogued | keys if layout is None or p.layout is layout}
         acknowledged = known_jobs.forgotten(catalogue)
-        present, problem = self._present()
+        listing, problem = self._listing()
+        present = set() if listing is None else set(listing.jobs)
         now = wall_clock()
         known_jobs.remember(catalogue, [(p, None) for p in {*present, *keys} - catalogued], now)
         known_jobs.take_back(catalogue, acknowledged & present)
         expected = known - acknowledged
         gone = set() if problem else expected - present
+        gone = {paths for paths in gone if listing is None or not listing.hides(paths)}
         gone -= known_jobs.removed_on_purpose(reading, gone)
         gone -= self._assumed_gone(gone)
         return FleetFacts(
             present=tuple(sorted(present, key=_root)),
+            unreadable=tuple(
+                JobAge(job=path, problem=str(error))
+                for path, error in ({} if listing is None else listing.unreadable).items()
+            ),
             gone=tuple(
                 GoneJob(job=str(paths.root), epoch=self._last_epoch(catalogue, paths))
                 for paths in sorted(gone, key=_root)
@@ -225,12 +234,12 @@ class Fleet:
             forget=f"arroyo-state forget JOB --catalogue {catalogue.url}",
         )
 
-    def _present(self) -> tuple[set[JobPaths], str | None]:
+    def _listing(self) -> "tuple[JobListing | None, str | None]":
         """The jobs there are, or why the root holds none."""
         try:
-            return set(self._store.jobs()), None
+            return self._store.listing(), None
         except (NotFoundError, InputError) as error:
-            return set(), error.message
+            return None, error.message
 
     def _assumed_gone(self, jobs: Collection[JobPaths]) -> set[JobPaths]:
         """Those of the jobs of which the user's own word says that they are gone."""

@@ -44,15 +44,17 @@ def build_health(naming: Naming, limits: HealthLimits) -> dg.AssetsDefinition:
         from arroyo_dagster.state.operations.catalog.health import HealthOptions, check_health
 
         with as_failure():
+            listing = arroyo_store.listing()
             jobs = check_health(
                 arroyo_store.reading(),
                 arroyo_store.catalogue(),
-                arroyo_store.jobs(),
+                listing.jobs,
                 arroyo_directory.directory(arroyo_store),
                 limits,
                 HealthOptions(
                     earlier=arroyo_store.earlier(),
                     on_progress=progress_logger(context.log.info),
+                    unreadable=listing.unreadable,
                 ),
             )
         if context.selected_asset_keys:

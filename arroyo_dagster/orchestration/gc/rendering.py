@@ -46,6 +46,7 @@ def plan_metadata(plan: GcPlan) -> dict[str, Any]:
             "why the rest stays": shown.table(_stays(plan)),
             "what goes first": shown.table(_objects(plan.data)),
             "foreign": shown.table({"object": str(path)} for path in plan.foreign),
+            "remains of interrupted writes": len(plan.remains) or None,
             **proof_metadata(plan),
         }
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from arroyo_dagster.errors import FormatError
@@ -16,6 +17,7 @@ from arroyo_dagster.state.model.garbage import (
     Proof,
     Quarantined,
     Root,
+    WriteRemains,
 )
 from arroyo_dagster.state.model.ids import (
     Epoch,
@@ -144,6 +146,7 @@ def gc_plan_to_json(plan: GcPlan) -> dict[str, Any]:
         "stays": {reason: list(counts) for reason, counts in plan.stays.items()},
         "foreign": [str(path) for path in plan.foreign],
         "purges": list(plan.purges),
+        "remains": [asdict(one) for one in plan.remains],
         "proof": {
             "epochs": proof.epochs,
             "referenced": proof.referenced,
@@ -184,6 +187,15 @@ def decode_gc_plan(data: bytes, path: str) -> GcPlan:
             },
             foreign=fields.refs("foreign"),
             purges=fields.texts("purges"),
+            # Plans of earlier versions have none.
+            remains=tuple(
+                WriteRemains(
+                    name=one.text("name"),
+                    size_bytes=one.number("size_bytes"),
+                    modified_micros=one.number("modified_micros"),
+                )
+                for one in (fields.objects("remains") if "remains" in fields else ())
+            ),
         )
         if fields.value("digest") != plan.digest:
             raise FormatError(

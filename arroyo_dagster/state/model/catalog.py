@@ -11,8 +11,8 @@ class EpochRow:
 
     Attributes:
         pipeline, worker_generation: None in the legacy layout.
-        state: `ready`, `committing`, `rolled back`, or `unreadable`, then with the reason in
-            `problem`.
+        state: `ready`, `committing`, `rolled back`, `metadata only` (then without files), or
+            `unreadable`, then with the reason in `problem`.
         new_files, new_size_bytes: listed by this epoch and not by the one before it; None where
             that one is unknown.
         rows: as stored, in all files; None if a file is missing or broken.

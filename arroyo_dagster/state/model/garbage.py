@@ -600,6 +600,19 @@ class ExpirePlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WriteRemains:
+    """A file that an interrupted write has left beside its target on local disk, in no listing.
+
+    Attributes:
+        name: as stored, below the checkpoint URL; it ends in `#digits`.
+    """
+
+    name: str
+    size_bytes: int
+    modified_micros: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GcPlan:
     """The objects of one job to delete; each step completes before the next begins.
 
@@ -614,6 +627,7 @@ class GcPlan:
         stays: for each reason why objects stay, their number and bytes.
         foreign: the first names that neither Arroyo nor this package creates; never deleted.
         purges: the quarantines that are old enough to be purged first.
+        remains: what interrupted writes have left, older than a day; deleted, never quarantined.
     """
 
     kind: PlanKind
@@ -630,6 +644,7 @@ class GcPlan:
     stays: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     foreign: tuple[StatePath, ...] = ()
     purges: tuple[str, ...] = ()
+    remains: tuple[WriteRemains, ...] = ()
 
     @property
     def paths(self) -> JobPaths:
@@ -656,4 +671,6 @@ class GcPlan:
                 found.update(repr((str(one.path), one.size_bytes, one.etag)).encode())
         if self.purges:
             found.update(repr(("purges", self.purges)).encode())
+        if self.remains:
+            found.update(repr(self.remains).encode())
         return found.hexdigest()

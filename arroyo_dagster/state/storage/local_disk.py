@@ -190,7 +190,7 @@ class LocalDiskStore:
                 found = os.stat(self._file(path))
             except (FileNotFoundError, NotADirectoryError):
                 return None
-        return _info(StatePath(path), found) if stat.S_ISREG(found.st_mode) else None
+        return info_of_file(StatePath(path), found) if stat.S_ISREG(found.st_mode) else None
 
     def delete_many(self, paths: Iterable[StatePath]) -> DeleteOutcome:
         """Delete objects; see `ObjectStore.delete_many`.
@@ -201,9 +201,7 @@ class LocalDiskStore:
         """
         targets = {path: encode_path(path) for path in paths}
         with Directories(self._root) as directories:
-            problems = {
-                path: _delete_error(directories, stored) for path, stored in targets.items()
-            }
+            problems = {path: delete_error(directories, stored) for path, stored in targets.items()}
         return DeleteOutcome(
             deleted=tuple(path for path, problem in problems.items() if problem is None),
             failed={path: problem for path, problem in problems.items() if problem is not None},
@@ -347,7 +345,7 @@ class LocalDiskStore:
                 return ()
             if stat.S_ISLNK(found.st_mode):
                 return (_link_info(stored, found.st_mtime_ns // 1000),)
-            return (_info(listed_path(stored), found),)
+            return (info_of_file(listed_path(stored), found),)
 
 
 def remove_empty_directories(store: ObjectStore, prefix: StatePath) -> int:
@@ -358,15 +356,19 @@ def remove_empty_directories(store: ObjectStore, prefix: StatePath) -> int:
     Returns:
         The number of deleted directories.
     """
-    while not isinstance(store, LocalDiskStore):
-        inner = getattr(store, "inner", None)
-        if inner is None:
-            return 0
-        store = inner
-    return store.prune(prefix)
+    disk = local_disk(store)
+    return 0 if disk is None else disk.prune(prefix)
 
 
-def _info(path: StatePath, found: os.stat_result) -> ObjectInfo:
+def local_disk(store: ObjectStore) -> LocalDiskStore | None:
+    """Return the store on local disk behind wrappers; None if it is another."""
+    found: object = store
+    while not isinstance(found, LocalDiskStore) and found is not None:
+        found = getattr(found, "inner", None)
+    return found
+
+
+def info_of_file(path: StatePath, found: os.stat_result) -> ObjectInfo:
     micros = found.st_mtime_ns // 1000
     return ObjectInfo(
         path=path,
@@ -407,7 +409,7 @@ def _opened(directories: Directories, folder: str, staged: str) -> tuple[int, Bi
     raise OSError(errno.EIO, "its directory is deleted as soon as it is created", staged)
 
 
-def _delete_error(directories: Directories, stored: str) -> str | None:
+def delete_error(directories: Directories, stored: str) -> str | None:
     folder, _, name = stored.rpartition("/")
     try:
         parent = directories.open(folder)

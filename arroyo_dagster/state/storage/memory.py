@@ -137,6 +137,10 @@ class MemoryStore:
         found = self._root.objects.get(encode_path(path))
         return None if found is None else found[1]
 
+    def keeps_versions(self) -> bool:
+        """Whether replaced or deleted objects stay as older versions."""
+        return False
+
     def delete_many(self, paths: Iterable[StatePath]) -> DeleteOutcome:
         """Delete objects; see `ObjectStore.delete_many`."""
         keys = {path: encode_path(path) for path in paths}

@@ -115,7 +115,9 @@ class PurgeOutcome:
         edit: of the newest epoch; None = it did not hold the key.
         epoch: the newest epoch afterwards.
         deleted: of the objects of the plan those that no longer exist.
-        remaining: those that still hold the key; empty = the purge is complete.
+        remaining: those that still hold the key.
+        unsearched: whether remains of interrupted writes, or older versions, may hold the key. The
+            purge is complete if neither is left.
         journal_runs: the runs in the journal of deletions that name every deleted object.
     """
 
@@ -124,5 +126,6 @@ class PurgeOutcome:
     epoch: Epoch | None = None
     deleted: tuple[StatePath, ...] = ()
     remaining: tuple[StatePath, ...] = ()
+    unsearched: bool = False
     journal_runs: tuple[str, ...] = ()
     done: bool = False

@@ -8,7 +8,7 @@ twice.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, TypeVar
 
@@ -24,6 +24,7 @@ from arroyo_dagster.state.model.layout import JobPaths, Layout, parse_epoch_reco
 from arroyo_dagster.state.model.progress import OnProgress, ProgressUnit, no_progress
 from arroyo_dagster.state.model.tables import ExpiringTimeKeyFiles, TableFiles
 from arroyo_dagster.state.operations.catalog.footers import read_stored_file
+from arroyo_dagster.state.operations.catalog.metadata_only import metadata_only_epochs
 from arroyo_dagster.state.operations.progress import counter
 from arroyo_dagster.state.planning.restore.lineage import rolled_back
 from arroyo_dagster.state.planning.restore.reads import job_watermark_micros, ordered_operators
@@ -267,7 +268,8 @@ def refresh(
         old = _taken_over(chosen.earlier, paths, listed)
     if _began_anew(old, listed):
         old = replace(old, epochs=tuple(replace(r, present=False) for r in old.epochs), files=())
-    wanted = _to_read(old, listed)
+    held = metadata_only_epochs(store, paths) if len(listed) > 1 else {}
+    wanted = _to_read(old, listed, held)
     epochs = wanted[max(0, len(wanted) - chosen.max_new_epochs) :]
     count = counter(chosen.on_progress, "read epochs", len(epochs), ProgressUnit.EPOCHS)
 
@@ -279,7 +281,9 @@ def refresh(
 
     answers = concurrently(load, epochs)
     loaded = {
-        epoch: answer for epoch, answer in zip(epochs, answers, strict=True) if answer is not None
+        epoch: _without_files(answer) if epoch in held else answer
+        for epoch, answer in zip(epochs, answers, strict=True)
+        if answer is not None
     }
     checkpoints = [one for one in loaded.values() if isinstance(one, Checkpoint)]
     known = _known_footers(store, old, checkpoints, chosen.on_progress)
@@ -344,11 +348,21 @@ def _began_anew(old: JobHistory, listed: Mapping[Epoch, int | None]) -> bool:
     )
 
 
-def _to_read(old: JobHistory, listed: Mapping[Epoch, int | None]) -> list[Epoch]:
+def _without_files(answer: Checkpoint | ArroyoStateError) -> Checkpoint | ArroyoStateError:
+    """Return an epoch of which only the metadata is left."""
+    if not isinstance(answer, Checkpoint):
+        return answer
+    operators = tuple(replace(one, tables={}) for one in answer.operators)
+    return replace(answer, state=CheckpointState.METADATA_ONLY, operators=operators)
+
+
+def _to_read(
+    old: JobHistory, listed: Mapping[Epoch, int | None], held: Container[Epoch]
+) -> list[Epoch]:
     states = (CheckpointState.READY.value, CheckpointState.ROLLED_BACK.value, UNREADABLE)
     settled = {row.epoch for row in old.present if row.state in states}
     newest = max(listed, default=None)
-    return [epoch for epoch in listed if epoch not in settled or epoch == newest]
+    return [epoch for epoch in listed if epoch not in settled or epoch == newest or epoch in held]
 
 
 def _load(

@@ -20,7 +20,7 @@ from arroyo_dagster.state.model.objects import ObjectKind, StoredObject, object_
 from arroyo_dagster.state.model.progress import OnProgress, Progress, ProgressUnit, no_progress
 from arroyo_dagster.state.operations.catalog.epochs import catalogued_epochs
 from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
-from arroyo_dagster.state.operations.catalog.jobs import list_levels
+from arroyo_dagster.state.operations.catalog.jobs import list_prefixes
 from arroyo_dagster.state.operations.gc.plan import GcRequest, plan_gc
 from arroyo_dagster.state.operations.gc.roots import newest_root
 from arroyo_dagster.state.operations.progress import counter, timed
@@ -45,7 +45,6 @@ from arroyo_dagster.state.planning.fleet.usage import (
     prefixes_without_job,
     writes_a_day,
 )
-from arroyo_dagster.state.planning.restore.reads import jobs_in
 from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.store import ObjectStore
 
@@ -132,15 +131,19 @@ def find_abandoned(
 
     Raises:
         NotFoundError: the root does not exist.
-        StorageError: the store failed.
+        StorageError: the root cannot be listed.
     """
     budget = TimeBudget.of(budget_seconds, clock)
-    known = list_levels(store)
-    jobs = jobs_in(known)
+    listing = list_prefixes(store)
+    jobs = listing.jobs
     answers = directory.look_up(jobs)
-    others = prefixes_without_job(known, jobs)
+    others = [
+        path
+        for path in prefixes_without_job(listing.levels, jobs)
+        if path not in listing.unreadable
+    ]
     report = timed(on_progress)
-    found: list[PrefixVerdict] = []
+    found = [_not_listed(StatePath(path), error) for path, error in listing.unreadable.items()]
     for at, (paths, answer) in enumerate(zip(jobs, answers, strict=True)):
         report(
             Progress(
@@ -150,12 +153,30 @@ def find_abandoned(
                 unit=ProgressUnit.PREFIXES,
             )
         )
-        found += _judged(store, paths, answer, answers, directory, budget)
-    usages = concurrently(lambda path: prefix_usage(store, path, None, budget), others)
-    found += [
-        judge_prefix(usage, now_micros=wall_clock(), grace_micros=GRACE_MICROS) for usage in usages
-    ]
-    return largest_first(found)
+        try:
+            found += _judged(store, paths, answer, answers, directory, budget)
+        except StorageError as error:
+            found.append(_not_listed(paths.root, error))
+
+    def judged(path: StatePath) -> PrefixVerdict:
+        try:
+            usage = prefix_usage(store, path, None, budget)
+        except StorageError as error:
+            return _not_listed(path, error)
+        return judge_prefix(usage, now_micros=wall_clock(), grace_micros=GRACE_MICROS)
+
+    return largest_first([*found, *concurrently(judged, others)])
+
+
+def _not_listed(path: StatePath, error: ArroyoStateError) -> PrefixVerdict:
+    return PrefixVerdict(
+        path=path,
+        usage=Usage.NOT_JUDGED,
+        why=f"it cannot be read ({error.message})",
+        complete=False,
+        next_step=error.next_step,
+        problem=error,
+    )
 
 
 def _judged(
@@ -243,22 +264,29 @@ def job_costs(
     on_progress: OnProgress = no_progress,
 ) -> tuple[list[JobCost], list[ArroyoStateError]]:
     """Return what every job below the URL stores and which requests it causes, and the errors of
-    sources.
+    sources and of jobs that cannot be listed.
 
     Args:
         inspection: add the requests of Dagster's sensor and schedules, with their defaults.
 
+    A job that cannot be listed costs nothing and is not complete.
+
     Raises:
         NotFoundError: the root does not exist.
-        StorageError: the store failed.
+        StorageError: the root cannot be listed.
     """
     budget = TimeBudget.of(budget_seconds, clock)
-    jobs = jobs_in(list_levels(store))
+    listing = list_prefixes(store)
+    jobs, problems = listing.jobs, list(listing.unreadable.values())
     answers = directory.look_up(jobs)
     count = counter(on_progress, "listed jobs", len(jobs), ProgressUnit.JOBS)
 
     def usage_of(paths: JobPaths) -> PrefixUsage:
-        usage = prefix_usage(store, paths.root, paths, budget)
+        try:
+            usage = prefix_usage(store, paths.root, paths, budget)
+        except StorageError as error:
+            problems.append(error)
+            usage = PrefixUsage(path=paths.root, job=paths, complete=False)
         count()
         return usage
 
@@ -266,7 +294,7 @@ def job_costs(
     found = _costs(answers, usages, expression)
     if inspection and found:
         found = with_inspection(found, inspection_a_day(len(found)))
-    return found, _errors(answers)
+    return found, [*problems, *_errors(answers)]
 
 
 def catalogued_costs(

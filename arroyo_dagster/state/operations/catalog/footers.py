@@ -37,9 +37,9 @@ from arroyo_dagster.state.operations.catalog.jobs import (
     JobSummary,
     job_is_there,
     newest_generation,
-    stored_sizes,
     summarise_job,
 )
+from arroyo_dagster.state.operations.catalog.stored_files import stored_sizes
 from arroyo_dagster.state.planning.restore.reads import is_at_rest, restore_plan
 from arroyo_dagster.state.planning.verify.checks import (
     Columns,
@@ -254,11 +254,10 @@ def job_ages(
 ) -> list[JobAge]:
     """Return the age and condition of each job by its newest epoch, as `fleet_recent` needs it.
 
+    A job that cannot be read has a `problem`.
+
     Args:
         directory: the source of the jobs' conditions; None = conditions stay unknown.
-
-    Raises:
-        StorageError: the store failed.
     """
     return ages_of(store, concurrently(lambda paths: summarise_job(store, paths), jobs), directory)
 
@@ -283,14 +282,18 @@ def _as_answered(age: JobAge, answer: JobAnswer) -> JobAge:
 def _job_age(store: ObjectStore, job: JobSummary) -> JobAge:
     newest = job.newest
     final = newest is not None and newest.progress is not None and newest.progress.final
-    # Whether it was restarted since costs one more read, needed only for a job that has stopped.
-    generation = newest_generation(store, job.paths) if final else None
+    problem = job.problem
+    try:
+        # Whether it was restarted since costs one more read, needed only for a job that stopped.
+        generation = newest_generation(store, job.paths) if final else None
+    except ArroyoStateError as error:
+        generation, problem = None, problem or error
     return JobAge(
         job=job.paths.root,
         epoch=job.newest_epoch,
-        epochs=job.epochs,
+        epochs=job.epochs or 0,
         files=0 if newest is None else len(dict.fromkeys(newest.paths)),
         finished_micros=None if newest is None else newest.finish_time_micros,
         at_rest=newest is not None and is_at_rest(newest, generation),
-        problem=None if job.problem is None else str(job.problem),
+        problem=None if problem is None else str(problem),
     )

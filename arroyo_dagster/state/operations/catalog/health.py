@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 
-from arroyo_dagster.errors import ArroyoStateError, StorageError
+from arroyo_dagster.errors import ArroyoStateError
 from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.model.catalog import EpochRow, FileRow
 from arroyo_dagster.state.model.clock import wall_clock
@@ -43,11 +43,13 @@ class HealthOptions:
         epochs: compare at most this many of the newest epochs of each job.
         earlier: as of `RefreshOptions`.
         on_progress: called after each job; for a single job, as `refresh` calls it.
+        unreadable: why directories below the URL could not be listed, by path.
     """
 
     epochs: int = EPOCHS
     earlier: EarlierCatalogue | None = None
     on_progress: OnProgress = no_progress
+    unreadable: Mapping[str, ArroyoStateError] = field(default_factory=dict)
 
 
 def check_health(
@@ -60,10 +62,7 @@ def check_health(
 ) -> list[JobHealth]:
     """Bring the catalogue of jobs up to date, and apply all health checks to them.
 
-    A job that cannot be judged is a finding.
-
-    Raises:
-        StorageError: a store failed.
+    A job that cannot be judged is a finding, and so is a directory that cannot be listed.
     """
     chosen = options or HealthOptions()
     epochs, report = chosen.epochs, chosen.on_progress
@@ -85,8 +84,6 @@ def check_health(
             history = refresh(store, catalogue, summary.paths, refreshing).history
             pins = ParquetBackend(store, summary.paths).job_pins()
             moved = list_quarantines(store, summary.paths) if pins.quarantines else []
-        except StorageError:
-            raise
         except ArroyoStateError as error:
             return not_judged(age, now_micros, error.message)
         finally:
@@ -95,7 +92,11 @@ def check_health(
         quarantined = sum(copy.size_bytes for _, copies in moved for copy in copies)
         return judge_job(replace(facts, quarantined_bytes=quarantined), limits)
 
-    return concurrently(judge, list(zip(summaries, ages, strict=True)))
+    hidden = [
+        not_judged(JobAge(job=path), now_micros, error.message)
+        for path, error in chosen.unreadable.items()
+    ]
+    return [*concurrently(judge, list(zip(summaries, ages, strict=True))), *hidden]
 
 
 def _facts(

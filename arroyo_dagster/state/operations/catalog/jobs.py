@@ -7,7 +7,7 @@ the data files; many objects are read concurrently.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -39,6 +39,8 @@ from arroyo_dagster.state.model.layout import (
     Layout,
 )
 from arroyo_dagster.state.model.progress import OnProgress, ProgressUnit, no_progress
+from arroyo_dagster.state.operations.catalog.metadata_only import metadata_only_epochs
+from arroyo_dagster.state.operations.catalog.stored_files import stored_sizes
 from arroyo_dagster.state.operations.progress import counter
 from arroyo_dagster.state.planning.restore import recovery
 from arroyo_dagster.state.planning.restore.lineage import rolled_back
@@ -88,22 +90,83 @@ def list_jobs(
     return jobs
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobListing:
+    """What the listings below a URL show, of which some may have failed.
+
+    Attributes:
+        levels: of the root and the directories that were listed, by path.
+        unreadable: why a directory could not be listed, by path; it may hold jobs.
+        jobs: the jobs of the other directories, ordered by path.
+    """
+
+    levels: Mapping[str, Level]
+    unreadable: Mapping[str, ArroyoStateError]
+    jobs: Sequence[JobPaths]
+
+    def hides(self, paths: JobPaths) -> bool:
+        """Whether a job may lie in a directory that could not be listed."""
+        return any(f"{paths.root}/".startswith(f"{at}/") for at in self.unreadable)
+
+
+def list_readable_jobs(store: ObjectStore) -> JobListing:
+    """List the jobs below the URL of a store; a directory that cannot be listed hides no other.
+
+    Raises:
+        NotFoundError: the root does not exist.
+        InputError: the root is not empty, but contains no job.
+        StorageError: the root cannot be listed.
+    """
+    listing = list_prefixes(store)
+    if not listing.unreadable:
+        check_root(listing.levels, listing.jobs, store.url)
+    return listing
+
+
+def list_prefixes(store: ObjectStore) -> JobListing:
+    """List the levels as `list_readable_jobs`; the root need not contain a job."""
+    failed: dict[str, ArroyoStateError] = {}
+    levels = list_levels(store, failed)
+    jobs = jobs_in(levels)
+    unreadable = {path.removesuffix("/checkpoints"): error for path, error in failed.items()}
+    return JobListing(levels=levels, unreadable=unreadable, jobs=jobs)
+
+
 def unlisted(levels: Mapping[str, Level]) -> list[str]:
     """Return the directories that may be of jobs and that no store can write, ordered by path."""
     found = ((path, name) for path, level in levels.items() for name in level.unusable)
     return sorted(f"{path}/{name}".lstrip("/") for path, name in found)
 
 
-def list_levels(store: ObjectStore) -> dict[str, Level]:
+def list_levels(
+    store: ObjectStore, failed: dict[str, ArroyoStateError] | None = None
+) -> dict[str, Level]:
     """List the root and the two levels below it, by path; data files are in none of them.
+
+    Args:
+        failed: receives the error of each directory below the root that cannot be listed; None =
+            raise the first.
 
     Raises:
         NotFoundError: the root does not exist.
+        StorageError: a directory cannot be listed.
     """
+
+    def listed(path: str) -> Level | ArroyoStateError:
+        try:
+            return list_level(store, path)
+        except ArroyoStateError as error:
+            if failed is None or not path:
+                raise
+            return error
+
     known: dict[str, Level] = {}
-    while wanted := directories_to_list(known):
-        levels = concurrently(lambda path: list_level(store, path), wanted)
-        known.update(zip(wanted, levels, strict=True))
+    while wanted := directories_to_list({**known, **dict.fromkeys(failed or (), Level())}):
+        for path, level in zip(wanted, concurrently(listed, wanted), strict=True):
+            if isinstance(level, Level):
+                known[path] = level
+            elif failed is not None:
+                failed[path] = level
     return known
 
 
@@ -123,6 +186,7 @@ def find_job(store: ObjectStore, name: str) -> JobPaths:
     Raises:
         NotFoundError: no such job; lists the existing jobs.
         InputError: the name is ambiguous, or not a valid name.
+        StorageError: a directory cannot be listed, so the name alone may be ambiguous.
     """
     problem = path_error(name)
     if problem is not None:
@@ -133,9 +197,31 @@ def find_job(store: ObjectStore, name: str) -> JobPaths:
         )
     path = StatePath(name)
     # A full path needs one listing, however many jobs there are.
-    pipeline, _, job = path.rpartition("/")
-    paths = JobPaths(JobId(job), PipelineId(pipeline) if pipeline else None)
-    return paths if job_is_there(store, paths) else choose_job(name, list_jobs(store), store.url)
+    paths = paths_of(path)
+    if job_is_there(store, paths):
+        return paths
+    listing = list_readable_jobs(store)
+    for error in listing.unreadable.values():
+        raise StorageError(
+            f"whether one job has this name is not known: {error.message}",
+            retryable=error.retryable,
+            next_step="name it as pipeline/job",
+            **(error.facts | {"job": name}),
+        ) from error
+    return choose_job(name, listing.jobs, store.url)
+
+
+def jobs_or_all(
+    store: ObjectStore, names: Sequence[str]
+) -> tuple[Sequence[JobPaths], Mapping[str, ArroyoStateError]]:
+    """Return the named jobs, or all if none is named, and why directories cannot be listed.
+
+    Errors as `find_job` and `list_readable_jobs`.
+    """
+    if names:
+        return [find_job(store, name) for name in names], {}
+    listing = list_readable_jobs(store)
+    return listing.jobs, listing.unreadable
 
 
 def job_is_there(store: ObjectStore, paths: JobPaths) -> bool:
@@ -154,14 +240,17 @@ class JobSummary:
     """A job, summarised by its newest epoch.
 
     Attributes:
-        epochs: the number of visible epochs.
+        paths: of a directory that cannot be listed, as if it were a job.
+        listed: whether its directory could be listed; otherwise it may hold several jobs.
+        epochs: the number of visible epochs; None if they cannot be listed.
         newest_epoch: None if there is none.
         newest: the metadata of the newest epoch; None if there is none or it cannot be read.
         problem: why it cannot be read or restored.
     """
 
     paths: JobPaths
-    epochs: int
+    epochs: int | None
+    listed: bool = True
     newest_epoch: Epoch | None = None
     newest: Checkpoint | None = None
     problem: ArroyoStateError | None = None
@@ -177,26 +266,52 @@ def summarise_jobs(
     on_progress: OnProgress = no_progress,
     on_unlisted: Callable[[Sequence[str]], None] = lambda paths: None,
 ) -> list[JobSummary]:
-    """Summarise every job below the URL by its newest epoch. Errors as `list_jobs`.
+    """Summarise every job below the URL by its newest epoch, ordered by path.
+
+    A job that cannot be read, and a directory that cannot be listed, has a `problem`. Errors as
+    `list_readable_jobs`.
 
     Args:
         on_progress: called after each job, by any thread, by one at a time.
         on_unlisted: as of `list_jobs`.
     """
-    jobs = list_jobs(store, on_unlisted)
-    count = counter(on_progress, "read jobs", len(jobs), ProgressUnit.JOBS)
+    listing = list_readable_jobs(store)
+    if left_out := unlisted(listing.levels):
+        on_unlisted(left_out)
+    count = counter(on_progress, "read jobs", len(listing.jobs), ProgressUnit.JOBS)
 
     def summarise(paths: JobPaths) -> JobSummary:
         found = summarise_job(store, paths)
         count()
         return found
 
-    return concurrently(summarise, jobs)
+    summaries = [*concurrently(summarise, listing.jobs), *unreadable_jobs(listing)]
+    return sorted(summaries, key=lambda job: job.paths.root)
+
+
+def unreadable_jobs(listing: JobListing) -> list[JobSummary]:
+    """Return a summary with a `problem` for each directory that could not be listed."""
+    return [
+        JobSummary(paths=paths_of(path), listed=False, epochs=None, problem=error)
+        for path, error in listing.unreadable.items()
+    ]
+
+
+def paths_of(root: str) -> JobPaths:
+    """Return the paths of the job at `job` or `pipeline/job`."""
+    pipeline, _, job = root.rpartition("/")
+    return JobPaths(JobId(job), PipelineId(pipeline) if pipeline else None)
 
 
 def summarise_job(store: ObjectStore, paths: JobPaths) -> JobSummary:
-    """Summarise one job by its newest epoch; a broken epoch is a `problem`, not an error."""
-    epochs = BackendReader(store, paths).epochs()
+    """Summarise one job by its newest epoch.
+
+    A broken epoch and an error of the store are a `problem` of the job, which stops no other.
+    """
+    try:
+        epochs = BackendReader(store, paths).epochs()
+    except ArroyoStateError as error:
+        return JobSummary(paths=paths, epochs=None, problem=error)
     if not epochs:
         return JobSummary(paths=paths, epochs=0)
     loaded = _loaded(store, paths, epochs[-1])
@@ -249,7 +364,7 @@ class EpochSummary:
         new_files, new_size_bytes: those that the visible epoch before it does not list; None where
             that epoch is unknown.
         missing: how many of the objects it lists do not exist.
-        problem: why it cannot be read or restored; None for a partially collected epoch.
+        problem: why it cannot be read or restored; None for an epoch that expired in part.
     """
 
     epoch: Epoch
@@ -308,9 +423,17 @@ def list_epochs(
         for one in loaded
         if one.checkpoint and (to := one.checkpoint.rolled_back_to) in by_number
     }
-    collected = _collected([one for one in loaded if one.epoch not in left], sizes)
+    known = [one for one in loaded if one.epoch not in left]
+    states = dict.fromkeys(_collected(known, sizes), CheckpointState.PARTIALLY_COLLECTED)
+    incomplete = {
+        one.epoch for one in loaded if one.checkpoint and set(one.checkpoint.paths) - sizes.keys()
+    }
+    if incomplete:
+        held = metadata_only_epochs(store, paths, incomplete)
+        states |= dict.fromkeys(held, CheckpointState.METADATA_ONLY)
+    states |= dict.fromkeys(left, CheckpointState.ROLLED_BACK)
     summaries = [
-        _summary(paths, one, sizes, before.get(one.epoch), collected, left)
+        _summary(paths, one, sizes, before.get(one.epoch), states)
         for one in (*loaded, *rest)
         if one.epoch in shown or one in rest
     ]
@@ -338,8 +461,8 @@ class _Loaded:
 def _loaded(store: ObjectStore, paths: JobPaths, epoch: Epoch) -> _Loaded:
     try:
         checkpoint, lost = BackendReader(store, paths).load_remains(epoch)
-    except StorageError:
-        raise
+    except StorageError as error:
+        return _Loaded(epoch, problem=error)
     except ArroyoStateError as error:
         root = (
             paths.legacy_metadata(epoch)
@@ -360,8 +483,6 @@ def _without_record(
         return []
     try:
         chain = list(BackendReader(store, paths).load_chain(loaded[0].checkpoint))
-    except StorageError:
-        raise
     except ArroyoStateError as error:
         oldest = Epoch(max(0, loaded[0].epoch - 1))
         return [_Loaded(oldest, problem=error)]
@@ -428,8 +549,6 @@ def _attempted(store: ObjectStore, paths: JobPaths, attempt: Attempt) -> _Loaded
         path = paths.epoch_record(attempt.epoch)
         record = _optional(store, path, records.decode_epoch_record)
         state = recovery.checkpoint_state(ref, manifest, record, None).state
-    except StorageError:
-        raise
     except ArroyoStateError as error:
         return _Loaded(attempt.epoch, problem=error, generation=attempt.worker_generation)
     checkpoint = None if manifest is None else as_checkpoint(manifest, ref, state)
@@ -444,37 +563,23 @@ def _optional(store: ObjectStore, path: StatePath, decode: Callable[[bytes, str]
     return decode(data, path)
 
 
-def stored_sizes(store: ObjectStore, paths: Iterable[StatePath]) -> dict[StatePath, int]:
-    """Return the sizes in bytes of the files that exist, with one listing per directory."""
-    wanted = set(paths)
-    parents = sorted({parent for path in wanted if (parent := path.parent) is not None})
-    listings = concurrently(store.list_dir, parents)
-    return {
-        info.path: info.size_bytes
-        for listing in listings
-        for info in listing.objects
-        if info.path in wanted
-    }
-
-
 def _summary(
     paths: JobPaths,
     one: _Loaded,
     sizes: Mapping[StatePath, int],
     before: _Loaded | None,
-    collected: Container[Epoch],
-    left: Container[Epoch],
+    states: Mapping[Epoch, CheckpointState],
 ) -> EpochSummary:
     checkpoint = one.checkpoint
     listed = dict.fromkeys(checkpoint.paths) if checkpoint else {}
     missing = [path for path in listed if path not in sizes]
     state, problem = one.state, one.problem
-    if one.epoch in collected and state is not None and state.canonical:
-        state = CheckpointState.PARTIALLY_COLLECTED
+    special = states.get(one.epoch)
     owns = one.state is None or one.state.canonical
-    if one.epoch in left and owns:
-        state = CheckpointState.ROLLED_BACK
-    if state is not CheckpointState.PARTIALLY_COLLECTED and checkpoint is not None:
+    if owns and (one.state is not None or special is CheckpointState.ROLLED_BACK):
+        state = special or state
+    expired = (CheckpointState.PARTIALLY_COLLECTED, CheckpointState.METADATA_ONLY)
+    if state not in expired and checkpoint is not None:
         problem = problem or _damage(paths, checkpoint, missing, one.lost_operators)
         problem = problem or version_error(checkpoint)
     new: list[StatePath] | None = None

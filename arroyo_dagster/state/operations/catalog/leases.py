@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from arroyo_dagster.errors import FormatError
+from arroyo_dagster.errors import ArroyoStateError, StorageError
 from arroyo_dagster.state.metadata.lease import (
     IN_FLIGHT_GRACE_SECONDS,
     LeaseOptions,
@@ -31,14 +31,15 @@ class JobLease:
 
     Attributes:
         kind: `maintenance`; `writer` (legacy layout only); `window` (a maintenance window).
-        record: None if it does not decode; nobody can acquire this lease until it is broken.
-        problem: why it does not decode.
+        record: None if it cannot be read; if it does not decode, nobody can acquire this lease
+            until it is broken.
+        problem: why it cannot be read.
     """
 
     paths: JobPaths
     kind: str
     record: LeaseRecord | None
-    problem: FormatError | None = None
+    problem: ArroyoStateError | None = None
 
 
 def lease_directory(paths: JobPaths, kind: str) -> StatePath:
@@ -58,7 +59,7 @@ def list_leases(
 def _newest(store: ObjectStore, paths: JobPaths, kind: str) -> JobLease | None:
     try:
         record = newest_lease(store, lease_directory(paths, kind))
-    except FormatError as error:
+    except ArroyoStateError as error:
         return JobLease(paths=paths, kind=kind, record=None, problem=error)
     return None if record is None else JobLease(paths=paths, kind=kind, record=record)
 
@@ -90,6 +91,8 @@ def break_lease(
         check_job_maintained(store, paths)
     directory = lease_directory(paths, kind)
     found = _newest(store, paths, kind)
+    if found is not None and isinstance(found.problem, StorageError):
+        raise found.problem
     renewed = None if found is None or found.record is None else found.record.renewed_at_micros
     now = store_time(store, directory)
     with lease(store, paths, owner, LeaseOptions(directory=directory, take_over=True, clock=clock)):

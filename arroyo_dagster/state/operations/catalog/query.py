@@ -40,6 +40,10 @@ from arroyo_dagster.state.model.tables import (
     TableKind,
 )
 from arroyo_dagster.state.model.types import Primitive
+from arroyo_dagster.state.operations.catalog.metadata_only import (
+    metadata_only_epochs,
+    no_rows_left,
+)
 from arroyo_dagster.state.operations.progress import CountedReads
 from arroyo_dagster.state.planning.privacy import (
     NOTHING_PRIVATE,
@@ -102,15 +106,29 @@ def load_epoch(store: ObjectStore, paths: JobPaths, epoch: int | None = None) ->
     """Read the metadata of an epoch; None = the newest visible epoch.
 
     Raises:
-        NotFoundError: no such epoch, or none at all; lists the existing epochs.
+        NotFoundError: no such epoch, or none at all; lists the existing epochs. Or only its
+            metadata is left.
         FormatError: an object of the epoch is missing or does not decode.
     """
-    backend = BackendReader(store, paths)
-    wanted = chosen_epoch(store, paths, backend.epochs(), epoch)
+    epochs = BackendReader(store, paths).epochs()
+    wanted = chosen_epoch(store, paths, epochs, epoch)
+    found = read_epoch(store, paths, wanted)
+    if wanted != epochs[-1] and (held := metadata_only_epochs(store, paths, {wanted})):
+        raise no_rows_left(paths, wanted, held)
+    return found
+
+
+def read_epoch(store: ObjectStore, paths: JobPaths, epoch: Epoch) -> Checkpoint:
+    """Read the metadata of a visible epoch, of which more than its metadata is left.
+
+    Raises:
+        NotFoundError: an object of the epoch is missing.
+        FormatError: an object of the epoch does not decode.
+    """
     try:
-        return backend.load_checkpoint_metadata(wanted)
+        return BackendReader(store, paths).load_checkpoint_metadata(epoch)
     except NotFoundError as error:
-        raise _missing(error, paths, wanted) from error
+        raise _missing(error, paths, epoch) from error
 
 
 def chosen_epoch(

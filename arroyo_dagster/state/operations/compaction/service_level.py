@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from arroyo_dagster.errors import ArroyoStateError, StorageError
+from arroyo_dagster.errors import ArroyoStateError
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.progress import OnProgress, ProgressUnit, no_progress
 from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
@@ -53,24 +53,20 @@ def propose_maintenance(
 
     Args:
         on_progress: called after each job.
-
-    Raises:
-        StorageError: the store failed.
     """
     found = []
     count = counter(on_progress, "planned jobs", len(jobs), ProgressUnit.JOBS)
     for paths in jobs:
-        managed = not is_arroyo_job(store, paths)
-        its = rates.of_job(managed=managed)
+        its = rates.of_job(managed=True)
         try:
+            managed = not is_arroyo_job(store, paths)
+            its = rates.of_job(managed=managed)
             plan: Planner = (
                 compaction_facts(store, paths).plan
                 if managed
                 else rewrite_planner(store, paths, directory)
             )
             proposal = propose(plan, level, its)
-        except StorageError:
-            raise
         except ArroyoStateError as problem:
             found.append(JobProposal(paths=paths, rates=its, problem=problem))
         else:

@@ -103,11 +103,15 @@ def interrupted_windows(
 ) -> list[JobPaths]:
     """Return the jobs whose window was interrupted: its record exists, and its lease is not held.
 
-    Costs two requests per job; a record that cannot be read counts.
+    Costs two requests per job; a record that does not decode counts. Of a job that the store
+    denies, nothing is known: it is left out.
     """
 
     def cut_off(paths: JobPaths) -> bool:
-        return store.head(paths.window) is not None and not _is_held(store, paths, clock())
+        try:
+            return store.head(paths.window) is not None and not _is_held(store, paths, clock())
+        except StorageError:
+            return False
 
     wanted = list(jobs)
     found = concurrently(cut_off, wanted)

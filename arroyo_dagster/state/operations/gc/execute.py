@@ -33,6 +33,7 @@ from arroyo_dagster.state.operations.gc.journal_chain import finish_open_runs
 from arroyo_dagster.state.operations.gc.pins import forget_released, note_expired
 from arroyo_dagster.state.operations.gc.plan import GcRequest, check_allowed, plan_gc
 from arroyo_dagster.state.operations.gc.quarantine import QuarantineWriter, purge_quarantine
+from arroyo_dagster.state.operations.gc.remains import sweep
 from arroyo_dagster.state.operations.gc.root_reader import Reader
 from arroyo_dagster.state.operations.gc.steps import Delete, GcRun, Pace, delete_here
 from arroyo_dagster.state.operations.progress import heartbeat, timed
@@ -66,6 +67,7 @@ class GcOutcome:
         quarantine: where objects were moved; None if they were deleted.
         purged: the quarantines that were deleted first.
         open_entries: journal entries of interrupted runs, completed by this one.
+        remains: how many remains of interrupted writes were deleted; in a dry run, would be.
         engines: which engine ran each step, if there was a choice.
     """
 
@@ -77,12 +79,19 @@ class GcOutcome:
     quarantine: str | None = None
     purged: tuple[str, ...] = ()
     open_entries: int = 0
+    remains: int = 0
     engines: tuple[EngineChoice, ...] = ()
 
     @classmethod
     def of_plan(cls, plan: GcPlan) -> GcOutcome:
         """Return the outcome of a dry run: what executing the plan would do."""
-        return cls(plan=plan, done=False, deleted=plan.objects, size_bytes=plan.size_bytes)
+        return cls(
+            plan=plan,
+            done=False,
+            deleted=plan.objects,
+            size_bytes=plan.size_bytes,
+            remains=len(plan.remains),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,15 +207,17 @@ def _run(
         for quarantined in Reader(held, paths).pins_in_full()[1] if chosen.purges else ():
             if quarantined.name in chosen.purges:
                 purge_quarantine(held, paths, quarantined, owner, now, options.on_progress)
+        remains = sweep(held, chosen, fresh)
         if not chosen.objects:
             delete_all(held, [paths.removal] if chosen.kind is PlanKind.DEAD_JOB else [])
             return GcOutcome(
                 plan=chosen,
-                done=False,
+                done=remains > 0,
                 deleted=0,
                 size_bytes=0,
                 purged=chosen.purges,
                 open_entries=opened,
+                remains=remains,
             )
         moving = (
             QuarantineWriter.begin(held, chosen, owner, now, pace.sleep, options.items)
@@ -234,6 +245,7 @@ def _run(
             quarantine=name,
             purged=chosen.purges,
             open_entries=opened,
+            remains=remains,
         )
         with uninterrupted():
             options.on_done(outcome)

@@ -413,10 +413,14 @@ def _cut(roots: Roots, found: Inventory) -> Iterator[LostObject]:
     for stored in (*found.samples, *metadata):
         end = stored.path.find("/operator-", len(paths.root))
         names.setdefault(stored.path[:end], []).append(stored)
+    head = names.get(str(paths.checkpoint(roots.head.epoch, roots.head.worker_generation)), ())
+    # The objects of a copied job may all have the time of the copy.
+    timed = any(written_with(roots.head, stored) for stored in head)
     for one, number, shared in epoch_directories(roots):
         listed = names.get(str(paths.checkpoint(number, one.worker_generation)), ())
         missing = {name for name, _ in one.operators} - {name for name, _ in one.tables}
         tables = dict(one.tables) | dict.fromkeys(missing, ())
+        shared = shared and timed
         own = [each.path for each in listed if not shared or written_with(one, each)]
         yield from cut_metadata(
             paths, one.epoch, one.worker_generation, tables, own, missing, number

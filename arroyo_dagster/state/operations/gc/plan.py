@@ -39,6 +39,7 @@ from arroyo_dagster.state.operations.gc.inventory_listing import (
     rechecked,
     with_newer,
 )
+from arroyo_dagster.state.operations.gc.remains import with_remains
 from arroyo_dagster.state.operations.gc.root_reader import Reader
 from arroyo_dagster.state.operations.gc.roots import newest_root, read_roots
 from arroyo_dagster.state.operations.gc.roots_times import with_store_times
@@ -143,6 +144,20 @@ def plan_gc(
         InputError, ConflictError, StorageError: as everywhere.
     """
     now = wall_clock() if now_micros is None else now_micros
+    plan = _plan(store, paths, request, now, on_progress, with_sizes=with_sizes, items=items)
+    return with_remains(store, plan)
+
+
+def _plan(
+    store: ObjectStore,
+    paths: JobPaths,
+    request: GcRequest,
+    now: int,
+    on_progress: OnProgress,
+    *,
+    with_sizes: bool,
+    items: ItemRunner,
+) -> GcPlan:
     on_progress = timed(on_progress)
     # A job that stops while it is looked at has published what the look has missed.
     before = None if request.kind is PlanKind.DEAD_JOB else request.answer(paths)

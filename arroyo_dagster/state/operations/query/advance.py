@@ -88,8 +88,7 @@ def newest_epochs(job: StateJob, epochs: int) -> list[StateEpoch]:
     """Return the newest visible epochs, oldest first; errors as `source_advance`."""
     if epochs < 1:
         raise InputError("compare one epoch or more", job=job.name, epochs=epochs)
-    numbers = job.epochs()[-epochs:]
-    return concurrently(job.epoch, numbers) if numbers else [job.epoch()]
+    return job.newest_epochs(epochs)
 
 
 def _advance(ones: Sequence[SourcePosition], high_water: int | None) -> PartitionAdvance:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass
 
-from arroyo_dagster.state.operations.catalog.jobs import stored_sizes
+from arroyo_dagster.state.operations.catalog.stored_files import stored_sizes
 from arroyo_dagster.state.operations.query.advance import EPOCHS, newest_epochs
 from arroyo_dagster.state.operations.query.state import StateJob
 from arroyo_dagster.state.planning.table_sizes import Growth

@@ -32,8 +32,8 @@ class JobRow:
     job: str
     pipeline: str | None
     name: str
-    layout: str
-    epochs: int
+    layout: str | None
+    epochs: int | None
     newest_epoch: int | None
     state: str | None
     finished_at_micros: Micros | None

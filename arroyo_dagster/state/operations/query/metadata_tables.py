@@ -24,8 +24,14 @@ from arroyo_dagster.state.model.tables import (
     ExpiringTimeKeyFiles,
     GlobalKeyedFiles,
 )
-from arroyo_dagster.state.operations.catalog.jobs import list_epochs, stored_sizes, summarise_job
+from arroyo_dagster.state.operations.catalog.jobs import (
+    JobSummary,
+    list_epochs,
+    summarise_job,
+    summarise_jobs,
+)
 from arroyo_dagster.state.operations.catalog.leases import list_leases
+from arroyo_dagster.state.operations.catalog.stored_files import stored_sizes
 from arroyo_dagster.state.operations.gc.journal import read_journal
 from arroyo_dagster.state.operations.gc.pins import read_pins
 from arroyo_dagster.state.operations.gc.plan import GcRequest, plan_gc
@@ -58,7 +64,12 @@ from arroyo_dagster.state.operations.query.operator_state import (
     windows,
 )
 from arroyo_dagster.state.operations.query.positions import SourcePosition, source_positions
-from arroyo_dagster.state.operations.query.state import StateCatalog, StateEpoch, StateJob
+from arroyo_dagster.state.operations.query.state import (
+    OnUnreadable,
+    StateCatalog,
+    StateEpoch,
+    StateJob,
+)
 from arroyo_dagster.state.operations.query.table import EpochTable
 from arroyo_dagster.state.planning.restore.reads import job_watermark_micros, restore_plan
 from arroyo_dagster.state.storage.concurrency import concurrently
@@ -91,18 +102,34 @@ class MetadataTable:
         """What one row is."""
         return (self.row.__doc__ or "").strip().partition("\n")[0]
 
-    def read(self, jobs: Sequence[StateJob], epoch: str | None = None) -> pa.Table:
+    def read(
+        self,
+        jobs: Sequence[StateJob],
+        epoch: str | None = None,
+        on_unreadable: OnUnreadable | None = None,
+    ) -> pa.Table:
         """Read the rows of jobs.
 
         Args:
             epoch: as `StateJob.epochs_named` takes it; has no effect on tables of jobs.
+            on_unreadable: called with each job that is left out, and why; None = raise the error.
 
         Raises:
             NotFoundError: the one job that is named has no such epoch.
             FormatError: an object does not decode.
+            StorageError: the store failed.
         """
-        parts = concurrently(lambda job: list(self._of_job(job, epoch, len(jobs) == 1)), jobs)
-        return rows_table(self.row, (row for part in parts for row in part))
+
+        def rows(job: StateJob) -> list[Any]:
+            try:
+                return list(self._of_job(job, epoch, on_unreadable is None and len(jobs) == 1))
+            except ArroyoStateError as error:
+                if on_unreadable is None:
+                    raise
+                on_unreadable(job.name, error)
+                return []
+
+        return rows_table(self.row, (row for part in concurrently(rows, jobs) for row in part))
 
     def _of_job(self, job: StateJob, epoch: str | None, alone: bool) -> Iterator[Any]:
         if self.of_job is not None:
@@ -118,13 +145,16 @@ class MetadataTable:
 
 
 def _jobs(job: StateJob) -> Iterator[JobRow]:
-    found = summarise_job(job.catalog.store, job.paths)
+    yield _job_row(summarise_job(job.catalog.store, job.paths))
+
+
+def _job_row(found: JobSummary) -> JobRow:
     newest = found.newest
-    yield JobRow(
-        job=job.name,
-        pipeline=job.paths.pipeline,
-        name=job.paths.job,
-        layout=job.paths.layout.value,
+    return JobRow(
+        job=str(found.paths.root),
+        pipeline=found.paths.pipeline,
+        name=found.paths.job,
+        layout=found.paths.layout.value if found.listed else None,
         epochs=found.epochs,
         newest_epoch=found.newest_epoch,
         state=None if newest is None else newest.state.value,
@@ -392,11 +422,13 @@ METADATA_TABLES = {
 
 @dataclass(frozen=True, slots=True)
 class MetadataRows:
-    """A metadata table of some jobs; see `find_metadata`."""
+    """A metadata table of one job, or of all jobs; see `find_metadata`."""
 
     table: MetadataTable
-    jobs: Sequence[StateJob]
+    state: StateCatalog
+    job: StateJob | None
     epoch: str | None
+    on_unreadable: OnUnreadable | None
 
     @property
     def schema(self) -> pa.Schema:
@@ -404,15 +436,30 @@ class MetadataRows:
         return self.table.schema
 
     def read(self) -> pa.Table:
-        """Read the rows; errors as `MetadataTable.read`."""
-        return self.table.read(self.jobs, self.epoch)
+        """Read the rows; errors as `MetadataTable.read`, and of all jobs as `StateCatalog.jobs`.
+
+        Of all jobs, the table `jobs` has a row with a `problem` for each that cannot be read.
+        """
+        if self.job is not None:
+            return self.table.read([self.job], self.epoch)
+        if self.table.name == "jobs":
+            return rows_table(JobRow, map(_job_row, summarise_jobs(self.state.store)))
+        jobs = self.state.readable_jobs(self.on_unreadable)
+        return self.table.read(jobs, self.epoch, self.on_unreadable)
 
 
-def find_metadata(state: StateCatalog, name: QueryName, epoch: str | None = None) -> MetadataRows:
+def find_metadata(
+    state: StateCatalog,
+    name: QueryName,
+    epoch: str | None = None,
+    on_unreadable: OnUnreadable | None = None,
+) -> MetadataRows:
     """Find a metadata table by its name; nothing of its rows is read.
 
     Args:
         epoch: of which epochs, unless the name says so.
+        on_unreadable: of all jobs, called with those that are left out, and why; None = raise the
+            error.
 
     Raises:
         NotFoundError: there is no such metadata table or job; names the nearest.
@@ -421,6 +468,6 @@ def find_metadata(state: StateCatalog, name: QueryName, epoch: str | None = None
     if table is None:
         raise not_found("metadata table", name.table, METADATA_TABLES)
     if name.job is None:
-        return MetadataRows(table, state.jobs(), epoch)
+        return MetadataRows(table, state, None, epoch, on_unreadable)
     job, named = state.find(name.job)
-    return MetadataRows(table, [job], named or epoch)
+    return MetadataRows(table, state, job, named or epoch, on_unreadable)

@@ -43,6 +43,14 @@ class SourcePosition:
     finished: bool | None
     state: str
 
+    @property
+    def counts(self) -> bool:
+        """Whether `position` is known to count what was read, and so never falls."""
+        value = json.loads(self.state)
+        if self.connector != MANAGED or isinstance(value, int):
+            return True
+        return isinstance(value, Mapping) and any(name in value for name in _POSITIONS)
+
 
 def source_positions(epoch: StateEpoch) -> list[SourcePosition]:
     """Return the positions of all sources at an epoch, from source to sink.

@@ -20,7 +20,7 @@ from arroyo_dagster.state.model.tables import (
     TableConfig,
     TimeFile,
 )
-from arroyo_dagster.state.operations.catalog.jobs import stored_sizes
+from arroyo_dagster.state.operations.catalog.stored_files import stored_sizes
 from arroyo_dagster.state.operations.query.state import StateEpoch
 from arroyo_dagster.state.planning.compaction.plan import forecast
 from arroyo_dagster.state.planning.fleet.service_level import DEFAULT_RATES, RestoreRates

@@ -31,7 +31,7 @@ from arroyo_dagster.state.operations.query.sql_text import (
     sql_failures,
     sql_tokens,
 )
-from arroyo_dagster.state.operations.query.state import StateCatalog
+from arroyo_dagster.state.operations.query.state import OnUnreadable, StateCatalog
 from arroyo_dagster.state.operations.query.table import EpochTable
 
 if TYPE_CHECKING:
@@ -82,10 +82,13 @@ class SqlCatalog:
     Attributes:
         state: the state.
         raw: tables have every stored row, with the file that holds it.
+        on_unreadable: called with each job that the metadata of all jobs leaves out, and why; None
+            = raise the error.
     """
 
     state: StateCatalog
     raw: bool = False
+    on_unreadable: OnUnreadable | None = None
 
     def query(self, text: str) -> pl.LazyFrame:
         """Return the answer of a query, as a lazy frame: rows are read when it is collected.
@@ -127,8 +130,15 @@ class SqlCatalog:
             (str(QueryName(one.name)), "metadata", one.description)
             for one in METADATA_TABLES.values()
         ]
-        for job in self.state.jobs():
-            for table in job.epoch().tables() if job.epochs() else ():
+        for job in self.state.readable_jobs(self.on_unreadable):
+            try:
+                tables = job.epoch().tables() if job.epochs() else ()
+            except ArroyoStateError as error:
+                if self.on_unreadable is None:
+                    raise
+                self.on_unreadable(job.name, error)
+                continue
+            for table in tables:
                 config = table.scan.operator.configs[table.scan.name]
                 names.append((str(table.name), config.kind.label, config.config.description))
         return pl.DataFrame(names, schema=["name", "kind", "description"], orient="row")
@@ -158,7 +168,7 @@ class SqlCatalog:
 
         if name.operator is not None:
             return self.table(name).to_polars()
-        found = find_metadata(self.state, name)
+        found = find_metadata(self.state, name, on_unreadable=self.on_unreadable)
         return deferred_frame(str(name), found.schema, found.read)
 
 

@@ -16,12 +16,12 @@ from __future__ import annotations
 
 import bisect
 import datetime as dt
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeAlias
 
-from arroyo_dagster.errors import InputError, NotFoundError
+from arroyo_dagster.errors import ArroyoStateError, InputError, NotFoundError
 from arroyo_dagster.state.codec.iso_times import iso_micros, nanos_of
 from arroyo_dagster.state.metadata.reader import BackendReader
 from arroyo_dagster.state.model.checkpoints import Checkpoint, OperatorCheckpoint
@@ -29,8 +29,13 @@ from arroyo_dagster.state.model.ids import Epoch, TableName
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.numbers import parse_number
 from arroyo_dagster.state.model.tables import GlobalKeyedFiles
-from arroyo_dagster.state.operations.catalog.jobs import find_job, list_jobs
-from arroyo_dagster.state.operations.catalog.query import load_epoch
+from arroyo_dagster.state.operations.catalog.jobs import (
+    find_job,
+    list_jobs,
+    list_readable_jobs,
+)
+from arroyo_dagster.state.operations.catalog.metadata_only import metadata_only_epochs
+from arroyo_dagster.state.operations.catalog.query import load_epoch, read_epoch
 from arroyo_dagster.state.operations.query.expiring_scan import ExpiringScan
 from arroyo_dagster.state.operations.query.global_scan import GlobalScan
 from arroyo_dagster.state.operations.query.names import (
@@ -43,6 +48,7 @@ from arroyo_dagster.state.operations.query.table import EpochTable
 from arroyo_dagster.state.planning.privacy import NOTHING_PRIVATE, PrivateColumns
 from arroyo_dagster.state.planning.restore.reads import config_of, ordered_operators
 from arroyo_dagster.state.storage import open_store
+from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.storage.wrappers import WriteProtected
 from arroyo_dagster.state.tables.known.catalogue import Catalogue, default_catalogue
@@ -75,6 +81,10 @@ def open_state(
     return StateCatalog(WriteProtected(store), private, catalogue or default_catalogue())
 
 
+OnUnreadable: TypeAlias = Callable[[str, ArroyoStateError], None]
+"""Called with a job, or a directory of jobs, that cannot be read, and the error."""
+
+
 @dataclass(frozen=True)
 class StateCatalog:
     """All jobs below a checkpoint URL; created by `open_state`."""
@@ -91,6 +101,19 @@ class StateCatalog:
             InputError: the root is not empty, but contains no job.
         """
         return [StateJob(self, paths) for paths in list_jobs(self.store)]
+
+    def readable_jobs(self, on_unreadable: OnUnreadable | None) -> list[StateJob]:
+        """Return the jobs as `jobs`; a directory that cannot be listed hides no other.
+
+        Args:
+            on_unreadable: called with the directory and the error; None = raise the error.
+        """
+        if on_unreadable is None:
+            return self.jobs()
+        listing = list_readable_jobs(self.store)
+        for path, error in listing.unreadable.items():
+            on_unreadable(path, error)
+        return [StateJob(self, paths) for paths in listing.jobs]
 
     def job(self, name: str) -> StateJob:
         """Return a job by `job`, or `pipeline/job` where several pipelines have a job of that name.
@@ -186,8 +209,12 @@ class StateJob:
         return str(self.paths.root)
 
     def epochs(self) -> list[Epoch]:
-        """Return the numbers of the visible epochs, ascending."""
-        return list(BackendReader(self.catalog.store, self.paths).epochs())
+        """Return the numbers of the visible epochs, ascending, without those of which only the
+        metadata is left.
+        """
+        numbers = BackendReader(self.catalog.store, self.paths).epochs()
+        held = metadata_only_epochs(self.catalog.store, self.paths) if len(numbers) > 1 else ()
+        return [number for number in numbers if number not in held]
 
     def epoch(self, epoch: int | str | None = None, *, at: Moment | None = None) -> StateEpoch:
         """Return an epoch, with its metadata read.
@@ -225,11 +252,25 @@ class StateJob:
 
     def epoch_range(self, first: int | None = None, last: int | None = None) -> list[StateEpoch]:
         """Return the visible epochs from `first` to `last`, both inclusive; None = no bound."""
-        return [
-            self.epoch(number)
+        numbers = (
+            number
             for number in self.epochs()
             if (first is None or number >= first) and (last is None or number <= last)
-        ]
+        )
+        return [self._read(number) for number in numbers]
+
+    def newest_epochs(self, most: int) -> list[StateEpoch]:
+        """Return the newest visible epochs, oldest first.
+
+        Raises:
+            NotFoundError: the job has no epoch.
+            FormatError: an object of an epoch is missing or does not decode.
+        """
+        numbers = self.epochs()[-most:]
+        return concurrently(self._read, numbers) if numbers else [self.epoch()]
+
+    def _read(self, number: Epoch) -> StateEpoch:
+        return StateEpoch(self, read_epoch(self.catalog.store, self.paths, number))
 
     def _at(self, micros: int) -> Checkpoint:
         """Find the newest epoch finished at a time: a few reads, however many epochs there are."""
@@ -237,7 +278,7 @@ class StateJob:
         found: dict[Epoch, Checkpoint] = {}
 
         def finished(number: Epoch) -> int:
-            found[number] = load_epoch(self.catalog.store, self.paths, number)
+            found[number] = read_epoch(self.catalog.store, self.paths, number)
             return found[number].finish_time_micros
 
         place = bisect.bisect_right(numbers, micros, key=finished)
@@ -250,7 +291,7 @@ class StateJob:
                 next_step="choose a later time",
             )
         number = numbers[place - 1]
-        return found.get(number) or load_epoch(self.catalog.store, self.paths, number)
+        return found.get(number) or read_epoch(self.catalog.store, self.paths, number)
 
 
 @dataclass(frozen=True)

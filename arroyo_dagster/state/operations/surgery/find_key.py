@@ -22,7 +22,9 @@ from arroyo_dagster.state.model.tables import (
     TableConfig,
     TimeFile,
 )
+from arroyo_dagster.state.operations.catalog.metadata_only import metadata_only_epochs
 from arroyo_dagster.state.operations.gc.quarantine import list_quarantines
+from arroyo_dagster.state.operations.gc.remains import write_remains
 from arroyo_dagster.state.operations.progress import counter
 from arroyo_dagster.state.operations.surgery.managed.entries import internal
 from arroyo_dagster.state.operations.surgery.managed.rows import (
@@ -35,6 +37,7 @@ from arroyo_dagster.state.operations.surgery.rows import count_rows, key_conditi
 from arroyo_dagster.state.planning.compaction.rewrite import TableKey
 from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.store import ObjectStore
+from arroyo_dagster.state.storage.versions import keeps_versions
 from arroyo_dagster.state.tables.merge.conditions import KeyRows
 
 UNLISTED, QUARANTINE = "unlisted", "quarantine"
@@ -68,6 +71,9 @@ class KeySearch:
         files: the number of files that were searched.
         epochs: the epochs that were searched.
         unknown: what was not searched, and why.
+        remains: what interrupted writes have left of files of tables, by stored name; not searched.
+        versions: whether the store keeps older versions of objects, which were not searched; None
+            = it cannot be asked.
         tables: the configurations of the tables, for a later search: an epoch that has one may
             have expired by then.
     """
@@ -76,6 +82,8 @@ class KeySearch:
     files: int
     epochs: tuple[Epoch, ...]
     unknown: tuple[str, ...]
+    remains: tuple[str, ...] = ()
+    versions: bool | None = False
     tables: Mapping[TableKey, TableConfig] = field(default_factory=dict, repr=False)
 
 
@@ -116,13 +124,16 @@ class _KeyFinder:
     others: dict[StatePath, tuple[TableKey, str]] = field(default_factory=dict)
     epochs: list[Epoch] = field(default_factory=list)
     unknown: dict[str, None] = field(default_factory=dict)
+    remains: tuple[str, ...] = ()
+    versions: bool | None = False
 
     def read_epochs(self) -> None:
         backend = ParquetBackend(self.store, self.paths)
         numbers = backend.epochs()
         if not numbers:
             raise NotFoundError("the job has no checkpoint", job=self.paths.root)
-        for epoch in numbers:
+        held = metadata_only_epochs(self.store, self.paths)
+        for epoch in (number for number in numbers if number not in held):
             try:
                 self._add(backend.load(epoch))
             except (FormatError, NotFoundError) as error:
@@ -165,6 +176,13 @@ class _KeyFinder:
                 key = _table_of(moved.path)
                 if key is not None and key not in self.globals:
                     self.others[moved.copy] = key, QUARANTINE
+        names = (one.name for one in write_remains(self.store, self.paths))
+        self.remains = tuple(name for name in names if _table_of(name.rpartition("#")[0]))
+        for name in self.remains:
+            self.unknown[f"remains of an interrupted write may hold the key: {name}"] = None
+        self.versions, reason = keeps_versions(self.store)
+        if self.versions is not False:
+            self.unknown[f"{reason}: they may hold the key"] = None
 
     def result(self, on_progress: OnProgress) -> KeySearch:
         wanted = [*((path, key) for path, (key, _) in self.listed.items())]
@@ -210,6 +228,8 @@ class _KeyFinder:
             files=len(wanted),
             epochs=tuple(self.epochs),
             unknown=tuple(self.unknown),
+            remains=self.remains,
+            versions=self.versions,
             tables=self.configs,
         )
 

@@ -313,6 +313,7 @@ class _Purge:
                 if info is None
             ),
             remaining=tuple(one.path for one in left),
+            unsearched=bool(self.search.remains) or self.search.versions is not False,
             journal_runs=self.journals,
             done=True,
         )

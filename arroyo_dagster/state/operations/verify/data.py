@@ -14,12 +14,13 @@ from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.progress import OnProgress, ProgressUnit, no_progress
 from arroyo_dagster.state.model.tables import GlobalKeyedFiles, TableConfig, TableFiles
 from arroyo_dagster.state.model.verify import MAX_LEVEL
-from arroyo_dagster.state.operations.catalog.jobs import stored_sizes
+from arroyo_dagster.state.operations.catalog.stored_files import stored_sizes
 from arroyo_dagster.state.operations.engines import HERE, ItemRunner, Threads
 from arroyo_dagster.state.operations.progress import counter
 from arroyo_dagster.state.operations.verify.edits import read_edits, read_rebuilds
 from arroyo_dagster.state.operations.verify.keys import find_variant
 from arroyo_dagster.state.operations.verify.metadata import JobMetadata
+from arroyo_dagster.state.operations.verify.positions import position_findings
 from arroyo_dagster.state.operations.verify.rows import (
     CheckDepth,
     FileToRead,
@@ -30,6 +31,7 @@ from arroyo_dagster.state.planning.engines import WorkAmount
 from arroyo_dagster.state.planning.restore.reads import RestorePlan, TableRead, restore_plan
 from arroyo_dagster.state.planning.verify.checks import config_findings
 from arroyo_dagster.state.planning.verify.edits import (
+    concerns,
     edit_findings,
     explained_files,
     rebuild_findings,
@@ -95,7 +97,7 @@ def data_findings(
     findings = [*tables.findings, *_of_files(paths, checkpoint, tables.files, files)]
     # Metadata of another job or epoch cannot be compared with its neighbours.
     if not any(one.code == "metadata-of-another" for one in found.findings):
-        findings += _across(store, paths, found.history)
+        findings += _across(store, paths, found.history, look)
     findings += _waiting(store, paths, checkpoint)
     findings += value_findings(store, checkpoint, tables.files, files, look, items)
     if look.level < MAX_LEVEL:
@@ -251,16 +253,23 @@ def _of_files(
 
 
 def _across(
-    store: ObjectStore, paths: JobPaths, history: Sequence[Checkpoint]
+    store: ObjectStore, paths: JobPaths, history: Sequence[Checkpoint], look: CheckDepth
 ) -> Iterator[Finding]:
-    if history[-1].progress is not None:
+    positions = partial(position_findings, store, paths, history, look.catalogue)
+    now, decodes = history[-1], look.level > 2
+    if now.progress is not None:
         yield from across_findings(history)
+        yield from positions() if decodes else ()
         return
     edits = read_edits(store, paths, history)
     known = [record for record in edits.records.values() if record is not None]
-    yield from across_findings(history, explained_files(history, known, edits.digests))
+    explained = explained_files(history, known, edits.digests)
+    yield from across_findings(history, explained)
     yield from edit_findings(history, edits.records, edits.digests)
     yield from rebuild_findings(history, read_rebuilds(store, paths))
+    if decodes:
+        edited = any(concerns(record, now) for record in known)
+        yield from positions(edited=edited, unlisted=explained.get(now.epoch, frozenset()))
 
 
 def _waiting(store: ObjectStore, paths: JobPaths, checkpoint: Checkpoint) -> Iterator[Finding]:

@@ -14,13 +14,14 @@ from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.progress import OnProgress, no_progress
 from arroyo_dagster.state.model.verify import HISTORY, MAX_LEVEL, VerifySettings
 from arroyo_dagster.state.operations.catalog.footers import expired_meanwhile
+from arroyo_dagster.state.operations.catalog.metadata_only import metadata_only_epochs
 from arroyo_dagster.state.operations.catalog.query import chosen_epoch
 from arroyo_dagster.state.operations.engines import HERE, ItemRunner
 from arroyo_dagster.state.operations.verify.data import DataFindings, data_findings
 from arroyo_dagster.state.operations.verify.metadata import JobMetadata, read_job_metadata
 from arroyo_dagster.state.operations.verify.rows import CheckDepth
 from arroyo_dagster.state.planning.engines import EngineChoice
-from arroyo_dagster.state.planning.verify.findings import Verdict
+from arroyo_dagster.state.planning.verify.findings import Verdict, error
 from arroyo_dagster.state.planning.verify.restore import SubtaskRestore
 from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.tables.known.catalogue import Catalogue, default_catalogue
@@ -98,12 +99,31 @@ def verify_job(
     for _ in range(_ATTEMPTS):
         epochs = ParquetBackend(store, paths).epochs()
         wanted = chosen_epoch(store, paths, epochs, epoch)
+        if wanted != epochs[-1] and (held := metadata_only_epochs(store, paths, {wanted})):
+            return _metadata_only(paths, wanted, held[wanted], look)
         found = read_job_metadata(store, paths, epochs, wanted, asked.history)
         verdict = _judge(store, paths, found, look, on_progress, items)
         # Objects that an expiry deletes meanwhile are not damage.
         if verdict.passed or set(epochs) <= set(ParquetBackend(store, paths).epochs()):
             return verdict
     raise expired_meanwhile(store, paths, "try again with a lower level, or keep more epochs")
+
+
+def _metadata_only(paths: JobPaths, epoch: Epoch, by: Epoch, look: CheckDepth) -> JobVerdict:
+    finding = error(
+        "metadata-only",
+        paths.epoch_record(epoch),
+        f"epoch {epoch} expired: its metadata stays for the pinned epoch {by}, its data is deleted",
+        f"choose another epoch: `arroyo-state epochs {paths.root}` lists them",
+    )
+    return JobVerdict(
+        paths=paths,
+        epoch=epoch,
+        level=look.level,
+        parallelism=look.parallelism,
+        verdict=Verdict(findings=(finding,), inspected=1),
+        epochs=(epoch,),
+    )
 
 
 def _judge(

@@ -36,6 +36,7 @@ class PrefixVerdict:
         last_write_micros: the time of the newest of these objects; None if it is unknown.
         complete: whether all of it was listed; else the numbers are lower bounds.
         next_step: how to reclaim it, or what would allow a verdict; None if nothing is to be done.
+        problem: the error of the store that prevented a verdict.
     """
 
     path: str
@@ -46,6 +47,7 @@ class PrefixVerdict:
     last_write_micros: int | None = None
     complete: bool = True
     next_step: str | None = None
+    problem: ArroyoStateError | None = None
 
 
 def judge_job(

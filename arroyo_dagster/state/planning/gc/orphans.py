@@ -124,7 +124,7 @@ def standing_of(
     check_nothing_lost(roots, answer)
     check_readable(roots, roots.epochs)
     live = not at_rest(roots, answer)
-    check_clock(roots, now_micros)
+    check_clock(roots, now_micros, live=live)
     times = {one.path: one.modified_micros for one in metadata}
     old = now_micros - grace_micros
 

@@ -232,7 +232,7 @@ def _lost_parent(roots: Roots, whole_from: Epoch) -> Iterator[LostObject]:
 
 def epoch_directories(roots: Roots) -> Iterator[tuple[EpochRoot, Epoch, bool]]:
     """Yield each epoch with the numbers of the directories in which it may have written its files,
-    and whether another run may have written there, too.
+    and whether another run may have written there, before or afterwards.
 
     A run of Arroyo that ignored the state counts from 1 (arroyo-state.md 1.5): its first epoch is
     the one behind `min_epoch`. Every epoch has files in a directory of its own, those of global
@@ -242,9 +242,9 @@ def epoch_directories(roots: Roots) -> Iterator[tuple[EpochRoot, Epoch, bool]]:
     newest = roots.current[: 2 if arroyo else 0]
     apart = min((one.epoch - max(_directories(one), default=0) for one in newest), default=0)
     first = {one.epoch for one in newest if one.epoch == one.min_epoch + 1}
-    shared = apart > 0 or bool(first - {1})
     for one in roots.current:
         numbers = {one.epoch, one.epoch - apart, *([1] if one.epoch in first else [])}
+        shared = arroyo and (one is not roots.head or apart > 0 or bool(first - {1}))
         yield from ((one, Epoch(number), shared) for number in sorted(numbers) if number > 0)
 
 

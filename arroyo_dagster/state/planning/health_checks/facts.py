@@ -8,7 +8,7 @@ from itertools import pairwise
 from statistics import median
 
 from arroyo_dagster.state.model.catalog import EpochRow, FileRow
-from arroyo_dagster.state.model.checkpoints import Checkpoint
+from arroyo_dagster.state.model.checkpoints import Checkpoint, CheckpointState
 from arroyo_dagster.state.model.garbage import JobPins
 from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.planning.verify.findings import Finding
@@ -75,8 +75,9 @@ class HealthFacts:
 
     @property
     def readable(self) -> list[EpochRow]:
-        """The epochs whose metadata could be read."""
-        return [row for row in self.epochs if row.problem is None]
+        """The epochs whose metadata could be read and whose data was not deleted."""
+        left = CheckpointState.METADATA_ONLY.value
+        return [row for row in self.epochs if row.problem is None and row.state != left]
 
     @property
     def newest(self) -> EpochRow | None:

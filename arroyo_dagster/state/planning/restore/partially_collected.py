@@ -10,7 +10,7 @@ crates/arroyo-state-protocol/src/gc.rs; arroyo-state.md 9.5 and 9.6.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from arroyo_dagster.state.model.checkpoints import Checkpoint
@@ -75,6 +75,53 @@ def partially_collected(epochs: Sequence[Remains], newest: Checkpoint) -> frozen
     return frozenset(
         one.epoch for one in epochs if one.epoch < before and one.lost and not one.lost & kept
     )
+
+
+def metadata_only(
+    epochs: Sequence[Remains], candidates: Collection[Epoch], numbers: Iterable[Epoch]
+) -> frozenset[Epoch]:
+    """Return the epochs of which an expiry has kept the metadata only, for a pinned epoch.
+
+    An expiry deletes the oldest epochs first. So an epoch is only damaged while an older one is
+    left that no pin holds, or if it lacks a file that an epoch which stays lists.
+
+    Args:
+        epochs: the candidates and the epochs that stay, as far as they are readable.
+        candidates: as `parents_of_pinned` returns them.
+        numbers: all visible epochs that are neither pinned nor candidates.
+
+    Source: arroyo_dagster.state.planning.gc.expiry, `choose_expired`.
+    """
+    oldest = min(numbers, default=None)
+    kept = {path for one in epochs if one.epoch not in candidates for path in one.listed}
+    return frozenset(
+        one.epoch
+        for one in epochs
+        if one.epoch in candidates
+        and one.lost
+        and not one.lost & kept
+        and (oldest is None or one.epoch < oldest)
+    )
+
+
+def parents_of_pinned(
+    epochs: Iterable[Checkpoint], pinned: Collection[Epoch], newest: Checkpoint
+) -> dict[StatePath, Epoch]:
+    """Return the pinned epoch by the manifest of its parent, which an expiry keeps for it.
+
+    The parent of the newest epoch is left out: all of it stays.
+
+    Args:
+        epochs: those that are pinned, or were until the last expiry.
+    """
+    return {
+        one.parent_ref: one.epoch
+        for one in epochs
+        if one.epoch in pinned
+        and one.parent_ref is not None
+        and one.epoch != newest.epoch
+        and one.parent_ref not in (newest.ref, newest.parent_ref)
+    }
 
 
 def lies_at_the_bucket_root(checkpoint: Checkpoint, missing: Iterable[StatePath]) -> bool:

@@ -46,6 +46,7 @@ from arroyo_dagster.state.storage.remote.obstore_options import (
     retry_options,
 )
 from arroyo_dagster.state.storage.remote.obstore_walk import UNLISTABLE, ListingWalk
+from arroyo_dagster.state.storage.remote.s3_store import S3Store
 from arroyo_dagster.state.storage.remote.through_fsspec import open_through_fsspec
 from arroyo_dagster.state.storage.retries import ask_again
 from arroyo_dagster.state.storage.store import (
@@ -346,6 +347,17 @@ class ObstoreStore:
         return ListingWalk(
             remote=self._remote, url=self.url, base=self._base, twin_since=self._twin_since
         )
+
+    def keeps_versions(self) -> bool | None:
+        """Whether the bucket keeps older versions; None = only S3 is asked.
+
+        Raises:
+            StorageError: it cannot be asked.
+        """
+        if self._parsed.backend not in ("s3", "r2"):
+            return None
+        twin = self._twin_since("obstore does not ask for versions")
+        return cast(S3Store, twin).keeps_versions()
 
     def _twin_since(self, reason: str) -> FsspecStore:
         """Return the fsspec store, which is needed for the given reason."""

@@ -108,6 +108,18 @@ class S3Store(FsspecStore):
                     deleted.append(keys[key])
         return DeleteOutcome(deleted=tuple(deleted), failed=failed)
 
+    def keeps_versions(self) -> bool:
+        """Whether the bucket keeps replaced or deleted objects as older versions.
+
+        A bucket whose versioning is suspended keeps those that it has.
+
+        Raises:
+            StorageError: it cannot be asked; needs the right `s3:GetBucketVersioning`.
+        """
+        with translated(self.url):
+            answer = self.filesystem.call_s3("get_bucket_versioning", Bucket=self._bucket)
+        return answer.get("Status") in ("Enabled", "Suspended")
+
     def _create_multipart(self, source: StatePath, target: StatePath, size_bytes: int) -> bool:
         """Create a large object by a multipart upload of ranges of another one.
 

@@ -240,31 +240,32 @@ def finished(
 
 
 def test_clocks_may_differ_by_the_margin_and_no_more() -> None:
-    check_clock(finished(SKEW_MICROS), NOW + 10**12)
+    check_clock(finished(SKEW_MICROS), NOW + 10**12, live=True)
     with pytest.raises(ProtocolError, match="the writer's clock is ahead, or the store's") as error:
-        check_clock(finished(SKEW_MICROS + 1), NOW + 10**12)
+        check_clock(finished(SKEW_MICROS + 1), NOW + 10**12, live=True)
     assert ", 300 seconds apart" in error.value.message
     assert error.value.facts == {"job": PROTOCOL.root, "path": THEIRS.head.ref}
-    check_clock(finished(-SKEW_MICROS, oldest=NOW), NOW)
+    check_clock(finished(-SKEW_MICROS, oldest=NOW), NOW, live=True)
     with pytest.raises(ProtocolError, match="the writer's clock is behind, or the objects were"):
-        check_clock(finished(-SKEW_MICROS - 1, oldest=NOW), NOW)
+        check_clock(finished(-SKEW_MICROS - 1, oldest=NOW), NOW, live=True)
+    check_clock(finished(-SKEW_MICROS - 1, oldest=NOW), NOW, live=False)
 
 
 def test_the_oldest_object_decides_whether_the_writers_clock_is_behind() -> None:
     """A rewrite, or a late claim, writes one object anew long after the epoch was finished."""
-    check_clock(finished(-(10**12), oldest=NOW - 10**12), NOW)
-    check_clock(finished(-(10**12), oldest=None), NOW)
+    check_clock(finished(-(10**12), oldest=NOW - 10**12), NOW, live=True)
+    check_clock(finished(-(10**12), oldest=None), NOW, live=True)
 
 
 def test_the_stores_time_now_stands_for_a_time_that_it_does_not_say() -> None:
     for written in (None, 0):
-        check_clock(finished(SKEW_MICROS, written=written), NOW)
+        check_clock(finished(SKEW_MICROS, written=written), NOW, live=True)
         with pytest.raises(ProtocolError, match="ahead"):
-            check_clock(finished(SKEW_MICROS + 1, written=written), NOW)
+            check_clock(finished(SKEW_MICROS + 1, written=written), NOW, live=True)
 
 
 def test_a_writer_that_says_no_time_is_not_compared() -> None:
-    check_clock(finished(None, oldest=NOW), NOW)
+    check_clock(finished(None, oldest=NOW), NOW, live=True)
 
 
 def test_both_times_are_printed_in_utc_wherever_this_runs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -280,12 +281,12 @@ def test_both_times_are_printed_in_utc_wherever_this_runs(monkeypatch: pytest.Mo
 
 def _both_times_are_printed() -> None:
     with pytest.raises(ProtocolError, match="apart") as caught:
-        check_clock(finished(3600 * 10**6 + 999_999), NOW)
+        check_clock(finished(3600 * 10**6 + 999_999), NOW, live=True)
     assert "finished at 2027-01-15T09:00:00Z by its writer's clock" in caught.value.message
     assert "written at 2027-01-15T08:00:00Z by the store's, 3600 seconds" in caught.value.message
     # A time that no calendar has.
     with pytest.raises(ProtocolError, match=f"{NOW + 10**18} microseconds since 1970"):
-        check_clock(finished(10**18), NOW)
+        check_clock(finished(10**18), NOW, live=True)
 
 
 def test_the_stores_clock_counts_if_it_agrees_with_the_one_here() -> None:

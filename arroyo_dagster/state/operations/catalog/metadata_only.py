@@ -1,0 +1,100 @@
+"""Find the epochs of which an expiry has kept the metadata only. This module writes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from arroyo_dagster.errors import FormatError, NotFoundError
+from arroyo_dagster.state.metadata.reader import BackendReader
+from arroyo_dagster.state.model.checkpoints import Checkpoint
+from arroyo_dagster.state.model.ids import Epoch, StatePath
+from arroyo_dagster.state.model.layout import JobPaths, Layout, parse_manifest_path
+from arroyo_dagster.state.operations.catalog.stored_files import stored_sizes
+from arroyo_dagster.state.planning.restore.partially_collected import (
+    Remains,
+    metadata_only,
+    parents_of_pinned,
+)
+from arroyo_dagster.state.storage.concurrency import concurrently
+from arroyo_dagster.state.storage.store import ObjectStore
+
+
+def metadata_only_epochs(
+    store: ObjectStore, paths: JobPaths, wanted: Collection[Epoch] | None = None
+) -> dict[Epoch, Epoch]:
+    """Return the epochs of which only the metadata is left, each with the pinned epoch it is for.
+
+    Costs one request for a job without pins. What cannot be read counts as damaged, not as this.
+
+    Args:
+        wanted: the epochs in question; None = all.
+
+    Raises:
+        StorageError: the store failed.
+    """
+    reader = BackendReader(store, paths)
+    if paths.layout is Layout.LEGACY:
+        return {}  # its epochs have no parents
+    try:
+        pinned = reader.job_pins().ever_pinned
+    except FormatError:
+        return {}  # `health` reports it
+    if not pinned:
+        return {}
+    numbers = reader.epochs()
+    wanted = set(numbers if wanted is None else wanted)
+    read = _readable(reader, [one for one in numbers if one in pinned or one == numbers[-1]])
+    newest = read.get(numbers[-1]) if numbers else None
+    if newest is None:
+        return {}
+    parents = parents_of_pinned(read.values(), pinned, newest)
+    held = {epoch: by for ref, by in parents.items() if (epoch := _epoch_of(ref)) is not None}
+    candidates = held.keys() & set(numbers) - pinned
+    if not candidates & wanted:
+        return {}
+    read |= _readable(reader, sorted(candidates))
+    others = {one for one in numbers if one not in pinned and one not in candidates}
+    sizes = stored_sizes(
+        store, {path for one in candidates & read.keys() for path in read[one].paths}
+    )
+    remains = [
+        Remains(
+            epoch=epoch,
+            listed=frozenset(one.paths),
+            lost=frozenset(path for path in one.paths if epoch in candidates and path not in sizes),
+        )
+        for epoch, one in read.items()
+    ]
+    found = metadata_only(remains, candidates, others)
+    return {epoch: held[epoch] for epoch in sorted(found & wanted)}
+
+
+def _epoch_of(ref: StatePath) -> Epoch | None:
+    address = parse_manifest_path(ref)
+    return None if address is None else address.epoch
+
+
+def _readable(reader: BackendReader, epochs: Collection[Epoch]) -> dict[Epoch, Checkpoint]:
+    def load(epoch: Epoch) -> Checkpoint | None:
+        try:
+            return reader.load_checkpoint_metadata(epoch)
+        except (FormatError, NotFoundError):
+            return None
+
+    found = zip(epochs, concurrently(load, epochs), strict=True)
+    return {epoch: one for epoch, one in found if one is not None}
+
+
+def no_rows_left(paths: JobPaths, epoch: Epoch, held: Mapping[Epoch, Epoch]) -> NotFoundError:
+    """Return the error for an epoch of which only the metadata is left.
+
+    Args:
+        held: as `metadata_only_epochs` returns it.
+    """
+    return NotFoundError(
+        f"epoch {epoch} is metadata only: it expired, and its metadata stays for the pinned epoch "
+        f"{held[epoch]}",
+        job=paths.root,
+        epoch=epoch,
+        next_step=f"choose another epoch: `arroyo-state epochs {paths.root}` lists them",
+    )
