@@ -20,11 +20,10 @@ WINDOWS = frozenset({"tumbling_intermediate", "Sliding_intermediate"})
 ACCUMULATORS = "accumulator_state"
 BATCHES = "batch_state"
 SESSION = "session"
-_RAW_ROWS = frozenset({SESSION, "window function input", "left join data", "right join data"})
+JOIN_SIDES = frozenset({"left join data", "right join data"})
+_RAW_ROWS = JOIN_SIDES | {SESSION, "window function input"}
 """Descriptions of tables that hold rows of the input."""
-_OTHER_RETENTION = frozenset(
-    {ACCUMULATORS, BATCHES, "left join data", "right join data", "window function input"}
-)
+_OTHER_RETENTION = JOIN_SIDES | {ACCUMULATORS, BATCHES, "window function input"}
 """Descriptions of tables whose retention may differ: it is a time to live, and no window."""
 _STATE = re.compile(r"(?s)(.*)\[(.*?)\]")
 _NUMBERS = re.compile(r'"(U?Int|Float)\d+"|\{"Decimal')
