@@ -18,7 +18,7 @@ def program_database(
     rows: Mapping[str, str] | None = None,
     state: str = "Stopped",
 ) -> str:
-    """Write a database with a pipeline for each job, whose operators are a chain.
+    """Write a database with a pipeline for each job, whose operators are a chain after its sources.
 
     Args:
         rows: by job the state of its row of epoch 1; the row has no finish_time.
@@ -52,9 +52,12 @@ def _program(operators: Sequence[Operator]) -> bytes:
     for number, (name, kind, *config) in enumerate(operators):
         operator = _field(1, name) + _field(2, kind) + _field(3, *config or [b""])
         nodes += _field(1, _field(1, number) + _field(2, number) + _field(5, operator))
+    names = [name for name, *_ in operators]
+    middle = [at for at, name in enumerate(names) if not name.startswith("source_")]
     edges = [
-        _field(2, _field(1, at) + _field(2, at + 1) + _field(5, 1))
-        for at in range(len(operators) - 1)
+        _field(2, _field(1, at) + _field(2, target) + _field(5, 1))
+        for at in range(len(names))
+        if (target := next((one for one in middle if one > at), None)) is not None
     ]
     return nodes + b"".join(edges)
 

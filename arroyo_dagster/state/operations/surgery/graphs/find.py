@@ -22,7 +22,7 @@ from arroyo_dagster.state.planning.surgery.places import (
     place_operators,
 )
 
-_HOW = (
+HOW = (
     "pass --arroyo-api or --arroyo-db, or the answers of GET /api/v1/pipelines/ID with --graph and "
     "--source-graph"
 )
@@ -154,4 +154,4 @@ def _placed(found: FoundGraph, checkpoint: Checkpoint) -> PlacedOperators | str:
 
 def without_graphs(reason: str) -> str:
     """Return what a plan says where the graphs are not known."""
-    return f"operators were matched without the graphs of the pipelines ({reason}): {_HOW}"
+    return f"operators were matched without the graphs of the pipelines ({reason}): {HOW}"
