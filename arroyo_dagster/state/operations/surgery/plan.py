@@ -15,6 +15,7 @@ from arroyo_dagster.state.model.checkpoints import Checkpoint, CheckpointState, 
 from arroyo_dagster.state.model.ids import OperatorId
 from arroyo_dagster.state.model.job_facts import JobCondition
 from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.model.rewrite import RewriteRule
 from arroyo_dagster.state.model.surgery.bootstrap import BootstrapRequest
 from arroyo_dagster.state.model.surgery.edits import (
     AnyEdit,
@@ -68,7 +69,7 @@ from arroyo_dagster.state.operations.surgery.watermarks import (
     watermark_changes,
     window_changes,
 )
-from arroyo_dagster.state.planning.compaction.rewrite import TableFacts, TableKey
+from arroyo_dagster.state.planning.compaction.rewrite import TableFacts, TableKey, restart_losses
 from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.tables.known.catalogue import Catalogue, default_catalogue
 from arroyo_dagster.state.tables.restoring import restored_rows
@@ -316,7 +317,7 @@ class _Work:
             preconditions=(*preconditions(snapshot, self.facts), *self.evidence),
             unknown=self.unknown,
             duplicate_outputs=self.duplicate_outputs,
-            missing_outputs=self.missing_outputs,
+            missing_outputs=(*self.missing_outputs, *self._lost_at_start()),
             afterwards=self.afterwards,
         )
         return PreparedEdit(
@@ -328,6 +329,15 @@ class _Work:
             operators=self.operators or checkpoint.operators,
             loaded=self.loaded,
         )
+
+    def _lost_at_start(self) -> Iterator[str]:
+        repaired = [
+            (one.step.operator, one.step.table)
+            for one in self.rows
+            if one.rewrite.rule is RewriteRule.UNKEYED
+        ]
+        kept = {at: one for at, one in self.facts.unkeyed.items() if at not in repaired}
+        yield from restart_losses(kept)
 
     def _steps(self) -> Iterator[TableStep]:
         """Yield what becomes of each table, in the order of the epoch."""
