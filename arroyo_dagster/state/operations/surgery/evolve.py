@@ -405,7 +405,7 @@ class _Evolution:
             return moved
         there, here = theirs.config, ours.config
         if isinstance(there, ExpiringTimeKeyConfig) and isinstance(here, ExpiringTimeKeyConfig):
-            programs = self._programs(other, operator)
+            programs = _programs(self.graphs, other, operator)
             pair = TablePair(self.jobs, self.overrides, (other, operator), (there, here), programs)
             found = pair.carried()
             if isinstance(found, str):
@@ -419,18 +419,6 @@ class _Evolution:
             return "its kind, description or version of values is another one in the source"
         self._add(other, operator, CarriedTable(*_keys(other, operator, name), ours))
         return None
-
-    def _programs(
-        self, other: OperatorCheckpoint, operator: OperatorCheckpoint
-    ) -> tuple[ProgrammedOperator, ProgrammedOperator] | None:
-        if self.graphs is None or None in self.graphs:
-            return None
-        theirs, ours = (
-            graph.programmed(one.operator)
-            for graph, one in zip(self.graphs, (other, operator), strict=True)
-            if graph is not None
-        )
-        return None if theirs is None or ours is None else (theirs, ours)
 
     def _without_columns(
         self,
@@ -478,6 +466,21 @@ class _Evolution:
         action = TableAction.FILLED if fills else TableAction.CARRIED
         self.found.carried.append(table)
         self._step(operator, table.target[1], action, "; ".join((whole, *texts)), other)
+
+
+def _programs(
+    graphs: tuple[PipelineGraph | None, ...] | None,
+    other: OperatorCheckpoint,
+    operator: OperatorCheckpoint,
+) -> tuple[ProgrammedOperator, ProgrammedOperator] | None:
+    """Return what the programs say of an operator of the source and of one of the job."""
+    found = [
+        graph.programmed(one.operator)
+        for graph, one in zip(graphs or (), (other, operator), strict=False)
+        if graph is not None
+    ]
+    known = [one for one in found if one is not None]
+    return (known[0], known[1]) if len(known) == 2 else None
 
 
 def _keys(

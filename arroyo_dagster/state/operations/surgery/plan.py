@@ -65,9 +65,9 @@ from arroyo_dagster.state.operations.surgery.rows import RewrittenRows, expiring
 from arroyo_dagster.state.operations.surgery.watermarks import (
     GENERATOR,
     check_joins,
+    emitted_windows,
     has_unknown_join,
     watermark_changes,
-    window_changes,
 )
 from arroyo_dagster.state.planning.compaction.rewrite import TableFacts, TableKey, restart_losses
 from arroyo_dagster.state.storage.store import ObjectStore
@@ -271,7 +271,7 @@ class _Work:
         """
         stays: dict[TableKey, str] = {}
         never, again = [], []
-        windows = window_changes(self.store, self.checkpoint, self.operators)
+        windows = emitted_windows(self.store, self.checkpoint, self.operators)
         dropped: dict[OperatorId, int] = {}
         new = {one.operator: one for one in self.operators}
         for table in expiring_tables(self.checkpoint):

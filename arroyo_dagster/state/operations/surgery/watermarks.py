@@ -150,7 +150,7 @@ class OpenWindow:
 
 
 @dataclass(frozen=True, slots=True)
-class WindowChange:
+class EmittedWindows:
     """The windows of an operator that a restore emits, at the watermark before and at the new one.
 
     Attributes:
@@ -181,9 +181,9 @@ class WindowChange:
         return f"{self.never} of {len(self.before)} open windows{slide} are never emitted"
 
 
-def window_changes(
+def emitted_windows(
     store: ObjectStore, checkpoint: Checkpoint, operators: tuple[OperatorCheckpoint, ...]
-) -> dict[OperatorId, WindowChange]:
+) -> dict[OperatorId, EmittedWindows]:
     """Compare the windows that a restore emits, at the watermarks of an epoch and at new ones.
 
     Args:
@@ -219,7 +219,7 @@ def window_changes(
             of_keys[OperatorId(one.operator)].append(session)
         found[at] |= {operator: frozenset(ones) for operator, ones in of_keys.items()}
     return {
-        operator: WindowChange(
+        operator: EmittedWindows(
             operator,
             found[0].get(operator, frozenset()),
             found[1].get(operator, frozenset()),
@@ -260,7 +260,7 @@ def _sliding(
 def check_joins(
     edit: SetWatermark,
     checkpoint: Checkpoint,
-    changes: Collection[WindowChange],
+    changes: Collection[EmittedWindows],
     dropped: Mapping[OperatorId, int],
     graph: PipelineGraph | None,
 ) -> None:

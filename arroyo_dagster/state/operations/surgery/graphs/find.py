@@ -210,7 +210,7 @@ def _difference(
     ]
     if edges[0] != edges[1]:
         return "operators get their rows from other operators"
-    parts = [_middle_parts(graph) for graph in (theirs, ours)]
+    parts = [_descriptions_between_ends(graph) for graph in (theirs, ours)]
     for number in sorted(parts[0].keys() & parts[1].keys()):
         there, here = parts[0][number], parts[1][number]
         if there and here and there != here:
@@ -226,11 +226,11 @@ def _first(graph: PipelineGraph, number: int) -> int:
     return next(one.first for one in graph.nodes if one.number == number)
 
 
-def _middle_parts(graph: PipelineGraph) -> dict[int, str]:
+def _descriptions_between_ends(graph: PipelineGraph) -> dict[int, str]:
     """Return the descriptions of operators by their number, but for those of sources and sinks."""
     fed = {one.target for one in graph.edges}
     feeding = {one.source for one in graph.edges}
-    found = {}
+    found: dict[int, str] = {}
     for node in graph.nodes:
         start = 0 if node.number in fed else 1
         end = len(node.parts) - (node.number not in feeding)
