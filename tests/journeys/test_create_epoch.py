@@ -6,15 +6,16 @@ from __future__ import annotations
 import contextlib
 import json
 import sqlite3
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 
 from arroyo_dagster import cli
-from arroyo_dagster.errors import ConflictError, InputError, NotFoundError
+from arroyo_dagster.errors import InputError, NotFoundError
 from arroyo_dagster.state.codec import metadata
 from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.model.ids import Epoch, OperatorId, StatePath, TableName
@@ -34,6 +35,7 @@ from tests.documentation import blocks
 from tests.jobs import copied
 from tests.journeys.test_fork import below, taken
 from tests.journeys.test_surgery import errors_of, others, state_of
+from tests.loopback import Reply, serving
 from tests.surgery_jobs import SurgeryJob, surgery_job
 
 SINK = OperatorId("sink_6")
@@ -113,23 +115,53 @@ def test_a_job_without_an_object_gets_an_epoch() -> None:
     assert state_of(job.store, job.paths)["agg_5"][1:] == theirs["agg_5"][1:]
 
 
-def test_it_is_undone_until_the_database_names_the_epoch() -> None:
+@pytest.fixture
+def api() -> Iterator[str]:
+    """Arroyo's API, which lists the epoch without an end, whatever the state of its row."""
+    job = {"id": "job_b", "pipeline_id": "pl_b", "state": "Stopped", "run_id": 1}
+    pipeline = {"id": "pl_b", "name": "b", "stop": "checkpoint"}
+    begun = {"epoch": 1, "checkpoint_type": "stopping", "start_time": 1, "finish_time": None}
+    answers: dict[str, Any] = {
+        "/jobs": {"data": [job]},
+        "/pipelines": {"data": [pipeline], "hasMore": False},
+        "/pipelines/pl_b": pipeline,
+        "/pipelines/pl_b/jobs/job_b/checkpoints": {"data": [begun]},
+    }
+    with serving(lambda path, query: Reply(body=answers[path.removeprefix("/api/v1")])) as server:
+        yield server.url
+
+
+def test_it_is_undone_until_the_database_names_the_epoch(tmp_path: Path, api: str) -> None:
     source, job = begun_job()
     was = others(job.store)
     run(source, job)
-    options = EditOptions(quiet_seconds=0)
+    target = open_store(str(tmp_path / "state"))
+    for info in job.store.list():
+        target.put(info.path, job.store.read(info.path))
+    created = others(target)
 
-    def undo(directory: JobDirectory) -> Any:
-        return run_rebuild_undo(job.store, job.paths, directory, options)
+    def undo(*sources: str) -> Result:
+        words = ["edit", "undo", "job_b", "--url", target.url, "--yes", *sources]
+        return CliRunner().invoke(cli.main, words)
 
-    with pytest.raises(InputError, match="no source names the checkpoints"):
-        undo(stopped(job.paths))
-    ready = CheckpointFacts(epoch=Epoch(1), ready=True, state="ready")
-    with pytest.raises(ConflictError, match="names epoch 1 as ready") as found:
-        undo(said(job.paths, ready))
-    assert "SET state = 'failed' WHERE job_id = 'job_b'" in str(found.value)
-    assert undo(said(job.paths)).operation == "fork"
-    assert others(job.store) == was
+    ready = database(tmp_path / "ready.sqlite", "ready")
+    for sources, message in (
+        (("--assume", "job_b=stopped"), "no source names the checkpoints"),
+        (("--arroyo-api", api), "Arroyo's API has no state of the created epoch"),
+        (("--arroyo-db", ready), "Arroyo's database names epoch 1 as ready"),
+        (("--arroyo-api", api, "--arroyo-db", ready), "database names epoch 1 as ready"),
+    ):
+        refused = undo(*sources)
+        assert (refused.exit_code, message in refused.stderr) == (1, True), refused.stderr
+        text = " ".join(refused.stderr.split())
+        step = (
+            "SET state = 'failed' WHERE job_id = 'job_b'" if "ready" in message else "--arroyo-db"
+        )
+        assert step in text
+        assert others(target) == created
+    done = undo("--arroyo-api", api, "--arroyo-db", database(tmp_path / "db.sqlite", "inprogress"))
+    assert "the fork of epoch 1 was undone" in done.stdout, done.stderr
+    assert others(target) == was
 
 
 def test_the_created_epoch_is_edited_like_any_other() -> None:

@@ -82,18 +82,39 @@ def test_the_job_goes_on_from_the_source_state(layout: Layout) -> None:
     check_goes_on(job, theirs)
 
 
-def test_it_is_undone_until_the_job_is_started() -> None:
+def test_it_is_undone_until_the_job_has_written_an_epoch() -> None:
     source, job = jobs()
     was = others(job.store)
     run(source, job)
     assert undo(job).operation == "fork"
     assert others(job.store) == was
     run(source, job)
-    job.start()
+    job.start()  # and fails, or is stopped before its first checkpoint
     started = others(job.store)
-    with pytest.raises(ConflictError, match="the job has continued from it"):
-        undo(job)
+    for known, kind, message in (
+        (None, InputError, "no source says that this run has ended"),
+        (3, InputError, "no source says that this run has ended"),
+    ):
+        said = Telling(facts_of(job.paths, JobCondition.STOPPED, run_id=known))
+        with pytest.raises(kind, match=message) as refused:
+            run_rebuild_undo(job.store, job.paths, JobDirectory([said]), NOW)
+        assert "pass --arroyo-db" in str(refused.value)
     assert others(job.store) == started
+    said = Telling(facts_of(job.paths, JobCondition.STOPPED, run_id=job.run))
+    assert run_rebuild_undo(job.store, job.paths, JobDirectory([said]), NOW) is not None
+    assert isinstance(ParquetBackend(job.store, job.paths).next_restore(), StartEmpty)
+
+
+def test_it_is_not_undone_once_the_job_has_written_an_epoch() -> None:
+    source, job = jobs()
+    run(source, job)
+    job.start()
+    job.write({})
+    was = others(job.store)
+    said = Telling(facts_of(job.paths, JobCondition.STOPPED, run_id=job.run))
+    with pytest.raises(ConflictError, match="the job has continued from it"):
+        run_rebuild_undo(job.store, job.paths, JobDirectory([said]), NOW)
+    assert others(job.store) == was
 
 
 def test_the_created_epoch_is_edited_like_any_other() -> None:

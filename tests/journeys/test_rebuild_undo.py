@@ -132,7 +132,7 @@ def test_a_rebuild_is_not_undone_once_the_job_has_gone_on(layout: Layout) -> Non
     job = damaged_job(layout)
     rebuild(job)
     running = JobDirectory([Telling(facts_of(job.paths, JobCondition.RUNNING))])
-    with pytest.raises(InputError, match="the job runs"):
+    with pytest.raises(InputError, match="cannot be undone: the job was started from it and runs"):
         undo(job.store, job.paths, running)
     job.start()
     job.write({})

@@ -53,6 +53,7 @@ from arroyo_dagster.state.operations.compaction.maintenance_window import (
     run_window,
 )
 from arroyo_dagster.state.operations.compaction.window_recovery import (
+    not_done,
     read_window_record,
     recover_window,
 )
@@ -155,7 +156,7 @@ def _carried_out(
         if yes:
             found = recover_window(store, paths, control, options)
             if found is not None:
-                return found
+                return not_done(paths, found)
         else:
             click.echo(
                 f"{paths.root}: the job may be down; the same call with --yes starts it again",

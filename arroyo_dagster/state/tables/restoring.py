@@ -8,6 +8,7 @@ deletes, all rows that a restore holds.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -88,7 +89,8 @@ def restored_rows(
     kept = restored(newest_of(opened.slices(), layout), layout, role)
     parts = opened.stream(batches=True)
     inspected = (first_of_batches(part.rows, _batches_of(part)) for part in parts)
-    upstream = restored(newest_of(inspected, layout), layout, role)
+    none = opened.table.memory_schema.empty_table()  # a subtask may have no rows
+    upstream = restored(newest_of(itertools.chain([none], inspected), layout), layout, role)
     same = upstream.equals(kept)
     return RestoredRows(kept.slice(0, limit), kept.num_rows, None if same else upstream)
 

@@ -200,7 +200,8 @@ def test_a_call_after_a_killed_window_says_that_the_job_is_down_and_starts_it(
         assert "the same call with --yes starts it again" in shown.stderr
         assert model.state != "Running"
         done = window(job, server.url, "--between", hours, "--yes")
-    assert done.exit_code == 0, done.stderr
+    assert done.exit_code == 1
+    assert "this call changed nothing" in done.stderr
     for said in (shown.stderr, done.stderr):
         assert said.startswith("job_x: the window that arroyo-state compact window opened at ")
         assert "has not ended; the job may be down" in said

@@ -23,6 +23,8 @@ class GraphNode:
         operators: their ids; empty = the graph does not name them, as that of a REST answer.
         configs: a digest of what the SQL says of each, as `operators`; None = it holds the number
             of the operator, so that equal SQL gives another one.
+        kinds: Arroyo's name of the kind of each, as `operators`.
+        slides: of each the slide of its windows in microseconds; None = it has none.
     """
 
     number: int
@@ -30,6 +32,8 @@ class GraphNode:
     parts: tuple[str, ...]
     operators: tuple[OperatorId, ...] = ()
     configs: tuple[str | None, ...] = ()
+    kinds: tuple[str, ...] = ()
+    slides: tuple[int | None, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +50,15 @@ class GraphEdge:
     kind: str
 
 
+@dataclass(frozen=True, slots=True)
+class ProgrammedOperator:
+    """What the program of a pipeline says of one operator; see `GraphNode`."""
+
+    kind: str
+    config: str | None
+    slide_micros: int | None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineGraph:
     """The graph of a pipeline, without cycles.
@@ -57,3 +70,11 @@ class PipelineGraph:
     origin: str
     nodes: tuple[GraphNode, ...]
     edges: tuple[GraphEdge, ...]
+
+    def programmed(self, operator: OperatorId) -> ProgrammedOperator | None:
+        """Return what the program says of an operator; None = the graph does not name it."""
+        for node in self.nodes:
+            if operator in node.operators:
+                at = node.operators.index(operator)
+                return ProgrammedOperator(node.kinds[at], node.configs[at], node.slides[at])
+        return None

@@ -39,6 +39,7 @@ from arroyo_dagster.state.operations.compaction.rewrite_preconditions import che
 from arroyo_dagster.state.operations.compaction.window_recovery import (
     JobWindowOptions,
     WindowedJob,
+    not_done,
     read_window_record,
 )
 from arroyo_dagster.state.storage.store import ObjectStore
@@ -125,7 +126,7 @@ class JobWindow(WindowedJob, Generic[PlanT, ChangeT]):
         with self.held() as held:
             left = read_window_record(self.store, self.paths)
             if left is not None:
-                return self.recovered(held, left)
+                return not_done(self.paths, self.recovered(held, left))
             facts = self.job.ask()
             if facts.condition.at_rest:
                 return self._at_rest()

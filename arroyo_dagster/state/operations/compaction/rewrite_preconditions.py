@@ -269,7 +269,7 @@ def table_facts(
     return TableFacts(
         sizes={path: known[path].size_bytes for path in listed},
         inputs={path: _input(file, known[path]) for path, file in files.items()},
-        unkeyed=_unkeyed_facts(store, snapshot.checkpoint),
+        unkeyed=unkeyed_facts(store, snapshot.checkpoint),
         unwritable=_unwritable(snapshot.checkpoint),
     )
 
@@ -295,8 +295,12 @@ def _expiring(
                 yield (operator.operator, name), config, files
 
 
-def _unkeyed_facts(store: ObjectStore, checkpoint: Checkpoint) -> dict[TableKey, UnkeyedFacts]:
-    """Read from footers how many rows Arroyo would lose from an aggregate without GROUP BY."""
+def unkeyed_facts(store: ObjectStore, checkpoint: Checkpoint) -> dict[TableKey, UnkeyedFacts]:
+    """Read from footers how many rows Arroyo would lose from each aggregate without GROUP BY.
+
+    Raises:
+        FormatError, NotFoundError: a file is broken, or missing.
+    """
     found = {}
     for key, config, files in _expiring(checkpoint):
         if config.generational and not config.schema.hashed_indices:
@@ -351,6 +355,40 @@ def check_may(paths: JobPaths, snapshot: JobSnapshot) -> None:
         epoch=snapshot.checkpoint.epoch,
         condition=condition.value,
         next_step=step,
+    )
+
+
+def check_may_undo(
+    paths: JobPaths, snapshot: JobSnapshot, operation: str | None, epoch: Epoch
+) -> None:
+    """Check that a change in place may be undone now: the job is at rest since the change.
+
+    Args:
+        operation: what is undone; None = a compaction.
+        epoch: the one that was changed.
+
+    Raises:
+        InputError: it may not; names the reason and the next step.
+        StorageError…: a source of the job's status could not answer.
+    """
+    if snapshot.answer.facts.condition is not JobCondition.RUNNING:
+        check_may(paths, snapshot)
+        return
+    what = "compaction" if operation is None else operation
+    step = (
+        "stop the job and edit it again, or give the state of an epoch before it to another job: "
+        f"`arroyo-state fork {paths.root} OTHER --epoch N`"
+    )
+    if operation is None:
+        step = "keep the compacted state: it holds the same rows"
+    raise InputError(
+        f"the {what} of epoch {epoch} cannot be undone: the job was started from it and runs. To "
+        "stop it with a checkpoint writes a newer epoch, from which nothing is undone",
+        job=paths.root,
+        epoch=epoch,
+        condition=JobCondition.RUNNING.value,
+        next_step=f"{step}. Only if it has finished no checkpoint since: stop it without one "
+        "(`immediate`), then undo",
     )
 
 

@@ -27,7 +27,7 @@ from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
 from arroyo_dagster.state.operations.compaction.rewrite_preconditions import (
     JobSnapshot,
     Unchanged,
-    check_may,
+    check_may_undo,
     overwrite,
     take_snapshot,
 )
@@ -172,6 +172,19 @@ def has_unfinished_edit(store: ObjectStore, paths: JobPaths) -> bool:
     return bool(read_edits(store, paths, [ParquetBackend(store, paths).load()]).unfinished)
 
 
+def changed_since(store: ObjectStore, paths: JobPaths, since_micros: int) -> RewriteRecord | None:
+    """Return the newest change in place that was made since a time and not undone; None = none.
+
+    Raises:
+        FormatError, StorageError: its record is broken, or the store failed.
+    """
+    path = _newest_record(store, paths)
+    if path is None:
+        return None
+    record = decode_rewrite_record(store.read(path), path)
+    return record if record.created_at_micros >= since_micros else None
+
+
 def undo_rewrite(
     store: ObjectStore,
     paths: JobPaths,
@@ -215,11 +228,11 @@ class _Undoing:
 
 def _what_changed(store: ObjectStore, paths: JobPaths, directory: JobDirectory) -> _Undoing:
     snapshot = take_snapshot(store, paths, directory)
-    check_may(paths, snapshot)
     path = _newest_record(store, paths)
     if path is None:
         return _Undoing(snapshot, UndoPlan(), {})
     record = decode_rewrite_record(store.read(path), path)
+    check_may_undo(paths, snapshot, record.operation, record.epoch)
     _check_undoable(store, paths, snapshot, record)
     changed = _changed_since(store, paths, record)
     plan = UndoPlan(record=path, objects=tuple(changed), operation=record.operation)

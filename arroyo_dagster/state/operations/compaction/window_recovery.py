@@ -12,7 +12,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from arroyo_dagster.errors import (
@@ -44,6 +44,7 @@ from arroyo_dagster.state.operations.compaction.controlled_job import (
 )
 from arroyo_dagster.state.operations.compaction.rewrite_undo import (
     UndoOptions,
+    changed_since,
     has_unfinished_edit,
     run_undo,
 )
@@ -194,6 +195,7 @@ class WindowedJob:
                 f"{facts.run_id}"
             )
             self.forget(held)
+            self._note_change(left)
             return self._ended(WindowEnd.RECOVERED, None)
         self.job.did("an earlier window was interrupted: the job is started again")
         pipeline = facts.pipeline or (left.pipeline if isinstance(left, WindowRecord) else None)
@@ -202,7 +204,22 @@ class WindowedJob:
         started = pipeline is not None and self.start(pipeline, edits=edits)
         if started:
             self.forget(held)
+        self._note_change(left)
         return self._ended(WindowEnd.RECOVERED if started else WindowEnd.NOT_STARTED, down_since)
+
+    def _note_change(self, left: WindowRecord | FormatError) -> None:
+        """Log whether the interrupted window had changed the state of the job."""
+        said = "whether the interrupted window has changed the state is not known"
+        with contextlib.suppress(ArroyoStateError):
+            if isinstance(left, WindowRecord):
+                changed = changed_since(self.store, self.paths, left.opened_at_micros)
+                said = "the change of the interrupted window was not done"
+                if changed is not None:
+                    what = changed.operation or "compaction"
+                    said = (
+                        f"its {what} was done at epoch {changed.epoch}, before it was interrupted"
+                    )
+        self.job.did(said)
 
     def _ended(self, end: WindowEnd, down_since: int | None) -> WindowOutcome[Any, Any]:
         down = 0.0 if down_since is None else max(0.0, -self.job.seconds_left(down_since))
@@ -265,6 +282,20 @@ class WindowedJob:
         undone = run_undo(self.store, self.paths, self.job.directory, options)
         self.job.did(f"restored the original content of {len(undone.objects)} metadata objects")
         return undone.done
+
+
+def not_done(paths: JobPaths, outcome: WindowOutcome[Any, Any]) -> WindowOutcome[Any, Any]:
+    """Return the outcome of a call that wanted a change, and only ended an earlier window."""
+    if outcome.problem is not None or not outcome.started:
+        return outcome
+    problem = ConflictError(
+        "this call changed nothing: it ended an earlier window that was interrupted, and "
+        + outcome.steps[-1].did,
+        job=paths.root,
+        retryable=True,
+        next_step="if the change is still wanted, run the command again",
+    )
+    return replace(outcome, problem=problem)
 
 
 def _half_edited(paths: JobPaths, error: ArroyoStateError) -> ConflictError:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from arroyo_dagster.state.model.checkpoints import OperatorCheckpoint
 from arroyo_dagster.state.model.surgery.evolve import Overrides
+from arroyo_dagster.state.model.surgery.graphs import ProgrammedOperator
 from arroyo_dagster.state.model.tables import ExpiringTimeKeyConfig, ExpiringTimeKeyFiles
 from arroyo_dagster.state.operations.surgery.conversion import RowConversion, accumulator_numbers
 from arroyo_dagster.state.operations.surgery.transfer import TwoJobs
@@ -18,6 +19,7 @@ from arroyo_dagster.state.planning.surgery.columns import (
     aggregates_of,
     map_accumulators,
     map_columns,
+    override,
 )
 from arroyo_dagster.state.storage.store import ObjectStore
 
@@ -53,12 +55,14 @@ class TablePair:
 
     Attributes:
         operators, tables: of the source and of the job.
+        programs: of both operators; None = not known.
     """
 
     jobs: TwoJobs
     overrides: Overrides
     operators: tuple[OperatorCheckpoint, OperatorCheckpoint]
     tables: tuple[ExpiringTimeKeyConfig, ExpiringTimeKeyConfig]
+    programs: tuple[ProgrammedOperator, ProgrammedOperator] | None = None
 
     def carried(self) -> CarriedRows | str:
         """Return what becomes of the rows; or why they cannot be carried, for people.
@@ -67,6 +71,10 @@ class TablePair:
             FormatError, NotFoundError: a file is broken, or missing.
         """
         theirs, ours = self.tables
+        slides = self._slides()
+        if slides[0] != slides[1]:
+            seconds = [(one or 0) / 1e6 for one in slides]
+            return f"its windows slide by {seconds[1]:g} s, and in the source by {seconds[0]:g} s"
         columns = map_columns(theirs, ours, self.operators[1].operator, self.overrides)
         if isinstance(columns, str):
             return columns
@@ -87,6 +95,19 @@ class TablePair:
             unknown=self._unknown(),
         )
 
+    def _slides(self) -> tuple[int | None, int | None]:
+        if self.programs is None:
+            return None, None
+        return self.programs[0].slide_micros, self.programs[1].slide_micros
+
+    @property
+    def _same_program(self) -> bool:
+        """Whether the programs show that both operators compute the same."""
+        if self.programs is None:
+            return False
+        configs = [one.config for one in self.programs]
+        return configs[0] is not None and configs[0] == configs[1]
+
     def _numbers(self) -> Mapping[int, int] | str | None:
         """Return the new numbers of the aggregates in table `b`; None if all stay; or why they are
         not known.
@@ -101,8 +122,17 @@ class TablePair:
             for one in self.overrides.accumulators
             if one.operator == operator
         }
-        found = map_accumulators((there.named, there.numbers), (here.named, here.numbers), moves)
+        found = map_accumulators(
+            (there.named, there.numbers),
+            (here.named, here.numbers),
+            moves,
+            same=self._same_program,
+        )
         if isinstance(found, str):
+            if len(there.numbers) == len(here.numbers):
+                order = zip(sorted(there.numbers), sorted(here.numbers), strict=True)
+                line = override("accumulators", operator, {str(old): new for old, new in order})
+                return f"{found}; if they keep their order in the SELECT: {line} in --overrides"
             choice = ", ".join(f'"{old}": NEW' for old in sorted(there.numbers))
             known = " or ".join(map(str, sorted(here.numbers))) or "a position"
             return (
@@ -153,12 +183,12 @@ class TablePair:
 
     def _unknown(self) -> tuple[str, ...]:
         description = self.tables[1].description
-        if description == "Sliding_intermediate":
+        if description == "Sliding_intermediate" and self._slides() == (None, None):
             return (f"{self._where}: whether both windows slide alike is not in the state",)
-        if description == BATCHES:
+        if description == BATCHES and not self._same_program:
             return (
-                f"{self._where}: which columns its aggregates take is not in the state; they are "
-                "matched by their order in the SELECT",
+                f"{self._where}: which columns its aggregates take is not in the state: they are "
+                "those of the source, if the SQL of both says so",
             )
         return ()
 

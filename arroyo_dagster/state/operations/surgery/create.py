@@ -260,10 +260,6 @@ def _preconditions(snapshot: JobSnapshot) -> Iterator[EditPrecondition]:
 
 
 def _unknown(snapshot: JobSnapshot, taken: Checkpoint) -> Iterator[str]:
-    yield (
-        "whether the job has exactly the operators of the source: if not, its start fails, and "
-        "nothing is lost"
-    )
     if snapshot.checkpoint.worker_generation is not None:
         yield (
             "the first epoch of a job of the protocol layout was never created for a running "

@@ -8,6 +8,7 @@ Source: docs/spec/state-surgery.md, `The trick` and `Rules`.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -16,6 +17,7 @@ from arroyo_dagster.state.model.checkpoints import Checkpoint, OperatorCheckpoin
 from arroyo_dagster.state.model.ids import Epoch, OperatorId, StatePath, TableName
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.surgery.evolve import Evolve, OperatorMatch, Overrides
+from arroyo_dagster.state.model.surgery.graphs import PipelineGraph, ProgrammedOperator
 from arroyo_dagster.state.model.surgery.plans import (
     EditOutcome,
     EditPlan,
@@ -32,6 +34,7 @@ from arroyo_dagster.state.operations.surgery.carried_files import CarriedTable, 
 from arroyo_dagster.state.operations.surgery.carried_rows import TablePair, table_described
 from arroyo_dagster.state.operations.surgery.execute import EditOptions
 from arroyo_dagster.state.operations.surgery.graphs.find import (
+    HOW,
     FoundGraph,
     GivenGraphs,
     compare_places,
@@ -148,9 +151,11 @@ def _evolved(jobs: TwoJobs, overrides: Overrides, graphs: Sequence[FoundGraph]) 
             job=jobs.paths.root,
             further="; ".join(map(str, matching.ambiguous[1:])) or "none",
             graphs="known" if known else f"not known: {places}",
-            next_step=f"decide it with --overrides FILE that holds, for example: {first.override}",
+            next_step=f"decide it with --overrides FILE that holds, for example: {first.override}"
+            + ("" if known else f"; or {HOW}"),
         )
-    transfer = _Evolution(jobs, overrides, matching.matches, ours).transfer()
+    programs = None if known is None else tuple(one.graph for one in graphs)
+    transfer = _Evolution(jobs, overrides, matching.matches, ours, programs).transfer()
     if isinstance(places, str):
         transfer.unknown.append(without_graphs(places))
     else:
@@ -170,12 +175,17 @@ def _evolved(jobs: TwoJobs, overrides: Overrides, graphs: Sequence[FoundGraph]) 
 
 @dataclass(slots=True)
 class _Evolution:
-    """Decides what becomes of each table of the job, and of each of the source."""
+    """Decides what becomes of each table of the job, and of each of the source.
+
+    Attributes:
+        graphs: of the source and of the job, if both are those of the epochs.
+    """
 
     jobs: TwoJobs
     overrides: Overrides
     matches: tuple[OperatorMatch, ...]
     order: tuple[OperatorShape, ...]
+    graphs: tuple[PipelineGraph | None, ...] | None = None
     found: Transfer = field(default_factory=Transfer)
     problems: list[str] = field(default_factory=list)
 
@@ -280,7 +290,12 @@ class _Evolution:
                 continue
             self._step(operator, name, TableAction.EMPTIED, reason)
             if not asked and left:
-                problem = f"{operator.operator}: {reason}, and {', '.join(left)} would be dropped"
+                pair = json.dumps({left[0]: operator.operator})
+                problem = (
+                    f"{operator.operator}: {reason}, and {', '.join(left)} would be dropped; "
+                    f"decide it with --overrides: `map: {pair}` if it is of the same kind, or "
+                    f"`drop: {json.dumps(left)}`"
+                )
                 self.problems = list(dict.fromkeys((*self.problems, problem)))
         emptied = any(not of_sink(operator, name) for name in operator.tables)
         if emptied and operator.operator.startswith("source_"):
@@ -390,7 +405,8 @@ class _Evolution:
             return moved
         there, here = theirs.config, ours.config
         if isinstance(there, ExpiringTimeKeyConfig) and isinstance(here, ExpiringTimeKeyConfig):
-            pair = TablePair(self.jobs, self.overrides, (other, operator), (there, here))
+            programs = _programs(self.graphs, other, operator)
+            pair = TablePair(self.jobs, self.overrides, (other, operator), (there, here), programs)
             found = pair.carried()
             if isinstance(found, str):
                 return found
@@ -450,6 +466,21 @@ class _Evolution:
         action = TableAction.FILLED if fills else TableAction.CARRIED
         self.found.carried.append(table)
         self._step(operator, table.target[1], action, "; ".join((whole, *texts)), other)
+
+
+def _programs(
+    graphs: tuple[PipelineGraph | None, ...] | None,
+    other: OperatorCheckpoint,
+    operator: OperatorCheckpoint,
+) -> tuple[ProgrammedOperator, ProgrammedOperator] | None:
+    """Return what the programs say of an operator of the source and of one of the job."""
+    found = [
+        graph.programmed(one.operator)
+        for graph, one in zip(graphs or (), (other, operator), strict=False)
+        if graph is not None
+    ]
+    known = [one for one in found if one is not None]
+    return (known[0], known[1]) if len(known) == 2 else None
 
 
 def _keys(

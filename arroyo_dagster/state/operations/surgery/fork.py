@@ -24,6 +24,7 @@ from arroyo_dagster.state.model.tables import ExpiringTimeKeyConfig, TableConfig
 from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
 from arroyo_dagster.state.operations.surgery.carried_files import CarriedTable, StateSource
 from arroyo_dagster.state.operations.surgery.execute import EditOptions
+from arroyo_dagster.state.operations.surgery.graphs.find import check_same_graphs, find_graph
 from arroyo_dagster.state.operations.surgery.rescale import why_one_parallelism
 from arroyo_dagster.state.operations.surgery.transfer import (
     Transfer,
@@ -46,12 +47,12 @@ def plan_fork(
     """Plan to give a stopped Arroyo job the state of another one. Writes nothing: the dry run.
 
     Args:
-        directory: the source of the stopped job's status.
+        directory: the source of the stopped job's status, and of the graphs of both pipelines.
         create: the job has begun its first checkpoint and not finished it: create that epoch.
 
     Raises:
-        InputError: a job is a managed job; their operators or tables differ; both write one file;
-            or a table cannot be restored at the other parallelism.
+        InputError: a job is a managed job; their operators, tables or graphs differ; both write one
+            file; or a table cannot be restored at the other parallelism.
         NotFoundError: a job has no checkpoint, or the source has no such epoch.
         ProtocolError: the source's epoch does not pass verification, or its keys are hashed
             otherwise.
@@ -95,8 +96,19 @@ def _job(
     def request(path: StatePath, epoch: Epoch) -> Fork:
         return Fork(source=path, epoch=epoch)
 
+    graphs = [find_graph(directory, one, None) for one in (source.paths, paths)]
+
     def decide(jobs: TwoJobs) -> Transfer:
-        return _Match(jobs).compared()
+        same = check_same_graphs(graphs, jobs.taken, paths)
+        transfer = _Match(jobs).compared()
+        if not isinstance(same, str):
+            transfer.evidence.append(same)
+        elif create:
+            text = "whether the job has exactly the operators of the source"
+            transfer.unknown.append(
+                f"{text} ({same}): if not, its start fails, and nothing is lost"
+            )
+        return transfer
 
     return TransferJob(source, paths, directory, request, decide, create)
 

@@ -12,8 +12,10 @@ from arroyo_dagster.errors import ConflictError, InputError, NotFoundError
 from arroyo_dagster.state.codec.bincode.plain_values import typed_value
 from arroyo_dagster.state.codec.iso_times import iso_micros
 from arroyo_dagster.state.model.checkpoints import Checkpoint, CheckpointState, OperatorCheckpoint
+from arroyo_dagster.state.model.ids import OperatorId
 from arroyo_dagster.state.model.job_facts import JobCondition
 from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.model.rewrite import RewriteRule
 from arroyo_dagster.state.model.surgery.bootstrap import BootstrapRequest
 from arroyo_dagster.state.model.surgery.edits import (
     AnyEdit,
@@ -51,6 +53,7 @@ from arroyo_dagster.state.operations.surgery.entries import (
     plain_key,
     read_global_tables,
 )
+from arroyo_dagster.state.operations.surgery.graphs.find import find_graph
 from arroyo_dagster.state.operations.surgery.offsets import offset_changes
 from arroyo_dagster.state.operations.surgery.rescale import (
     LoadedRows,
@@ -59,8 +62,14 @@ from arroyo_dagster.state.operations.surgery.rescale import (
     to_do,
 )
 from arroyo_dagster.state.operations.surgery.rows import RewrittenRows, expiring_tables, row_changes
-from arroyo_dagster.state.operations.surgery.watermarks import GENERATOR, watermark_changes
-from arroyo_dagster.state.planning.compaction.rewrite import TableFacts, TableKey
+from arroyo_dagster.state.operations.surgery.watermarks import (
+    GENERATOR,
+    check_joins,
+    emitted_windows,
+    has_unknown_join,
+    watermark_changes,
+)
+from arroyo_dagster.state.planning.compaction.rewrite import TableFacts, TableKey, restart_losses
 from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.tables.known.catalogue import Catalogue, default_catalogue
 from arroyo_dagster.state.tables.restoring import restored_rows
@@ -119,7 +128,7 @@ def prepare_edit(
     """Plan an edit, and return what its execution needs; errors as `plan_edit`."""
     snapshot = editable_snapshot(store, paths, directory, edit)
     facts = table_facts(store, snapshot)
-    work = _Work(store, snapshot, facts, edit)
+    work = _Work(store, snapshot, facts, edit, directory)
     if isinstance(edit, KeyDeletion | RetainRows):
         work.remove_rows(edit)
     elif isinstance(edit, Rescale):
@@ -182,6 +191,7 @@ class _Work:
     snapshot: JobSnapshot
     facts: TableFacts
     edit: Edit
+    directory: JobDirectory
     entries: tuple[ChangedEntries, ...] = ()
     rows: tuple[RewrittenRows, ...] = ()
     operators: tuple[OperatorCheckpoint, ...] = ()
@@ -246,31 +256,57 @@ class _Work:
             self.entries, self.operators = found.tables, found.operators
             self.watermarks = found.steps
             self.duplicate_outputs, self.unknown = found.duplicate_outputs, found.unknown
-            self.stays, self.missing_outputs = self._rows_at_new_watermark()
+            self._compare_restores(edit)
 
     def _note_commits(self) -> None:
         if self.duplicate_outputs and self.checkpoint.needs_commit:
             committed = "rows that sinks committed in two phases are written and committed again"
             self.duplicate_outputs = (*self.duplicate_outputs, committed)
 
-    def _rows_at_new_watermark(self) -> tuple[dict[TableKey, str], tuple[str, ...]]:
-        """Compare what a restore loads at the old watermark and at the new one."""
+    def _compare_restores(self, edit: SetWatermark) -> None:
+        """Compare what a restore loads and emits at the old watermark and at the new one.
+
+        Raises:
+            InputError: a join of windows would fail at each start.
+        """
         stays: dict[TableKey, str] = {}
-        never = []
+        never, again = [], []
+        windows = emitted_windows(self.store, self.checkpoint, self.operators)
+        dropped: dict[OperatorId, int] = {}
         new = {one.operator: one for one in self.operators}
         for table in expiring_tables(self.checkpoint):
+            operator = table.operator.operator
             before = restored_rows(self.store, table.operator, table.name, managed=False, limit=0)
-            after = restored_rows(
-                self.store, new[table.operator.operator], table.name, managed=False, limit=0
-            )
-            where = f"{table.operator.operator}.{table.name}"
+            after = restored_rows(self.store, new[operator], table.name, managed=False, limit=0)
+            where = f"{operator}.{table.name}"
             stays[table.key] = f"a restore loads {after.count} of {before.count} rows"
+            if operator in windows:
+                stays[table.key] += f"; {windows[operator].summary}"
             if after.count < before.count:
+                dropped[operator] = dropped.get(operator, 0) + before.count - after.count
                 never.append(
                     f"{where}: {before.count - after.count} rows are older than the retention at "
                     "the new watermark, and are dropped"
                 )
-        return stays, tuple(never)
+            elif after.count > before.count:
+                again.append(
+                    f"{where}: {after.count - before.count} rows that had expired are loaded again"
+                )
+        graph = None
+        if has_unknown_join(self.checkpoint):
+            job = JobPaths(self.checkpoint.job, self.checkpoint.pipeline)
+            graph = find_graph(self.directory, job, None).graph
+        check_joins(edit, self.checkpoint, windows.values(), dropped, graph)
+        for one in windows.values():
+            if one.never:
+                never.append(f"{one.operator}: {one.summary}: the new watermark has passed them")
+            if one.again:
+                again.append(
+                    f"{one.operator}: {one.again} windows that were emitted are emitted once more, "
+                    "without new rows"
+                )
+        self.stays, self.missing_outputs = stays, tuple(never)
+        self.duplicate_outputs = (*self.duplicate_outputs, *again)
 
     def prepared(self, paths: JobPaths) -> PreparedEdit:
         snapshot, checkpoint = self.snapshot, self.checkpoint
@@ -281,7 +317,7 @@ class _Work:
             preconditions=(*preconditions(snapshot, self.facts), *self.evidence),
             unknown=self.unknown,
             duplicate_outputs=self.duplicate_outputs,
-            missing_outputs=self.missing_outputs,
+            missing_outputs=(*self.missing_outputs, *self._lost_at_start()),
             afterwards=self.afterwards,
         )
         return PreparedEdit(
@@ -293,6 +329,15 @@ class _Work:
             operators=self.operators or checkpoint.operators,
             loaded=self.loaded,
         )
+
+    def _lost_at_start(self) -> Iterator[str]:
+        repaired = [
+            (one.step.operator, one.step.table)
+            for one in self.rows
+            if one.rewrite.rule is RewriteRule.UNKEYED
+        ]
+        kept = {at: one for at, one in self.facts.unkeyed.items() if at not in repaired}
+        yield from restart_losses(kept)
 
     def _steps(self) -> Iterator[TableStep]:
         """Yield what becomes of each table, in the order of the epoch."""

@@ -39,6 +39,7 @@ from arroyo_dagster.state.operations.compaction.rewrite_preconditions import (
     check_not_cancelled,
     check_restorable,
     table_facts,
+    unkeyed_facts,
 )
 from arroyo_dagster.state.operations.surgery.carried_files import (
     CarriedTable,
@@ -65,7 +66,7 @@ from arroyo_dagster.state.operations.surgery.plan import (
     editable_snapshot,
     preconditions,
 )
-from arroyo_dagster.state.planning.compaction.rewrite import TableFacts, TableKey
+from arroyo_dagster.state.planning.compaction.rewrite import TableFacts, TableKey, restart_losses
 from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.store import ObjectInfo, ObjectStore
 from arroyo_dagster.state.tables.known.catalogue import default_catalogue
@@ -176,6 +177,11 @@ class TransferJob:
         transfer = self.decide(jobs)
         _add_hash_evidence(jobs, transfer)
         transfer.unknown += _written_later(source, taken, found)
+        carried = {one.source for one in transfer.carried}
+        unkeyed = unkeyed_facts(source.store, taken)
+        transfer.missing_outputs += restart_losses(
+            {at: one for at, one in unkeyed.items() if at in carried}
+        )
         emptied = [one for one in transfer.steps if one.action is TableAction.EMPTIED]
         plan = _plan(jobs, request, snapshot, facts, transfer)
         return PreparedTransfer(

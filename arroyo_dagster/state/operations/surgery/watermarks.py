@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from arroyo_dagster.errors import InputError
 from arroyo_dagster.state.codec.iso_times import iso_micros
 from arroyo_dagster.state.model.checkpoints import Checkpoint, OperatorCheckpoint
+from arroyo_dagster.state.model.ids import OperatorId
+from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.surgery.edits import SetWatermark
+from arroyo_dagster.state.model.surgery.graphs import PipelineGraph
 from arroyo_dagster.state.model.surgery.plans import WatermarkStep
 from arroyo_dagster.state.model.tables import ExpiringTimeKeyConfig
+from arroyo_dagster.state.operations.query.operator_state import sessions, windows
+from arroyo_dagster.state.operations.query.state import StateCatalog, StateEpoch, StateJob
 from arroyo_dagster.state.operations.surgery.entries import (
     ChangedEntries,
     GlobalTable,
     changed_entries,
 )
+from arroyo_dagster.state.planning.privacy import NOTHING_PRIVATE
+from arroyo_dagster.state.planning.surgery.columns import JOIN_SIDES
+from arroyo_dagster.state.planning.surgery.places import operator_number
+from arroyo_dagster.state.storage.store import ObjectStore
+from arroyo_dagster.state.tables.known.catalogue import default_catalogue
 
 GENERATOR = "expression watermark state"
 """The description of the table of a watermark generator."""
@@ -119,3 +131,192 @@ def _duplicate_outputs(steps: Sequence[WatermarkStep]) -> Iterator[str]:
             "emitted; they are emitted once more if rows come for them, without the rows that had "
             "expired"
         )
+
+
+# ---- windows -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class OpenWindow:
+    """A window, or a session of a key, that a restore emits once the watermark has passed its end.
+
+    Attributes:
+        key: of a session, as JSON; None = the window of all keys.
+    """
+
+    starts_at_micros: int
+    ends_at_micros: int
+    key: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EmittedWindows:
+    """The windows of an operator that a restore emits, at the watermark before and at the new one.
+
+    Attributes:
+        slide_micros: of sliding windows the largest one that its bins allow; else None.
+    """
+
+    operator: OperatorId
+    before: frozenset[OpenWindow]
+    after: frozenset[OpenWindow]
+    slide_micros: int | None = None
+
+    @property
+    def never(self) -> int:
+        """How many open windows are never emitted."""
+        return len(self.before - self.after)
+
+    @property
+    def again(self) -> int:
+        """How many windows that were emitted are emitted once more."""
+        return len(self.after - self.before)
+
+    @property
+    def summary(self) -> str:
+        """How many are never emitted, for people."""
+        slide = ""
+        if self.slide_micros is not None:
+            slide = f", by the slide of {self.slide_micros / 1e6:g} s that its bins show,"
+        return f"{self.never} of {len(self.before)} open windows{slide} are never emitted"
+
+
+def emitted_windows(
+    store: ObjectStore, checkpoint: Checkpoint, operators: tuple[OperatorCheckpoint, ...]
+) -> dict[OperatorId, EmittedWindows]:
+    """Compare the windows that a restore emits, at the watermarks of an epoch and at new ones.
+
+    Args:
+        operators: those of the epoch, with their new watermarks.
+
+    Raises:
+        FormatError, NotFoundError: a file is broken, or missing.
+
+    Source: docs/spec/arroyo-state.md 5.4 and 5.6; tumbling_aggregating_window.rs,
+        sliding_aggregating_window.rs and session_aggregating_window.rs, `on_start`.
+    """
+    catalog = StateCatalog(store, NOTHING_PRIVATE, default_catalogue())
+    job = StateJob(catalog, JobPaths(checkpoint.job, checkpoint.pipeline))
+    epochs = [
+        StateEpoch(job, one) for one in (checkpoint, replace(checkpoint, operators=operators))
+    ]
+    bins = [_bins(epoch) for epoch in epochs]
+    found: list[dict[OperatorId, frozenset[OpenWindow]]] = [
+        {at: frozenset(ends) for at, ends in one["tumbling"].items()} for one in bins
+    ]
+    slides: dict[OperatorId, int] = {}
+    for operator in dict.fromkeys((*bins[0]["sliding"], *bins[1]["sliding"])):
+        both = [one["sliding"].get(operator, []) for one in bins]
+        # Bins begin at multiples of the slide, and so does each window.
+        numbers = [at for one in (*both[0], *both[1]) for at in _ends_of(one)]
+        slides[operator] = math.gcd(*numbers)
+        for at, epoch in enumerate(epochs):
+            found[at][operator] = frozenset(_sliding(epoch, operator, both[at], slides[operator]))
+    for at, epoch in enumerate(epochs):
+        of_keys: dict[OperatorId, list[OpenWindow]] = defaultdict(list)
+        for one in sessions(epoch):
+            session = OpenWindow(one.starts_at_micros, one.closes_at_micros, one.key)
+            of_keys[OperatorId(one.operator)].append(session)
+        found[at] |= {operator: frozenset(ones) for operator, ones in of_keys.items()}
+    return {
+        operator: EmittedWindows(
+            operator,
+            found[0].get(operator, frozenset()),
+            found[1].get(operator, frozenset()),
+            slides.get(operator),
+        )
+        for operator in dict.fromkeys((*found[0], *found[1]))
+    }
+
+
+def _bins(epoch: StateEpoch) -> dict[str, dict[OperatorId, list[OpenWindow]]]:
+    """Return the stored windows by kind and operator; of sliding windows their bins, each of which
+    ends with the last window that has it.
+    """
+    found: dict[str, dict[OperatorId, list[OpenWindow]]] = {"tumbling": {}, "sliding": {}}
+    for one in windows(epoch):
+        ones = found[one.kind].setdefault(OperatorId(one.operator), [])
+        ones.append(OpenWindow(one.starts_at_micros, one.ends_at_micros))
+    return found
+
+
+def _ends_of(window: OpenWindow) -> tuple[int, int]:
+    return window.starts_at_micros, window.ends_at_micros
+
+
+def _sliding(
+    epoch: StateEpoch, operator: OperatorId, bins: Sequence[OpenWindow], slide: int
+) -> Iterator[OpenWindow]:
+    """Yield the sliding windows that end after the watermark and have a bin."""
+    at = epoch.checkpoint.operator(operator)
+    watermark = 0 if at is None else at.min_watermark_micros or 0
+    for one in bins:
+        width = one.ends_at_micros - one.starts_at_micros
+        for end in range(one.starts_at_micros + slide, one.ends_at_micros + 1, slide):
+            if end > watermark:
+                yield OpenWindow(end - width, end)
+
+
+def check_joins(
+    edit: SetWatermark,
+    checkpoint: Checkpoint,
+    changes: Collection[EmittedWindows],
+    dropped: Mapping[OperatorId, int],
+    graph: PipelineGraph | None,
+) -> None:
+    """Refuse a watermark that passes the end of an open window of a join of windows.
+
+    Such a join fails at rows from before its watermark, at each start.
+
+    Args:
+        dropped: rows by operator that a restore no longer loads at the new watermark.
+        graph: of the job's pipeline; a join without rows does not show whether it joins windows.
+
+    Raises:
+        InputError: it passes one, and the job joins windows, or may.
+    """
+    ends = sorted(
+        window.ends_at_micros
+        for one in changes
+        for window in one.before
+        if window.ends_at_micros <= edit.at_micros
+    )
+    for operator in checkpoint.operators:
+        joins = _joins_windows(operator, graph)
+        waiting = dropped.get(operator.operator, 0)
+        if joins is False or not (ends or (joins and waiting)):
+            continue
+        passed = f"the end of {len(ends)} open windows" if ends else f"{waiting} waiting rows"
+        step = f"give a time before {iso_micros(ends[0])}" if ends else "give an earlier time"
+        if joins is None:
+            raise InputError(
+                f"the new watermark passes {passed}, and {operator.operator} has no rows that show "
+                "whether it joins windows: such a join would fail at each start",
+                job=JobPaths(checkpoint.job, checkpoint.pipeline).root,
+                operator=operator.operator,
+                next_step=f"{step}, or pass --arroyo-db, whose program says which join it is",
+            )
+        raise InputError(
+            f"the new watermark passes {passed}, and {operator.operator} joins windows: it would "
+            "fail at each start, at rows from before its watermark",
+            job=JobPaths(checkpoint.job, checkpoint.pipeline).root,
+            operator=operator.operator,
+            next_step=f"{step}; nothing was changed",
+        )
+
+
+def _joins_windows(operator: OperatorCheckpoint, graph: PipelineGraph | None) -> bool | None:
+    """Return whether an operator is a join of windows; None = its state does not show it."""
+    for config in operator.configs.values():
+        if config.config.description in JOIN_SIDES:
+            kept = config.config
+            return isinstance(kept, ExpiringTimeKeyConfig) and kept.retention_micros == 0
+    if operator_number(operator.operator)[0] != "join":
+        return False
+    program = None if graph is None else graph.programmed(operator.operator)
+    return None if program is None else program.kind == "InstantJoin"
+
+
+def has_unknown_join(checkpoint: Checkpoint) -> bool:
+    """Whether only the graph shows of some join whether it joins windows."""
+    return any(_joins_windows(one, None) is None for one in checkpoint.operators)

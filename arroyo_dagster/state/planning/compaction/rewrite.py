@@ -34,6 +34,7 @@ from arroyo_dagster.state.model.tables import (
 from arroyo_dagster.state.planning.compaction.budget import within_budget
 from arroyo_dagster.state.planning.compaction.plan import forecast
 from arroyo_dagster.state.planning.restore.reads import plan_read
+from arroyo_dagster.state.planning.verify.restore import unkeyed_loss
 
 PART_BYTES = 64 << 20
 """A part of a table reads about this many bytes; larger tables are split by key range."""
@@ -72,6 +73,16 @@ class UnkeyedFacts:
     def lost(self) -> int:
         """How many rows Arroyo does not read: an upper bound of the current rows that it loses."""
         return self.rows - self.batches
+
+
+def restart_losses(facts: Mapping[TableKey, UnkeyedFacts]) -> Iterator[str]:
+    """Yield what the next start loses of aggregates without GROUP BY, for people; the rule is that
+    of `verify`.
+    """
+    for (operator, table), one in facts.items():
+        loss = unkeyed_loss(operator, table, one.rows, one.batches)
+        if loss is not None:
+            yield loss
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -304,7 +315,9 @@ class _Chooser:
             return UNKNOWN_TABLE
         unwritable = self.facts.unwritable.get((operator.operator, name))
         if unwritable is not None:
-            return unwritable
+            key = operator.operator, name
+            unkeyed = {at: one for at, one in self.facts.unkeyed.items() if at == key}
+            return "; ".join((unwritable, *restart_losses(unkeyed)))
         return self._expiring(operator, config, rule, files, whole=whole)
 
     def _expiring(

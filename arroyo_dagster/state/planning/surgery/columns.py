@@ -20,11 +20,10 @@ WINDOWS = frozenset({"tumbling_intermediate", "Sliding_intermediate"})
 ACCUMULATORS = "accumulator_state"
 BATCHES = "batch_state"
 SESSION = "session"
-_RAW_ROWS = frozenset({SESSION, "window function input", "left join data", "right join data"})
+JOIN_SIDES = frozenset({"left join data", "right join data"})
+_RAW_ROWS = JOIN_SIDES | {SESSION, "window function input"}
 """Descriptions of tables that hold rows of the input."""
-_OTHER_RETENTION = frozenset(
-    {ACCUMULATORS, BATCHES, "left join data", "right join data", "window function input"}
-)
+_OTHER_RETENTION = JOIN_SIDES | {ACCUMULATORS, BATCHES, "window function input"}
 """Descriptions of tables whose retention may differ: it is a time to live, and no window."""
 _STATE = re.compile(r"(?s)(.*)\[(.*?)\]")
 _NUMBERS = re.compile(r'"(U?Int|Float)\d+"|\{"Decimal')
@@ -110,7 +109,7 @@ def map_columns(
     """
     renamed = {one.column: one.source for one in overrides.renames if one.operator == operator}
     given = {one.column: one.value for one in overrides.fills if one.operator == operator}
-    reason = _why_other_table(theirs, ours, renamed)
+    reason = _why_other_table(theirs, ours, renamed, operator)
     if reason is not None:
         return reason
     found, wanted = columns_of(theirs), columns_of(ours)
@@ -119,11 +118,13 @@ def map_columns(
     double = sorted(_doubled(found) | _doubled(wanted))
     if double:
         return f"several of its columns are named {double[0]!r}, and not all columns are equal"
-    return _mapped(_Columns(found, wanted, renamed, given, ours.description), _keys(ours))
+    columns = _Columns(operator, found, wanted, renamed, given, ours.description)
+    return _mapped(columns, _keys(ours))
 
 
 @dataclass(frozen=True, slots=True)
 class _Columns:
+    operator: OperatorId
     found: tuple[StateColumn, ...]
     wanted: tuple[StateColumn, ...]
     renamed: Mapping[str, str]
@@ -135,10 +136,40 @@ class _Columns:
         name = self.renamed.get(column.name, column.name)
         return next((at for at, one in enumerate(self.found) if one.name == name), None)
 
+    @property
+    def left(self) -> list[StateColumn]:
+        """The columns of the source that no column takes."""
+        taken = {self.index_of(column) for column in self.wanted}
+        return [one for at, one in enumerate(self.found) if at not in taken]
+
+    def overrides(self, missing: Sequence[StateColumn]) -> str:
+        """Return the overrides that decide about columns which the source may name otherwise."""
+        left, renames = self.left, {}
+        for column in missing:
+            like = next((one for one in left if _alike(one, column)), None)
+            if like is not None:
+                left.remove(like)
+                renames[column.name] = like.name
+        fills = {one.name: json.loads(_neutral(one, self.description) or "null") for one in missing}
+        lines = [override("rename", self.operator, renames)] if renames else []
+        return " or ".join([*lines, override("fill", self.operator, fills)])
+
+
+def override(name: str, operator: OperatorId, values: Mapping[str, Any]) -> str:
+    """Return a line of the overrides that decides about an operator, as YAML."""
+    return f"`{name}: {json.dumps({operator: values}, ensure_ascii=False)}`"
+
+
+def _alike(one: StateColumn, other: StateColumn) -> bool:
+    """Whether two columns may be one, of another name: their type, and of a state what it is of."""
+    states = [_STATE.fullmatch(column.name) for column in (one, other)]
+    of = [None if state is None else (state[1].partition("(")[0], state[2]) for state in states]
+    return one.kind == other.kind and of[0] == of[1]
+
 
 def _mapped(columns: _Columns, keys: Collection[int]) -> ColumnMap | str:
     sources: list[int | Filled] = []
-    filled = []
+    filled: list[StateColumn] = []
     for column in columns.wanted:
         at = columns.index_of(column)
         if at is not None and columns.found[at].kind != column.kind:
@@ -151,19 +182,32 @@ def _mapped(columns: _Columns, keys: Collection[int]) -> ColumnMap | str:
             continue
         value = columns.given.get(column.name, _neutral(column, columns.description))
         if value is None:
-            return _why_no_value(column, columns.description)
+            reason = _why_no_value(column, columns.description)
+            if not columns.left:
+                return reason
+            return f"{reason}; if it has another name there: {columns.overrides([column])}"
         sources.append(Filled(value))
-        filled.append(column.name)
+        filled.append(column)
     taken = {at for at in sources if isinstance(at, int)}
     state = [at for at in taken if columns.found[at].name != TIMESTAMP_COLUMN]
     if columns.description not in _RAW_ROWS and filled and len(state) <= len(keys):
         return "it has no aggregate in common with the source, only the keys"
-    dropped = [one.name for at, one in enumerate(columns.found) if at not in taken]
-    return ColumnMap(tuple(sources), tuple(filled), tuple(dropped))
+    names, dropped = [one.name for one in filled], [one.name for one in columns.left]
+    guessed = [one for one in filled if one.name not in columns.given]
+    if guessed and dropped:
+        return (
+            f"{', '.join(one.name for one in guessed)} would begin anew, and {', '.join(dropped)} "
+            "of the source would be dropped: nothing shows whether they are the same under another "
+            f"name; decide it with --overrides: {columns.overrides(guessed)}"
+        )
+    return ColumnMap(tuple(sources), tuple(names), tuple(dropped))
 
 
 def _why_other_table(
-    theirs: ExpiringTimeKeyConfig, ours: ExpiringTimeKeyConfig, renamed: Mapping[str, str]
+    theirs: ExpiringTimeKeyConfig,
+    ours: ExpiringTimeKeyConfig,
+    renamed: Mapping[str, str],
+    operator: OperatorId,
 ) -> str | None:
     """Return why two tables are not of the same kind, keys and window; None = they are."""
     if theirs.description != ours.description or theirs.generational != ours.generational:
@@ -175,7 +219,14 @@ def _why_other_table(
     ):
         mine, others = _named(ours, now, renamed), _named(theirs, was, {})
         if mine != others:
-            return f"its {name} are {_listed(mine)}, and in the source {_listed(others)}"
+            reason = f"its {name} are {_listed(mine)}, and in the source {_listed(others)}"
+            kinds = [[kind for _, kind in one or ()] for one in (mine, others)]
+            if kinds[0] != kinds[1]:
+                return reason
+            names = {
+                a: b for (a, _), (b, _) in zip(mine or (), others or (), strict=True) if a != b
+            }
+            return f"{reason}; if they are the same: {override('rename', operator, names)}"
     other = theirs.retention_micros != ours.retention_micros
     if other and ours.description == SESSION:
         # The retention of a session is 100 gaps.
@@ -256,6 +307,8 @@ def map_accumulators(
     theirs: tuple[Sequence[str], Collection[int]],
     ours: tuple[Sequence[str], Collection[int]],
     moves: Mapping[int, int],
+    *,
+    same: bool = False,
 ) -> Mapping[int, int] | str:
     """Find the new numbers of the aggregates whose arguments table `b` holds.
 
@@ -266,6 +319,7 @@ def map_accumulators(
         theirs: the aggregates of table `a` of the source, and the numbers in its table `b`.
         ours: the same of the job.
         moves: what a person has decided, by number in the source; other numbers are dropped.
+        same: whether the programs of both pipelines show that the aggregates are the same.
 
     Returns:
         The new number of each number of the source; one that is left out is dropped. Or why it is
@@ -278,6 +332,10 @@ def map_accumulators(
         if len(set(moves.values())) < len(moves):
             return "two accumulators are to be moved to one number"
         return moves
+    if same:
+        return {number: number for number in theirs[1]}
+    if len(theirs[1]) == len(ours[1]) > 1:
+        return "nothing shows which of its aggregates that keep their arguments is which"
     if tuple(theirs[0]) == tuple(ours[0]) and set(theirs[1]) == set(ours[1]):
         return {number: number for number in theirs[1]}
     places = [_places(*one) for one in (theirs, ours)]
@@ -288,7 +346,6 @@ def map_accumulators(
             f"it keeps the arguments of {len(ours[1])} aggregates, and the source of "
             f"{len(theirs[1])}"
         )
-    # As many on both sides: they keep their order.
     return dict(zip(sorted(theirs[1]), sorted(ours[1]), strict=True))
 
 

@@ -3,14 +3,13 @@
 Operator ids carry no meaning: they shift when SQL changes. So operators are compared by their kind,
 tables, keys and columns, and by their place: in the graphs of the two pipelines, if both are known,
 else the source before them and the sink after them in the order of the plan. What stays alike is
-matched in the order of the plan, or refused.
+refused: a person decides it.
 
 Source: docs/spec/state-surgery.md, `Rules`; docs/spec/arroyo-state.md 1.4.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
@@ -219,8 +218,9 @@ class Ambiguous:
 
     @property
     def override(self) -> str:
-        """The override that decides it, as YAML."""
-        return f"map: {{{self.sources[0]}: {self.operators[0]}}}"
+        """An override that decides it, in the order of the plans, as YAML."""
+        pairs = zip(self.sources, self.operators, strict=False)
+        return "map: {" + ", ".join(f"{source}: {operator}" for source, operator in pairs) + "}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,10 +275,9 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class _Decided:
-    """A pair, what was assumed for it, and what told it from others that are alike."""
+    """A pair, and what told it from others that are alike."""
 
     pair: _Pair
-    assumed: str | None = None
     distinction: str | None = None
 
 
@@ -300,7 +299,7 @@ class _Pairing:
         }
         while scores:
             alike = self._most_alike(scores)
-            found = _clear(scores) or self._by_place(scores) or self._in_order(alike, scores)
+            found = _clear(scores) or self._by_place(scores)
             for one in found:
                 self._add(one, scores[one.pair])
             if found:
@@ -319,7 +318,6 @@ class _Pairing:
             score=found.points,
             why="; ".join(text for text in texts if text is not None),
             reasons=found.reasons,
-            assumed=one.assumed,
         )
 
     def doubted(self) -> Iterator[OperatorMatch]:
@@ -327,8 +325,7 @@ class _Pairing:
         pairs = [(one.source, one.operator) for one in self.matches.values()]
         for one, pair in zip(self.matches.values(), pairs, strict=True):
             doubt = None if self.places is None else self.places.doubt(pair, pairs)
-            decided = one.assumed is not None or one.score is None
-            yield one if doubt is None or decided else replace(one, assumed=doubt)
+            yield one if doubt is None or one.score is None else replace(one, assumed=doubt)
 
     def _most_alike(self, scores: _Scores) -> _Group:
         """Return the best group of operators that are alike; graphs tell apart, and do not part."""
@@ -346,29 +343,6 @@ class _Pairing:
             if found:
                 return [_Decided(pair, distinction=text) for pair, text in found.items()]
         return []
-
-    def _in_order(self, best: _Group, scores: _Scores) -> list[_Decided]:
-        """Match a group of operators that are alike by their order in the plan."""
-        group = best.ambiguous(self.sources, self.operators)
-        pairs = list(zip(group.sources, group.operators, strict=False))
-        left, right = group.sources, group.operators
-        alike = [scores[a, b].held for a in left for b in right if (a, b) in scores]
-        whole = len(alike) == len(left) * len(right) and max(alike) - min(alike) < MARGIN
-        indexed = all(operator_number(one)[1] is not None for one in (*left, *right))
-        if len(left) != len(right) or not whole or not indexed:
-            return []
-        crossed = [
-            (one, other)
-            for one, other in itertools.combinations(pairs, 2)
-            if scores[one].points + scores[other].points
-            < scores[one[0], other[1]].points + scores[other[0], one[1]].points
-        ]
-        if crossed:  # the order says one thing, and the graphs another
-            return []
-        why = f"{', '.join(right)} are alike: matched by their order in the plan"
-        if self.places is not None:
-            why = f"{', '.join(right)} are alike, also in the graphs: matched by their order in it"
-        return [_Decided(pair, assumed=why) for pair in pairs]
 
 
 @dataclass(frozen=True, slots=True)

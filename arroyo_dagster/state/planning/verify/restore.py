@@ -120,16 +120,27 @@ def _unkeyed(
 ) -> Iterator[Finding]:
     rows = sum(footer.rows for footer in footers)
     batches = sum(footer.batches for footer in footers)
-    if rows > batches:
-        evidence = (
-            f"un-keyed aggregate {operator.operator}.{name} has {rows} rows in {batches} record "
-            f"batches; Arroyo restores the first of each and loses {rows - batches}"
-        )
+    evidence = unkeyed_loss(operator.operator, name, rows, batches)
+    if evidence is not None:
         step = (
             "before it is started again, rewrite the table's files: of `a` the one row with the "
             "largest _generation, of `b` the newest of each tuple, one row a row group"
         )
         yield warning("unkeyed-aggregate", checkpoint.ref, evidence, step)
+
+
+def unkeyed_loss(operator: OperatorId, name: TableName, rows: int, batches: int) -> str | None:
+    """Return what Arroyo's restart loses of a table of an aggregate without GROUP BY.
+
+    Args:
+        rows, batches: stored rows, and record batches in which a restore reads them.
+    """
+    if rows <= batches:
+        return None
+    return (
+        f"un-keyed aggregate {operator}.{name} has {rows} rows in {batches} record batches; Arroyo "
+        f"restores the first of each and loses {rows - batches}"
+    )
 
 
 # ---- tables --------------------------------------------------------------------------------------

@@ -27,6 +27,7 @@ from arroyo_dagster.state.model.surgery.graphs import (
 MAX_OPERATORS = 1_000
 """The maximum number of operators of a graph that is read."""
 _CHAINED = " -> "
+_SLIDING = "SlidingWindowAggregate"
 _NEXT = "give the answer of GET /api/v1/pipelines/ID, as Arroyo returned it"
 _KINDS = {1: "forward", 2: "shuffle", 3: "left join", 4: "right join"}
 _REST_KINDS = {
@@ -150,7 +151,15 @@ def _program_node(node: _Message) -> GraphNode:
         parts=parts,
         operators=tuple(OperatorId(one.text(1)) for one in operators),
         configs=tuple(_config(one, first + at) for at, one in enumerate(operators)),
+        kinds=tuple(one.text(2) for one in operators),
+        slides=tuple(map(_slide, operators)),
     )
+
+
+def _slide(operator: _Message) -> int | None:
+    if operator.text(2) != _SLIDING:
+        return None
+    return _Message(operator.bytes(3)).number(3)
 
 
 def _config(operator: _Message, number: int) -> str | None:

@@ -10,9 +10,10 @@ from typing import Any, Protocol, runtime_checkable
 
 from arroyo_dagster.errors import ArroyoStateError, InputError
 from arroyo_dagster.state.model.checkpoints import Checkpoint
-from arroyo_dagster.state.model.ids import PipelineId
+from arroyo_dagster.state.model.ids import OperatorId, PipelineId
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.surgery.graphs import PipelineGraph, StoredGraph
+from arroyo_dagster.state.model.surgery.plans import EditPrecondition
 from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
 from arroyo_dagster.state.operations.surgery.graphs.decoding import decode_graph
 from arroyo_dagster.state.planning.surgery.place_evidence import PlaceComparison
@@ -22,7 +23,7 @@ from arroyo_dagster.state.planning.surgery.places import (
     place_operators,
 )
 
-_HOW = (
+HOW = (
     "pass --arroyo-api or --arroyo-db, or the answers of GET /api/v1/pipelines/ID with --graph and "
     "--source-graph"
 )
@@ -152,6 +153,91 @@ def _placed(found: FoundGraph, checkpoint: Checkpoint) -> PlacedOperators | str:
     )
 
 
+def check_same_graphs(
+    found: Sequence[FoundGraph], taken: Checkpoint, job: JobPaths
+) -> EditPrecondition | str:
+    """Check that the pipelines of two jobs are of the same SQL, but for their sources and sinks.
+
+    Args:
+        found: the graphs of the source and of the job, whose epoch may not exist.
+        taken: the epoch of the source.
+
+    Returns:
+        The evidence; a text = the graph of the job is not known.
+
+    Raises:
+        InputError: they differ; names the difference.
+    """
+    theirs, ours = (one.graph for one in found)
+    if ours is None:
+        return found[1].why_not
+    difference = _difference(theirs, ours, [one.operator for one in taken.operators])
+    if difference is not None:
+        raise InputError(
+            f"the jobs are not of the same SQL: {difference}",
+            job=job.root,
+            graph=ours.origin,
+            next_step="create the job from the source's SQL; or, once the job has finished a "
+            "checkpoint of its own, use `arroyo-state evolve`",
+        )
+    both = theirs is not None
+    return EditPrecondition(
+        name="the pipelines have the same graph" if both else "the pipeline has the operators",
+        met=True,
+        evidence=f"{len(taken.operators)} operators, from {ours.origin}",
+    )
+
+
+def _difference(
+    theirs: PipelineGraph | None, ours: PipelineGraph, operators: Sequence[OperatorId]
+) -> str | None:
+    """Return how a graph differs from the operators of an epoch, or from the graph of another
+    pipeline; None = it does not.
+    """
+    placed = place_operators(ours, operators)
+    if isinstance(placed, GraphMismatch):
+        return f"against the source's epoch, {placed.reason} in the graph of the job"
+    if theirs is None or isinstance(place_operators(theirs, operators), GraphMismatch):
+        return None  # the source's pipeline was changed since
+    for operator in operators:
+        programs = [one.programmed(operator) for one in (theirs, ours)]
+        configs = [None if one is None else one.config for one in programs]
+        if not _is_end(operator) and None not in configs and configs[0] != configs[1]:
+            return f"{operator} computes something else"
+    edges = [
+        {(_first(graph, one.source), _first(graph, one.target), one.kind) for one in graph.edges}
+        for graph in (theirs, ours)
+    ]
+    if edges[0] != edges[1]:
+        return "operators get their rows from other operators"
+    parts = [_descriptions_between_ends(graph) for graph in (theirs, ours)]
+    for number in sorted(parts[0].keys() & parts[1].keys()):
+        there, here = parts[0][number], parts[1][number]
+        if there and here and there != here:
+            return f"operator {number} is called {here!r}, and {there!r} in the source"
+    return None
+
+
+def _is_end(operator: OperatorId) -> bool:
+    return operator.startswith(("source_", "sink_"))
+
+
+def _first(graph: PipelineGraph, number: int) -> int:
+    return next(one.first for one in graph.nodes if one.number == number)
+
+
+def _descriptions_between_ends(graph: PipelineGraph) -> dict[int, str]:
+    """Return the descriptions of operators by their number, but for those of sources and sinks."""
+    fed = {one.target for one in graph.edges}
+    feeding = {one.source for one in graph.edges}
+    found: dict[int, str] = {}
+    for node in graph.nodes:
+        start = 0 if node.number in fed else 1
+        end = len(node.parts) - (node.number not in feeding)
+        found |= {node.first + at: node.parts[at] for at in range(start, end)}
+    return found
+
+
 def without_graphs(reason: str) -> str:
     """Return what a plan says where the graphs are not known."""
-    return f"operators were matched without the graphs of the pipelines ({reason}): {_HOW}"
+    return f"operators were matched without the graphs of the pipelines ({reason}): {HOW}"

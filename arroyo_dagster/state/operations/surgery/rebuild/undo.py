@@ -16,14 +16,14 @@ from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.metadata.expiry import delete_all
 from arroyo_dagster.state.metadata.lease import LeaseOptions, lease
 from arroyo_dagster.state.model.ids import StatePath
-from arroyo_dagster.state.model.job_facts import JobFacts
-from arroyo_dagster.state.model.layout import JobPaths, Layout
+from arroyo_dagster.state.model.job_facts import JobAnswer, JobFacts
+from arroyo_dagster.state.model.layout import JobPaths, Layout, parse_manifest_path
 from arroyo_dagster.state.model.surgery.rebuild import JobHead, RebuildRecord, RebuildUndo
 from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
 from arroyo_dagster.state.operations.compaction.rewrite_preconditions import (
     JobSnapshot,
     Unchanged,
-    check_may,
+    check_may_undo,
     guards_of,
     list_objects,
     overwrite,
@@ -120,9 +120,9 @@ def _prepare(
     why_not = why_not_now(answer, checkpoint)
     guards = guards_of(view, paths, checkpoint)
     snapshot = JobSnapshot(answer, checkpoint, {}, guards, listing, why_not)
-    check_may(paths, snapshot)
-    _check_catalogue(paths, record, answer.facts)
-    if head_of(view, paths) != record.head:
+    check_may_undo(paths, snapshot, record.operation, record.epoch)
+    _check_catalogue(paths, record, answer)
+    if _continued(view, paths, record, answer.facts):
         raise ConflictError(
             f"the {record.operation} of epoch {record.epoch} cannot be undone: the job has "
             "continued from it",
@@ -141,30 +141,72 @@ def _prepare(
     return _RebuildUndoing(plan, record, snapshot)
 
 
-def _check_catalogue(paths: JobPaths, record: RebuildRecord, facts: JobFacts) -> None:
-    """Check that Arroyo does not restore an epoch that this package has created.
+def _check_catalogue(paths: JobPaths, record: RebuildRecord, answer: JobAnswer) -> None:
+    """Check that Arroyo does not restore an epoch of the legacy layout that this package created.
 
     Raises:
-        InputError: no source names the job's checkpoints.
+        InputError: no source says whether the epoch is ready.
         ConflictError: Arroyo would restore it.
     """
     if record.operation == "rebuild" or paths.layout is Layout.PROTOCOL:
-        return  # the epoch existed before, and was as damaged; or the fence shows a start
-    if facts.checkpoints is None:
-        raise InputError(
-            "no source names the checkpoints of the job, so Arroyo may restore the created epoch",
-            job=paths.root,
-            epoch=record.epoch,
-            next_step="pass --arroyo-db or --arroyo-api",
-        )
-    if facts.newest_ready_epoch is not None:
+        return  # the epoch existed before, and was as damaged; or the store alone decides
+    facts = [one.facts for one in answer.answers if one.facts is not None] or [answer.facts]
+    if any(one.newest_ready_epoch is not None for one in facts):
+        ready = max(one.newest_ready_epoch or 0 for one in facts)
         raise ConflictError(
-            f"Arroyo's database names epoch {facts.newest_ready_epoch} as ready: a start without "
-            "it would fail",
+            f"Arroyo's database names epoch {ready} as ready: a start without it would fail",
             job=paths.root,
             next_step="first: UPDATE checkpoints SET state = 'failed' WHERE job_id = "
             f"'{paths.job}' AND epoch = {record.epoch}",
         )
+    listed = [one.checkpoints for one in facts if one.checkpoints is not None]
+    # The API has no state of an epoch: without a finish_time, which the row of a created epoch
+    # does not have, it may be ready all the same.
+    if not any(all(row.state is not None for row in rows) for rows in listed):
+        why = "no source names the checkpoints of the job"
+        if listed:
+            why = "Arroyo's API has no state of the created epoch, and lists it without an end"
+        raise InputError(
+            f"{why}, so Arroyo may restore the created epoch",
+            job=paths.root,
+            epoch=record.epoch,
+            next_step="pass --arroyo-db: the row in Arroyo's database has its state",
+        )
+
+
+def _continued(view: ObjectStore, paths: JobPaths, record: RebuildRecord, facts: JobFacts) -> bool:
+    """Return whether the job has gone on from what was written.
+
+    A worker generation that was started from a created epoch, and has written none, goes back to
+    where the job was: the next start skips references to what does not exist.
+
+    Raises:
+        InputError: the job was started since, and no source says that this run has ended.
+    """
+    head = head_of(view, paths)
+    if head == record.head:
+        return False
+    created = record.operation != "rebuild" and paths.layout is Layout.PROTOCOL
+    if not created or head.epoch != record.head.epoch or _written_since(view, paths, record.head):
+        return True
+    if facts.run_id != head.worker_generation:
+        raise InputError(
+            f"the job was started since, as worker generation {head.worker_generation}, and no "
+            "source says that this run has ended",
+            job=paths.root,
+            run=facts.run_id,
+            next_step="pass --arroyo-db or --arroyo-api",
+        )
+    return False
+
+
+def _written_since(view: ObjectStore, paths: JobPaths, head: JobHead) -> bool:
+    """Return whether a later worker generation has a checkpoint, published or not."""
+    for info in view.list(paths.generations):
+        found = parse_manifest_path(info.path)
+        if found is not None and found.worker_generation > (head.worker_generation or 0):
+            return True
+    return False
 
 
 def head_of(store: ObjectStore, paths: JobPaths) -> JobHead:
