@@ -22,6 +22,9 @@ from arroyo_dagster.state.tables.table import TaskInfo
 Offset = dict[str, Any]
 """The position of a source: a JSON object, whose members only the source interprets."""
 
+CONTENT = "_content"
+"""The member of an offset that is no position: it identifies the rows that were read."""
+
 
 NO_EPOCH = Epoch(0)
 """The epoch number before a job's first epoch."""
@@ -235,6 +238,9 @@ class Source:
     schema: pa.Schema
     """The columns of its rows; `_timestamp` is added from the column named in `Pipeline.source`."""
 
+    renamable: bool = True
+    """Whether `renamed_from` may give it a new name; False if it stores rows below its name."""
+
     def check(self) -> None:
         """Refuse a run that could not read the source; called before anything is written.
 
@@ -245,6 +251,13 @@ class Source:
     def initial_offset(self) -> Offset:
         """Return the offset at which a job without state begins."""
         raise NotImplementedError
+
+    def check_offset(self, offset: Offset) -> None:
+        """Refuse to continue from an offset of other rows; called before anything is written.
+
+        Raises:
+            InputError: what was read is not what the source has there now.
+        """
 
     def latest_offset(self, start: Offset) -> Offset:
         """Return the end of one epoch that begins at `start`; `start` itself if nothing is new."""

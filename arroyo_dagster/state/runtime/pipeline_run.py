@@ -133,7 +133,10 @@ class PipelineRun(ABC):
         plan = self.job.plan(then_stop or exhausted)
         done = self.process(plan, self.splits(ends))
         progress = RunProgress(
-            offsets=json.dumps(ends, sort_keys=True), final=plan.then_stop, exhausted=exhausted
+            offsets=json.dumps(ends, sort_keys=True),
+            final=plan.then_stop,
+            exhausted=exhausted,
+            dropped=self.job.dropped,
         )
         checkpoint = self.job.finish(plan, done.subtasks, ends, done.watermarks_micros, progress)
         self._offsets = ends

@@ -12,6 +12,7 @@ from arroyo_dagster.state.operations.query.global_scan import KEY, VALUE, Global
 from arroyo_dagster.state.operations.query.metadata_rows import Micros
 from arroyo_dagster.state.operations.query.state import StateEpoch
 from arroyo_dagster.state.operations.query.table import EpochTable
+from arroyo_dagster.state.runtime.operators import CONTENT
 from arroyo_dagster.state.runtime.source_state import OFFSETS
 
 MANAGED = "managed source"
@@ -61,6 +62,8 @@ def _of_table(epoch: StateEpoch, table: EpochTable) -> Iterator[SourcePosition]:
     if connector is None:
         return
     for entry in plain_rows(table.to_arrow()):
+        if connector == MANAGED and entry[KEY] == CONTENT:
+            continue
         partition, value = _partition(entry[KEY], entry[VALUE], connector)
         yield SourcePosition(
             job=epoch.job.name,

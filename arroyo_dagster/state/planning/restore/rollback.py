@@ -177,6 +177,7 @@ def progress_after(target: Checkpoint) -> RunProgress:
         final=True,
         exhausted=target.progress.exhausted,
         rolled_back_to=target.epoch,
+        dropped=target.progress.dropped,
     )
 
 

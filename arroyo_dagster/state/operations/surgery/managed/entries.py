@@ -34,6 +34,7 @@ from arroyo_dagster.state.operations.surgery.entries import (
 )
 from arroyo_dagster.state.operations.surgery.offsets import moved_position, note_move
 from arroyo_dagster.state.planning.restore.rollback import STAGED, is_service
+from arroyo_dagster.state.runtime.operators import CONTENT
 from arroyo_dagster.state.runtime.source_state import OFFSETS, WATERMARKS, SourceWatermark
 from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.tables.global_keyed import GlobalKeyedTable
@@ -189,7 +190,10 @@ def _chosen(
     edit: SetOffsets, sources: Mapping[str, GlobalTable]
 ) -> dict[str, dict[str, NewPosition]]:
     """Return the new positions, by source and partition."""
-    known = {name: [key for _, key, _ in one.entries()] for name, one in sources.items()}
+    known = {
+        name: [key for _, key, _ in one.entries() if key != CONTENT]
+        for name, one in sources.items()
+    }
     found: dict[str, dict[str, NewPosition]] = {}
     for position in edit.positions:
         wanted = position.partition
