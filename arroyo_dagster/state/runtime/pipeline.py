@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 
 from arroyo_dagster.errors import InputError
-from arroyo_dagster.state.codec.schema import TIMESTAMP_TYPE
+from arroyo_dagster.state.codec.schema import TIMESTAMP_TYPE, without_views
 from arroyo_dagster.state.model.ids import JobId, OperatorId, PipelineId, checked_name
 from arroyo_dagster.state.model.layout import JobPaths, Layout
 from arroyo_dagster.state.model.tables import TIMESTAMP_COLUMN
@@ -53,6 +53,7 @@ class SourceNode:
     """A source in a pipeline.
 
     Attributes:
+        schema: of its rows in the pipeline, without views and with `_timestamp`.
         timestamp: the column that contains event time.
         lateness_micros: how far the watermark stays behind the latest event time.
     """
@@ -182,7 +183,7 @@ class Pipeline:
         if TIMESTAMP_COLUMN in source.schema.names:
             raise InputError(f"{TIMESTAMP_COLUMN} is added to a source, not part of it")
         event_time = pa.field(TIMESTAMP_COLUMN, TIMESTAMP_TYPE, nullable=False)
-        schema = source.schema.append(event_time)
+        schema = without_views(source.schema).append(event_time)
         self.sources[name] = SourceNode(name, source, timestamp, lateness_micros, schema)
         return Stream(self, name, None)
 

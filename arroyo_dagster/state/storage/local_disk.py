@@ -150,6 +150,8 @@ class LocalDiskStore:
             if create and self._holds(target):
                 return False
             with self._staged(target, original) as (parent, staged, name):
+                mode = os.fstat(original.fileno()).st_mode
+                os.chmod(staged, stat.S_IMODE(mode), dir_fd=parent)
                 if create:
                     return self._link(parent, staged, name, target)
                 self._replace(parent, staged, name, target)
@@ -264,6 +266,9 @@ class LocalDiskStore:
     def _replace(self, parent: int, staged: str, name: str, path: StatePath) -> None:
         if is_link(name, parent):
             raise link_refused(path)
+        with contextlib.suppress(FileNotFoundError):
+            mode = os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode
+            os.chmod(staged, stat.S_IMODE(mode), dir_fd=parent)
         os.replace(staged, name, src_dir_fd=parent, dst_dir_fd=parent)
         self._sync(parent)
 
