@@ -29,6 +29,8 @@ from arroyo_dagster.state.model.tables import (
 )
 
 RECORD_VERSION = 1
+CONTENT = "_content"
+"""The member of a source's offset that is no position: it identifies the rows that were read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,13 +22,13 @@ from arroyo_dagster.errors import (
 from arroyo_dagster.state.codec.bincode.codec import codec_for
 from arroyo_dagster.state.codec.parquet import encode_rows
 from arroyo_dagster.state.codec.plain import plain_rows
+from arroyo_dagster.state.model.checkpoints import CONTENT
 from arroyo_dagster.state.model.garbage import GRACE_MICROS
 from arroyo_dagster.state.model.ids import Epoch, StatePath, TableName
 from arroyo_dagster.state.model.layout import STAGING, parse_staged_name, staged_name
 from arroyo_dagster.state.model.objects import BATCH
 from arroyo_dagster.state.model.tables import TableConfig
 from arroyo_dagster.state.runtime.operators import (
-    CONTENT,
     Collector,
     Offset,
     OperatorContext,

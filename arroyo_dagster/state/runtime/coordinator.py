@@ -101,8 +101,7 @@ class JobRun:
             store: contains the job's state.
             pipeline: the pipeline to run.
             allow_dropped: operators of the checkpoint, and tables as `operator/table`, that the
-                pipeline no longer has and whose state its epochs no longer carry. Older epochs
-                keep it.
+                pipeline no longer has: their state stays in the older epochs.
 
         Raises:
             InputError: the pipeline cannot run, its tables are not those of the checkpoint, its
@@ -176,12 +175,6 @@ class JobRun:
             name: self.offset(name) or node.source.initial_offset()
             for name, node in self.pipeline.sources.items()
         }
-
-    @property
-    def dropped(self) -> tuple[str, ...]:
-        """`RunProgress.dropped` of the next epoch."""
-        progress = self.base.progress if self.base else None
-        return progress.dropped if progress else ()
 
     @property
     def watermarks_micros(self) -> dict[OperatorId, int | None]:

@@ -22,9 +22,6 @@ from arroyo_dagster.state.tables.table import TaskInfo
 Offset = dict[str, Any]
 """The position of a source: a JSON object, whose members only the source interprets."""
 
-CONTENT = "_content"
-"""The member of an offset that is no position: it identifies the rows that were read."""
-
 
 NO_EPOCH = Epoch(0)
 """The epoch number before a job's first epoch."""

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from arroyo_dagster.errors import ArroyoStateError, NotFoundError, StorageError
 from arroyo_dagster.redaction import redact_causes, redact_text, redacted_cause
 from arroyo_dagster.state.model.ids import StatePath
-from arroyo_dagster.state.storage.urls import parse_url
 
 _LASTING = {
     errno.EROFS: "the file system is mounted read-only",
@@ -44,9 +43,9 @@ _DELETE_RIGHTS = {
     "s3": "s3:DeleteObject below this URL",
     "r2": "Object Read & Write below this URL",
     "gs": "storage.objects.delete below this URL",
-    "azure": "the right to delete blobs (Storage Blob Data Contributor) below this URL",
+    "abfs": "the right to delete blobs (Storage Blob Data Contributor) below this URL",
 }
-"""By backend: the permission that deletes objects."""
+"""By the scheme of a URL: the permission that deletes objects."""
 _REGION = "name the bucket's region: https://s3.{region}.amazonaws.com/…, or AWS_DEFAULT_REGION"
 _REACH = "check the endpoint and the network, then try again; the outcome of a write is unknown"
 _OTHER_STORE = "use a store that can: S3, R2, GCS, Azure, local disk, or a newer server"
@@ -170,9 +169,10 @@ def delete_step(reason: str, url: str, path: StatePath) -> str:
     again = "run it again: the objects that refer to them still exist"
     if not re.search(r"permission denied|AccessDenied", reason):
         return again
-    parsed = parse_url(url)
-    folder = f"{parsed.directory}/{path.parent or ''}".rstrip("/")
-    right = _DELETE_RIGHTS.get(parsed.backend, f"write permission on the directory {folder}")
+    folder = f"{url.removeprefix('file://').rstrip('/')}/{path.parent or ''}".rstrip("/")
+    rights = {"file:": f"write permission on the directory {folder}", **_DELETE_RIGHTS}
+    known = (right for scheme, right in rights.items() if url.startswith(scheme))
+    right = next(known, "the right to delete objects below this URL")
     return f"give these credentials {right}, then {again}"
 
 

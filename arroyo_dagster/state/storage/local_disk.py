@@ -150,8 +150,7 @@ class LocalDiskStore:
             if create and self._holds(target):
                 return False
             with self._staged(target, original) as (parent, staged, name):
-                mode = os.fstat(original.fileno()).st_mode
-                os.chmod(staged, stat.S_IMODE(mode), dir_fd=parent)
+                _keep_mode(staged, original.fileno(), parent)
                 if create:
                     return self._link(parent, staged, name, target)
                 self._replace(parent, staged, name, target)
@@ -266,9 +265,7 @@ class LocalDiskStore:
     def _replace(self, parent: int, staged: str, name: str, path: StatePath) -> None:
         if is_link(name, parent):
             raise link_refused(path)
-        with contextlib.suppress(FileNotFoundError):
-            mode = os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode
-            os.chmod(staged, stat.S_IMODE(mode), dir_fd=parent)
+        _keep_mode(staged, name, parent)
         os.replace(staged, name, src_dir_fd=parent, dst_dir_fd=parent)
         self._sync(parent)
 
@@ -410,6 +407,21 @@ def _opened(directories: Directories, folder: str, staged: str) -> tuple[int, Bi
         except FileNotFoundError:
             directories.close()
     raise OSError(errno.EIO, "its directory is deleted as soon as it is created", staged)
+
+
+def _keep_mode(staged: str, original: str | int, parent: int) -> None:
+    """Give a new file the mode of the one that it replaces or copies, if there is one.
+
+    Args:
+        original: a name in the directory `parent`, or an open file.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        found = (
+            os.fstat(original)
+            if isinstance(original, int)
+            else os.stat(original, dir_fd=parent, follow_symlinks=False)
+        )
+        os.chmod(staged, stat.S_IMODE(found.st_mode), dir_fd=parent)
 
 
 def _delete_error(directories: Directories, stored: str) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
 
 import pyarrow as pa
@@ -12,8 +13,7 @@ def pandas_frame(rows: pa.Table) -> Any:
 
     Numbers inside lists, structs and maps, beside nulls of their own, become Python's.
     """
-    import pandas as pd
-
+    pd = import_module("pandas")
     nullable = {
         pa.int8(): pd.Int8Dtype(),
         pa.int16(): pd.Int16Dtype(),

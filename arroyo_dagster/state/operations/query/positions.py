@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from arroyo_dagster.state.codec.plain import plain_rows
+from arroyo_dagster.state.model.checkpoints import CONTENT
 from arroyo_dagster.state.operations.query.global_scan import KEY, VALUE, GlobalScan
 from arroyo_dagster.state.operations.query.metadata_rows import Micros
 from arroyo_dagster.state.operations.query.state import StateEpoch
 from arroyo_dagster.state.operations.query.table import EpochTable
-from arroyo_dagster.state.runtime.operators import CONTENT
 from arroyo_dagster.state.runtime.source_state import OFFSETS
 
 MANAGED = "managed source"

@@ -103,7 +103,7 @@ def exact_answer(frames: Mapping[str, pl.LazyFrame], query: str) -> pl.LazyFrame
         PolarsError: Polars cannot answer the query.
     """
     context = pl.SQLContext(dict(frames), eager=False)
-    summed = _summed_words(sql_tokens(query))
+    summed = _summed_names(sql_tokens(query))
     wide = {name: _widened(frame, summed) for name, frame in frames.items()} if summed else frames
     plain: pl.LazyFrame = context.execute(query)
     if all(wide[name] is frame for name, frame in frames.items()):
@@ -125,9 +125,9 @@ def exact_answer(frames: Mapping[str, pl.LazyFrame], query: str) -> pl.LazyFrame
     return answer.cast(narrow)  # type: ignore[arg-type]
 
 
-def _summed_words(tokens: Sequence[SqlToken]) -> set[str]:
-    """Return what occurs within the parentheses of `sum(…)`: columns, and other words."""
-    words: set[str] = set()
+def _summed_names(tokens: Sequence[SqlToken]) -> set[str]:
+    """Return the names within the parentheses of `sum(…)`: of columns, and any other."""
+    names: set[str] = set()
     depth = 0
     called = ""
     for one in tokens:
@@ -138,18 +138,18 @@ def _summed_words(tokens: Sequence[SqlToken]) -> set[str]:
         elif one.text == ")" and depth:
             depth -= 1
         elif depth and one.kind in ("word", "quoted"):
-            words.add(one.text.strip('"`'))
+            names.add(one.text.strip('"`'))
         called = one.word
-    return words
+    return names
 
 
-def _widened(frame: pl.LazyFrame, words: set[str] | None) -> pl.LazyFrame:
-    """Return a frame with whole numbers of 128 bits; `words`: the columns, None = all."""
+def _widened(frame: pl.LazyFrame, names: set[str] | None) -> pl.LazyFrame:
+    """Return a frame with whole numbers of 128 bits; `names`: the columns, None = all."""
     kinds = frame.collect_schema()
     columns = [
         name
         for name, kind in kinds.items()
-        if kind in _WRAPPING and (words is None or name in words)
+        if kind in _WRAPPING and (names is None or name in names)
     ]
     return frame.with_columns(pl.col(columns).cast(pl.Int128)) if columns else frame
 

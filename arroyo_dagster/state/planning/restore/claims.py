@@ -94,7 +94,7 @@ class Claims:
         self, base: Checkpoint, refused: list[str], names: Mapping[OperatorId, OperatorId]
     ) -> InputError:
         stored = {names.get(one.operator, one.operator): one for one in base.operators}
-        empty = [name for name, tables in self.tables.items() if tables and name not in stored]
+        empty = [str(name) for name, tables in self.tables.items() if tables and name not in stored]
         empty += [
             f"{name}/{table}"
             for name, operator in stored.items()
@@ -136,8 +136,10 @@ def holds_state(checkpoint: Checkpoint, operator: OperatorCheckpoint) -> bool:
 
 
 def _has_rows(checkpoint: Checkpoint, files: TableFiles) -> bool:
-    waits = checkpoint.state is not CheckpointState.READY and isinstance(files, GlobalKeyedFiles)
-    return bool(files.paths) or (waits and any(files.commit_data_by_subtask.values()))
+    if files.paths or not isinstance(files, GlobalKeyedFiles):
+        return bool(files.paths)
+    waits = checkpoint.state is not CheckpointState.READY
+    return waits and any(files.commit_data_by_subtask.values())
 
 
 def _without(operator: OperatorCheckpoint, left: Collection[TableName]) -> OperatorCheckpoint:
