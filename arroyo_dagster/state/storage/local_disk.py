@@ -151,10 +151,7 @@ class LocalDiskStore:
                 return False
             with self._staged(target, original) as (parent, staged, name):
                 _keep_mode(staged, original.fileno(), parent)
-                if create:
-                    return self._link(parent, staged, name, target)
-                self._replace(parent, staged, name, target)
-                return True
+                return (self._link if create else self._replace)(parent, staged, name, target)
 
     def list(self, prefix: str = "", *, start_after: str | None = None) -> Iterator[ObjectInfo]:
         """Iterate over all objects below a directory; see `ObjectStore.list`.
@@ -262,12 +259,13 @@ class LocalDiskStore:
                 with contextlib.suppress(OSError):
                     os.unlink(staged, dir_fd=parent)
 
-    def _replace(self, parent: int, staged: str, name: str, path: StatePath) -> None:
+    def _replace(self, parent: int, staged: str, name: str, path: str) -> bool:
         if is_link(name, parent):
             raise link_refused(path)
         _keep_mode(staged, name, parent)
         os.replace(staged, name, src_dir_fd=parent, dst_dir_fd=parent)
         self._sync(parent)
+        return True
 
     def _link(self, parent: int, staged: str, name: str, path: str) -> bool:
         try:
