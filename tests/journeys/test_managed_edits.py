@@ -131,8 +131,6 @@ def undo(store: ObjectStore, pipeline: Pipeline) -> ManagedUndo | None:
 def content(store: ObjectStore, pipeline: Pipeline) -> dict[str, Any]:
     """Everything that a restart finds, but for the number of the epoch."""
     found = state_of(store, pipeline)
-    for tables in found.values():
-        tables.get("offsets", {}).pop(CONTENT, None)
     newest = ParquetBackend(store, pipeline.paths).load()
     assert newest.progress is not None
     found[""] = {
