@@ -56,6 +56,13 @@ from arroyo_dagster.state.storage.store import ObjectStore
     metavar="N",
     help="Go back to epoch N first, as `rollback` does, unless this was done before.",
 )
+@click.option(
+    "--allow-dropped",
+    multiple=True,
+    metavar="NAME",
+    help="Leave the state of an operator that the pipeline no longer has, or of a table "
+    "(OPERATOR/TABLE), behind in the older epochs. Repeatable.",
+)
 @spark_options("Run on Spark instead of in this process.", always=True)
 @click.option("--spark-checkpoint", hidden=True, help=NO_EFFECT)
 @store_options
@@ -66,6 +73,7 @@ def run(
     interval: float,
     adopt: bool,
     from_epoch: int | None,
+    allow_dropped: tuple[str, ...],
     spark: SparkSettings | None,
     spark_checkpoint: str | None,
     url: str | None,
@@ -99,6 +107,7 @@ def run(
                 max_epochs=epochs,
                 interval_seconds=interval,
                 follow=follow,
+                allow_dropped=allow_dropped,
             )
             outcome = on_spark.run_pipeline(found, store, options, on_epoch=on_epoch)
         else:
@@ -108,6 +117,7 @@ def run(
                 max_epochs=epochs,
                 follow=follow,
                 interval_seconds=interval,
+                allow_dropped=allow_dropped,
                 on_epoch=on_epoch,
             )
     _print_outcome(found, outcome, as_json=as_json)

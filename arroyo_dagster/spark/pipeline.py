@@ -12,7 +12,7 @@ import contextlib
 import pickle
 import uuid
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field, replace
 from typing import TYPE_CHECKING, Self
 
@@ -68,6 +68,7 @@ class SparkOptions:
         max_epochs: stop each job, with a last checkpoint, after this many epochs; None = unlimited.
         follow: whether to wait for more when the sources have nothing new; else stop then. With it,
             several jobs run concurrently; else one after the other, in rounds.
+        allow_dropped: as in `JobRun.start`.
         session: the session to use; None = the one of `spark`, stopped at the end if it was started
             for it.
         on_spark: called with the Spark that was chosen, and why.
@@ -79,6 +80,7 @@ class SparkOptions:
     interval_seconds: float = 0.0
     max_epochs: int | None = None
     follow: bool = False
+    allow_dropped: Collection[str] = ()
     session: SparkSession | None = None
     on_spark: Callable[[SparkChoice], None] = lambda choice: None
     master: InitVar[str | None] = None
@@ -146,7 +148,9 @@ def run_pipeline(
         packed = PackedPipeline.pack(pipeline)
         session, mine = chosen.get_session()
         try:
-            run = SparkRun.start(pipeline, store, session, packed)
+            run = SparkRun.start(
+                pipeline, store, session, packed, allow_dropped=chosen.allow_dropped
+            )
             with (
                 contextlib.closing(run.job),
                 staging.running(session, follow=chosen.follow),
@@ -195,17 +199,19 @@ class SparkRun(PipelineRun):
         packed: PackedPipeline | None = None,
         *,
         application: str | None = None,
+        allow_dropped: Collection[str] = (),
     ) -> Self:
         """Start the next run of a job; errors as in `run_pipeline`.
 
         Args:
+            allow_dropped: as in `JobRun.start`.
             packed: the pipeline, packed; None = pack it now.
             application: an id of this run, or one that concurrent runs of different jobs share;
                 None = a new one. The subtasks of an earlier run of the job are dropped.
         """
         packed = packed or PackedPipeline.pack(pipeline)
         probe = check_workers(session, store)
-        job = JobRun.start(store, pipeline)
+        job = JobRun.start(store, pipeline, allow_dropped=allow_dropped)
         with job.closed_on_failure():
             run_id = RunId(application or uuid.uuid4().hex, pipeline.paths.root)
             return cls(job, session, packed, run_id, probe)

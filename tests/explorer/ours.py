@@ -27,6 +27,7 @@ from arroyo_dagster.state.metadata import lease as lease_module
 from arroyo_dagster.state.metadata import restorable as restorable_module
 from arroyo_dagster.state.model import clock as clock_module
 from arroyo_dagster.state.model.checkpoints import (
+    Checkpoint,
     ExpiringTimeKeyReport,
     GlobalKeyedReport,
     OperatorCheckpoint,
@@ -333,6 +334,9 @@ class OpaqueChecks(StartChecks):
 
     def check_restorable(self, epoch: Epoch) -> None:
         self.backend.prepare_checkpoint_load(epoch)
+
+    def settled(self, checkpoint: Checkpoint) -> Checkpoint:
+        return checkpoint
 
 
 class OpaqueRun(JobRun):

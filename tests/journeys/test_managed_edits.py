@@ -15,6 +15,7 @@ from arroyo_dagster.state.codec.maintenance_records import decode_edit_record
 from arroyo_dagster.state.metadata import lease as leases
 from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.metadata.lease import LeaseHeldError, lease
+from arroyo_dagster.state.model.checkpoints import CONTENT
 from arroyo_dagster.state.model.compaction import CompactionPolicy, CompactionSettings
 from arroyo_dagster.state.model.garbage import DAY_MICROS, PlanKind, Retention
 from arroyo_dagster.state.model.ids import Epoch, OperatorId, TableName
@@ -133,7 +134,10 @@ def content(store: ObjectStore, pipeline: Pipeline) -> dict[str, Any]:
     newest = ParquetBackend(store, pipeline.paths).load()
     assert newest.progress is not None
     found[""] = {
-        "offsets": json.loads(newest.progress.offsets),
+        "offsets": {
+            name: {member: one for member, one in offset.items() if member != CONTENT}
+            for name, offset in json.loads(newest.progress.offsets).items()
+        },
         "watermarks": {
             one.operator: (one.min_watermark_micros, one.max_watermark_micros)
             for one in newest.operators
@@ -290,7 +294,7 @@ def test_relative_positions_are_refused_while_the_record_of_an_edit_is_not_liste
 def test_positions_of_staged_rows_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """As those of a source of Spark, whose offset has one member."""
     store = written()
-    monkeypatch.setattr(entries, "STAGED", {"row"})
+    monkeypatch.setattr(entries, "STAGED", {"row", CONTENT})
     for edit in (offsets("row=-3"), offsets("all=0")):
         with pytest.raises(InputError, match="rows that were read are deleted"):
             plan_managed_edit(store, job(store).paths, NOBODY, edit)

@@ -198,6 +198,8 @@ def build_service(
         keep_epochs=chosen.keep_epochs,
         epoch_check=_error_limit(plan, chosen),
     )
+    # Its operators are the engine's; states that are not declared any more are refused (E50).
+    pipeline.carries_unclaimed = True
     _connect(pipeline, plan, bindings, chosen)
     for name, sink in pipeline.sinks().items():
         if chosen.parallelism > 1 and takes_one_subtask(sink):

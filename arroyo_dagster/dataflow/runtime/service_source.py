@@ -118,6 +118,12 @@ class ServiceSource(Source):
         topics = {topic: source.initial_offset() for topic, source in self._sources.items()}
         return {"topics": topics, "clock_ms": 0, "idle": False, "epochs": {}}
 
+    def check_offset(self, offset: Offset) -> None:
+        """Check the offset of every source."""
+        for topic, source in self._sources.items():
+            if topic in offset["topics"]:
+                source.check_offset(self._start(offset, topic))
+
     def latest_offset(self, start: Offset) -> Offset:
         """Return the latest offset of every source with the clock; `start` if nothing is new."""
         before = {topic: self._start(start, topic) for topic in self._sources}

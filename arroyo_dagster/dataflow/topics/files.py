@@ -14,6 +14,7 @@ from arroyo_dagster.dataflow.topics.folders import Folder, FolderEntry, refuse_c
 from arroyo_dagster.dataflow.topics.records import RECORDS
 from arroyo_dagster.errors import ArroyoStateError, InputError, ProtocolError
 from arroyo_dagster.state.runtime.operators import Offset, Source
+from arroyo_dagster.state.storage.concurrency import concurrently
 
 ROWS_PER_EPOCH = 100_000
 
@@ -114,6 +115,29 @@ class FileSource(Source):
     def initial_offset(self) -> Offset:
         """Return the offset before all files."""
         return {}
+
+    def check_offset(self, offset: Offset) -> None:
+        """Check the files that were read.
+
+        Raises:
+            ProtocolError: a file is shorter than the part that was read, or was replaced.
+        """
+
+        def check(entry: FolderEntry) -> None:
+            position, fingerprint, _ = self._progress(offset, entry.name)
+            length = self._format.length(self._folder, entry)
+            if length < position:
+                raise self._shorter(entry, position, length)
+            if position and self._format.fingerprint(self._folder, entry, position) != fingerprint:
+                raise ProtocolError(
+                    "the beginning of a file that was read has changed",
+                    topic=self._topic,
+                    path=self._folder.where,
+                    file=entry.name,
+                    next_step="give a file of other records another name; nothing was written",
+                )
+
+        concurrently(check, self._entries())
 
     def latest_offset(self, start: Offset) -> Offset:
         """Return the offset after at most `rows_per_epoch` more records.

@@ -97,6 +97,8 @@ class SparkSource(Source):
         self._staged: StagedSource | None = None
         self._queries: StagingQueries | None = None
 
+    renamable = False
+
     # ---- the run ---------------------------------------------------------------------------------
 
     def bind(self, store: ObjectStore, paths: JobPaths, node: SourceNode) -> StagedStream:

@@ -186,6 +186,7 @@ def _progress(message: pb.CheckpointManifest | pb.CheckpointMetadata) -> RunProg
         exhausted=progress.exhausted,
         rolled_back_to=restored,
         revises=revised,
+        dropped=tuple(progress.dropped),
         unknown=query.SerializeToString() + unknown_of(progress),
     )
 
@@ -345,7 +346,10 @@ def _progress_message(progress: RunProgress | None) -> pb.RunProgress | None:
     if progress is None:
         return None
     message = pb.RunProgress(
-        offsets=progress.offsets, final=progress.final, exhausted=progress.exhausted
+        offsets=progress.offsets,
+        final=progress.final,
+        exhausted=progress.exhausted,
+        dropped=progress.dropped,
     )
     if progress.rolled_back_to is not None:
         message.query_id, message.batch_id = _ROLLBACK, progress.rolled_back_to

@@ -54,6 +54,7 @@ def _of_manifest(message: pb.CheckpointManifest) -> References:
         tables=tuple(_tables(operator) for operator in message.operators),
         managed=message.HasField("progress"),
         rolled_back_to=rolled_back_to(message.progress),
+        dropped=tuple(message.progress.dropped),
         files=_checked(message.operators),
     )
 

@@ -10,7 +10,9 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from arroyo_dagster.errors import FormatError, InputError
 from arroyo_dagster.state.codec.interval_types import interval_type, interval_unit
@@ -288,3 +290,74 @@ def _nested_type(name: str, inner: Any, *, ordered: bool) -> pa.DataType:
     if name == "RunEndEncoded":
         return pa.run_end_encoded(_field(inner[0]).type, _field(inner[1]).type)
     raise FormatError(f"Arrow type {re.sub(r'[^A-Za-z0-9]', '', name)} cannot be read here")
+
+
+# ---- views ---------------------------------------------------------------------------------------
+
+
+def without_views(schema: pa.Schema) -> pa.Schema:
+    """Return a schema with plain types instead of views (`string_view`, `list_view`), at any depth.
+
+    State files have none: Parquet does not store them, and Arroyo does not know them.
+    """
+    fields = [_field_without_views(field) for field in schema]
+    return pa.schema(fields, metadata=schema.metadata)
+
+
+def plain_rows_of(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return rows with the types of `without_views`."""
+    schema = without_views(batch.schema)
+    if schema.equals(batch.schema):
+        return batch
+    columns = [
+        _plain_array(column, field.type)
+        for column, field in zip(batch.columns, schema, strict=True)
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _plain_array(values: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Convert values; Arrow's own cast of lists from views makes invalid arrays (release 26)."""
+    types = pa.types
+    if values.type.equals(kind):
+        return values
+    if types.is_list(kind) or types.is_large_list(kind):
+        is_large = types.is_large_list(kind)
+        lengths = pc.fill_null(pc.list_value_length(values), 0)
+        ends = np.cumsum(lengths.to_numpy(zero_copy_only=False), dtype=np.int64)
+        offsets = pa.array(np.append(0, ends), pa.int64() if is_large else pa.int32())
+        array = pa.LargeListArray if is_large else pa.ListArray
+        items = _plain_array(values.flatten(), kind.value_type)
+        return array.from_arrays(offsets, items, type=kind, mask=values.is_null())
+    if types.is_struct(kind):
+        fields = [kind.field(at) for at in range(kind.num_fields)]
+        children = [_plain_array(values.field(at), one.type) for at, one in enumerate(fields)]
+        return pa.StructArray.from_arrays(children, fields=fields, mask=values.is_null())
+    return values.cast(kind)
+
+
+def _field_without_views(field: pa.Field) -> pa.Field:
+    return field.with_type(_without_views(field.type))
+
+
+def _without_views(kind: pa.DataType) -> pa.DataType:
+    types = pa.types
+    if types.is_string_view(kind):
+        return pa.string()
+    if types.is_binary_view(kind):
+        return pa.binary()
+    if types.is_list_view(kind) or types.is_list(kind):
+        return pa.list_(_field_without_views(kind.value_field))
+    if types.is_large_list_view(kind) or types.is_large_list(kind):
+        return pa.large_list(_field_without_views(kind.value_field))
+    if types.is_fixed_size_list(kind):
+        return pa.list_(_field_without_views(kind.value_field), kind.list_size)
+    if types.is_struct(kind):
+        return pa.struct([_field_without_views(kind.field(at)) for at in range(kind.num_fields)])
+    if types.is_map(kind):
+        items = (_field_without_views(kind.key_field), _field_without_views(kind.item_field))
+        return pa.map_(*items, keys_sorted=kind.keys_sorted)
+    if types.is_dictionary(kind):
+        values = _without_views(kind.value_type)
+        return pa.dictionary(kind.index_type, values, kind.ordered)
+    return kind

@@ -50,6 +50,7 @@ from arroyo_dagster.state.planning.gc.expiry import (
 from arroyo_dagster.state.planning.restore import recovery
 from arroyo_dagster.state.planning.restore.lineage import rolled_back
 from arroyo_dagster.state.storage.concurrency import concurrently
+from arroyo_dagster.state.storage.failures import delete_step
 from arroyo_dagster.state.storage.store import ObjectStore
 
 DELETE_BATCH = 1000
@@ -331,5 +332,5 @@ def delete_all(store: ObjectStore, paths: Sequence[StatePath]) -> None:
                 f"{len(outcome.failed)} objects could not be deleted; the first: {reason}",
                 path=path,
                 url=store.url,
-                next_step="run it again: the objects that refer to them still exist",
+                next_step=delete_step(reason, store.url, path),
             )

@@ -29,6 +29,8 @@ from arroyo_dagster.state.model.tables import (
 )
 
 RECORD_VERSION = 1
+CONTENT = "_content"
+"""The member of a source's offset that is no position: it identifies the rows that were read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +45,9 @@ class RunProgress:
             published.
         revises: the epoch before, of which a user's command removed, renamed or converted tables;
             None for an epoch that no such command published.
+        dropped: operators, and tables as `operator/table`, that older epochs list and this one does
+            not, because a start renamed them or left them behind on purpose; sorted. Later epochs
+            repeat the names until the pipeline has such an operator or table again.
     """
 
     offsets: str
@@ -50,6 +55,7 @@ class RunProgress:
     exhausted: bool = False
     rolled_back_to: Epoch | None = None
     revises: Epoch | None = None
+    dropped: tuple[str, ...] = ()
     unknown: bytes = b""
 
 

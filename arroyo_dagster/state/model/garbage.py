@@ -60,6 +60,7 @@ class References:
         tables: the tables of each operator.
         managed: whether a managed job wrote it.
         rolled_back_to: the epoch that a rollback restored, if a rollback published this one.
+        dropped: as of `RunProgress`.
         files: the data files it lists, each once, in order.
     """
 
@@ -76,6 +77,7 @@ class References:
     tables: tuple[tuple[OperatorId, frozenset[str]], ...] = ()
     managed: bool = False
     rolled_back_to: Epoch | None = None
+    dropped: tuple[str, ...] = ()
     files: tuple[StatePath, ...] = ()
 
     @property
@@ -114,6 +116,7 @@ class EpochRoot:
     Attributes:
         ref: the object that makes it exist, or would.
         tables: the tables of each operator whose metadata exists.
+        dropped: as of `RunProgress`.
         outside: a file that it lists outside of its job; None if there is none.
         gone: metadata objects of it that are missing: gc of it has begun.
         rolled_back_to: the epoch that a rollback restored, if a rollback published this one.
@@ -142,6 +145,7 @@ class EpochRoot:
     managed: bool
     files: Packed
     tables: tuple[tuple[OperatorId, frozenset[str]], ...] = ()
+    dropped: tuple[str, ...] = ()
     outside: StatePath | None = None
     gone: tuple[StatePath, ...] = ()
     rolled_back_to: Epoch | None = None

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -19,12 +21,20 @@ from arroyo_dagster.errors import (
 )
 from arroyo_dagster.state.codec.bincode.codec import codec_for
 from arroyo_dagster.state.codec.parquet import encode_rows
+from arroyo_dagster.state.codec.plain import plain_rows
+from arroyo_dagster.state.model.checkpoints import CONTENT
 from arroyo_dagster.state.model.garbage import GRACE_MICROS
 from arroyo_dagster.state.model.ids import Epoch, StatePath, TableName
 from arroyo_dagster.state.model.layout import STAGING, parse_staged_name, staged_name
 from arroyo_dagster.state.model.objects import BATCH
 from arroyo_dagster.state.model.tables import TableConfig
-from arroyo_dagster.state.runtime.operators import Collector, Offset, OperatorContext, Sink, Source
+from arroyo_dagster.state.runtime.operators import (
+    Collector,
+    Offset,
+    OperatorContext,
+    Sink,
+    Source,
+)
 from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.remote.open import open_store
 from arroyo_dagster.state.storage.store import ObjectInfo, ObjectStore
@@ -49,8 +59,102 @@ def row_splits(start: Offset, end: Offset, splits: int) -> list[RowRange]:
     return [RowRange(at, min(at + step, last)) for at in range(first, last, step)]
 
 
-class TableSource(Source):
+_HEAD_ROWS = 1000
+"""A position has a digest of so many rows, from the beginning."""
+
+
+class RowSource(Source):
+    """Rows in an order, a limited number per epoch.
+
+    The offset `{"row": n, CONTENT: …}` also has the number of rows of the source, and a digest of
+    the first ones by column. A source that has fewer rows, or others at its beginning, does not
+    continue.
+
+    Args:
+        schema: as the rows are stored.
+        count: the number of rows.
+    """
+
+    def __init__(self, schema: pa.Schema, count: int, rows_per_epoch: int, splits: int) -> None:
+        if rows_per_epoch < 1 or splits < 1:
+            raise InputError("rows_per_epoch and splits are at least 1")
+        self.schema = schema
+        self._count = count
+        self._rows_per_epoch = rows_per_epoch
+        self._splits = splits
+        self._digested: tuple[int, dict[str, str]] = (0, {})
+
+    def head(self, rows: int) -> pa.Table:
+        """Return the first rows."""
+        raise NotImplementedError
+
+    def initial_offset(self) -> Offset:
+        """Return row 0."""
+        return {"row": 0}
+
+    def latest_offset(self, start: Offset) -> Offset:
+        """Advance by at most `rows_per_epoch` rows."""
+        row = min(self._count, int(start["row"]) + self._rows_per_epoch)
+        if row == int(start["row"]):
+            return start
+        rows = min(row, _HEAD_ROWS)
+        head = {"rows": rows, "columns": self._digests(rows)}
+        return {"row": row, CONTENT: {"rows": self._count, "head": head}}
+
+    def check_offset(self, offset: Offset) -> None:
+        """Refuse an offset of a source that had more rows, or others at its beginning.
+
+        Offsets of earlier releases have no digest: of them, only the number of rows is checked.
+        """
+        content = offset.get(CONTENT, {})
+        read = max(int(offset["row"]), int(content.get("rows", 0)))
+        step = "give it the rows that it had, with new ones behind them, or give the job another "
+        if self._count < read:
+            raise InputError(
+                "the source has fewer rows than when it was read: rows would be skipped",
+                rows=self._count,
+                expected=f"at least {read}",
+                read=offset["row"],
+                next_step=f"{step}name; nothing was written",
+            )
+        head = content.get("head", {"rows": 0, "columns": {}})
+        now = self._digests(int(head["rows"]))
+        known = {name: digest for name, digest in head["columns"].items() if name in now}
+        other = sorted(name for name, digest in known.items() if now[name] != digest)
+        if other or (head["columns"] and not known):
+            raise InputError(
+                f"the first {head['rows']} rows of the source are not those that were read: rows "
+                "would be skipped",
+                columns=other or sorted(head["columns"]),
+                read=offset["row"],
+                next_step=f"{step}name; nothing was written",
+            )
+
+    def _digests(self, rows: int) -> dict[str, str]:
+        """Return a digest of the first rows by column; of a value, not of its type."""
+        if rows != self._digested[0]:
+            values = plain_rows(self.head(rows))
+            columns = {name: [row[name] for row in values] for name in set(self.schema.names)}
+            self._digested = rows, {name: _digest(column) for name, column in columns.items()}
+        return self._digested[1]
+
+    def partitions(self, start: Offset, end: Offset) -> Sequence[RowRange]:
+        """Return ranges of about equal size."""
+        return row_splits(start, end, self._splits)
+
+    def exhausted(self, offset: Offset) -> bool:
+        """Whether the last row has been read."""
+        return bool(int(offset["row"]) >= self._count)
+
+
+def _digest(values: Sequence[Any]) -> str:
+    return hashlib.blake2b(repr(values).encode(), digest_size=8).hexdigest()
+
+
+class TableSource(RowSource):
     """The rows of an Arrow table in memory, a limited number per epoch, in order.
+
+    A later run must have the same rows, or more behind them: see `RowSource`.
 
     Args:
         rows: the rows to read.
@@ -59,36 +163,22 @@ class TableSource(Source):
     """
 
     def __init__(self, rows: pa.Table, *, rows_per_epoch: int, splits: int = 1) -> None:
-        if rows_per_epoch < 1 or splits < 1:
-            raise InputError("rows_per_epoch and splits are at least 1")
-        self.schema = rows.schema
+        super().__init__(rows.schema, rows.num_rows, rows_per_epoch, splits)
         self._rows = rows
-        self._rows_per_epoch = rows_per_epoch
-        self._splits = splits
 
-    def initial_offset(self) -> Offset:
-        """Return row 0."""
-        return {"row": 0}
-
-    def latest_offset(self, start: Offset) -> Offset:
-        """Advance by at most `rows_per_epoch` rows."""
-        return {"row": min(self._rows.num_rows, int(start["row"]) + self._rows_per_epoch)}
-
-    def partitions(self, start: Offset, end: Offset) -> Sequence[RowRange]:
-        """Return ranges of about equal size."""
-        return row_splits(start, end, self._splits)
+    def head(self, rows: int) -> pa.Table:
+        """Return the first rows."""
+        return self._rows.slice(0, rows)
 
     def read(self, partition: RowRange) -> Iterator[pa.RecordBatch]:
         """Yield the rows of one range."""
         yield from self._rows.slice(partition.start, partition.end - partition.start).to_batches()
 
-    def exhausted(self, offset: Offset) -> bool:
-        """Whether the last row has been read."""
-        return bool(int(offset["row"]) >= self._rows.num_rows)
 
-
-class ParquetReplay(Source):
+class ParquetReplay(RowSource):
     """A Parquet file replayed in row order, a limited number of rows per epoch.
+
+    A later run must have the same rows, or more behind them: see `RowSource`.
 
     Args:
         path: the file, on a disk that every worker can read.
@@ -110,14 +200,10 @@ class ParquetReplay(Source):
         rows_per_epoch: int = 100_000,
         splits: int = 1,
     ) -> None:
-        if rows_per_epoch < 1 or splits < 1:
-            raise InputError("rows_per_epoch and splits are at least 1")
         self._path = path
-        self._rows_per_epoch = rows_per_epoch
-        self._splits = splits
         with self._open() as file:
             schema: pa.Schema = file.schema_arrow
-            self._count = file.metadata.num_rows
+            count = file.metadata.num_rows
         names = list(columns) if columns is not None else schema.names
         missing = [name for name in names if name not in schema.names]
         if missing:
@@ -125,7 +211,8 @@ class ParquetReplay(Source):
                 f"the file has no column {missing[0]!r}", path=path, columns=schema.names
             )
         self._columns = names
-        self.schema = pa.schema([schema.field(name) for name in names])
+        fields = pa.schema([schema.field(name) for name in names])
+        super().__init__(fields, count, rows_per_epoch, splits)
 
     def _open(self) -> pq.ParquetFile:
         try:
@@ -135,17 +222,16 @@ class ParquetReplay(Source):
         except (pa.ArrowException, OSError) as error:
             raise FormatError(f"cannot be read as Parquet ({error})", path=self._path) from error
 
-    def initial_offset(self) -> Offset:
-        """Return row 0."""
-        return {"row": 0}
-
-    def latest_offset(self, start: Offset) -> Offset:
-        """Advance by at most `rows_per_epoch` rows."""
-        return {"row": min(self._count, int(start["row"]) + self._rows_per_epoch)}
-
-    def partitions(self, start: Offset, end: Offset) -> Sequence[RowRange]:
-        """Return ranges of about equal size."""
-        return row_splits(start, end, self._splits)
+    def head(self, rows: int) -> pa.Table:
+        """Return the first rows."""
+        batches = []
+        with self._open() as file:
+            for batch in file.iter_batches(batch_size=max(rows, 1), columns=self._columns):
+                batches.append(batch)
+                if sum(batch.num_rows for batch in batches) >= rows:
+                    break
+            schema = batches[0].schema if batches else file.schema_arrow
+        return pa.Table.from_batches(batches, schema).slice(0, rows).select(self._columns)
 
     def read(self, partition: RowRange) -> Iterator[pa.RecordBatch]:
         """Yield the rows of one range; only the row groups that contain some are read."""
@@ -160,10 +246,6 @@ class ParquetReplay(Source):
                     rows = file.read_row_group(group, columns=self._columns)
                     rows = rows.select(self._columns).slice(start, end - start)
                     yield from rows.replace_schema_metadata(None).cast(self.schema).to_batches()
-
-    def exhausted(self, offset: Offset) -> bool:
-        """Whether the last row has been read."""
-        return bool(int(offset["row"]) >= self._count)
 
 
 _STAGED = codec_for(list[str])

@@ -8,11 +8,11 @@ from __future__ import annotations
 import contextlib
 import json
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Self
 
-from arroyo_dagster.errors import FormatError, NotFoundError, ProtocolError
+from arroyo_dagster.errors import FormatError, InputError, NotFoundError, ProtocolError
 from arroyo_dagster.state.metadata.backend import Started, StateBackend
 from arroyo_dagster.state.metadata.lease import LeaseOptions, lease
 from arroyo_dagster.state.model.checkpoints import (
@@ -92,6 +92,7 @@ class JobRun:
         store: ObjectStore,
         pipeline: Pipeline,
         *,
+        allow_dropped: Collection[str] = (),
         clock: Clock = wall_clock,
     ) -> Self:
         """Start the next run of a job: take the next worker generation, or the lease of its writer.
@@ -99,24 +100,27 @@ class JobRun:
         Args:
             store: contains the job's state.
             pipeline: the pipeline to run.
+            allow_dropped: operators of the checkpoint, and tables as `operator/table`, that the
+                pipeline no longer has: their state stays in the older epochs.
 
         Raises:
-            InputError: the pipeline cannot run, its tables are not those of the checkpoint, or its
-                state is in the other layout.
+            InputError: the pipeline cannot run, its tables are not those of the checkpoint, its
+                state is in the other layout, or the checkpoint has state that nothing claims.
             ConflictError: a newer run was started; in the legacy layout: another run may be alive.
             FormatError: the checkpoint to continue from has missing or broken objects.
         """
         pipeline.check()
         pipeline.check_connectors()
         backend = StateBackend(store, pipeline.paths, clock=clock)
-        checks = cls.start_checks(store, pipeline, backend)
+        checks = cls.start_checks(store, pipeline, backend, allow_dropped)
         newest = checks.before_start()
         with contextlib.ExitStack() as held:
             token = _take_lease(held, backend)
             started = backend.start()
+            with backend.unless_fenced():
+                started = replace(started, restored=checks.checked_base(started.restored, newest))
             run = cls(store, pipeline, backend, started, token or started.worker_generation or 0)
             with backend.unless_fenced():
-                checks.check_base(run.base, newest)
                 if run.base is not None and started.replay_commit:
                     run._commit(run.base)
                 run._sources = run._open_sources()
@@ -399,6 +403,12 @@ def finished(store: ObjectStore, pipeline: Pipeline) -> Checkpoint | None:
     progress = newest.progress
     if newest.state is not CheckpointState.READY or progress is None or not progress.exhausted:
         return None
+    checks = StartChecks(store, pipeline, StateBackend(store, pipeline.paths))
+    try:
+        checks.settled(newest)
+    except InputError:
+        return None  # likewise
+    checks.check_sources(newest)
     offsets = json.loads(progress.offsets)
     ended = all(
         name in offsets and node.source.exhausted(offsets[name])

@@ -71,6 +71,7 @@ class DeltaSink(TableSink):
                     columns=[f"{field.name}: {field.type}" for field in rows],
                     next_step="partition by text, whole numbers, booleans or dates",
                 )
+        self._lake.check_names(rows.names)
         table = self._lake.open()
         if table is not None:
             self.check_table(table, rows, pending=False)

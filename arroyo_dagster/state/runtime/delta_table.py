@@ -50,6 +50,20 @@ class DeltaLakeTable(LakeTable):
         parsed = parse_url(url)
         self._uri = parsed.directory if parsed.backend == "file" else url
 
+    def check_names(self, names: Sequence[str]) -> None:
+        """Refuse names that differ by case only."""
+        known: dict[str, str] = {}
+        for name in names:
+            other = known.setdefault(name.lower(), name)
+            if other != name:
+                raise InputError(
+                    f"a Delta table cannot have the columns {other!r} and {name!r}: their names "
+                    "differ by case only",
+                    table=self.name,
+                    next_step="write Parquet or Iceberg, or give one of them another name in the "
+                    "job",
+                )
+
     def open(self) -> OpenDeltaTable | None:
         """Read the table's metadata; see `LakeTable.open`."""
         from deltalake import DeltaTable

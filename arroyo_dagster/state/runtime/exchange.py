@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from arroyo_dagster.errors import FormatError, InputError
 from arroyo_dagster.state.codec.hashing.routing import key_hashes, subtasks_for_hashes
-from arroyo_dagster.state.codec.schema import TIMESTAMP_TYPE
+from arroyo_dagster.state.codec.schema import TIMESTAMP_TYPE, plain_rows_of
 from arroyo_dagster.state.runtime.pipeline import Edge, OperatorNode, Pipeline, SourceNode
 
 CHUNK_ROWS = 65_536
@@ -65,6 +65,7 @@ def with_event_time(node: SourceNode, batch: pa.RecordBatch) -> pa.RecordBatch:
             expected=[f"{f.name}: {f.type}" for f in node.source.schema],
             found=[f"{f.name}: {f.type}" for f in batch.schema],
         )
+    batch = plain_rows_of(batch)
     times = batch.column(batch.schema.get_field_index(node.timestamp))
     if times.null_count:
         raise InputError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Self
 
 from arroyo_dagster.state.model.checkpoints import SubtaskCheckpoint
@@ -37,6 +37,7 @@ def run_pipeline(
     follow: bool = False,
     interval_seconds: float = 0.0,
     adopt: bool = False,
+    allow_dropped: Collection[str] = (),
     on_epoch: OnEpoch | None = None,
 ) -> RunOutcome:
     """Run a pipeline in this process, starting from its newest checkpoint.
@@ -46,6 +47,7 @@ def run_pipeline(
         follow: wait for new rows when the sources have none; otherwise stop then.
         interval_seconds: the minimum time between two epochs.
         adopt: has no effect any more; release 0.3 removes it.
+        allow_dropped: as in `JobRun.start`.
         on_epoch: called with every epoch once it is published and committed.
 
     Raises:
@@ -56,7 +58,7 @@ def run_pipeline(
         warn_of_adopt()
     if (newest := finished(store, pipeline)) is not None:
         return RunOutcome(epochs=0, newest=newest, exhausted=True)
-    runner = LocalRun.start(pipeline, store)
+    runner = LocalRun.start(pipeline, store, allow_dropped)
     with contextlib.closing(runner.job):
         return runner.run(
             max_epochs=max_epochs,
@@ -90,9 +92,11 @@ class LocalRun(PipelineRun):
         ]
 
     @classmethod
-    def start(cls, pipeline: Pipeline, store: ObjectStore) -> Self:
-        """Start the next run of a job; errors as of `run_pipeline`."""
-        job = JobRun.start(store, pipeline)
+    def start(
+        cls, pipeline: Pipeline, store: ObjectStore, allow_dropped: Collection[str] = ()
+    ) -> Self:
+        """Start the next run of a job; arguments and errors as of `run_pipeline`."""
+        job = JobRun.start(store, pipeline, allow_dropped=allow_dropped)
         with job.closed_on_failure():
             return cls(job)
 

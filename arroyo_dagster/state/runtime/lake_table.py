@@ -148,6 +148,13 @@ class LakeTable(ABC):
 
     name: str
 
+    def check_names(self, names: Sequence[str]) -> None:  # noqa: B027, most formats have any
+        """Refuse names of columns that the format cannot tell apart.
+
+        Raises:
+            InputError: there are such names.
+        """
+
     @abstractmethod
     def open(self) -> OpenTable | None:
         """Read the table's metadata; None = it does not exist.

@@ -235,6 +235,9 @@ class Source:
     schema: pa.Schema
     """The columns of its rows; `_timestamp` is added from the column named in `Pipeline.source`."""
 
+    renamable: bool = True
+    """Whether `renamed_from` may give it a new name; False if it stores rows below its name."""
+
     def check(self) -> None:
         """Refuse a run that could not read the source; called before anything is written.
 
@@ -245,6 +248,13 @@ class Source:
     def initial_offset(self) -> Offset:
         """Return the offset at which a job without state begins."""
         raise NotImplementedError
+
+    def check_offset(self, offset: Offset) -> None:
+        """Refuse to continue from an offset of other rows; called before anything is written.
+
+        Raises:
+            InputError: what was read is not what the source has there now.
+        """
 
     def latest_offset(self, start: Offset) -> Offset:
         """Return the end of one epoch that begins at `start`; `start` itself if nothing is new."""

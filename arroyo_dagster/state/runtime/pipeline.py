@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 
 from arroyo_dagster.errors import InputError
-from arroyo_dagster.state.codec.schema import TIMESTAMP_TYPE
+from arroyo_dagster.state.codec.schema import TIMESTAMP_TYPE, without_views
 from arroyo_dagster.state.model.ids import JobId, OperatorId, PipelineId, checked_name
 from arroyo_dagster.state.model.layout import JobPaths, Layout
 from arroyo_dagster.state.model.tables import TIMESTAMP_COLUMN
@@ -53,6 +53,7 @@ class SourceNode:
     """A source in a pipeline.
 
     Attributes:
+        schema: of its rows in the pipeline, without views and with `_timestamp`.
         timestamp: the column that contains event time.
         lateness_micros: how far the watermark stays behind the latest event time.
     """
@@ -106,6 +107,10 @@ class Pipeline:
     epoch_check: Callable[[], EpochCheck] | None = None
     sources: dict[OperatorId, SourceNode] = field(default_factory=dict, init=False)
     operators: dict[OperatorId, OperatorNode] = field(default_factory=dict, init=False)
+    renamed_from: dict[OperatorId, OperatorId] = field(default_factory=dict, init=False)
+    carries_unclaimed: bool = field(default=False, init=False)
+    """Whether epochs go on listing operators that the pipeline does not have, instead of a refused
+    start. For dataflows, which check their states themselves."""
     _edges: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
@@ -142,18 +147,32 @@ class Pipeline:
         return JobPaths(JobId(self.name))
 
     def source(
-        self, operator_id: str, source: Source, *, timestamp: str, lateness_micros: int = 0
+        self,
+        operator_id: str,
+        source: Source,
+        *,
+        timestamp: str,
+        lateness_micros: int = 0,
+        renamed_from: str | None = None,
     ) -> Stream:
         """Add a source.
 
         Args:
             timestamp: the column of event time, of any timestamp type, never null.
             lateness_micros: how far the watermark stays behind the latest event time.
+            renamed_from: its name in earlier epochs, whose position it takes over.
 
         Raises:
-            InputError: the name is taken or invalid, or there is no such timestamp column.
+            InputError: the name is taken or invalid, there is no such timestamp column, or the
+                source cannot be renamed.
         """
-        name = self._new_name(operator_id)
+        name = self._new_name(operator_id, renamed_from)
+        if renamed_from is not None and not source.renamable:
+            raise InputError(
+                "rows of this source are stored below its name: it cannot be renamed",
+                operator=operator_id,
+                next_step=f"call it {renamed_from} again",
+            )
         index = source.schema.get_field_index(timestamp)
         if index < 0 or not pa.types.is_timestamp(source.schema.field(index).type):
             raise InputError(
@@ -164,18 +183,29 @@ class Pipeline:
         if TIMESTAMP_COLUMN in source.schema.names:
             raise InputError(f"{TIMESTAMP_COLUMN} is added to a source, not part of it")
         event_time = pa.field(TIMESTAMP_COLUMN, TIMESTAMP_TYPE, nullable=False)
-        schema = source.schema.append(event_time)
+        schema = without_views(source.schema).append(event_time)
         self.sources[name] = SourceNode(name, source, timestamp, lateness_micros, schema)
         return Stream(self, name, None)
 
-    def apply(self, operator_id: str, operator: Operator, inputs: Sequence[Stream]) -> Stream:
+    def apply(
+        self,
+        operator_id: str,
+        operator: Operator,
+        inputs: Sequence[Stream],
+        *,
+        renamed_from: str | None = None,
+    ) -> Stream:
         """Add an operator that reads several streams; use `Stream.apply` for a single one.
+
+        Args:
+            renamed_from: its name in earlier epochs, whose state it takes over. Once an epoch has
+                the new name, the argument has no effect any more.
 
         Raises:
             InputError: the name is taken, a key is not a column, or a stream belongs to another
                 pipeline.
         """
-        name = self._new_name(operator_id)
+        name = self._new_name(operator_id, renamed_from)
         if not inputs:
             raise InputError("an operator takes at least one stream", operator=operator_id)
         registered(operator)
@@ -230,11 +260,15 @@ class Pipeline:
         exchanged = edge.keys is not None or edge.origin in self.sources
         return level + 1 if exchanged else level
 
-    def _new_name(self, operator_id: str) -> OperatorId:
+    def _new_name(self, operator_id: str, renamed_from: str | None) -> OperatorId:
         checked_name(operator_id, "operator")
         if operator_id in self.sources or operator_id in self.operators:
             raise InputError("two operators of one name", operator=operator_id)
-        return OperatorId(operator_id)
+        name = OperatorId(operator_id)
+        if renamed_from is not None:
+            checked_name(renamed_from, "operator")
+            self.renamed_from[name] = OperatorId(renamed_from)
+        return name
 
     # ---- the shape -------------------------------------------------------------------------------
 
@@ -288,6 +322,15 @@ class Pipeline:
                 sources=sorted(self.sources),
                 operators=sorted(self.operators),
             )
+        earlier = [*self.renamed_from.values()]
+        for name, before in self.renamed_from.items():
+            if before in self.sources or before in self.operators or earlier.count(before) > 1:
+                raise InputError(
+                    f'renamed_from="{before}" of `{name}` names an operator that the pipeline '
+                    "still has, or that another one takes over",
+                    pipeline=self.name,
+                    next_step="remove the argument from the one that is new",
+                )
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,10 +350,12 @@ class Stream:
         """Return the rows that the operator emits with `ctx.side_output`."""
         return Stream(self.pipeline, self.origin, None, side=True)
 
-    def apply(self, operator_id: str, operator: Operator) -> Stream:
-        """Add an operator that reads this stream. Errors as `Pipeline.apply`."""
-        return self.pipeline.apply(operator_id, operator, [self])
+    def apply(
+        self, operator_id: str, operator: Operator, *, renamed_from: str | None = None
+    ) -> Stream:
+        """Add an operator that reads this stream. Arguments and errors as `Pipeline.apply`."""
+        return self.pipeline.apply(operator_id, operator, [self], renamed_from=renamed_from)
 
-    def sink(self, operator_id: str, sink: Sink) -> None:
-        """Add a sink that reads this stream."""
-        self.pipeline.apply(operator_id, sink, [self])
+    def sink(self, operator_id: str, sink: Sink, *, renamed_from: str | None = None) -> None:
+        """Add a sink that reads this stream. Arguments and errors as `Pipeline.apply`."""
+        self.pipeline.apply(operator_id, sink, [self], renamed_from=renamed_from)

@@ -132,8 +132,12 @@ class PipelineRun(ABC):
         exhausted = self._exhausted(ends)
         plan = self.job.plan(then_stop or exhausted)
         done = self.process(plan, self.splits(ends))
+        before = self.job.base.progress if self.job.base else None
         progress = RunProgress(
-            offsets=json.dumps(ends, sort_keys=True), final=plan.then_stop, exhausted=exhausted
+            offsets=json.dumps(ends, sort_keys=True),
+            final=plan.then_stop,
+            exhausted=exhausted,
+            dropped=before.dropped if before else (),
         )
         checkpoint = self.job.finish(plan, done.subtasks, ends, done.watermarks_micros, progress)
         self._offsets = ends

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from arroyo_dagster.errors import ArroyoStateError, NotFoundError, StorageError
 from arroyo_dagster.redaction import redact_causes, redact_text, redacted_cause
+from arroyo_dagster.state.model.ids import StatePath
 
 _LASTING = {
     errno.EROFS: "the file system is mounted read-only",
@@ -38,6 +39,13 @@ _AGAIN = "try again; the outcome of a write is unknown"
 _SLOWER = "try again later, with fewer requests at once; the outcome of a write is unknown"
 _KEYS = "give other credentials, or renew these: this store's own tools say how"
 _RIGHTS = "give these credentials the right to read, list, write and delete below this URL"
+_DELETE_RIGHTS = {
+    "s3": "s3:DeleteObject below this URL",
+    "r2": "Object Read & Write below this URL",
+    "gs": "storage.objects.delete below this URL",
+    "abfs": "the right to delete blobs (Storage Blob Data Contributor) below this URL",
+}
+"""By the scheme of a URL: the permission that deletes objects."""
 _REGION = "name the bucket's region: https://s3.{region}.amazonaws.com/…, or AWS_DEFAULT_REGION"
 _REACH = "check the endpoint and the network, then try again; the outcome of a write is unknown"
 _OTHER_STORE = "use a store that can: S3, R2, GCS, Azure, local disk, or a newer server"
@@ -149,6 +157,23 @@ def explained(error: Exception) -> tuple[str, bool]:
     """Return the reason of a failure and whether it is retryable."""
     failure = understood(error)
     return failure.reason, failure.retryable
+
+
+def delete_step(reason: str, url: str, path: StatePath) -> str:
+    """Return what to do after a failed deletion: if it was denied, the permission to give.
+
+    Args:
+        reason: as the store reported it.
+        path: an object that was not deleted.
+    """
+    again = "run it again: the objects that refer to them still exist"
+    if not re.search(r"permission denied|AccessDenied", reason):
+        return again
+    folder = f"{url.removeprefix('file://').rstrip('/')}/{path.parent or ''}".rstrip("/")
+    rights = {"file:": f"write permission on the directory {folder}", **_DELETE_RIGHTS}
+    known = (right for scheme, right in rights.items() if url.startswith(scheme))
+    right = next(known, "the right to delete objects below this URL")
+    return f"give these credentials {right}, then {again}"
 
 
 def lasts(reason: str) -> bool:

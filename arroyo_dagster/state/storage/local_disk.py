@@ -150,10 +150,8 @@ class LocalDiskStore:
             if create and self._holds(target):
                 return False
             with self._staged(target, original) as (parent, staged, name):
-                if create:
-                    return self._link(parent, staged, name, target)
-                self._replace(parent, staged, name, target)
-                return True
+                _keep_mode(staged, original.fileno(), parent)
+                return (self._link if create else self._replace)(parent, staged, name, target)
 
     def list(self, prefix: str = "", *, start_after: str | None = None) -> Iterator[ObjectInfo]:
         """Iterate over all objects below a directory; see `ObjectStore.list`.
@@ -259,11 +257,13 @@ class LocalDiskStore:
                 with contextlib.suppress(OSError):
                     os.unlink(staged, dir_fd=parent)
 
-    def _replace(self, parent: int, staged: str, name: str, path: StatePath) -> None:
+    def _replace(self, parent: int, staged: str, name: str, path: str) -> bool:
         if is_link(name, parent):
             raise link_refused(path)
+        _keep_mode(staged, name, parent)
         os.replace(staged, name, src_dir_fd=parent, dst_dir_fd=parent)
         self._sync(parent)
+        return True
 
     def _link(self, parent: int, staged: str, name: str, path: str) -> bool:
         try:
@@ -407,6 +407,21 @@ def _opened(directories: Directories, folder: str, staged: str) -> tuple[int, Bi
         except FileNotFoundError:
             directories.close()
     raise OSError(errno.EIO, "its directory is deleted as soon as it is created", staged)
+
+
+def _keep_mode(staged: str, original: str | int, parent: int) -> None:
+    """Give a new file the mode of the one that it replaces or copies, if there is one.
+
+    Args:
+        original: a name in the directory `parent`, or an open file.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        found = (
+            os.fstat(original)
+            if isinstance(original, int)
+            else os.stat(original, dir_fd=parent, follow_symlinks=False)
+        )
+        os.chmod(staged, stat.S_IMODE(found.st_mode), dir_fd=parent)
 
 
 def delete_error(directories: Directories, stored: str) -> str | None:

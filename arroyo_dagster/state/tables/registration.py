@@ -70,7 +70,8 @@ def _registration_error(
     if config is None:
         return (
             "the checkpoint has a table that the operator does not register",
-            "register it, or start the operator under a new id: its state is kept",
+            "register it again, or leave its state behind in the older epochs with "
+            f"`run --allow-dropped {restored.operator}/{name}`",
         )
     kind = stored.kind if stored else kind
     if config.kind is not kind:

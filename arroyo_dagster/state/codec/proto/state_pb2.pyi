@@ -168,6 +168,7 @@ class RunProgress(google.protobuf.message.Message):
     CHECKPOINT_LOCATION_FIELD_NUMBER: builtins.int
     FINAL_FIELD_NUMBER: builtins.int
     EXHAUSTED_FIELD_NUMBER: builtins.int
+    DROPPED_FIELD_NUMBER: builtins.int
     query_id: builtins.str
     """"rollback", or the streaming query of a release before 0.3"""
     batch_id: builtins.int
@@ -180,6 +181,10 @@ class RunProgress(google.protobuf.message.Message):
     """the epoch was written with then_stop"""
     exhausted: builtins.bool
     """the sources were bounded and had ended"""
+    @property
+    def dropped(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """`operator` or `operator/table`: left out on purpose"""
+
     def __init__(
         self,
         *,
@@ -189,8 +194,9 @@ class RunProgress(google.protobuf.message.Message):
         checkpoint_location: builtins.str = ...,
         final: builtins.bool = ...,
         exhausted: builtins.bool = ...,
+        dropped: collections.abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["batch_id", b"batch_id", "checkpoint_location", b"checkpoint_location", "exhausted", b"exhausted", "final", b"final", "offsets", b"offsets", "query_id", b"query_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["batch_id", b"batch_id", "checkpoint_location", b"checkpoint_location", "dropped", b"dropped", "exhausted", b"exhausted", "final", b"final", "offsets", b"offsets", "query_id", b"query_id"]) -> None: ...
 
 global___RunProgress = RunProgress
 

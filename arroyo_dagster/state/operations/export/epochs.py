@@ -14,8 +14,9 @@ from arroyo_dagster.state.operations.export.targets import (
     ExportedEpoch,
     ExportTarget,
     ExportUnit,
+    check_names,
 )
-from arroyo_dagster.state.operations.query.diff import TableDiff, diff_epochs
+from arroyo_dagster.state.operations.query.diff import CHANGE, TableDiff, diff_epochs
 from arroyo_dagster.state.operations.query.state import StateEpoch, StateJob
 from arroyo_dagster.state.operations.query.table import EpochTable
 
@@ -82,6 +83,12 @@ def export_changes(
         if found is None:
             newest = newest or target.newest(unit.source)
             changes = _changes(job, operator, table, before, number).diff.changes
+            check_names(
+                pa.schema(list(changes.schema)[:-1]),
+                CHANGE,
+                unit.source,
+                "export the table itself, without --changes",
+            )
             # An earlier epoch without changes has left nothing by which it is found.
             empty = newest is not None and number <= newest and not changes.num_rows
             if newest not in (None, before) and not empty:

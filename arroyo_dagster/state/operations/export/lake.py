@@ -28,6 +28,7 @@ from arroyo_dagster.state.operations.export.targets import (
     ExportedEpoch,
     ExportTarget,
     ExportUnit,
+    check_names,
     other_source,
     other_state,
 )
@@ -117,6 +118,8 @@ class LakeTarget(ExportTarget):
         """Write the files of an epoch, then add them in one commit; see `ExportTarget.write`."""
         columns = self._columns(schema)
         table = self.lake.open()
+        known = [] if table is None else table.columns.names
+        self.lake.check_names(list(dict.fromkeys([*known, *columns.names])))
         if table is None:
             nullable = [one.with_nullable(True) for one in columns]
             epoch = pa.field(self.epoch_column, pa.int64())
@@ -129,13 +132,12 @@ class LakeTarget(ExportTarget):
         return self._commit(unit, files, columns)
 
     def _columns(self, schema: pa.Schema) -> pa.Schema:
-        if self.epoch_column in schema.names:
-            raise InputError(
-                f"the rows have a column {self.epoch_column!r} already",
-                table=self.lake.name,
-                next_step="choose another name for the column of epochs, by epoch_column or "
-                "--epoch-column",
-            )
+        check_names(
+            schema,
+            self.epoch_column,
+            self.lake.name,
+            "choose another name for the column of epochs, by epoch_column or --epoch-column",
+        )
         return self.types.schema_of(schema)
 
     def _of_rows(self, table: OpenTable) -> pa.Schema:

@@ -23,11 +23,13 @@ from arroyo_dagster.state.operations.export.targets import (
     ExportedEpoch,
     ExportTarget,
     ExportUnit,
+    check_names,
     other_source,
     other_state,
 )
 from arroyo_dagster.state.storage.store import ObjectStore
 
+PARTITION = "epoch"
 SUCCESS = "_SUCCESS"
 PART_BYTES = 64 << 20
 """The size from which an export begins another file."""
@@ -64,7 +66,7 @@ class ParquetTarget(ExportTarget):
             folders = self.store.list_dir().prefixes
         except NotFoundError:
             return None
-        numbers = sorted(parse_number(one.removeprefix("epoch=")) or 0 for one in folders)
+        numbers = sorted(parse_number(one.removeprefix(f"{PARTITION}=")) or 0 for one in folders)
         complete = (
             Epoch(one)
             for one in reversed(numbers)
@@ -76,8 +78,15 @@ class ParquetTarget(ExportTarget):
         """Write the files of an epoch, then its `_SUCCESS`; see `ExportTarget.write`.
 
         Raises:
-            InputError: the folder is a Delta table, which would not know of the files.
+            InputError: the folder is a Delta table, which would not know of the files; or the rows
+                have a column that is named like the partition.
         """
+        check_names(
+            schema,
+            PARTITION,
+            self.store.url,
+            "export it with --format delta or iceberg and --epoch-column NAME; nothing was written",
+        )
         self._check_folder()
         types = self.types
         columns = schema if types is None else types.schema_of(schema)
@@ -111,7 +120,7 @@ class ParquetTarget(ExportTarget):
 
 
 def _folder(epoch: Epoch) -> StatePath:
-    return StatePath(f"epoch={epoch}")
+    return StatePath(f"{PARTITION}={epoch}")
 
 
 def parts(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from arroyo_dagster.errors import ConflictError
+from arroyo_dagster.errors import ConflictError, InputError
 from arroyo_dagster.state.model.ids import Epoch
 
 
@@ -72,6 +72,23 @@ class ExportTarget(ABC):
             InputError: a value has no form there, or the columns do not fit.
             ConflictError, StorageError: as `exported`.
         """
+
+
+def check_names(columns: pa.Schema, reserved: str, target: str, next_step: str) -> None:
+    """Refuse rows with a column of a name that the export itself writes.
+
+    Readers take `Epoch` for `epoch`: names are compared without regard to case.
+
+    Raises:
+        InputError: there is such a column.
+    """
+    taken = [name for name in columns.names if name.casefold() == reserved.casefold()]
+    if taken:
+        raise InputError(
+            f"the rows have a column {taken[0]!r} already, and the export adds {reserved!r}",
+            target=target,
+            next_step=next_step,
+        )
 
 
 def other_source(target: str, unit: ExportUnit, found: str) -> ConflictError:

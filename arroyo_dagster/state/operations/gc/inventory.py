@@ -421,9 +421,10 @@ def _cut(roots: Roots, found: Inventory) -> Iterator[LostObject]:
         missing = {name for name, _ in one.operators} - {name for name, _ in one.tables}
         tables = dict(one.tables) | dict.fromkeys(missing, ())
         shared = shared and timed
+        unchecked = missing.union(one.dropped)
         own = [each.path for each in listed if not shared or written_with(one, each)]
         yield from cut_metadata(
-            paths, one.epoch, one.worker_generation, tables, own, missing, number
+            paths, one.epoch, one.worker_generation, tables, own, unchecked, number
         )
 
 

@@ -27,7 +27,7 @@ from arroyo_dagster.state.operations.gc.roots import newest_root
 from arroyo_dagster.state.planning.gc.expiry import in_safe_groups
 from arroyo_dagster.state.planning.gc.reachability import refuse
 from arroyo_dagster.state.storage.concurrency import concurrently
-from arroyo_dagster.state.storage.failures import lasts
+from arroyo_dagster.state.storage.failures import delete_step, lasts
 from arroyo_dagster.state.storage.store import DeleteOutcome, ObjectStore
 
 Delete = Callable[[ObjectStore, Sequence[Sequence[StatePath]]], list[DeleteOutcome]]
@@ -199,7 +199,7 @@ class GcRun:
                 path=path,
                 url=self.store.url,
                 retryable=not lasts(said),
-                next_step="run it again: the objects that refer to them still exist",
+                next_step=delete_step(said, self.store.url, path),
             )
 
     def _next_number(self) -> int:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from arroyo_dagster.state.codec.plain import plain_rows
+from arroyo_dagster.state.model.checkpoints import CONTENT
 from arroyo_dagster.state.operations.query.global_scan import KEY, VALUE, GlobalScan
 from arroyo_dagster.state.operations.query.metadata_rows import Micros
 from arroyo_dagster.state.operations.query.state import StateEpoch
@@ -69,6 +70,8 @@ def _of_table(epoch: StateEpoch, table: EpochTable) -> Iterator[SourcePosition]:
     if connector is None:
         return
     for entry in plain_rows(table.to_arrow()):
+        if connector == MANAGED and entry[KEY] == CONTENT:
+            continue
         partition, value = _partition(entry[KEY], entry[VALUE], connector)
         yield SourcePosition(
             job=epoch.job.name,

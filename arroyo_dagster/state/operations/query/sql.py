@@ -25,6 +25,7 @@ from arroyo_dagster.state.operations.query.names import (
 from arroyo_dagster.state.operations.query.sql_text import (
     SqlFailure,
     SqlToken,
+    exact_answer,
     file_function,
     first_that_writes,
     short_sql,
@@ -98,7 +99,6 @@ class SqlCatalog:
             NotFoundError: there is no such job, epoch, operator, table or column; names the
                 nearest.
         """
-        import polars as pl
 
         tokens = sql_tokens(text.strip().rstrip(";"))
         words = [one for one in tokens if one.kind != "space"]
@@ -111,7 +111,7 @@ class SqlCatalog:
         scope = _Scope(self)
         query = "".join(one.text for one in scope.resolve(tokens))
         with _answering(text):
-            frame = pl.SQLContext(scope.frames, eager=False).execute(query)
+            frame = exact_answer(scope.frames, query)
             frame.collect_schema()
         return frame
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -19,6 +19,8 @@ _TOKEN = re.compile(
       | (?P<other>.)""",
     re.VERBOSE | re.DOTALL,
 )
+_WRAPPING = (pl.Int32, pl.UInt32, pl.Int64, pl.UInt64)
+"""The types that Polars sums in themselves."""
 _READS = {"select", "with", "show", "explain", "from", "values", "(", "table", "describe"}
 _FILES = re.compile(r"(?:read|scan)_(?:csv|parquet|ipc|n?d?json|avro|delta|iceberg)", re.IGNORECASE)
 """Functions of Polars that read files: state files, too, without what masks and hides rows."""
@@ -90,6 +92,68 @@ def _heads(words: Sequence[SqlToken]) -> list[str]:
     return heads
 
 
+def exact_answer(frames: Mapping[str, pl.LazyFrame], query: str) -> pl.LazyFrame:
+    """Return the answer of a query, in which no sum of whole numbers wraps.
+
+    Polars sums numbers of 32 and 64 bits in their own type, without a check. So the columns that
+    occur in a `sum` are read as numbers of 128 bits. The answer has the types that it would have
+    without that, but at least 64 bits; a number that does not fit is an error when it is collected.
+
+    Raises:
+        PolarsError: Polars cannot answer the query.
+    """
+    context = pl.SQLContext(dict(frames), eager=False)
+    summed = _summed_names(sql_tokens(query))
+    wide = {name: _widened(frame, summed) for name, frame in frames.items()} if summed else frames
+    plain: pl.LazyFrame = context.execute(query)
+    if all(wide[name] is frame for name, frame in frames.items()):
+        return plain
+    kinds = plain.collect_schema()
+    try:
+        answer: pl.LazyFrame = pl.SQLContext(dict(wide), eager=False).execute(query)
+        found = answer.collect_schema()
+    except pl.exceptions.PolarsError:
+        # A join of such a column with another one: all of them must have one type.
+        wide = {name: _widened(frame, None) for name, frame in frames.items()}
+        answer = pl.SQLContext(dict(wide), eager=False).execute(query)
+        found = answer.collect_schema()
+    narrow = {
+        name: kinds[name] if kinds.get(name) in (pl.Int64, pl.UInt64) else pl.Int64
+        for name, kind in found.items()
+        if kind == pl.Int128
+    }
+    return answer.cast(narrow)  # type: ignore[arg-type]
+
+
+def _summed_names(tokens: Sequence[SqlToken]) -> set[str]:
+    """Return the names within the parentheses of `sum(…)`: of columns, and any other."""
+    names: set[str] = set()
+    depth = 0
+    called = ""
+    for one in tokens:
+        if one.kind == "space":
+            continue
+        if one.text == "(" and (depth or called == "sum"):
+            depth += 1
+        elif one.text == ")" and depth:
+            depth -= 1
+        elif depth and one.kind in ("word", "quoted"):
+            names.add(one.text.strip('"`'))
+        called = one.word
+    return names
+
+
+def _widened(frame: pl.LazyFrame, names: set[str] | None) -> pl.LazyFrame:
+    """Return a frame with whole numbers of 128 bits; `names`: the columns, None = all."""
+    kinds = frame.collect_schema()
+    columns = [
+        name
+        for name, kind in kinds.items()
+        if kind in _WRAPPING and (names is None or name in names)
+    ]
+    return frame.with_columns(pl.col(columns).cast(pl.Int128)) if columns else frame
+
+
 class SqlFailure(Exception):
     """Polars refused a query; the text is its reason."""
 
@@ -100,6 +164,11 @@ def sql_failures() -> Iterator[None]:
     try:
         yield
     except pl.exceptions.PolarsError as error:
+        if "conversion from `i128`" in str(error):
+            raise SqlFailure(
+                "a sum does not fit into 64 bits: sum floating-point numbers, as in "
+                "sum(cast(NAME as double))"
+            ) from error
         raise SqlFailure(_first_line(error)) from error
     except Exception as error:  # a panic inside Polars is no PolarsError
         if type(error).__name__ != "PanicException":

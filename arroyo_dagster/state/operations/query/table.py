@@ -142,8 +142,14 @@ class EpochTable:
     def to_pandas(
         self, columns: Sequence[str] | None = None, where: Where = (), limit: int | None = None
     ) -> Any:
-        """Return rows as a frame of pandas, which must be installed; else as `to_arrow`."""
-        return self.to_arrow(columns, where, limit).to_pandas()
+        """Return rows as a frame of pandas, which must be installed; else as `to_arrow`.
+
+        Whole numbers beside nulls have nullable types of pandas, such as `UInt64`: a float has not
+        all their digits. Lists, structs and maps with such numbers are Python's.
+        """
+        from arroyo_dagster.state.operations.query.pandas_frames import pandas_frame
+
+        return pandas_frame(self.to_arrow(columns, where, limit))
 
     def to_spark(self, session: Any) -> Any:
         """Return the rows as a frame of Spark; see `arroyo_dagster.spark.query.frames`."""

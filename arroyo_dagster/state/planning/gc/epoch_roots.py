@@ -42,6 +42,7 @@ def epoch_root(
         needs_commit=found.needs_commit,
         operators=_shared(found.operators),
         tables=_shared(found.tables),
+        dropped=found.dropped,
         managed=found.managed,
         files=Packed.of_paths(found.files),
         outside=next((path for path in found.files if not path.startswith(root)), None),
@@ -76,6 +77,7 @@ def legacy_root(
         tables=tuple(one for found in known.values() for one in found.tables),
         managed=head.progress is not None,
         rolled_back_to=None if head.progress is None else head.progress.rolled_back_to,
+        dropped=() if head.progress is None else head.progress.dropped,
         files=tuple(dict.fromkeys(path for found in known.values() for path in found.files)),
     )
     gone = tuple(path for name, path in names.items() if name not in known)

@@ -214,10 +214,9 @@ def carried_manifest(
 
 
 def carry_operator(operator: OperatorCheckpoint, epoch: Epoch) -> OperatorCheckpoint:
-    """Carry forward the unchanged state of an operator that the pipeline no longer contains.
+    """Carry forward the unchanged state of an operator that the pipeline does not contain.
 
-    A user who renames an operator, or removes it temporarily, finds its state again. Its commit
-    data is dropped, because it is committed already.
+    Its commit data is dropped, because it is committed already.
     """
     tables = {
         name: replace(files, commit_data_by_subtask={})

@@ -97,7 +97,7 @@ def cut_metadata(
     generation: WorkerGeneration | None,
     tables: Mapping[OperatorId, Collection[str]],
     names: Iterable[StatePath],
-    unchecked: Collection[OperatorId] = (),
+    unchecked: Collection[str] = (),
     directory: Epoch | None = None,
 ) -> Iterator[LostObject]:
     """Yield the metadata objects of an epoch that do not name what lies in its directory.
@@ -109,8 +109,8 @@ def cut_metadata(
         generation: None in the legacy layout.
         tables: the tables of each operator that the epoch names.
         names: objects in the epoch's directory; one file of each table is enough.
-        unchecked: operators of which nothing is expected: their metadata is missing, or a managed
-            job dropped them on purpose.
+        unchecked: operators, or tables as `operator/table`, of which nothing is expected: their
+            metadata is missing, or a managed job dropped them on purpose.
         directory: the number of the directory of its data files, where a run that ignored its state
             counts from 1 (arroyo-state.md 1.5); None = the epoch's own.
     """
@@ -132,7 +132,11 @@ def cut_metadata(
         if operator not in tables and "/" not in operator:
             reason = f"it does not name operator {operator}, which has {path}"
             cut.setdefault(whole, LostObject(epoch, whole, reason))
-        elif operator in tables and key is not None and key[1] not in tables[operator]:
+        elif (
+            operator in tables
+            and key is not None
+            and not {key[1], f"{operator}/{key[1]}"} & {*tables[operator], *unchecked}
+        ):
             holder = paths.operator_metadata(operator, epoch) if legacy else whole
             reason = f"it does not name table {key[1]} of operator {operator}, which has {path}"
             cut.setdefault(holder, LostObject(epoch, holder, reason))
@@ -144,7 +148,10 @@ def cut_checkpoint(
 ) -> Iterator[LostObject]:
     """Yield as `cut_metadata`, of a checkpoint that was read whole."""
     tables = {one.operator: (*one.tables, *one.configs) for one in checkpoint.operators}
-    yield from cut_metadata(paths, checkpoint.epoch, checkpoint.worker_generation, tables, names)
+    dropped = () if checkpoint.progress is None else checkpoint.progress.dropped
+    yield from cut_metadata(
+        paths, checkpoint.epoch, checkpoint.worker_generation, tables, names, dropped
+    )
 
 
 def table_key(path: str) -> tuple[str, str] | None:

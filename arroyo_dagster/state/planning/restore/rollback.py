@@ -18,6 +18,7 @@ from arroyo_dagster.errors import (
     ProtocolError,
 )
 from arroyo_dagster.state.model.checkpoints import (
+    CONTENT,
     Checkpoint,
     CheckpointState,
     RunProgress,
@@ -142,8 +143,8 @@ def make_plan(facts: RollbackFacts, epoch: Epoch, *, undoes: bool = False) -> Ro
         publishes=Epoch(facts.newest_number + 1),
         given_up=tuple(map(_given_up_epoch, given_up)),
         committed=(),
-        offsets_now=_offsets(newest),
-        offsets_then=offsets,
+        offsets_now=_positions(_offsets(newest)),
+        offsets_then=_positions(offsets) or {},
         worker_generation=facts.worker_generation,
         may_be_running=not facts.at_rest,
         undoes=undoes,
@@ -177,6 +178,7 @@ def progress_after(target: Checkpoint) -> RunProgress:
         final=True,
         exhausted=target.progress.exhausted,
         rolled_back_to=target.epoch,
+        dropped=target.progress.dropped,
     )
 
 
@@ -328,6 +330,18 @@ def _given_up_epoch(one: EpochFacts) -> GivenUpEpoch:
         finished_micros=one.checkpoint.finish_time_micros if one.checkpoint else None,
         problem=one.problem,
     )
+
+
+def _positions(offsets: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Return offsets without what is no position."""
+    if offsets is None:
+        return None
+    return {
+        name: {member: one for member, one in offset.items() if member != CONTENT}
+        if isinstance(offset, dict)
+        else offset
+        for name, offset in offsets.items()
+    }
 
 
 def _offsets(checkpoint: Checkpoint | None) -> dict[str, Any] | None:

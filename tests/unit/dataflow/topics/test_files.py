@@ -285,6 +285,19 @@ def test_parquet_rows_are_objects_and_times_are_milliseconds(tmp_path: Path) -> 
     assert read.exhausted(end)
 
 
+@pytest.mark.parametrize("data", [b"x\ny\n", b"a\n", b"x\ny\nz\n"], ids=["same", "less", "more"])
+def test_other_records_are_refused_at_the_start_of_a_run(tmp_path: Path, data: bytes) -> None:
+    """Also of a file that was read to its end, of which a run asks no more."""
+    file = tmp_path / "words.txt"
+    file.write_bytes(b"a\nb\n")
+    _, end = read_on(source(file), {})
+    source(file).check_offset(stored(end))
+    file.write_bytes(data)
+    with pytest.raises(ProtocolError, match=r"changed|shorter") as error:
+        source(file).check_offset(stored(end))
+    assert error.value.next_step
+
+
 def test_a_parquet_file_that_is_replaced_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "a.parquet"
     rows_of(file, 0, 7)

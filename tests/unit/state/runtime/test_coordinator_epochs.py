@@ -171,7 +171,7 @@ def test_runs_of_one_epoch_each_keep_all_state_of_those_before(layout: Layout) -
         assert found[""]["epoch"] == epoch
         assert found["count"]["counts"] == counts(2 * epoch)
         with contextlib.closing(JobRun.start(store, made)) as run:
-            assert run.offset(OperatorId("lines")) == {"row": 2 * epoch}
+            assert (run.offset(OperatorId("lines")) or {})["row"] == 2 * epoch
             mark = every(store, made)[-1].operator("lines")
             assert mark is not None
             assert run.watermarks_micros == {"lines": mark.min_watermark_micros}
@@ -330,7 +330,7 @@ def test_source_that_stands_still_keeps_its_offset_and_writes_nothing() -> None:
         assert lines is not None
         assert lines.paths == (before.operator("lines") or lines).paths
     with contextlib.closing(JobRun.start(store, made)) as again:
-        assert again.offset(OperatorId("lines")) == {"row": 12}
+        assert (again.offset(OperatorId("lines")) or {})["row"] == 12
 
 
 def merged_by_maintenance(

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from arroyo_dagster.errors import InputError, NotFoundError, StorageError
+from arroyo_dagster.state.metadata.expiry import delete_all
 from arroyo_dagster.state.model.ids import StatePath
-from arroyo_dagster.state.storage.failures import lasts
+from arroyo_dagster.state.storage.failures import delete_step, lasts
 from arroyo_dagster.state.storage.local_disk import LocalDiskStore
 
 P = StatePath
@@ -376,3 +377,46 @@ def test_names_that_are_not_unicode_are_listed(store: LocalDiskStore, root: Path
         pass
     found = list(store.list())
     assert [info.addressable for info in found] == [True, False]
+
+
+def test_files_that_are_replaced_or_copied_keep_their_mode(tmp_path: Path) -> None:
+    store = LocalDiskStore(str(tmp_path))
+    secret, other = P("a/secret"), P("b/copy")
+    store.put(secret, b"1")
+    (tmp_path / secret).chmod(0o600)
+    store.put(secret, b"2")
+    store.copy(secret, other)
+    store.copy(secret, P("b/new"), create=True)
+    for path in (secret, other, P("b/new")):
+        assert (tmp_path / path).stat().st_mode & 0o777 == 0o600, path
+
+
+def test_a_denied_deletion_names_the_permission(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = LocalDiskStore(str(tmp_path))
+    store.put(P("job/a"), b"1")
+
+    def denied(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("os.unlink", denied)
+    with pytest.raises(StorageError) as error:
+        delete_all(store, [P("job/a")])
+    assert f"write permission on the directory {tmp_path}/job" in (error.value.next_step or "")
+    assert "permission denied" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "right"),
+    [
+        ("s3://bucket/checkpoints", "s3:DeleteObject"),
+        ("s3::http://localhost:9000/bucket/checkpoints", "s3:DeleteObject"),
+        ("gs://bucket/checkpoints", "storage.objects.delete"),
+        ("abfss://box@account.dfs.core.windows.net/checkpoints", "Storage Blob Data Contributor"),
+    ],
+)
+def test_a_denied_deletion_names_the_permission_of_its_store(url: str, right: str) -> None:
+    denied = "permission denied (403 AccessDenied: Access Denied)"
+    assert right in delete_step(denied, url, P("job/a"))
+    assert right not in delete_step("the store is throttling us (503)", url, P("job/a"))

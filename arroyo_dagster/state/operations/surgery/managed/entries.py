@@ -14,7 +14,7 @@ from typing import Any
 from arroyo_dagster.errors import FormatError, InputError
 from arroyo_dagster.state.codec.bincode.codec import codec_for
 from arroyo_dagster.state.codec.bincode.plain_values import typed_value
-from arroyo_dagster.state.model.checkpoints import Checkpoint, OperatorCheckpoint
+from arroyo_dagster.state.model.checkpoints import CONTENT, Checkpoint, OperatorCheckpoint
 from arroyo_dagster.state.model.ids import TableName
 from arroyo_dagster.state.model.surgery.edits import (
     ALL_PARTITIONS,
@@ -189,7 +189,10 @@ def _chosen(
     edit: SetOffsets, sources: Mapping[str, GlobalTable]
 ) -> dict[str, dict[str, NewPosition]]:
     """Return the new positions, by source and partition."""
-    known = {name: [key for _, key, _ in one.entries()] for name, one in sources.items()}
+    known = {
+        name: [key for _, key, _ in one.entries() if key != CONTENT]
+        for name, one in sources.items()
+    }
     found: dict[str, dict[str, NewPosition]] = {}
     for position in edit.positions:
         wanted = position.partition
