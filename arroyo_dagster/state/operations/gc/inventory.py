@@ -420,9 +420,13 @@ def _cut(roots: Roots, found: Inventory) -> Iterator[LostObject]:
         listed = names.get(str(paths.checkpoint(number, one.worker_generation)), ())
         missing = {name for name, _ in one.operators} - {name for name, _ in one.tables}
         tables = dict(one.tables) | dict.fromkeys(missing, ())
-        shared = shared and timed
+        shared = shared and timed and one.finish_time_micros > 0
         unchecked = missing.union(one.dropped)
-        own = [each.path for each in listed if not shared or written_with(one, each)]
+        own = [
+            each.path
+            for each in listed
+            if not shared or each.path.endswith("/metadata") or written_with(one, each)
+        ]
         yield from cut_metadata(
             paths, one.epoch, one.worker_generation, tables, own, unchecked, number
         )

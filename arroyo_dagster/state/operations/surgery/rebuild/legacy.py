@@ -98,6 +98,11 @@ class LegacyRebuild:
         if not self.before:
             raise nothing_lost(self.paths, self.epoch)
         check_not_rewritten(self.store, self.paths, self.epoch)
+        if named is not None and self.epoch > named + 1:  # a database may be one epoch behind
+            raise self._unknown(
+                f"Arroyo names epoch {named} as its newest ready one, so a later run has begun at a "
+                "lower number, and may have written files of this one again"
+            )
         self._check_names(before)
         there = [one for one in found.values() if one is not None]
         if head is None:
