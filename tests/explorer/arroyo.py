@@ -203,7 +203,7 @@ def _json(hands: Hands, path: str) -> dict[str, Any] | None:
 def is_cut(world: World, url: str, paths: JobPaths) -> bool:
     """Whether metadata of a job is cut: whoever knows that starts it only once it is repaired."""
     below = f"{url}{paths.root}/"
-    return any(
+    return below in world.held or any(
         path.startswith(below) and path in world.objects and world.objects[path][0] == left
         for path, left in world.cut.items()
     )

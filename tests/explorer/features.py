@@ -418,7 +418,8 @@ def _forks(scene: Scene) -> None:
 def _losses(scene: Scene, *, cut: bool = False) -> None:
     """Metadata objects of an epoch of a stopped Arroyo job are lost or cut, and written anew.
 
-    It is mostly the newest epoch.
+    It is mostly the newest epoch. Where it is an older one, nobody starts the job or rebuilds the
+    epoch: only collectors meet it.
     """
     world, chance = scene.world, scene.chance
     scene.lasting = False
@@ -446,6 +447,9 @@ def _losses(scene: Scene, *, cut: bool = False) -> None:
             world.lost.add(setting.url + path)
             world.remove(admin, setting.url + path)
             world.taken_by_arroyo.add(setting.url + path)
+        if epoch != max(watch.epochs):
+            world.held.add(setting.url + watch.place)
+            continue
         if chance.random() < 0.4:
             world.run([setting.rebuilding(epoch, fault=chance.random() < 0.5)])
             world.jump(chance.choice((90 * SECOND, 2 * HOUR, 4 * DAY)))

@@ -183,6 +183,7 @@ class World:
         taken_by_arroyo: what Arroyo's own cleaning up has deleted.
         lost: metadata that was lost once.
         cut: metadata that was cut once, with what was left of it.
+        held: jobs that nobody starts, since metadata of an older epoch is lost or cut.
         coarse: whether the store tells times in whole seconds.
         conditional: whether `create` leaves alone what is there.
         links: names below which the objects of another name appear, as links on a disk do.
@@ -212,6 +213,7 @@ class World:
         self.taken_by_arroyo: set[str] = set()
         self.lost: set[str] = set()
         self.cut: dict[str, bytes] = {}
+        self.held: set[str] = set()
         self.page = 1000
         self.cut_listings = False
         self.coarse = False

@@ -37,7 +37,7 @@ def operator_references(data: bytes, path: str) -> References:
 
 def _of_manifest(message: pb.CheckpointManifest) -> References:
     for operator in message.operators:
-        _check_operator(operator)
+        _check_operator(operator, managed=message.HasField("progress"))
     return References(
         pipeline=PipelineId(message.pipeline_id),
         job=JobId(message.job_id),
@@ -75,11 +75,13 @@ def _of_operator(message: pb.OperatorCheckpointMetadata) -> References:
     )
 
 
-def _check_operator(message: pb.OperatorCheckpointMetadata) -> None:
+def _check_operator(message: pb.OperatorCheckpointMetadata, *, managed: bool = False) -> None:
     if not message.HasField("operator_metadata"):
         raise FormatError("operator metadata without its part operator_metadata")
     bare = [name for name in message.table_checkpoint_metadata if name not in message.table_configs]
-    if bare:  # configurations come last: the object was cut between two of its fields
+    if (
+        bare and not managed
+    ):  # configurations come last: the object was cut between two of its fields
         raise FormatError(f"table {bare[0]} without its configuration")
 
 

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from arroyo_dagster.errors import ConflictError, ProtocolError
+from arroyo_dagster.errors import (
+    ArroyoStateError,
+    ConflictError,
+    FormatError,
+    ProtocolError,
+)
 from arroyo_dagster.state.codec import metadata
 from arroyo_dagster.state.metadata.reader import BackendReader
-from arroyo_dagster.state.model.checkpoints import LegacyCheckpoint
-from arroyo_dagster.state.model.ids import StatePath
+from arroyo_dagster.state.model.checkpoints import LegacyCheckpoint, OperatorCheckpoint
+from arroyo_dagster.state.model.ids import OperatorId, StatePath
 from arroyo_dagster.state.planning.restore.checkpoint import incomplete
 from arroyo_dagster.state.storage.concurrency import concurrently
 
@@ -31,9 +36,18 @@ def write_legacy_checkpoint(reader: BackendReader, checkpoint: LegacyCheckpoint)
 
 def _check_complete(reader: BackendReader, checkpoint: LegacyCheckpoint) -> None:
     names = checkpoint.operators
-    found = concurrently(lambda name: reader.load_operator_metadata(name, checkpoint.epoch), names)
-    for name, operator in zip(names, found, strict=True):
-        problem = incomplete(checkpoint, name, operator)
+
+    def load(name: OperatorId) -> OperatorCheckpoint | ArroyoStateError | None:
+        try:
+            return reader.load_operator_metadata(name, checkpoint.epoch)
+        except (FormatError, ProtocolError) as error:
+            return error
+
+    for name, operator in zip(names, concurrently(load, names), strict=True):
+        if isinstance(operator, ArroyoStateError):
+            problem: str | None = operator.message
+        else:
+            problem = incomplete(checkpoint, name, operator)
         if problem is not None:
             raise ProtocolError(
                 f"the epoch would not be restorable: {problem}",

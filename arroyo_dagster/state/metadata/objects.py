@@ -6,7 +6,13 @@ import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
-from arroyo_dagster.errors import ArroyoStateError, FormatError, NotFoundError, StorageError
+from arroyo_dagster.errors import (
+    ArroyoStateError,
+    FormatError,
+    NotFoundError,
+    ProtocolError,
+    StorageError,
+)
 from arroyo_dagster.state.codec import metadata, records
 from arroyo_dagster.state.model.checkpoints import EpochRecord
 from arroyo_dagster.state.model.ids import Epoch, StatePath
@@ -18,7 +24,10 @@ from arroyo_dagster.state.model.layout import (
     JobPaths,
 )
 from arroyo_dagster.state.planning.restore import recovery
-from arroyo_dagster.state.planning.restore.lost_metadata import identity_problem
+from arroyo_dagster.state.planning.restore.lost_metadata import (
+    identity_mismatch,
+    is_of_another_job,
+)
 from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.store import ObjectStore
 
@@ -47,6 +56,7 @@ class MetadataReader:
 
         Raises:
             FormatError: it does not decode, or its ids are not those of its path.
+            ProtocolError: it belongs to another job, from which this one was copied.
         """
         data = self.bytes_of(path)
         if data is None:
@@ -88,14 +98,23 @@ class MetadataReader:
             return error
 
     def _check_identity(self, path: StatePath, value: object) -> None:
-        problem = identity_problem(self.paths, path, value)
-        if problem is not None:
-            raise FormatError(
-                f"the object {problem}",
+        problem = identity_mismatch(self.paths, path, value)
+        if problem is None:
+            return
+        if is_of_another_job(self.paths, value):
+            raise ProtocolError(
+                "the metadata names another job, from which this one was copied",
                 job=self.paths.root,
                 path=path,
-                next_step="keep the object and report it, or restore the right one from a copy",
+                found=str(getattr(value, "job", "")),
+                next_step="use the copy below a URL of its own, under the job's own name",
             )
+        raise FormatError(
+            f"the object {problem}",
+            job=self.paths.root,
+            path=path,
+            next_step="keep the object and report it, or restore the right one from a copy",
+        )
 
     def _remember(self, path: StatePath, data: bytes, value: object) -> None:
         """Hook that is called with each decoded object."""

@@ -163,11 +163,13 @@ class LostObject:
 
     Attributes:
         reason: what is wrong with it, without its path.
+        operator: the operator that it should name; None if something else is wrong.
     """
 
     epoch: Epoch
     path: StatePath
     reason: str
+    operator: OperatorId | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -60,6 +60,20 @@ _STAGED = re.compile(rf"({number_pattern(7)})-({number_pattern(3)})-[0-9a-f]{{16
 _LEVEL = re.compile(rf"-l({number_pattern()}){COMPACTED}\Z")
 _REWRITTEN_NAME = re.compile(rf"-{number_pattern(3)}{_REWRITTEN}[0-9a-f]{{16,}}\Z")
 _CHECKPOINT = re.compile(CHECKPOINT_DIR)
+_IN_CHECKPOINT = re.compile(
+    rf"(?:generations/({number_pattern()})/)?checkpoints/{CHECKPOINT_DIR}/"
+    r"(?:operator-(.+)/metadata|.+)",
+    re.DOTALL,
+)
+_GENERATION = re.compile(rf"generations/({number_pattern()})/{re.escape(GENERATION_MANIFEST)}")
+_RECORD = re.compile(rf"epochs/{EPOCH_RECORD}")
+_TABLE_FILE = re.compile(
+    rf"table-(.+?)-{number_pattern(3)}(?:-[0-9a-f]{{8,}})?"
+    rf"(?:{REMOVED}|(?:-l{number_pattern()})?{COMPACTED})?",
+    re.DOTALL,
+)
+"""The name of a file that a subtask or a merge writes; the group is its table."""
+
 _EPOCH_RECORD = re.compile(EPOCH_RECORD)
 OWNERSHIP_DIRECTORY = f"{OUR_DIRECTORY}/marks"
 """The directory of the marks of prefixes, at the root of the URL."""
@@ -432,6 +446,61 @@ def parse_manifest_path(path: str) -> ManifestAddress | None:
         WorkerGeneration(generation),
         epoch,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class MetadataAddress:
+    """What the path of a metadata object says of it; None: nothing.
+
+    Attributes:
+        worker_generation: of a manifest, or of the manifest of a generation.
+    """
+
+    epoch: Epoch | None = None
+    worker_generation: WorkerGeneration | None = None
+    operator: OperatorId | None = None
+
+
+def parse_metadata_path(paths: JobPaths, path: str) -> MetadataAddress:
+    """Parse the path of a metadata object of a job, in either layout."""
+    rest = path.removeprefix(f"{paths.root}/")
+    if (match := _IN_CHECKPOINT.fullmatch(rest)) is not None:
+        generation, epoch, operator = match.groups()
+        return MetadataAddress(
+            epoch=Epoch(int(epoch)),
+            worker_generation=None if generation is None else WorkerGeneration(int(generation)),
+            operator=None if operator is None else OperatorId(operator),
+        )
+    if (match := _RECORD.fullmatch(rest)) is not None:
+        return MetadataAddress(epoch=Epoch(int(match[1])))
+    if (match := _GENERATION.fullmatch(rest)) is not None:
+        return MetadataAddress(worker_generation=WorkerGeneration(int(match[1])))
+    return MetadataAddress()
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorObject:
+    """What the path of an object below an operator's directory says of it.
+
+    Attributes:
+        checkpoint: the directory of its epoch.
+        table: of a data file that a subtask or a merge wrote; None for the operator's metadata.
+    """
+
+    checkpoint: str
+    operator: OperatorId
+    table: TableName | None
+
+
+def parse_operator_object(paths: JobPaths, path: str) -> OperatorObject | None:
+    """Parse the path of a data file or of an operator's metadata; None for any other object."""
+    start = path.find("/operator-", len(paths.root))
+    operator, _, file = path[start + len("/operator-") :].rpartition("/")
+    match = _TABLE_FILE.fullmatch(file)
+    if start < 0 or not operator or (match is None and file != "metadata"):
+        return None
+    table = None if match is None else TableName(match[1])
+    return OperatorObject(path[:start], OperatorId(operator), table)
 
 
 def is_data_file(path: str) -> bool:

@@ -28,7 +28,13 @@ from arroyo_dagster.state.model.garbage import (
     Roots,
 )
 from arroyo_dagster.state.model.ids import Epoch, StatePath
-from arroyo_dagster.state.model.layout import MAINTENANCE_NAMES, JobPaths, parse_manifest_path
+from arroyo_dagster.state.model.layout import (
+    MAINTENANCE_NAMES,
+    JobPaths,
+    OperatorObject,
+    parse_manifest_path,
+    parse_operator_object,
+)
 from arroyo_dagster.state.model.numbers import parse_number
 from arroyo_dagster.state.model.objects import (
     ObjectKind,
@@ -54,7 +60,7 @@ from arroyo_dagster.state.planning.gc.reachability import (
     refuse,
     written_with,
 )
-from arroyo_dagster.state.planning.restore.lost_metadata import cut_metadata, table_key
+from arroyo_dagster.state.planning.restore.lost_metadata import cut_metadata
 from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.store import ObjectInfo, ObjectStore
 
@@ -202,7 +208,7 @@ def sort_objects(
         "maintenance": [],
         "foreign": [],
     }
-    samples: dict[tuple[str, str], StoredObject] = {}
+    samples: dict[OperatorObject, StoredObject] = {}
     for count, info in enumerate(_newest_of_each(listed), start=1):
         if info.is_link:
             raise refuse(
@@ -213,10 +219,11 @@ def sort_objects(
                 "deleted",
             )
         where = _shelf(paths, info.path, info.addressable)
-        if where == "files" and (key := table_key(info.path)) is not None:
-            before = samples.get(key)
+        address = parse_operator_object(paths, info.path) if where == "files" else None
+        if address is not None:
+            before = samples.get(address)
             if before is None or (before.modified_micros or 0) < (info.modified_micros or 0):
-                samples[key] = StoredObject(info.path, None, info.modified_micros)
+                samples[address] = StoredObject(info.path, None, info.modified_micros)
         shelf = waiting[where]
         shelf.append(StoredObject(info.path, info.size_bytes, info.modified_micros, info.etag))
         if len(shelf) == 1000:
@@ -411,8 +418,9 @@ def _cut(roots: Roots, found: Inventory) -> Iterator[LostObject]:
     names: dict[str, list[StoredObject]] = {}
     metadata = (one for one in found.metadata if one.path.endswith("/metadata"))
     for stored in (*found.samples, *metadata):
-        end = stored.path.find("/operator-", len(paths.root))
-        names.setdefault(stored.path[:end], []).append(stored)
+        address = parse_operator_object(paths, stored.path)
+        if address is not None:
+            names.setdefault(address.checkpoint, []).append(stored)
     head = names.get(str(paths.checkpoint(roots.head.epoch, roots.head.worker_generation)), ())
     # The objects of a copied job may all have the time of the copy.
     timed = any(written_with(roots.head, stored) for stored in head)
@@ -450,8 +458,11 @@ def _lost_latest(store: ObjectStore, roots: Roots, found: Inventory) -> Iterator
     oldest = min((one.epoch for one in roots.current if one.epoch not in kept), default=None)
     for ref in refs:
         address = None if ref is None or ref in known else parse_manifest_path(ref)
-        if ref is None or address is None or oldest is None or address.epoch <= oldest:
+        if ref is None or address is None:
             continue
+        again = any(one.epoch == address.epoch for one in roots.current)
+        if not again and (oldest is None or address.epoch <= oldest):
+            continue  # it has expired
         if roots.behind_rollback(address.epoch):
             continue  # it has expired before the epochs that the rollback restored
         if ref != roots.lost and store.head(ref) is None:

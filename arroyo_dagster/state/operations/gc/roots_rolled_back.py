@@ -76,7 +76,7 @@ def _one(reader: Reader, epoch: Epoch, newer: EpochRoot) -> EpochRoot | None:
         _check_claim(reader, claim, epoch)
         manifest = reader.optional(claim.checkpoint_ref, manifest_references)
         return _readable(reader, claim, manifest)
-    except FormatError as error:
+    except (FormatError, ProtocolError) as error:
         return _unreadable(reader, epoch, claim, error.message, newer)
 
 

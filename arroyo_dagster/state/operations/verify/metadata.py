@@ -33,7 +33,7 @@ from arroyo_dagster.state.planning.restore import recovery
 from arroyo_dagster.state.planning.restore.lineage import behind_pinned, rolled_back
 from arroyo_dagster.state.planning.restore.lost_metadata import cut_checkpoint
 from arroyo_dagster.state.planning.restore.partially_collected import LEGACY_EPOCHS_BEFORE_NEWEST
-from arroyo_dagster.state.planning.verify.findings import Finding
+from arroyo_dagster.state.planning.verify.findings import KEEP_AND_REPORT, Finding, error
 from arroyo_dagster.state.planning.verify.legacy import LegacyFacts, legacy_findings
 from arroyo_dagster.state.planning.verify.protocol import (
     NextStart,
@@ -280,7 +280,10 @@ def _cut_findings(reader: _Reader, checkpoint: Checkpoint | None) -> Iterator[Fi
     directory = reader.paths.checkpoint(checkpoint.epoch, checkpoint.worker_generation)
     names = [info.path for info in reader.store.list(directory) if info.addressable]
     for cut in cut_checkpoint(reader.paths, checkpoint, names):
-        yield unreadable_finding(cut.path, Unreadable(cut.reason), critical=True)
+        if cut.operator is not None:
+            yield error("operator-vanished", cut.path, cut.reason, KEEP_AND_REPORT)
+        else:
+            yield unreadable_finding(cut.path, Unreadable(cut.reason), critical=True)
 
 
 def _judged(

@@ -33,6 +33,7 @@ from arroyo_dagster.state.model.layout import (
 )
 from arroyo_dagster.state.model.objects import Packed, StoredObject
 from arroyo_dagster.state.planning.restore.lost_metadata import (
+    MISSING,
     EpochObjects,
     lost_epochs,
     lost_metadata,
@@ -163,10 +164,14 @@ def check_nothing_lost(roots: Roots, answer: JobAnswer | None = None) -> None:
     if lost:
         first, others = lost[0], len(lost) - 1
         more = f", and {others} more {'objects' if others > 1 else 'object'}" if others else ""
+        reason = first.reason
+        if reason == MISSING:
+            same = [one for one in lost if (one.epoch, one.reason) == (first.epoch, MISSING)]
+            reason, more = f"{len(same)} of its objects are missing", ""
         rebuild = f"`arroyo-state rebuild {roots.paths.root} --epoch {first.epoch}`"
         raise refuse(
             f"metadata of epoch {first.epoch} is lost or damaged, so it is unknown which files it "
-            f"lists: {first.reason}{more}",
+            f"lists: {reason}{more}",
             roots.paths,
             path=first.path,
             epoch=first.epoch,
@@ -241,7 +246,7 @@ def epoch_directories(roots: Roots) -> Iterator[tuple[EpochRoot, Epoch, bool]]:
     arroyo = roots.paths.layout is Layout.LEGACY and not roots.managed
     newest = roots.current[: 2 if arroyo else 0]
     apart = min((one.epoch - max(_directories(one), default=0) for one in newest), default=0)
-    first = {one.epoch for one in newest if one.epoch == one.min_epoch + 1}
+    first = {one.epoch for one in roots.current if arroyo and one.epoch == one.min_epoch + 1}
     for one in roots.current:
         numbers = {one.epoch, one.epoch - apart, *([1] if one.epoch in first else [])}
         shared = arroyo and (one is not roots.head or apart > 0 or bool(first - {1}))

@@ -3,7 +3,7 @@
 An object that decodes need not be whole: protobuf that was cut at the end of a field decodes, and
 so does an empty object. Three rules find what decoding does not:
 
-* `identity_problem`: the ids in an object are those of its path;
+* `identity_mismatch`: the ids in an object are those of its path;
 * `cut_metadata`: an epoch names every operator and table that has objects in the epoch's directory;
 * `lost_metadata`: no epoch that a cleanup has not reached yet lacks an object.
 
@@ -13,7 +13,6 @@ Source: crates/arroyo-state/src/parquet.rs, `cleanup_checkpoint`; arroyo-state.m
 from __future__ import annotations
 
 import itertools
-import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -21,30 +20,14 @@ from arroyo_dagster.state.model.checkpoints import Checkpoint
 from arroyo_dagster.state.model.garbage import LostObject
 from arroyo_dagster.state.model.ids import Epoch, OperatorId, StatePath, WorkerGeneration
 from arroyo_dagster.state.model.layout import (
-    CHECKPOINT_DIR,
-    COMPACTED,
-    EPOCH_RECORD,
-    GENERATION_MANIFEST,
-    REMOVED,
     JobPaths,
     Layout,
     is_rewritten,
+    parse_metadata_path,
+    parse_operator_object,
 )
-from arroyo_dagster.state.model.numbers import number_pattern
 
-_CHECKPOINT = re.compile(
-    rf"(?:generations/({number_pattern()})/)?checkpoints/{CHECKPOINT_DIR}/"
-    r"(?:operator-(.+)/metadata|.+)",
-    re.DOTALL,
-)
-_GENERATION = re.compile(rf"generations/({number_pattern()})/{re.escape(GENERATION_MANIFEST)}")
-_RECORD = re.compile(rf"epochs/{EPOCH_RECORD}")
-_TABLE_FILE = re.compile(
-    rf"table-(.+?)-{number_pattern(3)}(?:-[0-9a-f]{{8,}})?"
-    rf"(?:{REMOVED}|(?:-l{number_pattern()})?{COMPACTED})?",
-    re.DOTALL,
-)
-"""The name of a file that a subtask or a merge writes; the group is its table."""
+MISSING = "it is missing"
 
 
 # ---- is an object what its path says -------------------------------------------------------------
@@ -55,22 +38,17 @@ def ids_of_path(paths: JobPaths, path: str) -> dict[str, object]:
     ids: dict[str, object] = {"job": paths.job}
     if paths.pipeline is not None:
         ids["pipeline"] = paths.pipeline
-    rest = path.removeprefix(f"{paths.root}/")
-    if (match := _CHECKPOINT.fullmatch(rest)) is not None:
-        generation, epoch, operator = match.groups()
-        ids["epoch"] = Epoch(int(epoch))
-        if operator is not None:
-            ids |= {"operator": OperatorId(operator), "subtask": None}
-        elif generation is not None:
-            ids["worker_generation"] = WorkerGeneration(int(generation))
-    elif (match := _RECORD.fullmatch(rest)) is not None:
-        ids["epoch"] = Epoch(int(match[1]))
-    elif (match := _GENERATION.fullmatch(rest)) is not None:
-        ids["worker_generation"] = WorkerGeneration(int(match[1]))
+    address = parse_metadata_path(paths, path)
+    if address.epoch is not None:
+        ids["epoch"] = address.epoch
+    if address.operator is not None:
+        ids |= {"operator": address.operator, "subtask": None}
+    elif address.worker_generation is not None:
+        ids["worker_generation"] = address.worker_generation
     return ids
 
 
-def identity_problem(paths: JobPaths, path: str, value: object, **more: object) -> str | None:
+def identity_mismatch(paths: JobPaths, path: str, value: object, **more: object) -> str | None:
     """Say how the ids in a metadata object differ from those of its path; None if they agree.
 
     Data files are not checked: a run that ignored its state writes them into directories of other
@@ -86,6 +64,13 @@ def identity_problem(paths: JobPaths, path: str, value: object, **more: object) 
         if hasattr(value, name) and getattr(value, name) != expected
     ]
     return f"belongs to another object: {'; '.join(wrong)}" if wrong else None
+
+
+def is_of_another_job(paths: JobPaths, value: object) -> bool:
+    """Return whether an object has the ids of another job, and not merely none."""
+    job, pipeline = getattr(value, "job", ""), getattr(value, "pipeline", None)
+    elsewhere = pipeline is not None and pipeline != paths.pipeline
+    return bool(job) and (job != paths.job or (elsewhere and bool(pipeline)))
 
 
 # ---- does an epoch name all that it has ----------------------------------------------------------
@@ -119,26 +104,23 @@ def cut_metadata(
         paths.legacy_metadata(epoch) if generation is None else paths.manifest(generation, epoch)
     )
     number = epoch if directory is None else directory
-    prefix = f"{paths.checkpoint(number, generation)}/operator-"
+    place = paths.checkpoint(number, generation)
     cut: dict[StatePath, LostObject] = {}
     for path in names:
-        if not path.startswith(prefix) or is_rewritten(path):
+        address = parse_operator_object(paths, path)
+        if address is None or address.checkpoint != place or is_rewritten(path):
             continue
-        name, _, file = path[len(prefix) :].rpartition("/")
-        operator, key = OperatorId(name), table_key(path)
-        is_metadata = legacy and file == "metadata" and number == epoch
-        if not name or operator in unchecked or (key is None and not is_metadata):
+        operator, table = address.operator, address.table
+        if operator in unchecked or (table is None and not (legacy and number == epoch)):
             continue
         if operator not in tables and "/" not in operator:
             reason = f"it does not name operator {operator}, which has {path}"
-            cut.setdefault(whole, LostObject(epoch, whole, reason))
-        elif (
-            operator in tables
-            and key is not None
-            and not {key[1], f"{operator}/{key[1]}"} & {*tables[operator], *unchecked}
-        ):
+            cut.setdefault(whole, LostObject(epoch, whole, reason, operator))
+        elif operator in tables and table is not None:
+            if {table, f"{operator}/{table}"} & {*tables[operator], *unchecked}:
+                continue
             holder = paths.operator_metadata(operator, epoch) if legacy else whole
-            reason = f"it does not name table {key[1]} of operator {operator}, which has {path}"
+            reason = f"it does not name table {table} of operator {operator}, which has {path}"
             cut.setdefault(holder, LostObject(epoch, holder, reason))
     yield from cut.values()
 
@@ -152,13 +134,6 @@ def cut_checkpoint(
     yield from cut_metadata(
         paths, checkpoint.epoch, checkpoint.worker_generation, tables, names, dropped
     )
-
-
-def table_key(path: str) -> tuple[str, str] | None:
-    """Return directory and table of a data file; None for a name that no writer gives."""
-    directory, _, file = path.rpartition("/")
-    match = _TABLE_FILE.fullmatch(file)
-    return None if match is None else (directory, match[1])
 
 
 # ---- which objects are lost ----------------------------------------------------------------------
@@ -202,7 +177,7 @@ def lost_metadata(
     for one in reversed(epochs):
         for name in one.missing:
             if name in has or one.epoch >= whole_from:
-                lost.append(LostObject(one.epoch, one.objects[name], "it is missing"))
+                lost.append(LostObject(one.epoch, one.objects[name], MISSING))
         if one.epoch not in kept:
             has.update(one.objects.keys() - set(one.missing))
     yield from reversed(lost)
@@ -218,8 +193,8 @@ def lost_epochs(
 
     Epochs have consecutive numbers. Only a run that ignored the state leaves numbers out: it sets
     `min_epoch` to the last number before its own, at which an attempt may have failed. Such a
-    number is proven complete by the next epoch, if that lists files of its directory
-    (arroyo-state.md 1.5 and 9.6).
+    number, and one below a `min_epoch` that was not set yet, is proven complete by the next epoch,
+    if that lists files of its directory (arroyo-state.md 1.5 and 9.6).
 
     Args:
         epochs: the existing ones, newest first.
@@ -227,8 +202,11 @@ def lost_epochs(
         whole_from, kept: as in `lost_metadata`; numbers missing above these only have expired.
     """
     unpinned = [one.epoch for one in epochs if one.epoch not in kept]
-    if unpinned:
-        yield from map(Epoch, range(max(whole_from, min_epoch + 1), unpinned[-1]))
+    oldest = next((one for one in epochs if one.epoch in unpinned[-1:]), None)
+    if oldest is not None:
+        # It has taken over files of those before, which no cleanup has reached.
+        before = range(max(whole_from, min_epoch + 1), oldest.epoch)
+        yield from (number for number in sorted(oldest.directories()) if number in before)
     for newer, older in itertools.pairwise(epochs):
         expired = not unpinned or older.epoch < unpinned[-1]
         first = max(older.epoch + 1, min_epoch, 1)
@@ -237,5 +215,5 @@ def lost_epochs(
         directories = newer.directories()
         own_numbers = max(directories, default=None) == newer.epoch
         for number in range(first, newer.epoch):
-            if number > min_epoch or (own_numbers and number in directories):
+            if 0 < min_epoch < number or (own_numbers and number in directories):
                 yield Epoch(number)

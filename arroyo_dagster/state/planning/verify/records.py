@@ -18,7 +18,7 @@ from arroyo_dagster.state.model.checkpoints import (
 )
 from arroyo_dagster.state.model.ids import Epoch, StatePath
 from arroyo_dagster.state.model.layout import JobPaths
-from arroyo_dagster.state.planning.restore.lost_metadata import identity_problem
+from arroyo_dagster.state.planning.restore.lost_metadata import identity_mismatch
 from arroyo_dagster.state.planning.verify.findings import KEEP_AND_REPORT, Finding, either, warning
 
 NO_STATE_LOST = "no state is lost by it; find out what wrote it"
@@ -95,7 +95,7 @@ def identity_findings(
         critical: whether the epoch cannot be restored without it.
         more: values that other objects than the path require, by field.
     """
-    problem = identity_problem(paths, path, found, **more)
+    problem = identity_mismatch(paths, path, found, **more)
     if problem is not None:
         step = KEEP_AND_REPORT if critical else NO_STATE_LOST
         yield either(critical, "metadata-of-another", path, problem, step)

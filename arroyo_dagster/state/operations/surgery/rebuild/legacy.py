@@ -32,7 +32,7 @@ from arroyo_dagster.state.operations.surgery.rebuild.operator import (
     LostOperator,
     cannot_rebuild,
 )
-from arroyo_dagster.state.planning.restore.lost_metadata import cut_metadata, identity_problem
+from arroyo_dagster.state.planning.restore.lost_metadata import cut_metadata, identity_mismatch
 from arroyo_dagster.state.planning.verify.starts import Origin, origin_of
 from arroyo_dagster.state.storage.store import ObjectInfo, ObjectStore
 
@@ -100,11 +100,22 @@ class LegacyRebuild:
         check_not_rewritten(self.store, self.paths, self.epoch)
         if named is not None and self.epoch > named + 1:  # a database may be one epoch behind
             raise self._unknown(
-                f"Arroyo names epoch {named} as its newest ready one, so a later run has begun at a "
-                "lower number, and may have written files of this one again"
+                f"Arroyo names epoch {named} as its newest ready one, so a later run has begun at "
+                "a lower number, and may have written files of this one again"
+            )
+        if head is not None and 0 < head.min_epoch == self.epoch - 1:
+            raise self._unknown(
+                "it is the first of a run that was started without state, which counts the "
+                "directories of its files from 1"
             )
         self._check_names(before)
         there = [one for one in found.values() if one is not None]
+        starts = [one.start_time_micros for one in (head, *there) if one is not None]
+        if min(starts, default=before.finish_time_micros) < before.finish_time_micros:
+            raise self._unknown(
+                f"it began before epoch {before.epoch} ended: a later run has written that one, "
+                "and may have written files of this one again"
+            )
         if head is None:
             head = self._rebuilt_head(before, lost, there)
         operators = [
@@ -195,7 +206,7 @@ class LegacyRebuild:
             return None
         with contextlib.suppress(FormatError):
             value = decode(data, path)
-            if identity_problem(self.paths, path, value) is None:
+            if identity_mismatch(self.paths, path, value) is None:
                 return value
         self.before[path] = data
         return None

@@ -50,7 +50,7 @@ from arroyo_dagster.state.operations.surgery.rebuild.operator import (
 from arroyo_dagster.state.planning.restore import recovery
 from arroyo_dagster.state.planning.restore.lost_metadata import (
     cut_checkpoint,
-    identity_problem,
+    identity_mismatch,
 )
 from arroyo_dagster.state.storage.store import ObjectInfo, ObjectStore
 
@@ -88,7 +88,7 @@ class ReadableObjects:
 
     def _damaged(self, path: StatePath, value: object) -> bool:
         """Return whether an object that decodes belongs elsewhere, or was cut."""
-        if identity_problem(self.paths, path, value) is not None:
+        if identity_mismatch(self.paths, path, value) is not None:
             return True
         if isinstance(value, Manifest):
             checkpoint = as_checkpoint(value, path, CheckpointState.READY)
