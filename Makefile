@@ -132,7 +132,8 @@ audit: ## look for known vulnerabilities of the locked dependencies (needs a net
 	@found=$$($(AUDIT) -s $(SERVICE) -r requirements/runtime.txt 2>$(VENV)-audit/log) && \
 		echo "No known vulnerabilities in requirements/runtime.txt ($(SERVICE))." || \
 		{ test -n "$$found" && echo "$$found" || echo "Nothing was audited: the service $(SERVICE)" \
-		"does not answer for every package (its words: $(VENV)-audit/log); try SERVICE=osv"; exit 1; }
+		"does not answer for every package (its words: $(VENV)-audit/log)" \
+		"$(if $(filter osv,$(SERVICE)),,- try SERVICE=osv)"; exit 1; }
 
 proto: ## regenerate the protobuf modules (needs a network once)
 	@test -x $(VENV)-proto/bin/python || { $(PYTHON) -m venv $(VENV)-proto && \

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 from typing import Any
 
 import pytest
@@ -60,6 +61,10 @@ LONGEST_FIRST = ("spark", "journeys", "contract", "orchestration")
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # `nohup make test &` starts with SIGINT ignored, and Dagster does with SIGTERM as with SIGINT:
+    # what tests start would inherit both, and could not be ended. Each worker passes here.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     run_seed()  # before workers are started, which must collect the same tests
     quick_spark.begin()
     gc.disable()  # until all tests are known: what is imported meanwhile stays

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from arroyo_dagster.cli.rendering import print_table
-from arroyo_dagster.cli.surgery.documents import read_document
+from arroyo_dagster.cli.surgery.documents import read_yaml
 from arroyo_dagster.cli.surgery.rendering import print_plan
 from arroyo_dagster.spark.session import open_session
 from arroyo_dagster.spark.settings import SparkSettings
@@ -163,7 +163,7 @@ def _bootstrap(session: Any, folder: Path) -> None:
     file = folder / "history.yaml"
     file.write_text(text, encoding="utf-8")
     click.echo(text)
-    declared = parse_declared_bootstrap(read_document(file, "the bootstrap"))
+    declared = parse_declared_bootstrap(read_yaml(file, "the bootstrap"))
     with declared_bootstrap(session, store, paths, stopped(paths), declared) as found:
         plan = found.plan()
         found.run(plan, NOW)

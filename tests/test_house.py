@@ -25,6 +25,7 @@ MANY_PARAMETERS = {
     "orchestration.definitions.build_arroyo_definitions": "each is a documented keyword",
     "state.operations.verify.job.verify_job": "each is a documented keyword",
     "state.runtime.in_process.run_pipeline": "release 0.3 removes `adopt`",
+    "state.tables.expiring_time_key.timestamp_table_config": "the five of Arroyo, and keywords",
 }
 """Functions with more than `MOST_PARAMETERS`, and why. Commands of click have what they offer."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import signal
 import subprocess
 import sys
 import tomllib
@@ -156,3 +157,20 @@ def test_the_hook_refuses_long_subjects(subject: str, accepted: bool, tmp_path: 
     )
     assert (done.returncode == 0) is accepted, done.stdout + done.stderr
     assert accepted or "72" in done.stderr
+
+
+def test_signals_are_not_ignored() -> None:
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    assert signal.SIG_IGN not in map(signal.getsignal, numbers)
+    code = "import signal; print(signal.SIG_IGN in map(signal.getsignal, (2, 15)))"
+    child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert child.stdout == "False\n"
+
+
+def test_the_suite_can_be_started_with_ignored_signals() -> None:
+    """As `nohup make test &` does: what tests start could not be ended."""
+    one = f"{__file__}::{test_signals_are_not_ignored.__name__}"
+    pytest_one = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", one]
+    ignoring = ["bash", "-c", 'trap "" INT TERM; exec "$@"', "bash", *pytest_one]
+    done = subprocess.run(ignoring, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout

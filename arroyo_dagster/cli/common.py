@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -53,6 +53,10 @@ EXIT_INTERRUPTED = 130
 EXIT_CLOSED = 141
 """As of a process that SIGPIPE has ended: the reader of the output closed it."""
 
+_NO_PATH = (errno.ENAMETOOLONG, errno.ELOOP)
+"""Errors of a path that no system can have; whoever tests whether it exists does not expect them.
+"""
+
 _JSON = "arroyo_dagster.json"
 _OWNERSHIP = "arroyo_dagster.marks"
 _INTERRUPTED = "arroyo_dagster.interrupted"
@@ -66,6 +70,12 @@ class _Commands(LazyGroup):
 
     No message, nor the traceback of any other error, holds a secret.
     """
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        for number, text in enumerate(args, 1):
+            if not text.isascii() and any("\ud800" <= letter <= "\udfff" for letter in text):
+                ctx.fail(f"Argument {number} is not valid UTF-8: {ascii(text)[:80]}")
+        return super().parse_args(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
         # A URL in place of a command is among the protected ones, by which click means the first.
@@ -88,6 +98,11 @@ class _Commands(LazyGroup):
             # Python flushes at exit: what is left goes nowhere, without a second error.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             ctx.exit(EXIT_CLOSED)
+        except OSError as error:
+            if error.errno not in _NO_PATH:
+                raise
+            print_error(InputError(f"{error.strerror}: {error.filename!s:.80}…"))
+            ctx.exit(1)
         except (click.exceptions.Exit, click.Abort):
             raise  # an exit code, no error: what it was raised beside is nobody's business
         except Exception as error:
@@ -257,12 +272,14 @@ def read_delete_options(given: str | None) -> dict[str, Any] | None:
     Raises:
         InputError: it is neither; the message repeats nothing of it.
     """
+    from arroyo_dagster.state.model.json_fields import parse_json
+    from arroyo_dagster.state.storage.local_documents import read_document
+
     if not given:
         return None
     try:
-        text = given if given.lstrip().startswith("{") else Path(given).read_text("utf-8")
-        found = json.loads(text)
-    except (OSError, ValueError, RecursionError) as error:
+        found = parse_json(given if given.lstrip().startswith("{") else read_document(given))
+    except (OSError, ValueError) as error:
         raise InputError(
             f"{DELETE_VARIABLE} is neither a JSON object nor a file with one "
             f"({type(error).__name__})",

@@ -41,9 +41,13 @@ def read_config(path: Path, root: LazyGroup) -> dict[str, Any]:
     """
     import tomllib
 
+    from arroyo_dagster.state.storage.local_documents import read_document
+
     try:
-        found = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        found = tomllib.loads(read_document(path).decode())
+    except InputError:
+        raise
+    except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"not a TOML file ({error})", path=str(path)) from error
     _check_secrets(path, found)
     _check_commands(path, found, root, ())

@@ -24,7 +24,7 @@ from arroyo_dagster.cli.rendering import (
     report,
     show_progress,
 )
-from arroyo_dagster.cli.settings import NamedSetting
+from arroyo_dagster.cli.settings import NamedSetting, WholeNumber
 from arroyo_dagster.errors import ArroyoStateError
 from arroyo_dagster.state.model.clock import wall_clock
 from arroyo_dagster.state.model.health import HealthLimits
@@ -71,7 +71,7 @@ def _limit_option(settings: type[Any], example: str) -> Callable[[_F], _F]:
 @click.argument("job", required=False)
 @click.option(
     "--epochs",
-    type=click.IntRange(1),
+    type=WholeNumber(1),
     default=EPOCHS,
     show_default=True,
     help="Compare the newest epochs of each job, at most this many.",

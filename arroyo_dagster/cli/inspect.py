@@ -30,6 +30,7 @@ from arroyo_dagster.cli.rendering import (
     seconds,
     show_progress,
 )
+from arroyo_dagster.cli.settings import WholeNumber
 from arroyo_dagster.state.codec.iso_times import iso_micros
 from arroyo_dagster.state.model.checkpoints import Checkpoint
 from arroyo_dagster.state.model.job_facts import JobAnswer
@@ -132,7 +133,7 @@ def _job_cells(job: JobSummary, answer: JobAnswer, asked: JobAnswers) -> list[ob
 @click.argument("job")
 @click.option(
     "--limit",
-    type=click.IntRange(0),
+    type=WholeNumber(0),
     default=0,
     help="List only this many of the newest epochs; 0 = all.",
 )

@@ -19,7 +19,7 @@ from arroyo_dagster.cli.gc.rendering import (
     pins_json,
 )
 from arroyo_dagster.cli.rendering import clock, print_json, print_table
-from arroyo_dagster.cli.settings import settings_options
+from arroyo_dagster.cli.settings import WholeNumber, settings_options
 from arroyo_dagster.state.model.ids import Epoch
 from arroyo_dagster.state.model.leases import LeaseSettings
 from arroyo_dagster.state.operations.gc.pins import pin_epoch, read_pins, unpin_epochs
@@ -27,7 +27,7 @@ from arroyo_dagster.state.operations.gc.pins import pin_epoch, read_pins, unpin_
 
 @main.command("pin")
 @click.argument("job")
-@click.argument("epoch", type=click.IntRange(0))
+@click.argument("epoch", type=WholeNumber(0))
 @click.option("--reason", default="", help="A note for people.")
 @settings_options(LeaseSettings)
 @ownership_option
@@ -58,7 +58,7 @@ def pin_command(
 
 @main.command("unpin")
 @click.argument("job")
-@click.argument("epoch", type=click.IntRange(0))
+@click.argument("epoch", type=WholeNumber(0))
 @settings_options(LeaseSettings)
 @ownership_option
 @store_options

@@ -16,7 +16,7 @@ from arroyo_dagster.cli.common import (
     store_options,
 )
 from arroyo_dagster.cli.rendering import clock, print_json, print_table, show_progress
-from arroyo_dagster.cli.settings import settings_options
+from arroyo_dagster.cli.settings import WholeNumber, settings_options
 from arroyo_dagster.state.codec.plans import plan_to_json
 from arroyo_dagster.state.model.ids import Epoch
 from arroyo_dagster.state.model.layout import JobPaths
@@ -39,7 +39,7 @@ _OWNER = "arroyo-state rollback"
 
 @main.command()
 @click.argument("job")
-@click.argument("epoch", type=click.IntRange(0), required=False)
+@click.argument("epoch", type=WholeNumber(0), required=False)
 @click.option("--yes", is_flag=True, help="Roll back. Without it, print the plan only.")
 @settings_options(LeaseSettings)
 @ownership_option

@@ -17,7 +17,7 @@ from arroyo_dagster.cli.common import (
 )
 from arroyo_dagster.cli.rendering import print_json, seconds
 from arroyo_dagster.cli.rollback import go_back
-from arroyo_dagster.cli.settings import FiniteRange
+from arroyo_dagster.cli.settings import FiniteRange, WholeNumber
 from arroyo_dagster.cli.spark import print_choice, spark_options
 from arroyo_dagster.errors import InputError, StorageError
 from arroyo_dagster.spark.settings import SparkSettings
@@ -39,7 +39,7 @@ from arroyo_dagster.state.storage.store import ObjectStore
 @main.command()
 @click.argument("pipeline", metavar="MODULE:PIPELINE")
 @click.option(
-    "--epochs", type=click.IntRange(1), help="Stop with a checkpoint after this many epochs."
+    "--epochs", type=WholeNumber(1), help="Stop with a checkpoint after this many epochs."
 )
 @click.option("--follow", is_flag=True, help="Wait for new records when the sources have none.")
 @click.option(
@@ -52,7 +52,7 @@ from arroyo_dagster.state.storage.store import ObjectStore
 @click.option("--adopt", is_flag=True, hidden=True, help=NO_EFFECT)
 @click.option(
     "--from-epoch",
-    type=click.IntRange(0),
+    type=WholeNumber(0),
     metavar="N",
     help="Go back to epoch N first, as `rollback` does, unless this was done before.",
 )

@@ -11,10 +11,17 @@ from typing import Any, TypeVar
 
 import click
 
-from arroyo_dagster.state.model.settings import SettingField, find_setting, setting_fields
+from arroyo_dagster.state.model.json_fields import MAX_I64
+from arroyo_dagster.state.model.settings import (
+    MAX_SECONDS,
+    SettingField,
+    find_setting,
+    setting_fields,
+)
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 _DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(s|m|h|d|w)[a-z]*\s*")
+_LONGEST_NUMBER = 40
 _UNITS = {
     "w": dt.timedelta(weeks=1),
     "d": dt.timedelta(days=1),
@@ -37,22 +44,71 @@ class Duration(click.ParamType):  # type: ignore[type-arg] # generic in some rel
             return value
         found = _DURATION.fullmatch(str(value).lower())
         if found is None:
-            self.fail(f"{value!r} is not a duration; write it as 3d, 12h or 90m", param, ctx)
-        try:
-            return float(found[1]) * _UNITS[found[2]]
-        except OverflowError:
-            self.fail(f"{value!r} is longer than 2.7 million years", param, ctx)
+            self.fail(f"{value!r:.40} is not a duration; write it as 3d, 12h or 90m", param, ctx)
+        seconds = float(found[1]) * _UNITS[found[2]].total_seconds()
+        if seconds > MAX_SECONDS:
+            self.fail(f"{value!r:.40} is longer than {MAX_SECONDS // 86_400} days", param, ctx)
+        return dt.timedelta(seconds=seconds)
+
+
+class WholeNumber(click.IntRange):
+    """A whole number in a range. Without a maximum it has at most 63 bits."""
+
+    def __init__(
+        self,
+        least: int | None = None,
+        most: int | None = None,
+        *,
+        largest: int = MAX_I64,
+        min_open: bool = False,
+    ) -> None:
+        super().__init__(least, most, min_open=min_open)
+        self._largest = largest
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Convert a text; it must be a whole number within the bounds."""
+        _check_length(self, value, param, ctx)
+        number = super().convert(value, param, ctx)
+        if number > self._largest:
+            self.fail(f"{number} is larger than {self._largest}.", param, ctx)
+        return number
 
 
 class FiniteRange(click.FloatRange):
-    """A number in a range; infinity and NaN are none."""
+    """A number in a range; infinity and NaN are none. Without a maximum it is what a clock can
+    count in seconds."""
+
+    def __init__(
+        self,
+        least: float | None = None,
+        most: float | None = None,
+        *,
+        largest: float = MAX_SECONDS,
+        min_open: bool = False,
+    ) -> None:
+        super().__init__(least, most, min_open=min_open)
+        self._largest = largest
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Convert a text; it must be a number."""
-        found = super().convert(value, param, ctx)
-        if not math.isfinite(found):
-            self.fail(f"{found} is not a number.", param, ctx)
-        return found
+        """Convert a text; it must be a number within the bounds."""
+        _check_length(self, value, param, ctx)
+        number = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{number} is not a number.", param, ctx)
+        if number > self._largest:
+            self.fail(f"{number:g} is larger than {self._largest}.", param, ctx)
+        return number
+
+
+def _check_length(
+    kind: click.ParamType,  # type: ignore[type-arg] # generic in some releases only
+    value: object,
+    param: click.Parameter | None,
+    ctx: click.Context | None,
+) -> None:
+    """Refuse what is too long for a number: Python converts no more than 4,300 digits."""
+    if isinstance(value, str) and len(value) > _LONGEST_NUMBER:
+        kind.fail(f"'{value[:_LONGEST_NUMBER]}…' is not a number in bounds.", param, ctx)
 
 
 def format_duration(duration: dt.timedelta) -> str:
@@ -181,6 +237,9 @@ def _type(field: SettingField) -> Any:
         return Duration()
     if issubclass(field.kind, enum.Enum):
         return click.Choice([str(one.value) for one in field.kind])
+    largest = field.maximum
+    assert largest is not None
+    is_open = setting.above is not None
     if setting.fractions:
-        return FiniteRange(least, setting.maximum, min_open=setting.above is not None)
-    return click.IntRange(least, setting.maximum, min_open=setting.above is not None)
+        return FiniteRange(least, setting.maximum, largest=largest, min_open=is_open)
+    return WholeNumber(least, setting.maximum, largest=largest, min_open=is_open)

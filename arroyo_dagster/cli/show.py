@@ -25,6 +25,7 @@ from arroyo_dagster.cli.rendering import (
     seconds,
     show_progress,
 )
+from arroyo_dagster.cli.settings import WholeNumber
 from arroyo_dagster.errors import ArroyoStateError, FormatError
 from arroyo_dagster.state.codec.hashing.ahash import HashVariant
 from arroyo_dagster.state.codec.iso_times import iso_micros
@@ -42,7 +43,7 @@ from arroyo_dagster.state.storage import ObjectStore
 
 @main.command()
 @click.argument("job")
-@click.argument("epoch", type=click.IntRange(0), required=False)
+@click.argument("epoch", type=WholeNumber(0), required=False)
 @directory_options
 @store_options
 def show(
@@ -159,10 +160,10 @@ def _operator_cells(operator: query.OperatorSummary) -> list[list[object]]:
 @click.argument("job")
 @click.argument("operator")
 @click.argument("table")
-@click.option("--epoch", type=click.IntRange(0), help="Default: the newest visible epoch.")
+@click.option("--epoch", type=WholeNumber(0), help="Default: the newest visible epoch.")
 @click.option(
     "--limit",
-    type=click.IntRange(0),
+    type=WholeNumber(0),
     default=20,
     show_default=True,
     help="Print at most this many rows; 0 = all.",

@@ -9,7 +9,7 @@ import click
 
 from arroyo_dagster.cli.common import EXIT_FINDINGS, main, open_to_read, store_options
 from arroyo_dagster.cli.rendering import finding_json, print_json, print_table, show_progress
-from arroyo_dagster.cli.settings import settings_options
+from arroyo_dagster.cli.settings import WholeNumber, settings_options
 from arroyo_dagster.cli.spark import session_of, spark_options
 from arroyo_dagster.spark.settings import SparkSettings
 from arroyo_dagster.state.model.layout import JobPaths
@@ -37,7 +37,7 @@ _LEVELS = (
 
 @main.command()
 @click.argument("job")
-@click.argument("epoch", type=click.IntRange(0), required=False)
+@click.argument("epoch", type=WholeNumber(0), required=False)
 @settings_options(VerifySettings)
 @spark_options("Verify files on Spark if they are many or large.")
 @store_options

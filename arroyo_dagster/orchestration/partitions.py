@@ -52,14 +52,30 @@ def job_of(key: str) -> JobPaths:
         InputError: it is no job's root.
     """
     problem = key_error(key)
-    if problem is not None or key.count("/") > 1:
-        raise InputError(
-            f"not the key of a job: {problem or 'it has more than two parts'}",
-            partition=key,
-            next_step="use `job`, or `pipeline/job`, as `arroyo-state jobs` prints them",
-        )
-    pipeline, _, job = key.rpartition("/")
+    if problem is not None:
+        raise _no_job(problem, key)
+    return job_at(key)
+
+
+def job_at(root: str) -> JobPaths:
+    """Return the job with this root, which need not be usable as a partition key.
+
+    Raises:
+        InputError: it is no job's root.
+    """
+    problem = path_error(root) or ("it has more than two parts" if root.count("/") > 1 else None)
+    if problem is not None:
+        raise _no_job(problem, root)
+    pipeline, _, job = root.rpartition("/")
     return JobPaths(JobId(job), PipelineId(pipeline) if pipeline else None)
+
+
+def _no_job(problem: str, name: str) -> InputError:
+    return InputError(
+        f"not the key of a job: {problem}",
+        partition=name,
+        next_step="use `job`, or `pipeline/job`, as `arroyo-state jobs` prints them",
+    )
 
 
 def known_keys(instance: dg.DagsterInstance, naming: Naming) -> list[JobPaths]:

@@ -161,6 +161,7 @@ def test_commands_print_and_write_every_format(store: MemoryStore, tmp_path: Pat
         _output("sql", query, "--output", str(tmp_path / name), "--url", url)
     rows = pq.read_table(tmp_path / "rows.parquet")
     assert len((tmp_path / "rows.csv").read_text().splitlines()) == rows.num_rows + 1
+    assert b"\r" not in (tmp_path / "rows.csv").read_bytes()
     assert len((tmp_path / "rows.jsonl").read_text().splitlines()) == rows.num_rows
     again = CliRunner().invoke(
         main, ["sql", query, "--output", str(tmp_path / "rows.csv"), "--url", url]

@@ -254,12 +254,16 @@ def test_a_url_that_is_no_checkpoint_root_fails_the_tick(deployed: Any) -> None:
 @pytest.mark.parametrize("name", ["a...b", "a|b", "a\nb"])
 def test_a_name_that_is_no_partition_key_is_told_and_skipped(deployed: Any, name: str) -> None:
     Written(deployed.store, protocol_job(name)).epochs(1)
-    Written(deployed.store, ONE).epochs(1)
+    job = Written(deployed.store, ONE)
+    job.epochs(1)
     result = deployed.evaluate()
     deployed.keep(result)
     assert told_of(result) == {ONE.root: [1]}
     assert "no partition: " in result.skip_message
     assert deployed.keys == [ONE.root]
+    # The cursor holds its position: no epoch of another job is missed in the next tick.
+    job.epochs(2)
+    assert told_of(deployed.evaluate()) == {ONE.root: [2, 3]}
 
 
 def test_directories_that_no_store_can_write_are_named_in_the_tick(deployed: Any) -> None:
@@ -395,10 +399,18 @@ def test_a_cursor_is_short_and_reads_back() -> None:
     assert decode_cursor(None) == FleetCursor()
 
 
-@pytest.mark.parametrize("text", ['{"v":2,"s":{}}', '{"v":1,"s":{"../x":[1]}}', '{"v":1,"s":[]}'])
+@pytest.mark.parametrize("text", ['{"v":2,"s":{}}', '{"v":1,"s":[]}'])
 def test_a_cursor_of_another_release_or_damaged_is_refused(text: str) -> None:
     with pytest.raises(InputError, match="starts over"):
         decode_cursor(text)
+
+
+@pytest.mark.parametrize(
+    "entry", ['"../x":[1]', '"words/main":[1]', '"x":[]', '"x":"y"', '"x":null']
+)
+def test_an_entry_of_the_cursor_that_cannot_be_read_hides_no_other_job(entry: str) -> None:
+    cursor = decode_cursor(f'{{"v":1,"s":{{{entry},"old":[8]}}}}')
+    assert cursor.positions == {OLD: JobPosition(None, Epoch(8))}
 
 
 def test_the_sensor_is_stopped_unless_asked_for(deployed: Any) -> None:

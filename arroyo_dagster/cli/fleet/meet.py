@@ -18,7 +18,7 @@ from arroyo_dagster.cli.rendering import (
     report,
     show_progress,
 )
-from arroyo_dagster.cli.settings import Duration, NamedSetting
+from arroyo_dagster.cli.settings import Duration, NamedSetting, WholeNumber
 from arroyo_dagster.state.model.compaction import Forecast
 from arroyo_dagster.state.model.rewrite import RewritePlan
 from arroyo_dagster.state.model.settings import settings_from
@@ -47,7 +47,7 @@ from arroyo_dagster.state.planning.fleet.service_level import (
 )
 @click.option(
     "--most-files",
-    type=click.IntRange(1),
+    type=WholeNumber(1),
     help="The newest epoch may list at most this many files.",
 )
 @click.option(

@@ -48,6 +48,7 @@ from arroyo_dagster.state.operations.gc.execute import (
 from arroyo_dagster.state.operations.gc.plan import GcRequest, plan_gc
 from arroyo_dagster.state.operations.gc.steps import Pace
 from arroyo_dagster.state.planning.gc.dead_jobs import UNREADABLE
+from arroyo_dagster.state.storage.local_documents import read_document
 from arroyo_dagster.state.storage.store import ObjectStore
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -235,8 +236,13 @@ def run_command(
         print_outcome(outcome, yes=yes)
 
 
+_MOST_PLAN_BYTES = 1 << 29
+"""About four million objects."""
+
+
 def _stored_plan(path: Path, paths: JobPaths) -> GcPlan:
-    plan = decode_gc_plan(path.read_bytes(), str(path))
+    data = read_document(path, most_bytes=_MOST_PLAN_BYTES)
+    plan = decode_gc_plan(data, str(path))
     if plan.paths != paths:
         raise InputError("the stored plan is of another job", job=paths.root, found=plan.paths.root)
     return plan

@@ -9,6 +9,7 @@ import click
 
 from arroyo_dagster.cli.common import main, open_to_read, store_options
 from arroyo_dagster.cli.rendering import clock, print_json, print_table
+from arroyo_dagster.cli.settings import WholeNumber
 from arroyo_dagster.state.codec.iso_times import iso_micros
 from arroyo_dagster.state.operations.query.advance import (
     EPOCHS,
@@ -21,7 +22,7 @@ from arroyo_dagster.state.operations.query.state import open_state
 
 _epochs_option = click.option(
     "--epochs",
-    type=click.IntRange(1),
+    type=WholeNumber(1),
     default=EPOCHS,
     show_default=True,
     help="Compare this many of the newest epochs.",

@@ -9,6 +9,7 @@ import click
 from arroyo_dagster.cli.common import main, open_to_read, private_option, store_options
 from arroyo_dagster.cli.query.output import format_cell
 from arroyo_dagster.cli.rendering import print_json, print_table
+from arroyo_dagster.cli.settings import WholeNumber
 
 if TYPE_CHECKING:
     from arroyo_dagster.state.operations.query.diff import TableDiff
@@ -26,7 +27,7 @@ _COLUMNS = ("inserted", "updated", "removed", "expired")
 @click.option("--keys", is_flag=True, help="Print only the keys of the rows that changed.")
 @click.option(
     "--limit",
-    type=click.IntRange(0),
+    type=WholeNumber(0),
     default=20,
     show_default=True,
     help="Print at most this many rows for each table; 0 = all.",

@@ -9,7 +9,8 @@ import click
 
 from arroyo_dagster.cli.common import EXIT_FINDINGS, main, open_to_read, store_options
 from arroyo_dagster.cli.rendering import bar, print_json, print_table
-from arroyo_dagster.cli.settings import Duration, NamedSetting
+from arroyo_dagster.cli.settings import Duration, FiniteRange, NamedSetting, WholeNumber
+from arroyo_dagster.state.model.keys import MOST_SUBTASKS
 from arroyo_dagster.state.model.settings import settings_from
 from arroyo_dagster.state.model.units import format_bytes
 from arroyo_dagster.state.operations.query.restore_estimate import (
@@ -22,13 +23,13 @@ from arroyo_dagster.state.planning.fleet.service_level import RestoreRates
 
 @main.command("estimate")
 @click.argument("job")
-@click.option("--parallelism", type=click.IntRange(1), help="Default: of each operator now.")
+@click.option(
+    "--parallelism", type=WholeNumber(1, MOST_SUBTASKS), help="Default: of each operator now."
+)
 @click.option(
     "--retention", type=Duration(), help="Of all expiring tables, for example 12h; default: theirs."
 )
-@click.option(
-    "--max-seconds", type=click.FloatRange(0), help="Exit with 3 if a restore takes longer."
-)
+@click.option("--max-seconds", type=FiniteRange(0), help="Exit with 3 if a restore takes longer.")
 @click.option(
     "--rate",
     "rates",

@@ -8,6 +8,7 @@ import click
 
 from arroyo_dagster.cli.common import main, open_to_read, store_options
 from arroyo_dagster.cli.rendering import bar, print_json, print_table
+from arroyo_dagster.cli.settings import FiniteRange, WholeNumber
 from arroyo_dagster.state.codec.iso_times import iso_micros
 from arroyo_dagster.state.model.units import format_bytes
 from arroyo_dagster.state.operations.query.advance import EPOCHS
@@ -21,14 +22,14 @@ DAYS = 30.0
 @click.argument("job")
 @click.option(
     "--epochs",
-    type=click.IntRange(1),
+    type=WholeNumber(1),
     default=EPOCHS,
     show_default=True,
     help="Compare this many of the newest epochs.",
 )
 @click.option(
     "--days",
-    type=click.FloatRange(0),
+    type=FiniteRange(0),
     default=DAYS,
     show_default=True,
     help="Forecast the sizes after this many days.",

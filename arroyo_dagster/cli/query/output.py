@@ -87,7 +87,7 @@ def _write_text(rows: pa.Table, file: IO[str], form: str) -> None:
         for row in plain_rows(rows):
             file.write(json.dumps(row, ensure_ascii=False) + "\n")
         return
-    writer = csv.writer(file)
+    writer = csv.writer(file, lineterminator="\n")
     writer.writerow(unique_names(rows.schema.names))
     for row in plain_rows(rows):
         writer.writerow("" if one is None else format_cell(one) for one in row.values())

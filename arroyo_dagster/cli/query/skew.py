@@ -9,6 +9,8 @@ import click
 
 from arroyo_dagster.cli.common import main, open_to_read, private_option, store_options
 from arroyo_dagster.cli.rendering import bar, print_json, print_table
+from arroyo_dagster.cli.settings import WholeNumber
+from arroyo_dagster.state.model.keys import MOST_SUBTASKS
 from arroyo_dagster.state.model.units import format_bytes
 
 if TYPE_CHECKING:
@@ -26,10 +28,12 @@ if TYPE_CHECKING:
     help='Group rows by an expression of SQL over the columns, such as "substr(key, 1, 3)" or '
     "tenant. Default: by key.",
 )
-@click.option("--parallelism", type=click.IntRange(1), help="Default: of the operator now.")
+@click.option(
+    "--parallelism", type=WholeNumber(1, MOST_SUBTASKS), help="Default: of the operator now."
+)
 @click.option(
     "--limit",
-    type=click.IntRange(1),
+    type=WholeNumber(1),
     default=20,
     show_default=True,
     help="Print this many of the largest groups.",

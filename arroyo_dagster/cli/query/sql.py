@@ -81,7 +81,7 @@ def sql_command(
         catalog = SqlCatalog(state, raw, lambda _, error: print_error(error))
         Prompt(catalog, "json" if as_json else form or "table").run()
         return
-    text = sys.stdin.read() if query is None else query
+    text = _stdin() if query is None else query
     if not text.strip():
         raise InputError("there is no query", next_step="give one, or call `sql` in a terminal")
     found = catalog.collect(text).to_arrow()
@@ -90,3 +90,12 @@ def sql_command(
     else:
         print_rows(found, "json" if as_json else form or "table")
     report(list(unreadable.values()))
+
+
+def _stdin() -> str:
+    from arroyo_dagster.state.storage.local_documents import read_stream
+
+    try:
+        return read_stream(sys.stdin.buffer, "stdin").decode()
+    except UnicodeDecodeError as error:
+        raise InputError(f"the query is no text in UTF-8 ({error})") from error

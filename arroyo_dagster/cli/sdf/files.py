@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from arroyo_dagster.cli.settings import WholeNumber
 from arroyo_dagster.dataflow.definition import loading
 from arroyo_dagster.dataflow.definition.definition import Dataflow, Package
 from arroyo_dagster.dataflow.definition.diagnostics import InvalidDefinition
@@ -21,6 +22,7 @@ from arroyo_dagster.dataflow.topics.bindings import (
     parse_function,
 )
 from arroyo_dagster.errors import InputError
+from arroyo_dagster.state.model.keys import MOST_SUBTASKS
 from arroyo_dagster.user_modules import open_folders
 
 if TYPE_CHECKING:
@@ -62,14 +64,14 @@ def function_options(command: _F) -> _F:
 
 keep_epochs_option = click.option(
     "--keep-epochs",
-    type=click.IntRange(2),
+    type=WholeNumber(2),
     default=10,
     show_default=True,
     help="How many epochs of each service to keep.",
 )
 parallelism_option = click.option(
     "--parallelism",
-    type=click.IntRange(1, 4096),
+    type=WholeNumber(1, MOST_SUBTASKS),
     default=1,
     show_default=True,
     help="Number of subtasks of each operator. It may change between runs.",
@@ -82,7 +84,7 @@ def error_options(default: str) -> Callable[[_F], _F]:
     def add(command: _F) -> _F:
         limit = click.option(
             "--max-errors",
-            type=click.IntRange(0),
+            type=WholeNumber(0),
             metavar="N",
             help="Stop without publishing the epoch when more than N records of a run of a service "
             "fail. Default with skip: when a step fails on each of the first 10, or of 1,000 that "

@@ -10,6 +10,7 @@ from arroyo_dagster.cli.common import open_to_read, store_options
 from arroyo_dagster.cli.rendering import print_json
 from arroyo_dagster.cli.sdf.files import load_dataflow, loading_options
 from arroyo_dagster.cli.sdf.group import sdf
+from arroyo_dagster.cli.settings import WholeNumber
 from arroyo_dagster.dataflow.storage.engine_tables import MOST_LOGGED
 from arroyo_dagster.dataflow.views.step_log import LogEntry, read_step_log
 from arroyo_dagster.state.codec.iso_times import iso_micros
@@ -21,7 +22,7 @@ from arroyo_dagster.state.codec.iso_times import iso_micros
 @click.option(
     "-n",
     "--last",
-    type=click.IntRange(1),
+    type=WholeNumber(1),
     default=MOST_LOGGED,
     show_default=True,
     metavar="N",

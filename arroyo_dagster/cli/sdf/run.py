@@ -32,7 +32,7 @@ from arroyo_dagster.cli.sdf.files import (
 )
 from arroyo_dagster.cli.sdf.group import sdf
 from arroyo_dagster.cli.sdf.prompt import StatePrompt, open_stdin
-from arroyo_dagster.cli.settings import FiniteRange
+from arroyo_dagster.cli.settings import FiniteRange, WholeNumber
 from arroyo_dagster.cli.spark import print_choice, spark_options
 from arroyo_dagster.dataflow.definition.definition import Dataflow
 from arroyo_dagster.dataflow.in_process import (
@@ -82,7 +82,7 @@ _ENDLESS_INTERVAL = 1.0
 )
 @function_options
 @click.option(
-    "--epochs", type=click.IntRange(1), help="Stop with a checkpoint after this many epochs."
+    "--epochs", type=WholeNumber(1), help="Stop with a checkpoint after this many epochs."
 )
 @click.option("--until-idle", is_flag=True, help="Stop when the sources have nothing new.")
 @click.option(

@@ -32,6 +32,8 @@ from arroyo_dagster.dataflow.testing.section import TestOutcome
 from arroyo_dagster.dataflow.testing.suite import run_tests
 from arroyo_dagster.dataflow.topics.bindings import parse_function, read_bindings
 from arroyo_dagster.errors import InputError
+from arroyo_dagster.state.model.json_fields import parse_json
+from arroyo_dagster.state.storage.local_documents import read_document, read_stream
 
 PACKAGE_HERE, DATAFLOW_HERE = "sdf-package.yaml", "dataflow.yaml"
 
@@ -219,7 +221,7 @@ def _seed(text: str) -> tuple[str, str, Any]:
     key, equals, value = rest.partition("=")
     try:
         if state and equals:
-            return state, key, json.loads(value)
+            return state, key, parse_json(value)
     except ValueError:
         pass
     raise InputError(
@@ -229,13 +231,18 @@ def _seed(text: str) -> tuple[str, str, Any]:
     )
 
 
+def _read_text(file: str) -> str:
+    data = read_stream(sys.stdin.buffer, "stdin") if file == "-" else read_document(file)
+    return data.decode()
+
+
 def _given(text: str | None, file: str | None, what: str) -> str | None:
     if text is not None and file is not None:
         raise click.UsageError(f"--{what} and --{what}-file exclude each other")
     if file is None:
         return text
     try:
-        return sys.stdin.read() if file == "-" else Path(file).read_text()
+        return _read_text(file)
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"the {what} cannot be read ({error})", path=file) from error
 
@@ -256,7 +263,7 @@ def _decoded(
             text.encode()
         )
     try:
-        return json.loads(text)
+        return parse_json(text)
     except ValueError as error:
         raise InputError(
             f"the value is not valid JSON ({error})",

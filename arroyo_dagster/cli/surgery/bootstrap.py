@@ -10,7 +10,7 @@ import click
 from arroyo_dagster.cli.common import main
 from arroyo_dagster.cli.spark import check_spark, session_of, spark_options
 from arroyo_dagster.cli.surgery.commands import carry_out, edit_options, opened
-from arroyo_dagster.cli.surgery.documents import read_document
+from arroyo_dagster.cli.surgery.documents import read_yaml
 from arroyo_dagster.cli.surgery.window import check_window, window_options
 from arroyo_dagster.spark.settings import SparkSettings
 from arroyo_dagster.state.operations.surgery.declared import parse_declared_bootstrap
@@ -36,7 +36,7 @@ def bootstrap(job: str, file: Path, spark: SparkSettings | None, **given: Any) -
     """
     check_window(given)
     check_spark()
-    declared = parse_declared_bootstrap(read_document(file, "the bootstrap"))
+    declared = parse_declared_bootstrap(read_yaml(file, "the bootstrap"))
     store, paths, directory = opened(job, given)
     # Only here: a mistake in FILE is told without Spark.
     from arroyo_dagster.spark.surgery.declared import declared_bootstrap

@@ -19,7 +19,7 @@ from arroyo_dagster.cli.rendering import (
     print_json,
     print_lease_event,
 )
-from arroyo_dagster.cli.settings import settings_options
+from arroyo_dagster.cli.settings import WholeNumber, settings_options
 from arroyo_dagster.cli.surgery.group import edit
 from arroyo_dagster.cli.surgery.purge import print_purge, purge_json
 from arroyo_dagster.cli.surgery.rendering import outcome_json, print_outcome, print_plan
@@ -27,8 +27,10 @@ from arroyo_dagster.cli.surgery.window import check_window, run_in_window, windo
 from arroyo_dagster.errors import InputError
 from arroyo_dagster.state.codec.iso_times import parse_moment_nanos
 from arroyo_dagster.state.model.ids import OperatorId, TableName
+from arroyo_dagster.state.model.keys import MOST_SUBTASKS
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.leases import LeaseSettings
+from arroyo_dagster.state.model.settings import check_time
 from arroyo_dagster.state.model.surgery.edits import (
     Edit,
     KeyDeletion,
@@ -50,6 +52,7 @@ from arroyo_dagster.state.operations.surgery.plan import plan_edit
 from arroyo_dagster.state.operations.surgery.purge import plan_purge, run_purge
 from arroyo_dagster.state.operations.surgery.window import PlannableEdit
 from arroyo_dagster.state.planning.surgery.lookups import parse_lookup
+from arroyo_dagster.state.storage.local_documents import read_stream
 from arroyo_dagster.state.storage.store import ObjectStore
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -126,7 +129,7 @@ def offsets(
                 "--time needs --lookup FILE with what this prints: kafka-get-offsets.sh "
                 f"--bootstrap-server HOST:9092 --topic TOPIC --time {-(-at_micros // 1000)}"
             )
-        found = parse_lookup(lookup.read())
+        found = parse_lookup(read_stream(lookup, "the lookup"))
         wanted = SetOffsets(positions=found, operator=named, at_micros=at_micros)
     _run(job, wanted, given)
 
@@ -247,7 +250,7 @@ def retain(job: str, time_text: str, operator: str | None, **given: Any) -> None
 
 @edit.command()
 @click.argument("job")
-@click.argument("parallelism", type=click.IntRange(1))
+@click.argument("parallelism", type=WholeNumber(1, MOST_SUBTASKS))
 @window_options
 @edit_options
 def rescale(job: str, parallelism: int, **given: Any) -> None:
@@ -267,10 +270,9 @@ def rescale(job: str, parallelism: int, **given: Any) -> None:
 
 
 def _micros(text: str) -> int:
-    nanos = parse_moment_nanos(text)
-    if nanos < 0:
-        raise InputError(f"the time lies before 1970: {text:.60}")
-    return nanos // 1000
+    micros = parse_moment_nanos(text) // 1000
+    check_time(micros)
+    return micros
 
 
 # ---- all edits -----------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from arroyo_dagster.cli.common import (
     store_options,
 )
 from arroyo_dagster.cli.rendering import print_json, print_lease_event, show_progress
-from arroyo_dagster.cli.settings import settings_options
+from arroyo_dagster.cli.settings import WholeNumber, settings_options
 from arroyo_dagster.state.model.leases import LeaseSettings
 from arroyo_dagster.state.model.surgery.copies import CopyOutcome
 from arroyo_dagster.state.model.units import format_bytes
@@ -28,7 +28,7 @@ from arroyo_dagster.state.storage.wrappers import WriteProtected
 @click.argument("to_url", metavar="URL")
 @click.option(
     "--epoch",
-    type=click.IntRange(1),
+    type=WholeNumber(1),
     help="Copy only this epoch, and its parent. Default: all epochs that lead to the newest.",
 )
 @click.option("--yes", is_flag=True, help="Copy. Without it, print the plan.")

@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from arroyo_dagster.errors import InputError
+from arroyo_dagster.state.storage.local_documents import read_document
 
 
-def read_document(file: Path, what: str) -> Any:
+def read_yaml(file: Path, what: str) -> Any:
     """Return the content of a YAML file, as plain values.
 
     Args:
@@ -23,7 +24,7 @@ def read_document(file: Path, what: str) -> Any:
 
     found = Diagnostics()
     try:
-        tree = read_tree(file.read_text(encoding="utf-8"), found)
+        tree = read_tree(read_document(file).decode(), found)
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{what} cannot be read ({error})", path=str(file)) from error
     if tree is None or found.found:

@@ -9,7 +9,7 @@ import click
 
 from arroyo_dagster.cli.common import main
 from arroyo_dagster.cli.surgery.commands import carry_out, edit_options, opened
-from arroyo_dagster.cli.surgery.documents import read_document
+from arroyo_dagster.cli.surgery.documents import read_yaml
 from arroyo_dagster.cli.surgery.sources import open_source, source_options
 from arroyo_dagster.cli.surgery.window import check_window, window_options
 from arroyo_dagster.state.model.surgery.evolve import Overrides
@@ -92,5 +92,5 @@ def evolve(
 
 
 def _overrides(file: Path | None, start_empty: tuple[str, ...]) -> Overrides:
-    document = None if file is None else read_document(file, "the overrides")
+    document = None if file is None else read_yaml(file, "the overrides")
     return parse_overrides(document, start_empty)

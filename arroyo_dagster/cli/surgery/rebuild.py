@@ -8,6 +8,7 @@ import click
 
 from arroyo_dagster.cli.common import main
 from arroyo_dagster.cli.rendering import print_json
+from arroyo_dagster.cli.settings import WholeNumber
 from arroyo_dagster.cli.surgery.commands import edit_options, opened, options_of
 from arroyo_dagster.state.model.surgery.rebuild import RebuildOutcome
 from arroyo_dagster.state.operations.surgery.rebuild.execute import (
@@ -20,7 +21,7 @@ from arroyo_dagster.state.operations.surgery.rebuild.execute import (
 @main.command()
 @click.argument("job")
 @click.option(
-    "--epoch", type=click.IntRange(1), help="The epoch. Default: the newest one that is visible."
+    "--epoch", type=WholeNumber(1), help="The epoch. Default: the newest one that is visible."
 )
 @edit_options
 def rebuild(job: str, epoch: int | None, **given: Any) -> None:

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import click
 
 from arroyo_dagster.cli.common import open_catalogue
+from arroyo_dagster.cli.settings import WholeNumber
 from arroyo_dagster.state.operations.catalog.jobs import find_job
 from arroyo_dagster.state.operations.surgery.carried_files import StateSource
 from arroyo_dagster.state.storage.store import ObjectStore
@@ -20,7 +21,7 @@ def source_options(command: _F) -> _F:
     """Add `SOURCE`, `JOB`, `--epoch` and `--from-url`."""
     source, job = click.argument("source"), click.argument("job")
     epoch = click.option(
-        "--epoch", type=click.IntRange(1), help="Of SOURCE. Default: its newest visible epoch."
+        "--epoch", type=WholeNumber(1), help="Of SOURCE. Default: its newest visible epoch."
     )
     from_url = click.option(
         "--from-url", metavar="URL", help="The checkpoint URL of SOURCE. Default: that of JOB."

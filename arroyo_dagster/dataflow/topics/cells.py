@@ -19,6 +19,7 @@ from arroyo_dagster.dataflow.definition.scope import Scope
 from arroyo_dagster.dataflow.definition.types import CompositeType, ScalarType, TypeDef, same_name
 from arroyo_dagster.dataflow.storage.values import arrow_type
 from arroyo_dagster.errors import FormatError, InputError
+from arroyo_dagster.state.model.json_fields import parse_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +80,7 @@ class Shape:
         if self.fields is None:
             return {"value": value.decode(errors="replace")}
         try:
-            found = json.loads(value)
+            found = parse_json(value)
         except ValueError as error:
             raise FormatError(f"a value is not valid JSON ({error})", value=value[:200]) from error
         if not isinstance(found, dict):

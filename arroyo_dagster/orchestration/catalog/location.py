@@ -11,6 +11,7 @@ import dagster as dg
 
 from arroyo_dagster.errors import InputError
 from arroyo_dagster.state.model.ids import checked_name
+from arroyo_dagster.state.model.json_fields import parse_json
 
 if TYPE_CHECKING:
     from arroyo_dagster.state.storage.store import ObjectStore
@@ -89,7 +90,7 @@ def check_catalogue(instance: dg.DagsterInstance, place: str, catalogue: "Object
     from arroyo_dagster.state.operations.catalog.owner import read_owner
 
     text = instance.daemon_cursor_storage.get_cursor_values({_key(place)}).get(_key(place))
-    said = json.loads(text) if text else {}
+    said = parse_json(text) if text else {}
     # Where sensors and schedules are off, what they said last is no proof of anything.
     if not said or time.time() - said["at"] > CATALOGUE_TTL_SECONDS:
         return

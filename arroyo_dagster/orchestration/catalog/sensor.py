@@ -4,6 +4,7 @@ Events are stored before the cursor moves, so a daemon that is killed in between
 Events that the instance already has are skipped: none is duplicated or lost.
 """
 
+import itertools
 import json
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,7 +15,7 @@ import dagster as dg
 
 from arroyo_dagster.errors import ArroyoStateError, InputError, NotFoundError
 from arroyo_dagster.orchestration.dataflow.assets import StatesReport
-from arroyo_dagster.orchestration.partitions import job_of, key_error, usable_keys
+from arroyo_dagster.orchestration.partitions import job_at, job_of, key_error, usable_keys
 from arroyo_dagster.orchestration.rendering import (
     DATA_VERSION,
     content,
@@ -28,6 +29,7 @@ from arroyo_dagster.orchestration.translator import CHECKPOINT, Naming
 from arroyo_dagster.state.model.checkpoints import Checkpoint
 from arroyo_dagster.state.model.clock import wall_clock
 from arroyo_dagster.state.model.ids import Epoch, WorkerGeneration
+from arroyo_dagster.state.model.json_fields import parse_json
 from arroyo_dagster.state.model.layout import JobPaths, Layout
 from arroyo_dagster.state.planning.costs import (
     TICK_SECONDS,
@@ -41,7 +43,7 @@ from arroyo_dagster.state.planning.verify.checks import Figures, figures
 if TYPE_CHECKING:
     from arroyo_dagster.state.operations.catalog.changes import FleetChanges, FleetCursor
     from arroyo_dagster.state.operations.catalog.footers import Footers
-    from arroyo_dagster.state.operations.catalog.job_changes import JobChanges
+    from arroyo_dagster.state.operations.catalog.job_changes import JobChanges, JobPosition
 
 CURSOR_VERSION = 1
 FINISHED = "arroyo/finished_at"
@@ -457,22 +459,19 @@ def decode_cursor(text: str | None) -> "FleetCursor":
         InputError: this package did not write it, or a later release did; the tick starts over.
     """
     from arroyo_dagster.state.operations.catalog.changes import FleetCursor
-    from arroyo_dagster.state.operations.catalog.job_changes import JobPosition
 
     if not text:
         return FleetCursor()
     try:
-        document = json.loads(text)
+        document = parse_json(text)
         if document["v"] != CURSOR_VERSION:
             raise ValueError(f"version {document['v']}")
-        positions = {
-            job_of(root): JobPosition(_generation(root, *numbers[1:]), Epoch(int(numbers[0])))
-            for root, numbers in document["s"].items()
-        }
+        # One entry that cannot be read is of a new job: it must not hide the others.
+        positions = dict(filter(None, itertools.starmap(_position, document["s"].items())))
         start, listed_to = document.get("n"), document.get("r")
         return FleetCursor(
             positions=positions,
-            unread=frozenset(map(job_of, document.get("u", ()))),
+            unread=frozenset(job_at(root) for root in document.get("u", ())),
             start_from=None if start is None else str(start),
             listed_to=None if listed_to is None else str(listed_to),
         )
@@ -487,10 +486,19 @@ def decode_cursor(text: str | None) -> "FleetCursor":
 def decode_poll(text: str | None) -> tuple[int | None, int | None]:
     """Return when the last poll began, in seconds since 1970, and its interval; None = unknown."""
     try:
-        document = json.loads(text or "{}")
+        document = parse_json(text or "{}")
         return document.get("t"), document.get("i")
     except (ValueError, AttributeError):  # the tick says that it starts over
         return None, None
+
+
+def _position(root: str, numbers: Sequence[int]) -> "tuple[JobPaths, JobPosition] | None":
+    from arroyo_dagster.state.operations.catalog.job_changes import JobPosition
+
+    try:
+        return job_at(root), JobPosition(_generation(root, *numbers[1:]), Epoch(int(numbers[0])))
+    except (ValueError, TypeError, IndexError):
+        return None
 
 
 def _generation(root: str, *numbers: int) -> WorkerGeneration | None:

@@ -16,6 +16,7 @@ from arroyo_dagster.errors import InputError
 from arroyo_dagster.spark.jobs import context_of, failure_reason
 from arroyo_dagster.spark.surgery.events import positions_of
 from arroyo_dagster.state.model.ids import OperatorId
+from arroyo_dagster.state.model.json_fields import parse_json
 from arroyo_dagster.state.model.surgery.bootstrap import EventFacts
 from arroyo_dagster.state.model.surgery.declared import DeclaredBootstrap, EventSource
 from arroyo_dagster.state.model.surgery.edits import NewPosition
@@ -118,7 +119,7 @@ def _asked(source: EventSource, partition: str) -> int:
     if any(one.startswith("starting") and one != "startingoffsets" for one in options):
         return _LEAST_LONG << 31
     try:
-        given = json.loads(options.get("startingoffsets", "earliest"))
+        given = parse_json(options.get("startingoffsets", "earliest"))
         found = int(given[source.options["subscribe"]][partition])
     except (KeyError, TypeError, ValueError):  # `earliest`; Spark names what is wrong in others
         return 0

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from arroyo_dagster.state.codec.records import decode_fields, encode_json, writable_version
+from arroyo_dagster.state.codec.records import (
+    decode_fields,
+    encode_json,
+    read_back,
+    writable_version,
+)
 from arroyo_dagster.state.model.compaction import (
     CompactionRecord,
     Merged,
@@ -16,6 +21,7 @@ from arroyo_dagster.state.model.json_fields import Fields
 from arroyo_dagster.state.model.tables import TimeFile
 
 
+@read_back
 def encode_compaction_record(record: CompactionRecord) -> bytes:
     return encode_json(
         {

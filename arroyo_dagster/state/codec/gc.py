@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from arroyo_dagster.errors import FormatError
-from arroyo_dagster.state.codec.records import OWN_VERSION, encode_json, known_fields
+from arroyo_dagster.errors import FormatError, InputError
+from arroyo_dagster.state.codec.records import OWN_VERSION, encode_json, known_fields, read_back
 from arroyo_dagster.state.model.garbage import (
     GcPlan,
     JobPins,
@@ -26,10 +26,11 @@ from arroyo_dagster.state.model.ids import (
     StatePath,
     WorkerGeneration,
 )
-from arroyo_dagster.state.model.json_fields import Fields, whole_number
+from arroyo_dagster.state.model.json_fields import MAX_U64, Fields, whole_number
 from arroyo_dagster.state.model.objects import Packed, StoredObject
 
 
+@read_back
 def encode_pins(job_pins: JobPins) -> bytes:
     """Encode `retained.json`: pins, quarantines, and names of maintenance records."""
     return encode_json(
@@ -76,18 +77,16 @@ def decode_pins(data: bytes, path: str) -> JobPins:
 
 
 def encode_quarantined(found: Quarantined, owner: str) -> bytes:
-    """Encode the index of one quarantine."""
-    return encode_json(
-        {
-            "version": OWN_VERSION,
-            "owner": owner,
-            "moved_at_micros": found.moved_at_micros,
-            "needs": [str(path) for path in found.needs.paths],
-            "parts": found.parts,
-        }
-    )
+    """Encode the index of one quarantine. Raises InputError: a number does not fit."""
+    numbers = {"moved_at_micros": found.moved_at_micros, "parts": found.parts}
+    for name, number in numbers.items():
+        if not 0 <= number <= MAX_U64:
+            raise InputError(f"a quarantine cannot be written: {name} is {number}")
+    needs = [str(path) for path in found.needs.paths]
+    return encode_json({"version": OWN_VERSION, "owner": owner, "needs": needs, **numbers})
 
 
+@read_back
 def encode_moved(moved: Iterable[Moved]) -> bytes:
     """Encode a part of the index of a quarantine: the original paths of its copies."""
     lines = [[str(one.path), str(one.copy), one.size_bytes, one.digest] for one in moved]

@@ -43,7 +43,7 @@ def parse_moment_nanos(text: str) -> int:
     Without an offset it is in UTC.
 
     Raises:
-        InputError: it is none.
+        InputError: it is none, or nanoseconds cannot hold it: they end in 1677 and 2262.
     """
     found = _MOMENT.fullmatch(text)
     try:
@@ -55,7 +55,13 @@ def parse_moment_nanos(text: str) -> int:
             f"not a time: {text!r:.60}", expected="ISO 8601, for example 2026-11-24T10:00:00Z"
         ) from None
     seconds = (moment - dt.datetime(1970, 1, 1, tzinfo=dt.UTC)) // dt.timedelta(seconds=1)
-    return seconds * _PER_SECOND["ns"] + int((found[2] or "").ljust(9, "0"))
+    nanos = seconds * _PER_SECOND["ns"] + int((found[2] or "").ljust(9, "0"))
+    if not -(2**63) <= nanos < 2**63:
+        raise InputError(
+            f"out of bounds: {text!r:.60}",
+            expected="a time that nanoseconds since 1970 can hold, from 1677-09-22 to 2262-04-11",
+        )
+    return nanos
 
 
 def _fraction(part: int, unit: str) -> str:

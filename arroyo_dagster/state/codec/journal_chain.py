@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from arroyo_dagster.state.codec.records import OWN_VERSION, encode_json, known_fields
+from arroyo_dagster.state.codec.records import OWN_VERSION, encode_json, known_fields, read_back
 from arroyo_dagster.state.model.garbage import digest_of
 from arroyo_dagster.state.model.json_fields import Fields, whole_number
 
@@ -152,6 +152,7 @@ def _run(fields: Fields) -> str:
     return str(name)
 
 
+@read_back
 def encode_head(head: Head) -> bytes:
     """Encode `head.json`."""
     fields = {"version": OWN_VERSION, "run": head.run, "digest": head.digest, "ended": head.ended}

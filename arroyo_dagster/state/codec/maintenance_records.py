@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Mapping
 
-from arroyo_dagster.state.codec.records import encode_json, known_fields
+from arroyo_dagster.state.codec.records import encode_json, known_fields, read_back
 from arroyo_dagster.state.model.ids import (
     Epoch,
     JobId,
@@ -28,6 +28,7 @@ def _bytes(objects: Fields, path: str) -> bytes:
     return base64.b64decode(objects.text(path), validate=True)
 
 
+@read_back
 def encode_rewrite_record(record: RewriteRecord) -> bytes:
     return encode_json(
         {
@@ -69,6 +70,7 @@ def decode_rewrite_record(data: bytes, path: str) -> RewriteRecord:
         )
 
 
+@read_back
 def encode_edit_record(record: EditRecord) -> bytes:
     return encode_json(
         {
@@ -116,6 +118,7 @@ def _two_texts(found: tuple[str, ...]) -> tuple[str, str]:
     return before, after
 
 
+@read_back
 def encode_rebuild_record(record: RebuildRecord) -> bytes:
     return encode_json(
         {
@@ -165,6 +168,7 @@ def decode_rebuild_record(data: bytes, path: str) -> RebuildRecord:
         )
 
 
+@read_back
 def encode_window_record(record: WindowRecord) -> bytes:
     return encode_json(
         {

@@ -7,10 +7,11 @@ ones.
 
 from __future__ import annotations
 
+import functools
 import json
 import math
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar, cast
 
 from arroyo_dagster.errors import FormatError, InputError
 from arroyo_dagster.state.model.checkpoints import (
@@ -27,13 +28,34 @@ from arroyo_dagster.state.model.ids import (
     PipelineId,
     WorkerGeneration,
 )
-from arroyo_dagster.state.model.json_fields import Fields
+from arroyo_dagster.state.model.json_fields import Fields, parse_json
 from arroyo_dagster.state.model.types import Type, from_json, to_json
 
 OWN_VERSION = 1
 """The version of this package's own small objects."""
 
+_F = TypeVar("_F", bound=Callable[..., bytes])
 
+
+def read_back(encode: _F) -> _F:
+    """Let an encoder raise an InputError for a record that its reader would refuse: a negative
+    number, for example. The reader of `encode_NAME` is `decode_NAME` in the same module.
+    """
+
+    @functools.wraps(encode)
+    def checked(*given: Any) -> bytes:
+        data = encode(*given)
+        decode = encode.__globals__[encode.__name__.replace("encode_", "decode_")]
+        try:
+            decode(data, "the new record")
+        except FormatError as error:
+            raise InputError(f"a record cannot be written: {error.message}") from error
+        return data
+
+    return cast(_F, checked)
+
+
+@read_back
 def encode_current_generation(record: CurrentGeneration) -> bytes:
     return _with_unknown(
         {
@@ -61,6 +83,7 @@ def decode_current_generation(data: bytes, path: str) -> CurrentGeneration:
     )
 
 
+@read_back
 def encode_generation_manifest(record: GenerationManifest) -> bytes:
     return _with_unknown(
         {
@@ -90,6 +113,7 @@ def decode_generation_manifest(data: bytes, path: str) -> GenerationManifest:
     )
 
 
+@read_back
 def encode_epoch_record(record: EpochRecord) -> bytes:
     return _with_unknown(
         {
@@ -121,6 +145,7 @@ def decode_epoch_record(data: bytes, path: str) -> EpochRecord:
     )
 
 
+@read_back
 def encode_committed_marker(record: CommittedMarker) -> bytes:
     return _with_unknown(
         {
@@ -153,6 +178,7 @@ def decode_committed_marker(data: bytes, path: str) -> CommittedMarker:
 # ---- commit notes of the legacy layout (of this package) -----------------------------------------
 
 
+@read_back
 def encode_commit_note(note: CommitNote) -> bytes:
     return encode_json(
         {
@@ -191,8 +217,15 @@ def decode_type(text: str) -> Type:
 
 
 def encode_json(value: object) -> bytes:
-    """Encode compact JSON, fields in the order given, without a final newline."""
-    return _ENCODER.encode(value).encode()
+    """Encode compact JSON, fields in the order given, without a final newline.
+
+    Raises:
+        InputError: a text is not valid Unicode, or a number has more than 4,300 digits.
+    """
+    try:
+        return _ENCODER.encode(value).encode()
+    except ValueError as error:
+        raise InputError(f"a record cannot be written ({error!s:.200})") from error
 
 
 def decode_json(data: bytes, path: str) -> dict[str, Any]:
@@ -202,8 +235,8 @@ def decode_json(data: bytes, path: str) -> dict[str, Any]:
         FormatError: the bytes are no JSON object in UTF-8, or contain NaN or an infinity.
     """
     try:
-        value = _DECODER.decode(data.decode())
-    except (ValueError, RecursionError) as error:
+        value = parse_json(data, _DECODER)
+    except ValueError as error:
         raise FormatError(
             f"{len(data)} bytes that should be JSON are not; the object may be truncated",
             path=path,
@@ -254,7 +287,7 @@ def _unknown(fields: Fields) -> bytes:
     rest = fields.unread()
     try:
         return encode_json(rest) if rest else b""
-    except UnicodeEncodeError as error:
+    except InputError as error:
         raise fields.wrong("of a later release", "text in Unicode", rest) from error
 
 

@@ -117,8 +117,20 @@ def _indices(schema: pa.Schema, names: Sequence[str]) -> tuple[int, ...]:
 
 
 def memory_schema(config: ExpiringTimeKeyConfig) -> pa.Schema:
-    """Return the schema that operators see: the stored one, plus `_generation` if generational."""
-    schema = _without_notes(schema_from_json(config.schema.arrow_schema))
+    """Return the schema that operators see: the stored one, plus `_generation` if generational.
+
+    Raises:
+        FormatError: it is no Arrow schema, or has not the columns that the configuration names.
+    """
+    stored = config.schema
+    schema = _without_notes(schema_from_json(stored.arrow_schema))
+    named = (stored.timestamp_index, *(stored.key_indices or ()), *stored.hashed_indices)
+    if max(named) >= len(schema):
+        raise FormatError(
+            f"the configuration of a table names column {max(named)}, and its schema has "
+            f"{len(schema)} columns",
+            table=config.table,
+        )
     return schema.append(_GENERATION) if config.generational else schema
 
 

@@ -19,7 +19,7 @@ from arroyo_dagster.state.model.ids import (
     StatePath,
     TableName,
 )
-from arroyo_dagster.state.model.keys import KeyRange, key_range_size
+from arroyo_dagster.state.model.keys import MOST_SUBTASKS, KeyRange, key_range_size
 from arroyo_dagster.state.model.leases import MAX_CHECKPOINT_SLOWDOWN, SLOWDOWN_SETTING
 from arroyo_dagster.state.model.settings import Setting
 from arroyo_dagster.state.model.tables import ExpiringTimeKeyFiles, GlobalKeyedFiles, TimeFile
@@ -212,7 +212,11 @@ class CompactionSettings:
     ] = None
     parallelism: Annotated[
         int | None,
-        Setting(minimum=1, help="Split files for a restart with this parallelism."),
+        Setting(
+            minimum=1,
+            maximum=MOST_SUBTASKS,
+            help="Split files for a restart with this parallelism.",
+        ),
     ] = None
     sort: Annotated[
         SortOrder,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -10,6 +11,10 @@ from arroyo_dagster.state.model.ids import StatePath
 
 MAX_U64 = 2**64 - 1
 MAX_I64 = 2**63 - 1
+MAX_TIME_MICROS = (2**63 - 1) // 1000
+"""2262-04-11: the last time that nanoseconds since 1970 hold, as Arroyo and Arrow count them."""
+MAX_NESTING = 100
+"""How deep lists and objects of a document may lie in each other."""
 KEEP = "keep the object and report it; nothing was changed"
 
 _MAX_VALUE_CHARS = 200
@@ -171,3 +176,39 @@ def _is_unicode(text: str) -> bool:
 def _shortened(value: object) -> str:
     text = ascii(value)
     return text if len(text) <= _MAX_VALUE_CHARS else f"{text[:_MAX_VALUE_CHARS]}…"
+
+
+def parse_json(text: str | bytes, decoder: json.JSONDecoder | None = None) -> Any:
+    """Parse JSON that a person, or another program, wrote.
+
+    Raises:
+        ValueError: it is no JSON in UTF-8, has a number of more than 4,300 digits, or is nested
+            deeper than `MAX_NESTING`.
+    """
+    try:
+        if isinstance(text, bytes):
+            text = text.decode()
+        value = json.loads(text) if decoder is None else decoder.decode(text)
+    except RecursionError:
+        raise _too_deep() from None
+    if text.count("[") + text.count("{") > MAX_NESTING:
+        _check_nesting(value)
+    return value
+
+
+def _check_nesting(value: object) -> None:
+    level = [value] if isinstance(value, dict | list) else []
+    for _ in range(MAX_NESTING + 1):
+        if not level:
+            return
+        level = [
+            inner
+            for outer in level
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+            if isinstance(inner, dict | list)
+        ]
+    raise _too_deep()
+
+
+def _too_deep() -> ValueError:
+    return ValueError(f"nested deeper than {MAX_NESTING} levels")

@@ -9,7 +9,9 @@ from arroyo_dagster.errors import InputError
 __all__ = [
     "MAX_PARALLELISM",
     "MAX_ROUTING_KEY",
+    "MOST_SUBTASKS",
     "KeyRange",
+    "check_subtasks",
     "key_range_size",
     "range_for_server",
     "server_for_hash",
@@ -19,6 +21,8 @@ MAX_ROUTING_KEY = 2**64 - 1
 """The greatest routing key; the smallest is 0."""
 
 MAX_PARALLELISM = 2**31 - 1
+MOST_SUBTASKS = 4096
+"""The largest parallelism that a person may ask for. Metadata may hold a larger one."""
 """The maximum number of subtasks: beyond it the last ranges would be empty or wrong."""
 
 
@@ -52,6 +56,18 @@ class KeyRange:
     def covers(self, min_routing_key: int, max_routing_key: int) -> bool:
         """Return whether every key from the minimum to the maximum, both included, lies in it."""
         return self.start <= min_routing_key and max_routing_key <= self.end
+
+
+def check_subtasks(parallelism: int) -> None:
+    """Refuse a parallelism that a person asks for and no job can have.
+
+    Raises:
+        InputError: `parallelism` is not a number from 1 to `MOST_SUBTASKS`.
+    """
+    if not _is_int(parallelism) or not 1 <= parallelism <= MOST_SUBTASKS:
+        raise InputError(
+            f"parallelism must be a number from 1 to {MOST_SUBTASKS}", parallelism=parallelism
+        )
 
 
 def key_range_size(parallelism: int) -> int:

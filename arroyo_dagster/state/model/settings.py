@@ -16,8 +16,13 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from arroyo_dagster.errors import InputError
+from arroyo_dagster.state.model.json_fields import MAX_I64, MAX_TIME_MICROS
 
 _T = TypeVar("_T")
+_NANOS_PER_SECOND = 10**9
+
+MAX_SECONDS = MAX_I64 // _NANOS_PER_SECOND
+"""The longest duration of a setting: 292 years. A clock counts nanoseconds in 63 bits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +79,21 @@ class SettingField:
         """The default in the unit of the setting, enums by value."""
         return self.in_units(self.default)
 
+    @property
+    def maximum(self) -> int | None:
+        """The greatest value in the unit of the setting, included; None = it is no number.
+
+        Without a limit of its own: the value fits into 63 bits, and as seconds into a clock.
+        """
+        if not (self.kind is int or self.kind is float):
+            return None
+        if self.setting.maximum is not None:
+            return self.setting.maximum
+        if self.setting.duration:
+            return MAX_SECONDS * 1_000_000 // self.setting.scale
+        scale = max(self.setting.scale, _NANOS_PER_SECOND if self.setting.fractions else 1)
+        return MAX_I64 // scale
+
     def in_units(self, value: Any) -> Any:
         """Convert a value of the field into the unit of the setting, an enum into its value."""
         if isinstance(value, enum.Enum):
@@ -87,10 +107,12 @@ class SettingField:
         """Convert a user's value into the field's value.
 
         Raises:
-            InputError: there is no such choice.
+            InputError: there is no such choice, or a number out of bounds.
         """
         if given is None:
             return None
+        if self.maximum is not None and not isinstance(given, dt.timedelta):
+            self._check(given)
         if self.kind in (tuple, Mapping):
             return tuple(given) if self.kind is tuple else dict(given)
         if isinstance(given, dt.timedelta):
@@ -107,6 +129,14 @@ class SettingField:
             return given
         scaled = int(given * self.setting.scale)
         return scaled if self.setting.above is None else max(self.setting.above + 1, scaled)
+
+    def _check(self, given: Any) -> None:
+        assert self.maximum is not None
+        if not (isinstance(given, int | float) and given <= self.maximum):  # nor is NaN
+            raise InputError(
+                f"{self.config} is out of bounds: {given!r:.40}",
+                expected=f"a number of at most {self.maximum}",
+            )
 
 
 def setting_fields(settings: type[Any]) -> Iterator[SettingField]:
@@ -153,3 +183,17 @@ def _kind(hint: Any) -> type[Any]:
     if isinstance(hint, types.UnionType):
         (hint,) = (one for one in hint.__args__ if one is not type(None))
     return typing.cast(type[Any], typing.get_origin(hint) or hint)
+
+
+def check_time(micros: int) -> None:
+    """Refuse a time that a person gives, in microseconds since 1970, if nanoseconds cannot hold it.
+
+    Raises:
+        InputError: it lies before 1970 or after 2262-04-11.
+    """
+    if not 0 <= micros <= MAX_TIME_MICROS:
+        raise InputError(
+            "the time lies before 1970" if micros < 0 else "the time lies after 2262-04-11",
+            micros=micros,
+            expected="a time that nanoseconds since 1970 can hold",
+        )

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from arroyo_dagster.errors import InputError
-from arroyo_dagster.state.model.keys import MAX_PARALLELISM, key_range_size
+from arroyo_dagster.state.model.keys import MOST_SUBTASKS, check_subtasks
 from arroyo_dagster.state.model.settings import Setting
 
 MAX_LEVEL = 4
@@ -42,7 +42,7 @@ class VerifySettings:
         int | None,
         Setting(
             minimum=1,
-            maximum=MAX_PARALLELISM,
+            maximum=MOST_SUBTASKS,
             metavar="P",
             help="Parallelism of the restored job. Default: each operator's own.",
         ),
@@ -65,7 +65,7 @@ class VerifySettings:
                 history=self.history,
             )
         if self.parallelism is not None:
-            key_range_size(self.parallelism)
+            check_subtasks(self.parallelism)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,11 +17,10 @@ import pyarrow as pa
 from arroyo_dagster.errors import InputError
 from arroyo_dagster.state.codec.schema import TIMESTAMP_TYPE, without_views
 from arroyo_dagster.state.model.ids import JobId, OperatorId, PipelineId, checked_name
+from arroyo_dagster.state.model.keys import MOST_SUBTASKS
 from arroyo_dagster.state.model.layout import JobPaths, Layout
 from arroyo_dagster.state.model.tables import TIMESTAMP_COLUMN
 from arroyo_dagster.state.runtime.operators import Operator, Sink, Source, registered
-
-MAX_PARALLELISM = 4096
 
 EpochCheck = Callable[[bool, Mapping[OperatorId, Sequence[Any]]], None]
 """Called before an epoch is published, with whether it is the last of its run, and what
@@ -116,8 +115,8 @@ class Pipeline:
     def __post_init__(self) -> None:
         checked_name(self.name, "pipeline")
         checked_name(self.job, "job")
-        if not 1 <= self.parallelism <= MAX_PARALLELISM:
-            raise InputError(f"parallelism is 1 to {MAX_PARALLELISM}", parallelism=self.parallelism)
+        if not 1 <= self.parallelism <= MOST_SUBTASKS:
+            raise InputError(f"parallelism is 1 to {MOST_SUBTASKS}", parallelism=self.parallelism)
         if self.keep_epochs is not None and self.keep_epochs < 2:
             raise InputError(
                 "keep_epochs is at least 2: recovery needs the newest epoch and its parent",

@@ -5,6 +5,7 @@ Source: crates/arroyo-state/src/tables/expiring_time_key_map.rs.
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
@@ -17,6 +18,7 @@ from arroyo_dagster.state.codec.hashing.routing import key_hashes
 from arroyo_dagster.state.codec.schema import file_schema, memory_schema, stored_schema
 from arroyo_dagster.state.model.checkpoints import ExpiringTimeKeyReport
 from arroyo_dagster.state.model.ids import TableName
+from arroyo_dagster.state.model.json_fields import MAX_I64
 from arroyo_dagster.state.model.keys import KeyRange
 from arroyo_dagster.state.model.tables import ExpiringTimeKeyConfig, TableConfig, TimeFile
 from arroyo_dagster.state.planning.restore.checkpoint import cutoff_micros, files_to_carry
@@ -257,34 +259,58 @@ def _operations(value: bytes | Sequence[bytes] | pa.BinaryArray, count: int) -> 
 def timestamp_table_config(
     name: str,
     description: str = "",
+    retention: dt.timedelta | None = None,
+    generational: bool = False,
+    schema: pa.Schema | None = None,
     *,
-    retention_micros: int,
-    schema: pa.Schema,
+    retention_micros: int | None = None,
     keys: Sequence[str] = (),
     routing_keys: Sequence[str] | None = None,
-    generational: bool = False,
 ) -> TableConfig:
-    """Configure an expiring time-key table.
+    """Configure an expiring time-key table. The positional arguments are in Arroyo's order.
 
     Args:
-        retention_micros: how far behind the watermark rows are kept.
+        retention: how far behind the watermark rows are kept: a duration of the standard library
+            or of Pendulum. Or `retention_micros`, in microseconds.
         schema: of the rows, with `_timestamp` (timestamp in ns) among the columns.
         keys: the storage key columns; rows are routed to the subtask that owns their hash.
         routing_keys: the columns to hash, if they are not `keys`.
 
     Raises:
-        InputError: see `codec.schema.stored_schema`.
+        InputError: no schema, not exactly one retention, or one out of bounds; for the rest see
+            `codec.schema.stored_schema`.
 
     Source: crates/arroyo-state/src/lib.rs, `timestamp_table_config`.
+    Differs: the schema of Arroyo names the keys; here `keys` does.
     """
-    if retention_micros < 0:
-        raise InputError("a retention is not negative", table=name, retention=retention_micros)
+    if schema is None:
+        raise InputError("a table needs a schema", table=name)
+    if (retention is None) == (retention_micros is None):
+        raise InputError("a table needs either retention or retention_micros", table=name)
+    micros = retention_micros if retention is None else _whole_micros(retention, name)
+    if micros is None or not 0 <= micros <= MAX_I64:
+        raise InputError(
+            "the retention is out of bounds: expected 0 or more microseconds of 63 bits",
+            table=name,
+            retention_micros=micros,
+        )
     return TableConfig(
         config=ExpiringTimeKeyConfig(
             table=TableName(name),
             description=description,
-            retention_micros=retention_micros,
+            retention_micros=micros,
             generational=generational,
             schema=stored_schema(schema, keys=keys, routing_keys=routing_keys),
         )
     )
+
+
+def _whole_micros(retention: object, table: str) -> int:
+    if not isinstance(retention, dt.timedelta):
+        raise InputError(
+            f"a retention is a duration, not {retention!r:.40}",
+            table=table,
+            next_step="give a timedelta, or retention_micros",
+        )
+    # Of timedelta itself: a duration of Pendulum has an arithmetic of its own.
+    return dt.timedelta.__floordiv__(retention, dt.timedelta(microseconds=1))

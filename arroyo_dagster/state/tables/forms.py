@@ -6,7 +6,7 @@ import sys
 
 import pyarrow as pa
 
-from arroyo_dagster.errors import FormatError, InputError
+from arroyo_dagster.errors import InputError
 from arroyo_dagster.state.codec.parquet import GLOBAL_KEY_VALUE_SCHEMA, REMOVAL_SCHEMA
 from arroyo_dagster.state.codec.schema import file_schema, schema_to_json
 from arroyo_dagster.state.model.tables import GlobalKeyedConfig, TableConfig
@@ -35,9 +35,4 @@ def table_forms(config: TableConfig) -> tuple[Columns, ...]:
     """
     if isinstance(config.config, GlobalKeyedConfig):
         return (columns_of(GLOBAL_KEY_VALUE_SCHEMA), columns_of(REMOVAL_SCHEMA))
-    schema = config.config.schema
-    columns = file_schema(config.config)
-    named = (schema.timestamp_index, *(schema.key_indices or ()), *schema.hashed_indices)
-    if not all(0 <= index < len(columns) - 2 for index in named):
-        raise FormatError("the stored schema names a column that it does not have", columns=named)
-    return (columns_of(columns),)
+    return (columns_of(file_schema(config.config)),)

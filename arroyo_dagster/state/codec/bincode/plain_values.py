@@ -121,7 +121,10 @@ def _time(plain: Any, described: TimeOf) -> Any:
         nanos = parse_moment_nanos(plain)
     else:
         try:
-            nanos = int(Decimal(plain.removesuffix("s")) * _NANOS)
+            seconds = Decimal(plain.removesuffix("s"))
+            if not abs(seconds) < 2**64:  # nor is NaN
+                raise InvalidOperation
+            nanos = int(seconds * _NANOS)
         except InvalidOperation:
             raise _wrong(plain, described, "seconds, for example 1.5s") from None
     if described.as_nanos:

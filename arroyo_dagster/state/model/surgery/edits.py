@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from arroyo_dagster.errors import InputError
 from arroyo_dagster.state.model.ids import Epoch, OperatorId, StatePath, TableName
+from arroyo_dagster.state.model.keys import check_subtasks
+from arroyo_dagster.state.model.settings import check_time
 from arroyo_dagster.state.model.surgery.bootstrap import BootstrapRequest
 from arroyo_dagster.state.model.surgery.evolve import Evolve
+
+LONGEST_POSITION = 128
+"""A sequence number of Kinesis has 56 digits."""
 
 ALL_PARTITIONS = "all"
 """Names every partition of the sources that are edited."""
@@ -25,6 +31,14 @@ class NewPosition:
     position: str
     relative: bool = False
 
+    def __post_init__(self) -> None:
+        if len(self.position) > LONGEST_POSITION:
+            raise InputError(
+                f"the position has {len(self.position)} characters: expected at most "
+                f"{LONGEST_POSITION}",
+                partition=f"{self.partition:.80}",
+            )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetOffsets:
@@ -41,6 +55,10 @@ class SetOffsets:
     at_micros: int | None = None
 
     name = "offsets"
+
+    def __post_init__(self) -> None:
+        if self.at_micros is not None:
+            check_time(self.at_micros)
 
     @property
     def request(self) -> str | None:
@@ -59,6 +77,9 @@ class SetWatermark:
     at_micros: int
 
     name = "watermark"
+
+    def __post_init__(self) -> None:
+        check_time(self.at_micros)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +129,9 @@ class RetainRows:
 
     name = "retain"
 
+    def __post_init__(self) -> None:
+        check_time(self.since_micros)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rescale:
@@ -116,6 +140,9 @@ class Rescale:
     parallelism: int
 
     name = "rescale"
+
+    def __post_init__(self) -> None:
+        check_subtasks(self.parallelism)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

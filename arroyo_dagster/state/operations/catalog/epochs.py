@@ -513,14 +513,14 @@ def _epoch_row(
         return replace(row, problem=str(answer))
     return replace(
         row,
-        worker_generation=answer.worker_generation,
+        worker_generation=_int64(answer.worker_generation),
         state=answer.state.value,
         started_micros=_int64(answer.start_time_micros),
         finished_micros=_int64(answer.finish_time_micros),
         duration_micros=_int64(answer.finish_time_micros - answer.start_time_micros),
         watermark_micros=_int64(job_watermark_micros(answer)),
         operators=len(answer.operators),
-        min_epoch=answer.min_epoch,
+        min_epoch=_int64(answer.min_epoch),
         final=answer.progress is not None and answer.progress.final,
         ref=answer.ref,
         rolled_back_to=answer.rolled_back_to,
@@ -529,7 +529,7 @@ def _epoch_row(
 
 
 def _int64(number: int | None) -> int | None:
-    # Arroyo's times are unsigned; values from 2**63 are not times.
+    # Arroyo's numbers are unsigned; no time and no count reaches 2**63.
     return None if number is None else min(number, _INT64_MAX)
 
 
@@ -556,7 +556,7 @@ def _table_rows(
             job=operator.job,
             epoch=operator.epoch,
             operator=operator.operator,
-            parallelism=operator.parallelism,
+            parallelism=min(operator.parallelism, _INT64_MAX),
             table=table,
             table_kind=files.kind.label,
             place=place,
@@ -574,7 +574,7 @@ def _table_rows(
             min_routing_key=file.min_routing_key,
             max_routing_key=file.max_routing_key,
             max_timestamp_micros=_int64(file.max_timestamp_micros),
-            compaction_generation=file.compaction_generation,
+            compaction_generation=_int64(file.compaction_generation),
         )
         for row, file in zip(rows, files.files, strict=True)
     ]

@@ -5,7 +5,6 @@ It reports facts only. Whether they allow a deletion or a rewrite is decided in 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -21,7 +20,9 @@ from arroyo_dagster.state.model.job_facts import (
     condition_of,
     merge_answers,
 )
+from arroyo_dagster.state.model.json_fields import parse_json
 from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.storage.local_documents import read_document
 
 
 class JobSource(Protocol):
@@ -175,8 +176,10 @@ def read_assumed(path: str | Path) -> dict[str, object]:
         InputError: the file does not exist, or is not one JSON object.
     """
     try:
-        assumed = json.loads(Path(path).read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
+        assumed = parse_json(read_document(path))
+    except InputError:
+        raise
+    except (OSError, ValueError) as error:
         raise InputError(f"not a JSON file: {error}", path=str(path)) from error
     if not isinstance(assumed, dict):
         raise InputError(

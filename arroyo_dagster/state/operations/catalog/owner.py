@@ -15,6 +15,7 @@ from typing import Any
 from arroyo_dagster.errors import FormatError, InputError, NotFoundError
 from arroyo_dagster.redaction import redact_url
 from arroyo_dagster.state.model.ids import StatePath
+from arroyo_dagster.state.model.json_fields import parse_json
 from arroyo_dagster.state.storage.remote.credentials import resolved
 from arroyo_dagster.state.storage.remote.options import normalised
 from arroyo_dagster.state.storage.store import ObjectStore
@@ -74,7 +75,7 @@ def read_owner(catalogue: ObjectStore) -> CatalogueOwner | None:
     except NotFoundError:
         return None
     try:
-        document = json.loads(data)
+        document = parse_json(data)
         return CatalogueOwner(
             identity=str(document["id"]), checkpoint_url=str(document["checkpoint_url"])
         )

@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 from arroyo_dagster.errors import InputError, NotFoundError
 from arroyo_dagster.state.codec.common_types import TypeOptions
 from arroyo_dagster.state.model.ids import Epoch, StatePath
+from arroyo_dagster.state.model.json_fields import parse_json
 from arroyo_dagster.state.model.numbers import parse_number
 from arroyo_dagster.state.operations.export.targets import (
     ExportedEpoch,
@@ -52,7 +53,7 @@ class ParquetTarget(ExportTarget):
         path = _folder(unit.epoch) / SUCCESS
         if self.store.head(path) is None:
             return None
-        found = json.loads(self.store.read(path))
+        found = parse_json(self.store.read(path))
         if found["source"] != unit.source:
             raise other_source(self.store.url, unit, found["source"])
         if found["finished_at_micros"] != unit.finished_at_micros:

@@ -27,6 +27,7 @@ from arroyo_dagster.state.codec.records import decode_fields
 from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.objects import Packed, StoredObject
+from arroyo_dagster.state.storage.local_documents import MOST_BYTES
 from arroyo_dagster.state.storage.names import StoredName, encode_path, listed_path
 from arroyo_dagster.state.storage.remote.open import open_store
 from arroyo_dagster.state.storage.store import ObjectInfo, ObjectStore
@@ -37,6 +38,7 @@ OpenStore = Callable[[str | CheckpointUrl], ObjectStore]
 _NAMES = {"lastmodified": "lastmodifieddate"}
 _NEEDED = ("key", "size", "lastmodifieddate")
 _USED = (*_NEEDED, "bucket", "etag", "islatest", "isdeletemarker")
+_MOST_FILE_BYTES = 1 << 29
 _ANOTHER = "make a new inventory, or plan without one; nothing was deleted"
 
 
@@ -105,7 +107,7 @@ def read_store_inventory(
                 next_step="use an inventory with a manifest.json; nothing was deleted",
             )
         made_at = info.modified_micros
-        parts = iter([_InventoryFile(place.read(name), name, _format(name), None)])
+        parts = iter([_InventoryFile(_read(place, name), name, _format(name), None)])
     return _of_job(source, store, paths, made_at, parts)
 
 
@@ -154,7 +156,7 @@ def _s3_files(
 ) -> tuple[int, Iterator[_InventoryFile]]:
     """Return when an S3 Inventory was made, and its parts; each is read when it is asked for."""
     try:
-        data = place.read(name)
+        data = _read(place, name, MOST_BYTES)
     except NotFoundError as error:
         raise NotFoundError("there is no such inventory", path=redact_url(source)) from error
     _check_manifest(place, name, data, source)
@@ -176,7 +178,7 @@ def _s3_files(
             path=redact_url(source),
             next_step="change the format of the inventory configuration",
         )
-    if not made_at.isdigit():
+    if not (made_at.isdecimal() and len(made_at) <= 15):
         raise FormatError("creationTimestamp is not a number of milliseconds", path=name)
     columns = [column.strip() for column in schema.split(",")] if encoding == "csv" else None
     read = _file_reader(source, place, open_at)
@@ -210,15 +212,15 @@ def _file_reader(source: str, place: ObjectStore, open_at: OpenStore) -> Callabl
     url = parse_url(source if ":" in source else os.path.abspath(source))
     if url.backend != "file":
         whole = open_at(replace(url, key_prefix=""))
-        return lambda key: whole.read(listed_path(key))
+        return lambda key: _read(whole, listed_path(key))
     above = open_at(replace(url, key_prefix=url.key_prefix.rpartition("/")[0].rpartition("/")[0]))
 
     def read(key: str) -> bytes:
         name = key.rpartition("/")[2]
         for where, path in ((place, key), (place, f"data/{name}"), (place, name)):
             if where.head(StatePath(path)) is not None:
-                return where.read(StatePath(path))
-        return above.read(StatePath(f"data/{name}"))
+                return _read(where, StatePath(path))
+        return _read(above, StatePath(f"data/{name}"))
 
     return read
 
@@ -244,6 +246,18 @@ def _checked(read: Callable[[str], bytes], file: Mapping[str, Any], manifest: St
             next_step=_ANOTHER,
         )
     return data
+
+
+def _read(store: ObjectStore, path: StatePath, most_bytes: int = _MOST_FILE_BYTES) -> bytes:
+    """Read a file of an inventory whole. Raises InputError: it is too large for that."""
+    info = store.head(path)
+    if info is not None and info.size_bytes > most_bytes:
+        raise InputError(
+            f"a file of the inventory has {info.size_bytes} bytes: expected at most {most_bytes}",
+            path=path,
+            next_step="let the inventory be written in smaller files, or plan without one",
+        )
+    return store.read(path)
 
 
 def _md5(data: bytes) -> str:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import datetime as dt
-import json
 from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
 
 from arroyo_dagster.errors import InputError
+from arroyo_dagster.state.model.json_fields import parse_json
 from arroyo_dagster.state.operations.query.table import EpochTable
 
 _NULL = "null"
@@ -60,7 +60,7 @@ def parse_value(text: str, name: str, kind: pa.DataType) -> Any:
         if types.is_timestamp(kind):
             return _moment(text, kind)
         if types.is_nested(kind):
-            return json.loads(text)
+            return parse_json(text)
         return pa.scalar(text).cast(kind)
     except (ValueError, KeyError, pa.ArrowException) as error:
         raise InputError(

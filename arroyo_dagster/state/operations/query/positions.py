@@ -9,6 +9,8 @@ from typing import Any
 
 from arroyo_dagster.state.codec.plain import plain_rows
 from arroyo_dagster.state.model.checkpoints import CONTENT
+from arroyo_dagster.state.model.json_fields import parse_json
+from arroyo_dagster.state.model.surgery.edits import LONGEST_POSITION
 from arroyo_dagster.state.operations.query.global_scan import KEY, VALUE, GlobalScan
 from arroyo_dagster.state.operations.query.metadata_rows import Micros
 from arroyo_dagster.state.operations.query.state import StateEpoch
@@ -98,7 +100,7 @@ def _connector(epoch: StateEpoch, scan: GlobalScan) -> str | None:
 def _partition(key: Any, value: Any, connector: str) -> tuple[str, Any]:
     """Return the partition of an entry and its state; of a managed source, a part of its offset."""
     if connector == MANAGED:
-        return key, json.loads(value)
+        return key, parse_json(value)
     if isinstance(value, Mapping) and "partition" in value:
         return str(value["partition"]), value
     if isinstance(value, Mapping) and "shard_id" in value:
@@ -111,7 +113,7 @@ def _position(value: Any) -> int | None:
         return None
     if isinstance(value, int):
         return value
-    if isinstance(value, str) and value.isdecimal():
+    if isinstance(value, str) and len(value) <= LONGEST_POSITION and value.isdecimal():
         return int(value)
     if isinstance(value, Mapping):
         fields = [*(value.get(name) for name in _POSITIONS), *value.values()]

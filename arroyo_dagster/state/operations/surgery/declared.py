@@ -9,6 +9,7 @@ from typing import Any
 from arroyo_dagster.errors import InputError
 from arroyo_dagster.state.codec.iso_times import parse_moment_nanos
 from arroyo_dagster.state.model.ids import OperatorId, TableName
+from arroyo_dagster.state.model.settings import MAX_SECONDS
 from arroyo_dagster.state.model.surgery.declared import (
     DELTA,
     ICEBERG,
@@ -248,16 +249,18 @@ def _text(value: Any, place: str) -> str:
 
 def _moment(value: Any, place: str) -> int:
     try:
-        found = parse_moment_nanos(str(value)) // 1000
+        micros = parse_moment_nanos(str(value)) // 1000
     except InputError as error:
-        raise InputError(f"{place}: expected a time in ISO 8601", found=f"{value!r:.80}") from error
-    if found < 0:
+        raise InputError(
+            f"{place}: expected a time in ISO 8601, until 2262-04-11", found=f"{value!r:.80}"
+        ) from error
+    if micros < 0:
         raise InputError(f"{place}: expected a time after 1970", found=f"{value!r:.80}")
-    return found
+    return micros
 
 
 def _micros(value: Any, place: str) -> int:
     number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not 0 <= value < 1e10:
+    if not number or not 0 <= value <= MAX_SECONDS:
         raise InputError(f"{place}: expected seconds, from 0", found=f"{value!r:.80}")
     return int(value * 1_000_000)

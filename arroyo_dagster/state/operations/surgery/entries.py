@@ -14,6 +14,7 @@ from arroyo_dagster.state.codec.parquet import GLOBAL_KEY_VALUE_SCHEMA, decode_f
 from arroyo_dagster.state.codec.plain import plain_value
 from arroyo_dagster.state.model.checkpoints import Checkpoint, OperatorCheckpoint
 from arroyo_dagster.state.model.ids import StatePath, TableName
+from arroyo_dagster.state.model.json_fields import parse_json
 from arroyo_dagster.state.model.layout import JobPaths, rewritten_attempt
 from arroyo_dagster.state.model.surgery.plans import EntryChange
 from arroyo_dagster.state.model.tables import GlobalKeyedFiles, TableConfig
@@ -211,7 +212,7 @@ def json_of(text: str, name: str, where: Mapping[str, Any]) -> Any:
         InputError: it is no JSON.
     """
     try:
-        return json.loads(text)
+        return parse_json(text)
     except ValueError as error:
         raise InputError(
             f"the {name} is no JSON: {text:.80}",

@@ -28,6 +28,7 @@ from arroyo_dagster.state.model.ids import (
     TableName,
     WorkerGeneration,
 )
+from arroyo_dagster.state.model.json_fields import MAX_TIME_MICROS
 from arroyo_dagster.state.model.keys import KeyRange
 from arroyo_dagster.state.model.tables import (
     ExpiringTimeKeyConfig,
@@ -41,8 +42,12 @@ from arroyo_dagster.state.model.tables import (
 
 
 def cutoff_micros(watermark_micros: int | None, retention_micros: int) -> int:
-    """Return the oldest event time still kept: watermark minus retention; 0 without a watermark."""
-    return max(0, (watermark_micros or 0) - retention_micros)
+    """Return the oldest event time still kept: watermark minus retention; 0 without a watermark.
+
+    It is at most `MAX_TIME_MICROS`: the last watermark of a bounded source lies beyond the last
+    event time that a row can have.
+    """
+    return min(max(0, (watermark_micros or 0) - retention_micros), MAX_TIME_MICROS)
 
 
 def files_to_carry(files: Iterable[TimeFile], cutoff: int, keys: KeyRange) -> tuple[TimeFile, ...]:

@@ -17,7 +17,9 @@ def mapping_at(place: str, value: Any) -> Mapping[Any, Any]:
 
 def select_position_at(place: str, value: Any) -> int:
     """Return a position in a SELECT, from 0. Raises InputError: the value is none."""
-    number = int(value) if isinstance(value, str) and value.isdecimal() else value
+    number = (
+        int(value) if isinstance(value, str) and len(value) <= 10 and value.isdecimal() else value
+    )
     if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number < 1 << 32:
         raise InputError(
             f"{place}: expected positions in the SELECT, from 0", found=f"{value!r:.80}"

@@ -7,8 +7,11 @@ import re
 from collections.abc import Iterator
 
 from arroyo_dagster.errors import InputError
+from arroyo_dagster.state.model.json_fields import parse_json
 from arroyo_dagster.state.model.surgery.edits import NewPosition
 
+_PAIRS = json.JSONDecoder(object_pairs_hook=list)
+"""Of equal names a dict would keep the last."""
 _LINE = re.compile(r"([^:]+):(\d{1,10}):(\d{0,19})")
 _FORMS = (
     "give what `kafka-get-offsets.sh --bootstrap-server HOST:9092 --topic TOPIC --time MILLIS` "
@@ -43,7 +46,7 @@ def parse_lookup(data: bytes) -> tuple[NewPosition, ...]:
 
 def _of_json(text: str) -> Iterator[tuple[str, str]]:
     try:
-        found = json.loads(text, object_pairs_hook=list)  # of equal names a dict keeps the last
+        found = parse_json(text, _PAIRS)
     except ValueError as error:
         raise InputError(f"the lookup is no JSON ({error})", next_step=_FORMS) from error
     for partition, offset in found:

@@ -88,7 +88,7 @@ def _incomplete(facts: AuditFacts) -> Iterator[Finding]:
     for row in facts.epochs:
         root = _root_of(facts.paths, Epoch(row.epoch))
         # Arroyo's cleanup deletes the files of epochs below its minimum before their metadata.
-        if row.epoch in (newest, *range(kept)) or root not in facts.listing:
+        if row.epoch == newest or row.epoch < kept or root not in facts.listing:
             continue
         gone = [one.path for one in by_epoch.get(row.epoch, ()) if one.path not in facts.listing]
         if row.problem is None and not gone:

@@ -30,6 +30,7 @@ from arroyo_dagster.redaction import (
     register_secrets,
     register_url,
 )
+from arroyo_dagster.state.model.json_fields import parse_json
 
 _CHUNK = 1 << 16
 _REMARK_BYTES = 4096
@@ -215,7 +216,7 @@ def _checked_token(token: str) -> str:
 
 def _document(body: bytes, url: str) -> Any:
     try:
-        return json.loads(body)
+        return parse_json(body)
     except (ValueError, RecursionError) as error:
         raise StorageError(
             "the server's answer is not JSON, or is incomplete",
@@ -243,7 +244,7 @@ def _refused(error: urllib.error.HTTPError, url: str) -> ArroyoStateError:
 def _remark(error: urllib.error.HTTPError) -> str | None:
     """Return the message in the body of an error, if it has Arroyo's form."""
     try:
-        said = json.loads(error.read(_REMARK_BYTES))
+        said = parse_json(error.read(_REMARK_BYTES))
     except (OSError, ValueError, RecursionError, http.client.HTTPException):
         return None
     text = said.get("error") if isinstance(said, dict) else None

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import itertools
 from collections import Counter
 from typing import Any
 
+import pendulum
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -405,3 +407,29 @@ def test_memory_a_plain_model_and_a_restore_agree_after_any_history(
             model = [row for row in model if row[2] >= cutoff_micros(watermark, retention)]
             assert subtask.restored() == as_multiset(rows(*model))
         assert subtask.held() == as_multiset(rows(*model))
+
+
+@pytest.mark.parametrize(
+    "retention", [dt.timedelta(hours=1, microseconds=1), pendulum.duration(hours=1, microseconds=1)]
+)
+def test_a_table_is_configured_as_in_arroyo(retention: dt.timedelta) -> None:
+    by_keyword = timestamp_table_config(
+        "t", "rows", retention_micros=3_600_000_001, schema=SCHEMA, generational=True
+    )
+    assert timestamp_table_config("t", "rows", retention, True, SCHEMA) == by_keyword
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"retention": dt.timedelta(1)},
+        {"schema": SCHEMA},
+        {"schema": SCHEMA, "retention": dt.timedelta(1), "retention_micros": 1},
+        {"schema": SCHEMA, "retention": 5},
+        {"schema": SCHEMA, "retention": dt.timedelta.max},
+        {"schema": SCHEMA, "retention_micros": -1},
+    ],
+)
+def test_a_table_with_another_retention_or_schema_is_refused(given: dict[str, Any]) -> None:
+    with pytest.raises(InputError):
+        timestamp_table_config("t", **given)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 from arroyo_dagster.errors import ArroyoStateError, InputError
 from arroyo_dagster.state.model.checkpoints import Checkpoint
 from arroyo_dagster.state.model.ids import OperatorId, PipelineId
+from arroyo_dagster.state.model.json_fields import parse_json
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.surgery.graphs import PipelineGraph, StoredGraph
 from arroyo_dagster.state.model.surgery.plans import EditPrecondition
@@ -22,6 +22,7 @@ from arroyo_dagster.state.planning.surgery.places import (
     PlacedOperators,
     place_operators,
 )
+from arroyo_dagster.state.storage.local_documents import read_document
 
 HOW = (
     "pass --arroyo-api or --arroyo-db, or the answers of GET /api/v1/pipelines/ID with --graph and "
@@ -74,8 +75,10 @@ def read_graph(path: Path) -> PipelineGraph:
         FormatError: it is not the graph of a pipeline.
     """
     try:
-        document: Any = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
+        document: Any = parse_json(read_document(path))
+    except InputError:
+        raise
+    except (OSError, ValueError) as error:
         raise InputError(
             f"the graph cannot be read: {error}",
             path=str(path),

@@ -16,6 +16,7 @@ from arroyo_dagster.state.codec.bincode.codec import codec_for
 from arroyo_dagster.state.codec.bincode.plain_values import typed_value
 from arroyo_dagster.state.model.checkpoints import CONTENT, Checkpoint, OperatorCheckpoint
 from arroyo_dagster.state.model.ids import TableName
+from arroyo_dagster.state.model.json_fields import parse_json
 from arroyo_dagster.state.model.surgery.edits import (
     ALL_PARTITIONS,
     NewPosition,
@@ -116,7 +117,7 @@ def check_sources(checkpoint: Checkpoint, what: str) -> dict[str, Any]:
         InputError: an SDF service or Spark keeps them in places of its own as well.
     """
     assert checkpoint.progress is not None
-    found = json.loads(checkpoint.progress.offsets)
+    found = parse_json(checkpoint.progress.offsets)
     if not isinstance(found, dict):
         raise FormatError("the offsets of the sources are no object", path=checkpoint.ref)
     if any(map(is_service, found.values())):
@@ -172,14 +173,14 @@ def moved_sources(store: ObjectStore, checkpoint: Checkpoint, edit: SetOffsets) 
         def moved(key: Any, value: Any, name: str = name, positions: Any = positions) -> Any:
             if key not in positions:
                 return value
-            after = _moved(json.loads(value), positions[key], name, key)
-            note_move(f"{name} partition {key}", json.loads(value), after, again, never)
+            after = _moved(parse_json(value), positions[key], name, key)
+            note_move(f"{name} partition {key}", parse_json(value), after, again, never)
             return json.dumps(after)
 
         changed = changed_entries(table, moved)
         tables.append(changed)
         for one in changed.changes:
-            offsets[name][json.loads(one.key)] = json.loads(json.loads(one.after))
+            offsets[name][parse_json(one.key)] = parse_json(parse_json(one.after))
     return MovedSources(
         tuple(tables), json.dumps(offsets, sort_keys=True), tuple(again), tuple(never)
     )

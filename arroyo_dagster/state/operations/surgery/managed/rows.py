@@ -6,7 +6,6 @@ deletes stay.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -27,6 +26,7 @@ from arroyo_dagster.state.codec.schema import memory_schema
 from arroyo_dagster.state.model.checkpoints import Checkpoint, OperatorCheckpoint
 from arroyo_dagster.state.model.compaction import RowsMerge
 from arroyo_dagster.state.model.ids import StatePath, TableName
+from arroyo_dagster.state.model.json_fields import parse_json
 from arroyo_dagster.state.model.layout import REMOVED
 from arroyo_dagster.state.model.surgery.edits import KeyDeletion, RetainRows
 from arroyo_dagster.state.model.surgery.plans import TableAction, TableStep
@@ -228,7 +228,7 @@ def _typed(text: str, kind: Type) -> object:
     if kind in (STRING, Primitive("bytes"), Primitive("char")):
         return typed_value(text, kind)
     try:
-        return typed_value(json.loads(text), kind)
+        return typed_value(parse_json(text), kind)
     except ValueError:
         return typed_value(text, kind)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from arroyo_dagster.cli.surgery.documents import read_document
+from arroyo_dagster.cli.surgery.documents import read_yaml
 from arroyo_dagster.errors import InputError
 from arroyo_dagster.state.model.ids import OperatorId, TableName
 from arroyo_dagster.state.model.surgery.declared import (
@@ -77,7 +77,7 @@ def documented(name: str, folder: Path) -> DeclaredBootstrap:
     (text,) = [one for one in blocks("docs/change-sql.md", "yaml") if name in one]
     file = folder / name
     file.write_text(text, encoding="utf-8")
-    return parse_declared_bootstrap(read_document(file, "the bootstrap"))
+    return parse_declared_bootstrap(read_yaml(file, "the bootstrap"))
 
 
 def test_the_documented_declarations_are_read(tmp_path: Path) -> None:

@@ -1,0 +1,212 @@
+"""What a writer of this package accepts its reader accepts: each record that is stored reads back
+as it was, or is refused when it is written, also with hostile names and extreme numbers."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import is_dataclass
+from functools import partial
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from arroyo_dagster.errors import InputError
+from arroyo_dagster.orchestration.catalog.sensor import decode_cursor, encode_cursor
+from arroyo_dagster.state import codec
+from arroyo_dagster.state.codec import gc
+from arroyo_dagster.state.metadata.lease_records import encode_record, read_record
+from arroyo_dagster.state.model.garbage import Moved, Quarantined
+from arroyo_dagster.state.model.ids import (
+    Epoch,
+    JobId,
+    PipelineId,
+    StatePath,
+    WorkerGeneration,
+    path_error,
+)
+from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.model.objects import Packed
+from arroyo_dagster.state.model.surgery.rebuild import RebuildRecord
+from arroyo_dagster.state.operations.catalog.changes import FleetCursor
+from arroyo_dagster.state.operations.catalog.job_changes import JobPosition
+from arroyo_dagster.state.storage import MemoryStore
+
+HOSTILE = (
+    *("a...b", "...", "..", ".", "", " ", "a b", "a|b", "a\nb", "\x00", "\x7f", "%", "%2F", "a%"),
+    *("%2e%2e", "\\", "ä€𝄞", "\u202e", "e\u0301", '"', "'", "{}", "a=b", "a@7", "a,b", "null"),
+    *("x" * 3000, "\ud800", "\u2028", "a/b", "a//b", "/", "CON", "a.json", "0000000007.json"),
+)
+TEXTS = st.sampled_from(HOSTILE) | st.text(max_size=12)
+PATHS = (
+    st.lists(TEXTS, min_size=1, max_size=3)
+    .map("/".join)
+    .filter(lambda text: path_error(text) is None and "\ud800" not in text)
+    .map(StatePath)
+)
+NUMBERS = st.sampled_from(
+    [0, 1, -1, *(2**bits + more for bits in (31, 32, 53, 63, 64) for more in (-1, 0)), 10**30]
+)
+
+
+def values_of(hint: Any) -> st.SearchStrategy[Any]:
+    """Values of an annotation; texts and numbers are hostile ones."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if hint is StatePath:
+        return PATHS
+    if hint is bool or hint is bytes:
+        return st.booleans() if hint is bool else st.binary(max_size=4)
+    if hint is Packed:
+        return st.lists(PATHS, max_size=3, unique=True).map(Packed.of_paths)
+    if hasattr(hint, "__supertype__"):
+        return values_of(hint.__supertype__)
+    if origin is typing.Annotated:
+        return values_of(arguments[0])
+    if isinstance(hint, type) and issubclass(hint, str):
+        return TEXTS
+    if isinstance(hint, type) and issubclass(hint, int):
+        return NUMBERS
+    if hint is type(None):
+        return st.none()
+    if is_dataclass(hint):
+        return records_of(hint)
+    if origin is tuple:
+        return st.lists(values_of(arguments[0]), max_size=2).map(tuple)
+    if origin is not None and isinstance(origin, type) and issubclass(origin, Mapping):
+        return st.dictionaries(values_of(arguments[0]), values_of(arguments[1]), max_size=2)
+    assert arguments, hint
+    return st.one_of(*map(values_of, arguments))
+
+
+def records_of(kind: Any) -> st.SearchStrategy[Any]:
+    hints = typing.get_type_hints(kind)
+    fields = [one for one in kind.__dataclass_fields__ if one not in ("version", "unknown")]
+    return st.builds(partial(build, kind), **{name: values_of(hints[name]) for name in fields})
+
+
+def build(kind: Any, **fields: Any) -> Any:
+    """A record; None if the record itself refuses a value."""
+    if kind is RebuildRecord:  # `before` and `after` are of the same objects
+        fields["before"] = {path: fields["before"].get(path) for path in fields["after"]}
+    try:
+        return kind(**fields)
+    except InputError:
+        return None
+
+
+def _pairs() -> dict[str, tuple[Any, Any, Any]]:
+    """Encoders with their decoders, and the class of their records, by name."""
+    pairs = {}
+    for module in pkgutil.iter_modules(codec.__path__, codec.__name__ + "."):
+        loaded = importlib.import_module(module.name)
+        for name, encode in inspect.getmembers(loaded, inspect.isfunction):
+            decode = getattr(loaded, name.replace("encode_", "decode_"), None)
+            if not name.startswith("encode_") or decode is None or encode.__module__ != module.name:
+                continue
+            hints = {
+                key: hint for key, hint in typing.get_type_hints(encode).items() if key != "return"
+            }
+            pairs[name] = (encode, decode, next(iter(hints.values())))
+    return pairs
+
+
+PAIRS = _pairs()
+OTHERS = {
+    *("encode_moved", "encode_quarantined", "encode_archive", "encode_json", "encode_type"),
+    *("encode_control", "encode_operation", "encode_count"),
+    *("encode_manifest", "encode_operator", "encode_legacy_checkpoint"),
+}
+"""Tested below, with the bytes of each in `unit/state/codec` and `test_codec_round_trips.py`."""
+RECORDS = sorted(PAIRS.keys() - OTHERS)
+
+
+def test_each_pair_of_an_encoder_and_a_decoder_is_tested() -> None:
+    assert PAIRS.keys() > OTHERS
+    assert all(is_dataclass(PAIRS[name][2]) for name in RECORDS)
+
+
+def check(record: Any, encode: Callable[[Any], bytes], decode: Callable[[bytes], Any]) -> None:
+    try:
+        data = encode(record)
+    except InputError:
+        return
+    assert decode(data) == record
+
+
+@pytest.mark.parametrize("name", RECORDS)
+@given(data=st.data())
+def test_a_record_reads_back_or_is_refused(name: str, data: st.DataObject) -> None:
+    encode, decode, kind = PAIRS[name]
+    record = data.draw(records_of(kind))
+    if record is not None:
+        check(record, encode, lambda written: decode(written, "p"))
+
+
+@given(st.lists(records_of(Moved), max_size=2))
+def test_the_index_of_a_quarantine_reads_back_or_is_refused(moved: list[Any]) -> None:
+    check(moved, gc.encode_moved, lambda data: gc.decode_moved(data, "p"))
+
+
+@given(records_of(Quarantined), TEXTS)
+def test_a_quarantine_reads_back_or_is_refused(quarantined: Quarantined, owner: str) -> None:
+    def decode(data: bytes) -> Quarantined:
+        return gc.decode_quarantined(data, "p", quarantined.name)
+
+    check(quarantined, lambda one: gc.encode_quarantined(one, owner), decode)
+
+
+@given(TEXTS, TEXTS, NUMBERS, NUMBERS)
+def test_a_lease_reads_back_or_is_refused(
+    owner: str, nonce: str, duration: int, expires: int
+) -> None:
+    store, path = MemoryStore(), StatePath("leases/0000000007.json")
+    try:
+        data = encode_record(
+            token=7,
+            owner=owner,
+            description=owner,
+            nonce=nonce,
+            duration_micros=duration,
+            acquired_at_micros=expires,
+            expires_at_micros=expires,
+        )
+    except InputError:
+        return
+    store.put(path, data)
+    record = read_record(store, path)
+    assert record is not None
+    assert (record.owner, record.nonce, record.expires_at_micros) == (owner, nonce, expires)
+
+
+JOBS = st.builds(JobPaths, TEXTS.map(JobId), st.none() | TEXTS.map(PipelineId))
+
+
+def _is_job(paths: JobPaths) -> bool:
+    parts = [paths.job] if paths.pipeline is None else [paths.pipeline, paths.job]
+    return all(
+        path_error(part) is None and "/" not in part and "\ud800" not in part for part in parts
+    )
+
+
+@given(
+    st.dictionaries(JOBS.filter(_is_job), NUMBERS.filter(lambda number: 0 <= number < 2**64)),
+    st.none() | TEXTS,
+)
+def test_the_cursor_of_the_sensor_reads_back(
+    epochs: Mapping[JobPaths, int], text: str | None
+) -> None:
+    positions = {
+        paths: JobPosition(
+            None if paths.pipeline is None else WorkerGeneration(number), Epoch(number)
+        )
+        for paths, number in epochs.items()
+    }
+    cursor = FleetCursor(
+        positions=positions, unread=frozenset(positions), start_from=text, listed_to=text
+    )
+    assert decode_cursor(encode_cursor(cursor, 5, 30)) == cursor
