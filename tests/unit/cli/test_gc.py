@@ -188,6 +188,53 @@ def test_a_job_of_arroyo_s_is_explained_and_collected_once_it_is_known_to_have_s
     assert not lost.exists()
 
 
+def orphaned(root: Path, job: str) -> Path:
+    """A file of an attempt that failed long ago."""
+    path = root / job / "generations/1/checkpoints/checkpoint-0000010/operator-sink_out_u_6"
+    path.mkdir(parents=True, exist_ok=True)
+    file = path / "table-f-007"
+    file.write_bytes(b"of an epoch that a crash left behind")
+    os.utime(file, (1_700_000_000, 1_700_000_000))
+    return file
+
+
+def test_orphans_are_moved_to_quarantine_unless_delete_is_given(tmp_path: Path) -> None:
+    url, job = unpack("leader", tmp_path), "pl_4BjSq2rVmU/job_U5O5jKZxJg"
+    lost = orphaned(tmp_path, job)
+    said = ("--assume", f"{job}=stopped", "--older-than", "1h", "--yes")
+    moved = document(url, "gc", "run", "orphans", job, *said)
+    assert moved["quarantine"] is not None
+    assert not lost.exists()
+    document(url, "gc", "undelete", job, moved["quarantine"], "--yes")
+    assert lost.read_bytes() == b"of an epoch that a crash left behind"
+    os.utime(lost, (1_700_000_000, 1_700_000_000))
+    assert document(url, "gc", "run", "orphans", job, *said, "--delete")["quarantine"] is None
+    assert not lost.exists()
+    for words in (("orphans", job, "--quarantine"), ("expire", job, "--keep", "2")):
+        refused = run(url, "gc", "run", *words, "--assume", f"{job}=stopped", "--delete", "--yes")
+        assert refused.exit_code == 1
+        assert "--delete" in refused.stderr
+
+
+def test_orphans_first_purges_what_has_been_in_quarantine_for_a_week(tmp_path: Path) -> None:
+    url, job = unpack("leader", tmp_path), "pl_4BjSq2rVmU/job_U5O5jKZxJg"
+    orphaned(tmp_path, job)
+    said = ("--assume", f"{job}=stopped", "--older-than", "1h")
+    name = document(url, "gc", "run", "orphans", job, *said, "--yes")["quarantine"]
+    assert document(url, "gc", "plan", "orphans", job, *said)["purges"] == []
+    index = tmp_path / job / f"_arroyo_dagster/quarantine/{name}/index.json"
+    fields = json.loads(index.read_bytes())
+    fields["moved_at_micros"] -= 8 * 86_400_000_000
+    index.write_text(json.dumps(fields))
+    plan = document(url, "gc", "plan", "orphans", job, *said)
+    assert plan["purges"] == [name]
+    assert document(url, "gc", "plan", "orphans", job, *said, "--purge-after", "9d")["purges"] == []
+    assert f"purged first: {name}" in run(url, "gc", "plan", "orphans", job, *said).stdout
+    done = document(url, "gc", "run", "orphans", job, *said, "--yes")
+    assert done["purged"] == [name]
+    assert document(url, "gc", "undelete", job) == []
+
+
 def test_of_a_job_that_was_removed_the_journal_and_the_quarantine_are_left(
     tmp_path: Path,
 ) -> None:
