@@ -1,0 +1,224 @@
+"""Lost and cut metadata is told from what a cleanup has deleted, and from what others have left."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import pytest
+
+from arroyo_dagster.state.model.ids import Epoch, JobId, OperatorId, PipelineId, WorkerGeneration
+from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.planning.restore.lost_metadata import (
+    EpochObjects,
+    cut_metadata,
+    identity_mismatch,
+    is_of_another_job,
+    lost_epochs,
+    lost_metadata,
+)
+
+LEGACY = JobPaths(JobId("job"))
+PROTOCOL = JobPaths(JobId("job"), PipelineId("pl"))
+SOURCE, JOIN = OperatorId("source"), OperatorId("join")
+
+
+@dataclass
+class Ids:
+    job: str = "job"
+    pipeline: str | None = "pl"
+    epoch: int = 7
+    worker_generation: int = 2
+    operator: str = "join"
+    subtask: object = None
+
+
+# ---- ids -----------------------------------------------------------------------------------------
+
+DIRECTORY = "checkpoints/checkpoint-0000007"
+IN_GENERATION = f"pl/job/generations/2/{DIRECTORY}"
+
+
+@pytest.mark.parametrize(
+    ("path", "compared"),
+    [
+        (
+            f"pl/job/generations/2/{DIRECTORY}/checkpoint-manifest.pb",
+            {"epoch", "worker_generation"},
+        ),
+        (f"pl/job/generations/2/{DIRECTORY}/committed.json", {"epoch", "worker_generation"}),
+        ("pl/job/epochs/epoch-0000007.record", {"epoch"}),
+        ("pl/job/generations/2/generation-manifest.json", {"worker_generation"}),
+        ("pl/job/current-generation.json", set()),
+    ],
+)
+def test_ids_are_those_of_the_path_in_the_protocol_layout(path: str, compared: set[str]) -> None:
+    assert identity_mismatch(PROTOCOL, path, Ids()) is None
+    for name, other in {"epoch": 8, "worker_generation": 3, "operator": "x"}.items():
+        mismatch = identity_mismatch(PROTOCOL, path, Ids(**{name: other}))
+        assert (mismatch is not None) is (name in compared), name
+    assert identity_mismatch(PROTOCOL, path, Ids(job="other")) is not None
+    assert identity_mismatch(PROTOCOL, path, Ids(pipeline="other")) is not None
+    assert "epoch 9, expected 7" in str(identity_mismatch(PROTOCOL, path, Ids(epoch=9), epoch=7))
+
+
+def test_ids_are_those_of_the_path_in_the_legacy_layout() -> None:
+    for operator in ("join", "a/b", "SessionWindow<4s>"):
+        path = f"job/{DIRECTORY}/operator-{operator}/metadata"
+        assert identity_mismatch(LEGACY, path, Ids(operator=operator)) is None
+        for other in (Ids(), Ids(operator=operator, epoch=6), Ids(operator=operator, subtask=1)):
+            assert (identity_mismatch(LEGACY, path, other) is None) is (
+                other.operator == operator and other.epoch == 7 and other.subtask is None
+            )
+    assert identity_mismatch(LEGACY, f"job/{DIRECTORY}/metadata", Ids(operator="x")) is None
+    assert identity_mismatch(LEGACY, f"job/{DIRECTORY}/metadata", Ids(epoch=1)) is not None
+
+
+def test_an_object_without_ids_is_not_one_of_another_job() -> None:
+    assert not is_of_another_job(LEGACY, Ids(job=""))
+    assert not is_of_another_job(LEGACY, Ids(pipeline=None))
+    assert is_of_another_job(LEGACY, Ids(job="other"))
+    assert is_of_another_job(PROTOCOL, Ids(pipeline="other"))
+    assert not is_of_another_job(PROTOCOL, Ids())
+
+
+# ---- cut metadata --------------------------------------------------------------------------------
+
+
+def cut(
+    *names: str,
+    paths: JobPaths = LEGACY,
+    unchecked: Collection[str] = (),
+    directory: int | None = None,
+) -> list[tuple[str, str]]:
+    """What lacks a name, by path, and the operator that it should name."""
+    generation = None if paths is LEGACY else WorkerGeneration(2)
+    tables = {SOURCE: ["s"], JOIN: ["left", "left-001"]}
+    number = None if directory is None else Epoch(directory)
+    place = paths.checkpoint(number or Epoch(7), generation)
+    lost = cut_metadata(
+        paths, Epoch(7), generation, tables, [place / name for name in names], unchecked, number
+    )
+    return [(one.path.removeprefix(f"{place}/"), one.operator or "") for one in lost]
+
+
+def test_an_epoch_names_each_operator_and_table_in_its_directory() -> None:
+    named = (
+        *("operator-source/table-s-000", "operator-source/metadata", "operator-join/metadata"),
+        *("operator-join/table-left-000", "operator-join/table-left-001-000"),
+        *(
+            "operator-join/table-left-003-0123456789abcdef",
+            "operator-join/table-left-000-compacted",
+        ),
+        *("operator-join/table-left-000-0123456789abcdef-removed",),
+        *("operator-join/table-left-000-0123456789abcdef-l2-compacted",),
+    )
+    assert cut(*named) == []
+    table = "operator-join/table-right-000"
+    assert cut(*named, table, "operator-join/table-right-001") == [("operator-join/metadata", "")]
+    assert cut(table, paths=PROTOCOL) == [("checkpoint-manifest.pb", "")]
+    for name in ("operator-key/metadata", "operator-key/table-k-000"):
+        assert cut(*named, name) == [("metadata", "key")]
+    assert cut("operator-key/table-k-000", paths=PROTOCOL) == [("checkpoint-manifest.pb", "key")]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "operator-join/table-right-000-ext-0123456789abcdef0123456789abcdef",  # ours
+        "operator-join/table-right-000.tmp",
+        "operator-join/table-right-000-my-backup",
+        "operator-join/backup/table-right-000",
+        "operator-join/notes",
+        "operator-key-0.metadata",
+        "table-right-000",
+    ],
+)
+def test_names_that_no_writer_gives_do_not_count(name: str) -> None:
+    assert cut(name) == []
+
+
+def test_what_was_dropped_on_purpose_is_not_missed() -> None:
+    assert cut("operator-key/table-k-000", unchecked=["key"]) == []
+    assert cut("operator-join/table-right-000", unchecked=["join/right"]) == []
+    assert cut("operator-join/table-right-000", unchecked=["join"]) == []
+    assert cut("operator-join/table-right-000", unchecked=["source/right"]) != []
+
+
+def test_a_run_without_state_writes_into_other_directories() -> None:
+    lost = cut("operator-join/table-right-000", "operator-key/metadata", directory=1)
+    assert [operator for _, operator in lost] == [""]
+
+
+# ---- lost metadata -------------------------------------------------------------------------------
+
+
+def epoch(number: int, *missing: str, directories: Collection[int] = ()) -> EpochObjects:
+    paths = {name: LEGACY.operator_metadata(OperatorId(name), Epoch(number)) for name in "ab"}
+    return EpochObjects(Epoch(number), paths, missing, lambda: frozenset(map(Epoch, directories)))
+
+
+def lost(*epochs: EpochObjects, whole_from: int = 9, kept: Collection[int] = ()) -> list[int]:
+    found = lost_metadata(epochs, whole_from=Epoch(whole_from), kept=[Epoch(one) for one in kept])
+    return [one.epoch for one in found]
+
+
+def test_a_cleanup_begins_with_the_oldest_epochs() -> None:
+    assert lost(epoch(9), epoch(8), epoch(7, "a"), epoch(6, "a", "b")) == []
+    assert lost(epoch(9), epoch(8, "a"), epoch(7)) == [8]
+    assert lost(epoch(9), epoch(8, "a"), epoch(7, "b")) == [8]
+    assert lost(epoch(9), epoch(8, "a"), epoch(7, "a")) == []
+    assert lost(epoch(9), epoch(8, "a", "b"), epoch(7)) == [8, 8]
+
+
+def test_the_newest_epochs_are_whole_whatever_is_older() -> None:
+    assert lost(epoch(9, "a")) == [9]
+    assert lost(epoch(9), epoch(8, "a"), whole_from=8) == [8]
+    assert lost(epoch(9), epoch(8, "a"), whole_from=9) == []
+
+
+def test_a_pinned_epoch_is_older_than_what_has_expired() -> None:
+    assert lost(epoch(9), epoch(8, "a"), epoch(3), kept=[3]) == []
+    assert lost(epoch(9), epoch(8, "a"), epoch(4), epoch(3), kept=[3]) == [8]
+
+
+@pytest.mark.parametrize(
+    ("epochs", "min_epoch", "whole_from", "kept", "expected"),
+    [
+        ([epoch(9), epoch(7)], 6, 5, (), [8]),  # consecutive since min_epoch
+        ([epoch(9), epoch(7)], 8, 5, (), []),  # a run without state began at 9
+        (
+            [epoch(9, directories=[8, 9]), epoch(7)],
+            8,
+            5,
+            (),
+            [8],
+        ),  # has files of 8
+        (
+            [epoch(9, directories=[1, 8]), epoch(7)],
+            8,
+            5,
+            (),
+            [],
+        ),  # counts from 1
+        ([epoch(9), epoch(5)], 7, 5, (), [8]),
+        ([epoch(9), epoch(7)], 0, 5, (), []),
+        ([epoch(9, directories=[8, 9]), epoch(7)], 0, 5, (), [8]),
+        ([epoch(9), epoch(3)], 2, 5, [3], []),  # the others have expired
+        ([epoch(9), epoch(8), epoch(7), epoch(3)], 2, 5, [3], []),
+        ([epoch(9), epoch(7), epoch(6), epoch(3)], 2, 5, [3], [8]),
+        ([epoch(9, directories=[7, 8, 9])], 2, 8, (), [8]),  # no cleanup has reached 8
+        ([epoch(9, directories=[7, 8, 9])], 2, 9, (), []),
+        ([epoch(9, directories=[8, 9])], 8, 5, (), []),
+        ([], 0, 0, (), []),
+    ],
+)
+def test_an_epoch_that_was_complete_is_missed(
+    epochs: list[EpochObjects],
+    min_epoch: int,
+    whole_from: int,
+    kept: Collection[int],
+    expected: list[int],
+) -> None:
+    found = lost_epochs(epochs, Epoch(min_epoch), Epoch(whole_from), [Epoch(one) for one in kept])
+    assert list(found) == expected
