@@ -1,6 +1,3 @@
-from .alerts import MaintenanceFailure as MaintenanceFailure
-from .alerts import build_failure_hook as build_failure_hook
-from .alerts import build_failure_sensor as build_failure_sensor
 from .catalog.sensor import (
     SensorOptions as SensorOptions,
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import dagster as dg
 import pytest
@@ -78,11 +79,28 @@ def test_every_schedule_and_sensor_has_its_place_in_the_order() -> None:
     assert set(shown) == names
 
 
-def test_the_alerts_load() -> None:
+def test_the_alert_names_the_job_and_the_next_step(capsys: pytest.CaptureFixture[str]) -> None:
     (code,) = blocks(SCHEDULES, "python")
-    found: dict[str, object] = {}
-    exec(code, found)
-    assert found["defs"].get_sensor_def("arroyo_alerts")  # type: ignore[attr-defined]
+    found: dict[str, Any] = {}
+    exec(compile(code, SCHEDULES, "exec", dont_inherit=True), found)
+    defs = build_arroyo_definitions("memory://alerts")
+    instance = dg.DagsterInstance.ephemeral()
+    instance.add_dynamic_partitions("arroyo_jobs", ["orders/main"])
+    job = defs.resolve_job_def("arroyo_gc")
+    result = job.execute_in_process(
+        instance=instance, partition_key="orders/main", raise_on_error=False
+    )
+    sensor = found["defs"].get_sensor_def("arroyo_alerts")
+    context = dg.build_run_status_sensor_context(
+        sensor_name=sensor.name,
+        dagster_instance=instance,
+        dagster_run=result.dagster_run,
+        dagster_event=[event for event in result.all_events if event.is_run_failure][-1],
+    )
+    sensor(context.for_run_failure())
+    message = capsys.readouterr().out
+    assert "arroyo_gc orders/main" in message
+    assert "Next: " in message
 
 
 def test_the_alerts_name_checks_that_exist() -> None:

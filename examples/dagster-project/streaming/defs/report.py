@@ -4,9 +4,7 @@ import dagster as dg
 
 from arroyo_dagster import (
     ArroyoStateStore,
-    MaintenanceFailure,
     arroyo_assets,
-    build_failure_sensor,
     find_job,
     list_epochs,
 )
@@ -26,9 +24,7 @@ def state_report(
     )
 
 
-def notify(failure: MaintenanceFailure) -> None:
+@dg.run_failure_sensor
+def failure_sensor(context: dg.RunFailureSensorContext) -> None:
     """Call your pager here."""
-    print(failure.title)
-
-
-failure_sensor = build_failure_sensor(notify)
+    print(f"{context.dagster_run.job_name} failed: {context.failure_event.message}")
