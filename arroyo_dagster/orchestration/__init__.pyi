@@ -31,10 +31,6 @@ from .gc.assets import (
     OrphansConfig as OrphansConfig,
 )
 from .maintenance import MaintenanceOptions as MaintenanceOptions
-from .own_assets import arroyo_assets as arroyo_assets
-from .own_assets import (
-    build_arroyo_asset_selection as build_arroyo_asset_selection,
-)
 from .pipes import PipesRunner as PipesRunner
 from .pipes import run_pipes_command as run_pipes_command
 from .resources import (
