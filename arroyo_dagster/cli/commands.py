@@ -54,7 +54,7 @@ MAIN: Mapping[str, LazyCommand] = {
     ),
     "fleet": LazyCommand(
         "fleet.group",
-        "Inspect all jobs at once: abandoned prefixes, cost by tenant, service levels.",
+        "Inspect all jobs at once: abandoned prefixes, cost by tenant.",
         is_group=True,
     ),
     "forget": LazyCommand(
@@ -179,7 +179,6 @@ FLEET: Mapping[str, LazyCommand] = {
     "cost": LazyCommand(
         "fleet.storage", "Print bytes, objects, requests and USD per month, by tenant."
     ),
-    "meet": LazyCommand("fleet.meet", "Plan the cheapest compaction that meets a service level."),
 }
 
 GC: Mapping[str, LazyCommand] = {

@@ -67,7 +67,6 @@ def test_jobs_lists_the_denied_job_as_unreadable_beside_the_others(denied: Denie
         (["compact", "forecast"], 1),
         (["fleet", "abandoned"], 1),
         (["fleet", "cost"], 1),
-        (["fleet", "meet", "--most-files", "100"], 1),
         (["sql", "select * from jobs"], 0),
         (["sql", "select * from files"], 1),
         (["sql", "show tables"], 1),

@@ -1,4 +1,4 @@
-"""`arroyo-state fleet`: abandoned prefixes, cost by tenant, service levels; nothing is written."""
+"""`arroyo-state fleet`: abandoned prefixes, cost by tenant; nothing is written."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from arroyo_dagster.state.storage import MemoryStore, configure
 from arroyo_dagster.state.storage.store import ObjectInfo, ObjectStore
 from arroyo_dagster.state.storage.wrappers import Wrapper, WriteProtected
 from tests.fleets import OPERATOR, TABLE, Written, legacy_job, protocol_job
-from tests.jobs import listing, run_word_job
+from tests.jobs import listing
 
 WEEK = 7 * 86_400 * 1_000_000
 SHOP, GONE, LEGACY = protocol_job("shop"), protocol_job("gone"), legacy_job("job_1")
@@ -191,7 +191,6 @@ def test_costs_add_up_to_what_is_stored(url: str, store: ObjectStore) -> None:
     [
         ("cost", "--price", "gb_month=inf"),
         ("cost", "--price", "thousand_gets=nan"),
-        ("meet", "--most-files", "9", "--rate", "start_seconds=inf"),
     ],
 )
 def test_what_is_no_number_is_a_wrong_command_line(url: str, given: tuple[str, ...]) -> None:
@@ -231,58 +230,3 @@ class Ticks:
 
     def __call__(self) -> int:
         return self.micros
-
-
-# ---- service levels ------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def words(url: str) -> ObjectStore:
-    store = MemoryStore(url.removeprefix("memory://"))
-    run_word_job(store, rows=40, rows_per_epoch=2, sinks=0, keep_epochs=None)
-    return store
-
-
-def test_the_command_of_a_proposal_meets_the_level(url: str, words: ObjectStore) -> None:
-    before = listing(words)
-    result = run(url, "meet", "--most-files", "20", "--json")
-    assert result.exit_code == 3
-    (found,) = json.loads(result.stdout)
-    assert found["verdict"] == "meets it afterwards"
-    assert found["before"]["files"] > 20 >= found["after"]["files"]
-    assert found["before"]["restore_seconds"] > found["after"]["restore_seconds"]
-    assert listing(words) == before
-    command = shlex.split(found["command"])[1:]
-    done = CliRunner().invoke(cli.main, [*command, "--url", url, "--yes"])
-    assert done.exit_code == 0, done.output
-    again = run(url, "meet", "main", "--most-files", "20")
-    assert again.exit_code == 0
-    assert "meets it" in again.stdout
-
-
-def test_a_level_that_no_compaction_meets_is_said_to_be_missed(
-    url: str, words: ObjectStore
-) -> None:
-    result = run(url, "meet", "--most-files", "1", "--restore-below", "2s")
-    assert result.exit_code == 3
-    assert "cannot meet it" in result.stdout
-    assert "no compaction meets it; the best leaves: a restore takes about 5" in result.stdout
-    assert "expected below 2 s" in result.stdout
-
-
-def test_a_job_that_cannot_be_planned_does_not_stop_the_others(
-    url: str, words: ObjectStore
-) -> None:
-    Written(words, SHOP, files=False).epochs(3)
-    result = run(url, "meet", "--most-files", "500")
-    assert result.exit_code == 1
-    assert "words/main" in result.stdout
-    assert "data files are missing" in result.stderr
-
-
-def test_an_arroyo_job_of_unknown_status_has_a_forecast_and_why_not_now(
-    url: str, store: ObjectStore
-) -> None:
-    result = run(url, "meet", "shop/main", "--most-files", "1")
-    assert result.exit_code == 3
-    assert "no compaction meets it" in result.stdout

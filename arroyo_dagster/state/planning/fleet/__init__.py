@@ -1,2 +1,2 @@
-"""Decisions about all jobs of a checkpoint URL: what is abandoned, what a tenant costs, and which
-maintenance meets a service level. No I/O."""
+"""Decisions about all jobs of a checkpoint URL: what is abandoned, and what a tenant
+costs. No I/O."""
