@@ -54,7 +54,7 @@ MAIN: Mapping[str, LazyCommand] = {
     ),
     "fleet": LazyCommand(
         "fleet.group",
-        "Inspect all jobs at once: abandoned prefixes, cost by tenant.",
+        "Inspect all jobs at once: abandoned prefixes.",
         is_group=True,
     ),
     "forget": LazyCommand(
@@ -175,9 +175,6 @@ EDIT: Mapping[str, LazyCommand] = {
 FLEET: Mapping[str, LazyCommand] = {
     "abandoned": LazyCommand(
         "fleet.storage", "List prefixes that no job uses, with the bytes that can be reclaimed."
-    ),
-    "cost": LazyCommand(
-        "fleet.storage", "Print bytes, objects, requests and USD per month, by tenant."
     ),
 }
 

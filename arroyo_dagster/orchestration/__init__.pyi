@@ -4,7 +4,6 @@ from .catalog.sensor import (
 from .catalog.sensor import (
     build_checkpoint_sensor as build_checkpoint_sensor,
 )
-from .catalog.tenants import TenantOptions as TenantOptions
 from .compaction.assets import CompactionConfig as CompactionConfig
 from .compaction.maintenance_window import (
     MaintenanceWindow as MaintenanceWindow,

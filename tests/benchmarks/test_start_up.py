@@ -30,7 +30,6 @@ COMMANDS = {
     "health": COMPUTE,
     "audit": COMPUTE,
     "fleet abandoned": COMPUTE,
-    "fleet cost": COMPUTE,
     "compact forecast": COMPUTE,
     "compact plan main": COMPUTE,
     "compact run main": COMPUTE,

@@ -1,11 +1,10 @@
-"""`arroyo-state fleet`: abandoned prefixes, cost by tenant; nothing is written."""
+"""`arroyo-state fleet`: abandoned prefixes; nothing is written."""
 
 from __future__ import annotations
 
 import json
 import shlex
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +15,9 @@ from arroyo_dagster import cli
 from arroyo_dagster.state.model.clock import wall_clock
 from arroyo_dagster.state.model.ids import Epoch, WorkerGeneration
 from arroyo_dagster.state.model.progress import Progress
-from arroyo_dagster.state.operations.catalog.fleet import find_abandoned, job_costs
+from arroyo_dagster.state.operations.catalog.fleet import find_abandoned
 from arroyo_dagster.state.operations.catalog.job_directory import open_directory
-from arroyo_dagster.state.planning.costs import inspection_a_day
 from arroyo_dagster.state.planning.fleet.abandoned import Usage
-from arroyo_dagster.state.planning.fleet.tenants import TenantExpression
 from arroyo_dagster.state.storage import MemoryStore, configure
 from arroyo_dagster.state.storage.store import ObjectInfo, ObjectStore
 from arroyo_dagster.state.storage.wrappers import Wrapper, WriteProtected
@@ -166,67 +163,3 @@ def test_each_object_is_listed_once_and_nothing_is_written(store: ObjectStore) -
     assert not any(
         one != other and str(other).startswith(f"{one}/") for one in listed for other in listed
     )
-
-
-# ---- cost ----------------------------------------------------------------------------------------
-
-
-def test_costs_add_up_to_what_is_stored(url: str, store: ObjectStore) -> None:
-    result = run(url, "cost", "--tenant", "{job}", "--no-inspection", "--json")
-    tenants = {one["tenant"]: one for one in json.loads(result.stdout)}
-    assert set(tenants) == {"main", "job_1"}
-    jobs = [job for one in tenants.values() for job in one["jobs"]]
-    for job in jobs:
-        assert job["bytes"] == stored_bytes(store, job["job"])
-        assert job["complete"]
-        assert job["usd_per_month"] == pytest.approx(job["bytes"] / 1e9 * 0.023)  # none runs
-    dear = run(url, "cost", "--no-inspection", "--price", "gb_month=23000000", "--json")
-    assert sum(one["usd_per_month"] for one in json.loads(dear.stdout)) == pytest.approx(
-        sum(job["usd_per_month"] for job in jobs) * 1e9
-    )
-
-
-@pytest.mark.parametrize(
-    "given",
-    [
-        ("cost", "--price", "gb_month=inf"),
-        ("cost", "--price", "thousand_gets=nan"),
-    ],
-)
-def test_what_is_no_number_is_a_wrong_command_line(url: str, given: tuple[str, ...]) -> None:
-    result = run(url, *given)
-    assert result.exit_code == 2
-    assert "is not a number" in " ".join(result.stderr.split())
-
-
-def test_inspection_is_part_of_the_cost(url: str, store: ObjectStore) -> None:
-    lines = run(url, "cost").stdout.splitlines()
-    assert lines[0].split()[:2] == ["tenant", "jobs"]
-    assert lines[-1].startswith("3 jobs, ")
-    with_it = json.loads(run(url, "cost", "--json").stdout)
-    total = sum(one["requests_usd_per_month"] for one in with_it)
-    assert total == pytest.approx(30 * inspection_a_day(3).usd)
-
-
-def test_a_running_job_writes_by_its_interval_unless_a_source_says_that_it_rests(url: str) -> None:
-    store = MemoryStore(url.removeprefix("memory://"), clock=(ticks := Ticks()))
-    written = Written(store, SHOP, now=ticks)
-    for _ in range(12):
-        written.write()
-        ticks.micros += 60_000_000
-    expression = TenantExpression("{pipeline}")
-    (job,), _ = job_costs(store, expression, open_directory(), inspection=False)
-    assert job.writes_a_day == pytest.approx(1440 * 3)  # a file, a manifest, a record
-    assumed = open_directory(assumed={"shop/main": "stopped"})
-    (stopped,), _ = job_costs(store, expression, assumed, inspection=False)
-    assert stopped.writes_a_day == 0
-
-
-@dataclass
-class Ticks:
-    """A clock that goes when it is told to."""
-
-    micros: int = field(default_factory=lambda: wall_clock() - 13 * 60_000_000)
-
-    def __call__(self) -> int:
-        return self.micros

@@ -1,2 +1,1 @@
-"""Decisions about all jobs of a checkpoint URL: what is abandoned, and what a tenant
-costs. No I/O."""
+"""Decisions about all jobs of a checkpoint URL: which prefixes are abandoned. No I/O."""
