@@ -77,7 +77,7 @@ MAIN: Mapping[str, LazyCommand] = {
     "growth": LazyCommand(
         "query.growth", "Print how the tables of a job grow, with a forecast of their size."
     ),
-    "health": LazyCommand("health", "Find jobs that are late, growing, fragmented or expensive."),
+    "health": LazyCommand("health", "Find jobs that are late, growing or fragmented."),
     "jobs": LazyCommand("inspect", "List the jobs below the checkpoint URL."),
     "lease": LazyCommand("leases", "End the lease of a process that hangs.", is_group=True),
     "leases": LazyCommand("leases", "List the newest lease of each kind on JOB, or on all jobs."),

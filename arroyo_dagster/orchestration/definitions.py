@@ -203,7 +203,7 @@ def build_arroyo_definitions(
     health_job = _in_process(
         naming.name("arroyo_health"),
         dg.AssetSelection.assets(healths),
-        "Find jobs that are late, growing, fragmented or expensive.",
+        "Find jobs that are late, growing or fragmented.",
     )
     audit_job = _in_process(
         naming.name("arroyo_audit"),

@@ -90,7 +90,7 @@ _TABLES = {
     ),
     FLEET: _AssetText("A summary of all jobs, over time.", ("jobs",)),
     HEALTH: _AssetText(
-        "How the state of all jobs develops: late, growing, fragmented or expensive jobs.",
+        "How the state of all jobs develops: late, growing or fragmented jobs.",
         ("health", "health JOB"),
     ),
     AUDIT: _AssetText(

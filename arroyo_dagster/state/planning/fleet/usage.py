@@ -10,10 +10,6 @@ from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.objects import ObjectKind, object_name
 from arroyo_dagster.state.planning.restore.reads import Level
 
-DAY_MICROS = 86_400_000_000
-OBJECTS_BESIDE_DATA = 3
-"""Manifest, epoch record and marker of an epoch; of a job with many operators a little more."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefixUsage:
