@@ -58,8 +58,6 @@ CASES = (
     Case("health", "newest_epoch_readable"),
     Case("audit", "restore_dry_run"),
     Case("fleet abandoned", "0 B can be reclaimed in 0 abandoned prefixes"),
-    Case("fleet cost", "1 jobs, "),
-    Case("fleet meet --most-files 200", "meets it"),
     Case("doctor", "pyspark: warning (not installed)"),
     Case("leases", "no job has ever been leased"),
     Case("lease break main --yes", "nothing to break"),

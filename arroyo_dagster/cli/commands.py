@@ -54,7 +54,7 @@ MAIN: Mapping[str, LazyCommand] = {
     ),
     "fleet": LazyCommand(
         "fleet.group",
-        "Inspect all jobs at once: abandoned prefixes, cost by tenant, service levels.",
+        "Inspect all jobs at once: abandoned prefixes.",
         is_group=True,
     ),
     "forget": LazyCommand(
@@ -77,7 +77,7 @@ MAIN: Mapping[str, LazyCommand] = {
     "growth": LazyCommand(
         "query.growth", "Print how the tables of a job grow, with a forecast of their size."
     ),
-    "health": LazyCommand("health", "Find jobs that are late, growing, fragmented or expensive."),
+    "health": LazyCommand("health", "Find jobs that are late, growing or fragmented."),
     "jobs": LazyCommand("inspect", "List the jobs below the checkpoint URL."),
     "lease": LazyCommand("leases", "End the lease of a process that hangs.", is_group=True),
     "leases": LazyCommand("leases", "List the newest lease of each kind on JOB, or on all jobs."),
@@ -176,10 +176,6 @@ FLEET: Mapping[str, LazyCommand] = {
     "abandoned": LazyCommand(
         "fleet.storage", "List prefixes that no job uses, with the bytes that can be reclaimed."
     ),
-    "cost": LazyCommand(
-        "fleet.storage", "Print bytes, objects, requests and USD per month, by tenant."
-    ),
-    "meet": LazyCommand("fleet.meet", "Plan the cheapest compaction that meets a service level."),
 }
 
 GC: Mapping[str, LazyCommand] = {

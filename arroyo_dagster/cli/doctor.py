@@ -23,10 +23,9 @@ def doctor(read_only: bool, store_only: bool, url: str | None, as_json: bool) ->
     """Check whether this machine and the store are ready for jobs and maintenance.
 
     Prints one verdict a line (ok, warning, error, not checked), and the next step below it:
-    conditional creation, what the credentials may do, the clocks, the layout, what it costs to
-    inspect the jobs from Dagster, the configuration file, Java, Spark and its fast start. Of the
-    Dagster instance of DAGSTER_HOME: what is on, whether its daemons run, and what its checkpoint
-    sensor costs.
+    conditional creation, what the credentials may do, the clocks, the layout, the configuration
+    file, Java, Spark and its fast start. Of the Dagster instance of DAGSTER_HOME: what is on,
+    whether its daemons run, and how often its checkpoint sensor polls.
 
     Writes objects with fresh names below _arroyo_dagster/ at the URL's root, and deletes them.
     --read-only skips that. Credentials that may only read are a warning.

@@ -76,7 +76,7 @@ def _limit_option(settings: type[Any], example: str) -> Callable[[_F], _F]:
     show_default=True,
     help="Compare the newest epochs of each job, at most this many.",
 )
-@_limit_option(HealthLimits, "cost_per_day=5")
+@_limit_option(HealthLimits, "files=1000")
 @directory_options
 @store_options
 def health(
@@ -89,7 +89,7 @@ def health(
     database: str | None,
     assume: tuple[str, ...],
 ) -> None:
-    """Find jobs that are late, growing, fragmented or expensive.
+    """Find jobs that are late, growing or fragmented.
 
     Without JOB, all jobs below the checkpoint URL. What is usual for a job is learned from its own
     epochs; a check that needs more of them does not judge. Reads metadata and the footers of data

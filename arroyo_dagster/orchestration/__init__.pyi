@@ -1,13 +1,9 @@
-from .alerts import MaintenanceFailure as MaintenanceFailure
-from .alerts import build_failure_hook as build_failure_hook
-from .alerts import build_failure_sensor as build_failure_sensor
 from .catalog.sensor import (
     SensorOptions as SensorOptions,
 )
 from .catalog.sensor import (
     build_checkpoint_sensor as build_checkpoint_sensor,
 )
-from .catalog.tenants import TenantOptions as TenantOptions
 from .compaction.assets import CompactionConfig as CompactionConfig
 from .compaction.maintenance_window import (
     MaintenanceWindow as MaintenanceWindow,
@@ -34,10 +30,6 @@ from .gc.assets import (
     OrphansConfig as OrphansConfig,
 )
 from .maintenance import MaintenanceOptions as MaintenanceOptions
-from .own_assets import arroyo_assets as arroyo_assets
-from .own_assets import (
-    build_arroyo_asset_selection as build_arroyo_asset_selection,
-)
 from .pipes import PipesRunner as PipesRunner
 from .pipes import run_pipes_command as run_pipes_command
 from .resources import (

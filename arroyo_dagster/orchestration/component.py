@@ -26,7 +26,6 @@ from arroyo_dagster.orchestration.yaml.fields import (
     ScheduleTimes,
     Sensor,
     Spark,
-    Tenants,
     WindowSettings,
 )
 from arroyo_dagster.orchestration.yaml.model import (
@@ -166,11 +165,6 @@ class ArroyoStateComponent(dg.Component, YamlModel):
         "table.column, table.* or job.operator.table.column.field.",
         examples=[["email", "orders.*"]],
     )
-    tenants: Tenants | None = Field(
-        default=None,
-        description="Show the cost by tenant in the fleet's overview. Default: without tenants.",
-        examples=[{"expression": "{pipeline}"}],
-    )
     exports: list[Export] = Field(
         default_factory=list,
         description="Tables that are exported to Parquet, Delta or Iceberg; each is an asset.",
@@ -294,7 +288,6 @@ class ArroyoStateComponent(dg.Component, YamlModel):
             dataflows=[context.path / one for one in self.dataflows],
             sdf=self.checks.sdf(),
             private_columns=self.private_columns,
-            tenants=None if self.tenants is None else self.tenants.options(),
             directory=ArroyoDirectory(assume=self.assume),
             window=None if self.window is None else self.window.options(),
             exports=[one.settings() for one in self.exports],

@@ -23,7 +23,6 @@ from arroyo_dagster.orchestration.catalog.forget import build_forget_job
 from arroyo_dagster.orchestration.catalog.health import build_health
 from arroyo_dagster.orchestration.catalog.progress import build_progress
 from arroyo_dagster.orchestration.catalog.sensor import SensorOptions, build_checkpoint_sensor
-from arroyo_dagster.orchestration.catalog.tenants import TenantOptions
 from arroyo_dagster.orchestration.compaction.assets import build_compacted_state
 from arroyo_dagster.orchestration.compaction.maintenance_window import (
     MaintenanceWindow,
@@ -133,7 +132,6 @@ def build_arroyo_definitions(
     dataflows: Sequence[str | Path | Dataflow | SdfGraph] = (),
     sdf: SdfOptions | None = None,
     private_columns: Sequence[str] = (),
-    tenants: TenantOptions | None = None,
     directory: ArroyoDirectory | None = None,
     window: MaintenanceWindow | None = None,
     exports: Sequence[TableExport] = (),
@@ -166,8 +164,6 @@ def build_arroyo_definitions(
         sdf: how to read those states.
         private_columns: the columns whose values are masked wherever values are shown, for example
             `email`, `orders.email` or `orders.*`; see `PrivateColumns`.
-        tenants: who pays for which jobs, and the store's prices: the fleet's overview then shows
-            the cost by tenant.
         directory: where the status of Arroyo jobs comes from; without it no Arroyo job is
             rewritten.
         window: which running Arroyo jobs may be stopped to be rewritten, and when; none by default.
@@ -185,7 +181,7 @@ def build_arroyo_definitions(
     )
     resource = _store_of(store, deployment)
     clock = schedules or ScheduleOptions()
-    catalogue, fleet = build_catalogue(naming), build_fleet(naming, recent=recent, tenants=tenants)
+    catalogue, fleet = build_catalogue(naming), build_fleet(naming, recent=recent)
     healths = build_health(naming, health or HealthLimits())
     audits = build_audit(naming, audit or AuditSettings())
     refresh_job = _in_process(
@@ -207,7 +203,7 @@ def build_arroyo_definitions(
     health_job = _in_process(
         naming.name("arroyo_health"),
         dg.AssetSelection.assets(healths),
-        "Find jobs that are late, growing, fragmented or expensive.",
+        "Find jobs that are late, growing or fragmented.",
     )
     audit_job = _in_process(
         naming.name("arroyo_audit"),

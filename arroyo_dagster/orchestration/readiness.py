@@ -1,4 +1,4 @@
-"""Checks of the Dagster instance of this machine: what is on, which daemons run, what it costs."""
+"""Checks of the Dagster instance of this machine: what is on, which daemons run, how it polls."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ from arroyo_dagster.errors import InputError
 from arroyo_dagster.orchestration.catalog.sensor import decode_cursor, decode_poll
 from arroyo_dagster.redaction import redact_text
 from arroyo_dagster.state.operations.verify.store import CheckStatus, StoreCheck
-from arroyo_dagster.state.planning.costs import (
+from arroyo_dagster.state.planning.polling import (
     TICK_SECONDS,
     poll_interval_seconds,
-    polls_a_day,
     quiet_poll,
 )
 
@@ -26,7 +25,7 @@ _CHECKPOINT_SENSOR = "_checkpoint_sensor"
 
 
 def check_instance() -> tuple[StoreCheck, ...]:
-    """Check the instance of DAGSTER_HOME: schedules and sensors, daemons, cost of the sensor.
+    """Check the instance of DAGSTER_HOME: schedules and sensors, daemons, requests of the sensor.
 
     An instance knows the schedules and sensors that were switched at least once. Writes nothing of
     its own.
@@ -111,10 +110,7 @@ def _sensors(on: Iterable[object]) -> StoreCheck:
             details.append(f"{name} has not polled yet")
             continue
         seconds = decode_poll(text)[1] or getattr(data, "min_interval", None) or TICK_SECONDS
-        details.append(
-            f"{name} polls {jobs} jobs every {seconds} s: {quiet_poll(jobs, seconds)}, "
-            f"{polls_a_day(jobs, seconds).usd:.2f} USD a day"
-        )
+        details.append(f"{name} polls {jobs} jobs every {seconds} s: {quiet_poll(jobs, seconds)}")
         if seconds < poll_interval_seconds(jobs):
             too_often.append(f"{name}: {poll_interval_seconds(jobs)}")
     if not details:
@@ -122,7 +118,7 @@ def _sensors(on: Iterable[object]) -> StoreCheck:
     if too_often:
         step = (
             f"leave `interval_seconds` out, or set it to at least this ({'; '.join(too_often)}), "
-            "unless the cost is intended"
+            "unless it is intended"
         )
         return _check(_SENSOR, CheckStatus.WARNING, "; ".join(details), step)
     return _check(_SENSOR, CheckStatus.OK, "; ".join(details))

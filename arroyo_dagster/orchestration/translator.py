@@ -90,7 +90,7 @@ _TABLES = {
     ),
     FLEET: _AssetText("A summary of all jobs, over time.", ("jobs",)),
     HEALTH: _AssetText(
-        "How the state of all jobs develops: late, growing, fragmented or expensive jobs.",
+        "How the state of all jobs develops: late, growing or fragmented jobs.",
         ("health", "health JOB"),
     ),
     AUDIT: _AssetText(
@@ -158,12 +158,9 @@ _TABLES = {
     ),
 }
 
-ALL_TABLES = tuple(_TABLES)
-"""The names of all assets but those of exports, as in `ArroyoTableProps.table`."""
-
 _OPTIONAL = (FORKED_STATE, BOOTSTRAPPED_STATE)
-TABLES = tuple(table for table in ALL_TABLES if table not in _OPTIONAL)
-"""Those of them that every deployment has."""
+TABLES = tuple(table for table in _TABLES if table not in _OPTIONAL)
+"""The assets that every deployment has, as in `ArroyoTableProps.table`."""
 
 _EXPORTED = {
     NEWEST: "the newest epoch at each run",

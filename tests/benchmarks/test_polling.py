@@ -7,7 +7,7 @@ import pytest
 
 from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.operations.catalog.changes import FleetCursor, PollOptions, poll_fleet
-from arroyo_dagster.state.planning.costs import poll_interval_seconds, quiet_poll, sweep
+from arroyo_dagster.state.planning.polling import poll_interval_seconds, quiet_poll, sweep
 from arroyo_dagster.state.storage import Counting, MemoryStore
 from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.wrappers import Slow

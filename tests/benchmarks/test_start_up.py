@@ -30,8 +30,6 @@ COMMANDS = {
     "health": COMPUTE,
     "audit": COMPUTE,
     "fleet abandoned": COMPUTE,
-    "fleet cost": COMPUTE,
-    "fleet meet --most-files 99": COMPUTE,
     "compact forecast": COMPUTE,
     "compact plan main": COMPUTE,
     "compact run main": COMPUTE,

@@ -8,12 +8,9 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from arroyo_dagster.orchestration.catalog.tenants import TenantOptions
 from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.model.ids import StatePath
-from arroyo_dagster.state.model.units import format_bytes
 from arroyo_dagster.state.operations.catalog.epochs import read_history
-from arroyo_dagster.state.planning.costs import Prices
 from arroyo_dagster.state.storage import open_store
 from tests.compat.arroyo import ARCHIVES, unpack
 from tests.fleets import Written, legacy_job, protocol_job
@@ -218,27 +215,6 @@ def test_the_fleet_is_shown_at_a_glance(deployed: Any) -> None:
     assert found["arroyo/files"].value == 2
     assert found["arroyo/bytes"].value > 0
     assert len(found["jobs"].records) == 3
-
-
-def test_the_fleet_shows_the_cost_by_tenant_from_the_catalogue(deployed: Any) -> None:
-    deployed.build(tenants=TenantOptions(expression="{job}", prices=Prices(gb_month=10**12)))
-    for paths in (ONE, legacy_job("other")):
-        Written(deployed.store, paths).epochs(3)
-    deployed.tick()
-    deployed.run("arroyo_refresh", ONE.root)
-    found = materialised(deployed.run("arroyo_fleet"))["fleet"]
-    lines = {row.data["tenant"]: row.data for row in found["tenants"].value.records}
-    assert set(lines) == {ONE.job, "other"}
-    known = lines[ONE.job]
-    data = [info for info in deployed.store.list(ONE.root) if "table-" in info.path]
-    size_bytes = sum(one.size_bytes for one in data)
-    assert (known["files"], known["size"]) == ("3", format_bytes(size_bytes).replace(" ", "\xa0"))
-    # Not an int and a float: Dagster would show 1234567 and 0.1, without a separator or a unit.
-    assert float(known["storage"]) == pytest.approx(size_bytes / 1000, abs=0.01)
-    assert lines["other"]["size"] == "0\xa0B"  # not catalogued yet
-
-
-# ---- failures ------------------------------------------------------------------------------------
 
 
 def test_a_failed_run_says_first_what_happened_to_what_and_what_next(deployed: Any) -> None:

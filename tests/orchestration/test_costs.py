@@ -1,4 +1,4 @@
-"""The requests that `planning.costs` counts are those that the schedules make."""
+"""The requests that each schedule makes for a job."""
 
 from __future__ import annotations
 
@@ -8,10 +8,19 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from arroyo_dagster.state.planning.costs import PER_JOB, Requests
+from arroyo_dagster.state.planning.polling import Requests
 from arroyo_dagster.state.storage import Counting
+from tests.documentation import PROJECT
 from tests.fleets import Written, protocol_job
 
+PER_JOB = {
+    "fleet": Requests(6, 4),
+    "refresh": Requests(11, 15),
+    "sync": Requests(2, 0),
+    "compaction": Requests(4, 2),
+    "gc": Requests(3, 0),
+}
+"""The requests of a run for each job, as the page on sizing shows them."""
 JOBS = 4
 NOON = datetime.datetime(2026, 1, 1, 12, tzinfo=datetime.UTC)
 
@@ -39,7 +48,7 @@ def _serve(deployed: Any, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PER_JOB)
-def test_a_schedule_makes_the_requests_that_the_costs_say(deployed: Any, name: str) -> None:
+def test_a_schedule_makes_the_requests_that_the_page_shows(deployed: Any, name: str) -> None:
     jobs = [Written(deployed.store, protocol_job(f"p{at}")) for at in range(JOBS)]
     for job in jobs:
         job.epochs(3)
@@ -49,7 +58,9 @@ def test_a_schedule_makes_the_requests_that_the_costs_say(deployed: Any, name: s
         job.epochs(1)
     counting = deployed.wrap(Counting)
     _serve(deployed, name)
-    made, said = _made(counting), PER_JOB[name][1].times(JOBS)
+    made, shown = _made(counting), PER_JOB[name]
     # Besides those of each job, a run lists the root some times.
-    assert said.lists <= made.lists <= said.lists + 4
-    assert made.gets == said.gets
+    assert shown.lists * JOBS <= made.lists <= shown.lists * JOBS + 4
+    assert made.gets == shown.gets * JOBS
+    row = f"| `arroyo_{name}_schedule` | {shown.lists} | {shown.gets} |"
+    assert row in (PROJECT / "docs" / "operate" / "sizing.md").read_text()

@@ -18,7 +18,6 @@ from arroyo_dagster.errors import ArroyoStateError, ConflictError, InputError, S
 from arroyo_dagster.orchestration import failures
 from arroyo_dagster.orchestration.definitions import build_arroyo_definitions
 from arroyo_dagster.orchestration.failures import as_failure
-from arroyo_dagster.orchestration.own_assets import arroyo_assets
 from arroyo_dagster.orchestration.resources import ArroyoStateStore, SparkSessionResource
 from arroyo_dagster.orchestration.translator import ArroyoTableProps, DagsterArroyoTranslator
 from arroyo_dagster.spark.session import OpenedSession
@@ -304,6 +303,3 @@ def test_dots_in_names_are_no_trouble_for_dagster_1_12(monkeypatch: pytest.Monke
     words = Path("examples/sdf/words/dataflow.yaml")
     defs = build_arroyo_definitions("/x", deployment="eu.1", dataflows=[words])
     dg.Definitions.validate_loadable(defs)
-    made = arroyo_assets([dg.AssetSpec("own")], deployment="eu.1", name="mine")
-    own = made(lambda arroyo_store: None)
-    assert own.asset_deps[dg.AssetKey("own")] == {dg.AssetKey(["arroyo", "eu.1", "checkpoint"])}

@@ -24,7 +24,7 @@ from arroyo_dagster.state.model.ids import Epoch, StatePath, WorkerGeneration
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.operations.catalog.changes import FleetCursor
 from arroyo_dagster.state.operations.catalog.job_changes import JobPosition
-from arroyo_dagster.state.planning.costs import Requests, poll_interval_seconds, quiet_poll
+from arroyo_dagster.state.planning.polling import Requests, poll_interval_seconds, quiet_poll
 from arroyo_dagster.state.storage import Counting
 from arroyo_dagster.state.storage.names import StoredName
 from arroyo_dagster.state.storage.store import Listing
@@ -315,7 +315,7 @@ def test_a_tick_without_time_says_how_many_are_left(deployed: Any) -> None:
     )
 
 
-def test_the_requests_of_a_quiet_tick_are_those_that_the_costs_say(deployed: Any) -> None:
+def test_the_requests_of_a_quiet_tick_are_those_that_the_plan_says(deployed: Any) -> None:
     for at in range(100):
         job = Written(deployed.store, protocol_job(f"p{at:03}"), files=False)
         job.skip(8)

@@ -8,7 +8,7 @@ from arroyo_dagster.cli.common import main
 
 @main.group(lazy=FLEET)
 def fleet() -> None:
-    """Inspect all jobs at once: abandoned prefixes, cost by tenant, service levels.
+    """Inspect all jobs at once: abandoned prefixes.
 
     Its commands write nothing. They print the commands that would.
     """

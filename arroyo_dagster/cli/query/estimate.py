@@ -18,7 +18,7 @@ from arroyo_dagster.state.operations.query.restore_estimate import (
     estimate_restore,
 )
 from arroyo_dagster.state.operations.query.state import open_state
-from arroyo_dagster.state.planning.fleet.service_level import RestoreRates
+from arroyo_dagster.state.planning.restore.rates import RestoreRates
 
 
 @main.command("estimate")

@@ -20,7 +20,6 @@ from arroyo_dagster.orchestration.catalog.checks import (
 )
 from arroyo_dagster.orchestration.catalog.fleet_checks import Fleet, FleetFacts, fleet_check_specs
 from arroyo_dagster.orchestration.catalog.table_curves import table_curves
-from arroyo_dagster.orchestration.catalog.tenants import TenantOptions, tenant_lines
 from arroyo_dagster.orchestration.directory import ArroyoDirectory
 from arroyo_dagster.orchestration.failures import as_failure, fail, name_failed_checks
 from arroyo_dagster.orchestration.launchpad import LaunchpadConfig
@@ -383,9 +382,7 @@ def _table_lines(files: "Sequence[FileRow]") -> Iterator[Mapping[str, Any]]:
 # ---- the fleet -----------------------------------------------------------------------------------
 
 
-def build_fleet(
-    naming: Naming, *, recent: timedelta = RECENT, tenants: TenantOptions | None = None
-) -> dg.AssetsDefinition:
+def build_fleet(naming: Naming, *, recent: timedelta = RECENT) -> dg.AssetsDefinition:
     """Build the overview of all jobs and the checks over them, made by one step.
 
     It is not partitioned, so that Dagster plots its numbers over time. The checks are evaluated
@@ -393,7 +390,6 @@ def build_fleet(
 
     Args:
         recent: the maximum age of the newest epoch of a job that is not at rest.
-        tenants: who pays for what; None = the overview names no tenants.
     """
 
     @specified_assets(
@@ -418,9 +414,6 @@ def build_fleet(
             try:
                 lines = _fleet_lines(fleet, arroyo_store, facts)
                 metadata = _fleet_metadata(lines)
-                if tenants is not None:
-                    costs = tenant_lines(arroyo_store, arroyo_directory, facts.present, tenants)
-                    metadata["tenants"] = shown.table(costs)
             except ArroyoStateError as error:
                 problem = error
             else:

@@ -66,7 +66,6 @@ def build_health(naming: Naming, limits: HealthLimits) -> dg.AssetsDefinition:
 
 
 def _metadata(jobs: Sequence[JobHealth]) -> dict[str, Any]:
-    costs = [one.dollars_per_day for one in jobs if one.dollars_per_day is not None]
     failed = [(one, list(_failed(one))) for one in jobs]
     worst = sorted(failed, key=lambda job: (-len(job[1]), job[0].job))
     stored_bytes = sum(one.stored_bytes for one in jobs)
@@ -75,7 +74,6 @@ def _metadata(jobs: Sequence[JobHealth]) -> dict[str, Any]:
             "arroyo/jobs_with_findings": sum(bool(checks) for _, checks in failed),
             "arroyo/findings": sum(len(checks) for _, checks in failed),
             "stored": format_bytes(stored_bytes),
-            "arroyo/dollars_per_day": round(sum(costs), 2) if costs else None,
             "arroyo/jobs": len(jobs),
             "jobs": shown.table(_line(job, checks) for job, checks in worst),
             "arroyo/stored_bytes": stored_bytes,
@@ -90,11 +88,9 @@ def _failed(job: JobHealth) -> Iterator[str]:
 
 
 def _line(job: JobHealth, failed: Sequence[str]) -> dict[str, Any]:
-    cost = job.dollars_per_day
     return {
         "job": job.job,
         "findings": ", ".join(failed) or "none",
         "epoch": job.epoch,
         "stored": format_bytes(job.stored_bytes),
-        "$ a day": None if cost is None else f"{cost:.2f}",
     }

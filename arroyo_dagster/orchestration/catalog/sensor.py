@@ -31,7 +31,7 @@ from arroyo_dagster.state.model.clock import wall_clock
 from arroyo_dagster.state.model.ids import Epoch, WorkerGeneration
 from arroyo_dagster.state.model.json_fields import parse_json
 from arroyo_dagster.state.model.layout import JobPaths, Layout
-from arroyo_dagster.state.planning.costs import (
+from arroyo_dagster.state.planning.polling import (
     TICK_SECONDS,
     Requests,
     poll_interval_seconds,

@@ -18,8 +18,8 @@ from arroyo_dagster.dataflow.definition.definition import Dataflow, StateDef
 from arroyo_dagster.orchestration import rendering as shown
 from arroyo_dagster.orchestration.catalog.checks import RESTORABLE, check_result
 from arroyo_dagster.orchestration.dataflow.graph import DagsterSdfTranslator, SdfGraph
+from arroyo_dagster.orchestration.dataflow.user_steps import user_step
 from arroyo_dagster.orchestration.failures import as_failure
-from arroyo_dagster.orchestration.own_assets import user_step
 from arroyo_dagster.orchestration.resources import ArroyoStateStore
 from arroyo_dagster.orchestration.schedules import BACKGROUND_TAGS
 from arroyo_dagster.orchestration.translator import (
@@ -96,8 +96,8 @@ def sdf_dataflow_assets(
         def words(context, arroyo_store):
             yield from observe_states(context, arroyo_store, "dataflow.yaml")
 
-    The function takes resources as one of `arroyo_assets` does. States that are not read, or have
-    not changed, are not materialized.
+    The function may take the deployment's resources, such as `arroyo_store`, by these names, with
+    or without annotations. States that are not read, or have not changed, are not materialized.
 
     Args:
         file: the dataflow.yaml, or the definition itself.

@@ -8,7 +8,6 @@ from pydantic import Field, create_model
 
 from arroyo_dagster.orchestration.catalog.checks import RECENT
 from arroyo_dagster.orchestration.catalog.sensor import SensorOptions
-from arroyo_dagster.orchestration.catalog.tenants import TenantOptions
 from arroyo_dagster.orchestration.compaction.assets import CompactionConfig
 from arroyo_dagster.orchestration.compaction.maintenance_window import (
     MaintenanceWindow,
@@ -46,7 +45,6 @@ from arroyo_dagster.orchestration.yaml.texts import (
 from arroyo_dagster.state.model.health import HealthLimits
 from arroyo_dagster.state.model.settings import setting_fields, settings_from
 from arroyo_dagster.state.model.verify import AuditSettings
-from arroyo_dagster.state.planning.costs import Prices
 
 MINUTE = timedelta(minutes=1)
 
@@ -368,28 +366,6 @@ class AuditSection(_section(settings_config(AuditSettings))):  # type: ignore[mi
     def settings(self) -> AuditSettings:
         """Return the same settings for `build_arroyo_definitions`."""
         return _settings_of(self, AuditSettings)
-
-
-class PricesSection(_section(settings_config(Prices))):  # type: ignore[misc]
-    """What the store charges."""
-
-
-class Tenants(YamlModel):
-    """Who pays for which jobs, and what the store charges."""
-
-    expression: str = Field(
-        description="What a tenant is: a format of {pipeline}, {job} and {name} (the pipeline's "
-        "name in Arroyo), or a regular expression with a group (?P<tenant>…), searched in "
-        "pipeline/job and in the name.",
-        examples=["{pipeline}", "^(?P<tenant>[^-/]+)"],
-    )
-    prices: PricesSection = Field(
-        default_factory=PricesSection, description="What the store charges, in USD."
-    )
-
-    def options(self) -> TenantOptions:
-        """Return the same options for `build_arroyo_definitions`."""
-        return TenantOptions(expression=self.expression, prices=_settings_of(self.prices, Prices))
 
 
 class ForkSection(_section(ForkConfig, "execute", "approve")):  # type: ignore[misc]

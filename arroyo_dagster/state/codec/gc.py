@@ -185,7 +185,7 @@ def decode_gc_plan(data: bytes, path: str) -> GcPlan:
                 for reason, (count, size) in fields.value("stays").items()
             },
             foreign=fields.refs("foreign"),
-            purges=fields.texts("purges"),
+            purges=fields.texts("purges") if "purges" in fields else (),
             # Plans of earlier versions have none.
             remains=tuple(
                 WriteRemains(

@@ -24,7 +24,8 @@ def check_whole(store: ObjectStore, paths: JobPaths, checkpoint: Checkpoint) -> 
         FormatError: an object was cut, for example by an interrupted copy.
     """
     directory = paths.checkpoint(checkpoint.epoch, checkpoint.worker_generation)
-    names = (info.path for info in store.list(directory) if info.addressable)
+    listed = (*store.list_dir(paths.edits).objects, *store.list(directory))
+    names = [info.path for info in listed if info.addressable]
     cut = next(cut_checkpoint(paths, checkpoint, names), None)
     if cut is not None:
         raise FormatError(

@@ -135,11 +135,3 @@ class HealthLimits:
         int,
         _amount("pin_days", _DAY, "The maximum age of a pin, in days."),
     ] = 30 * _DAY
-    cost_cents: Annotated[
-        int,
-        _amount(
-            "cost_per_day",
-            100,
-            "The maximum estimated cost of a job's objects and requests per day, in dollars.",
-        ),
-    ] = 1000

@@ -1,11 +1,10 @@
-"""`arroyo-state fleet`: abandoned prefixes, cost by tenant, service levels; nothing is written."""
+"""`arroyo-state fleet`: abandoned prefixes; nothing is written."""
 
 from __future__ import annotations
 
 import json
 import shlex
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +15,14 @@ from arroyo_dagster import cli
 from arroyo_dagster.state.model.clock import wall_clock
 from arroyo_dagster.state.model.ids import Epoch, WorkerGeneration
 from arroyo_dagster.state.model.progress import Progress
-from arroyo_dagster.state.operations.catalog.fleet import find_abandoned, job_costs
+from arroyo_dagster.state.operations.catalog.fleet import find_abandoned
 from arroyo_dagster.state.operations.catalog.job_directory import open_directory
-from arroyo_dagster.state.planning.costs import inspection_a_day
 from arroyo_dagster.state.planning.fleet.abandoned import Usage
-from arroyo_dagster.state.planning.fleet.tenants import TenantExpression
 from arroyo_dagster.state.storage import MemoryStore, configure
 from arroyo_dagster.state.storage.store import ObjectInfo, ObjectStore
 from arroyo_dagster.state.storage.wrappers import Wrapper, WriteProtected
 from tests.fleets import OPERATOR, TABLE, Written, legacy_job, protocol_job
-from tests.jobs import listing, run_word_job
+from tests.jobs import listing
 
 WEEK = 7 * 86_400 * 1_000_000
 SHOP, GONE, LEGACY = protocol_job("shop"), protocol_job("gone"), legacy_job("job_1")
@@ -166,123 +163,3 @@ def test_each_object_is_listed_once_and_nothing_is_written(store: ObjectStore) -
     assert not any(
         one != other and str(other).startswith(f"{one}/") for one in listed for other in listed
     )
-
-
-# ---- cost ----------------------------------------------------------------------------------------
-
-
-def test_costs_add_up_to_what_is_stored(url: str, store: ObjectStore) -> None:
-    result = run(url, "cost", "--tenant", "{job}", "--no-inspection", "--json")
-    tenants = {one["tenant"]: one for one in json.loads(result.stdout)}
-    assert set(tenants) == {"main", "job_1"}
-    jobs = [job for one in tenants.values() for job in one["jobs"]]
-    for job in jobs:
-        assert job["bytes"] == stored_bytes(store, job["job"])
-        assert job["complete"]
-        assert job["usd_per_month"] == pytest.approx(job["bytes"] / 1e9 * 0.023)  # none runs
-    dear = run(url, "cost", "--no-inspection", "--price", "gb_month=23000000", "--json")
-    assert sum(one["usd_per_month"] for one in json.loads(dear.stdout)) == pytest.approx(
-        sum(job["usd_per_month"] for job in jobs) * 1e9
-    )
-
-
-@pytest.mark.parametrize(
-    "given",
-    [
-        ("cost", "--price", "gb_month=inf"),
-        ("cost", "--price", "thousand_gets=nan"),
-        ("meet", "--most-files", "9", "--rate", "start_seconds=inf"),
-    ],
-)
-def test_what_is_no_number_is_a_wrong_command_line(url: str, given: tuple[str, ...]) -> None:
-    result = run(url, *given)
-    assert result.exit_code == 2
-    assert "is not a number" in " ".join(result.stderr.split())
-
-
-def test_inspection_is_part_of_the_cost(url: str, store: ObjectStore) -> None:
-    lines = run(url, "cost").stdout.splitlines()
-    assert lines[0].split()[:2] == ["tenant", "jobs"]
-    assert lines[-1].startswith("3 jobs, ")
-    with_it = json.loads(run(url, "cost", "--json").stdout)
-    total = sum(one["requests_usd_per_month"] for one in with_it)
-    assert total == pytest.approx(30 * inspection_a_day(3).usd)
-
-
-def test_a_running_job_writes_by_its_interval_unless_a_source_says_that_it_rests(url: str) -> None:
-    store = MemoryStore(url.removeprefix("memory://"), clock=(ticks := Ticks()))
-    written = Written(store, SHOP, now=ticks)
-    for _ in range(12):
-        written.write()
-        ticks.micros += 60_000_000
-    expression = TenantExpression("{pipeline}")
-    (job,), _ = job_costs(store, expression, open_directory(), inspection=False)
-    assert job.writes_a_day == pytest.approx(1440 * 3)  # a file, a manifest, a record
-    assumed = open_directory(assumed={"shop/main": "stopped"})
-    (stopped,), _ = job_costs(store, expression, assumed, inspection=False)
-    assert stopped.writes_a_day == 0
-
-
-@dataclass
-class Ticks:
-    """A clock that goes when it is told to."""
-
-    micros: int = field(default_factory=lambda: wall_clock() - 13 * 60_000_000)
-
-    def __call__(self) -> int:
-        return self.micros
-
-
-# ---- service levels ------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def words(url: str) -> ObjectStore:
-    store = MemoryStore(url.removeprefix("memory://"))
-    run_word_job(store, rows=40, rows_per_epoch=2, sinks=0, keep_epochs=None)
-    return store
-
-
-def test_the_command_of_a_proposal_meets_the_level(url: str, words: ObjectStore) -> None:
-    before = listing(words)
-    result = run(url, "meet", "--most-files", "20", "--json")
-    assert result.exit_code == 3
-    (found,) = json.loads(result.stdout)
-    assert found["verdict"] == "meets it afterwards"
-    assert found["before"]["files"] > 20 >= found["after"]["files"]
-    assert found["before"]["restore_seconds"] > found["after"]["restore_seconds"]
-    assert listing(words) == before
-    command = shlex.split(found["command"])[1:]
-    done = CliRunner().invoke(cli.main, [*command, "--url", url, "--yes"])
-    assert done.exit_code == 0, done.output
-    again = run(url, "meet", "main", "--most-files", "20")
-    assert again.exit_code == 0
-    assert "meets it" in again.stdout
-
-
-def test_a_level_that_no_compaction_meets_is_said_to_be_missed(
-    url: str, words: ObjectStore
-) -> None:
-    result = run(url, "meet", "--most-files", "1", "--restore-below", "2s")
-    assert result.exit_code == 3
-    assert "cannot meet it" in result.stdout
-    assert "no compaction meets it; the best leaves: a restore takes about 5" in result.stdout
-    assert "expected below 2 s" in result.stdout
-
-
-def test_a_job_that_cannot_be_planned_does_not_stop_the_others(
-    url: str, words: ObjectStore
-) -> None:
-    Written(words, SHOP, files=False).epochs(3)
-    result = run(url, "meet", "--most-files", "500")
-    assert result.exit_code == 1
-    assert "words/main" in result.stdout
-    assert "data files are missing" in result.stderr
-
-
-def test_an_arroyo_job_of_unknown_status_has_a_forecast_and_why_not_now(
-    url: str, store: ObjectStore
-) -> None:
-    result = run(url, "meet", "shop/main", "--most-files", "1")
-    assert result.exit_code == 3
-    assert "no compaction meets it" in result.stdout

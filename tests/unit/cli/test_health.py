@@ -15,7 +15,7 @@ from arroyo_dagster.state.storage.remote.open import open_store
 from arroyo_dagster.state.storage.store import ObjectStore
 from tests.jobs import listing, run_word_job
 
-CHECKS = 20
+CHECKS = 19
 
 
 @pytest.fixture

@@ -91,8 +91,6 @@ REPORTING = {
     ("compact", "plan", "main"): "read file sizes",
     ("compact", "run", "main"): "words/main: read file sizes",
     ("compact", "run", "main", "--policy", "full", "--yes"): "words/main: merge",
-    ("fleet", "meet", "--most-files", "1"): "planned jobs",
-    ("fleet", "cost"): "listed jobs",
     ("fleet", "abandoned"): "listed prefixes",
     ("expire", "main", "--keep", "2"): "read epochs",
     ("gc", "plan", "orphans", "main"): "read epochs",

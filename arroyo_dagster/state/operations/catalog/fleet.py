@@ -1,4 +1,4 @@
-"""Read what all prefixes below a checkpoint URL store: which are abandoned, and what they cost.
+"""Read what all prefixes below a checkpoint URL store: which are abandoned.
 
 Every object is listed once, within a budget of time. Writes nothing.
 """
@@ -6,7 +6,7 @@ Every object is listed once, within a budget of time. Writes nothing.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -14,17 +14,15 @@ from arroyo_dagster.errors import ArroyoStateError, StorageError
 from arroyo_dagster.state.model.clock import wall_clock
 from arroyo_dagster.state.model.garbage import GRACE_MICROS, EpochRoot, PlanKind
 from arroyo_dagster.state.model.ids import StatePath
-from arroyo_dagster.state.model.job_facts import JobAnswer, JobCondition
+from arroyo_dagster.state.model.job_facts import JobAnswer
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.objects import ObjectKind, StoredObject, object_name
 from arroyo_dagster.state.model.progress import OnProgress, Progress, ProgressUnit, no_progress
-from arroyo_dagster.state.operations.catalog.epochs import catalogued_epochs
 from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
 from arroyo_dagster.state.operations.catalog.jobs import list_prefixes
 from arroyo_dagster.state.operations.gc.plan import GcRequest, plan_gc
 from arroyo_dagster.state.operations.gc.roots import newest_root
-from arroyo_dagster.state.operations.progress import counter, timed
-from arroyo_dagster.state.planning.costs import inspection_a_day
+from arroyo_dagster.state.operations.progress import timed
 from arroyo_dagster.state.planning.fleet.abandoned import (
     PrefixVerdict,
     Usage,
@@ -32,18 +30,10 @@ from arroyo_dagster.state.planning.fleet.abandoned import (
     judge_prefix,
     largest_first,
 )
-from arroyo_dagster.state.planning.fleet.tenants import (
-    JobCost,
-    TenantExpression,
-    with_inspection,
-)
 from arroyo_dagster.state.planning.fleet.usage import (
-    EpochWrites,
     PrefixUsage,
-    catalogued_usage,
     kind_of,
     prefixes_without_job,
-    writes_a_day,
 )
 from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.store import ObjectStore
@@ -83,7 +73,6 @@ def prefix_usage(
     """
     objects = size_bytes = foreign = maintenance = 0
     last_write, complete = None, True
-    epochs: dict[int, EpochWrites] = {}
     if budget.is_spent():
         return PrefixUsage(path=path, job=job, complete=False)
     for info in store.list(path):
@@ -93,20 +82,15 @@ def prefix_usage(
             break
         size_bytes += info.size_bytes
         last_write = max(last_write or 0, info.modified_micros or 0) or None
-        kind, epoch = kind_of(info.path, job) if info.addressable else (ObjectKind.FOREIGN, None)
+        kind = kind_of(info.path, job) if info.addressable else ObjectKind.FOREIGN
         foreign += kind is ObjectKind.FOREIGN
         maintenance += kind is ObjectKind.MAINTENANCE
-        if epoch is not None:
-            writes = epochs.setdefault(epoch, EpochWrites())
-            writes.objects += 1
-            writes.last_micros = max(writes.last_micros, info.modified_micros or 0)
     return PrefixUsage(
         path=path,
         job=job,
         objects=objects,
         size_bytes=size_bytes,
         last_write_micros=last_write,
-        epochs=epochs,
         foreign=foreign,
         maintenance=maintenance,
         complete=complete,
@@ -248,95 +232,3 @@ def _orphans(paths: JobPaths, at: StatePath, objects: Sequence[StoredObject]) ->
         last_write_micros=max((one.modified_micros or 0 for one in objects), default=0) or None,
         next_step=f"arroyo-state gc plan orphans {paths.root}, with the same sources of status",
     )
-
-
-# ---- costs ---------------------------------------------------------------------------------------
-
-
-def job_costs(
-    store: ObjectStore,
-    expression: TenantExpression,
-    directory: JobDirectory,
-    *,
-    inspection: bool = True,
-    budget_seconds: float = BUDGET_SECONDS,
-    clock: Callable[[], float] = time.monotonic,
-    on_progress: OnProgress = no_progress,
-) -> tuple[list[JobCost], list[ArroyoStateError]]:
-    """Return what every job below the URL stores and which requests it causes, and the errors of
-    sources and of jobs that cannot be listed.
-
-    Args:
-        inspection: add the requests of Dagster's sensor and schedules, with their defaults.
-
-    A job that cannot be listed costs nothing and is not complete.
-
-    Raises:
-        NotFoundError: the root does not exist.
-        StorageError: the root cannot be listed.
-    """
-    budget = TimeBudget.of(budget_seconds, clock)
-    listing = list_prefixes(store)
-    jobs, problems = listing.jobs, list(listing.unreadable.values())
-    answers = directory.look_up(jobs)
-    count = counter(on_progress, "listed jobs", len(jobs), ProgressUnit.JOBS)
-
-    def usage_of(paths: JobPaths) -> PrefixUsage:
-        try:
-            usage = prefix_usage(store, paths.root, paths, budget)
-        except StorageError as error:
-            problems.append(error)
-            usage = PrefixUsage(path=paths.root, job=paths, complete=False)
-        count()
-        return usage
-
-    usages = concurrently(usage_of, jobs)
-    found = _costs(answers, usages, expression)
-    if inspection and found:
-        found = with_inspection(found, inspection_a_day(len(found)))
-    return found, [*problems, *_errors(answers)]
-
-
-def catalogued_costs(
-    catalogue: ObjectStore, answers: Sequence[JobAnswer], expression: TenantExpression
-) -> list[JobCost]:
-    """Return the costs of jobs with their inspection, as `job_costs`, from the catalogue alone.
-
-    Only data files that a present epoch lists are counted.
-
-    Args:
-        answers: the status of the jobs.
-
-    Raises:
-        FormatError: an object of the catalogue does not decode.
-    """
-    jobs = [answer.paths for answer in answers]
-    rows = catalogued_epochs(catalogue, jobs)
-    usages = [catalogued_usage(paths, rows[paths.root]) for paths in jobs]
-    found = _costs(answers, usages, expression)
-    return with_inspection(found, inspection_a_day(len(found))) if found else []
-
-
-def _costs(
-    answers: Sequence[JobAnswer], usages: Sequence[PrefixUsage], expression: TenantExpression
-) -> list[JobCost]:
-    now = wall_clock()
-    return [
-        JobCost(
-            job=answer.paths.root,
-            tenant=expression.tenant(answer.paths, answer.facts.name),
-            size_bytes=usage.size_bytes,
-            objects=usage.objects,
-            writes_a_day=0.0 if _rests(answer) else writes_a_day(usage.epochs, now),
-            complete=usage.complete,
-        )
-        for answer, usage in zip(answers, usages, strict=True)
-    ]
-
-
-def _rests(answer: JobAnswer) -> bool:
-    return answer.facts.condition.at_rest or answer.facts.condition is JobCondition.GONE
-
-
-def _errors(answers: Iterable[JobAnswer]) -> list[ArroyoStateError]:
-    return list({str(one): one for answer in answers for one in answer.problems}.values())

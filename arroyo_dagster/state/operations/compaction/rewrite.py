@@ -20,7 +20,6 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 from arroyo_dagster.errors import ConflictError, ProtocolError
@@ -109,18 +108,6 @@ def plan_rewrite(
     if not sampled:
         return plan
     return _sampled(store, paths, snapshot, facts, plan, settings, on_progress)
-
-
-def rewrite_planner(
-    store: ObjectStore, paths: JobPaths, directory: JobDirectory
-) -> Callable[[CompactionSettings], RewritePlan]:
-    """Read the facts of an Arroyo job once, to plan its rewrite with several settings.
-
-    Raises:
-        InputError, NotFoundError, FormatError: as `plan_rewrite`.
-    """
-    snapshot = take_snapshot(store, paths, directory)
-    return partial(_plan, snapshot, table_facts(store, snapshot))
 
 
 def _sampled(

@@ -32,6 +32,7 @@ from arroyo_dagster.state.model.layout import (
     MAINTENANCE_NAMES,
     JobPaths,
     OperatorObject,
+    is_data_file,
     parse_manifest_path,
     parse_operator_object,
 )
@@ -424,6 +425,7 @@ def _cut(roots: Roots, found: Inventory) -> Iterator[LostObject]:
     head = names.get(str(paths.checkpoint(roots.head.epoch, roots.head.worker_generation)), ())
     # The objects of a copied job may all have the time of the copy.
     timed = any(written_with(roots.head, stored) for stored in head)
+    edits = [one for one in found.maintenance if one.path.parent == paths.edits]
     for one, number, shared in epoch_directories(roots):
         listed = names.get(str(paths.checkpoint(number, one.worker_generation)), ())
         missing = {name for name, _ in one.operators} - {name for name, _ in one.tables}
@@ -432,8 +434,8 @@ def _cut(roots: Roots, found: Inventory) -> Iterator[LostObject]:
         unchecked = missing.union(one.dropped)
         own = [
             each.path
-            for each in listed
-            if not shared or each.path.endswith("/metadata") or written_with(one, each)
+            for each in (*edits, *listed)
+            if not shared or not is_data_file(each.path) or written_with(one, each)
         ]
         yield from cut_metadata(
             paths, one.epoch, one.worker_generation, tables, own, unchecked, number

@@ -23,7 +23,7 @@ from arroyo_dagster.state.model.tables import (
 from arroyo_dagster.state.operations.catalog.stored_files import stored_sizes
 from arroyo_dagster.state.operations.query.state import StateEpoch
 from arroyo_dagster.state.planning.compaction.plan import forecast
-from arroyo_dagster.state.planning.fleet.service_level import DEFAULT_RATES, RestoreRates
+from arroyo_dagster.state.planning.restore.rates import DEFAULT_RATES, RestoreRates
 from arroyo_dagster.state.planning.restore.reads import TableRead, restore_plan
 from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.store import ObjectStore

@@ -278,7 +278,9 @@ def _cut_findings(reader: _Reader, checkpoint: Checkpoint | None) -> Iterator[Fi
     if checkpoint is None:
         return  # other findings say why
     directory = reader.paths.checkpoint(checkpoint.epoch, checkpoint.worker_generation)
-    names = [info.path for info in reader.store.list(directory) if info.addressable]
+    edits = reader.store.list_dir(reader.paths.edits).objects
+    listed = (*edits, *reader.store.list(directory))
+    names = [info.path for info in listed if info.addressable]
     for cut in cut_checkpoint(reader.paths, checkpoint, names):
         if cut.operator is not None:
             yield error("operator-vanished", cut.path, cut.reason, KEEP_AND_REPORT)

@@ -15,7 +15,6 @@ from arroyo_dagster.state.model.garbage import SKEW_MICROS
 from arroyo_dagster.state.model.ids import OUR_DIRECTORY, StatePath
 from arroyo_dagster.state.model.layout import probe_path
 from arroyo_dagster.state.operations.catalog.jobs import list_jobs
-from arroyo_dagster.state.planning import costs
 from arroyo_dagster.state.storage.conditional_create import prove_conditional_create
 from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.storage.urls import parse_url
@@ -141,20 +140,9 @@ def _layout(store: ObjectStore) -> Iterator[StoreCheck]:
         yield StoreCheck(
             name="layout", status=CheckStatus.WARNING, detail=error.message, next_step=step
         )
-        yield _not_checked("costs", "it needs the number of jobs")
         return
     jobs = ", ".join(f"{count} jobs in the {layout} layout" for layout, count in found.items())
     yield StoreCheck(name="layout", status=CheckStatus.OK, detail=jobs or "no jobs yet")
-    yield StoreCheck(name="costs", status=CheckStatus.OK, detail=_costs(found.total()))
-
-
-def _costs(jobs: int) -> str:
-    seconds = costs.poll_interval_seconds(jobs)
-    sensor, schedules = costs.polls_a_day(jobs, seconds), costs.schedules_a_day(jobs)
-    return (
-        f"inspecting {jobs} jobs from Dagster: {sensor.usd:.2f} USD a day for the sensor every "
-        f"{seconds} s, {schedules.usd:.2f} USD for the schedules, at S3's list prices"
-    )
 
 
 def _not_checked(name: str, why: str) -> StoreCheck:

@@ -1,2 +1,1 @@
-"""Decisions about all jobs of a checkpoint URL: what is abandoned, what a tenant costs, and which
-maintenance meets a service level. No I/O."""
+"""Decisions about all jobs of a checkpoint URL: which prefixes are abandoned. No I/O."""

@@ -173,14 +173,6 @@ HEALTH_CHECKS = (
         example="11.8 GB are listed by pinned epochs only",
         limits=("pin_micros", "pinned_bytes"),
     ),
-    HealthCheck(
-        name="cost_low",
-        expects="No job's objects and writes cost much per day, at the prices of S3.",
-        judge=storage.cost_low,
-        example="costs about 14.42 $ a day at the prices of S3: 0.00 $ for 209.7 MB, 14.42 $ for "
-        "writes",
-        limits=("cost_cents",),
-    ),
 )
 """The checks that read no data file."""
 
@@ -194,7 +186,6 @@ class JobHealth:
         verdicts: by the name of the check, without notes; None where the facts do not suffice.
         stored_bytes: the size of all files that its present epochs list.
         quarantined_bytes: the size of what was moved to quarantine.
-        dollars_per_day: the estimated cost of its objects and writes; None if unknown.
     """
 
     job: str
@@ -203,12 +194,10 @@ class JobHealth:
     verdicts: Mapping[str, Verdict | None]
     stored_bytes: int = 0
     quarantined_bytes: int = 0
-    dollars_per_day: float | None = None
 
 
 def judge_job(facts: HealthFacts, limits: HealthLimits) -> JobHealth:
     """Apply all health checks to one job."""
-    cost = storage.cost_per_day(facts)
     return JobHealth(
         job=facts.job,
         epoch=facts.age.epoch,
@@ -216,7 +205,6 @@ def judge_job(facts: HealthFacts, limits: HealthLimits) -> JobHealth:
         verdicts={check.name: _verdict(check.judge(facts, limits)) for check in HEALTH_CHECKS},
         stored_bytes=facts.stored_bytes,
         quarantined_bytes=facts.quarantined_bytes,
-        dollars_per_day=None if cost is None else cost.dollars,
     )
 
 

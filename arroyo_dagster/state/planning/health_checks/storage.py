@@ -1,23 +1,17 @@
-"""Health checks of what a job's epochs cost: bytes read, written, stored and pinned.
+"""Health checks of the bytes of a job's epochs: read, written, stored and pinned.
 
 Each function returns its findings, or None if the facts do not suffice for a judgement.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from arroyo_dagster.state.model.health import HealthLimits
 from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.model.tables import TableKind
 from arroyo_dagster.state.model.units import format_bytes, format_micros
-from arroyo_dagster.state.planning.costs import DAYS_OF_A_MONTH, LIST_PRICES
-from arroyo_dagster.state.planning.fleet.usage import OBJECTS_BESIDE_DATA
 from arroyo_dagster.state.planning.health_checks.facts import Found, HealthFacts, usual
 from arroyo_dagster.state.planning.restore.reads import restore_plan
 from arroyo_dagster.state.planning.verify.findings import warning
-
-_DAY = 86_400_000_000
 
 
 def reads_once(facts: HealthFacts, limits: HealthLimits) -> Found:
@@ -116,54 +110,3 @@ def pins_small(facts: HealthFacts, limits: HealthLimits) -> Found:
             step = f"unpin it if it is no longer needed: `arroyo-state unpin JOB {pin.epoch}`"
             found.append(warning("pin-old", facts.job, evidence, step))
     return found
-
-
-@dataclass(frozen=True, slots=True)
-class DailyCost:
-    """The estimated cost of a job per day, in dollars."""
-
-    storage: float
-    requests: float
-
-    @property
-    def dollars(self) -> float:
-        """The sum."""
-        return self.storage + self.requests
-
-
-def cost_per_day(facts: HealthFacts) -> DailyCost | None:
-    """Estimate what a job's stored bytes and written objects cost per day; None if unknown.
-
-    Its reads and its listings by maintenance are not included.
-    """
-    interval = facts.interval_micros
-    new_files = usual(
-        [
-            row.new_files
-            for row in facts.readable
-            if row.finished_micros is not None and row.new_files is not None
-        ]
-    )
-    if facts.newest is None or interval is None or new_files is None:
-        return None
-    a_day = _DAY / max(1.0, interval) if facts.running else 0.0
-    writes = a_day * (new_files + OBJECTS_BESIDE_DATA)
-    return DailyCost(
-        storage=LIST_PRICES.storage_usd(facts.stored_bytes) / DAYS_OF_A_MONTH,
-        requests=LIST_PRICES.requests_usd(puts=writes),
-    )
-
-
-def cost_low(facts: HealthFacts, limits: HealthLimits) -> Found:
-    """Find a job whose objects and writes cost more per day than expected."""
-    cost = cost_per_day(facts)
-    if cost is None:
-        return None
-    if cost.dollars * 100 <= limits.cost_cents:
-        return []
-    evidence = (
-        f"costs about {cost.dollars:.2f} $ a day at the prices of S3: {cost.storage:.2f} $ for "
-        f"{format_bytes(facts.stored_bytes)}, {cost.requests:.2f} $ for writes"
-    )
-    step = "keep fewer epochs, or checkpoint less often"
-    return [warning("cost-high", facts.job, evidence, step)]

@@ -87,13 +87,15 @@ def cut_metadata(
 ) -> Iterator[LostObject]:
     """Yield the metadata objects of an epoch that do not name what lies in its directory.
 
-    Files that this package wrote into an Arroyo job do not count, nor do names of no writer, nor
+    An epoch whose state was edited lists less than its directory holds: with a record of an edit
+    nothing is found. Files that this package wrote into an Arroyo job do not count, nor do names of no writer, nor
     what lies in directories below that of an operator.
 
     Args:
         generation: None in the legacy layout.
         tables: the tables of each operator that the epoch names.
-        names: objects in the epoch's directory; one file of each table is enough.
+        names: objects in the epoch's directory, where one file of each table is enough, and the
+            records of edits.
         unchecked: operators, or tables as `operator/table`, of which nothing is expected: their
             metadata is missing, or a managed job dropped them on purpose.
         directory: the number of the directory of its data files, where a run that ignored its state
@@ -106,7 +108,10 @@ def cut_metadata(
     number = epoch if directory is None else directory
     place = paths.checkpoint(number, generation)
     cut: dict[StatePath, LostObject] = {}
+    edits = f"{paths.edits}/{epoch:07}-"
     for path in names:
+        if path.startswith(edits):
+            return
         address = parse_operator_object(paths, path)
         if address is None or address.checkpoint != place or is_rewritten(path):
             continue

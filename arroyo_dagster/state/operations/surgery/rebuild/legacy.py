@@ -176,7 +176,8 @@ class LegacyRebuild:
         if head is None:
             return None
         # Tables are checked with the metadata of each operator.
-        names = [one for one in self.listing if one.endswith("/metadata")]
+        edits = f"{self.paths.edits}/"
+        names = [one for one in self.listing if one.startswith(edits) or one.endswith("/metadata")]
         tables = dict.fromkeys(head.operators, ())
         if any(cut_metadata(self.paths, self.epoch, None, tables, names)):
             self.before[path] = self.store.read(path)
@@ -189,7 +190,8 @@ class LegacyRebuild:
         if operator is None:
             return None
         directory = f"{self.paths.operator(name, self.epoch)}/"
-        names = [one for one in self.listing if one.startswith(directory)]
+        edits = f"{self.paths.edits}/"
+        names = [one for one in self.listing if one.startswith((edits, directory))]
         tables = {name: (*operator.tables, *operator.configs)}
         bare = operator.tables.keys() - operator.configs.keys()
         if bare or any(cut_metadata(self.paths, self.epoch, None, tables, names)):

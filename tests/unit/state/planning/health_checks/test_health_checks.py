@@ -215,10 +215,6 @@ SICK = {
     "gc-behind": ("epochs_expire", healthy(age=replace(healthy().age, epochs=1001))),
     "pins-large": ("pins_small", healthy(pinned_bytes=11 * 1024 * MIB)),
     "pin-old": ("pins_small", healthy(pins=JobPins(pins=(OLD_PIN,)))),
-    "cost-high": (
-        "cost_low",
-        healthy(epochs=[row(one, new_files=2000) for one in range(1, EPOCHS + 1)]),
-    ),
 }
 READ_BY_ALL = replace(LIMITS, read_amplification=3)
 
