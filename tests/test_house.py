@@ -47,7 +47,6 @@ RUNTIME = LOW | {"state.tables", "state.metadata", "state.runtime"}
 FLOORS: dict[str, tuple[set[str], set[str]]] = {
     "": ({"*"}, set()),  # __init__: public names, each loaded when asked for
     "errors": (set(), set()),
-    "moved": (set(), set()),
     "optional_packages": ({"errors"}, set()),
     "user_modules": ({"errors"}, set()),
     "redaction": ({"errors"}, set()),  # what every message goes through
