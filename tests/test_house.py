@@ -24,7 +24,6 @@ MOST_LINES_OF_A_CLASS = 300
 MANY_PARAMETERS = {
     "orchestration.definitions.build_arroyo_definitions": "each is a documented keyword",
     "state.operations.verify.job.verify_job": "each is a documented keyword",
-    "state.runtime.in_process.run_pipeline": "release 0.3 removes `adopt`",
 }
 """Functions with more than `MOST_PARAMETERS`, and why. Commands of click have what they offer."""
 

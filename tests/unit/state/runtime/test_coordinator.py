@@ -247,8 +247,7 @@ def test_state_that_a_streaming_query_wrote_is_continued() -> None:
     assert encode_manifest(manifest) == store.read(ref)
     assert manifest.progress is not None
     assert manifest.progress.rolled_back_to is None
-    with pytest.warns(DeprecationWarning, match="adopt has no effect"):
-        run_pipeline(word_job(store, **ROWS), store, adopt=True)
+    run_pipeline(word_job(store, **ROWS), store)
     expected = MemoryStore()
     run_word_job(expected, **ROWS)
     found = state_of(store, word_job(store, **ROWS)), output_of(store)
