@@ -22,7 +22,7 @@ LEFT = frozenset(_LEFT.split())
 ALLOWED = {
     "problem problems": "JSON keys and catalogue columns have this name: why something is unread",
     "retained_epochs": "the key of an asset",
-    "said mistakes collect": "old names that work until release 0.3; `collect` is Spark's, too",
+    "collect": "the verb of Spark and of operators",
     "tell": "the method of a file",
     "look_up": "one verb, not `looks`",
     "fault_injecting _is_fault": "fault injection",

@@ -24,9 +24,6 @@ TOKEN_VARIABLE = "ARROYO_API_TOKEN"
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
-_OLD_OPTION = f"{__name__}.say"
-
-
 def directory_options(command: _F) -> _F:
     """Add the options that configure the sources of job names and status."""
     api = click.option(
@@ -49,29 +46,10 @@ def directory_options(command: _F) -> _F:
         "--assume",
         multiple=True,
         metavar="JOB=STATUS",
-        callback=_with_old_option,
         help="Assume this status of a job, for example job_x=stopped, or read assumptions from "
         "@FILE.json. Other sources take precedence.",
     )
-    old = click.option(
-        "--say",
-        multiple=True,
-        hidden=True,  # the name until release 0.3
-        is_eager=True,
-        expose_value=False,
-        callback=_keep_old_option,
-    )
-    return api(database(assume(old(command))))
-
-
-def _keep_old_option(context: click.Context, _: click.Parameter, value: tuple[str, ...]) -> None:
-    context.meta[_OLD_OPTION] = value
-
-
-def _with_old_option(
-    context: click.Context, _: click.Parameter, value: tuple[str, ...]
-) -> tuple[str, ...]:
-    return (*context.meta.get(_OLD_OPTION, ()), *value)
+    return api(database(assume(command)))
 
 
 def directory_of(
