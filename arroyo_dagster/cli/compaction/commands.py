@@ -109,7 +109,6 @@ def plan(job: str, url: str | None, as_json: bool, **given: Any) -> None:
 
 @compact.command()
 @click.argument("jobs", nargs=-1)
-@click.option("--footers", is_flag=True, hidden=True, help="Has no effect any more.")
 @click.option(
     "--sample/--no-sample",
     default=True,
@@ -118,7 +117,6 @@ def plan(job: str, url: str | None, as_json: bool, **given: Any) -> None:
 @_settings_options
 def forecast(
     jobs: Sequence[str],
-    footers: bool,
     sample: bool,
     url: str | None,
     as_json: bool,
