@@ -52,10 +52,10 @@ def directory_options(command: _F) -> _F:
     return api(database(assume(command)))
 
 
-def directory_of(
-    api: str | None, database: str | None, assume: Sequence[str], token: str | None
+def directory_of_environment(
+    api: str | None, database: str | None, assume: Sequence[str]
 ) -> JobDirectory:
-    """Return the directory that the options of a command configure.
+    """Return the directory of a command's options, with the API's token from the environment.
 
     Raises:
         InputError: an option's value cannot be used.
@@ -70,14 +70,14 @@ def directory_of(
             assumed[job] = condition
         else:
             raise click.UsageError(f"--assume {text}: expected JOB=STATUS or @FILE.json")
-    return open_directory(api=api or None, token=token or None, database=database, assumed=assumed)
+    return open_directory(
+        api=api or None, token=token_of_environment(), database=database, assumed=assumed
+    )
 
 
-def directory_of_environment(
-    api: str | None, database: str | None, assume: Sequence[str]
-) -> JobDirectory:
-    """Return the directory of `directory_of`, with the API's token from the environment."""
-    return directory_of(api, database, assume, os.environ.get(TOKEN_VARIABLE))
+def token_of_environment() -> str | None:
+    """Return the token of Arroyo's API, which no option takes; None if it needs none."""
+    return os.environ.get(TOKEN_VARIABLE) or None
 
 
 @dataclass(frozen=True, slots=True)
