@@ -25,7 +25,6 @@ ALLOWED = {
     "collect": "the verb of Spark and of operators",
     "tell": "the method of a file",
     "look_up": "one verb, not `looks`",
-    "fault_injecting _is_fault": "fault injection",
     "part parts part_bytes _parts _part_bytes _upload_parts finished_part in_flight_part "
     "in_progress_part multi_part_in_flight multi_part_not_created multi_part_writer_closed "
     "multi_part_writer_upload_completed completed_parts in_flight_parts multi_part_upload_id "

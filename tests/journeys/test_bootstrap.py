@@ -27,7 +27,7 @@ from arroyo_dagster.state.operations.surgery import bootstrap as bootstrapping
 from arroyo_dagster.state.operations.surgery.bootstrap import BootstrapJob
 from arroyo_dagster.state.operations.surgery.computed_rows import RowFacts, RowsHere, TableTarget
 from arroyo_dagster.state.operations.surgery.execute import EditOptions
-from arroyo_dagster.state.storage import Crash, FaultInjecting, ObjectStore
+from arroyo_dagster.state.storage import ObjectStore
 from arroyo_dagster.state.storage.wrappers import WriteProtected
 from arroyo_dagster.state.tables.restoring import restored_rows
 from tests.arroyo_jobs import GROUPS as GROUPS_SCHEMA
@@ -44,6 +44,7 @@ from tests.arroyo_jobs import (
 )
 from tests.compat.test_surgery import positions
 from tests.evolved_jobs import SESSIONS, Rows, Sql, in_order, loaded, sql_job
+from tests.faulty_stores import Crash, FaultInjecting
 from tests.jobs import copied, listing
 from tests.journeys.test_surgery import errors_of, others, state_of
 from tests.shares import Share, everywhere

@@ -44,15 +44,10 @@ from arroyo_dagster.state.model.ids import (
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.sizes import OBJECT, SizeLimit
 from arroyo_dagster.state.model.tables import GlobalKeyedConfig, GlobalKeyedFiles, TableConfig
-from arroyo_dagster.state.storage import (
-    Crash,
-    FaultInjecting,
-    MemoryStore,
-    ObjectStore,
-    WriteProtected,
-)
+from arroyo_dagster.state.storage import MemoryStore, ObjectStore, WriteProtected
 from arroyo_dagster.state.storage import store as object_store
 from arroyo_dagster.state.storage.wrappers import Wrapper
+from tests.faulty_stores import Crash, FaultInjecting
 from tests.jobs import copied, listing, run_word_job, word_job
 
 T = TypeVar("T")
