@@ -144,7 +144,6 @@ def test_what_is_published_is_read_again_by_whoever_may_only_read() -> None:
     newest = reader.load()
     assert (newest.epoch, newest.state) == (3, CheckpointState.READY)
     assert reader.prepare_checkpoint_load(Epoch(2)).paths == newest.paths[:2]
-    assert [c.epoch for c in reader.load_history()] == [3, 2, 1]
     found = reader.load_operator_metadata(OP, Epoch(3))
     assert found == newest.operator(OP)
     assert reader.load_operator_metadata(OperatorId("other"), Epoch(3)) is None
