@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import lazy_loader
 
-from arroyo_dagster import errors, moved, optional_packages, orchestration, state
+from arroyo_dagster import errors, optional_packages, orchestration, state
 
 if TYPE_CHECKING:
     from arroyo_dagster.errors import *  # noqa: F403 - this package exports its public names
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-moved.install()
 optional_packages.explain_imports_of("arroyo_dagster.orchestration", "arroyo_dagster.spark")
 
 __getattr__, __dir__, __all__ = lazy_loader.attach(

@@ -122,8 +122,8 @@ def explained(load: Callable[[str], Any]) -> Callable[[str], Any]:
 class _ExplainedModules:
     """Finds modules whose imports raise the error of a missing package.
 
-    It is a finder without its base class, as that of `moved`. The loader stays Python's own, which
-    tools ask for the source.
+    It is a finder without its base class: importing `importlib.abc` takes long. The loader stays
+    Python's own, which tools ask for the source.
     """
 
     def __init__(self, packages: tuple[str, ...]) -> None:

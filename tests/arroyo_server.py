@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from arroyo_dagster.state.storage.arroyo.api import ArroyoControl
-from arroyo_dagster.state.storage.wrappers import Crash
 from tests.arroyo_jobs import ArroyoJob
+from tests.faulty_stores import Crash
 from tests.loopback import Loopback, Reply, serving
 
 PIPELINE = "pl_x"

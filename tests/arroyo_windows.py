@@ -11,9 +11,10 @@ from arroyo_dagster.state.operations.compaction.window_recovery import (
     JobWindowOptions,
     recover_window,
 )
-from arroyo_dagster.state.storage import Crash, FaultInjecting, ObjectStore
+from arroyo_dagster.state.storage import ObjectStore
 from arroyo_dagster.state.storage.arroyo.api import ArroyoControl
 from tests.arroyo_server import DyingControl, ModelArroyo, arroyo
+from tests.faulty_stores import Crash, FaultInjecting
 
 Run = Callable[[ObjectStore, ArroyoControl], Any]
 

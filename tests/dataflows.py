@@ -28,9 +28,10 @@ from arroyo_dagster.state.model.tables import TableConfig
 from arroyo_dagster.state.runtime.in_process import LocalRun, run_pipeline
 from arroyo_dagster.state.runtime.operators import Collector, Offset, OperatorContext, Sink, Source
 from arroyo_dagster.state.runtime.pipeline import Pipeline
-from arroyo_dagster.state.storage import Crash, MemoryStore, ObjectStore
+from arroyo_dagster.state.storage import MemoryStore, ObjectStore
 from arroyo_dagster.state.storage.wrappers import Wrapper
 from arroyo_dagster.state.tables.global_keyed import global_table_config
+from tests.faulty_stores import Crash
 
 SECOND = 1000
 

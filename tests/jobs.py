@@ -39,10 +39,10 @@ from arroyo_dagster.state.tables.expiring_time_key import (
 )
 from arroyo_dagster.state.tables.global_keyed import (
     GlobalKeyedTable,
-    decode_pair,
     global_table_config,
 )
 from arroyo_dagster.state.tables.time_views import ExpiringTimeKeyView
+from tests.words import decode_pair
 
 START = dt.datetime(2024, 1, 1)
 TIMED = pa.schema(

@@ -31,8 +31,11 @@ def main(folder: str, seed: int, where: str, url: str | None = None) -> None:
         run_pipeline(pipeline, store)
         return
     from arroyo_dagster.spark import pipeline as on_spark
+    from arroyo_dagster.spark.settings import SparkSettings
 
-    on_spark.run_pipeline(pipeline, store, on_spark.SparkOptions(master="local[2]"))
+    on_spark.run_pipeline(
+        pipeline, store, on_spark.SparkOptions(spark=SparkSettings(master="local[2]"))
+    )
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ NODE_OF = {floor: node for node, label in LABELS.items() for floor in label.spli
 PATHS = re.findall(r"`([a-z_]+(?:/[a-z_]+)*(?:\.py|/))`", TEXT)
 JOURNEYS = ("Checkpoint", "Compaction", "gc", "Query")
 WITHIN = {
-    "moved",
     "state",
     "state.storage.remote",
     "state.storage.arroyo.postgres",

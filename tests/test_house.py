@@ -24,7 +24,6 @@ MOST_LINES_OF_A_CLASS = 300
 MANY_PARAMETERS = {
     "orchestration.definitions.build_arroyo_definitions": "each is a documented keyword",
     "state.operations.verify.job.verify_job": "each is a documented keyword",
-    "state.runtime.in_process.run_pipeline": "release 0.3 removes `adopt`",
     "state.tables.expiring_time_key.timestamp_table_config": "the five of Arroyo, and keywords",
 }
 """Functions with more than `MOST_PARAMETERS`, and why. Commands of click have what they offer."""
@@ -48,7 +47,6 @@ RUNTIME = LOW | {"state.tables", "state.metadata", "state.runtime"}
 FLOORS: dict[str, tuple[set[str], set[str]]] = {
     "": ({"*"}, set()),  # __init__: public names, each loaded when asked for
     "errors": (set(), set()),
-    "moved": (set(), set()),
     "optional_packages": ({"errors"}, set()),
     "user_modules": ({"errors"}, set()),
     "redaction": ({"errors"}, set()),  # what every message goes through

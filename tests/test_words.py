@@ -22,10 +22,9 @@ LEFT = frozenset(_LEFT.split())
 ALLOWED = {
     "problem problems": "JSON keys and catalogue columns have this name: why something is unread",
     "retained_epochs": "the key of an asset",
-    "said mistakes collect": "old names that work until release 0.3; `collect` is Spark's, too",
+    "collect": "the verb of Spark and of operators",
     "tell": "the method of a file",
     "look_up": "one verb, not `looks`",
-    "fault_injecting _is_fault": "fault injection",
     "part parts part_bytes _parts _part_bytes _upload_parts finished_part in_flight_part "
     "in_progress_part multi_part_in_flight multi_part_not_created multi_part_writer_closed "
     "multi_part_writer_upload_completed completed_parts in_flight_parts multi_part_upload_id "

@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from arroyo_dagster.state import codec_for
 from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.model.checkpoints import Checkpoint
 from arroyo_dagster.state.model.keys import range_for_server
@@ -28,7 +29,6 @@ from arroyo_dagster.state.tables.expiring_time_key import (
 )
 from arroyo_dagster.state.tables.global_keyed import (
     GlobalKeyedTable,
-    decode_pair,
     global_table_config,
 )
 
@@ -127,6 +127,13 @@ def newest(store: ObjectStore, pipeline: Pipeline) -> Checkpoint:
     """The newest checkpoint, proved to be restorable."""
     backend = ParquetBackend(store, pipeline.paths)
     return backend.prepare_checkpoint_load(backend.epochs()[-1])
+
+
+def decode_pair(config: TableConfig, key: bytes, value: bytes) -> tuple[object, object] | None:
+    """Decode one pair by the stored types; None if the job stored none."""
+    if config.key_type is None or config.value_type is None:
+        return None
+    return codec_for(config.key_type).decode(key), codec_for(config.value_type).decode(value)
 
 
 def tables_of(store: ObjectStore, checkpoint: Checkpoint) -> dict[str, list[Any]]:

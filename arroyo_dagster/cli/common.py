@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from arroyo_dagster.state.planning.privacy import PrivateColumns
     from arroyo_dagster.state.storage.store import ObjectStore
 
-NO_EFFECT = "no effect any more: each run continues from the offsets in the state; gone in 0.3"
-
 EXIT_FINDINGS = 3
 """At least one finding is an error. 1 means that the check could not be carried out."""
 

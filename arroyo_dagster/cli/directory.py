@@ -24,9 +24,6 @@ TOKEN_VARIABLE = "ARROYO_API_TOKEN"
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
-_OLD_OPTION = f"{__name__}.say"
-
-
 def directory_options(command: _F) -> _F:
     """Add the options that configure the sources of job names and status."""
     api = click.option(
@@ -49,35 +46,16 @@ def directory_options(command: _F) -> _F:
         "--assume",
         multiple=True,
         metavar="JOB=STATUS",
-        callback=_with_old_option,
         help="Assume this status of a job, for example job_x=stopped, or read assumptions from "
         "@FILE.json. Other sources take precedence.",
     )
-    old = click.option(
-        "--say",
-        multiple=True,
-        hidden=True,  # the name until release 0.3
-        is_eager=True,
-        expose_value=False,
-        callback=_keep_old_option,
-    )
-    return api(database(assume(old(command))))
+    return api(database(assume(command)))
 
 
-def _keep_old_option(context: click.Context, _: click.Parameter, value: tuple[str, ...]) -> None:
-    context.meta[_OLD_OPTION] = value
-
-
-def _with_old_option(
-    context: click.Context, _: click.Parameter, value: tuple[str, ...]
-) -> tuple[str, ...]:
-    return (*context.meta.get(_OLD_OPTION, ()), *value)
-
-
-def directory_of(
-    api: str | None, database: str | None, assume: Sequence[str], token: str | None
+def directory_of_environment(
+    api: str | None, database: str | None, assume: Sequence[str]
 ) -> JobDirectory:
-    """Return the directory that the options of a command configure.
+    """Return the directory of a command's options, with the API's token from the environment.
 
     Raises:
         InputError: an option's value cannot be used.
@@ -92,14 +70,14 @@ def directory_of(
             assumed[job] = condition
         else:
             raise click.UsageError(f"--assume {text}: expected JOB=STATUS or @FILE.json")
-    return open_directory(api=api or None, token=token or None, database=database, assumed=assumed)
+    return open_directory(
+        api=api or None, token=token_of_environment(), database=database, assumed=assumed
+    )
 
 
-def directory_of_environment(
-    api: str | None, database: str | None, assume: Sequence[str]
-) -> JobDirectory:
-    """Return the directory of `directory_of`, with the API's token from the environment."""
-    return directory_of(api, database, assume, os.environ.get(TOKEN_VARIABLE))
+def token_of_environment() -> str | None:
+    """Return the token of Arroyo's API, which no option takes; None if it needs none."""
+    return os.environ.get(TOKEN_VARIABLE) or None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 import click
 
 from arroyo_dagster.cli.common import (
-    NO_EFFECT,
     if_interrupted,
     main,
     open_url,
@@ -49,7 +48,6 @@ from arroyo_dagster.state.storage.store import ObjectStore
     metavar="SECONDS",
     help="The minimum time between two epochs.",
 )
-@click.option("--adopt", is_flag=True, hidden=True, help=NO_EFFECT)
 @click.option(
     "--from-epoch",
     type=WholeNumber(0),
@@ -64,18 +62,15 @@ from arroyo_dagster.state.storage.store import ObjectStore
     "(OPERATOR/TABLE), behind in the older epochs. Repeatable.",
 )
 @spark_options("Run on Spark instead of in this process.", always=True)
-@click.option("--spark-checkpoint", hidden=True, help=NO_EFFECT)
 @store_options
 def run(
     pipeline: str,
     epochs: int | None,
     follow: bool,
     interval: float,
-    adopt: bool,
     from_epoch: int | None,
     allow_dropped: tuple[str, ...],
     spark: SparkSettings | None,
-    spark_checkpoint: str | None,
     url: str | None,
     as_json: bool,
 ) -> None:
@@ -89,8 +84,6 @@ def run(
     Example:
       arroyo-state run pipelines.py:ORDERS --url s3://bucket/arroyo --epochs 10
     """
-    if adopt or spark_checkpoint:
-        click.echo(f"--adopt and --spark-checkpoint: {NO_EFFECT}", err=True)
     store = open_url(url)
     if_interrupted("the next run continues from the newest epoch")
     found = load_pipeline(pipeline)

@@ -22,7 +22,7 @@ class ArroyoDirectory(NamedSecrets):
     rewritten.
     """
 
-    plain_fields = frozenset({"assume", "said"})
+    plain_fields = frozenset({"assume"})
 
     api_url: str | None = Field(
         default=None,
@@ -41,10 +41,6 @@ class ArroyoDirectory(NamedSecrets):
         description="Assumed status by job or pipeline/job: stopped, running…; the other sources "
         "take precedence.",
     )
-    said: dict[str, Any] = Field(
-        default_factory=dict,
-        description="Old name of `assume`; release 0.3 removes it.",
-    )
 
     def directory(self, store: ArroyoStateStore) -> "JobDirectory":
         """Return the sources set here, else those of the store resource.
@@ -54,11 +50,10 @@ class ArroyoDirectory(NamedSecrets):
         """
         from arroyo_dagster.state.operations.catalog.job_directory import open_directory
 
-        assumed = {**self.said, **self.assume}
         if self.api_url is None and self.database is None:
-            return store.directory(assumed)
+            return store.directory(self.assume)
         return open_directory(
-            api=self.api_url, token=self.api_token, database=self.database, assumed=assumed
+            api=self.api_url, token=self.api_token, database=self.database, assumed=self.assume
         )
 
     def control(self, store: ArroyoStateStore) -> "ArroyoControl":

@@ -23,10 +23,6 @@ if TYPE_CHECKING:
 
 
 _STARTING = threading.Lock()
-_OLD_METHODS = {
-    "collect": "run_gc(store, paths, request, options, *, plan)",
-    "compact": "run_compaction(store, paths, settings, options)",
-}
 
 
 class MaintenanceRunner(dg.ConfigurableResource, ABC):  # type: ignore[type-arg]
@@ -35,16 +31,6 @@ class MaintenanceRunner(dg.ConfigurableResource, ABC):  # type: ignore[type-arg]
     one_job_at_a_time: ClassVar[bool] = False
     """Whether a batch serves its jobs one after the other, in the main thread: the only one that an
     interrupt reaches while it waits for a process."""
-
-    def __init_subclass__(cls, **options: Any) -> None:
-        """Refuse the methods of release 0.1: nobody would call them.
-
-        Raises:
-            TypeError: the class defines `collect` or `compact`.
-        """
-        super().__init_subclass__(**options)
-        for old in _OLD_METHODS.keys() & vars(cls).keys():
-            raise TypeError(f"{cls.__name__}.{old} is {_OLD_METHODS[old]} now")
 
     @abstractmethod
     def run_compaction(

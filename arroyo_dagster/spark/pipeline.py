@@ -11,9 +11,8 @@ from __future__ import annotations
 import contextlib
 import pickle
 import uuid
-import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import InitVar, dataclass, field, replace
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
 
 from arroyo_dagster.errors import ProtocolError
@@ -41,7 +40,6 @@ from arroyo_dagster.spark.worker import (
 from arroyo_dagster.spark.workers import DiskProbe, check_workers
 from arroyo_dagster.state.runtime.coordinator import JobRun, finished
 from arroyo_dagster.state.runtime.exchange import ExchangeChunk
-from arroyo_dagster.state.runtime.in_process import warn_of_adopt
 from arroyo_dagster.state.runtime.pipeline import Pipeline
 from arroyo_dagster.state.runtime.pipeline_run import (
     EpochReports,
@@ -72,8 +70,6 @@ class SparkOptions:
         session: the session to use; None = the one of `spark`, stopped at the end if it was started
             for it.
         on_spark: called with the Spark that was chosen, and why.
-        master, conf: settings of `spark`; release 0.3 removes them.
-        checkpoint_location, adopt: have no effect any more; release 0.3 removes them.
     """
 
     spark: SparkSettings = field(default_factory=SparkSettings)
@@ -83,30 +79,6 @@ class SparkOptions:
     allow_dropped: Collection[str] = ()
     session: SparkSession | None = None
     on_spark: Callable[[SparkChoice], None] = lambda choice: None
-    master: InitVar[str | None] = None
-    conf: InitVar[Mapping[str, str] | None] = None
-    checkpoint_location: InitVar[str | None] = None
-    adopt: InitVar[bool] = False
-
-    def __post_init__(
-        self,
-        master: str | None,
-        conf: Mapping[str, str] | None,
-        checkpoint_location: str | None,
-        adopt: bool,
-    ) -> None:
-        if master is not None or conf is not None:
-            own = replace(self.spark, master=master or self.spark.master, conf=conf or {})
-            object.__setattr__(self, "spark", own)
-        if adopt:
-            warn_of_adopt()
-        if checkpoint_location is not None:
-            warnings.warn(
-                "checkpoint_location has no effect: runs keep no log of Spark's any more; "
-                "release 0.3 removes it",
-                DeprecationWarning,
-                stacklevel=3,
-            )
 
     def get_session(self) -> tuple[SparkSession, bool]:
         """Return the session, and whether the caller must stop it."""

@@ -18,8 +18,8 @@ from arroyo_dagster.orchestration.runners import InProcessRunner, MaintenanceRun
 from arroyo_dagster.state.operations.catalog.jobs import list_jobs
 from arroyo_dagster.state.storage import MemoryStore, ObjectStore
 from arroyo_dagster.state.storage.remote.open import open_store
-from arroyo_dagster.state.storage.wrappers import Slow
 from tests.benchmarks.conftest import Comparison
+from tests.faulty_stores import Slow
 from tests.jobs import copied, run_word_job
 from tests.orchestration.test_week import JOB, Resource, kinds
 

@@ -15,7 +15,7 @@ from arroyo_dagster.state.model.progress import Progress
 from arroyo_dagster.state.operations.gc.execute import GcOptions, run_gc
 from arroyo_dagster.state.operations.gc.plan import GcRequest
 from arroyo_dagster.state.storage import MemoryStore
-from arroyo_dagster.state.storage.wrappers import Slow
+from tests.faulty_stores import Slow
 from tests.gc_jobs import PATHS, Clock, begun
 from tests.jobs import copied
 

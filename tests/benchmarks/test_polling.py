@@ -10,8 +10,8 @@ from arroyo_dagster.state.operations.catalog.changes import FleetCursor, PollOpt
 from arroyo_dagster.state.planning.polling import poll_interval_seconds, quiet_poll, sweep
 from arroyo_dagster.state.storage import Counting, MemoryStore
 from arroyo_dagster.state.storage.concurrency import concurrently
-from arroyo_dagster.state.storage.wrappers import Slow
 from tests.benchmarks.conftest import Comparison
+from tests.faulty_stores import Slow
 from tests.fleets import Written, protocol_job
 
 JOBS = 500

@@ -25,8 +25,6 @@ from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.model.sizes import RECORD
 from arroyo_dagster.state.storage import (
     Counting,
-    Crash,
-    FaultInjecting,
     MemoryStore,
     ObjectInfo,
     ObjectStore,
@@ -38,6 +36,7 @@ from arroyo_dagster.state.storage.remote.obstore_store import ObstoreStore
 from arroyo_dagster.state.storage.store import CHUNK_BYTES, read_in_chunks
 from tests.contract import servers
 from tests.contract.conftest import BUCKET, MOTO_BACKENDS, open_s3
+from tests.faulty_stores import Crash, FaultInjecting
 
 P = StatePath
 

@@ -96,7 +96,6 @@ from arroyo_dagster.state.runtime.operators import Collector, Operator, Operator
 from arroyo_dagster.state.runtime.pipeline import Pipeline
 from arroyo_dagster.state.runtime.start_checks import StartChecks
 from arroyo_dagster.state.storage import concurrency, conditional_create
-from arroyo_dagster.state.storage.wrappers import Crash
 from arroyo_dagster.state.tables.expiring_time_key import timestamp_table_config
 from arroyo_dagster.state.tables.global_keyed import global_table_config
 from arroyo_dagster.state.tables.merge import rewrite as rewriting_module
@@ -116,6 +115,7 @@ from tests.explorer.rows import (
 from tests.explorer.rows import merged as merged_rows
 from tests.explorer.truth import Edited, Row
 from tests.explorer.world import HOUR, SECOND, Hands, Process, Violation, World, refused
+from tests.faulty_stores import Crash
 
 SOURCE, OPERATOR = OperatorId("src"), OperatorId("op")
 STEP, RETENTION = 10, 25

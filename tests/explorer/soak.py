@@ -21,11 +21,11 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from arroyo_dagster.state.storage.wrappers import Crash
 from tests.explorer import ours
 from tests.explorer.features import FEATURES
 from tests.explorer.schedules import explore
 from tests.explorer.world import Violation
+from tests.faulty_stores import Crash
 
 SCHEDULES = 100_000
 BLOCK = 500

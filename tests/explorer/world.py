@@ -20,7 +20,8 @@ from arroyo_dagster.errors import ConflictError, InputError, NotFoundError, Stor
 from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.storage import names
 from arroyo_dagster.state.storage.store import DeleteOutcome, Listing, ObjectInfo, open_by_ranges
-from arroyo_dagster.state.storage.wrappers import MUTATING, Crash
+from arroyo_dagster.state.storage.wrappers import MUTATING
+from tests.faulty_stores import Crash
 
 SECOND = 1_000_000
 HOUR = 3600 * SECOND

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import contextlib
 from collections import defaultdict
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
@@ -19,15 +19,16 @@ from arroyo_dagster.state.model.job_facts import JobCondition
 from arroyo_dagster.state.model.layout import Layout
 from arroyo_dagster.state.model.surgery.edits import NewPosition
 from arroyo_dagster.state.model.surgery.plans import TableAction
+from arroyo_dagster.state.model.tables import TimeFile
 from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
 from arroyo_dagster.state.operations.compaction.rewrite_undo import run_undo
 from arroyo_dagster.state.operations.query.operator_state import sessions
 from arroyo_dagster.state.operations.query.state import open_state
 from arroyo_dagster.state.operations.surgery import bootstrap as bootstrapping
 from arroyo_dagster.state.operations.surgery.bootstrap import BootstrapJob
-from arroyo_dagster.state.operations.surgery.computed_rows import RowFacts, RowsHere, TableTarget
+from arroyo_dagster.state.operations.surgery.computed_rows import RowFacts, TableTarget
 from arroyo_dagster.state.operations.surgery.execute import EditOptions
-from arroyo_dagster.state.storage import Crash, FaultInjecting, ObjectStore
+from arroyo_dagster.state.storage import ObjectStore
 from arroyo_dagster.state.storage.wrappers import WriteProtected
 from arroyo_dagster.state.tables.restoring import restored_rows
 from tests.arroyo_jobs import GROUPS as GROUPS_SCHEMA
@@ -44,6 +45,7 @@ from tests.arroyo_jobs import (
 )
 from tests.compat.test_surgery import positions
 from tests.evolved_jobs import SESSIONS, Rows, Sql, in_order, loaded, sql_job
+from tests.faulty_stores import Crash, FaultInjecting
 from tests.jobs import copied, listing
 from tests.journeys.test_surgery import errors_of, others, state_of
 from tests.shares import Share, everywhere
@@ -103,6 +105,34 @@ def groups_of() -> Rows:
             for k, rows in found.items()
         ]
     )
+
+
+@dataclass(frozen=True, slots=True)
+class RowsHere:
+    """Rows in the memory of this process."""
+
+    rows: pa.Table
+
+    @property
+    def schema(self) -> pa.Schema:
+        """See `ComputedRows`."""
+        return self.rows.schema
+
+    def facts(self, target: TableTarget) -> RowFacts:
+        """See `ComputedRows`."""
+        return target.facts(target.stored(self.rows))
+
+    def doubled(self, target: TableTarget) -> bool:
+        """See `ComputedRows`."""
+        if not target.keys:
+            return bool(self.rows.num_rows > 1)
+        found = self.rows.group_by(list(target.keys)).aggregate([([], "count_all")])
+        return bool(found.num_rows < self.rows.num_rows)
+
+    def write(self, target: TableTarget, store: ObjectStore) -> tuple[RowFacts, Sequence[TimeFile]]:
+        """See `ComputedRows`."""
+        stored = target.stored(self.rows)
+        return target.facts(stored), target.write(store, stored)
 
 
 def computed(rows: Rows) -> RowsHere:

@@ -28,12 +28,13 @@ from arroyo_dagster.state.operations.compaction.plan import plan_compaction
 from arroyo_dagster.state.operations.verify.job import verify_job
 from arroyo_dagster.state.planning.compaction.plan import ARROYO_JOB
 from arroyo_dagster.state.runtime.in_process import LocalRun
-from arroyo_dagster.state.storage import Crash, FaultInjecting, MemoryStore, ObjectStore
+from arroyo_dagster.state.storage import MemoryStore, ObjectStore
 from arroyo_dagster.state.storage.remote.open import open_store
 from arroyo_dagster.state.storage.wrappers import Counting, WriteProtected
 from arroyo_dagster.state.tables.merge.rows import OnBytes
 from arroyo_dagster.state.tables.merge.task import MergeTask
 from tests.compat.arroyo import unpack
+from tests.faulty_stores import Crash, FaultInjecting
 from tests.jobs import (
     copied,
     listing,

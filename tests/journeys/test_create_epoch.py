@@ -28,10 +28,11 @@ from arroyo_dagster.state.operations.surgery.evolve import plan_evolve
 from arroyo_dagster.state.operations.surgery.execute import EditOptions, run_edit
 from arroyo_dagster.state.operations.surgery.fork import plan_fork, run_fork
 from arroyo_dagster.state.operations.surgery.rebuild.undo import run_rebuild_undo
-from arroyo_dagster.state.storage import Crash, FaultInjecting, ObjectStore, open_store
+from arroyo_dagster.state.storage import ObjectStore, open_store
 from arroyo_dagster.state.storage.wrappers import WriteProtected
 from tests.arroyo_jobs import Telling, facts_of, stopped
 from tests.documentation import blocks
+from tests.faulty_stores import Crash, FaultInjecting
 from tests.jobs import copied
 from tests.journeys.test_fork import below, taken
 from tests.journeys.test_surgery import errors_of, others, state_of

@@ -26,9 +26,10 @@ from arroyo_dagster.state.operations.surgery.execute import EditOptions, run_edi
 from arroyo_dagster.state.operations.surgery.fork import plan_fork, run_fork
 from arroyo_dagster.state.operations.surgery.rebuild.undo import run_rebuild_undo
 from arroyo_dagster.state.planning.restore.recovery import Claim, Restore, StartEmpty
-from arroyo_dagster.state.storage import Crash, FaultInjecting, ObjectStore, open_store
+from arroyo_dagster.state.storage import ObjectStore, open_store
 from arroyo_dagster.state.storage.wrappers import WriteProtected
 from tests.arroyo_jobs import Telling, facts_of, stopped
+from tests.faulty_stores import Crash, FaultInjecting
 from tests.jobs import copied
 from tests.journeys.test_create_epoch import check_goes_on
 from tests.journeys.test_fork import below, taken

@@ -27,12 +27,13 @@ from arroyo_dagster.state.operations.surgery.window import (
     PlannableEdit,
     run_edit_window,
 )
-from arroyo_dagster.state.storage import FaultInjecting, ObjectStore
+from arroyo_dagster.state.storage import ObjectStore
 from arroyo_dagster.state.storage.arroyo.api import ArroyoControl
 from arroyo_dagster.state.storage.wrappers import MUTATING
 from tests.arroyo_jobs import SECOND, ArroyoJob
 from tests.arroyo_server import ModelArroyo, arroyo
 from tests.arroyo_windows import deaths, died, recovered
+from tests.faulty_stores import FaultInjecting
 from tests.journeys.test_fork import as_forked, taken, two_jobs, with_watermark_of
 from tests.journeys.test_surgery import state_of
 from tests.shares import Share, everywhere

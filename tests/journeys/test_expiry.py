@@ -18,10 +18,11 @@ from arroyo_dagster.state.operations.gc.execute import run_gc
 from arroyo_dagster.state.operations.gc.expire import to_keep
 from arroyo_dagster.state.operations.gc.plan import plan_gc
 from arroyo_dagster.state.runtime.in_process import LocalRun
-from arroyo_dagster.state.storage import Crash, FaultInjecting, MemoryStore
+from arroyo_dagster.state.storage import MemoryStore
 from arroyo_dagster.state.storage.remote.open import open_store
 from arroyo_dagster.state.storage.wrappers import Counting, WriteProtected
 from tests.compat.arroyo import unpack
+from tests.faulty_stores import Crash, FaultInjecting
 from tests.jobs import (
     copied,
     listing,

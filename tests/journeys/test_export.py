@@ -28,7 +28,7 @@ from arroyo_dagster.state.operations.export.parquet import ParquetTarget
 from arroyo_dagster.state.operations.query.diff import CHANGE, Change
 from arroyo_dagster.state.operations.query.state import StateJob, open_state
 from arroyo_dagster.state.storage import MemoryStore, ObjectStore, open_store
-from arroyo_dagster.state.storage.wrappers import Crash, FaultInjecting
+from tests.faulty_stores import Crash, FaultInjecting
 from tests.jobs import as_multiset, listing, written_by_word_job
 
 

@@ -26,7 +26,7 @@ from arroyo_dagster.state.operations.compaction.rewrite_undo import run_undo
 from arroyo_dagster.state.operations.surgery.carried_files import StateSource
 from arroyo_dagster.state.operations.surgery.execute import EditOptions
 from arroyo_dagster.state.operations.surgery.fork import plan_fork, run_fork
-from arroyo_dagster.state.storage import Crash, FaultInjecting, MemoryStore, ObjectStore
+from arroyo_dagster.state.storage import MemoryStore, ObjectStore
 from arroyo_dagster.state.storage.wrappers import Wrapper, WriteProtected
 from arroyo_dagster.state.tables.known.sources import (
     GeneratorConfig,
@@ -43,6 +43,7 @@ from tests.arroyo_jobs import (
     table_rows,
     window_config,
 )
+from tests.faulty_stores import Crash, FaultInjecting
 from tests.jobs import copied, listing, run_word_job
 from tests.journeys.test_surgery import errors_of, others, state_of
 from tests.shares import Share, all_but, everywhere, some_of

@@ -22,10 +22,11 @@ from arroyo_dagster.state.operations.gc.plan import plan_gc
 from arroyo_dagster.state.operations.gc.roots import read_roots
 from arroyo_dagster.state.operations.gc.steps import Pace
 from arroyo_dagster.state.planning.gc.reachability import referenced_by
-from arroyo_dagster.state.storage import Crash, FaultInjecting, MemoryStore, WriteProtected
+from arroyo_dagster.state.storage import MemoryStore, WriteProtected
 from arroyo_dagster.state.storage.remote.open import open_store
 from arroyo_dagster.state.storage.wrappers import Counting
 from tests.compat.arroyo import ARCHIVES, unpack
+from tests.faulty_stores import Crash, FaultInjecting
 from tests.fleets import Written, legacy_job
 from tests.gc_jobs import (
     PATHS,

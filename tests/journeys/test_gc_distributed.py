@@ -21,7 +21,8 @@ from arroyo_dagster.state.operations.gc.pins import read_pins
 from arroyo_dagster.state.operations.gc.steps import Pace
 from arroyo_dagster.state.operations.gc.undelete import UndeleteOptions, run_undelete
 from arroyo_dagster.state.planning.engines import EngineChoice, StepEngine, WorkAmount
-from arroyo_dagster.state.storage import Crash, FaultInjecting, MemoryStore
+from arroyo_dagster.state.storage import MemoryStore
+from tests.faulty_stores import Crash, FaultInjecting
 from tests.fleets import Written, legacy_job, protocol_job
 from tests.gc_jobs import PATHS, Clock, begun, expiry, whole, without_ours
 from tests.jobs import copied

@@ -35,16 +35,11 @@ from arroyo_dagster.state.operations.gc.roots import newest_root, read_roots
 from arroyo_dagster.state.operations.gc.steps import Pace
 from arroyo_dagster.state.operations.gc.undelete import UndeleteOptions, run_undelete
 from arroyo_dagster.state.runtime.in_process import LocalRun
-from arroyo_dagster.state.storage import (
-    Crash,
-    FaultInjecting,
-    MemoryStore,
-    ObjectStore,
-    WriteProtected,
-)
+from arroyo_dagster.state.storage import MemoryStore, ObjectStore, WriteProtected
 from arroyo_dagster.state.storage.store import DeleteOutcome, Listing
 from arroyo_dagster.state.storage.wrappers import Wrapper
 from tests.explorer import mutants
+from tests.faulty_stores import Crash, FaultInjecting
 from tests.fleets import OPERATOR, Written, legacy_job
 from tests.gc_jobs import (
     JOB,

@@ -29,7 +29,8 @@ from arroyo_dagster.state.operations.gc.plan import plan_gc
 from arroyo_dagster.state.operations.gc.quarantine import list_quarantines, purge
 from arroyo_dagster.state.operations.gc.steps import Pace
 from arroyo_dagster.state.operations.gc.undelete import UndeleteOptions, plan_undelete, run_undelete
-from arroyo_dagster.state.storage import Crash, FaultInjecting, MemoryStore
+from arroyo_dagster.state.storage import MemoryStore
+from tests.faulty_stores import Crash, FaultInjecting
 from tests.fleets import OPERATOR, Written, legacy_job, protocol_job
 from tests.gc_jobs import (
     JOB,

@@ -26,8 +26,9 @@ from arroyo_dagster.state.runtime.connectors import TableSource
 from arroyo_dagster.state.runtime.in_process import LocalRun, run_pipeline
 from arroyo_dagster.state.runtime.operators import Collector, Operator, OperatorContext
 from arroyo_dagster.state.runtime.pipeline import Pipeline
-from arroyo_dagster.state.storage import Crash, FaultInjecting, MemoryStore, ObjectStore
+from arroyo_dagster.state.storage import MemoryStore, ObjectStore
 from arroyo_dagster.state.tables.keyed.definition import keyed_state, keyed_timers
+from tests.faulty_stores import Crash, FaultInjecting
 from tests.jobs import SinkInto, output_of
 from tests.keyed_jobs import COMMANDS, OPERATIONS, KeepByKey, KeyedModel, keyed_content
 from tests.shares import Share, everywhere

@@ -31,16 +31,10 @@ from arroyo_dagster.state.runtime.coordinator import JobRun
 from arroyo_dagster.state.runtime.in_process import LocalRun, run_pipeline
 from arroyo_dagster.state.runtime.pipeline import Pipeline
 from arroyo_dagster.state.runtime.stop_requests import request_stop, requested_stop
-from arroyo_dagster.state.storage import (
-    Crash,
-    FaultInjecting,
-    MemoryStore,
-    ObjectStore,
-    WriteProtected,
-    open_store,
-)
+from arroyo_dagster.state.storage import MemoryStore, ObjectStore, WriteProtected, open_store
 from arroyo_dagster.state.storage.store import ObjectInfo
 from arroyo_dagster.state.storage.wrappers import Wrapper
+from tests.faulty_stores import Crash, FaultInjecting
 from tests.gc_jobs import hiding
 from tests.jobs import copied, listing, output_of, state_of, word_job
 from tests.shares import Share, dealt_out

@@ -58,10 +58,11 @@ from arroyo_dagster.state.operations.verify.job import verify_job
 from arroyo_dagster.state.runtime.coordinator import JobRun
 from arroyo_dagster.state.runtime.in_process import LocalRun, run_pipeline
 from arroyo_dagster.state.runtime.pipeline import Pipeline
-from arroyo_dagster.state.storage import Crash, FaultInjecting, MemoryStore, ObjectStore
+from arroyo_dagster.state.storage import MemoryStore, ObjectStore
 from arroyo_dagster.state.storage.wrappers import WriteProtected
 from tests.arroyo_jobs import Telling, facts_of
 from tests.dataflows import Flow, builder, definition
+from tests.faulty_stores import Crash, FaultInjecting
 from tests.jobs import copied, listing, output_of, state_of, word_job, written_by_word_job
 from tests.journeys.test_keyed_state import keyed_job
 from tests.keyed_jobs import keyed_content

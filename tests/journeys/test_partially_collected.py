@@ -17,8 +17,9 @@ from arroyo_dagster.state.model.ids import Epoch, StatePath
 from arroyo_dagster.state.model.layout import JobPaths, Layout
 from arroyo_dagster.state.operations.catalog.jobs import EpochSummary, find_job, list_epochs
 from arroyo_dagster.state.runtime.in_process import run_pipeline
-from arroyo_dagster.state.storage import Crash, FaultInjecting, MemoryStore, ObjectStore, open_store
+from arroyo_dagster.state.storage import MemoryStore, ObjectStore, open_store
 from tests.compat.arroyo import unpack
+from tests.faulty_stores import Crash, FaultInjecting
 from tests.jobs import copied, word_job
 
 pytestmark = pytest.mark.usefixtures("one_at_a_time")

@@ -38,16 +38,10 @@ from arroyo_dagster.state.operations.surgery.purge import plan_purge, run_purge
 from arroyo_dagster.state.operations.verify.job import verify_job
 from arroyo_dagster.state.runtime.in_process import LocalRun, run_pipeline
 from arroyo_dagster.state.runtime.pipeline import Pipeline
-from arroyo_dagster.state.storage import (
-    Crash,
-    FaultInjecting,
-    MemoryStore,
-    ObjectStore,
-    configure,
-    open_store,
-)
+from arroyo_dagster.state.storage import MemoryStore, ObjectStore, configure, open_store
 from arroyo_dagster.state.storage.wrappers import WriteProtected
 from tests.arroyo_jobs import Telling, facts_of, stopped
+from tests.faulty_stores import Crash, FaultInjecting
 from tests.jobs import copied, listing, state_of, word_job, written_by_word_job
 from tests.surgery_jobs import SurgeryJob, surgery_job
 

@@ -37,12 +37,13 @@ from arroyo_dagster.state.operations.catalog.jobs import list_jobs
 from arroyo_dagster.state.operations.surgery.execute import EditOptions, run_edit
 from arroyo_dagster.state.operations.surgery.rebuild.execute import plan_rebuild, run_rebuild
 from arroyo_dagster.state.operations.verify.job import verify_job
-from arroyo_dagster.state.storage import Crash, FaultInjecting, MemoryStore, ObjectStore, open_store
+from arroyo_dagster.state.storage import MemoryStore, ObjectStore, open_store
 from arroyo_dagster.state.storage.wrappers import WriteProtected
 from arroyo_dagster.state.tables.restoring import restored_rows
 from tests.arroyo_jobs import Telling, content, facts_of, stopped
 from tests.compat.arroyo import unpack
 from tests.damages import copy_job
+from tests.faulty_stores import Crash, FaultInjecting
 from tests.jobs import word_job, written_by_word_job
 from tests.surgery_jobs import held_rows, surgery_job
 

@@ -33,10 +33,11 @@ from arroyo_dagster.state.operations.surgery.rebuild.undo import (
 )
 from arroyo_dagster.state.operations.verify.job import verify_job
 from arroyo_dagster.state.planning.gc.reachability import referenced_by
-from arroyo_dagster.state.storage import Crash, FaultInjecting, ObjectStore, open_store
+from arroyo_dagster.state.storage import ObjectStore, open_store
 from arroyo_dagster.state.storage.wrappers import WriteProtected
 from tests.arroyo_jobs import Telling, facts_of, stopped
 from tests.damages import copy_job
+from tests.faulty_stores import Crash, FaultInjecting
 from tests.journeys.test_rebuild import own
 from tests.surgery_jobs import SurgeryJob, surgery_job
 

@@ -32,7 +32,7 @@ from arroyo_dagster.state.operations.surgery.execute import EditOptions, run_edi
 from arroyo_dagster.state.operations.surgery.managed.plan import plan_managed_edit
 from arroyo_dagster.state.operations.surgery.plan import plan_edit
 from arroyo_dagster.state.operations.verify.job import verify_job
-from arroyo_dagster.state.storage import Crash, FaultInjecting, ObjectStore, open_store
+from arroyo_dagster.state.storage import ObjectStore, open_store
 from arroyo_dagster.state.storage.wrappers import WriteProtected
 from tests.arroyo_jobs import (
     ArroyoJob,
@@ -43,6 +43,7 @@ from tests.arroyo_jobs import (
 )
 from tests.compat.arroyo import unpack
 from tests.damages import copy_job
+from tests.faulty_stores import Crash, FaultInjecting
 from tests.jobs import copied, written_by_word_job
 from tests.journeys.test_fork import nexmark
 from tests.journeys.test_surgery import errors_of, others, state_of

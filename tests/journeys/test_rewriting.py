@@ -35,7 +35,7 @@ from arroyo_dagster.state.operations.compaction.rewrite_preconditions import Lis
 from arroyo_dagster.state.operations.compaction.rewrite_undo import UndoOptions, plan_undo, run_undo
 from arroyo_dagster.state.operations.gc.execute import GcOptions, run_gc
 from arroyo_dagster.state.operations.verify.job import verify_job
-from arroyo_dagster.state.storage import Crash, FaultInjecting, MemoryStore, ObjectStore
+from arroyo_dagster.state.storage import MemoryStore, ObjectStore
 from arroyo_dagster.state.storage.wrappers import WriteProtected
 from arroyo_dagster.state.tables.merge.rewrite import RewriteTask
 from tests.arroyo_jobs import (
@@ -52,6 +52,7 @@ from tests.arroyo_jobs import (
     stopped,
     table_rows,
 )
+from tests.faulty_stores import Crash, FaultInjecting
 from tests.gc_jobs import Clock, Hiding, orphans
 from tests.jobs import copied, listing
 from tests.shares import Share, everywhere

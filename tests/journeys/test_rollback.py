@@ -47,8 +47,9 @@ from arroyo_dagster.state.operations.verify.job import verify_job
 from arroyo_dagster.state.runtime.coordinator import JobRun
 from arroyo_dagster.state.runtime.in_process import LocalRun, run_pipeline
 from arroyo_dagster.state.runtime.pipeline import Pipeline
-from arroyo_dagster.state.storage import Crash, FaultInjecting, MemoryStore, ObjectStore
+from arroyo_dagster.state.storage import MemoryStore, ObjectStore
 from tests.damages import Scene, parent_out_of_the_job
+from tests.faulty_stores import Crash, FaultInjecting
 from tests.jobs import copied, listing, output_of, state_of, word_job, written_by_word_job
 from tests.shares import Share, dealt_out
 

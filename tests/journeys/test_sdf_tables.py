@@ -17,8 +17,9 @@ from arroyo_dagster.state.operations.compaction.job import run_compaction
 from arroyo_dagster.state.operations.gc.execute import run_gc
 from arroyo_dagster.state.operations.gc.expire import to_keep
 from arroyo_dagster.state.operations.verify.job import verify_job
-from arroyo_dagster.state.storage import Crash, FaultInjecting, MemoryStore, ObjectStore
+from arroyo_dagster.state.storage import MemoryStore, ObjectStore
 from tests.dataflows import Flow, definition, row_of
+from tests.faulty_stores import Crash, FaultInjecting
 from tests.journeys.test_sdf_acceptance import event, windowed
 
 FULL = CompactionSettings(policy=CompactionPolicy.FULL)

@@ -20,8 +20,9 @@ from arroyo_dagster.state.operations.gc.execute import GcOptions, run_gc
 from arroyo_dagster.state.operations.gc.plan import plan_gc
 from arroyo_dagster.state.runtime.connectors import FolderSink
 from arroyo_dagster.state.runtime.in_process import run_pipeline
-from arroyo_dagster.state.storage import Crash, FaultInjecting, MemoryStore
+from arroyo_dagster.state.storage import MemoryStore
 from arroyo_dagster.state.storage.local_disk import LocalDiskStore
+from tests.faulty_stores import Crash, FaultInjecting
 from tests.gc_jobs import DAY, Clock, clock_of_all, orphans
 from tests.reading import read_on
 from tests.unit.dataflow.topics.test_ways_out import LINES, appended, between, job

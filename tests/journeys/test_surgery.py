@@ -50,7 +50,7 @@ from arroyo_dagster.state.operations.surgery.execute import EditOptions, run_edi
 from arroyo_dagster.state.operations.surgery.find_key import find_key
 from arroyo_dagster.state.operations.surgery.plan import plan_edit
 from arroyo_dagster.state.operations.verify.job import verify_job
-from arroyo_dagster.state.storage import Crash, FaultInjecting, MemoryStore, ObjectStore
+from arroyo_dagster.state.storage import MemoryStore, ObjectStore
 from arroyo_dagster.state.storage.wrappers import WriteProtected
 from arroyo_dagster.state.tables.known.operators import ExpressionWatermarkState
 from arroyo_dagster.state.tables.known.sources import KafkaState, SequenceNumber, ShardState
@@ -66,6 +66,7 @@ from tests.arroyo_jobs import (
     stopped,
     table_rows,
 )
+from tests.faulty_stores import Crash, FaultInjecting
 from tests.gc_jobs import Clock, Hiding, orphans
 from tests.jobs import copied, listing
 from tests.shares import Share, all_but, everywhere

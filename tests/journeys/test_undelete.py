@@ -23,8 +23,9 @@ from arroyo_dagster.state.operations.gc.plan import GcRequest
 from arroyo_dagster.state.operations.gc.quarantine import purge
 from arroyo_dagster.state.operations.gc.steps import Pace
 from arroyo_dagster.state.operations.gc.undelete import UndeleteOptions, plan_undelete, run_undelete
-from arroyo_dagster.state.storage import Crash, FaultInjecting, MemoryStore
+from arroyo_dagster.state.storage import MemoryStore
 from arroyo_dagster.state.storage.wrappers import Wrapper
+from tests.faulty_stores import Crash, FaultInjecting
 from tests.fleets import Written, legacy_job, protocol_job
 from tests.gc_jobs import JOB, PATHS, Clock, begun, dead, expiry, restorable, whole, without_ours
 from tests.jobs import copied, run_word_job

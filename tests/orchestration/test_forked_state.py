@@ -22,10 +22,11 @@ from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.model.layout import JobPaths, Layout
 from arroyo_dagster.state.operations.compaction import controlled_job
 from arroyo_dagster.state.operations.compaction.rewrite_undo import run_undo
-from arroyo_dagster.state.storage import FaultInjecting, MemoryStore
+from arroyo_dagster.state.storage import MemoryStore
 from arroyo_dagster.state.storage.wrappers import WriteProtected
 from tests.arroyo_jobs import stopped
 from tests.arroyo_server import ModelArroyo, arroyo
+from tests.faulty_stores import FaultInjecting
 from tests.jobs import listing
 from tests.orchestration.conftest import Deployment
 from tests.orchestration.test_window import checks, failure, materialized

@@ -201,12 +201,6 @@ def test_what_may_heal_is_tried_twice_more_and_then_says_why_it_failed(
     assert "the store does not answer" in failed.step_failure_data.error_display_string
 
 
-@pytest.mark.parametrize(("old", "new"), [("collect", "run_gc"), ("compact", "run_compaction")])
-def test_a_runner_with_an_old_method_is_refused_where_it_is_defined(old: str, new: str) -> None:
-    with pytest.raises(TypeError, match=f"{old} is {new}"):
-        type("Old", (InProcessRunner,), {old: lambda *_, **__: None})
-
-
 class Healing(InProcessRunner):
     """A store that does not answer at first."""
 

@@ -28,7 +28,8 @@ from arroyo_dagster.state.planning.polling import Requests, poll_interval_second
 from arroyo_dagster.state.storage import Counting
 from arroyo_dagster.state.storage.names import StoredName
 from arroyo_dagster.state.storage.store import Listing
-from arroyo_dagster.state.storage.wrappers import Slow, Wrapper
+from arroyo_dagster.state.storage.wrappers import Wrapper
+from tests.faulty_stores import Slow
 from tests.fleets import START, Written, legacy_job, protocol_job
 from tests.jobs import listing, run_word_job
 

@@ -109,7 +109,7 @@ def test_a_job_that_nobody_may_rewrite_fails_the_run_with_the_forecast_and_what_
     deployed: Deployment, said: dict[str, str], why: str, step: str
 ) -> None:
     written(deployed)
-    known(deployed, directory=ArroyoDirectory(said=said))
+    known(deployed, directory=ArroyoDirectory(assume=said))
     deployed.wrap(WriteProtected)
     result = compacted(deployed)
     assert not result.success

@@ -21,7 +21,8 @@ from arroyo_dagster.state.metadata import lease as leases
 from arroyo_dagster.state.metadata import lease_records
 from arroyo_dagster.state.operations.gc import plan as gc_plan
 from arroyo_dagster.state.storage import MemoryStore
-from arroyo_dagster.state.storage.wrappers import Crash, Wrapper
+from arroyo_dagster.state.storage.wrappers import Wrapper
+from tests.faulty_stores import Crash
 
 T = TypeVar("T")
 SECOND = 1_000_000

@@ -21,13 +21,6 @@ from hypothesis import strategies as st
 
 from arroyo_dagster.errors import ArroyoStateError, FormatError
 from arroyo_dagster.state.codec import bounded, compaction_records, metadata, records
-from arroyo_dagster.state.codec.control import (
-    CheckpointCompleted,
-    CommitRequest,
-    LoadCompacted,
-    StartExecution,
-    decode_control,
-)
 from arroyo_dagster.state.codec.gc import decode_gc_plan, decode_pins
 from arroyo_dagster.state.codec.journal import ArchivedRun, decode_archive, encode_archive
 from arroyo_dagster.state.codec.operations import decode_operation
@@ -44,20 +37,12 @@ def named(decode: Callable[[bytes, str], object]) -> Decode:
     return lambda data: decode(data, "the/path")
 
 
-def control(kind: type[Any]) -> Decode:
-    return lambda data: decode_control(kind, data, "the/path")
-
-
 PROTOBUF: dict[str, Decode] = {
     "references of a manifest": named(manifest_references),
     "references of an operator": named(operator_references),
     "manifest": named(metadata.decode_manifest),
     "checkpoint": named(metadata.decode_legacy_checkpoint),
     "operator": named(metadata.decode_operator),
-    "load compacted": control(LoadCompacted),
-    "commit": control(CommitRequest),
-    "start": control(StartExecution),
-    "completed": control(CheckpointCompleted),
 }
 JSON: dict[str, Decode] = {
     "current generation": named(records.decode_current_generation),

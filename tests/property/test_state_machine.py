@@ -34,9 +34,10 @@ from arroyo_dagster.state.runtime.operators import (
 )
 from arroyo_dagster.state.runtime.pipeline import Pipeline
 from arroyo_dagster.state.runtime.task import LevelTask
-from arroyo_dagster.state.storage import Crash, FaultInjecting, MemoryStore, ObjectStore
+from arroyo_dagster.state.storage import MemoryStore, ObjectStore
 from arroyo_dagster.state.tables.expiring_time_key import timestamp_table_config
 from arroyo_dagster.state.tables.global_keyed import global_table_config
+from tests.faulty_stores import Crash, FaultInjecting
 from tests.jobs import SinkInto, output_of, state_of
 from tests.shares import fewer_examples
 

@@ -33,11 +33,12 @@ from arroyo_dagster.state.operations.gc.expire import to_keep
 from arroyo_dagster.state.planning.engines import StepEngine
 from arroyo_dagster.state.runtime.in_process import run_pipeline
 from arroyo_dagster.state.runtime.pipeline import Pipeline
-from arroyo_dagster.state.storage import FaultInjecting, MemoryStore
+from arroyo_dagster.state.storage import MemoryStore
 from arroyo_dagster.state.storage.local_disk import LocalDiskStore
 from arroyo_dagster.state.storage.remote.open import open_store
 from arroyo_dagster.state.storage.store import ObjectStore
 from tests.arroyo_jobs import ArroyoJob, begun, content, expect_whole, stopped
+from tests.faulty_stores import FaultInjecting
 from tests.fleets import OPERATOR, TABLE, Written, protocol_job
 from tests.gc_jobs import orphans, whole
 from tests.words import newest, output_of, random_words, tables_of, words_pipeline

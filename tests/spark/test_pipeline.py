@@ -118,12 +118,9 @@ def test_runs_in_process_and_on_spark_take_turns(tmp_path: Path) -> None:
     rows = random_words(240, 5)
     store, output = _paths(tmp_path, "both")
     pipeline = words_pipeline(rows, f"file://{output}", rows_per_epoch=60)
-    with pytest.warns(DeprecationWarning, match="adopt has no effect"):
-        run_pipeline(pipeline, store, SparkOptions(max_epochs=1, adopt=True))
+    run_pipeline(pipeline, store, SparkOptions(max_epochs=1))
     assert run_in_process(pipeline, store, max_epochs=1).epochs == 1
-    with pytest.warns(DeprecationWarning, match="checkpoint_location has no effect"):
-        options = SparkOptions(max_epochs=1, checkpoint_location=f"{tmp_path}/log")
-    assert run_pipeline(pipeline, store, options).epochs == 1
+    assert run_pipeline(pipeline, store, SparkOptions(max_epochs=1)).epochs == 1
     assert run_in_process(pipeline, store).exhausted
     plain, plain_output = _paths(tmp_path, "plain")
     run_in_process(words_pipeline(rows, f"file://{plain_output}", rows_per_epoch=60), plain)

@@ -19,7 +19,7 @@ from arroyo_dagster.cli.compaction.rewrite import (
     rewrite_json,
     runner,
 )
-from arroyo_dagster.cli.directory import directory_of
+from arroyo_dagster.cli.directory import directory_of_environment
 from arroyo_dagster.cli.rendering import (
     print_beside_progress,
     print_json,
@@ -109,7 +109,6 @@ def plan(job: str, url: str | None, as_json: bool, **given: Any) -> None:
 
 @compact.command()
 @click.argument("jobs", nargs=-1)
-@click.option("--footers", is_flag=True, hidden=True, help="Has no effect any more.")
 @click.option(
     "--sample/--no-sample",
     default=True,
@@ -118,7 +117,6 @@ def plan(job: str, url: str | None, as_json: bool, **given: Any) -> None:
 @_settings_options
 def forecast(
     jobs: Sequence[str],
-    footers: bool,
     sample: bool,
     url: str | None,
     as_json: bool,
@@ -310,7 +308,7 @@ def _sleep_and_report(paths: JobPaths) -> Callable[[float], None]:
 def _plan_rewrite(
     store: ObjectStore, paths: JobPaths, given: dict[str, Any], *, as_json: bool
 ) -> RewriteOutcome:
-    directory = directory_of(given["api"], given["database"], given["assume"], given["token"])
+    directory = directory_of_environment(given["api"], given["database"], given["assume"])
     with show_progress(as_json=as_json, name=paths.root) as on_progress:
         plan = plan_rewrite(store, paths, directory, _settings(given), on_progress=on_progress)
     return RewriteOutcome.of_plan(plan)
@@ -324,7 +322,7 @@ def _rewrite(
     *,
     spark: SparkSettings | None,
 ) -> RewriteOutcome:
-    directory = directory_of(given["api"], given["database"], given["assume"], given["token"])
+    directory = directory_of_environment(given["api"], given["database"], given["assume"])
     chosen = replace(
         options,
         run=runner(spark),

@@ -10,7 +10,7 @@ import click
 
 from arroyo_dagster.cli.common import open_to_read, open_url, ownership_option, store_options
 from arroyo_dagster.cli.compaction.group import compact
-from arroyo_dagster.cli.directory import TOKEN_VARIABLE, directory_of, directory_options
+from arroyo_dagster.cli.directory import directory_of_environment, directory_options
 from arroyo_dagster.cli.rendering import print_json, print_lease_event, print_table
 from arroyo_dagster.cli.settings import settings_options
 from arroyo_dagster.cli.spark import session_of
@@ -43,15 +43,10 @@ from arroyo_dagster.state.operations.progress import timed
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
-def token_option(command: _F) -> _F:
-    """Add the token of Arroyo's API, read from the environment and never printed."""
-    return click.option("--arroyo-token", "token", envvar=TOKEN_VARIABLE, hidden=True)(command)
-
-
 def arroyo_options(command: _F) -> _F:
     """Add the options for Arroyo jobs only: the sources of their status, and the quiet period."""
     quiet = settings_options(QuietSettings)
-    return quiet(directory_options(token_option(command)))
+    return quiet(directory_options(command))
 
 
 def print_rewrite(
@@ -203,7 +198,6 @@ def format_rewrite(outcome: RewriteOutcome, *, yes: bool, started: bool = False)
     "--yes", is_flag=True, help="Restore the metadata. Without it, print the objects only."
 )
 @directory_options
-@token_option
 @settings_options(LeaseSettings)
 @ownership_option
 @store_options
@@ -213,7 +207,6 @@ def undo(
     api: str | None,
     database: str | None,
     assume: tuple[str, ...],
-    token: str | None,
     lease_wait_seconds: float,
     url: str | None,
     as_json: bool,
@@ -228,7 +221,7 @@ def undo(
     """
     run_undo_command(
         job,
-        (api, database, assume, token),
+        (api, database, assume),
         lease_wait_seconds=lease_wait_seconds,
         url=url,
         yes=yes,
@@ -238,7 +231,7 @@ def undo(
 
 def run_undo_command(
     job: str,
-    sources: tuple[str | None, str | None, Sequence[str], str | None],
+    sources: tuple[str | None, str | None, Sequence[str]],
     *,
     lease_wait_seconds: float,
     url: str | None,
@@ -248,11 +241,11 @@ def run_undo_command(
     """Undo the newest compaction or edit of a job, for `compact undo` and `edit undo`.
 
     Args:
-        sources: of the job's status, as `directory_of` takes them.
+        sources: of the job's status, as `directory_of_environment` takes them.
     """
     store = open_url(url) if yes else open_to_read(url)
     paths = find_job(store, job)
-    directory = directory_of(*sources)
+    directory = directory_of_environment(*sources)
     options = UndoOptions(lease_wait_seconds=lease_wait_seconds, on_lease=print_lease_event(paths))
     outcome = (
         run_undo(store, paths, directory, options)

@@ -20,7 +20,6 @@ from arroyo_dagster.cli.compaction.rewrite import (
     print_plan,
     rewrite_json,
     runner,
-    token_option,
 )
 from arroyo_dagster.cli.compaction.window_rendering import (
     exit_after,
@@ -28,7 +27,7 @@ from arroyo_dagster.cli.compaction.window_rendering import (
     print_window,
     window_json,
 )
-from arroyo_dagster.cli.directory import API_VARIABLE
+from arroyo_dagster.cli.directory import API_VARIABLE, token_of_environment
 from arroyo_dagster.cli.rendering import clock, print_json
 from arroyo_dagster.cli.settings import setting_option, settings_options
 from arroyo_dagster.cli.spark import spark_options
@@ -89,7 +88,6 @@ from arroyo_dagster.state.storage.store import ObjectStore
 @settings_options(LeaseSettings)
 @click.option("--yes", is_flag=True, help="Execute the plan. Without it, print the plan only.")
 @spark_options("Write the new files on Spark.")
-@token_option
 @ownership_option
 @store_options
 def window(
@@ -102,7 +100,6 @@ def window(
     lease_wait_seconds: float,
     yes: bool,
     spark: SparkSettings | None,
-    token: str | None,
     url: str | None,
     as_json: bool,
     **given: Any,
@@ -125,7 +122,7 @@ def window(
     if yes:
         if_interrupted("the job may be down; the same command starts it again")
     paths = find_job(store, job)
-    control = ArroyoControl(api, token=token)
+    control = ArroyoControl(api, token=token_of_environment())
     steps = settings_from(WindowSteps, given)
     options = WindowOptions(
         settings=CompactionSettings(policy=CompactionPolicy(policy)),

@@ -12,7 +12,6 @@ import click
 
 from arroyo_dagster.cli.common import (
     EXIT_SKIPPED,
-    NO_EFFECT,
     open_url,
     private_option,
     store_options,
@@ -114,7 +113,6 @@ _ENDLESS_INTERVAL = 1.0
     "--spark-checkpoint",
     help="With --spark: the directory in which Spark logs the offsets of its own sources.",
 )
-@click.option("--adopt", is_flag=True, hidden=True, help=NO_EFFECT)
 @loading_options
 @store_options
 def run(
@@ -137,7 +135,6 @@ def run(
     parallelism: int,
     spark: SparkSettings | None,
     spark_checkpoint: str | None,
-    adopt: bool,
     legacy: bool,
     extended: bool,
     prod: bool,
@@ -185,8 +182,6 @@ def run(
     allow_functions(file)
     store = open_url(url)
     stdin = open_stdin() if _is_piped(given) else None
-    if adopt:
-        click.echo(f"--adopt: {NO_EFFECT}", err=True)
     outside = spark_topics(store, spark, spark_checkpoint)
     wired = wire(
         dataflow,

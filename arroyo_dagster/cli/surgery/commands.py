@@ -13,7 +13,7 @@ import click
 
 from arroyo_dagster.cli.common import open_to_read, open_url, ownership_option, store_options
 from arroyo_dagster.cli.compaction.rewrite import arroyo_options
-from arroyo_dagster.cli.directory import directory_of
+from arroyo_dagster.cli.directory import directory_of_environment
 from arroyo_dagster.cli.rendering import (
     print_beside_progress,
     print_json,
@@ -331,7 +331,7 @@ def opened(
     if given["approve"] is not None and not given["yes"]:
         raise click.UsageError("--approve needs --yes")
     store = open_url(given["url"]) if given["yes"] else open_to_read(given["url"])
-    directory = directory_of(given["api"], given["database"], given["assume"], given["token"])
+    directory = directory_of_environment(given["api"], given["database"], given["assume"])
     return store, find(store, job), directory
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import click
 
 from arroyo_dagster.cli.common import open_to_read, open_url, ownership_option, store_options
-from arroyo_dagster.cli.compaction.rewrite import run_undo_command, token_option
-from arroyo_dagster.cli.directory import directory_of, directory_options
+from arroyo_dagster.cli.compaction.rewrite import run_undo_command
+from arroyo_dagster.cli.directory import directory_of_environment, directory_options
 from arroyo_dagster.cli.rendering import print_lease_event
 from arroyo_dagster.cli.settings import settings_options
 from arroyo_dagster.cli.surgery.group import edit
@@ -31,7 +31,6 @@ from arroyo_dagster.state.operations.surgery.rebuild.undo import (
     "--yes", is_flag=True, help="Restore the metadata. Without it, print the objects only."
 )
 @directory_options
-@token_option
 @settings_options(LeaseSettings)
 @ownership_option
 @store_options
@@ -41,7 +40,6 @@ def undo(
     api: str | None,
     database: str | None,
     assume: tuple[str, ...],
-    token: str | None,
     lease_wait_seconds: float,
     url: str | None,
     as_json: bool,
@@ -58,7 +56,7 @@ def undo(
     """
     store = open_url(url) if yes else open_to_read(url)
     paths = find_job(store, job)
-    directory = directory_of(api, database, assume, token)
+    directory = directory_of_environment(api, database, assume)
     options = EditOptions(lease_wait_seconds=lease_wait_seconds, on_lease=print_lease_event(paths))
     if is_managed(store, paths):
         found = (
@@ -78,7 +76,7 @@ def undo(
         return
     run_undo_command(
         job,
-        (api, database, assume, token),
+        (api, database, assume),
         lease_wait_seconds=lease_wait_seconds,
         url=url,
         yes=yes,

@@ -17,6 +17,7 @@ from arroyo_dagster.cli.compaction.window_rendering import (
     print_window,
     window_json,
 )
+from arroyo_dagster.cli.directory import token_of_environment
 from arroyo_dagster.cli.rendering import print_json
 from arroyo_dagster.cli.settings import setting_option
 from arroyo_dagster.cli.surgery.rendering import outcome_json, print_plan
@@ -72,7 +73,7 @@ def run_in_window(store: ObjectStore, edit: PlannableEdit, given: dict[str, Any]
         lease_wait_seconds=given["lease_wait_seconds"],
         on_step=(lambda step: None) if given["as_json"] else print_step,
     )
-    control = ArroyoControl(given["api"], token=given["token"])
+    control = ArroyoControl(given["api"], token=token_of_environment())
     outcome = run_edit_window(store, control, edit, options)
     change = outcome.change
     if change is not None and outcome.end is not WindowEnd.AT_REST:  # the window has done it

@@ -147,11 +147,6 @@ class InvalidDefinition(DefinitionError):
             number=first.number,
         )
 
-    @property
-    def mistakes(self) -> tuple[Diagnostic, ...]:
-        """The deprecated name of `diagnostics`; release 0.3 removes it."""
-        return self.diagnostics
-
     def __str__(self) -> str:
         # The tree has every path and line; the facts would only repeat those of the first error.
         where = f"{self.facts['file']}: " if "file" in self.facts else ""

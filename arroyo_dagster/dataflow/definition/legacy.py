@@ -9,7 +9,6 @@ from dataclasses import replace
 
 from arroyo_dagster.dataflow.definition.yaml_tree import Node, joined
 
-_WINDOW_KEYS = ("tumbling", "sliding", "watermark")
 _RENAMED = {"group-by": "assign-key", "aggregate": "flush", "process": "map"}
 _PARTITION = ("assign-key", "update-state")
 

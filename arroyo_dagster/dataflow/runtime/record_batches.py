@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -212,7 +212,6 @@ class ReceivedRecords:
     batch: pa.RecordBatch
     topics: Sequence[str]
     key_type: ScalarType | None
-    _lists: dict[str, list[Any]] = field(default_factory=dict)
 
     @cached_property
     def keys(self) -> list[str]:

@@ -78,22 +78,6 @@ class BackendReader(EpochFinder):
             )
         return self.load_checkpoint_metadata(epochs[-1])
 
-    def load_history(self, epochs: Iterable[Epoch] | None = None) -> list[Checkpoint]:
-        """Read epochs, newest first, including those that an interrupted cleanup has deleted in
-        part.
-
-        Args:
-            epochs: the epochs to read; None = every listed one.
-
-        Raises:
-            FormatError: an object does not decode.
-        """
-        numbers = sorted(self.epochs() if epochs is None else epochs, reverse=True)
-        if self.paths.layout is Layout.LEGACY:
-            return concurrently(lambda epoch: self._load_legacy(epoch, whole=False), numbers)
-        history = concurrently(self.load_checkpoint_metadata, numbers)
-        return [*history, *self.load_chain(history[-1])] if history else []
-
     def _parent_ref(self, checkpoint: Checkpoint) -> StatePath | None:
         ref = checkpoint.parent_ref
         if ref is not None:
@@ -165,8 +149,8 @@ class BackendReader(EpochFinder):
         strange = next((one for one in versions if one != RECORD_VERSION), RECORD_VERSION)
         return replace(as_checkpoint(manifest, ref, standing.state), record_version=strange)
 
-    def _load_legacy(self, epoch: Epoch, *, whole: bool = True) -> Checkpoint:
-        head, operators = self._legacy_objects(epoch, whole=whole)
+    def _load_legacy(self, epoch: Epoch) -> Checkpoint:
+        head, operators = self._legacy_objects(epoch, whole=True)
         return self._as_legacy(head, operators.values())
 
     def _legacy_objects(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Self
 
@@ -36,7 +35,6 @@ def run_pipeline(
     max_epochs: int | None = None,
     follow: bool = False,
     interval_seconds: float = 0.0,
-    adopt: bool = False,
     allow_dropped: Collection[str] = (),
     on_epoch: OnEpoch | None = None,
 ) -> RunOutcome:
@@ -46,7 +44,6 @@ def run_pipeline(
         max_epochs: stop with a last checkpoint after this many epochs.
         follow: wait for new rows when the sources have none; otherwise stop then.
         interval_seconds: the minimum time between two epochs.
-        adopt: has no effect any more; release 0.3 removes it.
         allow_dropped: as in `JobRun.start`.
         on_epoch: called with every epoch once it is published and committed.
 
@@ -54,8 +51,6 @@ def run_pipeline(
         ConflictError: a newer run was started. Nothing is lost.
         ArroyoStateError: see `JobRun`.
     """
-    if adopt:
-        warn_of_adopt()
     if (newest := finished(store, pipeline)) is not None:
         return RunOutcome(epochs=0, newest=newest, exhausted=True)
     runner = LocalRun.start(pipeline, store, allow_dropped)
@@ -66,16 +61,6 @@ def run_pipeline(
             interval_seconds=interval_seconds,
             on_epoch=on_epoch,
         )
-
-
-def warn_of_adopt() -> None:
-    """Tell callers that every run continues from the offsets in the state."""
-    warnings.warn(
-        "adopt has no effect: every run continues from the offsets recorded with the state; "
-        "release 0.3 removes it",
-        DeprecationWarning,
-        stacklevel=3,
-    )
 
 
 class LocalRun(PipelineRun):

@@ -13,7 +13,4 @@ from .store import read_many as read_many
 from .urls import CheckpointUrl as CheckpointUrl
 from .urls import parse_url as parse_url
 from .wrappers import Counting as Counting
-from .wrappers import Crash as Crash
-from .wrappers import FaultInjecting as FaultInjecting
-from .wrappers import Slow as Slow
 from .wrappers import WriteProtected as WriteProtected

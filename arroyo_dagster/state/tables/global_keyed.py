@@ -552,10 +552,3 @@ def global_table_config_with_version(
 def _described(python_type: Any) -> Type | None:
     # Without classes: a configuration read back must equal the one that was written.
     return None if python_type is None else without_classes(describe(python_type))
-
-
-def decode_pair(config: TableConfig, key: bytes, value: bytes) -> tuple[object, object] | None:
-    """Decode one pair by the stored types; None if the job stored none."""
-    if config.key_type is None or config.value_type is None:
-        return None
-    return codec_for(config.key_type).decode(key), codec_for(config.value_type).decode(value)

@@ -8,10 +8,9 @@ Source: crates/arroyo-state/src/lib.rs, `StateMessage`, `TableData`, `Checkpoint
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import pyarrow as pa
 
@@ -20,27 +19,13 @@ from arroyo_dagster.state.model.tables import TableFiles
 
 
 class TableData:
-    """A change of a table: `RecordBatch`, `CommitData` or `KeyedData`.
-
-    `TableData(table, data)` is the deprecated name of `StateMessage.TableData`, removed in release
-    0.3.
-    """
+    """A change of a table: `RecordBatch`, `CommitData` or `KeyedData`."""
 
     __slots__ = ()
 
     RecordBatch: ClassVar[type[_RecordBatch]]
     CommitData: ClassVar[type[_CommitData]]
     KeyedData: ClassVar[type[_KeyedData]]
-
-    def __new__(cls, *args: Any, **values: Any) -> Any:
-        if cls is not TableData:
-            return super().__new__(cls)
-        warnings.warn(
-            "TableData(table, data) is StateMessage.TableData now; it goes with release 0.3",
-            DeprecationWarning,
-            stacklevel=2,
-        )
-        return TableChange(*args, **values)
 
 
 @dataclass(frozen=True, slots=True)

@@ -161,21 +161,6 @@ def test_show_tells_the_pipeline_and_what_the_job_is_doing(root: str, server: Lo
     assert found["arroyo"]["newest_ready_epoch"] == found["epoch"] == 14
 
 
-def test_the_old_option_is_an_alias_that_help_does_not_show(root: str) -> None:
-    first, second = "job_mSLGII6lDN=stopped", "job_d14OMmRXhf=running"
-
-    def conditions(*options: str) -> list[str]:
-        jobs = json.loads(run(root, "jobs", *options, "--json").stdout)
-        return [job["condition"] for job in jobs]
-
-    assert "stopped" in conditions("--assume", first)
-    assert conditions("--say", first) == conditions("--assume", first)
-    assert conditions("--say", first, "--assume", second) == conditions(
-        "--assume", first, "--assume", second
-    )
-    assert "--say" not in run(root, "jobs", "--help").stdout
-
-
 def test_jobs_say_when_each_can_be_maintained_and_why(root: str) -> None:
     def possible(*options: str) -> tuple[str, str]:
         jobs = json.loads(run(root, "jobs", *options, "--json").stdout)

@@ -98,7 +98,7 @@ def _paths(merge: Any) -> list[str]:
 
 def test_a_forecast_of_bytes_is_what_comes_of_it(url: str, store: ObjectStore) -> None:
     (rough,) = document(url, "compact", "forecast", "--policy", "full", "--no-sample")
-    (close,) = document(url, "compact", "forecast", "main", "--policy", "full", "--footers")
+    (close,) = document(url, "compact", "forecast", "main", "--policy", "full")
     done = document(url, "compact", "run", "main", "--policy", "full", "--yes")
     assert rough["after"]["files"] == close["after"]["files"] == done["files_after"]
     assert rough["after"]["size_bytes"] > 1.5 * done["size_bytes_after"]

@@ -22,7 +22,8 @@ from arroyo_dagster.state.runtime.in_process import LocalRun
 from arroyo_dagster.state.runtime.operators import Collector, Operator, OperatorContext
 from arroyo_dagster.state.runtime.pipeline import Pipeline
 from arroyo_dagster.state.runtime.stop_requests import request_stop
-from arroyo_dagster.state.storage import Crash, FaultInjecting, MemoryStore
+from arroyo_dagster.state.storage import MemoryStore
+from tests.faulty_stores import Crash, FaultInjecting
 from tests.shares import Share, dealt_out
 from tests.stories import outcome, run_story, write_story
 

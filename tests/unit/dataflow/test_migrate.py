@@ -11,8 +11,8 @@ from arroyo_dagster.dataflow.revisions.migrate import migrate, plan_migration, r
 from arroyo_dagster.errors import ConflictError
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.operations.verify.job import verify_job
-from arroyo_dagster.state.storage import Crash
 from tests.dataflows import Flow, KilledAt, builder, definition, row_of
+from tests.faulty_stores import Crash
 
 BUMP = "counts().increment(1)"
 ROWS = "row = counts()\nrow.n += 1\nrow.name = record\nrow.update()"

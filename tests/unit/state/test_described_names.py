@@ -75,13 +75,6 @@ def test_a_run_sends_each_kind_of_message(monkeypatch: pytest.MonkeyPatch) -> No
     }
 
 
-def test_the_old_form_of_table_data_works_and_warns() -> None:
-    change = state.TableData.CommitData(b"offset")
-    with pytest.warns(DeprecationWarning, match=r"StateMessage\.TableData"):
-        message = state.TableData(T, change)
-    assert message == state.StateMessage.TableData(T, change)
-
-
 def test_state_error_is_the_root_of_all_errors() -> None:
     assert state.StateError is arroyo_dagster.StateError is errors.ArroyoStateError
     for name in errors.__all__:

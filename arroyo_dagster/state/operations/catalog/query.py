@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import io
 import itertools
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
@@ -287,7 +286,6 @@ def read_rows(
     operator: str,
     table: str,
     options: ReadOptions | None = None,
-    **named: Any,
 ) -> TableRows:
     """Read the rows that a restore at this epoch would load, over all subtasks.
 
@@ -297,23 +295,11 @@ def read_rows(
     With a limit, files are read in batches. Of a global keyed table, memory then holds only the
     keys and the returned values.
 
-    Args:
-        named: fields of `ReadOptions`, the earlier form; release 0.3 removes it.
-
     Raises:
         NotFoundError: no such epoch, operator or table; lists the existing ones.
         FormatError: a data file is missing or broken.
     """
     chosen = options or ReadOptions()
-    if named:
-        names = ", ".join(named)
-        warnings.warn(
-            f"read_rows(..., ReadOptions(...)) replaces {names} of read_rows; release 0.3 removes "
-            "these keywords",
-            DeprecationWarning,
-            stacklevel=2,
-        )
-        chosen = replace(chosen, **named)
     checkpoint = load_epoch(store, paths, chosen.epoch)
     found, config, files = find_table(checkpoint, operator, table)
     from arroyo_dagster.state.tables.restoring import restored_rows

@@ -17,10 +17,8 @@ of the job and its run are checked again before every put and after the last one
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from arroyo_dagster.errors import ConflictError, ProtocolError
 from arroyo_dagster.state.metadata.lease import LeaseOptions, lease
@@ -143,10 +141,6 @@ def _plan(
     )
 
 
-plan_rewrite_of = plan_rewrite
-"""Deprecated name of `plan_rewrite`; removed in release 0.3."""
-
-
 # ---- execution -----------------------------------------------------------------------------------
 
 
@@ -241,29 +235,6 @@ def run_rewrite(
             on_published=chosen.on_published,
         )
         return publish(held, work, fresh, parts, left_out, publication)
-
-
-def rewrite_job(
-    store: ObjectStore,
-    paths: JobPaths,
-    directory: JobDirectory,
-    settings: CompactionSettings | None = None,
-    *,
-    dry_run: bool = False,
-    sampled: bool = False,
-    **options: Any,
-) -> RewriteOutcome:
-    """Deprecated: call `run_rewrite`, or `plan_rewrite` for `dry_run`. Removed in release 0.3."""
-    warnings.warn(
-        "rewrite_job is plan_rewrite and run_rewrite now; it goes with release 0.3",
-        DeprecationWarning,
-        stacklevel=2,
-    )
-    plan = plan_rewrite(store, paths, directory, settings, sampled=dry_run and sampled)
-    if dry_run or (options.pop("or_forecast", False) and plan.why_not is not None):
-        return RewriteOutcome.of_plan(plan)
-    chosen = RewriteOptions(sampled=sampled, **options)
-    return run_rewrite(store, paths, directory, settings, chosen)
 
 
 def _fresh(fresh: RewritePlan, given: RewritePlan | None) -> RewritePlan:

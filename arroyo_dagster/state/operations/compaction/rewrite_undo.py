@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import time
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 from arroyo_dagster.errors import (
     ConflictError,
@@ -183,25 +181,6 @@ def changed_since(store: ObjectStore, paths: JobPaths, since_micros: int) -> Rew
         return None
     record = decode_rewrite_record(store.read(path), path)
     return record if record.created_at_micros >= since_micros else None
-
-
-def undo_rewrite(
-    store: ObjectStore,
-    paths: JobPaths,
-    directory: JobDirectory,
-    *,
-    dry_run: bool = False,
-    **options: Any,
-) -> UndoOutcome:
-    """Deprecated: call `run_undo`, or `plan_undo` for `dry_run`. Removed in release 0.3."""
-    warnings.warn(
-        "undo_rewrite is plan_undo and run_undo now; it goes with release 0.3",
-        DeprecationWarning,
-        stacklevel=2,
-    )
-    if dry_run:
-        return UndoOutcome.of_plan(plan_undo(store, paths, directory))
-    return run_undo(store, paths, directory, UndoOptions(**options))
 
 
 def _fresh(paths: JobPaths, fresh: UndoPlan, given: UndoPlan | None) -> UndoPlan:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import time
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from arroyo_dagster.errors import FormatError, StorageError
 from arroyo_dagster.state.codec.gc import gc_plan_to_json
@@ -150,27 +148,6 @@ def run_gc(
     chosen = options or GcOptions()
     with heartbeat(chosen.on_progress) as on_progress:
         return _run(store, paths, request, plan, replace(chosen, on_progress=on_progress))
-
-
-def collect(
-    store: ObjectStore,
-    paths: JobPaths,
-    asked: GcRequest,
-    *,
-    yes: bool = False,
-    plan: GcPlan | None = None,
-    aside: bool = False,
-    **options: Any,
-) -> GcOutcome:
-    """Deprecated: call `plan_gc`, or `run_gc` for `yes`. Removed in release 0.3."""
-    warnings.warn(
-        "collect is replaced by plan_gc and run_gc; release 0.3 removes it",
-        DeprecationWarning,
-        stacklevel=2,
-    )
-    if yes:
-        return run_gc(store, paths, asked, GcOptions(quarantine=aside, **options), plan=plan)
-    return GcOutcome.of_plan(plan or plan_gc(store, paths, asked))
 
 
 def _run(

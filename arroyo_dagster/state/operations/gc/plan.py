@@ -201,10 +201,6 @@ def _plan(
     )
 
 
-plan_collection = plan_gc
-"""The old name; release 0.3 removes it."""
-
-
 def needed_answer(asked: GcRequest, roots: Roots, before: JobAnswer | None) -> JobAnswer | None:
     """Return what is known of an Arroyo job; None for a managed job, which needs no source.
 

@@ -215,31 +215,3 @@ class ComputedRows(Protocol):
 
     def write(self, target: TableTarget, store: ObjectStore) -> tuple[RowFacts, Sequence[TimeFile]]:
         """Compute the rows, and write them to data files that nothing lists yet."""
-
-
-@dataclass(frozen=True, slots=True)
-class RowsHere:
-    """Rows in the memory of this process."""
-
-    rows: pa.Table
-
-    @property
-    def schema(self) -> pa.Schema:
-        """See `ComputedRows`."""
-        return self.rows.schema
-
-    def facts(self, target: TableTarget) -> RowFacts:
-        """See `ComputedRows`."""
-        return target.facts(target.stored(self.rows))
-
-    def doubled(self, target: TableTarget) -> bool:
-        """See `ComputedRows`."""
-        if not target.keys:
-            return bool(self.rows.num_rows > 1)
-        found = self.rows.group_by(list(target.keys)).aggregate([([], "count_all")])
-        return bool(found.num_rows < self.rows.num_rows)
-
-    def write(self, target: TableTarget, store: ObjectStore) -> tuple[RowFacts, Sequence[TimeFile]]:
-        """See `ComputedRows`."""
-        stored = target.stored(self.rows)
-        return target.facts(stored), target.write(store, stored)

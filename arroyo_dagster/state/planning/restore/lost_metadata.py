@@ -88,8 +88,8 @@ def cut_metadata(
     """Yield the metadata objects of an epoch that do not name what lies in its directory.
 
     An epoch whose state was edited lists less than its directory holds: with a record of an edit
-    nothing is found. Files that this package wrote into an Arroyo job do not count, nor do names of no writer, nor
-    what lies in directories below that of an operator.
+    nothing is found. Files that this package wrote into an Arroyo job do not count, nor do names of
+    no writer, nor what lies in directories below that of an operator.
 
     Args:
         generation: None in the legacy layout.

@@ -14,8 +14,9 @@ from arroyo_dagster.dataflow.runtime.letters import Letter
 from arroyo_dagster.dataflow.views.step_log import read_step_log
 from arroyo_dagster.errors import FormatError, InputError
 from arroyo_dagster.state.model.ids import OperatorId
-from arroyo_dagster.state.storage import Crash, MemoryStore
+from arroyo_dagster.state.storage import MemoryStore
 from tests.dataflows import Flow, KeepSink, KilledAt, Sent, Topic, builder, definition, row_of
+from tests.faulty_stores import Crash
 from tests.shares import Share, share_or_all
 
 WRONG = "cuonts().increment(1)"

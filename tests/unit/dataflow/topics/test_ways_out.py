@@ -30,8 +30,9 @@ from arroyo_dagster.state.runtime.connectors import TableSource
 from arroyo_dagster.state.runtime.in_process import run_pipeline
 from arroyo_dagster.state.runtime.operators import Collector, Operator, OperatorContext, Sink
 from arroyo_dagster.state.runtime.pipeline import Pipeline
-from arroyo_dagster.state.storage import Crash, FaultInjecting, MemoryStore
+from arroyo_dagster.state.storage import MemoryStore
 from arroyo_dagster.state.storage.wrappers import Wrapper
+from tests.faulty_stores import Crash, FaultInjecting
 from tests.reading import read_on, records
 
 COUNT = 9

@@ -34,9 +34,10 @@ from arroyo_dagster.state.model.clock import own_clock, wall_clock
 from arroyo_dagster.state.model.ids import JobId, PipelineId, StatePath
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.leases import EXPIRED_SECONDS
-from arroyo_dagster.state.storage import Crash, FaultInjecting, MemoryStore, ObjectStore
+from arroyo_dagster.state.storage import MemoryStore, ObjectStore
 from arroyo_dagster.state.storage.store import Listing, ObjectInfo
 from arroyo_dagster.state.storage.wrappers import Wrapper
+from tests.faulty_stores import Crash, FaultInjecting
 from tests.gc_jobs import Hiding
 
 PATHS = JobPaths(JobId("j"), PipelineId("p"))

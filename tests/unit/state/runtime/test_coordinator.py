@@ -29,10 +29,11 @@ from arroyo_dagster.state.runtime.in_process import LocalRun, run_pipeline
 from arroyo_dagster.state.runtime.operators import Collector, Operator, OperatorContext
 from arroyo_dagster.state.runtime.pipeline import Pipeline, Stream
 from arroyo_dagster.state.runtime.stop_requests import request_stop, requested_stop
-from arroyo_dagster.state.storage import Counting, FaultInjecting, MemoryStore, ObjectStore
+from arroyo_dagster.state.storage import Counting, MemoryStore, ObjectStore
 from arroyo_dagster.state.storage.remote.open import open_store
 from arroyo_dagster.state.tables.expiring_time_key import timestamp_table_config
 from arroyo_dagster.state.tables.global_keyed import global_table_config
+from tests.faulty_stores import FaultInjecting
 from tests.jobs import (
     TIMED,
     CountWords,
@@ -247,8 +248,7 @@ def test_state_that_a_streaming_query_wrote_is_continued() -> None:
     assert encode_manifest(manifest) == store.read(ref)
     assert manifest.progress is not None
     assert manifest.progress.rolled_back_to is None
-    with pytest.warns(DeprecationWarning, match="adopt has no effect"):
-        run_pipeline(word_job(store, **ROWS), store, adopt=True)
+    run_pipeline(word_job(store, **ROWS), store)
     expected = MemoryStore()
     run_word_job(expected, **ROWS)
     found = state_of(store, word_job(store, **ROWS)), output_of(store)

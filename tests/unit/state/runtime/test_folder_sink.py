@@ -11,7 +11,8 @@ from arroyo_dagster.errors import ProtocolError
 from arroyo_dagster.state.model.ids import Epoch, StatePath, TableName
 from arroyo_dagster.state.runtime import connectors
 from arroyo_dagster.state.runtime.connectors import PRE_COMMIT, ParquetSink
-from arroyo_dagster.state.storage import Counting, Crash, FaultInjecting, MemoryStore, ObjectStore
+from arroyo_dagster.state.storage import Counting, MemoryStore, ObjectStore
+from tests.faulty_stores import Crash, FaultInjecting
 
 SUBTASKS = 5
 NAMES = [f"0000007-{subtask:03}-{subtask:016x}.parquet" for subtask in range(SUBTASKS)]

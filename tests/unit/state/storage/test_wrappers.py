@@ -10,15 +10,8 @@ import pytest
 
 from arroyo_dagster.errors import ConflictError, StorageError
 from arroyo_dagster.state.model.ids import StatePath
-from arroyo_dagster.state.storage import (
-    Counting,
-    Crash,
-    FaultInjecting,
-    MemoryStore,
-    ObjectStore,
-    Slow,
-    WriteProtected,
-)
+from arroyo_dagster.state.storage import Counting, MemoryStore, ObjectStore, WriteProtected
+from tests.faulty_stores import Crash, FaultInjecting, Slow
 
 P = StatePath
 

@@ -30,7 +30,6 @@ from arroyo_dagster.state.tables.global_keyed import (
     GlobalKeyedView,
     VersionInfo,
     decode_global_keyed_file,
-    decode_pair,
     global_table_config,
     global_table_config_with_version,
 )
@@ -244,12 +243,6 @@ def test_a_file_whose_columns_are_no_plain_binary_is_refused() -> None:
     data = encode_rows(pa.table({"key": column, "value": column}))
     with pytest.raises(FormatError, match="binary"):
         decode_global_keyed_file(data, StatePath("p"))
-
-
-def test_pairs_are_shown_by_their_stored_types_or_not_at_all() -> None:
-    key, value = codec_for(str).encode("a"), codec_for(int).encode(5)
-    assert decode_pair(CONFIG, key, value) == ("a", 5)
-    assert decode_pair(global_table_config("g"), key, value) is None
 
 
 # ---- merging files -------------------------------------------------------------------------------

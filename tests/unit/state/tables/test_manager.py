@@ -26,7 +26,7 @@ from arroyo_dagster.state.model.ids import (
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.tables import ExpiringTimeKeyFiles, GlobalKeyedFiles, TableConfig
 from arroyo_dagster.state.planning.restore.checkpoint import merge_operator
-from arroyo_dagster.state.storage import Counting, FaultInjecting, MemoryStore, ObjectStore
+from arroyo_dagster.state.storage import Counting, MemoryStore, ObjectStore
 from arroyo_dagster.state.tables.expiring_time_key import timestamp_table_config
 from arroyo_dagster.state.tables.global_keyed import (
     GlobalKeyedTable,
@@ -40,6 +40,7 @@ from arroyo_dagster.state.tables.messages import (
 )
 from arroyo_dagster.state.tables.registration import check_tables
 from arroyo_dagster.state.tables.table import TaskInfo
+from tests.faulty_stores import FaultInjecting
 from tests.jobs import as_multiset, listing
 
 G, T = TableName("g"), TableName("t")

@@ -26,8 +26,8 @@ from arroyo_dagster.state.operations.catalog.epochs import (
 from arroyo_dagster.state.operations.catalog.jobs import list_epochs, list_jobs
 from arroyo_dagster.state.storage import Counting, MemoryStore, WriteProtected, open_store
 from arroyo_dagster.state.storage.store import ObjectStore
-from arroyo_dagster.state.storage.wrappers import Crash, FaultInjecting
 from tests.compat.arroyo import ARCHIVES, unpack
+from tests.faulty_stores import Crash, FaultInjecting
 from tests.fleets import START, Written, legacy_job, protocol_job
 from tests.jobs import run_word_job
 

@@ -445,15 +445,6 @@ def test_without_stored_types_entries_are_shown_in_hex(store: MemoryStore) -> No
     assert (named.known, named.problem) == (known, None)
 
 
-def test_rows_are_read_by_keywords_until_these_are_removed(store: MemoryStore) -> None:
-    given = (WriteProtected(store), paths_of(store), "count", "counts")
-    with pytest.deprecated_call(match="replaces epoch, limit of read_rows"):
-        found = read_rows(*given, epoch=1, limit=1)
-    assert found == read_rows(*given, ReadOptions(epoch=1, limit=1))
-    with pytest.raises(TypeError), pytest.deprecated_call():
-        read_rows(*given, most=1)
-
-
 @pytest.mark.parametrize("limit", [None, 1000])
 def test_a_value_that_is_not_of_its_stored_type_is_shown_as_bytes_and_named(
     store: MemoryStore, limit: int | None

@@ -31,9 +31,7 @@ from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
 from arroyo_dagster.state.operations.compaction.rewrite import (
     RewriteOptions,
     plan_rewrite,
-    plan_rewrite_of,
     rewrite_here,
-    rewrite_job,
     run_rewrite,
 )
 from arroyo_dagster.state.operations.compaction.rewrite_preconditions import ListedJob, list_objects
@@ -43,7 +41,6 @@ from arroyo_dagster.state.operations.compaction.rewrite_undo import (
     UndoPlan,
     plan_undo,
     run_undo,
-    undo_rewrite,
 )
 from arroyo_dagster.state.storage import MemoryStore, ObjectStore
 from arroyo_dagster.state.storage.wrappers import WriteProtected
@@ -174,20 +171,6 @@ def test_an_undo_that_was_planned_is_refused_once_it_no_longer_fits(layout: Layo
     assert run_undo(job.store, job.paths, said, plan=plan).done
     with pytest.raises(ConflictError, match="the plan no longer fits"):
         run_undo(job.store, job.paths, said, plan=plan)
-
-
-def test_the_old_names_work_and_warn() -> None:
-    job = begun(Layout.LEGACY, epochs=2)
-    said = stopped(job.paths)
-    with pytest.deprecated_call(match="plan_rewrite and run_rewrite"):
-        dry = rewrite_job(WriteProtected(job.store), job.paths, said, FULL, dry_run=True)
-    assert dry.plan == plan_rewrite_of(job.store, job.paths, said, FULL)
-    with pytest.deprecated_call():
-        assert rewrite_job(job.store, job.paths, said, FULL, quiet_seconds=0).published
-    with pytest.deprecated_call(match="plan_undo and run_undo"):
-        assert not undo_rewrite(job.store, job.paths, said, dry_run=True).done
-    with pytest.deprecated_call():
-        assert undo_rewrite(job.store, job.paths, said).done
 
 
 @LAYOUTS

@@ -17,7 +17,8 @@ from arroyo_dagster.state.operations.gc.journal import read_journal
 from arroyo_dagster.state.operations.gc.steps import Pace
 from arroyo_dagster.state.storage import MemoryStore
 from arroyo_dagster.state.storage.store import DeleteOutcome, ObjectInfo
-from arroyo_dagster.state.storage.wrappers import Counting, Slow, Wrapper
+from arroyo_dagster.state.storage.wrappers import Counting, Wrapper
+from tests.faulty_stores import Slow
 from tests.fleets import OPERATOR, TABLE, Written, protocol_job
 from tests.gc_jobs import Clock, expiry, orphans, whole, without_ours
 

@@ -24,7 +24,8 @@ from arroyo_dagster.state.operations.gc.journal import (
     read_journal,
 )
 from arroyo_dagster.state.operations.gc.journal_archive import archive_runs
-from arroyo_dagster.state.storage import Crash, FaultInjecting, MemoryStore, ObjectStore
+from arroyo_dagster.state.storage import MemoryStore, ObjectStore
+from tests.faulty_stores import Crash, FaultInjecting
 from tests.fleets import Written
 from tests.gc_jobs import Clock, Hiding, orphans
 from tests.jobs import copied

@@ -21,7 +21,8 @@ from arroyo_dagster.state.operations.gc.journal_chain import finish_open_runs
 from arroyo_dagster.state.operations.gc.journal_check import JournalCheck, check_journal
 from arroyo_dagster.state.operations.gc.quarantine import purge
 from arroyo_dagster.state.operations.gc.undelete import UndeleteOptions, run_undelete
-from arroyo_dagster.state.storage import Crash, FaultInjecting, MemoryStore, ObjectStore
+from arroyo_dagster.state.storage import MemoryStore, ObjectStore
+from tests.faulty_stores import Crash, FaultInjecting
 from tests.fleets import Written
 from tests.gc_jobs import Clock, Hiding, expiry, orphans
 from tests.jobs import copied

@@ -16,13 +16,14 @@ from arroyo_dagster.errors import FormatError, InputError, StorageError
 from arroyo_dagster.state.codec.operations import INSERT, DeleteTimeKey, encode_operation
 from arroyo_dagster.state.codec.parquet import decode_file
 from arroyo_dagster.state.model.ids import Epoch
-from arroyo_dagster.state.storage import FaultInjecting, MemoryStore
+from arroyo_dagster.state.storage import MemoryStore
 from arroyo_dagster.state.tables.keyed import text_chunks, view
 from arroyo_dagster.state.tables.keyed.definition import keyed_state
 from arroyo_dagster.state.tables.keyed.rows import KeyedRows, Keys
 from arroyo_dagster.state.tables.keyed.states import ListState, MapState, ValueState
 from arroyo_dagster.state.tables.keyed.timers import Timers
 from arroyo_dagster.state.tables.live_rows import StoredRows
+from tests.faulty_stores import FaultInjecting
 from tests.keyed_subtasks import Subtasks
 
 _D = decimal.Decimal
