@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from arroyo_dagster.errors import FormatError, InputError
 from arroyo_dagster.state.codec.interval_types import interval_type, interval_unit
@@ -335,6 +334,8 @@ def _plain_array(values: pa.Array, kind: pa.DataType) -> pa.Array:
         return values
     if types.is_list(kind) or types.is_large_list(kind):
         is_large = types.is_large_list(kind)
+        import pyarrow.compute as pc  # loading it takes longer than reading a schema
+
         lengths = pc.fill_null(pc.list_value_length(values), 0)
         ends = np.cumsum(lengths.to_numpy(zero_copy_only=False), dtype=np.int64)
         offsets = pa.array(np.append(0, ends), pa.int64() if is_large else pa.int32())

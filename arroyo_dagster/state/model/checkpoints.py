@@ -275,6 +275,21 @@ class CheckpointState(enum.Enum):
         return self in (CheckpointState.COMMITTING, CheckpointState.READY)
 
 
+@dataclass(frozen=True, slots=True)
+class LostObject:
+    """A metadata object that is missing, damaged, or does not name all that it must.
+
+    Attributes:
+        reason: what is wrong with it, without its path.
+        operator: the operator that it should name; None if something else is wrong.
+    """
+
+    epoch: Epoch
+    path: StatePath
+    reason: str
+    operator: OperatorId | None = None
+
+
 # ---- protocol records (JSON) ---------------------------------------------------------------------
 
 

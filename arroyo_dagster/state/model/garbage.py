@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated
 
 from arroyo_dagster.errors import InputError
-from arroyo_dagster.state.model.checkpoints import CheckpointState
+from arroyo_dagster.state.model.checkpoints import CheckpointState, LostObject
 from arroyo_dagster.state.model.ids import (
     Epoch,
     JobId,
@@ -155,21 +155,6 @@ class EpochRoot:
     roots: tuple[Root, ...] = ()
     written_at_micros: int | None = None
     oldest_object_micros: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class LostObject:
-    """A metadata object that is missing, damaged, or does not name all that it must.
-
-    Attributes:
-        reason: what is wrong with it, without its path.
-        operator: the operator that it should name; None if something else is wrong.
-    """
-
-    epoch: Epoch
-    path: StatePath
-    reason: str
-    operator: OperatorId | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -35,6 +35,8 @@ def metadata_only_epochs(
     reader = BackendReader(store, paths)
     if paths.layout is Layout.LEGACY:
         return {}  # its epochs have no parents
+    if reader.objects.bytes_of(paths.job_pins) is None:
+        return {}  # without loading what decodes pins
     try:
         pinned = reader.job_pins().ever_pinned
     except FormatError:

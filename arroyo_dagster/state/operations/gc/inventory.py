@@ -19,10 +19,9 @@ from arroyo_dagster.state.codec.maintenance_records import (
 )
 from arroyo_dagster.state.codec.records import decode_generation_manifest
 from arroyo_dagster.state.codec.references import manifest_references, operator_references
-from arroyo_dagster.state.model.checkpoints import CheckpointState, GenerationManifest
+from arroyo_dagster.state.model.checkpoints import CheckpointState, GenerationManifest, LostObject
 from arroyo_dagster.state.model.garbage import (
     EpochRoot,
-    LostObject,
     PathsDigest,
     References,
     Roots,

@@ -12,11 +12,10 @@ from functools import partial
 
 from arroyo_dagster.errors import ProtocolError
 from arroyo_dagster.state.model.aliases import ReferencedPaths, fold, fold_numbers, second_names
-from arroyo_dagster.state.model.checkpoints import CheckpointState
+from arroyo_dagster.state.model.checkpoints import CheckpointState, LostObject
 from arroyo_dagster.state.model.garbage import (
     MARGIN_MICROS,
     EpochRoot,
-    LostObject,
     PathsDigest,
     Proof,
     Root,

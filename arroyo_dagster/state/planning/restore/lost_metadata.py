@@ -16,8 +16,7 @@ import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from arroyo_dagster.state.model.checkpoints import Checkpoint
-from arroyo_dagster.state.model.garbage import LostObject
+from arroyo_dagster.state.model.checkpoints import Checkpoint, LostObject
 from arroyo_dagster.state.model.ids import Epoch, OperatorId, StatePath, WorkerGeneration
 from arroyo_dagster.state.model.layout import (
     JobPaths,
