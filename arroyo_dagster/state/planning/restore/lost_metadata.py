@@ -33,7 +33,12 @@ MISSING = "it is missing"
 
 
 def ids_of_path(paths: JobPaths, path: str) -> dict[str, object]:
-    """Return the ids that a metadata object at a path of the job must have, by field."""
+    """Return the ids that a metadata object at a path of the job must have, by field.
+
+    Records of maintenance have rules of their own, and none here.
+    """
+    if path.startswith(f"{paths.maintenance}/"):
+        return {}
     ids: dict[str, object] = {"job": paths.job}
     if paths.pipeline is not None:
         ids["pipeline"] = paths.pipeline
