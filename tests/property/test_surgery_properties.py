@@ -12,6 +12,7 @@ import pyarrow as pa
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from arroyo_dagster.errors import InputError
 from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.model.layout import Layout
 from arroyo_dagster.state.model.tables import ExpiringTimeKeyConfig
@@ -186,7 +187,15 @@ def test_each_operator_loads_the_rows_of_its_counterpart(pair: Pair) -> None:
     was, theirs = loaded(source.store, source.paths), state_of(source.store, source.paths)
     untouched = {path: found for path, found in listing(source.store).items() if "job_a" in path}
     ours = state_of(job.store, job.paths)
-    run(source, job)
+    guess: InputError | None = None
+    try:
+        run(source, job)
+    except InputError as error:
+        guess = error
+    if guess is not None:  # what a person must decide
+        assert "the state cannot be carried" in guess.message
+        assert state_of(job.store, job.paths) == ours
+        return
     assert loaded(job.store, job.paths) == expected(was, pair.was, pair.now, pair.numbers)
     found = state_of(job.store, job.paths)
     for name in ("source", "watermark", "session"):

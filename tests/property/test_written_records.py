@@ -118,7 +118,7 @@ def _pairs() -> dict[str, tuple[Any, Any, Any]]:
 PAIRS = _pairs()
 OTHERS = {
     *("encode_moved", "encode_quarantined", "encode_archive", "encode_json", "encode_type"),
-    *("encode_control", "encode_operation", "encode_count"),
+    *("encode_operation", "encode_count"),
     *("encode_manifest", "encode_operator", "encode_legacy_checkpoint"),
 }
 """Tested below, with the bytes of each in `unit/state/codec` and `test_codec_round_trips.py`."""

@@ -27,7 +27,6 @@ from arroyo_dagster.dataflow.definition.diagnostics import Diagnostics
 from arroyo_dagster.dataflow.definition.yaml_tree import Node, read_tree
 from arroyo_dagster.errors import InputError, NotFoundError
 from arroyo_dagster.redaction import redact_url
-from arroyo_dagster.state.storage.local_documents import read_document
 
 FILE_KINDS = ("jsonl", "csv", "parquet")
 _ANY = "*"
@@ -218,6 +217,8 @@ def read_bindings(path: str | Path) -> BindingsText:
     """
     file = Path(path)
     try:
+        from arroyo_dagster.state.storage.local_documents import read_document
+
         text = read_document(file).decode("utf-8-sig")
     except FileNotFoundError as error:
         raise NotFoundError("there is no such bindings file", path=str(file)) from error

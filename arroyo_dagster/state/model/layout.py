@@ -68,11 +68,12 @@ _IN_CHECKPOINT = re.compile(
 _GENERATION = re.compile(rf"generations/({number_pattern()})/{re.escape(GENERATION_MANIFEST)}")
 _RECORD = re.compile(rf"epochs/{EPOCH_RECORD}")
 _TABLE_FILE = re.compile(
-    rf"table-(.+?)-{number_pattern(3)}(?:-[0-9a-f]{{8,}})?"
+    rf"table-(.+?)-{number_pattern(3)}(-[0-9a-f]{{8,}})?"
     rf"(?:{REMOVED}|(?:-l{number_pattern()})?{COMPACTED})?",
     re.DOTALL,
 )
-"""The name of a file that a subtask or a merge writes; the group is its table."""
+"""The name of a file that a subtask or a merge writes; the groups are its table, and
+the attempt, which only files of managed jobs have."""
 
 _EPOCH_RECORD = re.compile(EPOCH_RECORD)
 OWNERSHIP_DIRECTORY = f"{OUR_DIRECTORY}/marks"
@@ -485,11 +486,13 @@ class OperatorObject:
     Attributes:
         checkpoint: the directory of its epoch.
         table: of a data file that a subtask or a merge wrote; None for the operator's metadata.
+        managed: whether only a managed job gives such a name to a file.
     """
 
     checkpoint: str
     operator: OperatorId
     table: TableName | None
+    managed: bool = False
 
 
 def parse_operator_object(paths: JobPaths, path: str) -> OperatorObject | None:
@@ -500,7 +503,8 @@ def parse_operator_object(paths: JobPaths, path: str) -> OperatorObject | None:
     if start < 0 or not operator or (match is None and file != "metadata"):
         return None
     table = None if match is None else TableName(match[1])
-    return OperatorObject(path[:start], OperatorId(operator), table)
+    managed = match is not None and match[2] is not None
+    return OperatorObject(path[:start], OperatorId(operator), table, managed)
 
 
 def is_data_file(path: str) -> bool:

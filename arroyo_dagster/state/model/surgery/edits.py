@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from arroyo_dagster.errors import InputError
 from arroyo_dagster.state.model.ids import Epoch, OperatorId, StatePath, TableName
-from arroyo_dagster.state.model.keys import check_subtasks
 from arroyo_dagster.state.model.settings import check_time
 from arroyo_dagster.state.model.surgery.bootstrap import BootstrapRequest
 from arroyo_dagster.state.model.surgery.evolve import Evolve
@@ -140,9 +139,6 @@ class Rescale:
     parallelism: int
 
     name = "rescale"
-
-    def __post_init__(self) -> None:
-        check_subtasks(self.parallelism)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,7 +22,6 @@ from arroyo_dagster.state.model.job_facts import (
 )
 from arroyo_dagster.state.model.json_fields import parse_json
 from arroyo_dagster.state.model.layout import JobPaths
-from arroyo_dagster.state.storage.local_documents import read_document
 
 
 class JobSource(Protocol):
@@ -175,6 +174,8 @@ def read_assumed(path: str | Path) -> dict[str, object]:
     Raises:
         InputError: the file does not exist, or is not one JSON object.
     """
+    from arroyo_dagster.state.storage.local_documents import read_document
+
     try:
         assumed = parse_json(read_document(path))
     except InputError:

@@ -60,7 +60,7 @@ from arroyo_dagster.state.planning.gc.reachability import (
     refuse,
     written_with,
 )
-from arroyo_dagster.state.planning.restore.lost_metadata import cut_metadata
+from arroyo_dagster.state.planning.restore.lost_metadata import NamedTables, cut_metadata
 from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.store import ObjectInfo, ObjectStore
 
@@ -430,15 +430,20 @@ def _cut(roots: Roots, found: Inventory) -> Iterator[LostObject]:
         missing = {name for name, _ in one.operators} - {name for name, _ in one.tables}
         tables = dict(one.tables) | dict.fromkeys(missing, ())
         shared = shared and timed and one.finish_time_micros > 0
-        unchecked = missing.union(one.dropped)
         own = [
             each.path
             for each in (*edits, *listed)
             if not shared or not is_data_file(each.path) or written_with(one, each)
         ]
-        yield from cut_metadata(
-            paths, one.epoch, one.worker_generation, tables, own, unchecked, number
+        named = NamedTables(
+            epoch=one.epoch,
+            worker_generation=one.worker_generation,
+            tables=tables,
+            unchecked=missing.union(one.dropped),
+            directory=number,
+            managed=one.managed,
         )
+        yield from cut_metadata(paths, named, own)
 
 
 def _lost_latest(store: ObjectStore, roots: Roots, found: Inventory) -> Iterator[LostObject]:

@@ -10,7 +10,6 @@ from arroyo_dagster.errors import FormatError, InputError, NotFoundError, Protoc
 from arroyo_dagster.state.codec.gc import decode_gc_plan
 from arroyo_dagster.state.model.clock import wall_clock
 from arroyo_dagster.state.model.garbage import (
-    PURGE_MICROS,
     GcPlan,
     GraceSettings,
     PlanKind,
@@ -67,7 +66,8 @@ class GcRequest(GraceSettings):
     Attributes:
         retention: of an expiry.
         grace_micros: of the other two kinds.
-        purge_after_micros: of orphans: the age at which quarantines are purged first.
+        purge_after_micros: of orphans: the age at which quarantines are purged first; None = none
+            is purged.
         directory: who is asked what jobs are doing; nobody unless given.
         others: the other jobs below the URL, for a dead job; listed unless given.
         inventory: of orphans: plan from it instead of listing every object.
@@ -81,7 +81,7 @@ class GcRequest(GraceSettings):
     others: Sequence[JobPaths] | None = None
     unreadable: bool = False
     inventory: StoreInventory | None = None
-    purge_after_micros: int = PURGE_MICROS
+    purge_after_micros: int | None = None
 
     def __post_init__(self) -> None:
         if self.inventory is not None and self.kind is not PlanKind.ORPHANS:
@@ -94,7 +94,8 @@ class GcRequest(GraceSettings):
         if (self.kind is PlanKind.EXPIRE) is not (self.retention is not None):
             raise InputError("keep and keep-for are options of an expiry only")
         checked_grace(self.grace_micros)
-        checked_purge_age(self.purge_after_micros)
+        if self.purge_after_micros is not None:
+            checked_purge_age(self.purge_after_micros)
 
     def answer(self, paths: JobPaths) -> JobAnswer | None:
         """Return what is known of a job now; None if no source is configured."""

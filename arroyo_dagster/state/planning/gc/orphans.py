@@ -15,7 +15,6 @@ from arroyo_dagster.state.model.aliases import ReferencedPaths
 from arroyo_dagster.state.model.checkpoints import CheckpointState
 from arroyo_dagster.state.model.garbage import (
     MARGIN_MICROS,
-    PURGE_MICROS,
     EpochRoot,
     GcPlan,
     PathsDigest,
@@ -352,7 +351,7 @@ def plan_orphans(
     *,
     listed: int,
     answer: JobAnswer | None = None,
-    purge_after_micros: int = PURGE_MICROS,
+    purge_after_micros: int | None = None,
 ) -> GcPlan:
     """Plan to delete the unreferenced objects that may be deleted.
 
@@ -360,7 +359,7 @@ def plan_orphans(
         parts: the decisions about data files and subtask metadata, in order of name.
         metadata, foreign: the other objects below the job, as listed.
         listed: the total number of objects.
-        purge_after_micros: the age at which quarantines are purged.
+        purge_after_micros: the age at which quarantines are purged; None = none is.
     """
     roots, stays = standing.roots, _Stays()
     found = [one for one, _ in _chosen(standing, metadata, stays)]
@@ -374,7 +373,7 @@ def plan_orphans(
         referenced=sum(part.referenced for part in parts),
         digest=PathsDigest.joined(part.digest for part in parts),
     )
-    default = purge_after_micros == PURGE_MICROS
+    purges = purge_after_micros is not None
     return GcPlan(
         kind=PlanKind.ORPHANS,
         pipeline=roots.paths.pipeline,
@@ -382,7 +381,7 @@ def plan_orphans(
         made_at_micros=standing.now_micros,
         rule={
             "grace_micros": standing.grace_micros,
-            **({} if default else {"purge_after_micros": purge_after_micros}),
+            **({"purge_after_micros": purge_after_micros} if purges else {}),
         },
         proof=proof,
         data=Packed.joined(part.data for part in parts),
@@ -393,7 +392,8 @@ def plan_orphans(
         purges=tuple(
             quarantined.name
             for quarantined in roots.quarantined
-            if quarantined.moved_at_micros <= standing.now_micros - purge_after_micros
+            if purge_after_micros is not None
+            and quarantined.moved_at_micros <= standing.now_micros - purge_after_micros
         ),
     )
 

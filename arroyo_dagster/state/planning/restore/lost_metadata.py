@@ -80,14 +80,30 @@ def is_of_another_job(paths: JobPaths, value: object) -> bool:
 # ---- does an epoch name all that it has ----------------------------------------------------------
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamedTables:
+    """What the metadata of an epoch names.
+
+    Attributes:
+        worker_generation: None in the legacy layout.
+        tables: the tables of each operator.
+        unchecked: operators, or tables as `operator/table`, of which nothing is expected: their
+            metadata is missing, or a managed job dropped them on purpose.
+        directory: the number of the directory of its data files, where a run that ignored its state
+            counts from 1 (arroyo-state.md 1.5); None = the epoch's own.
+        managed: whether it is a managed job, whose files have names of their own.
+    """
+
+    epoch: Epoch
+    worker_generation: WorkerGeneration | None = None
+    tables: Mapping[OperatorId, Collection[str]]
+    unchecked: Collection[str] = ()
+    directory: Epoch | None = None
+    managed: bool = False
+
+
 def cut_metadata(
-    paths: JobPaths,
-    epoch: Epoch,
-    generation: WorkerGeneration | None,
-    tables: Mapping[OperatorId, Collection[str]],
-    names: Iterable[StatePath],
-    unchecked: Collection[str] = (),
-    directory: Epoch | None = None,
+    paths: JobPaths, named: NamedTables, names: Iterable[StatePath]
 ) -> Iterator[LostObject]:
     """Yield the metadata objects of an epoch that do not name what lies in its directory.
 
@@ -96,22 +112,20 @@ def cut_metadata(
     no writer, nor what lies in directories below that of an operator.
 
     Args:
-        generation: None in the legacy layout.
-        tables: the tables of each operator that the epoch names.
         names: objects in the epoch's directory, where one file of each table is enough, and the
             records of edits.
-        unchecked: operators, or tables as `operator/table`, of which nothing is expected: their
-            metadata is missing, or a managed job dropped them on purpose.
-        directory: the number of the directory of its data files, where a run that ignored its state
-            counts from 1 (arroyo-state.md 1.5); None = the epoch's own.
     """
+    from arroyo_dagster.state.model.aliases import fold  # most commands need no gc
+
+    epoch, generation, tables = named.epoch, named.worker_generation, named.tables
+    unchecked = named.unchecked
     legacy = paths.layout is Layout.LEGACY
-    whole = (
-        paths.legacy_metadata(epoch) if generation is None else paths.manifest(generation, epoch)
-    )
-    number = epoch if directory is None else directory
+    legacy_ref = paths.legacy_metadata(epoch)
+    whole = legacy_ref if generation is None else paths.manifest(generation, epoch)
+    number = epoch if named.directory is None else named.directory
     place = paths.checkpoint(number, generation)
     cut: dict[StatePath, LostObject] = {}
+    folded = {fold(operator) for operator in tables}  # some disks keep the first spelling
     edits = f"{paths.edits}/{epoch:07}-"
     for path in names:
         if path.startswith(edits):
@@ -120,9 +134,11 @@ def cut_metadata(
         if address is None or address.checkpoint != place or is_rewritten(path):
             continue
         operator, table = address.operator, address.table
+        if table is not None and named.managed and not address.managed:
+            continue  # no writer of the job gives such a name
         if operator in unchecked or (table is None and not (legacy and number == epoch)):
             continue
-        if operator not in tables and "/" not in operator:
+        if operator not in tables and "/" not in operator and fold(operator) not in folded:
             reason = f"it does not name operator {operator}, which has {path}"
             cut.setdefault(whole, LostObject(epoch, whole, reason, operator))
         elif operator in tables and table is not None:
@@ -138,11 +154,15 @@ def cut_checkpoint(
     paths: JobPaths, checkpoint: Checkpoint, names: Iterable[StatePath]
 ) -> Iterator[LostObject]:
     """Yield as `cut_metadata`, of a checkpoint that was read whole."""
-    tables = {one.operator: (*one.tables, *one.configs) for one in checkpoint.operators}
-    dropped = () if checkpoint.progress is None else checkpoint.progress.dropped
-    yield from cut_metadata(
-        paths, checkpoint.epoch, checkpoint.worker_generation, tables, names, dropped
+    progress = checkpoint.progress
+    named = NamedTables(
+        epoch=checkpoint.epoch,
+        worker_generation=checkpoint.worker_generation,
+        tables={one.operator: (*one.tables, *one.configs) for one in checkpoint.operators},
+        unchecked=() if progress is None else progress.dropped,
+        managed=progress is not None,
     )
+    yield from cut_metadata(paths, named, names)
 
 
 # ---- which objects are lost ----------------------------------------------------------------------
@@ -212,7 +232,7 @@ def lost_epochs(
     """
     unpinned = [one.epoch for one in epochs if one.epoch not in kept]
     oldest = next((one for one in epochs if one.epoch in unpinned[-1:]), None)
-    if oldest is not None:
+    if oldest is not None and max(oldest.directories(), default=None) == oldest.epoch:
         # It has taken over files of those before, which no cleanup has reached.
         before = range(max(whole_from, min_epoch + 1), oldest.epoch)
         yield from (number for number in sorted(oldest.directories()) if number in before)

@@ -32,7 +32,11 @@ from arroyo_dagster.state.operations.surgery.rebuild.operator import (
     LostOperator,
     cannot_rebuild,
 )
-from arroyo_dagster.state.planning.restore.lost_metadata import cut_metadata, identity_mismatch
+from arroyo_dagster.state.planning.restore.lost_metadata import (
+    NamedTables,
+    cut_metadata,
+    identity_mismatch,
+)
 from arroyo_dagster.state.planning.verify.starts import Origin, origin_of
 from arroyo_dagster.state.storage.store import ObjectInfo, ObjectStore
 
@@ -110,10 +114,11 @@ class LegacyRebuild:
             )
         self._check_names(before)
         there = [one for one in found.values() if one is not None]
-        starts = [one.start_time_micros for one in (head, *there) if one is not None]
-        if min(starts, default=before.finish_time_micros) < before.finish_time_micros:
+        ends = [one.finish_time_micros for one in (head, *there) if one is not None]
+        behind = named is not None and self.epoch == named + 1  # or Arroyo has given it up
+        if behind and max(ends, default=before.start_time_micros) < before.start_time_micros:
             raise self._unknown(
-                f"it began before epoch {before.epoch} ended: a later run has written that one, "
+                f"it ended before epoch {before.epoch} began: a later run has written that one, "
                 "and may have written files of this one again"
             )
         if head is None:
@@ -178,8 +183,8 @@ class LegacyRebuild:
         # Tables are checked with the metadata of each operator.
         edits = f"{self.paths.edits}/"
         names = [one for one in self.listing if one.startswith(edits) or one.endswith("/metadata")]
-        tables = dict.fromkeys(head.operators, ())
-        if any(cut_metadata(self.paths, self.epoch, None, tables, names)):
+        named = NamedTables(epoch=self.epoch, tables=dict.fromkeys(head.operators, ()))
+        if any(cut_metadata(self.paths, named, names)):
             self.before[path] = self.store.read(path)
             return None
         return head
@@ -193,8 +198,9 @@ class LegacyRebuild:
         edits = f"{self.paths.edits}/"
         names = [one for one in self.listing if one.startswith((edits, directory))]
         tables = {name: (*operator.tables, *operator.configs)}
+        named = NamedTables(epoch=self.epoch, tables=tables)
         bare = operator.tables.keys() - operator.configs.keys()
-        if bare or any(cut_metadata(self.paths, self.epoch, None, tables, names)):
+        if bare or any(cut_metadata(self.paths, named, names)):
             self.before[path] = self.store.read(path)
             return None
         return operator

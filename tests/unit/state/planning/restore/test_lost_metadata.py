@@ -11,6 +11,7 @@ from arroyo_dagster.state.model.ids import Epoch, JobId, OperatorId, PipelineId,
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.planning.restore.lost_metadata import (
     EpochObjects,
+    NamedTables,
     cut_metadata,
     identity_mismatch,
     is_of_another_job,
@@ -90,15 +91,22 @@ def cut(
     paths: JobPaths = LEGACY,
     unchecked: Collection[str] = (),
     directory: int | None = None,
+    managed: bool = False,
 ) -> list[tuple[str, str]]:
     """What lacks a name, by path, and the operator that it should name."""
     generation = None if paths is LEGACY else WorkerGeneration(2)
     tables = {SOURCE: ["s"], JOIN: ["left", "left-001"]}
     number = None if directory is None else Epoch(directory)
     place = paths.checkpoint(number or Epoch(7), generation)
-    lost = cut_metadata(
-        paths, Epoch(7), generation, tables, [place / name for name in names], unchecked, number
+    named = NamedTables(
+        epoch=Epoch(7),
+        worker_generation=generation,
+        tables=tables,
+        unchecked=unchecked,
+        directory=number,
+        managed=managed,
     )
+    lost = cut_metadata(paths, named, [place / name for name in names])
     return [(one.path.removeprefix(f"{place}/"), one.operator or "") for one in lost]
 
 
@@ -136,6 +144,12 @@ def test_an_epoch_names_each_operator_and_table_in_its_directory() -> None:
 )
 def test_names_that_no_writer_gives_do_not_count(name: str) -> None:
     assert cut(name) == []
+
+
+def test_names_of_arroyo_do_not_count_in_a_managed_job() -> None:
+    assert cut("operator-key/table-k-000", managed=True) == []
+    assert cut("operator-key/table-k-000-0123456789abcdef", managed=True) == [("metadata", "key")]
+    assert cut("operator-Join/table-left-000") == []  # as a disk that ignores case keeps it
 
 
 def test_what_was_dropped_on_purpose_is_not_missed() -> None:
