@@ -27,6 +27,8 @@ from arroyo_dagster.state.model.layout import (
     CURRENT_GENERATION,
     JobPaths,
     Layout,
+    is_compacted,
+    is_rewritten,
     parse_manifest_path,
     written_epoch,
 )
@@ -262,7 +264,16 @@ def written_with(one: EpochRoot, stored: StoredObject) -> bool:
 
 
 def _directories(one: EpochRoot) -> set[Epoch]:
-    return {number for path in one.files.texts if (number := written_epoch(path)) is not None}
+    """Return the numbers of the directories in which subtasks wrote an epoch's files.
+
+    Arroyo's compaction, and this package, write into the directory of the controller's epoch,
+    whatever the workers count (arroyo-state.md 1.1).
+    """
+    by_subtasks = (
+        path for path in one.files.texts if not (is_compacted(path) or is_rewritten(path))
+    )
+    written = map(written_epoch, by_subtasks)
+    return {number for number in written if number is not None}
 
 
 def kept_beside(roots: Roots) -> frozenset[Epoch]:

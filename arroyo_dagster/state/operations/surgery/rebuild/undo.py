@@ -211,7 +211,14 @@ def _written_since(view: ObjectStore, paths: JobPaths, head: JobHead) -> bool:
 
 def head_of(store: ObjectStore, paths: JobPaths) -> JobHead:
     """Return how far a job with at least one epoch is."""
-    newest = ParquetBackend(store, paths).epochs()[-1]
+    epochs = ParquetBackend(store, paths).epochs()
+    if not epochs:
+        raise NotFoundError(
+            "the job has no epoch, so it is unknown whether it has gone on since the rebuild",
+            job=paths.root,
+            next_step="restore the metadata of its newest epoch from a copy; nothing was changed",
+        )
+    newest = epochs[-1]
     if paths.layout is Layout.LEGACY:
         return JobHead(epoch=newest)
     at = paths.current_generation
