@@ -250,6 +250,7 @@ def epoch_directories(roots: Roots) -> Iterator[tuple[EpochRoot, Epoch, bool]]:
     first = {one.epoch for one in roots.current if arroyo and one.epoch == one.min_epoch + 1}
     for one in roots.current:
         numbers = {one.epoch, one.epoch - apart, *([1] if one.epoch in first else [])}
+        numbers |= {max(_directories(one), default=one.epoch)} if arroyo else set()
         shared = arroyo and (one is not roots.head or apart > 0 or bool(first - {1}))
         yield from ((one, Epoch(number), shared) for number in sorted(numbers) if number > 0)
 
