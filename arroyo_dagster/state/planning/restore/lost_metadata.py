@@ -134,8 +134,10 @@ def cut_metadata(
         if address is None or address.checkpoint != place or is_rewritten(path):
             continue
         operator, table = address.operator, address.table
-        if table is not None and named.managed and not address.managed:
-            continue  # no writer of the job gives such a name
+        if table is not None and named.managed and (legacy or not address.managed):
+            # No writer of the job gives such a name; or the attempt of another run may have left
+            # it, as all runs of the legacy layout share the directory.
+            continue
         if operator in unchecked or (table is None and not (legacy and number == epoch)):
             continue
         if operator not in tables and "/" not in operator and fold(operator) not in folded:
