@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from arroyo_dagster.errors import FormatError, NotFoundError
-from arroyo_dagster.state.model.checkpoints import Checkpoint, OperatorCheckpoint
+from arroyo_dagster.state.model.checkpoints import Checkpoint, LostObject, OperatorCheckpoint
 from arroyo_dagster.state.model.ids import StatePath, TableName
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.tables import ExpiringTimeKeyFiles
@@ -17,16 +18,23 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
+def cut_objects(
+    store: ObjectStore, paths: JobPaths, checkpoint: Checkpoint
+) -> Iterator[LostObject]:
+    """List an epoch's directory, and yield the metadata that does not name all that lies there."""
+    directory = paths.checkpoint(checkpoint.epoch, checkpoint.worker_generation)
+    listed = (*store.list_dir(paths.edits).objects, *store.list(directory))
+    names = [info.path for info in listed if info.addressable]
+    yield from cut_checkpoint(paths, checkpoint, names)
+
+
 def check_whole(store: ObjectStore, paths: JobPaths, checkpoint: Checkpoint) -> None:
     """Check that the metadata of an epoch names all that lies in its directory; lists it.
 
     Raises:
         FormatError: an object was cut, for example by an interrupted copy.
     """
-    directory = paths.checkpoint(checkpoint.epoch, checkpoint.worker_generation)
-    listed = (*store.list_dir(paths.edits).objects, *store.list(directory))
-    names = [info.path for info in listed if info.addressable]
-    cut = next(cut_checkpoint(paths, checkpoint, names), None)
+    cut = next(cut_objects(store, paths, checkpoint), None)
     if cut is not None:
         raise FormatError(
             f"epoch {checkpoint.epoch} cannot be restored: its metadata is damaged: {cut.reason}",

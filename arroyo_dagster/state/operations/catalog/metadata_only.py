@@ -35,10 +35,13 @@ def metadata_only_epochs(
     reader = BackendReader(store, paths)
     if paths.layout is Layout.LEGACY:
         return {}  # its epochs have no parents
-    if reader.objects.bytes_of(paths.job_pins) is None:
+    data = reader.objects.bytes_of(paths.job_pins)
+    if data is None:
         return {}  # without loading what decodes pins
+    from arroyo_dagster.state.codec.gc import decode_pins
+
     try:
-        pinned = reader.job_pins().ever_pinned
+        pinned = decode_pins(data, paths.job_pins).ever_pinned
     except FormatError:
         return {}  # `health` reports it
     if not pinned:

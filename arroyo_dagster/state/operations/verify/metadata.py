@@ -16,6 +16,7 @@ from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.metadata.epoch_finder import EpochFinder
 from arroyo_dagster.state.metadata.objects import MetadataReader, decode_by_name
 from arroyo_dagster.state.metadata.reader import as_checkpoint, legacy_checkpoint
+from arroyo_dagster.state.metadata.restorable import cut_objects
 from arroyo_dagster.state.model.checkpoints import (
     Checkpoint,
     CheckpointState,
@@ -31,7 +32,6 @@ from arroyo_dagster.state.model.ids import Epoch, OperatorId, StatePath, WorkerG
 from arroyo_dagster.state.model.layout import JobPaths, Layout
 from arroyo_dagster.state.planning.restore import recovery
 from arroyo_dagster.state.planning.restore.lineage import behind_pinned, rolled_back
-from arroyo_dagster.state.planning.restore.lost_metadata import cut_checkpoint
 from arroyo_dagster.state.planning.restore.partially_collected import LEGACY_EPOCHS_BEFORE_NEWEST
 from arroyo_dagster.state.planning.verify.findings import KEEP_AND_REPORT, Finding, error
 from arroyo_dagster.state.planning.verify.legacy import LegacyFacts, legacy_findings
@@ -277,11 +277,7 @@ def _cut_findings(reader: _Reader, checkpoint: Checkpoint | None) -> Iterator[Fi
     """Find metadata that does not name all that lies in the epoch's directory."""
     if checkpoint is None:
         return  # other findings say why
-    directory = reader.paths.checkpoint(checkpoint.epoch, checkpoint.worker_generation)
-    edits = reader.store.list_dir(reader.paths.edits).objects
-    listed = (*edits, *reader.store.list(directory))
-    names = [info.path for info in listed if info.addressable]
-    for cut in cut_checkpoint(reader.paths, checkpoint, names):
+    for cut in cut_objects(reader.store, reader.paths, checkpoint):
         if cut.operator is not None:
             yield error("operator-vanished", cut.path, cut.reason, KEEP_AND_REPORT)
         else:
