@@ -502,13 +502,13 @@ def test_columns_that_no_expression_names_are_not_read(flights: Flights, tmp_pat
 def test_workers_read_a_table_on_s3_with_the_options_of_the_declaration(flights: Flights) -> None:
     rows = pq.read_table(flights.events).slice(0, 1_000)
     with servers.moto_server() as host:
-        servers.make_moto_bucket("lake")
+        servers.make_moto_bucket("flights-lake")
         options = {**KEYS, "endpoint": f"http://{host}"}
         given = {f"aws_{name}": value for name, value in options.items()}
         write_deltalake(
-            "s3://lake/flights", rows, storage_options={**given, "aws_allow_http": "true"}
+            "s3://flights-lake/flights", rows, storage_options={**given, "aws_allow_http": "true"}
         )
-        snapshot = delta_snapshot("s3://lake/flights", None, options)
+        snapshot = delta_snapshot("s3://flights-lake/flights", None, options)
         frame = lake_frame(flights.session, snapshot, ["seq"])
         assert frame.selectExpr("sum(seq)").first()[0] == 999 * 500
     away = replace(snapshot, options={**options, "max_retries": 0, "request_timeout_seconds": 1})
