@@ -35,6 +35,7 @@ from arroyo_dagster.state.planning.verify.edits import (
     edit_findings,
     explained_files,
     rebuild_findings,
+    undone_files,
 )
 from arroyo_dagster.state.planning.verify.epochs import across_findings, waiting_findings
 from arroyo_dagster.state.planning.verify.files import (
@@ -264,7 +265,7 @@ def _across(
     edits = read_edits(store, paths, history)
     known = [record for record in edits.records.values() if record is not None]
     explained = explained_files(history, known, edits.digests)
-    yield from across_findings(history, explained)
+    yield from across_findings(history, explained, undone_files(history, known))
     yield from edit_findings(history, edits.records, edits.digests)
     yield from rebuild_findings(history, read_rebuilds(store, paths))
     if decodes:

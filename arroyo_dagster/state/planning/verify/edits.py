@@ -5,6 +5,7 @@ Source: docs/decisions/editing-state.md.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 
 from arroyo_dagster.state.model.checkpoints import Checkpoint
@@ -80,6 +81,20 @@ def explained_files(
             mine += [one for one in edits if concerns(one, before)]
         if mine:
             found[checkpoint.epoch] = frozenset(path for one in mine for path in one.unlisted)
+    return found
+
+
+def undone_files(history: Sequence[Checkpoint], edits: Sequence[EditRecord]) -> Explained:
+    """Return, by epoch, files of edits of the epoch before of which it lists none.
+
+    Where the record of an undone edit is left, its undo met a start, which may have taken the
+    edited lists. An edit that only takes files away leaves nothing that would prove it.
+    """
+    found: dict[Epoch, frozenset[StatePath]] = {}
+    for before, checkpoint in itertools.pairwise(history):
+        files = {path for one in edits if concerns(one, before) for path in one.unlisted}
+        if checkpoint.epoch == before.epoch + 1 and files.isdisjoint(checkpoint.paths):
+            found[checkpoint.epoch] = frozenset(files)
     return found
 
 

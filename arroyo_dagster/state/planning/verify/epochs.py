@@ -11,7 +11,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 
 from arroyo_dagster.state.model.checkpoints import Checkpoint, OperatorCheckpoint
 from arroyo_dagster.state.model.compaction import CompactionRecord
@@ -42,13 +41,16 @@ _ADD_AGAIN = "list a copy of it under a new name, or restore an epoch that lists
 
 
 def across_findings(
-    history: Sequence[Checkpoint], explained: Explained | None = None
+    history: Sequence[Checkpoint],
+    explained: Explained | None = None,
+    undone: Explained | None = None,
 ) -> list[Finding]:
     """Find what was lost from one epoch to the next and still affects the last one.
 
     Args:
         history: consecutive visible epochs, oldest first; the last is the one that is verified.
         explained: by epoch, the files that an edit took from its lists on purpose.
+        undone: by epoch, the files that an undone edit of the epoch before may have taken.
     """
     found: list[Finding] = []
     for before, now in itertools.pairwise(history):
@@ -61,7 +63,12 @@ def across_findings(
                 continue
             steps = _step_findings(before, now, history[-1])
             steps = (one for one in steps if one.object not in meant)
-            found += map(partial(_doubtful, now), steps) if origin is Origin.UNKNOWN else steps
+            taken = (undone or {}).get(now.epoch, frozenset())
+            for step in steps:
+                if origin is Origin.UNKNOWN:
+                    found.append(_doubtful(now, step))
+                else:
+                    found.append(_perhaps_taken(step) if step.object in taken else step)
     if history:
         found += _doubled_findings(history[-1])
         found += _reused_findings(history)
@@ -90,6 +97,15 @@ def _doubtful(now: Checkpoint, finding: Finding) -> Finding:
         "nothing; else restore an epoch that lists the file"
     )
     return warning(finding.code, finding.object, evidence, step)
+
+
+def _perhaps_taken(finding: Finding) -> Finding:
+    """Return a finding about a file that an edit took, whose undo met a start of the job."""
+    evidence = (
+        f"{finding.evidence}; or the job goes on from the edit, whose undo came after its start"
+    )
+    step = "find out which state the job was started from: if the edited one, nothing; else restore"
+    return warning(finding.code, finding.object, evidence, f"{step} an epoch that lists the file")
 
 
 def _step_findings(before: Checkpoint, now: Checkpoint, last: Checkpoint) -> Iterator[Finding]:

@@ -42,8 +42,19 @@ def origin_of(before: Checkpoint, now: Checkpoint, unlisted: Collection[StatePat
     written = {path for path in (*now.paths, *unlisted) if path in known or not is_rewritten(path)}
     directories = {written_epoch(path) for path in written}
     if directories - {1}:
-        return Origin.BEFORE
+        return Origin.UNKNOWN if _is_of_another_run(before, written) else Origin.BEFORE
     return Origin.EMPTY if _has_own_files(before, now) else Origin.UNKNOWN
+
+
+def _is_of_another_run(before: Checkpoint, written: Collection[StatePath]) -> bool:
+    """Return whether an epoch cannot go on from the one before: directories never count down.
+
+    An older run that still writes may overwrite the metadata of an epoch of its successor.
+    """
+    known = {path for path in before.paths if not is_rewritten(path)}
+    newest = max((written_epoch(path) or 0 for path in known), default=0)
+    later = any((written_epoch(path) or newest) >= newest for path in written)
+    return known.isdisjoint(written) and not later
 
 
 def _has_own_files(before: Checkpoint, now: Checkpoint) -> bool:

@@ -5,10 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from arroyo_dagster.state.model.checkpoints import Checkpoint, RunProgress
 from arroyo_dagster.state.model.ids import PipelineId, StatePath, WorkerGeneration
 from arroyo_dagster.state.model.layout import JobPaths, rewritten_attempt
+from arroyo_dagster.state.model.surgery.plans import EditRecord
 from arroyo_dagster.state.model.tables import GlobalKeyedFiles, TimeFile
+from arroyo_dagster.state.planning.verify.edits import undone_files
 from arroyo_dagster.state.planning.verify.epochs import across_findings
 from arroyo_dagster.state.planning.verify.starts import Origin, origin_of
 from tests.unit.state.planning.verify.test_verify import OPERATOR, checkpoint, entry, expiring
@@ -29,6 +33,7 @@ def pairs(*directories: int) -> GlobalKeyedFiles:
     return GlobalKeyedFiles(files=tuple(path(at, "table-pairs-000") for at in directories))
 
 
+OF_AN_EPOCH = ("pipeline", "job", "epoch", "worker_generation", "finish_time_micros")
 BEFORE = checkpoint(4, rows=expiring(file(2), file(4)), pairs=pairs(4))
 
 
@@ -37,7 +42,11 @@ def test_a_worker_without_state_counts_its_directories_from_one() -> None:
     assert origin_of(BEFORE, checkpoint(5, pairs=pairs(1))) is Origin.EMPTY
     assert origin_of(BEFORE, checkpoint(5, pairs=pairs(5))) is Origin.BEFORE
     # The second epoch of a run without state goes on from its first one.
-    assert origin_of(BEFORE, checkpoint(5, rows=expiring(file(1)), pairs=pairs(2))) is Origin.BEFORE
+    second = checkpoint(5, rows=expiring(file(1)), pairs=pairs(2))
+    first = checkpoint(4, rows=expiring(file(1)), pairs=pairs(1))
+    assert origin_of(first, second) is Origin.BEFORE
+    # An older run that still wrote has put its own lists into the place of the first one.
+    assert origin_of(BEFORE, second) is Origin.UNKNOWN
     assert origin_of(BEFORE, checkpoint(5, rows=expiring(file(2)), pairs=pairs(1))) is Origin.BEFORE
 
 
@@ -103,6 +112,29 @@ def test_only_where_it_is_known_is_a_loss_an_error_with_the_advice_to_list_files
         assert "list a copy" not in one.next_step
         assert "does not tell" in one.evidence
     assert found(checkpoint(5, pairs=pairs(1))) == [("note", "not-compared")]
+
+
+@pytest.mark.parametrize(
+    ("after", "severities"), [((5,), ["warning", "warning"]), ((2, 5), ["error"])], ids=str
+)
+def test_files_that_an_undone_edit_took_are_doubtful_if_none_of_them_is_left(
+    after: tuple[int, ...], severities: list[str]
+) -> None:
+    """The undo of an edit that only took files away met a start from the edited lists."""
+    now = checkpoint(5, rows=expiring(*map(file, after)), pairs=pairs(5))
+    record = EditRecord(
+        operation="delete-key",
+        digest="d",
+        token=1,
+        created_at_micros=1,
+        objects={},
+        unlisted=(path(2), path(4)),
+        **{name: getattr(BEFORE, name) for name in OF_AN_EPOCH},
+    )
+    lost = across_findings([BEFORE, now], {}, undone_files([BEFORE, now], [record]))
+    assert [(one.code, one.severity.value) for one in lost] == [
+        ("file-lost", severity) for severity in severities
+    ]
 
 
 def test_an_operator_of_the_state_that_was_ignored_has_not_vanished() -> None:
