@@ -35,8 +35,9 @@ def origin_of(before: Checkpoint, now: Checkpoint, unlisted: Collection[StatePat
         return Origin.BEFORE if now.parent_ref == before.ref else Origin.UNKNOWN
     if now.progress is not None:
         return Origin.BEFORE  # a managed job always goes on from what is there
-    if now.finish_time_micros < before.start_time_micros:
-        return Origin.UNKNOWN  # an older epoch was restored and `before` written again, or a clock
+    if now.start_time_micros < before.finish_time_micros:
+        # One checkpoint at a time (9.1): another run wrote `before` since, or a clock was set.
+        return Origin.UNKNOWN
     known = set(before.paths)
     # An edit of `now` writes its files into the directory of the epoch.
     written = {path for path in (*now.paths, *unlisted) if path in known or not is_rewritten(path)}

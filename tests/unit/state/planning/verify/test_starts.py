@@ -87,10 +87,10 @@ def test_the_protocol_layout_names_the_epoch() -> None:
 
 
 def test_an_epoch_that_was_written_earlier_may_go_on_from_another_attempt() -> None:
-    now = replace(checkpoint(5, pairs=pairs(5)), start_time_micros=5, finish_time_micros=9)
-    at = {"start_time_micros": 9, "finish_time_micros": 12}
-    assert origin_of(replace(BEFORE, **at), now) is Origin.BEFORE
-    assert origin_of(replace(BEFORE, **{**at, "start_time_micros": 10}), now) is Origin.UNKNOWN
+    now = checkpoint(5, pairs=pairs(5))
+    began = now.start_time_micros
+    assert origin_of(replace(BEFORE, finish_time_micros=began), now) is Origin.BEFORE
+    assert origin_of(replace(BEFORE, finish_time_micros=began + 1), now) is Origin.UNKNOWN
 
 
 def test_a_managed_job_always_goes_on() -> None:
