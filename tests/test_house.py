@@ -4,6 +4,7 @@ where names of objects are built."""
 from __future__ import annotations
 
 import ast
+import collections
 import functools
 import inspect
 import re
@@ -12,15 +13,19 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
 
 from arroyo_dagster import state
+from arroyo_dagster.cli import main
+from tests.commands import leaf_commands
 
 PACKAGE = Path(__file__).parents[1] / "arroyo_dagster"
 OURS = "arroyo_dagster"
 MOST_MODULES = 25
 MOST_PARAMETERS = 7
 MOST_LINES_OF_A_CLASS = 300
+MOST_COMMANDS, MOST_OPTIONS = 71, 460
 MANY_PARAMETERS = {
     "orchestration.definitions.build_arroyo_definitions": "each is a documented keyword",
     "state.operations.verify.job.verify_job": "each is a documented keyword",
@@ -369,3 +374,15 @@ def test_only_the_layout_builds_and_parses_names_of_the_state_tree() -> None:
 def test_each_exception_for_names_is_still_needed() -> None:
     for name in NAMES_BUILT_IN:
         assert _state_names(PACKAGE / name), name
+
+
+def test_the_command_line_stays_small() -> None:
+    """Commands, and options beside `--help`, `--url` and `--json`."""
+    options = [
+        (*words, option.name)
+        for words, command in leaf_commands(main)
+        for option in command.params
+        if isinstance(option, click.Option) and option.name not in ("help", "url", "as_json")
+    ]
+    assert len(list(leaf_commands(main))) <= MOST_COMMANDS
+    assert len(options) <= MOST_OPTIONS, collections.Counter(option[-1] for option in options)

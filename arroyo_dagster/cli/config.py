@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
@@ -19,6 +19,9 @@ from arroyo_dagster.redaction import holds_secret
 LOCAL_FILE = "arroyo-state.toml"
 ALLOWED_EVERYWHERE = ("url", "arroyo-api", "arroyo-db", "private", "ownership")
 """Options at the top of a file. They apply to every command that has them."""
+
+SPARK = "spark"
+"""The table with the settings that `--spark` uses; it switches nothing on."""
 
 CONFIRMATIONS = frozenset({"yes", "now"})
 """Options that start a change. Only a command line may contain them."""
@@ -78,6 +81,8 @@ def default_map(
         if key not in options:
             _refuse(path, (*names, key), f"is no option of `{' '.join(names)}`", options)
     everywhere = {_spelling(key): value for key, value in config.items()}
+    if SPARK in config and SPARK in options:
+        given[SPARK] = [*_spark_pairs(path, config), *given.get(SPARK, [])]
     shared = {key: everywhere[key] for key in ALLOWED_EVERYWHERE if key in everywhere}
     chosen = {key: value for key, value in {**shared, **given}.items() if key in options}
     return {
@@ -103,9 +108,21 @@ def check_config(path: Path, root: LazyGroup) -> int:
         InputError: as `read_config` and `default_map`.
     """
     config = read_config(path, root)
+    if SPARK in config:
+        _spark_pairs(path, config)
     for names, command in _commands(root, ()):
         default_map(path, config, command, names)
     return sum(1 for _ in _leaves(config, ()))
+
+
+def _spark_pairs(path: Path, config: Mapping[str, Any]) -> list[str]:
+    from arroyo_dagster.cli.spark import spark_pairs
+
+    table = {".".join(names): value for names, value in _leaves(config[SPARK], ())}
+    try:
+        return spark_pairs(table)
+    except ValueError as error:
+        _refuse(path, (SPARK,), f"cannot be used: {error}", ())
 
 
 def _commands(
@@ -137,6 +154,8 @@ def _check_commands(
     commands = group.list_commands(click.Context(group))
     for key, value in section.items():
         if isinstance(value, dict):
+            if key == SPARK and not names:
+                continue
             if key not in commands:
                 _refuse(path, (*names, key), "is no command", commands)
             below = group.get_group(key)
@@ -170,7 +189,7 @@ def _spelling(name: str) -> str:
     return name.lstrip("-").replace("_", "-")
 
 
-def _refuse(path: Path, names: tuple[str, ...], why: str, known: Any) -> None:
+def _refuse(path: Path, names: tuple[str, ...], why: str, known: Any) -> NoReturn:
     """Raise an InputError that names the file and the key, and never a value."""
     raise InputError(
         f"the key {'.'.join(names)} {why}",

@@ -75,6 +75,10 @@ class LazyGroup(click.Group):
         if name and command and not isinstance(command, click.Group) and not helped:
             words = (*_words(ctx), name)
             ctx.default_map = {name: ctx.obj(command, words)} if callable(ctx.obj) else None
+        if command is not None and any(option.name == "spark" for option in command.params):
+            from arroyo_dagster.cli.spark import split_spark  # its command has loaded it
+
+            rest = split_spark(rest)
         return name, command, rest
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -139,7 +139,7 @@ class NamedSetting(click.ParamType):  # type: ignore[type-arg] # generic in some
             )
             self.fail(f"there is no {name!r}. The names and their defaults: {known}")
         try:
-            return field.name, _type(field).convert(given.strip(), param, ctx)
+            return field.name, setting_type(field).convert(given.strip(), param, ctx)
         except click.BadParameter as error:
             self.fail(f"{field.config}: {error.message} {field.setting.help}", param, ctx)
 
@@ -196,13 +196,13 @@ def _flag(field: SettingField) -> dict[str, Any]:
 def _value(field: SettingField) -> dict[str, Any]:
     setting, default = field.setting, field.given_default
     if field.kind in (tuple, Mapping):
-        return {"type": _type(field), "multiple": True, "metavar": setting.metavar}
+        return {"type": setting_type(field), "multiple": True, "metavar": setting.metavar}
     shown: bool | str = default is not None
     if setting.duration and default is not None:
         default = dt.timedelta(microseconds=field.default)
         shown = format_duration(default)
     return {
-        "type": _type(field),
+        "type": setting_type(field),
         "default": default,
         "show_default": shown,
         "metavar": setting.metavar,
@@ -226,7 +226,8 @@ class NamedValue(click.ParamType):  # type: ignore[type-arg] # generic in some r
         return name, given
 
 
-def _type(field: SettingField) -> Any:
+def setting_type(field: SettingField) -> Any:
+    """Return the type of click for the value of a field, in the unit of the setting."""
     setting = field.setting
     if field.kind is Mapping:
         return NamedValue()

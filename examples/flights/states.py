@@ -83,7 +83,7 @@ class States:
             self._url,
             *options,
         ]
-        where = ["--spark", "--master", "local[2]"] if spark else []
+        where = ["--spark", "master=local[2]"] if spark else []
         done = subprocess.run(
             [*command, *where], cwd=PROJECT, capture_output=True, text=True, check=False
         )

@@ -80,7 +80,7 @@ def test_a_pipeline_and_maintenance_run_on_a_server_of_spark_connect(tmp_path: P
         found = drive(tmp_path, remote, url)
         assert found["choice"] == f"{remote} (the setting)"
         assert found["first"] == [2, True]
-        spark = ("--spark", "--remote", remote, "--spark-from-files", "0")
+        spark = ("--spark", f"remote={remote}", "from-files=0")
         said = command(tmp_path, url, "verify", "main", *spark, "--json")
         assert f"Spark: {remote} (the setting)" in said
         engines = json.loads(said[said.index("{") :].partition("\nSpark:")[0])["engines"]

@@ -114,7 +114,7 @@ def options(conf: Mapping[str, str]) -> list[str]:
 
 
 def on(cluster: StandaloneCluster) -> list[str]:
-    return ["--master", cluster.master, *options(ON_CLUSTER)]
+    return [f"master={cluster.master}", *(f"{name}={value}" for name, value in ON_CLUSTER.items())]
 
 
 def test_kills_of_a_worker_the_driver_and_the_master(tmp_path: Path) -> None:
@@ -145,23 +145,23 @@ def test_kills_of_a_worker_the_client_and_the_server_of_spark_connect(tmp_path: 
     with standalone(tmp_path) as cluster:
         server = {"master": cluster.master, **ON_CLUSTER}
         with connect_server(tmp_path, sys.executable, **server) as remote:
-            with job.run("--remote", remote, "--epochs", "4") as process:
+            with job.run(f"remote={remote}", "--epochs", "4") as process:
                 job.wait(process, 2)
                 cluster.kill("worker-1")
                 assert job.wait_for_end(process) == 0, job.log.read_text()[-3000:]
             cluster.start_worker(1)
             cluster.wait_for_worker(1)
-            with job.run("--remote", remote) as process:
+            with job.run(f"remote={remote}") as process:
                 job.wait(process, 7)
                 kill(process)
             killed_at = job.epoch()
             assert killed_at < EPOCHS
-            with job.run("--remote", remote) as process:
+            with job.run(f"remote={remote}") as process:
                 job.wait(process, killed_at + 1)
                 kill_server(remote)  # its client would try for ten minutes
         with (
             connect_server(tmp_path, sys.executable, **server) as remote,
-            job.run("--remote", remote) as process,
+            job.run(f"remote={remote}") as process,
         ):
             assert job.wait_for_end(process) == 0, job.log.read_text()[-3000:]
     job.proven()

@@ -275,7 +275,7 @@ SITUATIONS = {
             "--source": f"sentences=jsonl:https://user:{CANARY}@host/in",
             "--sink": f"counts=jsonl:s3::http://user:{SENT}@host:9/out?sig={CANARY}",
             "-e": f"TOKEN={CANARY}",
-            "--conf": f"spark.secret={CANARY}",
+            "--spark": f"spark.secret={CANARY}",
             "--spark-checkpoint": f"s3://user:{CANARY}@host/b",
         },
     ),

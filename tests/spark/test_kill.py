@@ -10,7 +10,7 @@ from arroyo_dagster.spark.pipeline import run_pipeline
 from tests.kills import kill_and_finish, kill_and_finish_story
 
 pytestmark = pytest.mark.usefixtures("session")  # in which the last run of each ends
-ON_SPARK = ("--spark", "--master", "local[2]")
+ON_SPARK = ("--spark", "master=local[2]")
 
 
 def test_a_dataflow_that_was_killed_goes_on_exactly_once(tmp_path: Path) -> None:

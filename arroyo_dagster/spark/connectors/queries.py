@@ -68,7 +68,7 @@ class StagingQueries:
             raise InputError(
                 "sources of Spark cannot be staged over Spark Connect",
                 sources=", ".join(sorted(self.streams)),
-                next_step="run it with --master, or use other sources",
+                next_step="run it with --spark master=…, or use other sources",
             )
         try:
             for name, one in self.streams.items():

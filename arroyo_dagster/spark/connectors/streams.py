@@ -62,7 +62,7 @@ class SparkStream:
                 source=self.name,
                 format=self.format,
                 next_step="check its options; add a format that Spark does not include to the "
-                "class path with --conf spark.jars.packages=…",
+                "class path with --spark packages=…",
             ) from redacted_cause(error)
         return frame if self.columns is None else self._chosen(frame, self.columns)
 

@@ -293,7 +293,9 @@ def test_an_unknown_name_is_one_error_that_names_those_there_are(
         ("show", "main", "x"),
         ("rows", "main", "count"),
         ("rows", "main", "a", "b", "--limit", "-1"),
-        ("run", "a:b", "--master", "local"),
+        ("run", "a:b", "--spark", "server=local"),
+        ("run", "a:b", "--spark", "from-mb=1"),
+        ("verify", "main", "--spark", "from-mb=-1"),
         ("jobs", "--nope"),
         ("nope",),
     ],
@@ -463,8 +465,9 @@ def test_a_file_whose_name_is_taken_is_refused(tmp_path: Path) -> None:
 
 
 def test_spark_options_reach_the_runtime_on_spark(
-    module: str, monkeypatch: pytest.MonkeyPatch
+    module: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    """Those of the command line come before the environment's, and these before the file's."""
     seen: dict[str, Any] = {}
 
     def on_spark(
@@ -474,7 +477,13 @@ def test_spark_options_reach_the_runtime_on_spark(
         return RunOutcome(epochs=0, newest=None, exhausted=False)
 
     monkeypatch.setattr("arroyo_dagster.spark.pipeline.run_pipeline", on_spark)
-    options = ("--spark", "--master", "local[2]", "--follow")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "arroyo-state.toml").write_text(
+        '[spark]\nmaster = "yarn"\nship = true\nfrom-mb = 3\nspark.a.b = "1"\nspark.c = "x y"\n'
+    )
+    monkeypatch.setenv("ARROYO_SPARK_MASTER", "local[3]")
+    monkeypatch.setenv("ARROYO_SPARK_CONF", "spark.c='2 3' spark.d=4")
+    options = ("--spark", "master=local[2]", "spark.d=5=6", "--follow")
     result = run("run", f"{module}:PIPELINE", *options, "--epochs", "4", "--interval", "1.5")
     assert result.exit_code == 0
     assert seen.pop("on_epoch")
@@ -482,7 +491,11 @@ def test_spark_options_reach_the_runtime_on_spark(
         "pipeline": "words",
         "url": URL,
         "options": SparkOptions(
-            spark=SparkSettings(master="local[2]"),
+            spark=SparkSettings(
+                master="local[2]",
+                ship=True,
+                conf={"spark.a.b": "1", "spark.c": "2 3", "spark.d": "5=6"},
+            ),
             on_spark=print_choice,
             max_epochs=4,
             interval_seconds=1.5,
