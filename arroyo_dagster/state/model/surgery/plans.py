@@ -171,13 +171,14 @@ class EditPlan:
     @property
     def digest(self) -> str:
         """The identity that an approval refers to: changes with the request, the metadata of the
-        epoch, and everything that would be written.
+        epoch, everything that would be written, and the doubts that were told.
         """
         return hashlib.blake2b(
             repr(
                 (
                     (self.pipeline, self.job, self.epoch, self.worker_generation),
                     (self.edit, self.tables, self.watermarks),
+                    self.unknown,
                     sorted(self.objects.items()),
                 )
             ).encode(),
