@@ -68,7 +68,7 @@ CASES = (
     Case("ownership set hello other", "hello: would be marked"),
     Case("ownership list", ""),
     Case("ownership clear hello", "hello: there is no mark"),
-    Case("compact forecast", "hello/main"),
+    Case("compact plan", "hello/main"),
     Case("compact plan main", "nothing to merge at epoch 2"),
     Case("compact run main", "nothing to merge at epoch 2"),
     Case("compact run main --yes", "nothing to merge at epoch 2"),

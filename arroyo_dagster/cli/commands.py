@@ -125,12 +125,9 @@ MAIN: Mapping[str, LazyCommand] = {
 }
 
 COMPACT: Mapping[str, LazyCommand] = {
-    "forecast": LazyCommand(
-        "compaction.commands", "Print what a restore reads now, and after a compaction."
-    ),
     "plan": LazyCommand(
         "compaction.commands",
-        "Print the planned merges, and the reason for everything that is skipped.",
+        "Print the planned merges of a job, and the reason for everything that is skipped.",
     ),
     "run": LazyCommand(
         "compaction.commands",

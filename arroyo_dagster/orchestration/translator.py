@@ -100,7 +100,7 @@ _TABLES = {
     ),
     COMPACTED_STATE: _AssetText(
         "A job's state in fewer, larger files. A restore loads the same rows.",
-        ("compact forecast JOB", "compact plan JOB", "compact run JOB"),
+        ("compact plan JOB", "compact run JOB"),
         MAINTENANCE_GROUP,
         ("arroyo", "spark", "parquet"),
     ),

@@ -30,7 +30,7 @@ COMMANDS = {
     "health": COMPUTE,
     "audit": COMPUTE,
     "fleet abandoned": COMPUTE,
-    "compact forecast": COMPUTE,
+    "compact plan": COMPUTE,
     "compact plan main": COMPUTE,
     "compact run main": COMPUTE,
     "rollback main 1": COMPUTE,

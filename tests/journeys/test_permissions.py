@@ -37,7 +37,7 @@ FEATURES = {
         "verify JOB",
         "pins JOB",
         "leases",
-        "compact forecast",
+        "compact plan",
         "compact plan JOB",
         "gc plan expire JOB --keep 3",
         "gc journal JOB",

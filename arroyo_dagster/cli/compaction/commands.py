@@ -1,4 +1,4 @@
-"""`compact plan`, `run` and `forecast`: merge small files. Without --yes nothing changes."""
+"""`compact plan` and `run`: merge small files. Without --yes nothing changes."""
 
 from __future__ import annotations
 
@@ -78,22 +78,28 @@ def _settings(given: dict[str, Any]) -> CompactionSettings:
     return settings_from(CompactionSettings, given)
 
 
-# ---- plan and forecast ---------------------------------------------------------------------------
+# ---- plan ----------------------------------------------------------------------------------------
 
 
 @compact.command()
-@click.argument("job")
+@click.argument("jobs", nargs=-1)
 @arroyo_options
 @_settings_options
-def plan(job: str, url: str | None, as_json: bool, **given: Any) -> None:
-    """Print the planned merges, and the reason for everything that is skipped.
+def plan(jobs: Sequence[str], url: str | None, as_json: bool, **given: Any) -> None:
+    """Print the planned merges of a job, and the reason for everything that is skipped.
+
+    Without JOBS, or of several: one line each, with what a restore reads now and after a
+    compaction. Up to 8 MiB of each job are merged in memory to estimate the resulting bytes.
 
     \b
     Example:
       arroyo-state compact plan orders/main --url s3://bucket/arroyo
     """
     store = open_to_read(url)
-    paths = find_job(store, job)
+    if len(jobs) != 1:
+        _print_forecasts(store, jobs, _settings(given), as_json=as_json)
+        return
+    paths = find_job(store, jobs[0])
     if is_arroyo_job(store, paths):
         planned = _plan_rewrite(store, paths, given, as_json=as_json)
         print_rewrite(planned, yes=False, as_json=as_json, in_full=True)
@@ -107,50 +113,32 @@ def plan(job: str, url: str | None, as_json: bool, **given: Any) -> None:
     click.echo(f"{_name(found)}: {_format_forecast(found)}")
 
 
-@compact.command()
-@click.argument("jobs", nargs=-1)
-@click.option(
-    "--sample/--no-sample",
-    default=True,
-    help="Merge up to 8 MiB of each job in memory to estimate the resulting bytes.",
-)
-@_settings_options
-def forecast(
-    jobs: Sequence[str],
-    sample: bool,
-    url: str | None,
-    as_json: bool,
-    **given: Any,
+def _print_forecasts(
+    store: ObjectStore, jobs: Sequence[str], settings: CompactionSettings, *, as_json: bool
 ) -> None:
-    """Print what a restore reads now, and after a compaction. Without JOBS, for all jobs.
-
-    \b
-    Example:
-      arroyo-state compact forecast --url s3://bucket/arroyo
-    """
-    store, settings = open_to_read(url), _settings(given)
+    """Print what restores read now and after a compaction: a line for each job, or for all."""
     paths, unreadable = jobs_or_all(store, jobs)
     plans: list[CompactionPlan | RewritePlan] = []
     problems = list(unreadable.values())
     with show_progress(as_json=as_json) as on_progress:
         count = counter(on_progress, "planned jobs", len(paths), ProgressUnit.JOBS)
-        for one in paths:
+        for job in paths:
             try:
-                if is_arroyo_job(store, one):
-                    plans.append(plan_rewrite(store, one, JobDirectory(), settings, sampled=sample))
+                if is_arroyo_job(store, job):
+                    plans.append(plan_rewrite(store, job, JobDirectory(), settings, sampled=True))
                 else:
-                    plans.append(plan_compaction(store, one, settings, sampled=sample))
+                    plans.append(plan_compaction(store, job, settings, sampled=True))
             except ArroyoStateError as error:
                 problems.append(error)
             count()
-    plans.sort(key=lambda one: one.files_after - one.files_before)
+    plans.sort(key=lambda planned: planned.files_after - planned.files_before)
     if as_json:
-        print_json([_forecast_json(one) for one in plans])
+        print_json([_forecast_json(planned) for planned in plans])
     elif not paths and not unreadable:
         print_no_jobs(store)
     else:
         columns = ("job", "epoch", "files", "→", "bytes", "→ ", "files opened per subtask", "→  ")
-        print_table(columns, [_forecast_line(one) for one in plans])
+        print_table(columns, [_forecast_line(planned) for planned in plans])
     report(problems)
 
 

@@ -198,7 +198,7 @@ def test_people_see_tables_that_are_never_cut_where_output_is_piped() -> None:
 
 @pytest.mark.parametrize(
     "command",
-    ["jobs", "health", "audit", "compact forecast"],
+    ["jobs", "health", "audit", "compact plan"],
 )
 def test_an_empty_root_says_so_and_is_no_error(command: str, tmp_path: Path) -> None:
     result = run(*command.split(), url=str(tmp_path))

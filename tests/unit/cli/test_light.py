@@ -81,7 +81,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> str:
         (["health"], NEVER | CLIENTS | METADATA | WITHOUT_STORES),
         (["audit"], NEVER | CLIENTS | METADATA | WITHOUT_STORES),
         (["fleet", "abandoned"], NEVER | CLIENTS | METADATA | WITHOUT_STORES),
-        (["compact", "forecast"], NEVER | CLIENTS | METADATA | WITHOUT_STORES),
+        (["compact", "plan"], NEVER | CLIENTS | METADATA | WITHOUT_STORES),
         (["compact", "plan", "main"], NEVER | CLIENTS | METADATA | WITHOUT_STORES),
         (["compact", "run", "main"], NEVER | CLIENTS | METADATA | WITHOUT_STORES),
         (["rollback", "main", "1"], NEVER | CLIENTS | METADATA | WITHOUT_STORES),

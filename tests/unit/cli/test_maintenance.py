@@ -97,13 +97,13 @@ def _paths(merge: Any) -> list[str]:
 
 
 def test_a_forecast_of_bytes_is_what_comes_of_it(url: str, store: ObjectStore) -> None:
-    (rough,) = document(url, "compact", "forecast", "--policy", "full", "--no-sample")
-    (close,) = document(url, "compact", "forecast", "main", "--policy", "full")
+    rough = document(url, "compact", "plan", "main", "--policy", "full")
+    (close,) = document(url, "compact", "plan", "--policy", "full")
     done = document(url, "compact", "run", "main", "--policy", "full", "--yes")
     assert rough["after"]["files"] == close["after"]["files"] == done["files_after"]
     assert rough["after"]["size_bytes"] > 1.5 * done["size_bytes_after"]
     assert close["after"]["size_bytes"] == pytest.approx(done["size_bytes_after"], rel=0.02)
-    assert "words/main" in run(url, "compact", "forecast").stdout
+    assert "words/main" in run(url, "compact", "plan").stdout
 
 
 def test_one_job_that_fails_does_not_hold_up_the_others(url: str, store: ObjectStore) -> None:

@@ -87,7 +87,7 @@ REPORTING = {
     ("audit",): "words/main: verified files",
     ("rows", "main", "count", "counts"): "opened files",
     ("rows", "main", "keep", "rows"): "opened files",
-    ("compact", "forecast"): "planned jobs",
+    ("compact", "plan"): "planned jobs",
     ("compact", "plan", "main"): "read file sizes",
     ("compact", "run", "main"): "words/main: read file sizes",
     ("compact", "run", "main", "--policy", "full", "--yes"): "words/main: merge",
