@@ -114,12 +114,11 @@ CASES = (
     Case("forget nobody --catalogue catalogue", "nobody", 1),
     Case("completion bash", "_arroyo_state_completion", root=""),
     Case(f"sdf check {WORDS}", "no errors, 0 warnings", root=""),
-    Case(f"sdf dot {WORDS}", "digraph", root=""),
+    Case(f"sdf show {WORDS} --dot", "digraph", root=""),
     Case("sdf generate dataflow new-words", "written: new-words/dataflow.yaml", root=""),
     Case("sdf test new-words/dataflow.yaml", "1 passed, 0 failed", root=""),
     Case("sdf schema dataflow", "json-schema.org", root=""),
-    Case(f"sdf show states {PACKAGE}", "word-count", root=""),
-    Case(f"sdf show functions {PACKAGE}", "sentence-words", root=""),
+    Case(f"sdf show {PACKAGE}", "function sentence-words", root=""),
     Case(f"sdf test section {PACKAGE}", "5 passed, 0 failed", root=""),
     Case(f"sdf test function sentence-words -f {PACKAGE} -v rain", "rain", root=""),
     Case(f"sdf test {PACKAGE}", "5 passed, 0 failed", root=""),
@@ -128,7 +127,7 @@ CASES = (
     Case(f"sdf replay {WORDS} {BOUND}", "count-words: 0 dead letters to replay", root="words"),
     Case(f"sdf log {WORDS}", "no record has failed", root="words"),
     Case(f"sdf clean {WORDS} --state count-words/hits", "Nothing was changed", root="words"),
-    Case(f"sdf show state {WORDS}", "count-words/hits/state", root="words"),
+    Case(f"sdf show {WORDS}", "count-words/hits/state", root="words"),
     Case(f"sdf sql {WORDS} 'select count(*) from word_stats'", "22", root="words"),
 )
 

@@ -131,7 +131,7 @@ def test_the_reference_of_python_has_the_fields_of_models() -> None:
 
 def test_the_reference_of_the_command_line_has_the_help_of_every_command() -> None:
     page = stage.cli_page()
-    for command in ("arroyo-state", "arroyo-state gc plan", "arroyo-state sdf show state"):
+    for command in ("arroyo-state", "arroyo-state gc plan", "arroyo-state sdf show"):
         assert f"\n## {command}\n" in page
         assert f"Usage: {command} " in page
 

@@ -204,9 +204,6 @@ SDF: Mapping[str, LazyCommand] = {
     "clean": LazyCommand(
         "sdf.clean", "Remove stored states of a dataflow, and read its topics again."
     ),
-    "dot": LazyCommand(
-        "sdf.check", "Print the graph of a dataflow for Graphviz: services, topics, states."
-    ),
     "generate": LazyCommand(
         "sdf.generate",
         "Write a new dataflow or package with a state, a function and a test that passes.",
@@ -227,9 +224,8 @@ SDF: Mapping[str, LazyCommand] = {
     ),
     "schema": LazyCommand("sdf.check", "Print the JSON Schema of a kind of file, for editors."),
     "show": LazyCommand(
-        "sdf.group",
-        "List the states of a dataflow, or the functions and states of a package.",
-        is_group=True,
+        "sdf.inspect",
+        "List the stored namespaces of a dataflow, or the rows of one; what a package has.",
     ),
     "sql": LazyCommand("sdf.inspect", "Query the arrow-row states of a dataflow."),
     "test": LazyCommand(
@@ -237,10 +233,4 @@ SDF: Mapping[str, LazyCommand] = {
         "Test a dataflow or a package: `sdf test [FILE]` runs the section `tests` of its YAML.",
         is_group=True,
     ),
-}
-
-SDF_SHOW: Mapping[str, LazyCommand] = {
-    "functions": LazyCommand("sdf.test", "List the functions of a package, one per line."),
-    "state": LazyCommand("sdf.inspect", "List the namespaces of a dataflow, or the rows of one."),
-    "states": LazyCommand("sdf.test", "List the states of a package, one per line."),
 }

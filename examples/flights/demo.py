@@ -538,8 +538,7 @@ def _next_steps(job: Job) -> list[str]:
         f"{command} jobs --url {job.url}",
         f"{command} show {root} --url {job.url}",
         f"{command} rows {root} aircraft totals --url {job.url}",
-        f"{command} sdf show state examples/sdf/words/dataflow.yaml count-words/hits "
-        f"--url {job.url}",
+        f"{command} sdf show examples/sdf/words/dataflow.yaml count-words/hits --url {job.url}",
         f"{_shown(Path(__file__).with_name('pipeline.py'))}: the operators, to read; "
         "examples/sdf: the dataflows",
     ]

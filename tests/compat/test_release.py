@@ -111,7 +111,7 @@ def test_its_dataflow_goes_on(release: Path) -> None:
     with (release / "sales.jsonl").open("a") as file:
         file.writelines(f"{json.dumps(one)}\n" for one in SALES)
     cli("sdf", "run", "dataflow.yaml", "--source", "sales=jsonl:sales.jsonl", "--url", "states")
-    state = cli("sdf", "show", "state", "dataflow.yaml", "totals/sold", "--url", "states")
+    state = cli("sdf", "show", "dataflow.yaml", "totals/sold", "--url", "states")
     assert {row["key"]: row["values"]["Value"] for row in state["rows"]} == {"ink": 72, "pen": 72}
 
 

@@ -156,7 +156,7 @@ def answers() -> dict[str, Any]:
         said["pins"][job] = cli("pins", job, "--url", "jobs")
         journal = cli("gc", "journal", job, "--url", "jobs")
         said["journal"][job] = sorted([one["path"], one["outcome"]] for one in journal)
-    said["states"] = cli("sdf", "show", "state", "dataflow.yaml", "totals/sold", "--url", "states")
+    said["states"] = cli("sdf", "show", "dataflow.yaml", "totals/sold", "--url", "states")
     return said
 
 

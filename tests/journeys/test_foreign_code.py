@@ -113,10 +113,10 @@ def test_run_imports_the_named_module_and_its_neighbours_and_nothing_else(folder
 LOOKS = (
     ("check", "dataflow.yaml"),
     ("check", "sdf-package.yaml"),
-    ("show", "functions", "sdf-package.yaml"),
-    ("show", "states", "sdf-package.yaml"),
-    ("show", "state", "dataflow.yaml", "--url", "state"),
-    ("show", "state", "dataflow.yaml", "count/seen/state", "--url", "state"),
+    ("show", "sdf-package.yaml"),
+    ("show", "dataflow.yaml", "--dot"),
+    ("show", "dataflow.yaml", "--url", "state"),
+    ("show", "dataflow.yaml", "count/seen/state", "--url", "state"),
     ("sql", "dataflow.yaml", "select * from seen order by n", "--url", "state"),
 )
 LOOK = """

@@ -44,7 +44,7 @@ class Store:
     def rows(self, version: int, state: str) -> dict[str, Any]:
         """The rows of a state by key, as its readers see them."""
         file = f"examples/sdf/changes/v{version}.yaml"
-        shown = self.run(f"arroyo-state sdf show state {file} count/{state}/state --json")
+        shown = self.run(f"arroyo-state sdf show {file} count/{state}/state --json")
         return {row["key"]: row["values"] for row in json.loads(shown)["rows"]}
 
 

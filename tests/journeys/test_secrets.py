@@ -59,7 +59,6 @@ def _command(path: Sequence[str]) -> click.Command:
 
 OF_PACKAGES = {
     *(("sdf", "test", "section"), ("sdf", "test", "function")),
-    *(("sdf", "show", "functions"), ("sdf", "show", "states")),
 }
 COMMANDS = sorted(leaves(cli.main))
 VALUES = {

@@ -59,7 +59,7 @@ def test_a_state_s_description_has_the_commands_that_show_it() -> None:
     specs = {spec.key.path[-1]: spec for spec in load_graph(WORDS).state_specs()}
     stats = commands_of(specs["word-stats"].description)
     assert [words[:4] for words in stats] == [
-        ["arroyo-state", "sdf", "show", "state"],
+        ["arroyo-state", "sdf", "show", "dataflow.yaml"],
         ["arroyo-state", "sdf", "sql", "dataflow.yaml"],
     ]
     assert len(commands_of(specs["hits"].description)) == 1

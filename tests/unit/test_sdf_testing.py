@@ -324,8 +324,9 @@ def test_a_function_is_called_from_the_shell(tmp_path: Path) -> None:
     assert document["result"] == {"key": "none", "value": 10}
     raw = run("test", "function", "sentence-words", "-f", TEXT, "-v", "To BE")
     assert raw.stdout == "to\nbe\n"
-    assert run("show", "functions", TEXT).stdout == "add-word\ncount-of\nsentence-words\n"
-    assert run("show", "states", TEXT).stdout == "word-count\n"
+    functions = "function add-word\nfunction count-of\nfunction sentence-words\n"
+    assert run("show", TEXT).stdout == f"{functions}state word-count\n"
+    assert run("show", TEXT, "word-count").exit_code == 2
 
 
 @pytest.mark.parametrize(
@@ -496,7 +497,7 @@ def test_every_mistake_of_a_dataflows_tests_is_told(tmp_path: Path) -> None:
         ):
             assert f"line {first + line}: " in said
             assert part in said
-    assert run("dot", file).exit_code == 0  # no other command reads the section
+    assert run("show", file, "--dot").exit_code == 0  # no other command reads the section
 
 
 def test_all_functions_that_are_not_bound_are_told_before_a_test_runs(tmp_path: Path) -> None:

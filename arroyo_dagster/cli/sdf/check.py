@@ -1,4 +1,4 @@
-"""`sdf check`, `sdf dot`, `sdf schema`: check and draw definitions. They write nothing."""
+"""`sdf check` and `sdf schema`: check definitions. They write nothing."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ from arroyo_dagster.cli.rendering import print_json, print_table
 from arroyo_dagster.cli.sdf.files import (
     check_functions,
     check_tests,
-    load_dataflow,
-    loading_options,
 )
 from arroyo_dagster.cli.sdf.group import sdf
 from arroyo_dagster.dataflow.definition.definition import Dataflow, Package, StateDef
@@ -24,7 +22,6 @@ from arroyo_dagster.dataflow.definition.durations import format_duration
 from arroyo_dagster.dataflow.definition.json_schema import ROOTS, schema_text
 from arroyo_dagster.dataflow.definition.loading import PACKAGE_FILE, load_with_packages
 from arroyo_dagster.dataflow.runtime.functions import packaged_function, stub, unbound_steps
-from arroyo_dagster.dataflow.views.graph import dot_text
 from arroyo_dagster.errors import NotFoundError
 
 
@@ -126,20 +123,6 @@ def _print_stubs(dataflow: Dataflow, packages: Mapping[str, Package]) -> None:
             click.echo(f"#   --bind {name}=MODULE:{name.replace('-', '_')}")
         click.echo("from arroyo_dagster.sdf import key, sql, state, window  # as needed\n\n")
         click.echo("\n\n".join(texts), nl=False)
-
-
-@sdf.command()
-@click.argument("file", type=click.Path())
-@loading_options
-def dot(file: str, legacy: bool, extended: bool, prod: bool) -> None:
-    """Print the graph of a dataflow for Graphviz: services, topics, states.
-
-    \b
-    Example:
-      arroyo-state sdf dot dataflow.yaml
-    """
-    dataflow, _ = load_dataflow(file, legacy=legacy, extended=extended, prod=prod)
-    click.echo(dot_text(dataflow), nl=False)
 
 
 @sdf.command()

@@ -1,4 +1,4 @@
-"""`sdf show` and `sdf sql`: list and query states. They write nothing."""
+"""`sdf show` and `sdf sql`: draw and list definitions, query states. They write nothing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ from arroyo_dagster.cli.common import (
 )
 from arroyo_dagster.cli.rendering import print_json
 from arroyo_dagster.cli.sdf.files import load_dataflow, loading_options
-from arroyo_dagster.cli.sdf.group import sdf, show
+from arroyo_dagster.cli.sdf.group import sdf
+from arroyo_dagster.dataflow.definition.definition import Package
+from arroyo_dagster.dataflow.definition.loading import load_with_packages
+from arroyo_dagster.dataflow.views.graph import dot_text
 from arroyo_dagster.dataflow.views.namespaces import CliError, Namespace, Namespaces
 from arroyo_dagster.dataflow.views.rendering import borderless, frame_text, table_text, window_text
 from arroyo_dagster.dataflow.views.view import Views
@@ -48,14 +51,16 @@ def narrowing_options(command: _F) -> _F:
     return namespace(key(pattern(command)))
 
 
-@show.command("state")
+@sdf.command("show")
 @click.argument("file", type=click.Path())
 @narrowing_options
+@click.option("--dot", is_flag=True, help="Print the graph of a dataflow for Graphviz.")
 @loading_options
 @private_option
 @store_options
-def print_state(
+def print_definition(
     file: str,
+    dot: bool,
     namespace: str | None,
     key: str | None,
     pattern: str | None,
@@ -66,18 +71,37 @@ def print_state(
     url: str | None,
     as_json: bool,
 ) -> None:
-    """List the namespaces of a dataflow, or the rows of one.
+    """List the stored namespaces of a dataflow, or the rows of one; what a package has.
 
     A namespace is service/state/state, service/function/metrics, service/topic/topic.offset or
     service/name/watermark. All rows of a service are of one epoch, its newest ready one.
+    Of a package its functions and states are listed, one per line; it has no stored state.
 
     \b
     Example:
-      arroyo-state sdf show state dataflow.yaml --url s3://bucket/arroyo
+      arroyo-state sdf show dataflow.yaml --url s3://bucket/arroyo
     """
-    dataflow, _ = load_dataflow(file, legacy=legacy, extended=extended, prod=prod)
-    spaces = Namespaces(open_to_read(url), dataflow, private=private)
+    document, _ = load_with_packages(file, legacy=legacy, extended=extended, dev=not prod)
+    if isinstance(document, Package):
+        if namespace is not None or key is not None or pattern is not None or dot:
+            raise click.UsageError("a package has no stored state and no graph: give a dataflow")
+        _print_package(document, as_json)
+        return
+    if dot:
+        click.echo(dot_text(document), nl=False)
+        return
+    spaces = Namespaces(open_to_read(url), document, private=private)
     print_namespaces(spaces, namespace, key, pattern, as_json=as_json)
+
+
+def _print_package(package: Package, as_json: bool) -> None:
+    names = {"functions": sorted(package.functions), "states": sorted(package.states)}
+    if as_json:
+        print_json(names)
+        return
+    for kind, below in names.items():
+        for name in below:
+            click.echo(f"{kind[:-1]} {name}")
 
 
 def print_namespaces(

@@ -1,4 +1,4 @@
-"""`sdf test` and `sdf show functions|states`: test dataflows, and packages on their own."""
+"""`sdf test`: test dataflows, and packages on their own."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from arroyo_dagster.cli.sdf.files import (
     function_options,
     loading_options,
 )
-from arroyo_dagster.cli.sdf.group import sdf, show
+from arroyo_dagster.cli.sdf.group import sdf
 from arroyo_dagster.dataflow.definition.definition import Dataflow, FunctionDef, Package
 from arroyo_dagster.dataflow.definition.loading import load_package, load_with_packages
 from arroyo_dagster.dataflow.definition.scope import scope_of
@@ -287,31 +287,3 @@ def _lines(
             one = {"key": key, "value": one}
         lines.append(one if raw and isinstance(one, str) else json.dumps(one, ensure_ascii=False))
     return lines
-
-
-@show.command("functions")
-@click.argument("file", type=click.Path(), default=PACKAGE_HERE)
-def print_functions(file: str) -> None:
-    """List the functions of a package, one per line.
-
-    \b
-    Example:
-      arroyo-state sdf show functions sdf-package.yaml
-    """
-    package, _ = load_package(file)
-    for name in sorted(package.functions):
-        click.echo(name)
-
-
-@show.command("states")
-@click.argument("file", type=click.Path(), default=PACKAGE_HERE)
-def print_states(file: str) -> None:
-    """List the states of a package, one per line.
-
-    \b
-    Example:
-      arroyo-state sdf show states sdf-package.yaml
-    """
-    package, _ = load_package(file)
-    for name in sorted(package.states):
-        click.echo(name)

@@ -75,7 +75,7 @@ def _description(props: SdfProps) -> str:
     what = "a value" if state.value_kind is ValueKind.SCALAR else "a row"
     kept = "never expires" if state.ttl_ms is None else f"expires after {state.ttl_ms / 1000:g} s"
     window = "" if state.window is None else "; shows the window that closed last"
-    commands = [f"sdf show state dataflow.yaml {state.owner}/{state.name}/state"]
+    commands = [f"sdf show dataflow.yaml {state.owner}/{state.name}/state"]
     if state.value_kind is not ValueKind.SCALAR:
         commands.append(f'sdf sql dataflow.yaml "select * from {state.table}"')
     text = f"Keyed state: {what} per key{window}. It {kept}. SQL name: `{state.table}`."

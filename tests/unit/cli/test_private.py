@@ -189,7 +189,7 @@ def test_numbers_become_null_in_sql(people: tuple[Path, str]) -> None:
 
 def test_show_state_masks_rows_and_filters_see_no_value(people: tuple[Path, str]) -> None:
     file, url = people
-    shown = ("sdf", "show", "state", file, "build/counts", "--private", "build.counts.*")
+    shown = ("sdf", "show", file, "build/counts", "--private", "build.counts.*")
     result = run(*shown, "--url", url)
     assert result.exit_code == 0, result.stderr
     assert result.stdout.count("(private)") == 4

@@ -141,7 +141,9 @@ def test_all_functions_without_a_body_are_named_at_once_with_stubs(tmp_path: Pat
 
 
 def test_the_graph_of_a_dataflow_has_its_services_topics_and_states() -> None:
-    shown = CliRunner().invoke(cli.main, ["sdf", "dot", str(EXAMPLES / "words" / "dataflow.yaml")])
+    shown = CliRunner().invoke(
+        cli.main, ["sdf", "show", str(EXAMPLES / "words" / "dataflow.yaml"), "--dot"]
+    )
     assert shown.exit_code == 0
     lines = shown.output.splitlines()
     assert lines[0] == 'digraph "examples/words" {'

@@ -47,7 +47,7 @@ def test_a_generated_dataflow_runs(tmp_path: Path) -> None:
     flow, url = tmp_path / "dataflow.yaml", tmp_path / "state"
     source = f"sentences=jsonl:{tmp_path / 'in.txt'}"
     assert run("run", flow, "--source", source, "--url", url).exit_code == 0
-    shown = run("show", "state", flow, "count-words/hits", "--key", "be", "--url", url).stdout
+    shown = run("show", flow, "count-words/hits", "--key", "be", "--url", url).stdout
     assert shown.split()[-3:] == ["be", "*", "2"]
 
 

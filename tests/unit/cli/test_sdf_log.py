@@ -160,7 +160,7 @@ def test_a_state_may_be_named_as_the_log_is(flow: Path) -> None:
     )
     assert processed(flow, "2", "4") == 4
     assert [one["step"] for one in logged(flow)] == ["count"]
-    rows = run("show", "state", flow, "check/failures", "--url", flow.parent / "state").stdout
+    rows = run("show", flow, "check/failures", "--url", flow.parent / "state").stdout
     assert rows.split()[-3:] == ["2", "*", "1"]
 
 

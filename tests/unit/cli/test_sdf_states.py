@@ -69,13 +69,13 @@ def test_a_run_as_json(tmp_path: Path) -> None:
 
 
 def test_show_state_lists_every_namespace(words: tuple[Path, Path]) -> None:
-    shown = run("show", "state", words[0], "--url", words[1]).stdout.splitlines()
+    shown = run("show", words[0], "--url", words[1]).stdout.splitlines()
     assert shown[0] == " Namespace                       Keys  Type"
     assert " count-words/hits/state          22    u32" in shown
     assert " count-words/word-stats/state    22    u32" in shown
     assert " count-words/words/topic.offset  1     offset" in shown
     assert " split/split_sentence/metrics    1     table" in shown
-    filtered = run("show", "state", words[0], "--filter", "/state$", "--url", words[1]).stdout
+    filtered = run("show", words[0], "--filter", "/state$", "--url", words[1]).stdout
     assert [line.split()[0] for line in filtered.splitlines()[1:]] == [
         "count-words/hits/state",
         "count-words/word-stats/state",
@@ -84,19 +84,19 @@ def test_show_state_lists_every_namespace(words: tuple[Path, Path]) -> None:
 
 def test_show_state_shows_the_rows_of_both_kinds(words: tuple[Path, Path]) -> None:
     at = ("--url", words[1])
-    rows = run("show", "state", words[0], "count-words/word-stats/state", "--key", "river", *at)
+    rows = run("show", words[0], "count-words/word-stats/state", "--key", "river", *at)
     assert rows.stdout == " Key    Window  count  longest-sentence\n river  *       3      12\n"
-    cells = run("show", "state", words[0], "count-words/hits", "--filter", "^r", *at)
+    cells = run("show", words[0], "count-words/hits", "--filter", "^r", *at)
     assert cells.stdout == (
         " Key    Window  Value\n rain   *       4\n river  *       3\n road   *       1\n"
         " roof   *       1\n rose   *       1\n"
     )
-    stats = run("show", "state", words[0], "split/split_sentence/metrics", *at)
+    stats = run("show", words[0], "split/split_sentence/metrics", *at)
     assert stats.stdout == " Key    Window  failed  succeeded\n stats  *       0       4\n"
-    offset = run("show", "state", words[0], "look-up/asked/topic.offset", *at)
+    offset = run("show", words[0], "look-up/asked/topic.offset", *at)
     assert offset.stdout == " Key        Window  Value\n asked.txt  *       16\n"
     document = json.loads(
-        run("show", "state", words[0], "count-words/hits", "--key", "rain", *at, "--json").stdout
+        run("show", words[0], "count-words/hits", "--key", "rain", *at, "--json").stdout
     )
     assert document["rows"] == [{"key": "rain", "window": "*", "values": {"Value": 4}}]
 
@@ -112,7 +112,7 @@ def test_show_state_shows_the_rows_of_both_kinds(words: tuple[Path, Path]) -> No
 def test_e47_an_unknown_namespace_names_the_nearest(
     words: tuple[Path, Path], args: list[str], said: str
 ) -> None:
-    result = run("show", "state", words[0], *args, "--url", words[1])
+    result = run("show", words[0], *args, "--url", words[1])
     assert result.exit_code == 1
     assert "number=E47" in result.stderr
     assert said in result.stderr
@@ -162,7 +162,7 @@ def test_sql_mode_takes_a_query_a_line(words: tuple[Path, Path]) -> None:
 def test_windows_are_shown_open_and_closed(tmp_path: Path) -> None:
     started(TEMPERATURE, tmp_path)
     file, at = TEMPERATURE / "dataflow.yaml", ("--url", tmp_path)
-    shown = run("show", "state", file, "ten-minutes/means/state", *at).stdout.splitlines()
+    shown = run("show", file, "ten-minutes/means/state", *at).stdout.splitlines()
     assert shown[0].split() == ["Key", "Window", "readings", "total"]
     assert [line.split() for line in shown[1:]] == [
         ["attic", "2026-03-02T08:10:00Z:2026-03-02T08:20:00Z", "1", "15.5"],
@@ -170,7 +170,7 @@ def test_windows_are_shown_open_and_closed(tmp_path: Path) -> None:
         ["study", "2026-03-02T08:10:00Z:2026-03-02T08:20:00Z", "1", "21.5"],
         ["kitchen", "2026-03-02T08:20:00Z:2026-03-02T08:30:00Z", "1", "20"],
     ]
-    mark = run("show", "state", file, "ten-minutes/means/watermark", *at).stdout
+    mark = run("show", file, "ten-minutes/means/watermark", *at).stdout
     assert mark.splitlines()[1] == " default  *       2026-03-02T08:21:40.000Z"
     closed = run("sql", file, "select count(*) as rooms from means", *at, "--json").stdout
     assert json.loads(closed)["rows"] == [[3]]
@@ -339,7 +339,7 @@ def test_a_service_behind_another_consumes_nothing_in_vain(tmp_path: Path) -> No
 
 def counted(url: Path) -> dict[str, Any]:
     """The metrics of every step since the job began, and the words, as a user sees them."""
-    shown = run("show", "state", WORDS / "dataflow.yaml", "count-words/word-stats/state",
+    shown = run("show", WORDS / "dataflow.yaml", "count-words/word-stats/state",
                 "--json", "--url", url)  # fmt: skip
     return {row["key"]: row["values"] for row in json.loads(shown.stdout)["rows"]}
 
