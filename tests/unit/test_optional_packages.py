@@ -110,7 +110,7 @@ def test_spark_is_refused_by_name_where_pyspark_is_missing(
 
 
 SPARK_COMMANDS = (
-    ("bootstrap", "job", "nothing.yaml"),
+    ("bootstrap", "job", "nothing:here"),
     ("run", "nothing.py:here", "--spark"),
     ("compact", "run", "job", "--spark", "--yes"),
     ("compact", "window", "job", "--spark"),
