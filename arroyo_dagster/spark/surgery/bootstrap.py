@@ -71,11 +71,23 @@ class Bootstrap:
         watermark_micros: event time at the cut.
         positions: where the sources continue, by partition as for `arroyo-state edit offsets`;
             absolute. Below the name of an operator: of this source only.
+
+    Raises:
+        InputError: a value is of another type.
     """
 
     tables: Mapping[str, DataFrame]
     watermark_micros: int
     positions: Mapping[str, int | str | Mapping[str, int | str]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        dict(self._rows())
+        tuple(_positions(self.positions))
+        if not isinstance(self.watermark_micros, int) or isinstance(self.watermark_micros, bool):
+            raise InputError(
+                "watermark_micros: expected microseconds since 1970, a whole number",
+                found=f"{self.watermark_micros!r:.80}",
+            )
 
     def job(self, paths: JobPaths, directory: JobDirectory) -> BootstrapJob:
         """Return the bootstrap of a job, to be planned and run. Nothing is computed.
@@ -83,13 +95,18 @@ class Bootstrap:
         Args:
             paths: the stopped job.
             directory: the source of its status.
-
-        Raises:
-            InputError: a value is of another type than the attributes say.
         """
+        return BootstrapJob(
+            paths=paths,
+            directory=directory,
+            tables=dict(self._rows()),
+            watermark_micros=self.watermark_micros,
+            positions=tuple(_positions(self.positions)),
+        )
+
+    def _rows(self) -> Iterator[tuple[TableKey, ComputedRows]]:
         from pyspark.sql import DataFrame
 
-        tables: dict[TableKey, ComputedRows] = {}
         for name, frame in _mapping("tables", self.tables).items():
             operator, _, table = str(name).rpartition(".")
             if not operator or not table:
@@ -101,19 +118,7 @@ class Bootstrap:
                 raise InputError(
                     f"tables: {name!r} is of type {type(frame).__name__}, not a DataFrame of Spark"
                 )
-            tables[OperatorId(operator), TableName(table)] = RowsOnSpark(frame)
-        if not isinstance(self.watermark_micros, int) or isinstance(self.watermark_micros, bool):
-            raise InputError(
-                "watermark_micros: expected microseconds since 1970, a whole number",
-                found=f"{self.watermark_micros!r:.80}",
-            )
-        return BootstrapJob(
-            paths=paths,
-            directory=directory,
-            tables=tables,
-            watermark_micros=self.watermark_micros,
-            positions=tuple(_positions(self.positions)),
-        )
+            yield (OperatorId(operator), TableName(table)), RowsOnSpark(frame)
 
 
 def _mapping(place: str, value: Any) -> Mapping[Any, Any]:
