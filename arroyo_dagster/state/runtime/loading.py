@@ -74,7 +74,7 @@ def _named(
     target: str,
     form: str,
     next_step: str,
-    listed: Callable[[object], Mapping[str, str]] = lambda _: {},
+    listed: Callable[[object], Mapping[str, Any]] = lambda _: {},
 ) -> object:
     """Return the attribute of a module that a target names.
 
