@@ -54,7 +54,7 @@ CASES = (
     Case("verify main", "hello/main epoch 2 can be restored"),
     Case("verify job_U5O5jKZxJg", "can be restored", root="arroyo"),
     Case("verify main --spark", SPARK, 1),
-    Case("bootstrap main history.yaml", SPARK, 1),
+    Case("bootstrap main history:orders", SPARK, 1),
     Case("health", "newest_epoch_readable"),
     Case("audit", "restore_dry_run"),
     Case("fleet abandoned", "0 B can be reclaimed in 0 abandoned prefixes"),

@@ -6,9 +6,11 @@ by Spark in this process.
 
 from __future__ import annotations
 
+import inspect
 import tempfile
 from collections import defaultdict
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +19,19 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from arroyo_dagster.cli.rendering import print_table
-from arroyo_dagster.cli.surgery.documents import read_yaml
 from arroyo_dagster.cli.surgery.rendering import print_plan
 from arroyo_dagster.spark.session import open_session
 from arroyo_dagster.spark.settings import SparkSettings
-from arroyo_dagster.spark.surgery.declared import declared_bootstrap
+from arroyo_dagster.spark.surgery.bootstrap import (
+    Bootstrap,
+    computed_bootstrap,
+    encoded_arguments,
+)
 from arroyo_dagster.state.model.layout import JobPaths, Layout
 from arroyo_dagster.state.model.surgery.plans import EditPlan
 from arroyo_dagster.state.operations.catalog.jobs import find_job
 from arroyo_dagster.state.operations.compaction.rewrite_undo import run_undo
 from arroyo_dagster.state.operations.surgery.carried_files import StateSource
-from arroyo_dagster.state.operations.surgery.declared import parse_declared_bootstrap
 from arroyo_dagster.state.operations.surgery.evolve import run_evolve
 from arroyo_dagster.state.operations.surgery.execute import EditOptions, run_edit
 from arroyo_dagster.state.operations.surgery.fork import run_fork
@@ -59,24 +63,6 @@ SPARK = SparkSettings(master="local[2]", conf={"spark.sql.shuffle.partitions": "
 CUT = {0: 50, 1: 45}
 """The first offset of each partition that the job reads itself."""
 LATENESS = 5
-HISTORY = """\
-events:
-  format: parquet
-  path: {orders}
-  time: ordered_at
-  partition: kafka_partition
-  offset: kafka_offset
-positions: {{"0": 50, "1": 45}}
-lateness_seconds: 5
-tables:
-  tumbling_4:
-    t: {{}}                              # count(*), sum(v) of 40 seconds
-  updating_aggregate_7:
-    a: {{}}                              # count(*), max(v)
-    b: {{distinct: {{"1": v}}}}            # count(distinct v)
-  join_11:
-    left: {{where: price >= 20}}
-"""
 ORDERS: list[dict[str, Any]] = [
     {
         "k": f"k{n % 7}",
@@ -151,22 +137,58 @@ def _evolve() -> None:
     _check(loaded(job.store, job.paths) == before, "the undo left other rows")
 
 
+def history(spark: Any, orders: str) -> Bootstrap:
+    """Compute three tables and one side of a join from the orders before the cut."""
+    cut = f"case kafka_partition when 0 then {CUT[0]} else {CUT[1]} end"
+    events = spark.read.parquet(orders).where(f"kafka_offset < {cut}")
+    events.createOrReplaceTempView("orders")
+    (newest,) = events.selectExpr("max(unix_micros(ordered_at))").first()
+    watermark = newest - LATENESS * SECOND
+    windows = spark.sql(f"""
+        select k, count(*) as `{COUNT[0]}`, sum(v) as `{SUM[0]}`,
+               timestamp_seconds(at) as _timestamp
+        from (select *, unix_seconds(ordered_at) div 40 * 40 as at from orders)
+        where at >= {watermark // SECOND - 40} group by k, at
+    """)
+    totals = spark.sql(f"""
+        select k, count(*) as `{COUNT[0]}`, max(v) as `{MOST[0]}`, max(ordered_at) as _timestamp,
+               count(*) as _generation
+        from orders group by k
+    """)
+    values = spark.sql(f"""
+        select k, 1 as accumulator, v as args_row, count(*) as count,
+               timestamp_micros({watermark}) as _timestamp, count(*) as _generation
+        from orders group by k, v
+    """)
+    left = spark.sql(
+        "select k, item, price, ordered_at as _timestamp from orders where price >= 20"
+    )
+    return Bootstrap(
+        tables={
+            "tumbling_4.t": windows,
+            "updating_aggregate_7.a": totals,
+            "updating_aggregate_7.b": encoded_arguments(values),  # count(distinct v)
+            "join_11.left": left,
+        },
+        watermark_micros=watermark,
+        positions={str(partition): offset for partition, offset in CUT.items()},
+    )
+
+
 def _bootstrap(session: Any, folder: Path) -> None:
-    _title("3. Bootstrap: tables declared in YAML, computed from orders in Parquet up to a cut")
+    _title("3. Bootstrap: a function computes tables from orders in Parquet up to a cut")
     made = sql_job(Layout.LEGACY, "job_c", Sql(sign=128))
     paths = made.paths
     store = open_store(str(folder / "checkpoints"))
     for info in made.store.list():
         store.put(info.path, made.store.read(info.path))
     before = loaded(store, paths)
-    text = HISTORY.format(orders=_write_orders(folder))
-    file = folder / "history.yaml"
-    file.write_text(text, encoding="utf-8")
-    click.echo(text)
-    declared = parse_declared_bootstrap(read_yaml(file, "the bootstrap"))
-    with declared_bootstrap(session, store, paths, stopped(paths), declared) as found:
-        plan = found.plan()
-        found.run(plan, NOW)
+    click.echo(inspect.getsource(history))
+    orders = str(_write_orders(folder))
+    with computed_bootstrap(session, partial(history, orders=orders), "history") as computed:
+        job = computed.job(paths, stopped(paths))
+        plan = job.plan(store)
+        job.run(store, NOW, plan=plan)
     after, truth = loaded(store, paths), truth_of_orders()
     states = {"before": before, "after": after}
     for at, key in enumerate(truth):
@@ -188,7 +210,7 @@ def _write_orders(folder: Path) -> Path:
 
 
 def truth_of_orders() -> dict[tuple[str, str], Rows]:
-    """The rows of the declared tables, computed from the orders before the cut."""
+    """The rows of the computed tables, computed from the orders before the cut."""
     orders = [one for one in ORDERS if one["kafka_offset"] < CUT[one["kafka_partition"]]]
     watermark = max(one["ordered_at"] for one in orders) - LATENESS
     bins: dict[tuple[str, int], list[int]] = defaultdict(list)

@@ -21,8 +21,6 @@ WITHIN = {
     "state.storage.arroyo.postgres",
     "state.runtime.delta_table",
     "state.runtime.iceberg_table",
-    "state.runtime.lakes.delta",
-    "state.runtime.lakes.iceberg",
     "orchestration.resources",
 }
 """Floors that the picture does not draw: each is part of another, or only has names of others."""

@@ -62,8 +62,6 @@ FLOORS: dict[str, tuple[set[str], set[str]]] = {
     "state.runtime": (LOW | {"state.tables", "state.metadata"}, ROWS),
     "state.runtime.delta_table": (RUNTIME, ROWS | {"deltalake"}),
     "state.runtime.iceberg_table": (RUNTIME, ROWS | {"pyiceberg"}),
-    "state.runtime.lakes.delta": (RUNTIME, ROWS | {"deltalake"}),
-    "state.runtime.lakes.iceberg": (RUNTIME, ROWS | {"pyiceberg"}),
     "state.operations": (LOW | {"state.tables", "state.metadata", "state.runtime"}, ROWS),
     "dataflow": (BASE | {"state"}, ROWS | {"ruamel"}),
     "sdf": ({"dataflow"}, set()),

@@ -19,6 +19,7 @@ from arroyo_dagster.orchestration.translator import (
 from arroyo_dagster.orchestration.yaml.exports import Export
 from arroyo_dagster.orchestration.yaml.fields import (
     MINUTE,
+    BootstrappedState,
     Checks,
     ForkSettings,
     Maintenance,
@@ -147,10 +148,11 @@ class ArroyoStateComponent(dg.Component, YamlModel):
         "another one. Default: without it.",
         examples=[{"nightly": {"source": "orders/main", "job": "staging/main", "window": True}}],
     )
-    bootstrap: bool = Field(
-        default=False,
-        description="Add the asset bootstrapped_state: a job takes state that Spark computes from "
-        "stored events.",
+    bootstrapped_state: BootstrappedState | None = Field(
+        default=None,
+        description="Add the asset bootstrapped_state: a job takes state that a function of yours "
+        "computes on Spark from stored events. Default: without it.",
+        examples=[{"function": "history:orders"}],
     )
     checks: Checks = Field(default_factory=Checks, description="Thresholds of the checks.")
     dataflows: list[str] = Field(
@@ -292,7 +294,9 @@ class ArroyoStateComponent(dg.Component, YamlModel):
             window=None if self.window is None else self.window.options(),
             exports=[one.settings() for one in self.exports],
             fork=None if self.fork is None else self.fork.options(),
-            bootstrap=self.bootstrap,
+            bootstrapped_state=None
+            if self.bootstrapped_state is None
+            else self.bootstrapped_state.function,
         )
 
     def _store(self) -> ArroyoStateStore:

@@ -136,7 +136,7 @@ def build_arroyo_definitions(
     window: MaintenanceWindow | None = None,
     exports: Sequence[TableExport] = (),
     fork: StateFork | None = None,
-    bootstrap: bool = False,
+    bootstrapped_state: str | None = None,
 ) -> dg.Definitions:
     """Build the assets, checks, jobs, sensor, schedules and resources of one deployment.
 
@@ -169,7 +169,7 @@ def build_arroyo_definitions(
         window: which running Arroyo jobs may be stopped to be rewritten, and when; none by default.
         exports: tables that are exported to Parquet, Delta or Iceberg; each is an asset.
         fork: add the asset `forked_state`, and a schedule if it has a nightly fork.
-        bootstrap: add the asset `bootstrapped_state`.
+        bootstrapped_state: add the asset `bootstrapped_state`, computed by this MODULE:FUNCTION.
 
     Raises:
         InvalidDefinition: a dataflow.yaml has errors.
@@ -244,8 +244,12 @@ def build_arroyo_definitions(
         if window is None and nightly is not None and nightly.window:
             optional.append(build_recovery_definitions(naming, running=running))
 
-    if bootstrap:
-        optional.append(build_bootstrapped_state(deployment=deployment, translator=translator))
+    if bootstrapped_state is not None:
+        optional.append(
+            build_bootstrapped_state(
+                bootstrapped_state, deployment=deployment, translator=translator
+            )
+        )
 
     def timed(name: str, job: Any, cron: str) -> dg.ScheduleDefinition:
         return build_clock_schedule(

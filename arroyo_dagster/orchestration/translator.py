@@ -152,7 +152,7 @@ _TABLES = {
     BOOTSTRAPPED_STATE: _AssetText(
         "The state of a stopped Arroyo job, computed on Spark from stored events. A run plans "
         "only, unless it is configured to execute.",
-        ("bootstrap JOB FILE", "edit undo JOB"),
+        ("bootstrap JOB MODULE:FUNCTION", "edit undo JOB"),
         MAINTENANCE_GROUP,
         ("arroyo", "spark"),
     ),

@@ -7,6 +7,8 @@ import pickle
 import sys
 import sysconfig
 import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -28,6 +30,18 @@ def pickled(work: Any) -> bytes:
     return data
 
 
+@contextmanager
+def user_code_by_value() -> Iterator[None]:
+    """Pickle the code of modules that are not installed, which Spark's workers may lack."""
+    from pyspark import cloudpickle
+
+    with _PACKING, ExitStack() as registered:
+        for module in _modules_not_installed():
+            cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
+            registered.callback(cloudpickle.unregister_pickle_by_value, module)
+        yield
+
+
 @dataclass(frozen=True, slots=True)
 class PackedPipeline:
     """A pipeline with its user code, pickled once per run and unpickled once per process."""
@@ -42,27 +56,15 @@ class PackedPipeline:
         Raises:
             InputError: a part of it cannot be pickled.
         """
-        from pyspark import cloudpickle
-
-        with _PACKING:
-            return cls._packed(cloudpickle, pipeline)
-
-    @classmethod
-    def _packed(cls, cloudpickle: Any, pipeline: Pipeline) -> PackedPipeline:
-        local = _modules_not_installed()
-        for module in local:
-            cloudpickle.register_pickle_by_value(module)
         try:
-            data: bytes = cloudpickle.dumps(pipeline)
+            with user_code_by_value():
+                data = pickled(pipeline)
         except (pickle.PicklingError, TypeError, AttributeError) as error:
             raise InputError(
                 f"the pipeline cannot be sent to Spark's workers ({error})",
                 pipeline=pipeline.name,
                 next_step="open files, connections and locks in on_start, not earlier",
             ) from error
-        finally:
-            for module in local:
-                cloudpickle.unregister_pickle_by_value(module)
         return cls(data, hashlib.sha256(data).hexdigest())
 
     def unpack(self) -> Pipeline:

@@ -98,8 +98,6 @@ from .planning.privacy import PrivateColumns as PrivateColumns
 from .runtime.connectors import ParquetReplay as ParquetReplay
 from .runtime.connectors import ParquetSink as ParquetSink
 from .runtime.connectors import TableSource as TableSource
-from .runtime.delta_sink import DeltaSink as DeltaSink
-from .runtime.iceberg_sink import IcebergSink as IcebergSink
 from .runtime.in_process import run_pipeline as run_pipeline
 from .runtime.operators import Collector as Collector
 from .runtime.operators import Operator as Operator

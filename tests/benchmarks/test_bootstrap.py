@@ -52,12 +52,11 @@ def test_ten_million_events_into_a_million_keys_beside_a_query_that_spark_writes
     def ours(root: Path) -> None:
         frame = groups(session).cache()
         bootstrap = Bootstrap(
-            store=open_store(str(root)),
-            job=made.paths,
-            directory=stopped(made.paths),
-            watermark_micros=WATERMARK + 5 * SECOND,
-        ).table(Sql().ids["totals"], "a", frame)
-        done = bootstrap.run(bootstrap.plan(), EditOptions(quiet_seconds=0))
+            tables={f"{Sql().ids['totals']}.a": frame}, watermark_micros=WATERMARK + 5 * SECOND
+        ).job(made.paths, stopped(made.paths))
+        store = open_store(str(root))
+        plan = bootstrap.plan(store)
+        done = bootstrap.run(store, EditOptions(quiet_seconds=0), plan=plan)
         frame.unpersist(blocking=True)
         assert done.published
 

@@ -506,17 +506,6 @@ def test_another_plan_than_the_approved_one_is_refused() -> None:
         )
 
 
-def test_the_same_rows_of_another_declaration_are_another_plan() -> None:
-    job = sql_job(Layout.LEGACY, "job_b")
-    was = others(job.store)
-    approved = bootstrap(job, declaration="one").plan(job.store).digest
-    again = bootstrap(job, declaration="one").plan(job.store).digest
-    assert approved == again
-    with pytest.raises(ConflictError, match="was approved"):
-        bootstrap(job, declaration="two").run(job.store, options(approved=approved))
-    assert others(job.store) == was
-
-
 class Counted(RowsHere):
     """Rows that must not be described: a plan says what they are."""
 

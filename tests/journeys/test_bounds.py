@@ -162,7 +162,6 @@ def test_a_document_too_large_for_memory_is_refused_before_it_is_read(
     check_refused(run("gc", "plan", "orphans", JOB, "--inventory", str(file), *shared), 1)
     check_refused(run("evolve", JOB, JOB, "--overrides", str(file), *shared), 1)
     check_refused(run("evolve", JOB, JOB, "--graph", str(file), *shared), 1)
-    check_refused(run("bootstrap", JOB, str(file), *shared), 1)
     definition = run("sdf", "run", str(file))
     assert definition.exit_code == 1
     assert "is longer than" in definition.output

@@ -14,15 +14,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 from click.testing import CliRunner, Result
-from deltalake import DeltaTable
+from deltalake import DeltaTable, write_deltalake
 from pyiceberg.catalog.sql import SqlCatalog
 
 from arroyo_dagster.cli import main
 from arroyo_dagster.state.codec.iso_times import iso_micros
+from arroyo_dagster.state.metadata.backend import StateBackend
 from arroyo_dagster.state.model.checkpoints import CheckpointState
+from arroyo_dagster.state.operations.query.state import open_state
 from arroyo_dagster.state.runtime.in_process import run_pipeline
 from arroyo_dagster.state.storage.remote.open import open_store
 from tests.commands import leaf_commands
@@ -146,24 +147,42 @@ def test_the_first_operator_runs_from_a_shell_and_prints_its_totals(place: Path)
     assert {"key": "ada", "value": 300} in json.loads(answer.stdout)
 
 
-def test_the_orders_are_in_the_tables_of_delta_and_iceberg(place: Path) -> None:
-    program, sinks = blocks("docs/checkpoints.md", "python")
-    sinks = sinks.replace("/tmp/", f"{place}/")
+def test_orders_are_read_from_and_written_to_delta_and_iceberg(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program, sources, sink = (
+        block.replace("/tmp/", f"{place}/") for block in blocks("docs/checkpoints.md", "python")
+    )
     found: dict[str, Any] = {}
     exec(program, found)
-    opened = SqlCatalog(
+    write_deltalake(f"{place}/shop-orders", found["orders"])
+    catalog = SqlCatalog(
         "shop", uri=f"sqlite:///{place}/shop-catalog.db", warehouse=f"file://{place}/warehouse"
     )
-    opened.create_namespace("shop")
-    time = pa.timestamp("us")
-    columns = found["orders"].schema.append(pa.field("_timestamp", time, nullable=False))
-    opened.create_table("shop.orders", columns)
-    exec(sinks, found)
-    run_pipeline(found["pipeline"], open_store(f"file://{place}/shop"))
-    iceberg = opened.load_table("shop.orders").scan().to_arrow()
-    delta = DeltaTable(f"{place}/shop-orders").to_pyarrow_table()
-    for table in (iceberg, delta):
-        assert sorted(table["cents"].to_pylist()) == [50, 100, 250]
+    catalog.create_namespace("shop")
+    catalog.create_table("shop.orders", found["orders"].schema).append(found["orders"])
+    exec(sources, found)
+    exec(sink, found)
+    store = open_store(f"file://{place}/shop")
+
+    def crash(*_: Any, **__: Any) -> None:
+        raise OSError("the power is gone")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(StateBackend, "mark_committed", crash)
+        with pytest.raises(OSError, match="the power"):
+            run_pipeline(found["pipeline"], store)
+    assert DeltaTable(f"{place}/shop-sold").to_pyarrow_table().num_rows == 2
+    run_pipeline(found["pipeline"], store)
+    sold = DeltaTable(f"{place}/shop-sold").to_pyarrow_table()
+    assert sorted(sold["cents"].to_pylist()) == [50, 100, 250]
+    epoch = open_state(store).job("shop/main").epoch()
+    for name in ("totals", "delta_totals", "iceberg_totals"):
+        totals = epoch.table(name, "totals").to_arrow()
+        assert dict(zip(totals["key"].to_pylist(), totals["value"].to_pylist(), strict=True)) == {
+            "ada": 300,
+            "bob": 100,
+        }
 
 
 def test_the_program_of_keyed_state_leaves_the_open_hour(place: Path) -> None:
@@ -245,14 +264,11 @@ def test_the_configuration_of_a_bootstrap_is_valid() -> None:
     import yaml
 
     from arroyo_dagster import build_arroyo_definitions
-    from arroyo_dagster.state.operations.surgery.declared import parse_declared_bootstrap
 
     _, launched = map(yaml.safe_load, blocks("docs/dagster.md", "yaml"))
-    defs = build_arroyo_definitions("memory://documented", bootstrap=True)
+    defs = build_arroyo_definitions("memory://documented", bootstrapped_state="history:orders")
     job = defs.resolve_job_def("arroyo_bootstrap")
     assert dg.validate_run_config(job, launched)
-    (run,) = launched["ops"].values()
-    assert parse_declared_bootstrap(run["config"]["bootstrap"]).tables
 
 
 @pytest.mark.parametrize(
@@ -284,7 +300,7 @@ def test_the_assets_and_checks_of_the_page_exist() -> None:
     found: dict[str, Any] = {}
     (code,) = [one for one in blocks("docs/dagster.md", "python") if "StateFork" in one]
     exec(code, found)
-    both = dg.Definitions.merge(found["defs"], build_bootstrapped_state())
+    both = dg.Definitions.merge(found["defs"], build_bootstrapped_state("history:orders"))
     graph = both.resolve_asset_graph()
     text = (PROJECT / "docs" / "dagster.md").read_text()
     keys = {key.to_user_string() for key in graph.get_all_asset_keys()}

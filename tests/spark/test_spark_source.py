@@ -18,7 +18,6 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from deltalake import DeltaTable
 
 from arroyo_dagster.errors import ConflictError, InputError, ProtocolError, StorageError
 from arroyo_dagster.spark.connectors import KafkaSink, SparkSink, SparkSource
@@ -29,7 +28,6 @@ from arroyo_dagster.spark.pipeline import SparkOptions, run_pipeline
 from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.operations.restore.rollback import plan_rollback
 from arroyo_dagster.state.runtime.connectors import ParquetSink, TableSource
-from arroyo_dagster.state.runtime.delta_sink import DeltaSink
 from arroyo_dagster.state.runtime.in_process import run_pipeline as run_in_process
 from arroyo_dagster.state.runtime.pipeline import Pipeline
 from arroyo_dagster.state.runtime.pipeline_run import RunOutcome
@@ -369,15 +367,3 @@ def test_a_sink_of_spark_writes_each_row_of_a_pipeline(place: Place) -> None:
         for one in place.store.list()
         if one.path.name.endswith(".parquet") and "spark-sinks" in one.path
     ]
-
-
-def test_workers_write_the_files_of_a_delta_table(place: Place) -> None:
-    place.write("a.json", "to", "be")
-    place.pipeline = Pipeline("words", parallelism=2)
-    source = SparkSource("json", {"path": str(place.input)}, schema=WORDS)
-    rows = place.pipeline.source("words", source, timestamp="at")
-    rows.key_by("word").sink("out", DeltaSink(f"{place.root}/table"))
-    place.run()
-    found = DeltaTable(f"{place.root}/table").to_pyarrow_table()
-    numbered = zip(found["n"].to_pylist(), found["word"].to_pylist(), strict=True)
-    assert sorted(numbered) == list(enumerate(place.written))

@@ -28,8 +28,7 @@ from arroyo_dagster.spark.session import get_session, open_session
 from arroyo_dagster.spark.settings import SparkSettings
 from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.operations.catalog.job_directory import open_directory
-from arroyo_dagster.state.runtime.delta_sink import DeltaSink
-from arroyo_dagster.state.runtime.iceberg_sink import IcebergSink
+from arroyo_dagster.state.operations.export.lake import DeltaTarget, IcebergTarget
 from arroyo_dagster.state.storage import open_store
 
 PROJECT = Path(__file__).parents[2]
@@ -51,11 +50,11 @@ def _azure() -> object:
 
 
 def _delta() -> object:
-    return DeltaSink("/nowhere")
+    return DeltaTarget(url="/nowhere").lake
 
 
 def _iceberg() -> object:
-    return IcebergSink("db.words", {"type": "sql", "uri": "sqlite://"})
+    return IcebergTarget(table="db.words", catalog={"type": "sql", "uri": "sqlite://"}).lake.open()
 
 
 def _connect() -> object:
@@ -110,7 +109,7 @@ def test_spark_is_refused_by_name_where_pyspark_is_missing(
 
 
 SPARK_COMMANDS = (
-    ("bootstrap", "job", "nothing.yaml"),
+    ("bootstrap", "job", "nothing:here"),
     ("run", "nothing.py:here", "--spark"),
     ("compact", "run", "job", "--spark", "--yes"),
     ("compact", "window", "job", "--spark"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import click
@@ -10,37 +9,37 @@ import click
 from arroyo_dagster.cli.common import main
 from arroyo_dagster.cli.spark import check_spark, session_of, spark_options
 from arroyo_dagster.cli.surgery.commands import carry_out, edit_options, opened
-from arroyo_dagster.cli.surgery.documents import read_yaml
 from arroyo_dagster.cli.surgery.window import check_window, window_options
 from arroyo_dagster.spark.settings import SparkSettings
-from arroyo_dagster.state.operations.surgery.declared import parse_declared_bootstrap
+from arroyo_dagster.state.runtime.loading import load_function
 
 
 @main.command()
 @click.argument("job")
-@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("function", metavar="MODULE:FUNCTION")
 @spark_options("On which Spark the tables are computed. Default: one in this process.", always=True)
 @window_options
 @edit_options
-def bootstrap(job: str, file: Path, spark: SparkSettings | None, **given: Any) -> None:
+def bootstrap(job: str, function: str, spark: SparkSettings | None, **given: Any) -> None:
     """Fill a stopped Arroyo job with tables that Spark computes from stored events.
 
-    FILE declares the events, the cut, and what each table holds. The plan computes the tables and
-    writes nothing. Tables that FILE does not name start empty. Create JOB, let it process rows
-    until its tables exist, and stop it with a checkpoint first.
+    FUNCTION gets the Spark session, and returns the tables as DataFrames, with the positions and
+    the watermark of the cut that they are of: a `Bootstrap`. MODULE may be a path, as history.py.
+    The plan computes the tables and writes nothing. Tables that are not returned start empty.
+    Create JOB, let it process rows until its tables exist, and stop it with a checkpoint first.
 
     \b
     Examples:
-      arroyo-state bootstrap job_b history.yaml --assume job_b=stopped
-      arroyo-state bootstrap job_b history.yaml --assume job_b=stopped --yes --approve DIGEST
+      arroyo-state bootstrap job_b history.py:orders --assume job_b=stopped
+      arroyo-state bootstrap job_b history.py:orders --assume job_b=stopped --yes --approve DIGEST
     """
     check_window(given)
     check_spark()
-    declared = parse_declared_bootstrap(read_yaml(file, "the bootstrap"))
+    called = load_function(function)
     store, paths, directory = opened(job, given)
-    # Only here: a mistake in FILE is told without Spark.
-    from arroyo_dagster.spark.surgery.declared import declared_bootstrap
+    # Only here: a mistake in the name of the function is told without Spark.
+    from arroyo_dagster.spark.surgery.bootstrap import computed_bootstrap
 
     session = session_of(spark or SparkSettings())()
-    with declared_bootstrap(session, store, paths, directory, declared) as found:
-        carry_out(found.edit(), store, directory, given)
+    with computed_bootstrap(session, called, function) as computed:
+        carry_out(computed.job(paths, directory).edit(), store, directory, given)

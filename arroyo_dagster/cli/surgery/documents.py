@@ -1,4 +1,4 @@
-"""The YAML files of surgery: overrides of an evolve, the declaration of a bootstrap."""
+"""The YAML files of surgery: overrides of an evolve."""
 
 from __future__ import annotations
 

@@ -32,20 +32,19 @@ OP = "arroyo_bootstrapped_state"
 
 
 class BootstrapConfig(ChangeConfig):
-    """Which job to fill, and with what."""
+    """Which job to fill."""
 
     job: str = Field(
         description="The stopped job of this deployment, as job or pipeline/job.",
         examples=["staging/main"],
     )
-    bootstrap: dict[str, Any] = Field(
-        description="The events, the cut, and what each table holds, as the file of "
-        "`arroyo-state bootstrap` declares it. Secrets come from the environment of Spark."
-    )
 
 
 def build_bootstrapped_state(
-    *, deployment: str | None = None, translator: DagsterArroyoTranslator | None = None
+    function: str,
+    *,
+    deployment: str | None = None,
+    translator: DagsterArroyoTranslator | None = None,
 ) -> dg.Definitions:
     """Build the asset of a bootstrapped state, and the job `arroyo_bootstrap`.
 
@@ -53,18 +52,20 @@ def build_bootstrapped_state(
     computes the tables. A run plans only, unless its configuration has `execute: true`.
 
     Args:
+        function: MODULE:FUNCTION; gets the Spark session, and returns a
+            `arroyo_dagster.spark.surgery.bootstrap.Bootstrap`. It is loaded by each run.
         deployment, translator: those given to `build_arroyo_definitions`.
     """
     naming = Naming(
         translator or DagsterArroyoTranslator(), jobs_partitions(deployment), deployment
     )
-    asset = _build_asset(naming)
+    asset = _build_asset(naming, function)
     description = "Plan or execute a bootstrap of a stopped job from stored events."
     job = change_job(naming, "arroyo_bootstrap", asset, description)
     return dg.Definitions(assets=[asset], jobs=[job])
 
 
-def _build_asset(naming: Naming) -> dg.AssetsDefinition:
+def _build_asset(naming: Naming, function: str) -> dg.AssetsDefinition:
     @change_asset(naming, BOOTSTRAPPED_STATE, OP)
     def arroyo_bootstrapped_state(
         context: dg.AssetExecutionContext,
@@ -75,17 +76,15 @@ def _build_asset(naming: Naming) -> dg.AssetsDefinition:
     ) -> Any:
         @contextmanager
         def edit(paths: JobPaths) -> Iterator["PlannableEdit"]:
-            from arroyo_dagster.state.operations.surgery.declared import parse_declared_bootstrap
+            from arroyo_dagster.state.runtime.loading import load_function
 
-            declared = parse_declared_bootstrap(config.bootstrap)
-            # Only here: a mistake in the configuration is told without Spark.
-            from arroyo_dagster.spark.surgery.declared import declared_bootstrap
+            called = load_function(function)
+            # Only here: a mistake in the name of the function is told without Spark.
+            from arroyo_dagster.spark.surgery.bootstrap import computed_bootstrap
 
-            reading, status = arroyo_store.reading(), arroyo_directory.directory(arroyo_store)
-            with declared_bootstrap(
-                arroyo_spark.session, reading, paths, status, declared
-            ) as bootstrap:
-                yield bootstrap.edit()
+            status = arroyo_directory.directory(arroyo_store)
+            with computed_bootstrap(arroyo_spark.session, called, function) as computed:
+                yield computed.job(paths, status).edit()
 
         yield from ChangeRun(
             context=context,

@@ -389,6 +389,17 @@ class ForkSettings(YamlModel):
         return StateFork(nightly=nightly, cron=self.cron, timezone=self.timezone)
 
 
+class BootstrappedState(YamlModel):
+    """The asset `bootstrapped_state`, and what computes it."""
+
+    function: str = Field(
+        pattern=r".:.",
+        description="MODULE:FUNCTION, which the code location can import: it gets the Spark "
+        "session, and returns the tables and their cut as a `Bootstrap`.",
+        examples=["history:orders"],
+    )
+
+
 class Checks(YamlModel):
     """Thresholds of the checks."""
 

@@ -1,4 +1,5 @@
-"""Tables of a stopped Arroyo job from DataFrames: computed by Spark, written by its workers.
+"""Tables of a stopped Arroyo job from DataFrames of a user: computed by Spark, written by its
+workers.
 
 Workers write Arrow rows with this package's Parquet writer: Spark's own loses nullability, unsigned
 types and nanoseconds.
@@ -8,22 +9,23 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from arroyo_dagster.errors import ArroyoStateError, InputError, ProtocolError
 from arroyo_dagster.spark.connectors.columns import arrow_type
 from arroyo_dagster.spark.jobs import fetch_rows, slots
+from arroyo_dagster.spark.packing import user_code_by_value
 from arroyo_dagster.spark.tasks import TASKS_PER_SLOT
 from arroyo_dagster.spark.workers import DiskProbe, check_workers
+from arroyo_dagster.state.codec.args_row import encode_argument
 from arroyo_dagster.state.model.ids import OperatorId, TableName
 from arroyo_dagster.state.model.layout import JobPaths
-from arroyo_dagster.state.model.surgery.bootstrap import EventFacts
 from arroyo_dagster.state.model.surgery.edits import NewPosition
-from arroyo_dagster.state.model.surgery.plans import EditOutcome, EditPlan
 from arroyo_dagster.state.model.tables import TimeFile
 from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
 from arroyo_dagster.state.operations.surgery.bootstrap import BootstrapJob
@@ -32,14 +34,16 @@ from arroyo_dagster.state.operations.surgery.computed_rows import (
     RowFacts,
     TableTarget,
 )
-from arroyo_dagster.state.operations.surgery.execute import EditOptions
-from arroyo_dagster.state.operations.surgery.window import PlannableEdit
 from arroyo_dagster.state.planning.compaction.rewrite import TableKey
+from arroyo_dagster.state.runtime.loading import call_function
 from arroyo_dagster.state.storage.store import ObjectStore
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
+ARGUMENT = "args_row"
+_TIME_ZONE = "spark.sql.session.timeZone"
+_UTC = ("UTC", "Etc/UTC", "GMT", "Z", "+00:00")
 _DDL = "payload binary"
 _SCHEMA = pa.schema([("payload", pa.binary())])
 _BLOCK_BYTES = 64 << 20
@@ -48,100 +52,152 @@ _BlockResult = tuple[RowFacts, tuple[TimeFile, ...]]
 
 @dataclass(frozen=True, kw_only=True)
 class Bootstrap:
-    """Fill a stopped Arroyo job with tables that Spark computes, as of one cut of its inputs.
+    """Tables of a stopped Arroyo job as DataFrames, as of one cut of its inputs.
 
-        bootstrap = Bootstrap(store=store, job=paths, directory=directory, watermark_micros=cut)
-        bootstrap = bootstrap.table("tumbling_4", "t", windows).position("0", "120000")
-        plan = bootstrap.plan()
-        bootstrap.run(plan)
+        Bootstrap(
+            tables={"tumbling_4.t": windows},
+            watermark_micros=1_795_514_400_000_000,
+            positions={"0": 120_000},
+        )
 
-    A frame is computed twice for the plan, and once for its execution: cache it, or read it from a
-    table. Workers hold 64 MiB of its rows at a time.
+    A frame is computed up to three times: cache it, or read it from a table. Workers hold 64 MiB of
+    its rows at a time.
 
     Attributes:
-        job: the stopped job.
-        directory: the source of its status.
+        tables: the rows by OPERATOR.TABLE, as `arroyo-state show` names them; they replace those of
+            the job. A frame has the columns of the table as `arroyo-state rows` prints them, in
+            this order; for an aggregate `_generation` as well, which is the number of changes of
+            the row. Tables that are not given start empty.
         watermark_micros: event time at the cut.
-        tables, positions: see `table` and `position`.
-        declaration: the digest of the document that declares the tables, to which a plan is bound;
-            empty = there is none.
-        events: what is known of the stored events.
+        positions: where the sources continue, by partition as for `arroyo-state edit offsets`;
+            absolute. Below the name of an operator: of this source only.
+
+    Raises:
+        InputError: a value is of another type.
     """
 
-    store: ObjectStore
-    job: JobPaths
-    directory: JobDirectory
+    tables: Mapping[str, DataFrame]
     watermark_micros: int
-    tables: Mapping[TableKey, ComputedRows] = field(default_factory=dict)
-    positions: tuple[tuple[OperatorId | None, NewPosition], ...] = ()
-    declaration: str = ""
-    events: EventFacts = field(default_factory=EventFacts)
+    positions: Mapping[str, int | str | Mapping[str, int | str]] = field(default_factory=dict)
 
-    def table(self, operator: str, name: str, frame: DataFrame) -> Bootstrap:
-        """Return a bootstrap in which the rows of a frame replace those of a table.
+    def __post_init__(self) -> None:
+        dict(self._rows())
+        tuple(_positions(self.positions))
+        if not isinstance(self.watermark_micros, int) or isinstance(self.watermark_micros, bool):
+            raise InputError(
+                "watermark_micros: expected microseconds since 1970, a whole number",
+                found=f"{self.watermark_micros!r:.80}",
+            )
 
-        Args:
-            operator, name: as `arroyo-state show` names them.
-            frame: the columns of the table as `arroyo-state rows` prints them, in this order; for
-                an aggregate `_generation` as well, which is the number of changes of the row.
-        """
-        key = OperatorId(operator), TableName(name)
-        return replace(self, tables={**self.tables, key: RowsOnSpark(frame)})
-
-    def position(self, partition: str, position: str, *, operator: str | None = None) -> Bootstrap:
-        """Return a bootstrap in which a partition of a source continues at a position.
+    def job(self, paths: JobPaths, directory: JobDirectory) -> BootstrapJob:
+        """Return the bootstrap of a job, to be planned and run. Nothing is computed.
 
         Args:
-            partition, position: as for `arroyo-state edit offsets`; the position is absolute.
-            operator: the source; None = all that have the partition.
+            paths: the stopped job.
+            directory: the source of its status.
         """
-        named = None if operator is None else OperatorId(operator)
-        new = NewPosition(partition=partition, position=position)
-        return replace(self, positions=(*self.positions, (named, new)))
-
-    def plan(self) -> EditPlan:
-        """Compute the tables and plan to write them. Writes nothing: the dry run.
-
-        Raises:
-            ArroyoStateError: as `BootstrapJob.plan`.
-        """
-        return self._job().plan(self.store)
-
-    def run(self, plan: EditPlan | None = None, options: EditOptions | None = None) -> EditOutcome:
-        """Write the tables in place. `arroyo-state edit undo` undoes it until the job is started.
-
-        Args:
-            plan: the plan that a person has reviewed. None = make one; `options.approved` is then
-                the digest of the one that was approved in another process.
-
-        Raises:
-            ArroyoStateError: as `BootstrapJob.run`.
-        """
-        chosen = options or EditOptions(owner="bootstrap on Spark")
-        return self._job().run(self.store, chosen, plan=plan)
-
-    def edit(self) -> PlannableEdit:
-        """Return this bootstrap as an edit that is planned and executed later, or in a window."""
-
-        def at(store: ObjectStore, directory: JobDirectory) -> Bootstrap:
-            return replace(self, store=store, directory=directory)
-
-        return PlannableEdit(
-            self.job,
-            plan=lambda store, directory: at(store, directory).plan(),
-            run=lambda store, directory, options: at(store, directory).run(None, options),
-        )
-
-    def _job(self) -> BootstrapJob:
         return BootstrapJob(
-            paths=self.job,
-            directory=self.directory,
-            tables=self.tables,
+            paths=paths,
+            directory=directory,
+            tables=dict(self._rows()),
             watermark_micros=self.watermark_micros,
-            positions=self.positions,
-            declaration=self.declaration,
-            events=self.events,
+            positions=tuple(_positions(self.positions)),
         )
+
+    def _rows(self) -> Iterator[tuple[TableKey, ComputedRows]]:
+        from pyspark.sql import DataFrame
+
+        for name, frame in _mapping("tables", self.tables).items():
+            operator, _, table = str(name).rpartition(".")
+            if not operator or not table:
+                raise InputError(
+                    f"tables: {name!r} names no table",
+                    next_step="give OPERATOR.TABLE, as `arroyo-state show` names them",
+                )
+            if not isinstance(frame, DataFrame):
+                raise InputError(
+                    f"tables: {name!r} is of type {type(frame).__name__}, not a DataFrame of Spark"
+                )
+            yield (OperatorId(operator), TableName(table)), RowsOnSpark(frame)
+
+
+def _mapping(place: str, value: Any) -> Mapping[Any, Any]:
+    if not isinstance(value, Mapping):
+        raise InputError(f"{place}: expected a dict", found=f"{value!r:.80}")
+    return value
+
+
+def _positions(value: Any) -> Iterator[tuple[OperatorId | None, NewPosition]]:
+    for key, given in _mapping("positions", value).items():
+        below = given if isinstance(given, Mapping) else {key: given}
+        operator = OperatorId(str(key)) if isinstance(given, Mapping) else None
+        for partition, position in below.items():
+            if isinstance(position, bool) or not isinstance(position, int | str) or position == "":
+                raise InputError(
+                    f"positions: expected a position of {partition!r}", found=f"{position!r:.80}"
+                )
+            yield operator, NewPosition(partition=str(partition), position=str(position))
+
+
+@contextmanager
+def computed_bootstrap(
+    session: SparkSession, function: Callable[..., Any], name: str
+) -> Iterator[Bootstrap]:
+    """Call the function that computes the tables of a bootstrap.
+
+    Rows that were computed once are kept in Spark until the end.
+
+    Args:
+        function: gets the session, and returns a `Bootstrap`.
+        name: of the function, for messages.
+
+    Raises:
+        InputError: the function failed or returned something else; or the session does not take a
+            time without a zone as Arroyo does.
+    """
+    zone = session.conf.get(_TIME_ZONE)
+    if zone not in _UTC:
+        raise InputError(
+            f"the time zone of the Spark session is {zone}: times without a zone would be read in "
+            "it, and Arroyo reads them in UTC",
+            next_step=f"set {_TIME_ZONE}=UTC",
+        )
+    with user_code_by_value():
+        found = call_function(function, name, session)
+    if not isinstance(found, Bootstrap):
+        raise InputError(
+            f"the function returned {type(found).__name__}, not a Bootstrap",
+            given=name,
+            next_step="return Bootstrap(tables=…, watermark_micros=…, positions=…) of "
+            "arroyo_dagster.spark.surgery.bootstrap",
+        )
+    with ExitStack() as kept:
+        for frame in found.tables.values():
+            kept.callback(frame.persist().unpersist)
+        yield found
+
+
+def encoded_arguments(frame: DataFrame) -> DataFrame:
+    """Return rows of table `b` of an updating aggregate with the column `args_row` as Arroyo stores
+    it: the value that the aggregate counts, of the type of the column in the job's SQL.
+
+    Nothing is computed yet. Booleans, numbers, dates, timestamps, text and bytes are encoded; Spark
+    has no unsigned numbers, so an argument that is one in the job cannot be given.
+    """
+    names, types = frame.columns, [field.dataType.simpleString() for field in frame.schema]
+    at = names.index(ARGUMENT)
+    types[at] = "binary"
+    # Spark resolves the names of columns once more, where a dot means a field.
+    numbered = few_tasks(frame).toDF(*(f"c{number}" for number in range(len(names))))
+    schema = ", ".join(f"c{number} {kind}" for number, kind in enumerate(types))
+    return numbered.mapInArrow(partial(_encode, at), schema).toDF(*names)
+
+
+def _encode(at: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        columns = batch.columns
+        columns[at] = encode_argument(columns[at])
+        yield pa.record_batch(columns, names=batch.schema.names)
 
 
 @dataclass(frozen=True, slots=True)

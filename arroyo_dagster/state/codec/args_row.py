@@ -15,19 +15,6 @@ _SMALL, _LARGE, _SMALL_BLOCKS = 8, 32, 4
 _NULL, _VALID, _EMPTY, _NON_EMPTY, _MORE = b"\0", b"\1", b"\1", b"\2", b"\xff"
 
 
-def argument_bytes(kind: pa.DataType) -> int | None:
-    """Return the size of the row of each value of a type; None = it depends on the value.
-
-    Raises:
-        InputError: values of this type are not encoded.
-    """
-    if pa.types.is_string(kind) or pa.types.is_binary(kind):
-        return None
-    if pa.types.is_null(kind):
-        raise InputError("an argument that is always NULL is not encoded")
-    return len(encode_argument(pa.nulls(1, kind))[0].as_py())
-
-
 def encode_argument(values: pa.Array) -> pa.BinaryArray:
     """Return the row of each value, as the engine stores a call with one argument.
 

@@ -19,13 +19,13 @@ from arroyo_dagster.state.runtime.lake_table import (
     LakeTable,
     OpenTable,
     OvertakenError,
-    PartitionKey,
 )
 from arroyo_dagster.state.storage.urls import parse_url
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
 
+_FINISHED = "finished"
 _NOT_CHECKED_HERE = ("delta.constraints.", "delta.columnMapping.mode")
 _NOT_WRITTEN_HERE = ("delta.invariants", "delta.generationExpression", "delta.identity.start")
 
@@ -108,7 +108,7 @@ class OpenDeltaTable(OpenTable):
         self._table = table
         self.files_url = name
         self.columns = pa.schema(table.schema().to_arrow())
-        self.partitioned_by = tuple(PartitionKey(one) for one in metadata.partition_columns)
+        self.partitioned_by = tuple(metadata.partition_columns)
         self.properties = metadata.configuration
 
     def check_writable(self) -> None:
@@ -123,11 +123,11 @@ class OpenDeltaTable(OpenTable):
                 next_step="write to a table without, and copy its rows from there",
             )
 
-    def token(self, writer: str, mark_name: str) -> CommitToken | None:
+    def token(self, writer: str) -> CommitToken | None:
         """Return the token, which is two application transactions."""
         epoch = self._table.transaction_version(writer)
-        mark = self._table.transaction_version(f"{writer}/{mark_name}")
-        return None if epoch is None else CommitToken(writer, epoch, mark or 0, mark_name)
+        finished = self._table.transaction_version(f"{writer}/{_FINISHED}")
+        return None if epoch is None else CommitToken(writer, epoch, finished or 0)
 
     def partition_files(self, column: str, value: int) -> tuple[int, int, int]:
         """Return files, rows and bytes of a partition, by the log."""
@@ -139,12 +139,12 @@ class OpenDeltaTable(OpenTable):
         rows, sizes = (pc.sum(found.column(one)).as_py() for one in ("num_records", "size_bytes"))
         return found.num_rows, rows or 0, sizes or 0
 
-    def _commit(
+    def append(
         self,
         files: Sequence[AddedFile],
         token: CommitToken,
         epoch: int,
-        added_columns: Sequence[pa.Field],
+        added_columns: Sequence[pa.Field] = (),
     ) -> None:
         """Add columns in one transaction, then files and the token in another."""
         from deltalake.exceptions import CommitFailedError, DeltaError
@@ -184,14 +184,14 @@ class OpenDeltaTable(OpenTable):
             custom_metadata={"arroyoJob": token.writer, "arroyoEpoch": str(epoch)},
             app_transactions=[
                 Transaction(token.writer, token.epoch),
-                Transaction(f"{token.writer}/{token.mark_name}", token.mark),
+                Transaction(f"{token.writer}/{_FINISHED}", token.finished_at_micros),
             ],
         )
         self._table.create_write_transaction(
             actions,
             "append",
             self._table.schema(),
-            partition_by=[key.column for key in self.partitioned_by],
+            partition_by=list(self.partitioned_by),
             commit_properties=properties,
         )
 

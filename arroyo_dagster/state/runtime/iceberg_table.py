@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -17,7 +17,6 @@ from arroyo_dagster.state.runtime.lake_table import (
     LakeTable,
     OpenTable,
     OvertakenError,
-    PartitionKey,
 )
 
 if TYPE_CHECKING:
@@ -25,9 +24,8 @@ if TYPE_CHECKING:
     from pyiceberg.table import Table
 
 JOB, EPOCH = "arroyo.job", "arroyo.epoch"
-"""Properties of the summary of each snapshot; the mark of a token is `arroyo.` and its name."""
-
-_UNITS = ("year", "month", "day", "hour")
+"""Properties of the summary of each snapshot, with `arroyo.finished`."""
+_FINISHED = "finished"
 
 
 class IcebergLakeTable(LakeTable):
@@ -108,32 +106,21 @@ class OpenIcebergTable(OpenTable):
         self.partitioned_by = tuple(self._partitions())
         self.properties = table.properties
 
-    def _partitions(self) -> list[PartitionKey]:
-        found = []
+    def _partitions(self) -> Iterator[str]:
         for field in self._table.spec().fields:
-            transform = str(field.transform)
-            if transform not in ("identity", *_UNITS):
-                raise InputError(
-                    "arroyo-dagster cannot write to an Iceberg table with partitions by "
-                    f"{transform}",
-                    table=self._name,
-                    next_step="write to a table that is partitioned by columns, or by year, month, "
-                    "day or hour",
-                )
             column = self._table.schema().find_column_name(field.source_id)
-            unit = None if transform == "identity" else transform
-            found.append(PartitionKey(str(column), unit))
-        return found
+            transform = str(field.transform)
+            yield str(column) if transform == "identity" else f"{transform}({column})"
 
     def check_writable(self) -> None:
-        """Refuse nothing: partitions are checked when it is opened."""
+        """Refuse nothing."""
 
-    def token(self, writer: str, mark_name: str) -> CommitToken | None:
+    def token(self, writer: str) -> CommitToken | None:
         """Return the token: a property of the table, which outlives snapshots."""
         found = json.loads(self._table.properties.get(_property(writer), "{}"))
         if "epoch" not in found:
             return None
-        return CommitToken(writer, found["epoch"], found[mark_name], mark_name)
+        return CommitToken(writer, found["epoch"], found[_FINISHED])
 
     def partition_files(self, column: str, value: int) -> tuple[int, int, int]:
         """Return files, rows and bytes of a partition, by the manifests."""
@@ -148,12 +135,12 @@ class OpenIcebergTable(OpenTable):
             sum(file.file_size_in_bytes for file in files),
         )
 
-    def _commit(
+    def append(
         self,
         files: Sequence[AddedFile],
         token: CommitToken,
         epoch: int,
-        added_columns: Sequence[pa.Field],
+        added_columns: Sequence[pa.Field] = (),
     ) -> None:
         """Add columns, files and the token in one transaction."""
         from pyiceberg.exceptions import CommitFailedException
@@ -175,9 +162,9 @@ class OpenIcebergTable(OpenTable):
         summary = {
             JOB: token.writer,
             EPOCH: str(epoch),
-            f"arroyo.{token.mark_name}": str(token.mark),
+            f"arroyo.{_FINISHED}": str(token.finished_at_micros),
         }
-        text = json.dumps({"epoch": token.epoch, token.mark_name: token.mark})
+        text = json.dumps({"epoch": token.epoch, _FINISHED: token.finished_at_micros})
         # For this copy of the metadata only: pyiceberg would repeat a commit that another one has
         # overtaken, without another look at the token.
         self._table.properties["commit.retry.num-retries"] = "0"

@@ -1,7 +1,7 @@
 """A table of a table format: data files first, then one commit that lists them, with a token.
 
 No reader sees a data file before the table's metadata lists it. Together with the files a commit
-writes a token: who wrote them, the epoch, and a second number. A repeated commit finds the token.
+writes a token: who wrote them, the epoch, and when it was finished. A repeated commit finds it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from arroyo_dagster.state.codec.common_types import TypeOptions
 from arroyo_dagster.state.model.ids import StatePath
@@ -39,37 +38,18 @@ class AddedFile:
 
 
 @dataclass(frozen=True, slots=True)
-class PartitionKey:
-    """A column by which a table is partitioned.
-
-    Attributes:
-        unit: `year`, `month`, `day` or `hour`, to which its times are rounded down; None = the
-            values as they are.
-    """
-
-    column: str
-    unit: str | None = None
-
-    def of(self, rows: pa.Table) -> pa.ChunkedArray:
-        """Return the key of each row."""
-        values = rows.column(self.column)
-        return values if self.unit is None else pc.floor_temporal(values, unit=self.unit)
-
-
-@dataclass(frozen=True, slots=True)
 class CommitToken:
     """What a table keeps of the newest commit of a writer.
 
     Attributes:
-        writer: who writes, such as `pipeline/job/operator`.
-        mark: tells apart what was written as the same epoch; its meaning is the writer's.
-        mark_name: what the mark is called in the table.
+        writer: who writes.
+        finished_at_micros: when the epoch was finished: tells apart what was written as the same
+            epoch.
     """
 
     writer: str
     epoch: int
-    mark: int
-    mark_name: str
+    finished_at_micros: int
 
 
 class OvertakenError(Exception):
@@ -82,13 +62,13 @@ class OpenTable(ABC):
     Attributes:
         files_url: where data files are written.
         columns: as the library has them.
-        partitioned_by: the partition columns.
+        partitioned_by: the partition columns; with a transform of the format as `day(at)`.
         properties: the table's own settings.
     """
 
     files_url: str
     columns: pa.Schema
-    partitioned_by: Sequence[PartitionKey]
+    partitioned_by: Sequence[str]
     properties: Mapping[str, str]
 
     @abstractmethod
@@ -100,25 +80,25 @@ class OpenTable(ABC):
         """
 
     @abstractmethod
-    def token(self, writer: str, mark_name: str) -> CommitToken | None:
+    def token(self, writer: str) -> CommitToken | None:
         """Return the token of a writer's newest commit; None = it never wrote to the table."""
 
     @abstractmethod
     def partition_files(self, column: str, value: int) -> tuple[int, int, int]:
         """Return the number of files, rows and bytes whose partition column has a value."""
 
+    @abstractmethod
     def append(
         self,
         files: Sequence[AddedFile],
         token: CommitToken,
-        *,
-        epoch: int | None = None,
+        epoch: int,
         added_columns: Sequence[pa.Field] = (),
     ) -> None:
         """Add files and a token in one commit.
 
         Args:
-            epoch: of the files, for the history of the table; None = the token's.
+            epoch: of the files, for the history of the table.
             added_columns: new columns of the table, nullable. Formats whose transactions cannot add
                 columns add them in a commit before.
 
@@ -126,17 +106,6 @@ class OpenTable(ABC):
             OvertakenError: another writer has committed in between.
             StorageError: the library could not write the table.
         """
-        self._commit(files, token, token.epoch if epoch is None else epoch, added_columns)
-
-    @abstractmethod
-    def _commit(
-        self,
-        files: Sequence[AddedFile],
-        token: CommitToken,
-        epoch: int,
-        added_columns: Sequence[pa.Field],
-    ) -> None:
-        """Commit for `append`; errors as there."""
 
 
 class LakeTable(ABC):

@@ -1,11 +1,11 @@
-"""Load a pipeline by the place of its definition: `module:name`, or `path/to/file.py:name`."""
+"""Load what a user has written, by its place: `module:name`, or `path/to/file.py:name`."""
 
 from __future__ import annotations
 
 import inspect
 import os
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from arroyo_dagster.errors import ArroyoStateError, InputError
@@ -19,21 +19,12 @@ def load_pipeline(target: str) -> Pipeline:
     Raises:
         InputError: the target is not a pipeline, or its module cannot be imported.
     """
-    where, _, attribute = target.rpartition(":")
-    if not where or not attribute:
-        raise InputError(
-            "a pipeline is named MODULE:PIPELINE or path/to/file.py:PIPELINE", given=target
-        )
-    found: object = _import(where)
-    for name in attribute.split("."):
-        if not hasattr(found, name):
-            raise InputError(
-                f"there is no {name!r} in it",
-                given=target,
-                pipelines=_pipelines_in(found) or "none",
-                next_step="name a Pipeline, or a function without arguments that returns one",
-            )
-        found = getattr(found, name)
+    found = _named(
+        target,
+        "a pipeline is named MODULE:PIPELINE or path/to/file.py:PIPELINE",
+        "name a Pipeline, or a function without arguments that returns one",
+        lambda module: {"pipelines": _pipelines_in(module) or "none"},
+    )
     if callable(found) and not isinstance(found, Pipeline):
         found = _called(found, target)
     if not isinstance(found, Pipeline):
@@ -42,6 +33,68 @@ def load_pipeline(target: str) -> Pipeline:
             given=target,
             next_step="name a Pipeline, or a function without arguments that returns one",
         )
+    return found
+
+
+def call_function(function: Callable[..., Any], target: str, *given: Any) -> Any:
+    """Call a function that `load_function` has loaded.
+
+    Raises:
+        InputError: it raised an error; names the line. Errors of this package are raised as they
+            are.
+    """
+    try:
+        return function(*given)
+    except ArroyoStateError:
+        raise
+    except Exception as error:
+        raise _failed("the function failed", target, error, 1) from error
+
+
+def load_function(target: str) -> Callable[..., Any]:
+    """Load the function that `MODULE:FUNCTION` or `path/to/file.py:FUNCTION` names.
+
+    Raises:
+        InputError: there is no such function, or its module cannot be imported.
+    """
+    next_step = "name a function"
+    found = _named(
+        target, "a function is named MODULE:FUNCTION or path/to/file.py:FUNCTION", next_step
+    )
+    if not callable(found):
+        raise InputError(
+            f"it is of type {type(found).__name__}, not a function",
+            given=target,
+            next_step=next_step,
+        )
+    return found
+
+
+def _named(
+    target: str,
+    form: str,
+    next_step: str,
+    listed: Callable[[object], Mapping[str, Any]] = lambda _: {},
+) -> object:
+    """Return the attribute of a module that a target names.
+
+    Args:
+        form: what a target is, for messages.
+        listed: returns the facts of a module that lacks the attribute.
+
+    Raises:
+        InputError: the target has another form, or there is no such module or attribute.
+    """
+    where, _, attribute = target.rpartition(":")
+    if not where or not attribute:
+        raise InputError(form, given=target)
+    found: object = _import(where)
+    for name in attribute.split("."):
+        if not hasattr(found, name):
+            raise InputError(
+                f"there is no {name!r} in it", given=target, next_step=next_step, **listed(found)
+            )
+        found = getattr(found, name)
     return found
 
 
@@ -89,11 +142,21 @@ def _not_imported(where: str, error: Exception) -> InputError:
             given=where,
             next_step="run it where the module can be imported, or give the path of its file",
         )
+    return _failed("the module cannot be imported", where, error)
+
+
+def _failed(what: str, given: str, error: Exception, frame: int = -1) -> InputError:
+    """Return the error of a user's code.
+
+    Args:
+        frame: which frame of the traceback is the user's.
+    """
     frames = traceback.extract_tb(error.__traceback__)
-    last = frames[-1] if frames else None
+    place = frames[frame] if len(frames) > max(frame, 0) else None
+    reason = str(error).strip().partition("\n")[0]
     return InputError(
-        f"the module cannot be imported ({type(error).__name__}: {error})",
-        given=where,
-        at=None if last is None else f"{last.filename}:{last.lineno}",
+        f"{what} ({type(error).__name__}: {reason})",
+        given=given,
+        at=None if place is None else f"{place.filename}:{place.lineno}",
         next_step="repair the module; nothing was written",
     )

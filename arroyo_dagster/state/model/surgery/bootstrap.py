@@ -26,42 +26,16 @@ class BootstrapTable:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EventFacts:
-    """What is known of the stored events of a bootstrap, for people.
-
-    Attributes:
-        versions: of the tables that hold them; a plan is bound to these.
-        missing: which events are not there any more.
-        unknown: what could not be checked.
-    """
-
-    versions: tuple[str, ...] = ()
-    missing: tuple[str, ...] = ()
-    unknown: tuple[str, ...] = ()
-
-    def __add__(self, other: EventFacts) -> EventFacts:
-        return EventFacts(
-            versions=(*self.versions, *other.versions),
-            missing=(*self.missing, *other.missing),
-            unknown=(*self.unknown, *other.unknown),
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class BootstrapRequest:
     """Write tables of a job from computed rows, as of one cut.
 
     Attributes:
         watermark_micros: event time at the cut.
         positions: where sources continue: partitions and absolute positions.
-        declaration: the digest of the document that declares the tables; empty = there is none.
-        events: the versions of the tables that hold the events, for people.
     """
 
     tables: tuple[BootstrapTable, ...]
     watermark_micros: int
     positions: tuple[tuple[OperatorId | None, str, str], ...] = ()
-    declaration: str = ""
-    events: tuple[str, ...] = ()
 
     name = "bootstrap"

@@ -47,7 +47,6 @@ from arroyo_dagster.state.storage.remote.open import open_store
 
 SOURCE = "arroyo.export"
 """The property of a table that names what is exported to it."""
-_FINISHED = "finished"
 _WIDER: Mapping[pa.DataType, tuple[pa.DataType, ...]] = {
     pa.int8(): (pa.int16(), pa.int32(), pa.int64()),
     pa.int16(): (pa.int32(), pa.int64()),
@@ -76,16 +75,20 @@ class LakeTarget(ExportTarget):
     def newest(self, source: str) -> Epoch | None:
         """Return the newest epoch, by the token of the last commit."""
         table = self.lake.open()
-        token = None if table is None else table.token(_writer(source), _FINISHED)
+        token = None if table is None else table.token(_writer(source))
         return None if token is None else Epoch(token.epoch)
 
     def _exported(self, table: OpenTable, unit: ExportUnit) -> ExportedEpoch | None:
         self._check_table(table, unit)
-        newest = table.token(_writer(unit.source), _FINISHED)
+        newest = table.token(_writer(unit.source))
         if newest is not None:
-            replaced = unit.epoch == newest.epoch and unit.finished_at_micros != newest.mark
+            replaced = (
+                unit.epoch == newest.epoch and unit.finished_at_micros != newest.finished_at_micros
+            )
             # An epoch before the newest one that was finished after it: the numbers began anew.
-            renewed = unit.epoch < newest.epoch and unit.finished_at_micros > newest.mark
+            renewed = (
+                unit.epoch < newest.epoch and unit.finished_at_micros > newest.finished_at_micros
+            )
             if replaced or renewed:
                 raise other_state(self.lake.name, unit)
         files, rows, size = table.partition_files(self.epoch_column, unit.epoch)
@@ -105,12 +108,11 @@ class LakeTarget(ExportTarget):
             )
         if source != unit.source:
             raise other_source(self.lake.name, unit, source)
-        found = [key.column for key in table.partitioned_by if key.unit is None]
-        if found != [self.epoch_column]:
+        if list(table.partitioned_by) != [self.epoch_column]:
             raise InputError(
                 f"the table is not partitioned by {self.epoch_column}",
                 table=self.lake.name,
-                partitioned_by=", ".join(key.column for key in table.partitioned_by),
+                partitioned_by=", ".join(table.partitioned_by),
             )
         table.check_writable()
 
@@ -176,11 +178,11 @@ class LakeTarget(ExportTarget):
         An epoch that is older than the newest one leaves the token as it is. It is written all the
         same: by it, a table format tells that two commits conflict.
         """
-        newest = table.token(_writer(unit.source), _FINISHED)
+        newest = table.token(_writer(unit.source))
         if newest is not None and unit.epoch < newest.epoch:
             return newest, False
-        mark = unit.finished_at_micros
-        return CommitToken(_writer(unit.source), int(unit.epoch), mark, _FINISHED), True
+        writer, epoch = _writer(unit.source), int(unit.epoch)
+        return CommitToken(writer, epoch, unit.finished_at_micros), True
 
     def _commit(
         self, unit: ExportUnit, files: Sequence[AddedFile], columns: pa.Schema
@@ -199,7 +201,7 @@ class LakeTarget(ExportTarget):
             added = [one.with_nullable(True) for one in columns if one.name not in known.names]
             try:
                 if files or changed:
-                    table.append(files, token, epoch=int(unit.epoch), added_columns=added)
+                    table.append(files, token, int(unit.epoch), added)
             except OvertakenError as error:
                 failed = error.__cause__
             else:

@@ -9,7 +9,7 @@ Source: docs/spec/state-surgery.md, `The trick`, row Bootstrap.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -19,11 +19,7 @@ from arroyo_dagster.state.metadata.lease import Leased
 from arroyo_dagster.state.model.checkpoints import Checkpoint, OperatorCheckpoint
 from arroyo_dagster.state.model.ids import OperatorId, StatePath
 from arroyo_dagster.state.model.layout import JobPaths
-from arroyo_dagster.state.model.surgery.bootstrap import (
-    BootstrapRequest,
-    BootstrapTable,
-    EventFacts,
-)
+from arroyo_dagster.state.model.surgery.bootstrap import BootstrapRequest, BootstrapTable
 from arroyo_dagster.state.model.surgery.edits import NewPosition, SetOffsets, SetWatermark
 from arroyo_dagster.state.model.surgery.plans import (
     EditOutcome,
@@ -69,6 +65,7 @@ from arroyo_dagster.state.operations.surgery.plan import (
 )
 from arroyo_dagster.state.operations.surgery.session_starts import SESSION_START, session_starts
 from arroyo_dagster.state.operations.surgery.watermarks import WatermarkChanges, watermark_changes
+from arroyo_dagster.state.operations.surgery.window import PlannableEdit
 from arroyo_dagster.state.planning.compaction.rewrite import TableFacts, TableKey
 from arroyo_dagster.state.planning.surgery.documents import raise_together
 from arroyo_dagster.state.storage.store import ObjectStore
@@ -85,8 +82,6 @@ class BootstrapJob:
         tables: the rows by operator and table.
         watermark_micros: event time at the cut.
         positions: where the sources continue, absolute; see `arroyo-state offsets`.
-        declaration: the digest of the document that declares the tables; empty = there is none.
-        events: what is known of the stored events.
     """
 
     paths: JobPaths
@@ -94,8 +89,6 @@ class BootstrapJob:
     tables: Mapping[TableKey, ComputedRows]
     watermark_micros: int
     positions: tuple[tuple[OperatorId | None, NewPosition], ...] = ()
-    declaration: str = ""
-    events: EventFacts = field(default_factory=EventFacts)
 
     def plan(self, store: ObjectStore) -> EditPlan:
         """Compute the rows and plan to write them. Writes nothing: the dry run.
@@ -161,6 +154,16 @@ class BootstrapJob:
         change = ChangeSteps(again, write)
         return execute_change(store, self.paths, self.directory, prepared, change, chosen)
 
+    def edit(self) -> PlannableEdit:
+        """Return this bootstrap as an edit that is planned and executed later, or in a window."""
+        return PlannableEdit(
+            self.paths,
+            plan=lambda store, directory: replace(self, directory=directory).plan(store),
+            run=lambda store, directory, options: replace(self, directory=directory).run(
+                store, options
+            ),
+        )
+
     # ---- planning --------------------------------------------------------------------------------
 
     def _tables_of(self, plan: EditPlan) -> tuple[BootstrapTable, ...]:
@@ -191,8 +194,6 @@ class BootstrapJob:
             tables=(),
             watermark_micros=self.watermark_micros,
             positions=tuple((at, one.partition, one.position) for at, one in self.positions),
-            declaration=self.declaration,
-            events=self.events.versions,
         )
         snapshot = editable_snapshot(store, self.paths, self.directory, request)
         checkpoint = snapshot.checkpoint
@@ -227,15 +228,10 @@ class BootstrapJob:
                     met=True,
                     evidence=f"{len(tables)} tables; keys: {hashes.summary}",
                 ),
-                *(
-                    EditPrecondition(name="the events are of one version", met=True, evidence=one)
-                    for one in self.events.versions
-                ),
             ),
-            unknown=(*_unknown(hashes.variant, cut), *self.events.unknown),
+            unknown=tuple(_unknown(hashes.variant, cut)),
             duplicate_outputs=cut.offsets.duplicate_outputs,
             missing_outputs=(
-                *self.events.missing,
                 *_missing(tables, cut, globals_),
                 *_half_given(steps, tables),
             ),
@@ -349,8 +345,10 @@ class _Cut:
         return (*self.offsets.tables, *self.watermark.tables, *self.sessions)
 
 
-def computed_config(checkpoint: Checkpoint, key: TableKey) -> ExpiringTimeKeyConfig:
-    """Return the configuration of a table that takes computed rows.
+def _target(
+    checkpoint: Checkpoint, key: TableKey, variant: HashVariant | None, watermark_micros: int
+) -> TableTarget:
+    """Return the table that takes computed rows.
 
     Raises:
         InputError: the job has no such table.
@@ -365,19 +363,12 @@ def computed_config(checkpoint: Checkpoint, key: TableKey) -> ExpiringTimeKeyCon
             next_step="let the job process rows until it has written the table, and stop it again; "
             "`arroyo-state show` lists its tables",
         )
-    return config.config
-
-
-def _target(
-    checkpoint: Checkpoint, key: TableKey, variant: HashVariant | None, watermark_micros: int
-) -> TableTarget:
-    config = computed_config(checkpoint, key)
     return TableTarget(
         checkpoint=checkpoint,
         operator=key[0],
-        config=config,
+        config=config.config,
         variant=variant or HashVariant.FALLBACK,
-        cutoff_micros=max(0, watermark_micros - config.retention_micros),
+        cutoff_micros=max(0, watermark_micros - config.config.retention_micros),
     )
 
 

@@ -32,9 +32,7 @@ from arroyo_dagster.state.tables.live_rows import NANOS_PER_MICRO
 from arroyo_dagster.state.tables.merge.range_files import routes
 from arroyo_dagster.state.tables.time_files import write_time_file
 
-_OTHER_ROWS = (
-    "leave such rows out (`where` in a declaration), or compute the column otherwise (`columns`)"
-)
+_OTHER_ROWS = "leave such rows out, or compute the column otherwise"
 
 
 @dataclass(frozen=True, slots=True)

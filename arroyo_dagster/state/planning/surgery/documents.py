@@ -1,4 +1,4 @@
-"""Values of the documents that a user writes for an evolve or a bootstrap, checked by place."""
+"""Values of the document that a user writes for an evolve, checked by place; errors together."""
 
 from __future__ import annotations
 

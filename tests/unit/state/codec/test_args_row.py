@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from arroyo_dagster.errors import InputError
-from arroyo_dagster.state.codec.args_row import argument_bytes, encode_argument
+from arroyo_dagster.state.codec.args_row import encode_argument
 
 LONG = "Dennis Torres DVM"
 
@@ -41,14 +41,6 @@ def test_a_time_is_encoded_in_nanoseconds_whatever_its_unit() -> None:
     nanos = pa.array([1_795_225_382_000_001_000], pa.timestamp("ns"))
     assert encode_argument(micros) == encode_argument(nanos)
     assert encode_argument(nanos) == encode_argument(nanos.cast(pa.int64()))
-
-
-@pytest.mark.parametrize(("value", "kind", "expected"), REAL)
-def test_the_size_of_an_argument_follows_from_its_type_or_its_value(
-    value: Any, kind: pa.DataType, expected: str
-) -> None:
-    size = len(bytes.fromhex(expected))
-    assert argument_bytes(kind) == (None if kind == pa.string() else size)
 
 
 KINDS: dict[pa.DataType, st.SearchStrategy[Any]] = {
