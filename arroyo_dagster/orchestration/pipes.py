@@ -246,11 +246,13 @@ def _gc_outcome(answer: Mapping[str, Any]) -> "GcOutcome":
 
 def _store_request(store: ArroyoStateStore) -> dict[str, Any]:
     """Return how to open the store elsewhere: with names of variables, never with secrets."""
+    from arroyo_dagster.state.storage.read_only import read_only_prefixes
+
     return {
         "url": absolute_url(store.checkpoint_url),
         "storage_options": _with_names(store.storage_options),
         "delete_options": _with_names(store.delete_options),
-        "ownership": dict(store.ownership),
+        "read_only": [(one.prefix, one.file) for one in read_only_prefixes()],
     }
 
 

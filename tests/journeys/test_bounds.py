@@ -172,7 +172,6 @@ def test_a_document_too_large_for_memory_is_refused_before_it_is_read(
 def test_arguments_that_are_not_utf_8_are_a_wrong_command_line(url: str) -> None:
     check_refused(run("show", "\udcff\udcfe", "--url", url), 2)
     check_refused(run("pin", JOB, "8", "--reason", "\udcff", "--url", url), 2)
-    check_refused(run("ownership", "set", "\udcff", "borrowed"), 2)
     check_refused(run("sdf", "run", "x" * 5000), 1)
 
 

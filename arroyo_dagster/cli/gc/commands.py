@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import click
 
-from arroyo_dagster.cli.common import open_to_read, open_url, ownership_option, store_options
+from arroyo_dagster.cli.common import open_to_read, open_url, store_options
 from arroyo_dagster.cli.directory import directory_of_environment, directory_options
 from arroyo_dagster.cli.gc.group import gc
 from arroyo_dagster.cli.gc.options import find_any_job
@@ -179,7 +179,6 @@ def plan_command(
 @settings_options(DeletionSettings)
 @setting_option(OrphanSettings, "delete")
 @settings_options(LeaseSettings)
-@ownership_option
 @spark_options("Delete on Spark's workers if there are many objects.")
 @click.option(
     "--rate",
