@@ -196,7 +196,7 @@ class PipesRunner(SparkThresholdFields, InProcessRunner, NamedSecrets):
         """Choose where a plan is executed.
 
         The process elsewhere makes its own plan. It can ask the API, but neither a database nor
-        what a user assumes; of managed jobs nobody is asked. It gets no inventory.
+        what a user assumes; of managed jobs nobody is asked. It gets no listing.
         """
         copied = options.quarantine
         amount = WorkAmount(
@@ -206,7 +206,7 @@ class PipesRunner(SparkThresholdFields, InProcessRunner, NamedSecrets):
         )
         managed = plan.proof.condition is None and request.kind is not PlanKind.DEAD_JOB
         api_only = len(request.directory.sources) == (self.store.arroyo_api_url is not None)
-        plain = request.inventory is None and request.others is None and not request.unreadable
+        plain = request.listing is None and request.others is None and not request.unreadable
         portable = plain and (managed or api_only)
         return self.thresholds.choose("delete", amount, only_here=None if portable else _ONLY_HERE)
 
