@@ -32,8 +32,9 @@ from arroyo_dagster.state.codec.records import encode_json
 from arroyo_dagster.state.model.garbage import GcPlan
 from arroyo_dagster.state.model.ids import Epoch, StatePath, WorkerGeneration
 from arroyo_dagster.state.operations.gc.execute import GcOptions, run_gc
+from arroyo_dagster.state.operations.gc.listing_files import read_store_listing
 from arroyo_dagster.state.operations.gc.plan import GcRequest, plan_gc
-from arroyo_dagster.state.operations.gc.store_listing import StoreListing, read_store_listing
+from arroyo_dagster.state.operations.gc.store_listing import StoreListing
 from arroyo_dagster.state.storage import Counting, MemoryStore, ObjectStore, open_store
 from arroyo_dagster.state.storage.names import encode_path
 from arroyo_dagster.state.storage.wrappers import Wrapper

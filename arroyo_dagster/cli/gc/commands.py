@@ -146,7 +146,7 @@ def _with_listing(
         return request
     if request.kind is not PlanKind.ORPHANS:
         raise click.UsageError("--listing is an option of `orphans`")
-    from arroyo_dagster.state.operations.gc.store_listing import read_store_listing
+    from arroyo_dagster.state.operations.gc.listing_files import read_store_listing
 
     return replace(request, listing=read_store_listing(sources, store, paths, columns))
 

@@ -13,6 +13,7 @@ from typing import Any, BinaryIO, TypeVar
 from urllib.parse import unquote
 
 from arroyo_dagster.errors import InputError
+from arroyo_dagster.redaction import redact_url
 from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.storage.local_documents import read_document
 from arroyo_dagster.state.storage.store import DeleteOutcome, ObjectStore
@@ -68,12 +69,12 @@ class ReadOnlyPrefix:
             url = parse_url(text.rstrip("/"))
             if ".." not in _segments(url.key_prefix):
                 return url
-            problem, facts = "a prefix must not contain '..'", {"url": self.prefix}
+            problem = "a prefix must not contain '..'"
         except InputError as error:
-            problem, facts = error.message, dict(error.facts)
+            problem = error.message
         raise InputError(
             f"a prefix of `read_only` cannot be used: {problem}",
-            **facts,
+            url=redact_url(self.prefix),
             file=self.file,
             next_step="write it as a checkpoint URL, for example s3://bucket/arroyo/payments, or "
             "as an absolute path",

@@ -31,18 +31,18 @@ from arroyo_dagster.state.operations.gc.inventory import (
     read_inventory,
     read_listed,
 )
-from arroyo_dagster.state.operations.gc.inventory_listing import (
+from arroyo_dagster.state.operations.gc.remains import with_remains
+from arroyo_dagster.state.operations.gc.root_reader import Reader
+from arroyo_dagster.state.operations.gc.roots import newest_root, read_roots
+from arroyo_dagster.state.operations.gc.roots_times import with_store_times
+from arroyo_dagster.state.operations.gc.store_listing import (
+    StoreListing,
     check_age,
     check_complete,
     list_with,
     rechecked,
     with_newer,
 )
-from arroyo_dagster.state.operations.gc.remains import with_remains
-from arroyo_dagster.state.operations.gc.root_reader import Reader
-from arroyo_dagster.state.operations.gc.roots import newest_root, read_roots
-from arroyo_dagster.state.operations.gc.roots_times import with_store_times
-from arroyo_dagster.state.operations.gc.store_listing import StoreListing
 from arroyo_dagster.state.operations.progress import timed
 from arroyo_dagster.state.planning.gc.dead_jobs import (
     DeadJob,

@@ -1,39 +1,51 @@
-"""Read a listing of a store that another program made: files in Parquet or CSV, by polars.
+"""Plan orphans from a stored listing of the store instead of listing every object.
 
-A listing is old, and may be wrong. Here it becomes a value about one job; `inventory_listing`
-decides what of it counts.
+A stored listing is old, and may be wrong. Therefore it only proposes data files to delete: metadata
+is listed and read now wherever it may be newer, and each proposed object is checked by name.
 """
 
 from __future__ import annotations
 
-import gzip
-import io
-import os
-import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
-from urllib.parse import unquote_plus
+from functools import partial
 
-import polars as pl
-
-from arroyo_dagster.errors import FormatError, InputError, NotFoundError, ProtocolError
-from arroyo_dagster.redaction import redact_url
+from arroyo_dagster.errors import InputError, ProtocolError
+from arroyo_dagster.state.model.garbage import (
+    DAY_MICROS,
+    SKEW_MICROS,
+    GcPlan,
+    PathsDigest,
+    Roots,
+)
 from arroyo_dagster.state.model.ids import StatePath
-from arroyo_dagster.state.model.layout import JobPaths
-from arroyo_dagster.state.model.objects import Packed, StoredObject
-from arroyo_dagster.state.storage.names import StoredName, encode_path, listed_path
-from arroyo_dagster.state.storage.remote.open import open_store
+from arroyo_dagster.state.model.layout import JobPaths, Layout
+from arroyo_dagster.state.model.objects import ObjectKind, Packed, StoredObject, object_name
+from arroyo_dagster.state.model.progress import OnProgress, no_progress
+from arroyo_dagster.state.operations.engines import HERE, ItemRunner
+from arroyo_dagster.state.operations.gc.inventory import (
+    Inventory,
+    directories_of,
+    list_beside,
+    list_job,
+    sort_objects,
+)
+from arroyo_dagster.state.operations.gc.root_reader import NO_EPOCH
+from arroyo_dagster.state.operations.gc.roots import newest_root
+from arroyo_dagster.state.planning.engines import WorkAmount
+from arroyo_dagster.state.planning.gc.orphans import Reason
+from arroyo_dagster.state.planning.gc.reachability import refuse
+from arroyo_dagster.state.storage.concurrency import concurrently
+from arroyo_dagster.state.storage.names import StoredName, listed_path
 from arroyo_dagster.state.storage.store import ObjectInfo, ObjectStore
-from arroyo_dagster.state.storage.urls import parse_url
 
-_MOST_FILE_BYTES = 1 << 29
-_MOST_PLAIN_BYTES = 1 << 32
-_MOST_LETTERS = 200
-"""Of what a file contains, in a message."""
+SETTLED_MICROS = DAY_MICROS
+"""What is this much older than a listing must be in it. Objects that were written or deleted
+shortly before it was made may be missing in it, or still be there (S3 Inventory, "Consistency").
+"""
 
-_ENCODED = "encoded_path"
-_DEFAULTS = {"path": "path", "size": "size", "time": "time", "etag": "etag"}
+_PROBES = 64
+_NEXT = "make a new listing, or plan without one; nothing was deleted"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,203 +79,207 @@ class StoreListing:
             )
 
 
-def read_store_listing(
-    sources: Sequence[str], store: ObjectStore, paths: JobPaths, columns: str = ""
-) -> StoreListing:
-    """Read what a listing says about one job.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListedJob:
+    """The objects of a job, by a stored listing where that is safe.
 
-    Args:
-        sources: paths or URLs of its files: Parquet or CSV, each compressed by gzip or not. Paths
-            of objects are keys of the bucket; on local disk, relative to the checkpoint URL. Times
-            of CSV have a zone.
-        store: the store of the job.
-        columns: the columns of the files, as `path=Key,size=Size,time=LastModifiedDate,etag=ETag`;
-            `encoded_path` if keys are URL-encoded. Numbers, from 1, are those of CSV without a
-            header. What is left out has its own name; without a column `etag`, none is compared.
+    Attributes:
+        found: as listing them now would find them; data files are those of the listing only.
+        newer: the data files that were listed now and are not in the listing: number and bytes.
+    """
+
+    found: Inventory
+    newer: tuple[int, int]
+
+
+def check_age(given: StoreListing, paths: JobPaths, now_micros: int, grace_micros: int) -> None:
+    """Refuse a listing of another job, from the future, or older than the grace period.
 
     Raises:
-        InputError: a column is wrong, or a file is too large.
-        NotFoundError: a file does not exist.
-        ProtocolError: it contains nothing below the job.
-        FormatError: a file does not decode.
+        InputError: it is one of these; the message says what was expected.
     """
-    names = _column_names(columns)
-    url = parse_url(store.url)
-    local = url.backend in ("file", "memory")
-    root = "" if local or not url.key_prefix else f"{encode_path(url.key_prefix)}/"
-    below = f"{root}{encode_path(paths.root)}/"
-    made_at, rows, tables = [], 0, []
-    for source in sources:
-        micros, data = _read(source)
-        table = _table(data, names, source)
-        made_at.append(micros)
-        rows += table.height
-        tables.append(table.filter(pl.col("path").str.starts_with(below)))
-    found = pl.concat(tables)
-    if found.is_empty():
-        raise ProtocolError(
-            f"the listing of {rows} rows contains nothing below the job: expected keys that begin "
-            f"with {below}",
-            path=", ".join(map(redact_url, sources)),
-            next_step="give a listing of the bucket and prefix of the checkpoint URL; nothing was "
-            "deleted",
+    if given.paths != paths:
+        raise InputError(
+            f"the listing was read for job {given.paths.root}: expected {paths.root}",
+            job=paths.root,
         )
-    return StoreListing(
-        source=", ".join(map(redact_url, sources)),
-        paths=paths,
-        made_at_micros=min(made_at),
-        stored=Packed(_current(found, len(root))),
-        rows=rows,
+    age = now_micros - given.made_at_micros
+    if age < -SKEW_MICROS:
+        raise InputError(
+            f"the listing was made {-age // 1_000_000} s from now: expected a time in the past",
+            path=given.source,
+            next_step="check the clocks of the store and of what made it; nothing was deleted",
+        )
+    if age > grace_micros:
+        raise InputError(
+            f"the listing is {age / DAY_MICROS:.1f} days old: expected at most the grace period, "
+            f"{grace_micros / DAY_MICROS:.1f} days",
+            path=given.source,
+            next_step=f"{_NEXT}. Or keep objects longer: --older-than {age // DAY_MICROS + 1}d",
+        )
+
+
+def list_with(
+    store: ObjectStore,
+    paths: JobPaths,
+    given: StoreListing,
+    on_progress: OnProgress = no_progress,
+) -> ListedJob:
+    """List a job with the help of a stored listing.
+
+    Directories of epochs that were complete a day before the listing was made are taken from it.
+    All others are listed: those are few, unless many attempts at epochs failed.
+
+    Raises:
+        ProtocolError: as `read_inventory`.
+    """
+    newest = newest_root(store, paths)
+    if newest is None:
+        raise refuse(NO_EPOCH, paths)
+    directories = directories_of(store, paths)
+    known = frozenset(directories)
+    by_listing = sort_objects(
+        paths,
+        newest.epoch,
+        (info for info in given.objects() if _directory(info.path, known) is not None),
+        on_progress,
     )
+    recent = {_directory(ref, known) for ref in (newest.ref, newest.parent_ref) if ref is not None}
+    before = given.made_at_micros - SETTLED_MICROS
+    settled = frozenset(_complete(paths, by_listing.metadata, before, known)) - recent
+    now = concurrently(
+        lambda directory: list_job(store, paths, newest.epoch, below=directory),
+        [directory for directory in directories if directory not in settled],
+    )
+    beside = list_beside(store, paths, newest.epoch, directories)
+
+    def in_settled(objects: Iterable[StoredObject]) -> Packed:
+        return Packed(one for one in objects if _directory(one.path, known) in settled)
+
+    fresh = [beside, *now]
+    of_listing = PathsDigest(by_listing.files.paths)
+    newer = [one for part in fresh for one in part.files if one.path not in of_listing]
+    found = replace(
+        by_listing,
+        metadata=Packed.joined(
+            [in_settled(by_listing.metadata), *(part.metadata for part in fresh)]
+        ),
+        maintenance=Packed.joined([part.maintenance for part in fresh]),
+        foreign=Packed.joined([in_settled(by_listing.foreign), *(part.foreign for part in fresh)]),
+        samples=tuple(path for part in (by_listing, *fresh) for path in part.samples),
+        beside=len(newer),
+    )
+    return ListedJob(found=found, newer=(len(newer), sum(one.size_bytes or 0 for one in newer)))
+
+
+def _directory(path: StatePath, known: frozenset[StatePath]) -> StatePath | None:
+    """Return which of the directories contains an object; None if none does."""
+    parent = path.rpartition("/")[0]  # as text: not every name in a listing is a path
+    while parent and parent not in known:
+        parent = parent.rpartition("/")[0]
+    return StatePath(parent) if parent else None
+
+
+def _complete(
+    paths: JobPaths, metadata: Iterable[StoredObject], before: int, known: frozenset[StatePath]
+) -> Iterator[StatePath]:
+    """Yield the directories whose epoch was complete before a time: its last object was there."""
+    last = ObjectKind.CHECKPOINT if paths.layout is Layout.LEGACY else ObjectKind.MANIFEST
+    for one in metadata:
+        written = one.modified_micros
+        if written is not None and written < before and object_name(paths, one.path).kind is last:
+            directory = _directory(one.path, known)
+            if directory is not None:
+                yield directory
+
+
+def check_complete(store: ObjectStore, given: StoreListing, roots: Roots, files: Packed) -> None:
+    """Refuse a listing that lacks objects which existed a day before it was made.
+
+    Raises:
+        ProtocolError: a file that an epoch lists is missing in it, and is older.
+    """
+    before, listed = given.made_at_micros - SETTLED_MICROS, PathsDigest(files.paths)
+    missing: list[StatePath] = []
+    for one in roots.epochs:
+        if one.written_at_micros is not None and one.written_at_micros < before:
+            own = one.files.paths
+            missing += [
+                path
+                for path in own
+                if path not in listed and object_name(roots.paths, path).kind is ObjectKind.DATA
+            ]
+        if len(missing) >= _PROBES:
+            break
+    infos = concurrently(store.head, missing[:_PROBES])
+    old = [info for info in infos if info is not None and (info.modified_micros or 0) < before]
+    if old:
+        raise ProtocolError(
+            f"the listing is incomplete: {len(old)} or more files are missing that were written "
+            "more than a day before it was made and that epochs list",
+            job=roots.paths.root,
+            path=old[0].path,
+            listing=given.source,
+            next_step=_NEXT,
+        )
+
+
+def with_newer(plan: GcPlan, newer: tuple[int, int]) -> GcPlan:
+    """Return the plan with the objects that stay because they are not in the listing."""
+    if not newer[0]:
+        return plan
+    return replace(plan, stays={**plan.stays, Reason.NEWER.name.lower(): newer})
+
+
+def rechecked(
+    store: ObjectStore, plan: GcPlan, given: StoreListing, items: ItemRunner = HERE
+) -> GcPlan:
+    """Return the plan with only those objects that are now what the listing says, each as the
+    store describes it now.
+
+    Objects that have changed stay; those that are gone are left out.
+    """
+    steps = (plan.data, plan.records, plan.metadata)
+    total = sum(map(len, steps))
+    choice = items.choose("check objects of the listing", WorkAmount(files=total))
+    kept: list[Packed] = []
+    changed = changed_bytes = 0
+    for step in steps:
+        batches = list(step.batches())
+        check = partial(_check_batch, store)
+        found = items.run(choice, check, batches, [len(batch) for batch in batches])
+        kept.append(Packed.joined(same for same, _, _ in found))
+        changed += sum(count for _, count, _ in found)
+        changed_bytes += sum(size for _, _, size in found)
+    data, records, metadata = kept
+    stays = dict(plan.stays)
+    if changed:
+        stays[Reason.CHANGED.name.lower()] = (changed, changed_bytes)
+    rule = {**plan.rule, "listing": given.source, "listing_micros": given.made_at_micros}
+    return replace(plan, data=data, records=records, metadata=metadata, stays=stays, rule=rule)
+
+
+def _check_batch(store: ObjectStore, batch: Sequence[StoredObject]) -> tuple[Packed, int, int]:
+    """Return the unchanged objects, and the number and bytes of those that have changed."""
+    infos = concurrently(store.head, [one.path for one in batch])
+    there = [(one, info) for one, info in zip(batch, infos, strict=True) if info is not None]
+    same = [info for one, info in there if _same(one, info)]
+    changed = [info for one, info in there if not _same(one, info)]
+    packed = Packed(
+        StoredObject(info.path, info.size_bytes, info.modified_micros, info.etag) for info in same
+    )
+    return packed, len(changed), sum(info.size_bytes for info in changed)
+
+
+def _same(one: StoredObject, info: ObjectInfo) -> bool:
+    """Whether an object is the one that the listing describes; times have whole seconds."""
+    etags = [plain_etag(etag) for etag in (one.etag, info.etag) if etag is not None]
+    if one.modified_micros is None or info.modified_micros is None or len(set(etags)) > 1:
+        return False
+    seconds = one.modified_micros // 1_000_000, info.modified_micros // 1_000_000
+    return one.size_bytes == info.size_bytes and seconds[0] == seconds[1]
 
 
 def plain_etag(etag: str) -> str:
     """Return an etag without quotes and weakness, as listings have it."""
     return etag.removeprefix("W/").strip('"').lower()
-
-
-def _column_names(text: str) -> dict[str, str]:
-    """Return the column of each field; a field without a column is not among them."""
-    names = [part.partition("=")[::2] for part in text.split(",") if part.strip()]
-    columns = {field.strip(): column.strip() for field, column in names}
-    paths = columns.keys() & {"path", _ENCODED}
-    wrong = columns.keys() - {*_DEFAULTS, _ENCODED} or not all(columns.values())
-    if wrong or len(columns) < len(names) or len(paths) > 1:
-        raise InputError(
-            f"{text!r} does not name columns of a listing: expected path or {_ENCODED}, size, time "
-            "and etag, each at most once",
-            next_step="write for example path=Key,size=Size,time=LastModifiedDate,etag=ETag",
-        )
-    numbered = [column.isdecimal() for column in columns.values()]
-    if any(numbered):
-        if not all(numbered) or not paths or not columns.keys() >= {"size", "time"}:
-            raise InputError(
-                f"{text!r} does not name columns of a listing without a header: expected numbers "
-                "of path, size, time, and perhaps etag",
-                next_step="write for example encoded_path=2,size=3,time=4,etag=5",
-            )
-        return columns
-    defaults = {field: column for field, column in _DEFAULTS.items() if field not in columns}
-    if paths:
-        defaults.pop("path", None)
-    return {**defaults, **columns}
-
-
-def _read(source: str) -> tuple[int, bytes]:
-    """Return when a file was written, and its bytes without compression."""
-    url = parse_url(source if ":" in source else os.path.abspath(source))
-    directory, _, name = url.key_prefix.rpartition("/")
-    if not name or url.backend == "memory":
-        raise InputError("not the path or URL of a listing", path=redact_url(source))
-    place = open_store(replace(url, key_prefix=directory))
-    info = place.head(StatePath(name))
-    if info is None:
-        raise NotFoundError("there is no such listing", path=redact_url(source))
-    if info.modified_micros is None:
-        raise InputError(
-            "the time of the listing is unknown: its store reports none",
-            path=redact_url(source),
-            next_step="copy it to a disk or bucket, and keep its time; nothing was deleted",
-        )
-    if info.size_bytes > _MOST_FILE_BYTES:
-        raise _too_large(source, info.size_bytes, _MOST_FILE_BYTES)
-    data = place.read(StatePath(name))
-    if data[:2] == b"\x1f\x8b":
-        try:
-            data = gzip.GzipFile(fileobj=io.BytesIO(data)).read(_MOST_PLAIN_BYTES + 1)
-        except (OSError, EOFError, zlib.error) as error:
-            raise _undecodable(source, error) from error
-        if len(data) > _MOST_PLAIN_BYTES:
-            raise _too_large(source, len(data), _MOST_PLAIN_BYTES)
-    return info.modified_micros, data
-
-
-def _too_large(source: str, found: int, most: int) -> InputError:
-    return InputError(
-        f"a file of the listing has {found} bytes: expected at most {most}",
-        path=redact_url(source),
-        next_step="write the listing in smaller files, or plan without one",
-    )
-
-
-def _undecodable(source: str, error: BaseException) -> FormatError:
-    problem = str(error).partition("\n")[0][:_MOST_LETTERS]
-    return FormatError(
-        f"a file of the listing does not decode, or is truncated ({problem})",
-        path=redact_url(source),
-        next_step="make a new listing, or plan without one; nothing was deleted",
-    )
-
-
-def _table(data: bytes, names: Mapping[str, str], source: str) -> pl.DataFrame:
-    """Return the rows of a file: path, size, time in microseconds of UTC, etag (perhaps null)."""
-    try:
-        found = _columns(data, names, source)
-        etag = pl.col("etag") if "etag" in found.columns else pl.lit(None)
-        times = found.schema["time"]
-        if times == pl.String:
-            zoned = pl.col("time").str.replace(" ", "T").str.replace("Z$", "+00:00")
-            time = zoned.str.to_datetime("%Y-%m-%dT%H:%M:%S%.f%:z", time_unit="us")
-        elif isinstance(times, pl.Datetime):
-            time = pl.col("time")  # without a zone, of UTC
-        else:
-            raise FormatError(
-                f"the times of the listing are of type {times}: expected times with a zone",
-                path=redact_url(source),
-                next_step="write times as 2026-11-20T01:00:00Z, or as timestamps of Parquet",
-            )
-        return found.select(
-            pl.col("path").cast(pl.String),
-            pl.col("size").cast(pl.Int64),
-            time.dt.timestamp("us").alias("time"),
-            etag.cast(pl.String).alias("etag"),
-        )
-    except pl.exceptions.PolarsError as error:
-        raise _undecodable(source, error) from error
-
-
-def _columns(data: bytes, names: Mapping[str, str], source: str) -> pl.DataFrame:
-    """Return the columns of a file, by the names of their fields; keys are decoded."""
-    file: Any = io.BytesIO(data)
-    numbered = names["size"].isdecimal()
-    if data[:4] == b"PAR1":
-        present = list(pl.read_parquet_schema(file))
-        wanted = [name for name in names.values() if name in present]
-        file.seek(0)
-        found = pl.read_parquet(file, columns=wanted)
-    else:
-        found = pl.read_csv(file, has_header=not numbered, infer_schema=False, null_values=[""])
-        if numbered:
-            found.columns = [str(number + 1) for number in range(found.width)]
-    columns = dict(names)
-    if columns.get("etag") == _DEFAULTS["etag"] and _DEFAULTS["etag"] not in found.columns:
-        del columns["etag"]  # a column that was named otherwise must exist
-    missing = [name for name in columns.values() if name not in found.columns]
-    if missing:
-        raise FormatError(
-            f"the listing has the columns {', '.join(found.columns):.{_MOST_LETTERS}}: expected "
-            f"{missing[0]}",
-            path=redact_url(source),
-            next_step="name its columns: --listing-columns path=…,size=…,time=…,etag=…",
-        )
-    found = found.select(pl.col(name).alias(field) for field, name in columns.items())
-    if _ENCODED not in columns:
-        return found
-    keys = [None if key is None else unquote_plus(key) for key in found[_ENCODED].cast(pl.String)]
-    return found.drop(_ENCODED).with_columns(pl.Series("path", keys, pl.String))
-
-
-def _current(rows: pl.DataFrame, cut: int) -> Iterator[StoredObject]:
-    """Yield the newest version of each object, in order of name; none if that is not certain.
-
-    An object that is left out stays.
-
-    Args:
-        cut: how many characters of a key the checkpoint URL is.
-    """
-    newest = pl.col("time").is_not_null().all() & (pl.col("time") == pl.col("time").max())
-    versions = rows.unique().filter(newest.over("path"))
-    single = versions.filter((pl.len() == 1).over("path") & (pl.col("size") >= 0))
-    for path, size, micros, etag in single.sort("path").iter_rows():
-        plain = None if etag is None else plain_etag(etag)
-        yield StoredObject(StoredName(path[cut:]), size, micros, plain)
