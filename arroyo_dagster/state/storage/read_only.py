@@ -15,7 +15,6 @@ from urllib.parse import unquote
 from arroyo_dagster.errors import InputError
 from arroyo_dagster.redaction import redact_url
 from arroyo_dagster.state.model.ids import StatePath
-from arroyo_dagster.state.storage.local_documents import read_document
 from arroyo_dagster.state.storage.store import DeleteOutcome, ObjectStore
 from arroyo_dagster.state.storage.urls import CheckpointUrl, parse_url
 from arroyo_dagster.state.storage.wrappers import MUTATING, Wrapper
@@ -134,6 +133,8 @@ def config_files() -> list[Path]:
 def read_toml(path: Path) -> dict[str, Any]:
     """Read a configuration file. Raises InputError: it is not a TOML file."""
     import tomllib
+
+    from arroyo_dagster.state.storage.local_documents import read_document
 
     try:
         return tomllib.loads(read_document(path).decode())

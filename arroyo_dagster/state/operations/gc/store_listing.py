@@ -80,7 +80,7 @@ class StoreListing:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ListedJob:
+class CheckedListing:
     """The objects of a job, by a stored listing where that is safe.
 
     Attributes:
@@ -124,7 +124,7 @@ def list_with(
     paths: JobPaths,
     given: StoreListing,
     on_progress: OnProgress = no_progress,
-) -> ListedJob:
+) -> CheckedListing:
     """List a job with the help of a stored listing.
 
     Directories of epochs that were complete a day before the listing was made are taken from it.
@@ -169,7 +169,9 @@ def list_with(
         samples=tuple(path for part in (by_listing, *fresh) for path in part.samples),
         beside=len(newer),
     )
-    return ListedJob(found=found, newer=(len(newer), sum(one.size_bytes or 0 for one in newer)))
+    return CheckedListing(
+        found=found, newer=(len(newer), sum(one.size_bytes or 0 for one in newer))
+    )
 
 
 def _directory(path: StatePath, known: frozenset[StatePath]) -> StatePath | None:
