@@ -13,9 +13,11 @@ from arroyo_dagster.cli import main
 from arroyo_dagster.errors import InputError
 from arroyo_dagster.orchestration.component import ArroyoStateComponent
 from arroyo_dagster.state.model.ids import StatePath
-from arroyo_dagster.state.model.layout import mark_path
+from arroyo_dagster.state.model.layout import Layout, mark_path
 from arroyo_dagster.state.operations.catalog.leases import break_lease
-from arroyo_dagster.state.storage import open_store
+from arroyo_dagster.state.storage import MemoryStore, configure, open_store
+from tests.arroyo_jobs import EVENTS, SECOND, ArroyoJob, table_rows, window_config
+from tests.arroyo_server import ModelArroyo, arroyo
 from tests.documentation import blocks
 from tests.jobs import listing, run_word_job, word_job, written_by_word_job
 
@@ -269,6 +271,35 @@ def test_a_mark_forbids_no_other_job_and_no_run(jobs: Path) -> None:
     run_word_job(store, **OPTIONS)
     assert run(jobs, "verify", KEY).exit_code == 0
     assert len(run(jobs, "jobs").output.splitlines()) == 3  # a mark is no job
+
+
+@pytest.mark.parametrize("how", ["file", "mark"])
+def test_a_running_arroyo_job_is_not_stopped(how: str, home: Path) -> None:
+    store = MemoryStore(f"read-only-{how}")
+    model = ModelArroyo(ArroyoJob(Layout.PROTOCOL, watermark_micros=30 * SECOND, store=store))
+    rows = table_rows(EVENTS, [["a", "b"], [1, 2], [20 * SECOND * 1000] * 2])
+    for _ in range(4):
+        model.job.write({("tumbling_1", window_config(EVENTS, ["k"], retention=600)): rows})
+    if how == "file":
+        configured(home, store.url)
+    else:
+        store.put(mark_path("pl_x"), b"{}")
+    before, job = listing(store), model.job.job
+    stopped = ("--assume", f"{job}=stopped", "--yes")
+
+    def refused(*words: str) -> None:
+        answer = CliRunner().invoke(main, [*words, "--url", store.url])
+        assert answer.exit_code == 1, answer.output
+        assert ("is read-only by" if how == "file" else MARKED) in answer.output
+        assert listing(store) == before
+
+    try:
+        with arroyo(model) as server:
+            refused("compact", "window", job, "--now", "--arroyo-api", server.url, "--yes")
+        assert (model.state, model.stop, model.log) == ("Running", "none", [])
+        refused("compact", "run", job, "--policy", "full", "--quiet", "0", *stopped)
+    finally:
+        configure(None)
 
 
 # ---- Dagster -------------------------------------------------------------------------------------
