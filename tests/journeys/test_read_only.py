@@ -166,6 +166,8 @@ def test_a_store_refuses_each_write_below_the_prefix_only(write: str, home: Path
         ("FILE:///tmp/none/a", "/tmp/none/a/"),
         ("/tmp/none//a", "file:///tmp/none/./a/b"),
         ("file:/tmp/none/a%20b", "/tmp/none/a b"),
+        ("file://None/A", "/None/A/b"),
+        ("/tmp/none/A://B/c", "/tmp/none/A:/B/c"),
     ],
 )
 def test_all_spellings_of_a_location_are_one(prefix: str, url: str, home: Path) -> None:

@@ -6,6 +6,7 @@ Here are the rules and the store that refuses; `open_store` applies them to ever
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,9 @@ T = TypeVar("T")
 LOCAL_FILE = "arroyo-state.toml"
 READ_ONLY = "read-only"
 """The key of the configuration file; `read_only` is equal."""
+
+_HOST = re.compile(r"\A(?:file:|[a-z0-9]+(?:::https?)?://[^/]*)", re.IGNORECASE)
+"""What of a URL is the same in capitals: the scheme, the host and the bucket."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,13 +63,9 @@ class ReadOnlyPrefix:
         Raises:
             InputError: it is no checkpoint URL; the message names the configuration file.
         """
-        scheme, separator, rest = self.prefix.strip().partition("://")
-        host, slash, key = rest.partition("/")
-        text = f"{scheme}{separator}{host}{slash}{key}"
-        if separator:
-            text = f"{scheme.lower()}{separator}{host.lower()}{slash}{key}"
+        text = _HOST.sub(lambda match: match[0].lower(), self.prefix.strip()).rstrip("/")
         try:
-            url = parse_url(text.rstrip("/"))
+            url = parse_url(text)
             if ".." not in _segments(url.key_prefix):
                 return url
             problem = "a prefix must not contain '..'"
@@ -127,7 +127,8 @@ def config_files() -> list[Path]:
     """Return the configuration files that exist: of the working directory, then of the user."""
     home = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
     paths = (Path(LOCAL_FILE), Path(home) / "arroyo_dagster" / "config.toml")
-    return [path for path in paths if path.is_file()]
+    # A home that this user may not enter holds no file of this user.
+    return [path for path in paths if os.path.isfile(path)]
 
 
 def read_toml(path: Path) -> dict[str, Any]:
