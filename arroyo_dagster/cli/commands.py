@@ -85,11 +85,6 @@ MAIN: Mapping[str, LazyCommand] = {
         "query.advance",
         "Print how far each partition of each source is read, how fast, and which stand still.",
     ),
-    "ownership": LazyCommand(
-        "ownership",
-        "Mark prefixes whose state is seen, and never compacted, rewritten or deleted.",
-        is_group=True,
-    ),
     "pin": LazyCommand(
         "pins", "Keep an epoch until it is unpinned, and check that it is restorable."
     ),

@@ -42,8 +42,6 @@ EXIT_SKIPPED = 4
 URL_VARIABLES = ["ARROYO__CHECKPOINT_URL", "CHECKPOINT_URL"]
 DELETE_VARIABLE = "ARROYO_DELETE_OPTIONS"
 PRIVATE_VARIABLE = "ARROYO_PRIVATE_COLUMNS"
-OWNERSHIP_VARIABLE = "ARROYO_OWNERSHIP"
-
 
 EXIT_INTERRUPTED = 130
 """As of a process that SIGINT has ended."""
@@ -56,7 +54,6 @@ _NO_PATH = (errno.ENAMETOOLONG, errno.ELOOP)
 """
 
 _JSON = "arroyo_dagster.json"
-_OWNERSHIP = "arroyo_dagster.marks"
 _INTERRUPTED = "arroyo_dagster.interrupted"
 
 
@@ -214,35 +211,6 @@ def _private_columns(
     return PrivateColumns.of([*filter(str.strip, named), *configured, *value])
 
 
-def ownership_option(command: _F) -> _F:
-    """Add `--ownership`, for every subcommand that changes or deletes state of jobs.
-
-    What the environment and the configuration file mark stays marked: an option only adds to it.
-    """
-    option = click.option(
-        "--ownership",
-        multiple=True,
-        metavar="PREFIX=KIND",
-        expose_value=False,
-        is_eager=True,
-        callback=_keep_ownership,
-        help="Refuse to change this prefix: PREFIX=other or PREFIX=borrowed. May be repeated. Adds "
-        f"to the prefixes in {OWNERSHIP_VARIABLE} (separated by commas) and in the configuration "
-        "file.",
-    )
-    return option(command)
-
-
-def _keep_ownership(ctx: click.Context, option: click.Parameter, value: tuple[str, ...]) -> None:
-    from arroyo_dagster.state.planning.ownership import parse_mark
-
-    named = os.environ.get(OWNERSHIP_VARIABLE, "").split(",")
-    configured = ctx.lookup_default(str(option.name)) or ()
-    given = dict.fromkeys([*filter(str.strip, named), *configured, *value])
-    marks = [parse_mark(*map(str.strip, one.rpartition("=")[::2])) for one in given]
-    ctx.meta[_OWNERSHIP] = marks
-
-
 def open_url(url: str | None) -> ObjectStore:
     from arroyo_dagster.state.storage.remote.open import configure, get_storage_provider
 
@@ -251,14 +219,7 @@ def open_url(url: str | None) -> ObjectStore:
         if ":" not in url:
             url = os.path.abspath(url)  # what a shell calls a path may be relative
         configure(url, delete_options=read_delete_options(os.environ.get(DELETE_VARIABLE)))
-    store = get_storage_provider(url)
-    context = click.get_current_context(silent=True)
-    marks = () if context is None else context.meta.get(_OWNERSHIP, ())
-    if not marks:
-        return store
-    from arroyo_dagster.state.metadata.ownership import Owned
-
-    return Owned(store, marks)
+    return get_storage_provider(url)
 
 
 def read_delete_options(given: str | None) -> dict[str, Any] | None:

@@ -5,7 +5,6 @@ Precedence: option, environment, file, default. A file contains neither secrets 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
@@ -15,13 +14,16 @@ import click
 from arroyo_dagster.cli.lazy import LazyGroup
 from arroyo_dagster.errors import InputError
 from arroyo_dagster.redaction import holds_secret
+from arroyo_dagster.state.storage.read_only import READ_ONLY, config_files, read_toml
 
-LOCAL_FILE = "arroyo-state.toml"
-ALLOWED_EVERYWHERE = ("url", "arroyo-api", "arroyo-db", "private", "ownership")
+ALLOWED_EVERYWHERE = ("url", "arroyo-api", "arroyo-db", "private")
 """Options at the top of a file. They apply to every command that has them."""
 
 SPARK = "spark"
 """The table with the settings that `--spark` uses; it switches nothing on."""
+
+_TOP = (*ALLOWED_EVERYWHERE, READ_ONLY)
+"""The keys at the top of a file."""
 
 CONFIRMATIONS = frozenset({"yes", "now"})
 """Options that start a change. Only a command line may contain them."""
@@ -29,11 +31,7 @@ CONFIRMATIONS = frozenset({"yes", "now"})
 
 def find_config() -> Path | None:
     """Return the file with the default options: of the working directory, else of the user."""
-    home = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
-    for path in (Path(LOCAL_FILE), Path(home) / "arroyo_dagster" / "config.toml"):
-        if path.is_file():
-            return path
-    return None
+    return next(iter(config_files()), None)
 
 
 def read_config(path: Path, root: LazyGroup) -> dict[str, Any]:
@@ -42,16 +40,7 @@ def read_config(path: Path, root: LazyGroup) -> dict[str, Any]:
     Raises:
         InputError: not a TOML file, or a key that is unknown, a secret or a confirmation.
     """
-    import tomllib
-
-    from arroyo_dagster.state.storage.local_documents import read_document
-
-    try:
-        found = tomllib.loads(read_document(path).decode())
-    except InputError:
-        raise
-    except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"not a TOML file ({error})", path=str(path)) from error
+    found = read_toml(path)
     _check_secrets(path, found)
     _check_commands(path, found, root, ())
     return found
@@ -161,9 +150,9 @@ def _check_commands(
             below = group.get_group(key)
             if below is not None:
                 _check_commands(path, value, below, (*names, key))
-        elif names or _spelling(key) not in ALLOWED_EVERYWHERE:
+        elif names or _spelling(key) not in _TOP:
             what = "is a command, so it is a section" if key in commands else "is unknown here"
-            _refuse(path, (*names, key), what, ALLOWED_EVERYWHERE if not names else commands)
+            _refuse(path, (*names, key), what, _TOP if not names else commands)
 
 
 def _check_secrets(path: Path, config: Mapping[str, Any]) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from arroyo_dagster.cli.common import main, open_to_read, open_url, ownership_option, store_options
+from arroyo_dagster.cli.common import main, open_to_read, open_url, store_options
 from arroyo_dagster.cli.rendering import clock, print_json, print_table, report
 from arroyo_dagster.state.model.clock import wall_clock
 from arroyo_dagster.state.model.leases import LeaseRecord
@@ -51,7 +51,6 @@ def lease_group() -> None:
 @click.argument("job")
 @click.option("--kind", type=click.Choice(KINDS), default="maintenance", show_default=True)
 @click.option("--yes", is_flag=True, help="End the lease. Without it, print the evidence only.")
-@ownership_option
 @store_options
 def break_command(job: str, kind: str, yes: bool, url: str | None, as_json: bool) -> None:
     """End the current lease on JOB. Dry run unless --yes is given.

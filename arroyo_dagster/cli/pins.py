@@ -11,7 +11,6 @@ from arroyo_dagster.cli.common import (
     main,
     open_to_read,
     open_url,
-    ownership_option,
     store_options,
 )
 from arroyo_dagster.cli.gc.options import find_any_job, wait_for_deletions
@@ -30,7 +29,6 @@ from arroyo_dagster.state.operations.gc.pins import pin_epoch, read_pins, unpin_
 @click.argument("epoch", type=WholeNumber(0))
 @click.option("--reason", default="", help="A note for people.")
 @settings_options(LeaseSettings)
-@ownership_option
 @store_options
 def pin_command(
     job: str,
@@ -60,7 +58,6 @@ def pin_command(
 @click.argument("job")
 @click.argument("epoch", type=WholeNumber(0))
 @settings_options(LeaseSettings)
-@ownership_option
 @store_options
 def unpin_command(
     job: str, epoch: int, lease_wait_seconds: float, url: str | None, as_json: bool

@@ -12,7 +12,6 @@ from arroyo_dagster.cli.common import (
     main,
     open_to_read,
     open_url,
-    ownership_option,
     store_options,
 )
 from arroyo_dagster.cli.rendering import clock, print_json, print_table, show_progress
@@ -42,7 +41,6 @@ _OWNER = "arroyo-state rollback"
 @click.argument("epoch", type=WholeNumber(0), required=False)
 @click.option("--yes", is_flag=True, help="Roll back. Without it, print the plan only.")
 @settings_options(LeaseSettings)
-@ownership_option
 @store_options
 def rollback(
     job: str,

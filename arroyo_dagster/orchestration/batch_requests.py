@@ -15,7 +15,6 @@ from arroyo_dagster.orchestration.partitions import key_error
 from arroyo_dagster.orchestration.resources import ArroyoStateStore
 from arroyo_dagster.orchestration.schedules import MAX_RUNTIME_SECONDS, Backlog, schedule_status
 from arroyo_dagster.orchestration.translator import Naming
-from arroyo_dagster.state.planning.ownership import mark_of
 
 MOST_JOBS = 500
 BUDGET_MINUTES = 45.0
@@ -62,7 +61,7 @@ class BatchKind:
         min_backlog: jobs with a smaller backlog wait.
         single: the partitioned Dagster job that does the same work when it is started by hand.
         pool: of Dagster, which limits how many run at once.
-        changes: whether it changes or deletes state, which jobs that are marked forbid.
+        changes: whether it changes or deletes state, which marks and `read_only` forbid.
     """
 
     name: str
@@ -82,9 +81,9 @@ class BatchKind:
 
 
 def maintained_backlog(kind: BatchKind, store: ArroyoStateStore) -> Mapping[str, int]:
-    """Return the backlog of each job; for what changes jobs, without those that are marked."""
-    found, marks = kind.backlog(store), store.marked_prefixes() if kind.changes else []
-    return {key: count for key, count in found.items() if mark_of(marks, key) is None}
+    """Return the backlog of each job; for what changes jobs, of those that may be changed."""
+    found = kind.backlog(store)
+    return {key: found[key] for key in store.maintained(found)} if kind.changes else found
 
 
 # ---- which jobs, and when ------------------------------------------------------------------------

@@ -40,7 +40,6 @@ from arroyo_dagster.orchestration.yaml.texts import (
     HttpUrl,
     Name,
     Options,
-    PrefixOwnership,
     Secret,
     Url,
 )
@@ -115,12 +114,6 @@ class ArroyoStateComponent(dg.Component, YamlModel):
         repr=False,
         description="Options of the catalogue's store, in the form of storage_options.",
         examples=[{"secret_access_key": {"env": "S3_SECRET"}}],
-    )
-    ownership: PrefixOwnership = Field(
-        default_factory=dict,
-        description="Prefixes that this deployment does not maintain, as other or borrowed: their "
-        "state is shown and checked, and never compacted, rewritten or deleted.",
-        examples=[{"payments": "other", "archive/job_1": "borrowed"}],
     )
     sensor_running: bool = Field(default=False, description="Start the sensor as running.")
     sensor: Sensor = Field(default_factory=Sensor, description="How much one tick does.")
@@ -305,7 +298,6 @@ class ArroyoStateComponent(dg.Component, YamlModel):
             storage_options=self.storage_options,
             delete_options=self.delete_options,
             layout=self.layout,
-            ownership=dict(self.ownership),
             catalogue_url=self.catalogue_url,
             catalogue_options=self.catalogue_options,
             arroyo_api_url=self.arroyo_api_url,

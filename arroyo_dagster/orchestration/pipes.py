@@ -196,7 +196,7 @@ class PipesRunner(SparkThresholdFields, InProcessRunner, NamedSecrets):
         """Choose where a plan is executed.
 
         The process elsewhere makes its own plan. It can ask the API, but neither a database nor
-        what a user assumes; of managed jobs nobody is asked. It gets no inventory.
+        what a user assumes; of managed jobs nobody is asked. It gets no listing.
         """
         copied = options.quarantine
         amount = WorkAmount(
@@ -206,7 +206,7 @@ class PipesRunner(SparkThresholdFields, InProcessRunner, NamedSecrets):
         )
         managed = plan.proof.condition is None and request.kind is not PlanKind.DEAD_JOB
         api_only = len(request.directory.sources) == (self.store.arroyo_api_url is not None)
-        plain = request.inventory is None and request.others is None and not request.unreadable
+        plain = request.listing is None and request.others is None and not request.unreadable
         portable = plain and (managed or api_only)
         return self.thresholds.choose("delete", amount, only_here=None if portable else _ONLY_HERE)
 
@@ -246,11 +246,13 @@ def _gc_outcome(answer: Mapping[str, Any]) -> "GcOutcome":
 
 def _store_request(store: ArroyoStateStore) -> dict[str, Any]:
     """Return how to open the store elsewhere: with names of variables, never with secrets."""
+    from arroyo_dagster.state.storage.read_only import read_only_prefixes
+
     return {
         "url": absolute_url(store.checkpoint_url),
         "storage_options": _with_names(store.storage_options),
         "delete_options": _with_names(store.delete_options),
-        "ownership": dict(store.ownership),
+        "read_only": [(one.prefix, one.file) for one in read_only_prefixes()],
     }
 
 

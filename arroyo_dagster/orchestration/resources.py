@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from arroyo_dagster.state.operations.catalog.epochs import EarlierCatalogue
     from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
     from arroyo_dagster.state.operations.catalog.jobs import JobListing
-    from arroyo_dagster.state.planning.ownership import Mark
     from arroyo_dagster.state.storage.store import ObjectStore
 
 SPARK_TAG = "arroyo/spark"
@@ -91,11 +90,6 @@ class ArroyoStateStore(NamedSecrets):
     deployment: str | None = Field(
         default=None, description="Part of the catalogue's path below DAGSTER_HOME."
     )
-    ownership: dict[str, str] = Field(
-        default_factory=dict,
-        description="Prefixes that this deployment does not maintain, as other or borrowed: their "
-        "state is shown and checked, and never compacted, rewritten or deleted.",
-    )
     _stores: dict[str, Any] = PrivateAttr(default_factory=dict)
     _instance: Any = PrivateAttr(default=None)
     _in_run: bool = PrivateAttr(default=False)
@@ -140,21 +134,21 @@ class ArroyoStateStore(NamedSecrets):
 
         Raises:
             InputError: Dagster's hosts have no common catalogue, a variable that the options
-                name is not set, or `ownership` is wrong.
+                name is not set, or the configuration file cannot be read.
         """
-        from arroyo_dagster.state.metadata.ownership import Owned
-        from arroyo_dagster.state.planning.ownership import parse_ownership
-
         self._check_hosts()
-        found = self._opened("storage_options", self.checkpoint_url)
-        return Owned(found, parse_ownership(self.ownership)) if self.ownership else found
+        return self._opened("storage_options", self.checkpoint_url)
 
-    def marked_prefixes(self) -> "list[Mark]":
-        """Return the marks of prefixes that are not maintained: settings, then stored ones."""
-        from arroyo_dagster.state.metadata.ownership import read_ownership
-        from arroyo_dagster.state.planning.ownership import parse_ownership
+    def maintained(self, roots: Iterable[str]) -> list[str]:
+        """Return those roots of jobs that this deployment may change: neither marked by an object
+        nor read-only by the configuration file.
+        """
+        from arroyo_dagster.state.metadata.ownership import is_marked, marked_prefixes
+        from arroyo_dagster.state.storage.read_only import read_only_check
 
-        return [*parse_ownership(self.ownership), *read_ownership(self.reading())]
+        store = self.reading()
+        marks, is_read_only = marked_prefixes(store), read_only_check(store.url)
+        return [root for root in roots if not is_marked(marks, root) and not is_read_only(root)]
 
     def reading(self) -> "ObjectStore":
         """Return the store of the checkpoint URL, write-protected, to read only."""

@@ -82,8 +82,8 @@ def _choice(
     step = f"plan {request.kind.value}"
     if request.kind is PlanKind.DEAD_JOB:
         return items.choose(step, WorkAmount(), only_here="a dead job is planned as a whole")
-    if request.inventory is not None:
-        return items.choose(step, WorkAmount(), only_here="an inventory replaces the listing")
+    if request.listing is not None:
+        return items.choose(step, WorkAmount(), only_here="the job's objects are not listed")
     listed = islice(store.list(paths.root), max(1, items.thresholds.objects))
     return items.choose(step, WorkAmount(objects=sum(1 for _ in listed)))
 

@@ -39,7 +39,6 @@ COMMANDS = {
     "gc explain words/main/": COMPUTE,
     "gc purge main": PARQUET,
     "leases": PARQUET,
-    "ownership list": PARQUET,
 }
 CALLED = "import click; from arroyo_dagster.cli import main; main({words!r}, standalone_mode=False)"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import json
 import os
 import re
@@ -84,16 +85,17 @@ def twelve_epochs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def place(twelve_epochs: Path, tmp_path: Path) -> Iterator[Path]:
-    """A folder with the program of docs/checkpoints.md, a copy of that job below `state`, and an
-    inventory of it.
+    """A folder with the program of docs/checkpoints.md, a copy of that job below `state`, and
+    listings of it.
     """
     shutil.copytree(twelve_epochs, tmp_path / "state")
     lines = [
         f"{info.path},{info.size_bytes},{iso_micros(info.modified_micros)}"
         for info in open_store(f"file://{tmp_path}/state").list()
     ]
-    header = "key,size,last_modified"
-    (tmp_path / "inventory.csv").write_text("\n".join([header, *lines, ""]))
+    (tmp_path / "listing.csv").write_text("\n".join(["path,size,time", *lines, ""]))
+    lines = ["Key,Size,LastModifiedDate,ETag", *(f"{line}," for line in lines), ""]
+    (tmp_path / "objects.csv.gz").write_bytes(gzip.compress("\n".join(lines).encode()))
     with first_program(tmp_path):
         yield tmp_path
 

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import click
 
-from arroyo_dagster.cli.common import open_to_read, open_url, ownership_option, store_options
+from arroyo_dagster.cli.common import open_to_read, open_url, store_options
 from arroyo_dagster.cli.compaction.group import compact
 from arroyo_dagster.cli.compaction.rewrite import (
     arroyo_options,
@@ -204,7 +204,6 @@ def _print_merges(found: CompactionPlan) -> None:
 @spark_options("Merge on Spark if the plan is large enough.")
 @settings_options(AdoptionSettings)
 @settings_options(LeaseSettings)
-@ownership_option
 @arroyo_options
 @_settings_options
 def run(

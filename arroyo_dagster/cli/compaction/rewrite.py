@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
-from arroyo_dagster.cli.common import open_to_read, open_url, ownership_option, store_options
+from arroyo_dagster.cli.common import open_to_read, open_url, store_options
 from arroyo_dagster.cli.compaction.group import compact
 from arroyo_dagster.cli.directory import directory_of_environment, directory_options
 from arroyo_dagster.cli.rendering import print_json, print_lease_event, print_table
@@ -199,7 +199,6 @@ def format_rewrite(outcome: RewriteOutcome, *, yes: bool, started: bool = False)
 )
 @directory_options
 @settings_options(LeaseSettings)
-@ownership_option
 @store_options
 def undo(
     job: str,

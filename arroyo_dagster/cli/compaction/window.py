@@ -11,7 +11,6 @@ from arroyo_dagster.cli.common import (
     if_interrupted,
     open_to_read,
     open_url,
-    ownership_option,
     store_options,
 )
 from arroyo_dagster.cli.compaction.group import compact
@@ -88,7 +87,6 @@ from arroyo_dagster.state.storage.store import ObjectStore
 @settings_options(LeaseSettings)
 @click.option("--yes", is_flag=True, help="Execute the plan. Without it, print the plan only.")
 @spark_options("Write the new files on Spark.")
-@ownership_option
 @store_options
 def window(
     job: str,

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import click
 
-from arroyo_dagster.cli.common import open_to_read, open_url, ownership_option, store_options
+from arroyo_dagster.cli.common import open_to_read, open_url, store_options
 from arroyo_dagster.cli.directory import directory_of_environment, directory_options
 from arroyo_dagster.cli.gc.group import gc
 from arroyo_dagster.cli.gc.options import find_any_job
@@ -63,10 +63,20 @@ def _plan_options(command: _F) -> _F:
         setting_option(GraceSettings, "grace_micros", only_for="orphans, dead-job", default=None),
         setting_option(OrphanSettings, "purge_after_micros", only_for="orphans", default=None),
         click.option(
-            "--inventory",
+            "--listing",
             metavar="FILE_OR_URL",
-            help="orphans: plan from an inventory of the bucket instead of listing every object: "
-            "manifest.json of S3 Inventory, .parquet, .csv or .csv.gz. What is newer stays.",
+            multiple=True,
+            help="orphans: plan from this listing of the bucket instead of listing every object: "
+            "Parquet or CSV, gzipped or not, with the columns path, size, time and etag. May be "
+            "repeated. What is newer stays.",
+        ),
+        click.option(
+            "--listing-columns",
+            metavar="FIELD=COLUMN,…",
+            default="",
+            help="Names of the listing's columns, or numbers if it has no header: "
+            "path=Key,size=Size,time=LastModifiedDate,etag=ETag; encoded_path=Key for URL-encoded "
+            "keys.",
         ),
         click.option(
             "--unreadable",
@@ -125,17 +135,20 @@ def _asked(kind: str, given: Mapping[str, Any], plan: GcPlan | None = None) -> G
     )
 
 
-def _with_inventory(
-    request: GcRequest, source: str | None, store: ObjectStore, paths: JobPaths
+def _with_listing(
+    request: GcRequest, given: Mapping[str, Any], store: ObjectStore, paths: JobPaths
 ) -> GcRequest:
-    """Read the inventory that the request is to be planned from, if there is one."""
-    if source is None:
+    """Read the listing that the request is to be planned from, if there is one."""
+    sources, columns = given["listing"], given["listing_columns"]
+    if columns and not sources:
+        raise click.UsageError("--listing-columns names the columns of --listing")
+    if not sources:
         return request
     if request.kind is not PlanKind.ORPHANS:
-        raise click.UsageError("--inventory is an option of `orphans`")
-    from arroyo_dagster.state.operations.gc.store_inventory import read_store_inventory
+        raise click.UsageError("--listing is an option of `orphans`")
+    from arroyo_dagster.state.operations.gc.listing_files import read_store_listing
 
-    return replace(request, inventory=read_store_inventory(source, store, paths))
+    return replace(request, listing=read_store_listing(sources, store, paths, columns))
 
 
 @gc.command("plan")
@@ -157,7 +170,7 @@ def plan_command(
     """
     store = open_to_read(url)
     paths = find_any_job(store, job)
-    request = _with_inventory(_asked(kind, asked), asked["inventory"], store, paths)
+    request = _with_listing(_asked(kind, asked), asked, store, paths)
     plan = _planned(store, paths, request, as_json)
     if out is not None:
         out.write_bytes(encode_json(gc_plan_to_json(plan)))
@@ -179,7 +192,6 @@ def plan_command(
 @settings_options(DeletionSettings)
 @setting_option(OrphanSettings, "delete")
 @settings_options(LeaseSettings)
-@ownership_option
 @spark_options("Delete on Spark's workers if there are many objects.")
 @click.option(
     "--rate",
@@ -216,7 +228,7 @@ def run_command(
     store = open_url(url) if yes else open_to_read(url)
     paths = find_any_job(store, job)
     plan = None if plan_file is None else _stored_plan(plan_file, paths)
-    request = _with_inventory(_asked(kind, asked, plan), asked["inventory"], store, paths)
+    request = _with_listing(_asked(kind, asked, plan), asked, store, paths)
     if yes:
         with show_progress(as_json=as_json) as on_progress:
             options = GcOptions(

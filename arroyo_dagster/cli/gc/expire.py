@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from arroyo_dagster.cli.common import main, open_to_read, open_url, ownership_option, store_options
+from arroyo_dagster.cli.common import main, open_to_read, open_url, store_options
 from arroyo_dagster.cli.rendering import print_json, print_lease_event, show_progress
 from arroyo_dagster.cli.settings import setting_option, settings_options
 from arroyo_dagster.state.codec.gc import gc_plan_to_json
@@ -22,7 +22,6 @@ from arroyo_dagster.state.operations.gc.plan import plan_gc
 @setting_option(Retention, "keep_epochs", required=True)
 @click.option("--yes", is_flag=True, help="Delete. Without it, print the plan only.")
 @settings_options(LeaseSettings)
-@ownership_option
 @store_options
 def expire(
     job: str,

@@ -11,7 +11,6 @@ from arroyo_dagster.cli.common import (
     leased,
     open_to_read,
     open_url,
-    ownership_option,
     store_options,
 )
 from arroyo_dagster.cli.gc.group import gc
@@ -50,7 +49,6 @@ _PURGE = dt.timedelta(microseconds=PURGE_MICROS)
     "--yes", is_flag=True, help="Restore the objects. Without it, print what would be restored."
 )
 @settings_options(LeaseSettings)
-@ownership_option
 @spark_options("Compare and copy objects on Spark if they are many or large.")
 @store_options
 def undelete_command(
@@ -139,7 +137,6 @@ def _restored(
     "--yes", is_flag=True, help="Delete the quarantines. Without it, print what would be deleted."
 )
 @settings_options(LeaseSettings)
-@ownership_option
 @store_options
 def purge_command(
     job: str,

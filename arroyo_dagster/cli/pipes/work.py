@@ -90,10 +90,13 @@ class Asked:
         return value_from_json(JobPaths, self.request["job"])
 
     def store(self) -> ObjectStore:
-        """Open the store of the checkpoint URL, with this process's variables."""
-        from arroyo_dagster.state.metadata.ownership import Owned
-        from arroyo_dagster.state.planning.ownership import parse_ownership
+        """Open the store of the checkpoint URL, with this process's variables.
+
+        What is read-only on the host of Dagster is read-only here.
+        """
+        from arroyo_dagster.state.storage.read_only import ReadOnlyPrefix, guarded
         from arroyo_dagster.state.storage.remote.open import open_store
+        from arroyo_dagster.state.storage.urls import parse_url
 
         given = self.request["store"]
         options, deleting = given["storage_options"], given["delete_options"]
@@ -102,8 +105,8 @@ class Asked:
             options=_with_variables(options),
             delete_options=_with_variables(deleting) if deleting else None,
         )
-        marks = given["ownership"]
-        return Owned(store, parse_ownership(marks)) if marks else store
+        prefixes = (ReadOnlyPrefix(prefix=one, file=file) for one, file in given["read_only"])
+        return guarded(store, parse_url(given["url"]), prefixes)
 
 
 def do_work(asked: Asked) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from arroyo_dagster.cli.common import open_to_read, open_url, ownership_option, store_options
+from arroyo_dagster.cli.common import open_to_read, open_url, store_options
 from arroyo_dagster.cli.rendering import print_json, print_table
 from arroyo_dagster.cli.sdf.files import load_dataflow, loading_options
 from arroyo_dagster.cli.sdf.group import sdf
@@ -43,7 +43,6 @@ from arroyo_dagster.state.storage.store import ObjectStore
 )
 @click.option("--undo", is_flag=True, help="Bring back what the last clean or migration changed.")
 @click.option("--yes", is_flag=True, help="Carry it out. Without it, print what would be removed.")
-@ownership_option
 @loading_options
 @store_options
 def clean(

@@ -11,7 +11,7 @@ from typing import Any, BinaryIO, TypeVar
 
 import click
 
-from arroyo_dagster.cli.common import open_to_read, open_url, ownership_option, store_options
+from arroyo_dagster.cli.common import open_to_read, open_url, store_options
 from arroyo_dagster.cli.compaction.rewrite import arroyo_options
 from arroyo_dagster.cli.directory import directory_of_environment
 from arroyo_dagster.cli.rendering import (
@@ -67,9 +67,7 @@ def edit_options(command: _F) -> _F:
         metavar="DIGEST",
         help="With --yes: execute only the plan with this digest, which the dry run printed.",
     )
-    shared = store_options(
-        arroyo_options(ownership_option(settings_options(LeaseSettings)(command)))
-    )
+    shared = store_options(arroyo_options(settings_options(LeaseSettings)(command)))
     return yes(approve(shared))
 
 

@@ -9,7 +9,6 @@ from arroyo_dagster.cli.common import (
     open_catalogue,
     open_to_read,
     open_url,
-    ownership_option,
     store_options,
 )
 from arroyo_dagster.cli.rendering import print_json, print_lease_event, show_progress
@@ -38,7 +37,6 @@ from arroyo_dagster.state.storage.wrappers import WriteProtected
     help="With --yes: execute only the plan with this digest, which the dry run printed.",
 )
 @settings_options(LeaseSettings)
-@ownership_option
 @store_options
 def copy(
     job: str,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from arroyo_dagster.cli.common import open_to_read, open_url, ownership_option, store_options
+from arroyo_dagster.cli.common import open_to_read, open_url, store_options
 from arroyo_dagster.cli.compaction.rewrite import run_undo_command
 from arroyo_dagster.cli.directory import directory_of_environment, directory_options
 from arroyo_dagster.cli.rendering import print_lease_event
@@ -32,7 +32,6 @@ from arroyo_dagster.state.operations.surgery.rebuild.undo import (
 )
 @directory_options
 @settings_options(LeaseSettings)
-@ownership_option
 @store_options
 def undo(
     job: str,

@@ -5,7 +5,7 @@ as far as it can be, and by a validator.
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import dagster as dg
 from pydantic import AfterValidator, Field
@@ -14,7 +14,6 @@ from arroyo_dagster.errors import InputError
 from arroyo_dagster.orchestration.compaction.daily_window import DailyWindow
 from arroyo_dagster.orchestration.secrets import named_in_template
 from arroyo_dagster.orchestration.yaml.cron import CRON
-from arroyo_dagster.state.planning.ownership import parse_ownership
 
 _BETWEEN = r"^\s*([01]?[0-9]|2[0-3]):[0-5][0-9]\s*-\s*([01]?[0-9]|2[0-3]):[0-5][0-9]\s*$"
 _CHECKPOINT_URL = (
@@ -122,20 +121,6 @@ ExportName = Annotated[
     str, *texts_of_form(r"^[A-Za-z0-9_]+$", "a name: use letters, digits and underscores")
 ]
 """A name that may stand in keys of assets."""
-
-
-def _check_ownership(given: dict[str, str]) -> dict[str, str]:
-    try:
-        parse_ownership(given)
-    except InputError as error:
-        raise ValueError(error.message) from error
-    return given
-
-
-PrefixOwnership = Annotated[
-    dict[str, Literal["other", "borrowed"]], AfterValidator(_check_ownership)
-]
-"""Prefixes below the checkpoint URL, each as other or borrowed."""
 
 
 def _resolve_options(context: dg.ResolutionContext, options: Any) -> Any:

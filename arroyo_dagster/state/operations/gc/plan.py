@@ -31,18 +31,18 @@ from arroyo_dagster.state.operations.gc.inventory import (
     read_inventory,
     read_listed,
 )
-from arroyo_dagster.state.operations.gc.inventory_listing import (
+from arroyo_dagster.state.operations.gc.remains import with_remains
+from arroyo_dagster.state.operations.gc.root_reader import Reader
+from arroyo_dagster.state.operations.gc.roots import newest_root, read_roots
+from arroyo_dagster.state.operations.gc.roots_times import with_store_times
+from arroyo_dagster.state.operations.gc.store_listing import (
+    StoreListing,
     check_age,
     check_complete,
     list_with,
     rechecked,
     with_newer,
 )
-from arroyo_dagster.state.operations.gc.remains import with_remains
-from arroyo_dagster.state.operations.gc.root_reader import Reader
-from arroyo_dagster.state.operations.gc.roots import newest_root, read_roots
-from arroyo_dagster.state.operations.gc.roots_times import with_store_times
-from arroyo_dagster.state.operations.gc.store_inventory import StoreInventory
 from arroyo_dagster.state.operations.progress import timed
 from arroyo_dagster.state.planning.gc.dead_jobs import (
     DeadJob,
@@ -70,7 +70,7 @@ class GcRequest(GraceSettings):
             is purged.
         directory: who is asked what jobs are doing; nobody unless given.
         others: the other jobs below the URL, for a dead job; listed unless given.
-        inventory: of orphans: plan from it instead of listing every object.
+        listing: of orphans: plan from it instead of listing every object.
         unreadable: of a dead job whose metadata nobody can read: take it by what a listing shows,
             on the user's word alone. It can only be moved aside.
     """
@@ -80,12 +80,12 @@ class GcRequest(GraceSettings):
     directory: JobDirectory = field(default_factory=JobDirectory)
     others: Sequence[JobPaths] | None = None
     unreadable: bool = False
-    inventory: StoreInventory | None = None
+    listing: StoreListing | None = None
     purge_after_micros: int | None = None
 
     def __post_init__(self) -> None:
-        if self.inventory is not None and self.kind is not PlanKind.ORPHANS:
-            raise InputError("an inventory is an option of orphans only")
+        if self.listing is not None and self.kind is not PlanKind.ORPHANS:
+            raise InputError("a listing is an option of orphans only")
         if self.unreadable and self.kind is not PlanKind.DEAD_JOB:
             raise InputError(
                 "the metadata of the job cannot be read; only for a dead job may this be ignored",
@@ -136,7 +136,7 @@ def plan_gc(
         on_progress: called now and then with what was listed and read.
         with_sizes: list the job for sizes, times and etags. Without, an expiry reads metadata only,
             lists nothing (by age: the epoch records), and cannot be carried out.
-        items: checks the objects of an inventory again; in this process, or on Spark.
+        items: checks the objects of a listing again; in this process, or on Spark.
 
     Raises:
         ProtocolError: what is there does not add up, or the job may not be touched now: refused,
@@ -173,7 +173,7 @@ def _plan(
     begun = _begun_removal(store, paths) if removes else None
     if begun is not None:
         return _rest_of(store, request, begun, now)
-    given = request.inventory
+    given = request.listing
     if given is not None:
         check_age(given, paths, now, request.grace_micros)
         listing = list_with(store, paths, given, on_progress)

@@ -10,6 +10,7 @@ from typing import Any
 from arroyo_dagster.errors import InputError
 from arroyo_dagster.state.storage.local_disk import LocalDiskStore
 from arroyo_dagster.state.storage.memory import MemoryStore
+from arroyo_dagster.state.storage.read_only import guarded, read_only_prefixes
 from arroyo_dagster.state.storage.remote.credentials import client_of_environment
 from arroyo_dagster.state.storage.remote.option_names import check_option_names
 from arroyo_dagster.state.storage.remote.options import chosen_client
@@ -27,6 +28,8 @@ def open_store(
 ) -> ObjectStore:
     """Open the store at `url`; nothing is written, nor read unless `must_exist`.
 
+    Below the prefixes that `read_only` of the configuration file names, the store refuses changes.
+
     Args:
         options: for the client of a remote store, as listed in `options.py`; never displayed.
             Without them, the client finds credentials in its ecosystem's usual places. `client`
@@ -37,13 +40,15 @@ def open_store(
         must_exist: check that the store contains something at `url`.
 
     Raises:
-        InputError: `url` is no checkpoint URL, or a package it needs is not installed.
+        InputError: `url` is no checkpoint URL, a package it needs is not installed, or the
+            configuration file cannot be read.
         NotFoundError: `must_exist` is set, and the root does not exist.
     """
     parsed = parse_url(url) if isinstance(url, str) else url
     store = _opened(parsed, dict(options or {}))
     if delete_options is not None:
         store = SeparateDeletes(store, _opened(parsed, dict(delete_options)))
+    store = guarded(store, parsed, read_only_prefixes())
     if must_exist:
         store.list_dir()
     return store

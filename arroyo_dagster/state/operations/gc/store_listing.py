@@ -1,7 +1,7 @@
-"""Plan orphans from an inventory of the store instead of a listing of every object.
+"""Plan orphans from a stored listing of the store instead of listing every object.
 
-An inventory is old, and may be wrong. Therefore it only proposes data files to delete: metadata is
-listed and read now wherever it may be newer, and each proposed object is checked by name.
+A stored listing is old, and may be wrong. Therefore it only proposes data files to delete: metadata
+is listed and read now wherever it may be newer, and each proposed object is checked by name.
 """
 
 from __future__ import annotations
@@ -32,56 +32,87 @@ from arroyo_dagster.state.operations.gc.inventory import (
 )
 from arroyo_dagster.state.operations.gc.root_reader import NO_EPOCH
 from arroyo_dagster.state.operations.gc.roots import newest_root
-from arroyo_dagster.state.operations.gc.store_inventory import StoreInventory, plain_etag
 from arroyo_dagster.state.planning.engines import WorkAmount
 from arroyo_dagster.state.planning.gc.orphans import Reason
 from arroyo_dagster.state.planning.gc.reachability import refuse
 from arroyo_dagster.state.storage.concurrency import concurrently
+from arroyo_dagster.state.storage.names import StoredName, listed_path
 from arroyo_dagster.state.storage.store import ObjectInfo, ObjectStore
 
 SETTLED_MICROS = DAY_MICROS
-"""What is this much older than an inventory must be in it. Objects that were written or deleted
+"""What is this much older than a listing must be in it. Objects that were written or deleted
 shortly before it was made may be missing in it, or still be there (S3 Inventory, "Consistency").
 """
 
 _PROBES = 64
-_NEXT = "make a new inventory, or plan without one; nothing was deleted"
+_NEXT = "make a new listing, or plan without one; nothing was deleted"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class InventoryListing:
-    """The objects of a job, by an inventory where that is safe.
+class StoreListing:
+    """What a listing of a store says about the objects of one job.
 
     Attributes:
-        found: as a listing would find them; data files are those of the inventory only.
-        newer: the data files that were listed now and are not in the inventory: number and bytes.
+        source: where it was read, for people.
+        made_at_micros: when the oldest of its files was written.
+        stored: the objects, under their stored names, in the order of a listing. Objects whose
+            rows contradict each other, or have no size or time, are left out.
+        rows: the number of its rows, of this job and others.
+    """
+
+    source: str
+    paths: JobPaths
+    made_at_micros: int
+    stored: Packed
+    rows: int
+
+    def objects(self) -> Iterator[ObjectInfo]:
+        """Yield the objects as a listing of the store would."""
+        for one in self.stored:
+            path = listed_path(one.path)
+            yield ObjectInfo(
+                path=path,
+                size_bytes=one.size_bytes or 0,
+                modified_micros=one.modified_micros,
+                etag=one.etag,
+                addressable=not isinstance(path, StoredName),
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckedListing:
+    """The objects of a job, by a stored listing where that is safe.
+
+    Attributes:
+        found: as listing them now would find them; data files are those of the listing only.
+        newer: the data files that were listed now and are not in the listing: number and bytes.
     """
 
     found: Inventory
     newer: tuple[int, int]
 
 
-def check_age(given: StoreInventory, paths: JobPaths, now_micros: int, grace_micros: int) -> None:
-    """Refuse an inventory of another job, from the future, or older than the grace period.
+def check_age(given: StoreListing, paths: JobPaths, now_micros: int, grace_micros: int) -> None:
+    """Refuse a listing of another job, from the future, or older than the grace period.
 
     Raises:
         InputError: it is one of these; the message says what was expected.
     """
     if given.paths != paths:
         raise InputError(
-            f"the inventory was read for job {given.paths.root}: expected {paths.root}",
+            f"the listing was read for job {given.paths.root}: expected {paths.root}",
             job=paths.root,
         )
     age = now_micros - given.made_at_micros
     if age < -SKEW_MICROS:
         raise InputError(
-            f"the inventory was made {-age // 1_000_000} s from now: expected a time in the past",
+            f"the listing was made {-age // 1_000_000} s from now: expected a time in the past",
             path=given.source,
             next_step="check the clocks of the store and of what made it; nothing was deleted",
         )
     if age > grace_micros:
         raise InputError(
-            f"the inventory is {age / DAY_MICROS:.1f} days old: expected at most the grace period, "
+            f"the listing is {age / DAY_MICROS:.1f} days old: expected at most the grace period, "
             f"{grace_micros / DAY_MICROS:.1f} days",
             path=given.source,
             next_step=f"{_NEXT}. Or keep objects longer: --older-than {age // DAY_MICROS + 1}d",
@@ -91,12 +122,12 @@ def check_age(given: StoreInventory, paths: JobPaths, now_micros: int, grace_mic
 def list_with(
     store: ObjectStore,
     paths: JobPaths,
-    given: StoreInventory,
+    given: StoreListing,
     on_progress: OnProgress = no_progress,
-) -> InventoryListing:
-    """List a job with the help of an inventory.
+) -> CheckedListing:
+    """List a job with the help of a stored listing.
 
-    Directories of epochs that were complete a day before the inventory was made are taken from it.
+    Directories of epochs that were complete a day before the listing was made are taken from it.
     All others are listed: those are few, unless many attempts at epochs failed.
 
     Raises:
@@ -107,7 +138,7 @@ def list_with(
         raise refuse(NO_EPOCH, paths)
     directories = directories_of(store, paths)
     known = frozenset(directories)
-    by_inventory = sort_objects(
+    by_listing = sort_objects(
         paths,
         newest.epoch,
         (info for info in given.objects() if _directory(info.path, known) is not None),
@@ -115,7 +146,7 @@ def list_with(
     )
     recent = {_directory(ref, known) for ref in (newest.ref, newest.parent_ref) if ref is not None}
     before = given.made_at_micros - SETTLED_MICROS
-    settled = frozenset(_complete(paths, by_inventory.metadata, before, known)) - recent
+    settled = frozenset(_complete(paths, by_listing.metadata, before, known)) - recent
     now = concurrently(
         lambda directory: list_job(store, paths, newest.epoch, below=directory),
         [directory for directory in directories if directory not in settled],
@@ -126,28 +157,26 @@ def list_with(
         return Packed(one for one in objects if _directory(one.path, known) in settled)
 
     fresh = [beside, *now]
-    of_inventory = PathsDigest(by_inventory.files.paths)
-    newer = [one for part in fresh for one in part.files if one.path not in of_inventory]
+    of_listing = PathsDigest(by_listing.files.paths)
+    newer = [one for part in fresh for one in part.files if one.path not in of_listing]
     found = replace(
-        by_inventory,
+        by_listing,
         metadata=Packed.joined(
-            [in_settled(by_inventory.metadata), *(part.metadata for part in fresh)]
+            [in_settled(by_listing.metadata), *(part.metadata for part in fresh)]
         ),
         maintenance=Packed.joined([part.maintenance for part in fresh]),
-        foreign=Packed.joined(
-            [in_settled(by_inventory.foreign), *(part.foreign for part in fresh)]
-        ),
-        samples=tuple(path for part in (by_inventory, *fresh) for path in part.samples),
+        foreign=Packed.joined([in_settled(by_listing.foreign), *(part.foreign for part in fresh)]),
+        samples=tuple(path for part in (by_listing, *fresh) for path in part.samples),
         beside=len(newer),
     )
-    return InventoryListing(
+    return CheckedListing(
         found=found, newer=(len(newer), sum(one.size_bytes or 0 for one in newer))
     )
 
 
 def _directory(path: StatePath, known: frozenset[StatePath]) -> StatePath | None:
     """Return which of the directories contains an object; None if none does."""
-    parent = path.rpartition("/")[0]  # as text: not every name in an inventory is a path
+    parent = path.rpartition("/")[0]  # as text: not every name in a listing is a path
     while parent and parent not in known:
         parent = parent.rpartition("/")[0]
     return StatePath(parent) if parent else None
@@ -166,8 +195,8 @@ def _complete(
                 yield directory
 
 
-def check_complete(store: ObjectStore, given: StoreInventory, roots: Roots, files: Packed) -> None:
-    """Refuse an inventory that lacks objects which existed a day before it was made.
+def check_complete(store: ObjectStore, given: StoreListing, roots: Roots, files: Packed) -> None:
+    """Refuse a listing that lacks objects which existed a day before it was made.
 
     Raises:
         ProtocolError: a file that an epoch lists is missing in it, and is older.
@@ -188,33 +217,33 @@ def check_complete(store: ObjectStore, given: StoreInventory, roots: Roots, file
     old = [info for info in infos if info is not None and (info.modified_micros or 0) < before]
     if old:
         raise ProtocolError(
-            f"the inventory is incomplete: {len(old)} or more files are missing that were written "
+            f"the listing is incomplete: {len(old)} or more files are missing that were written "
             "more than a day before it was made and that epochs list",
             job=roots.paths.root,
             path=old[0].path,
-            inventory=given.source,
+            listing=given.source,
             next_step=_NEXT,
         )
 
 
 def with_newer(plan: GcPlan, newer: tuple[int, int]) -> GcPlan:
-    """Return the plan with the objects that stay because they are not in the inventory."""
+    """Return the plan with the objects that stay because they are not in the listing."""
     if not newer[0]:
         return plan
     return replace(plan, stays={**plan.stays, Reason.NEWER.name.lower(): newer})
 
 
 def rechecked(
-    store: ObjectStore, plan: GcPlan, given: StoreInventory, items: ItemRunner = HERE
+    store: ObjectStore, plan: GcPlan, given: StoreListing, items: ItemRunner = HERE
 ) -> GcPlan:
-    """Return the plan with only those objects that are now what the inventory says, each as the
+    """Return the plan with only those objects that are now what the listing says, each as the
     store describes it now.
 
     Objects that have changed stay; those that are gone are left out.
     """
     steps = (plan.data, plan.records, plan.metadata)
     total = sum(map(len, steps))
-    choice = items.choose("check objects of the inventory", WorkAmount(files=total))
+    choice = items.choose("check objects of the listing", WorkAmount(files=total))
     kept: list[Packed] = []
     changed = changed_bytes = 0
     for step in steps:
@@ -228,7 +257,7 @@ def rechecked(
     stays = dict(plan.stays)
     if changed:
         stays[Reason.CHANGED.name.lower()] = (changed, changed_bytes)
-    rule = {**plan.rule, "inventory": given.source, "inventory_micros": given.made_at_micros}
+    rule = {**plan.rule, "listing": given.source, "listing_micros": given.made_at_micros}
     return replace(plan, data=data, records=records, metadata=metadata, stays=stays, rule=rule)
 
 
@@ -245,9 +274,14 @@ def _check_batch(store: ObjectStore, batch: Sequence[StoredObject]) -> tuple[Pac
 
 
 def _same(one: StoredObject, info: ObjectInfo) -> bool:
-    """Whether an object is the one that the inventory describes; times have whole seconds."""
+    """Whether an object is the one that the listing describes; times have whole seconds."""
     etags = [plain_etag(etag) for etag in (one.etag, info.etag) if etag is not None]
     if one.modified_micros is None or info.modified_micros is None or len(set(etags)) > 1:
         return False
     seconds = one.modified_micros // 1_000_000, info.modified_micros // 1_000_000
     return one.size_bytes == info.size_bytes and seconds[0] == seconds[1]
+
+
+def plain_etag(etag: str) -> str:
+    """Return an etag without quotes and weakness, as listings have it."""
+    return etag.removeprefix("W/").strip('"').lower()
