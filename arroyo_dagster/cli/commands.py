@@ -10,6 +10,16 @@ from collections.abc import Mapping
 
 from arroyo_dagster.cli.lazy import LazyCommand
 
+SECTIONS: Mapping[str, tuple[str, ...]] = {
+    "Look": ("jobs", "epochs", "show", "rows", "get", "sql", "diff", "find-key"),
+    "Check": ("verify", "health", "doctor"),
+    "Maintain": ("compact", "gc", "pin", "unpin", "lease"),
+    "Change": (*("edit", "fork", "evolve", "bootstrap", "copy", "rebuild", "rollback", "undo"),),
+    "Run": ("run", "stop", "export"),
+    "SDF": ("sdf",),
+}
+"""The sections of `--help`: what a person wants to do, and the commands for it."""
+
 MAIN: Mapping[str, LazyCommand] = {
     "audit": LazyCommand(
         "health",

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from arroyo_dagster import __version__
-from arroyo_dagster.cli.commands import MAIN
+from arroyo_dagster.cli.commands import MAIN, SECTIONS
 from arroyo_dagster.cli.config import read_defaults
 from arroyo_dagster.cli.lazy import LazyGroup
 from arroyo_dagster.errors import ArroyoStateError, InputError, LeaseHeldError
@@ -289,7 +289,12 @@ def open_to_read(url: str | None) -> ObjectStore:
     return WriteProtected(store)
 
 
-@click.group(cls=_Commands, lazy=MAIN, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=_Commands,
+    lazy=MAIN,
+    sections=SECTIONS,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 @click.version_option(__version__, prog_name="arroyo-state")
 def main() -> None:
     """Inspect, compact, verify and restore the state of streaming jobs.

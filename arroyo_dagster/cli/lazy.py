@@ -36,9 +36,16 @@ class LazyGroup(click.Group):
     Most commands load pyarrow, some load Spark. `--help` and shell completion need neither.
     """
 
-    def __init__(self, *args: Any, lazy: Mapping[str, LazyCommand] | None = None, **given: Any):
+    def __init__(
+        self,
+        *args: Any,
+        lazy: Mapping[str, LazyCommand] | None = None,
+        sections: Mapping[str, tuple[str, ...]] | None = None,
+        **given: Any,
+    ):
         super().__init__(*args, **given)
         self.lazy = dict(lazy or {})
+        self.sections = dict(sections or {})
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names of all commands, those that are not loaded included."""
@@ -82,11 +89,18 @@ class LazyGroup(click.Group):
         return name, command, rest
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the list of commands."""
-        rows = self._listed(ctx)
+        """Write the commands by section; those that are in none come last."""
+        rows = dict(self._listed(ctx))
+        if not rows:
+            return
+        width = max(map(len, rows))
+        for title, names in self.sections.items():
+            listed = [(name.ljust(width), rows.pop(name)) for name in names if name in rows]
+            with formatter.section(title):
+                formatter.write_dl(listed)
         if rows:
-            with formatter.section("Commands"):
-                formatter.write_dl(rows)
+            with formatter.section("Other" if self.sections else "Commands"):
+                formatter.write_dl([(name.ljust(width), text) for name, text in rows.items()])
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Complete the name of a command, or of an option of this group."""
