@@ -144,6 +144,26 @@ class NamedSetting(click.ParamType):  # type: ignore[type-arg] # generic in some
             self.fail(f"{field.config}: {error.message} {field.setting.help}", param, ctx)
 
 
+def named_settings(
+    settings: type[Any], what: str, example: str, *, only_for: str | None = None
+) -> Callable[[_F], _F]:
+    """Add `--limit NAME=VALUE`, which may be repeated; a command gets the pairs as `limits`.
+
+    Args:
+        what: of which settings it changes one.
+        only_for: as `settings_options` says.
+    """
+    text = f"Change {what}, for example {example}. May be repeated. A wrong name prints all."
+    return click.option(
+        "--limit",
+        "limits",
+        multiple=True,
+        type=NamedSetting(settings),
+        metavar="NAME=VALUE",
+        help=text if only_for is None else f"{only_for}: {text[0].lower()}{text[1:]}",
+    )
+
+
 def settings_options(settings: type[Any], *, only_for: str | None = None) -> Callable[[_F], _F]:
     """Add an option for each field of settings; a command gets values by the fields' names.
 

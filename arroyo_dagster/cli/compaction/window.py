@@ -28,7 +28,7 @@ from arroyo_dagster.cli.compaction.window_rendering import (
 )
 from arroyo_dagster.cli.directory import API_VARIABLE, token_of_environment
 from arroyo_dagster.cli.rendering import clock, print_json
-from arroyo_dagster.cli.settings import setting_option, settings_options
+from arroyo_dagster.cli.settings import named_settings, setting_option, settings_options
 from arroyo_dagster.cli.spark import spark_options
 from arroyo_dagster.errors import FormatError, InputError
 from arroyo_dagster.orchestration.compaction.daily_window import DailyWindow, micros_of
@@ -39,6 +39,7 @@ from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.leases import LeaseSettings
 from arroyo_dagster.state.model.maintenance_window import (
     WindowEnd,
+    WindowLimits,
     WindowRecord,
     WindowSteps,
 )
@@ -83,7 +84,8 @@ from arroyo_dagster.state.storage.store import ObjectStore
     f"{API_VARIABLE}.",
 )
 @setting_option(CompactionSettings, "policy", alone=True, default=CompactionPolicy.FULL.value)
-@settings_options(WindowSteps)
+@named_settings(WindowLimits, "how long a step may take", "stop_seconds=600")
+@setting_option(WindowSteps, "verify_level")
 @settings_options(LeaseSettings)
 @click.option("--yes", is_flag=True, help="Execute the plan. Without it, print the plan only.")
 @spark_options("Write the new files on Spark.")
@@ -100,7 +102,8 @@ def window(
     spark: SparkSettings | None,
     url: str | None,
     as_json: bool,
-    **given: Any,
+    limits: tuple[tuple[str, float], ...],
+    verify_level: int,
 ) -> None:
     """Stop a running Arroyo job with a checkpoint, rewrite its state, start it again.
 
@@ -121,12 +124,11 @@ def window(
         if_interrupted("the job may be down; the same command starts it again")
     paths = find_job(store, job)
     control = ArroyoControl(api, token=token_of_environment())
-    steps = settings_from(WindowSteps, given)
     options = WindowOptions(
         settings=CompactionSettings(policy=CompactionPolicy(policy)),
-        limits=steps.limits,
+        limits=settings_from(WindowLimits, dict(limits)),
         closes_at_micros=None,
-        verify_level=steps.verify_level,
+        verify_level=verify_level,
         lease_wait_seconds=lease_wait_seconds,
         run=runner(spark if yes else None),
         on_step=print_step if not as_json else lambda step: None,

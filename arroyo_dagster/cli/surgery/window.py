@@ -19,22 +19,22 @@ from arroyo_dagster.cli.compaction.window_rendering import (
 )
 from arroyo_dagster.cli.directory import token_of_environment
 from arroyo_dagster.cli.rendering import print_json
-from arroyo_dagster.cli.settings import setting_option
+from arroyo_dagster.cli.settings import named_settings
 from arroyo_dagster.cli.surgery.rendering import outcome_json, print_plan
-from arroyo_dagster.state.model.maintenance_window import WindowEnd, WindowLimits, WindowSteps
+from arroyo_dagster.state.model.maintenance_window import WindowEnd, WindowLimits
+from arroyo_dagster.state.model.settings import settings_from
 from arroyo_dagster.state.operations.compaction.window_recovery import JobWindowOptions
 from arroyo_dagster.state.operations.surgery.window import PlannableEdit, run_edit_window
 from arroyo_dagster.state.storage.arroyo.api import ArroyoControl
 from arroyo_dagster.state.storage.store import ObjectStore
 
 _F = TypeVar("_F", bound=Callable[..., Any])
-_LIMITS = ("stop", "rewrite", "start")
 
 
 def window_options(command: _F) -> _F:
     """Add `--window`, and how long each step of a window may take."""
-    for name in reversed(_LIMITS):
-        command = setting_option(WindowSteps, name, only_for="With --window")(command)
+    what, example = "how long a step of the window may take", "stop_seconds=600"
+    command = named_settings(WindowLimits, what, example, only_for="With --window")(command)
     flag = click.option(
         "--window",
         "in_window",
@@ -67,8 +67,8 @@ def run_in_window(store: ObjectStore, edit: PlannableEdit, given: dict[str, Any]
     if_interrupted("the job may be down; the same command starts it again")
     options = JobWindowOptions(
         owner="arroyo-state edit",
-        limits=WindowLimits(
-            **{name: given[name] for name in _LIMITS}, quiet=given["quiet_seconds"]
+        limits=settings_from(
+            WindowLimits, {"quiet": given["quiet_seconds"], **dict(given["limits"])}
         ),
         lease_wait_seconds=given["lease_wait_seconds"],
         on_step=(lambda step: None) if given["as_json"] else print_step,

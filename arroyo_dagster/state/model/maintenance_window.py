@@ -35,7 +35,6 @@ class WindowLimits:
     stop: Annotated[
         float,
         Setting(
-            option="stop-limit",
             config="stop_seconds",
             fractions=True,
             above=0,
@@ -46,7 +45,6 @@ class WindowLimits:
     rewrite: Annotated[
         float,
         Setting(
-            option="rewrite-limit",
             config="rewrite_seconds",
             fractions=True,
             above=0,
@@ -57,7 +55,6 @@ class WindowLimits:
     start: Annotated[
         float,
         Setting(
-            option="start-limit",
             config="start_seconds",
             fractions=True,
             above=0,
@@ -68,7 +65,6 @@ class WindowLimits:
     quiet: Annotated[
         float,
         Setting(
-            option="quiet-limit",
             config="quiet_seconds",
             fractions=True,
             minimum=0,

@@ -118,7 +118,11 @@ def test_the_documented_commands_show_their_plan(job: ArroyoJob, model: ModelArr
 
 
 def window(job: ArroyoJob, url: str, *args: str) -> Result:
-    limits = ("--quiet-limit", "0", "--stop-limit", "20", "--start-limit", "20")
+    limits = [
+        word
+        for step in ("quiet_seconds=0", "stop_seconds=20", "start_seconds=20")
+        for word in ("--limit", step)
+    ]
     return run(job, "window", "job_x", "--arroyo-api", url, *limits, *args)
 
 
@@ -163,7 +167,7 @@ def test_a_job_that_is_down_is_told_and_started_by_the_next_call_at_any_time(
 ) -> None:
     before = content(job.store, job.paths)
     with arroyo(model, Faults(at=14, until=10**9)) as server:
-        failed = window(job, server.url, "--now", "--yes", "--start-limit", "0.3")
+        failed = window(job, server.url, "--now", "--yes", "--limit", "start_seconds=0.3")
     assert failed.exit_code == 1
     assert "NOT STARTED AGAIN" in failed.stdout
     later = pendulum.now("UTC").add(hours=5)
@@ -191,7 +195,7 @@ def test_a_call_after_a_killed_window_says_that_the_job_is_down_and_starts_it(
 ) -> None:
     """Also while the lease of the killed process has not run out, and outside of the window."""
     with arroyo(model, Faults(at=14, until=10**9)) as server:
-        window(job, server.url, "--now", "--yes", "--start-limit", "0.3")
+        window(job, server.url, "--now", "--yes", "--limit", "start_seconds=0.3")
     held_by_a_dead_process(job, seconds=3.0)
     later = pendulum.now("UTC").add(hours=5)
     hours = f"{later:HH:mm}-{later.add(hours=1):HH:mm}"
@@ -215,7 +219,7 @@ def test_the_downtime_of_a_killed_window_counts_from_its_beginning(
     job: ArroyoJob, model: ModelArroyo
 ) -> None:
     with arroyo(model, Faults(at=14, until=10**9)) as server:
-        window(job, server.url, "--now", "--yes", "--start-limit", "0.3")
+        window(job, server.url, "--now", "--yes", "--limit", "start_seconds=0.3")
     record = decode_window_record(job.store.read(job.paths.window), job.paths.window)
     assert isinstance(record, WindowRecord)
     opened = replace(record, opened_at_micros=record.opened_at_micros - 600 * SECOND)

@@ -132,7 +132,7 @@ EQUAL: list[tuple[Any, str, dg.Config]] = [
     (QuietSettings(), "", CompactionConfig()),
     (
         STEPS,
-        "--stop-limit 1.5 --rewrite-limit 2 --start-limit 3 --quiet-limit 0 --level 4",
+        "--stop 1.5 --rewrite 2 --start 3 --quiet 0 --level 4",
         WindowConfig(
             jobs=[],
             stop_seconds=1.5,
