@@ -11,10 +11,6 @@ from collections.abc import Mapping
 from arroyo_dagster.cli.lazy import LazyCommand
 
 MAIN: Mapping[str, LazyCommand] = {
-    "audit": LazyCommand(
-        "health",
-        "Verify each job's newest epoch in full, and compare its older epochs with the store.",
-    ),
     "bootstrap": LazyCommand(
         "surgery.bootstrap",
         "Fill a stopped Arroyo job with tables that Spark computes from stored events.",
@@ -77,7 +73,7 @@ MAIN: Mapping[str, LazyCommand] = {
     "growth": LazyCommand(
         "query.growth", "Print how the tables of a job grow, with a forecast of their size."
     ),
-    "health": LazyCommand("health", "Find jobs that are late, growing or fragmented."),
+    "health": LazyCommand("health", "Find jobs that are damaged, late, growing or fragmented."),
     "jobs": LazyCommand("inspect", "List the jobs below the checkpoint URL."),
     "lease": LazyCommand("leases", "End the lease of a process that hangs.", is_group=True),
     "leases": LazyCommand("leases", "List the newest lease of each kind on JOB, or on all jobs."),

@@ -62,7 +62,7 @@ def test_jobs_lists_the_denied_job_as_unreadable_beside_the_others(denied: Denie
     ("command", "code"),
     [
         (["health"], 3),
-        (["audit"], 1),
+        (["health", "--level", "4"], 3),
         (["leases"], 1),
         (["compact", "forecast"], 1),
         (["fleet", "abandoned"], 1),

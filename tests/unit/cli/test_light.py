@@ -79,7 +79,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> str:
         (["rows", "main", "count", "counts"], NEVER | CLIENTS | METADATA | WITHOUT_STORES),
         (["verify", "main"], NEVER | CLIENTS | METADATA | WITHOUT_STORES),
         (["health"], NEVER | CLIENTS | METADATA | WITHOUT_STORES),
-        (["audit"], NEVER | CLIENTS | METADATA | WITHOUT_STORES),
+        (["health", "--level", "4"], NEVER | CLIENTS | METADATA | WITHOUT_STORES),
         (["fleet", "abandoned"], NEVER | CLIENTS | METADATA | WITHOUT_STORES),
         (["compact", "forecast"], NEVER | CLIENTS | METADATA | WITHOUT_STORES),
         (["compact", "plan", "main"], NEVER | CLIENTS | METADATA | WITHOUT_STORES),

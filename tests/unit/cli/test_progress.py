@@ -84,7 +84,7 @@ REPORTING = {
     ("epochs", "main"): "read epochs",
     ("verify", "main"): "verified files",
     ("health",): "read footers",
-    ("audit",): "words/main: verified files",
+    ("health", "--level", "4"): "words/main: verified files",
     ("rows", "main", "count", "counts"): "opened files",
     ("rows", "main", "keep", "rows"): "opened files",
     ("compact", "forecast"): "planned jobs",
