@@ -48,11 +48,6 @@ MAIN: Mapping[str, LazyCommand] = {
         "query.export",
         "Export a table to Parquet files, Delta or Iceberg: one epoch or several.",
     ),
-    "fleet": LazyCommand(
-        "fleet.group",
-        "Inspect all jobs at once: abandoned prefixes.",
-        is_group=True,
-    ),
     "forget": LazyCommand(
         "forget",
         "Acknowledge that JOB is gone, so that Dagster's checks no longer fail because of it.",
@@ -165,12 +160,6 @@ EDIT: Mapping[str, LazyCommand] = {
     ),
     "watermark": LazyCommand(
         "surgery.commands", "Set the watermark of a stopped job, at every operator that has one."
-    ),
-}
-
-FLEET: Mapping[str, LazyCommand] = {
-    "abandoned": LazyCommand(
-        "fleet.storage", "List prefixes that no job uses, with the bytes that can be reclaimed."
     ),
 }
 

@@ -91,6 +91,7 @@ def test_jobs_as_json() -> None:
             "possible": "any time",
             "reason": "managed job: `compact run` works while it runs and at rest",
         },
+        "abandoned": None,
         "name": None,
         "condition": "unknown",
         "arroyo": None,

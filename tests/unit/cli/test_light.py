@@ -80,7 +80,6 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> str:
         (["verify", "main"], NEVER | CLIENTS | METADATA | WITHOUT_STORES),
         (["health"], NEVER | CLIENTS | METADATA | WITHOUT_STORES),
         (["health", "--level", "4"], NEVER | CLIENTS | METADATA | WITHOUT_STORES),
-        (["fleet", "abandoned"], NEVER | CLIENTS | METADATA | WITHOUT_STORES),
         (["compact", "forecast"], NEVER | CLIENTS | METADATA | WITHOUT_STORES),
         (["compact", "plan", "main"], NEVER | CLIENTS | METADATA | WITHOUT_STORES),
         (["compact", "run", "main"], NEVER | CLIENTS | METADATA | WITHOUT_STORES),
