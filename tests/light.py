@@ -110,7 +110,6 @@ CASES = (
     Case("gc fate hello/main/generations/9", "no run of gc has listed it"),
     Case("gc purge main", "0 quarantines would be deleted"),
     Case("gc undelete main", "quarantine"),
-    Case("forget nobody --catalogue catalogue", "nobody", 1),
     Case("completion bash", "_arroyo_state_completion", root=""),
     Case(f"sdf check {WORDS}", "no errors, 0 warnings", root=""),
     Case(f"sdf dot {WORDS}", "digraph", root=""),

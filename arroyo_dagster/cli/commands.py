@@ -48,10 +48,6 @@ MAIN: Mapping[str, LazyCommand] = {
         "query.export",
         "Export a table to Parquet files, Delta or Iceberg: one epoch or several.",
     ),
-    "forget": LazyCommand(
-        "forget",
-        "Acknowledge that JOB is gone, so that Dagster's checks no longer fail because of it.",
-    ),
     "evolve": LazyCommand(
         "surgery.evolve", "Give a stopped Arroyo job the state of another job whose SQL differs."
     ),

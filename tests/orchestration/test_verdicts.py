@@ -253,7 +253,7 @@ def test_a_vanished_job_is_an_error_with_its_last_epoch_until_it_is_forgotten(
             assert found.severity is dg.AssetCheckSeverity.ERROR
             assert f"1 of 2 jobs: {paths.root}: " in found.description
             assert "its last epoch was 3" in found.description
-            assert f"arroyo-state forget {paths.root}" in found.description
+            assert f"the job arroyo_forget_job for {paths.root}" in found.description
             assert lines(found)[0]["verdict"] == "vanished"
     config = {"ops": {"arroyo_forget_job_op": {"config": {"job": paths.root}}}}
     assert deployed.run("arroyo_forget_job", run_config=config).success

@@ -55,14 +55,12 @@ class FleetFacts:
         unreadable: directories that cannot be listed, each as a job with a `problem`.
         gone: jobs that vanished and that no user has acknowledged as gone.
         root: what is wrong with the root; None = nothing.
-        forget: the command that acknowledges that JOB is gone.
     """
 
     present: tuple[JobPaths, ...]
     unreadable: tuple[JobAge, ...]
     gone: tuple[GoneJob, ...]
     root: Finding | None
-    forget: str
 
 
 class Fleet:
@@ -146,7 +144,7 @@ class Fleet:
             checked,
             facts.gone,
             root=facts.root,
-            forget=facts.forget,
+            forget=self._naming.name("arroyo_forget_job"),
             refresh=self._naming.name("arroyo_refresh"),
         )
 
@@ -155,7 +153,7 @@ class Fleet:
             [*self.ages(facts.present), *facts.unreadable],
             facts.gone,
             root=facts.root,
-            forget=facts.forget,
+            forget=self._naming.name("arroyo_forget_job"),
             now_micros=wall_clock(),
             limit_micros=int(self._recent.total_seconds() * 1_000_000),
         )
@@ -224,7 +222,6 @@ class Fleet:
             root=fleet_health.root_finding(
                 reading.url, len(expected if problem else gone), problem, len(present)
             ),
-            forget=f"arroyo-state forget JOB --catalogue {catalogue.url}",
         )
 
     def _listing(self) -> "tuple[JobListing | None, str | None]":

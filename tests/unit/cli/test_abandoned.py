@@ -13,6 +13,7 @@ from click.testing import CliRunner, Result
 
 from arroyo_dagster import cli
 from arroyo_dagster.state.model.clock import wall_clock
+from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.model.progress import Progress
 from arroyo_dagster.state.operations.catalog.abandoned import find_abandoned
 from arroyo_dagster.state.operations.catalog.job_directory import open_directory
@@ -44,9 +45,9 @@ def store(url: str) -> ObjectStore:
     store = MemoryStore(url.removeprefix("memory://"), clock=last_week)
     for paths in (SHOP, GONE, LEGACY):
         Written(store, paths, now=last_week).epochs(3)
-    store.put("shop/deleted/generations/1/generation-manifest.json", b"0123456789")
-    store.put("warehouse/orders/data.parquet", b"not ours")
-    store.put("removed/job/_arroyo_dagster/journal/run/part", b"kept")
+    store.put(StatePath("shop/deleted/generations/1/generation-manifest.json"), b"0123456789")
+    store.put(StatePath("warehouse/orders/data.parquet"), b"not ours")
+    store.put(StatePath("removed/job/_arroyo_dagster/journal/run/part"), b"kept")
     return store
 
 
@@ -109,15 +110,15 @@ def test_an_unreadable_job_is_not_abandoned_unless_a_source_says_so(
 def test_remains_within_the_grace_period_may_belong_to_a_job_that_starts(url: str) -> None:
     store = MemoryStore(url.removeprefix("memory://"))
     Written(store, SHOP).epochs(1)
-    store.put("shop/new/generations/1/generation-manifest.json", b"{}")
+    store.put(StatePath("shop/new/generations/1/generation-manifest.json"), b"{}")
     assert rows(url) == {"shop/main": None}
 
 
 def test_a_root_with_nothing_but_remains_lists_them(url: str) -> None:
     store = MemoryStore(url.removeprefix("memory://"), clock=last_week)
-    store.put("shop/deleted/generations/1/generation-manifest.json", b"0123456789")
+    store.put(StatePath("shop/deleted/generations/1/generation-manifest.json"), b"0123456789")
     assert rows(url).keys() == {"shop"}
-    store.put("shop/deleted/else", b"of another tool")
+    store.put(StatePath("shop/deleted/else"), b"of another tool")
     assert run(url).exit_code == 1
 
 

@@ -6,7 +6,6 @@ Pure functions from facts to one verdict over all jobs, with a line for each of 
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -193,7 +192,7 @@ def every_job_checked(
     gone: Sequence[GoneJob],
     *,
     root: Finding | None,
-    forget: str,
+    forget: str = "arroyo_forget_job",
     refresh: str = "arroyo_refresh",
 ) -> FleetVerdict:
     """Combine the last verdicts of one check on every job.
@@ -203,7 +202,7 @@ def every_job_checked(
         checked: the last verdict of each job that was ever checked.
         gone: the jobs that existed, no longer exist, and have not been acknowledged.
         root: the finding about the root, from `root_finding`.
-        forget: the command that acknowledges a vanished job, with JOB in place of its name.
+        forget: the Dagster job that acknowledges a vanished job.
         refresh: the Dagster job that checks one job.
     """
     lines = [_checked_line(job, checked.get(job), refresh) for job in jobs]
@@ -230,7 +229,7 @@ def fleet_recent(
     gone: Sequence[GoneJob],
     *,
     root: Finding | None,
-    forget: str,
+    forget: str = "arroyo_forget_job",
     now_micros: int,
     limit_micros: int,
 ) -> FleetVerdict:
@@ -331,8 +330,7 @@ def _gone_line(gone: GoneJob, forget: str) -> JobLine:
         "job-vanished",
         gone.job,
         f"it vanished; {last}",
-        "restore its objects; if it was deleted on purpose, run "
-        f"`{forget.replace('JOB', shlex.quote(gone.job))}`",
+        f"restore its objects; if it was deleted on purpose, run the job {forget} for {gone.job}",
     )
     return JobLine(job=gone.job, label="vanished", epoch=gone.epoch, findings=(finding,))
 

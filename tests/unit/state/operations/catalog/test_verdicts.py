@@ -81,9 +81,7 @@ def test_a_broken_job_stays_red_however_healthy_ones_are_refreshed(
     with ThreadPoolExecutor(4) as pool:  # several runs at once
         list(pool.map(lambda paths: write(catalogue, paths), again))
     checked = {one.job: one for one in read_verdicts(catalogue, "restorable", JOBS).values()}
-    fleet = every_job_checked(
-        [str(paths.root) for paths in JOBS], checked, (), root=None, forget=""
-    )
+    fleet = every_job_checked([str(paths.root) for paths in JOBS], checked, (), root=None)
     assert [line.job for line in fleet.offenders] == ["broken"]
     assert fleet.lines[0].job == "broken"
     assert len(fleet.lines) == 50
