@@ -23,7 +23,7 @@ from arroyo_dagster.cli.rendering import (
     print_table,
     show_progress,
 )
-from arroyo_dagster.cli.settings import NamedSetting
+from arroyo_dagster.cli.settings import NamedSetting, WholeNumber
 from arroyo_dagster.state.model.health import HealthLimits
 from arroyo_dagster.state.model.settings import settings_from
 from arroyo_dagster.state.model.verify import MAX_LEVEL, AuditSettings
@@ -43,7 +43,7 @@ from arroyo_dagster.state.storage.memory import MemoryStore
 @click.argument("job", required=False)
 @click.option(
     "--level",
-    type=click.IntRange(0, MAX_LEVEL),
+    type=WholeNumber(0, MAX_LEVEL),
     help="Also verify each job's newest epoch at this level of `verify`, and compare its older "
     "epochs and files with the store. Default: read only metadata and footers.",
 )
