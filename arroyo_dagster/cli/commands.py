@@ -21,10 +21,6 @@ SECTIONS: Mapping[str, tuple[str, ...]] = {
 """The sections of `--help`: what a person wants to do, and the commands for it."""
 
 MAIN: Mapping[str, LazyCommand] = {
-    "audit": LazyCommand(
-        "health",
-        "Verify each job's newest epoch in full, and compare its older epochs with the store.",
-    ),
     "bootstrap": LazyCommand(
         "surgery.bootstrap",
         "Fill a stopped Arroyo job with tables that Spark computes from stored events.",
@@ -62,15 +58,6 @@ MAIN: Mapping[str, LazyCommand] = {
         "query.export",
         "Export a table to Parquet files, Delta or Iceberg: one epoch or several.",
     ),
-    "fleet": LazyCommand(
-        "fleet.group",
-        "Inspect all jobs at once: abandoned prefixes.",
-        is_group=True,
-    ),
-    "forget": LazyCommand(
-        "forget",
-        "Acknowledge that JOB is gone, so that Dagster's checks no longer fail because of it.",
-    ),
     "evolve": LazyCommand(
         "surgery.evolve", "Give a stopped Arroyo job the state of another job whose SQL differs."
     ),
@@ -87,7 +74,7 @@ MAIN: Mapping[str, LazyCommand] = {
     "growth": LazyCommand(
         "query.growth", "Print how the tables of a job grow, with a forecast of their size."
     ),
-    "health": LazyCommand("health", "Find jobs that are late, growing or fragmented."),
+    "health": LazyCommand("health", "Find jobs that are damaged, late, growing or fragmented."),
     "jobs": LazyCommand("inspect", "List the jobs below the checkpoint URL."),
     "lease": LazyCommand("leases", "End the lease of a process that hangs.", is_group=True),
     "leases": LazyCommand("leases", "List the newest lease of each kind on JOB, or on all jobs."),
@@ -171,12 +158,6 @@ EDIT: Mapping[str, LazyCommand] = {
     ),
     "watermark": LazyCommand(
         "surgery.commands", "Set the watermark of a stopped job, at every operator that has one."
-    ),
-}
-
-FLEET: Mapping[str, LazyCommand] = {
-    "abandoned": LazyCommand(
-        "fleet.storage", "List prefixes that no job uses, with the bytes that can be reclaimed."
     ),
 }
 

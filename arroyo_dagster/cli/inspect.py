@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import click
@@ -33,17 +32,22 @@ from arroyo_dagster.cli.rendering import (
 from arroyo_dagster.cli.settings import WholeNumber
 from arroyo_dagster.state.codec.iso_times import iso_micros
 from arroyo_dagster.state.model.checkpoints import Checkpoint
-from arroyo_dagster.state.model.job_facts import JobAnswer
+from arroyo_dagster.state.model.job_facts import JobAnswer, merge_answers
 from arroyo_dagster.state.model.units import format_bytes
+from arroyo_dagster.state.operations.catalog.abandoned import find_abandoned
 from arroyo_dagster.state.operations.catalog.jobs import (
     EpochSummary,
     JobSummary,
     find_job,
     list_epochs,
-    summarise_jobs,
+    list_prefixes,
+    paths_of,
+    summarise_listing,
+    unlisted,
 )
+from arroyo_dagster.state.planning.abandoned import AbandonedPrefix
 from arroyo_dagster.state.planning.compaction.availability import maintenance_of
-from arroyo_dagster.state.planning.restore.reads import job_watermark_micros
+from arroyo_dagster.state.planning.restore.reads import check_root, job_watermark_micros
 
 
 @main.command()
@@ -55,7 +59,9 @@ def jobs(
     """List the jobs below the checkpoint URL.
 
     The column `maintenance` says when a job can be compacted: at any time, at rest (it is now), in
-    a window that stops and starts it, or not at all (only inspected); and why.
+    a window that stops and starts it, or not at all (only inspected); and why. Abandoned prefixes
+    are listed too, with the bytes that can be reclaimed: remains of jobs, and jobs that a source of
+    status proves to be dead.
 
     With --arroyo-api, --arroyo-db or --assume, also print each job's pipeline name and status.
 
@@ -66,21 +72,33 @@ def jobs(
     directory = directory_of_environment(api, database, assume)
     store = open_to_read(url)
     with show_progress(as_json=as_json) as on_progress:
-        found = summarise_jobs(store, on_progress, partial(_print_unlisted, as_json))
-    asked = ask(directory, [job.paths for job in found])
-    pairs = list(zip(found, asked.answers, strict=True))
+        listing = list_prefixes(store)
+        if left_out := unlisted(listing.levels):
+            _print_unlisted(as_json, left_out)
+        found = summarise_listing(store, listing, on_progress)
+        asked = ask(directory, [job.paths for job in found])
+        abandoned, failed = find_abandoned(store, listing, found, asked.answers, on_progress)
+    if not abandoned and not listing.unreadable:
+        check_root(listing.levels, listing.jobs, store.url)
+    of_jobs = {str(job.paths.root) for job in found}
+    remains = [
+        JobSummary(paths=paths_of(path), listed=False, epochs=None)
+        for path in sorted(abandoned.keys() - of_jobs)
+    ]
+    pairs = [*zip(found, asked.answers, strict=True)]
+    pairs += [(job, merge_answers(job.paths, ())) for job in remains]
     if as_json:
-        print_json([_job_json(job, answer, asked) for job, answer in pairs])
-    elif not found:
+        print_json([_job_json(job, answer, asked, abandoned) for job, answer in pairs])
+    elif not pairs:
         print_no_jobs(store)
     else:
         columns = ["job", "pipeline", "layout", "epochs", "newest", "state", "watermark", "written"]
         columns[2:2] = ["name", "condition"] if asked.anybody else []
         columns += ["maintenance", "why"]
-        print_table(columns, [_job_cells(job, answer, asked) for job, answer in pairs])
+        print_table(columns, [_job_cells(job, answer, asked, abandoned) for job, answer in pairs])
         for note in notes(asked):
             click.echo(note)
-    report([*(job.problem for job in found), *asked.errors])
+    report([*(job.problem for job in found), *asked.errors, *failed])
 
 
 def _print_unlisted(as_json: bool, paths: Sequence[str]) -> None:
@@ -92,9 +110,15 @@ def _print_unlisted(as_json: bool, paths: Sequence[str]) -> None:
         print_beside_progress(f"warning: {text}: {', '.join(map(repr, paths))}")
 
 
-def _job_json(job: JobSummary, answer: JobAnswer, asked: JobAnswers) -> dict[str, Any]:
+def _job_json(
+    job: JobSummary,
+    answer: JobAnswer,
+    asked: JobAnswers,
+    abandoned: Mapping[str, AbandonedPrefix],
+) -> dict[str, Any]:
     newest = job.newest
     possible = maintenance_of(newest, job.problem, answer)
+    dead = abandoned.get(job.paths.root)
     return {
         "job": job.paths.job,
         "pipeline": job.paths.pipeline,
@@ -106,14 +130,32 @@ def _job_json(job: JobSummary, answer: JobAnswer, asked: JobAnswers) -> dict[str
         "finished_at": None if newest is None else iso_micros(newest.finish_time_micros),
         "problem": None if job.problem is None else str(job.problem),
         "maintenance": {"possible": possible.availability.value, "reason": possible.reason},
+        "abandoned": None
+        if dead is None
+        else {
+            "bytes": dead.size_bytes,
+            "objects": dead.objects,
+            "written_at": iso_micros(dead.last_write_micros),
+            "why": dead.why,
+            "next_step": dead.next_step,
+        },
         **answer_json(answer, asked),
     }
 
 
-def _job_cells(job: JobSummary, answer: JobAnswer, asked: JobAnswers) -> list[object]:
+def _job_cells(
+    job: JobSummary,
+    answer: JobAnswer,
+    asked: JobAnswers,
+    abandoned: Mapping[str, AbandonedPrefix],
+) -> list[object]:
     newest = job.newest
     facts = answer.facts
     possible = maintenance_of(newest, job.problem, answer)
+    maintenance = (possible.availability.value, possible.reason)
+    if (dead := abandoned.get(job.paths.root)) is not None:
+        size = f"{format_bytes(dead.size_bytes)} in {dead.objects} objects"
+        maintenance = ("abandoned", f"{size}; {dead.why}. Next: {dead.next_step}")
     return [
         job.paths.job,
         job.paths.pipeline,
@@ -124,8 +166,7 @@ def _job_cells(job: JobSummary, answer: JobAnswer, asked: JobAnswers) -> list[ob
         format_state(None if newest is None else newest.state.value, job.problem),
         clock(job.watermark_micros),
         None if newest is None else age(newest.finish_time_micros),
-        possible.availability.value,
-        possible.reason,
+        *maintenance,
     ]
 
 

@@ -6,7 +6,7 @@ import datetime as dt
 import enum
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeVar
 
 import click
@@ -118,12 +118,22 @@ def format_duration(duration: dt.timedelta) -> str:
 
 
 class NamedSetting(click.ParamType):  # type: ignore[type-arg] # generic in some releases only
-    """One field of settings, as NAME=VALUE; for settings with too many fields for options."""
+    """One field of settings, as NAME=VALUE; for settings with too many fields for options.
+
+    Args:
+        settings: the classes of the fields; a name is in one of them only.
+        without: names of fields that cannot be set.
+    """
 
     name = "name=value"
 
-    def __init__(self, settings: type[Any]) -> None:
-        self._fields = {field.config: field for field in setting_fields(settings)}
+    def __init__(self, *settings: type[Any], without: Collection[str] = ()) -> None:
+        self._fields = {
+            field.config: field
+            for one in settings
+            for field in setting_fields(one)
+            if field.name not in without
+        }
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None

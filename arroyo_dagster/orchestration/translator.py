@@ -96,7 +96,7 @@ _TABLES = {
     AUDIT: _AssetText(
         "Tests of whether each job can be restored: its newest epoch is verified in full, and its "
         "older epochs are compared with the store.",
-        ("audit", "audit JOB", "verify JOB"),
+        ("health --level 4", "health JOB --level 4", "verify JOB"),
     ),
     COMPACTED_STATE: _AssetText(
         "A job's state in fewer, larger files. A restore loads the same rows.",

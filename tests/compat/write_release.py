@@ -26,8 +26,9 @@ from arroyo_dagster.state.operations.catalog import epochs as history
 from arroyo_dagster.state.operations.catalog import known_jobs
 from arroyo_dagster.state.operations.catalog.jobs import find_job, list_jobs
 from arroyo_dagster.state.operations.catalog.owner import claim_catalogue
-from arroyo_dagster.state.operations.catalog.verdicts import StoredVerdict, write_verdict
+from arroyo_dagster.state.operations.catalog.verdicts import write_verdict
 from arroyo_dagster.state.planning.verify.findings import Verdict, error
+from arroyo_dagster.state.planning.verify.fleet import CheckedJob
 from arroyo_dagster.state.runtime.in_process import run_pipeline
 from arroyo_dagster.state.runtime.pipeline import Pipeline
 from arroyo_dagster.state.storage import ObjectStore, open_store
@@ -136,10 +137,9 @@ def write_catalogue(base: Path) -> None:
     for paths in list_jobs(store):
         history.refresh(store, catalogue, paths)
         findings = (error("missing", "a/file", "it is not there", "bring it back"),)
-        found = StoredVerdict(
-            paths, "restorable", now, Epoch(24), Verdict(findings=findings, inspected=3)
-        )
-        write_verdict(catalogue, found)
+        verdict = Verdict(findings=findings, inspected=3)
+        found = CheckedJob(job=paths.root, at_micros=now, epoch=Epoch(24), verdict=verdict)
+        write_verdict(catalogue, "restorable", paths, found)
     gone = find_job(store, "words_legacy")
     known_jobs.remember(catalogue, [(gone, 24)], now)
     known_jobs.forget(catalogue, gone, owner="the release", now_micros=now)

@@ -187,7 +187,7 @@ READERS = (
         ("epochs", JOB),
         ("watermarks", JOB),
     ),
-    *(("diff", f"{JOB}@7", f"{JOB}@8"), ("jobs",), ("health",), ("audit",), ("growth", JOB)),
+    *(("diff", f"{JOB}@7", f"{JOB}@8"), ("jobs",), ("health", "--level", "4"), ("growth", JOB)),
     *(("estimate", JOB), ("sql", "select * from watermarks"), ("sql", "select * from files")),
 )
 

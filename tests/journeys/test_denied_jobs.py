@@ -62,10 +62,9 @@ def test_jobs_lists_the_denied_job_as_unreadable_beside_the_others(denied: Denie
     ("command", "code"),
     [
         (["health"], 3),
-        (["audit"], 1),
+        (["health", "--level", "4"], 3),
         (["leases"], 1),
         (["compact", "plan"], 1),
-        (["fleet", "abandoned"], 1),
         (["sql", "select * from jobs"], 0),
         (["sql", "select * from files"], 1),
         (["sql", "show tables"], 1),

@@ -9,7 +9,7 @@ import dagster as dg
 from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.model.verify import AuditSettings
-from arroyo_dagster.state.planning.verify.audit_checks import AUDIT_CHECKS, RECENCY_CHECK
+from arroyo_dagster.state.planning.rules import AUDIT_RULES, RECENCY
 from tests.fleets import Written, protocol_job
 from tests.jobs import listing, run_word_job
 
@@ -42,7 +42,7 @@ def test_a_whole_job_passes_every_check_and_its_store_is_not_written_to(deployed
     words(deployed)
     before = listing(deployed.store)
     found = run(deployed)
-    assert found.keys() == {*(check.name for check in AUDIT_CHECKS), RECENCY_CHECK.name}
+    assert found.keys() == {rule.name for rule in AUDIT_RULES}
     assert failed(found) == set()
     assert "1 job, all passed" in found["restore_dry_run"].description
     assert failed(run(deployed)) == set(), "the second audit compares the files of the first"
@@ -67,7 +67,7 @@ def test_a_lost_file_of_an_older_epoch_is_a_warning_and_of_the_newest_an_error(
 
 def test_a_job_that_was_never_audited_is_not_passed_as_recent(deployed: Any) -> None:
     words(deployed)
-    key = dg.AssetCheckKey(dg.AssetKey(["arroyo", "audit"]), RECENCY_CHECK.name)
+    key = dg.AssetCheckKey(dg.AssetKey(["arroyo", "audit"]), RECENCY)
     job = deployed.defs.resolve_implicit_global_asset_job_def()
     alone = job.get_subset(asset_selection=set(), asset_check_selection={key})
     (found,) = alone.execute_in_process(instance=deployed.instance).get_asset_check_evaluations()
@@ -80,5 +80,5 @@ def test_the_budget_ends_a_run_and_the_next_begins_with_those_that_wait(deployed
     Written(deployed.store, protocol_job("others")).epochs(2)
     deployed.build(audit=AuditSettings(budget_micros=1))
     for left in (1, 0):
-        found = run(deployed)[RECENCY_CHECK.name]
+        found = run(deployed)[RECENCY]
         assert found.metadata["arroyo/jobs_passed"].value == 2 - left

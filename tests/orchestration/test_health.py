@@ -15,18 +15,13 @@ from arroyo_dagster.state.model.health import HealthLimits
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.settings import find_setting
 from arroyo_dagster.state.model.verify import AuditSettings
-from arroyo_dagster.state.planning.health_checks.checks import HEALTH_CHECKS, HealthCheck
-from arroyo_dagster.state.planning.verify.audit_checks import (
-    AUDIT_CHECKS,
-    RECENCY_CHECK,
-    AuditCheck,
-)
+from arroyo_dagster.state.planning.rules import AUDIT_RULES, HEALTH_RULES, RULES, Rule
 from tests.fleets import SECOND, Written, protocol_job
 from tests.jobs import listing
 
 WORDS = Path("examples/sdf/words/dataflow.yaml")
-NAMES = {check.name for check in HEALTH_CHECKS}
-CHECKS = {check.name: check for check in (*HEALTH_CHECKS, *AUDIT_CHECKS, RECENCY_CHECK)}
+NAMES = {rule.name for rule in HEALTH_RULES}
+CHECKS = {rule.name: rule for rule in RULES}
 
 
 def job_of(deployed: Any, name: str, epochs: int = 14) -> JobPaths:
@@ -190,13 +185,14 @@ def severities(name: str) -> set[str]:
     codes = re.findall(r"`([a-z-]+)`", entry.split("**Do:**")[1])
     found: set[str] = set()
     for code in codes:
-        line = RUNBOOK.split(f"\n### {code}\n")[1].strip().splitlines()[0]
-        found |= {one.strip().lower() for one in line.split("*")[1].rstrip(".").split(",")}
+        row = re.search(rf"^\| `{code}` \| ([a-z, ]+) \|", RUNBOOK, re.MULTILINE)
+        line = row[1] if row else RUNBOOK.split(f"\n### {code}\n")[1].strip().split("*")[1]
+        found |= {one.strip().lower() for one in line.rstrip(".").split(",")}
     return found or {"error"}  # restore_dry_run shows all that no other check does
 
 
-def line_of(check: HealthCheck | AuditCheck) -> str:
-    settings = HealthLimits if isinstance(check, HealthCheck) else AuditSettings
+def line_of(check: Rule) -> str:
+    settings = HealthLimits if check.level is None else AuditSettings
     fields = [find_setting(settings, name) for name in check.limits]
     limits = ", ".join(f"`{one.config}: {one.given_default:g}`" for one in fields)
     return f"| `{check.name}` | {check.severity.value} | {limits or '–'} | {check.expects} |"
@@ -207,7 +203,7 @@ def test_the_page_lists_every_check_with_its_severity_and_default_limits() -> No
     head = "| Check | At worst | Default limits | Passes if |"
     at = [number for number, line in enumerate(lines) if line == head]
     shown = []
-    for start, checks in zip(at, (HEALTH_CHECKS, (*AUDIT_CHECKS, RECENCY_CHECK)), strict=True):
+    for start, checks in zip(at, (HEALTH_RULES, AUDIT_RULES), strict=True):
         shown += lines[start + 2 : start + 2 + len(checks)]
         assert not lines[start + 2 + len(checks)]
     assert shown == [line_of(check) for check in CHECKS.values()]

@@ -28,7 +28,8 @@ from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.operations.catalog import known_jobs
-from arroyo_dagster.state.operations.catalog.verdicts import StoredVerdict, read_verdicts
+from arroyo_dagster.state.operations.catalog.verdicts import read_verdicts
+from arroyo_dagster.state.planning.verify.fleet import CheckedJob
 from arroyo_dagster.state.storage import open_store
 from arroyo_dagster.state.storage.memory import MemoryStore
 from tests.fleets import SECOND, Written, legacy_job, protocol_job
@@ -94,7 +95,7 @@ def test_what_a_compaction_and_a_gc_find_is_the_last_verdict(deployed: Any) -> N
         assert after[kind].verdict.passed
 
 
-def verdicts_of(deployed: Any, paths: JobPaths) -> dict[str, StoredVerdict]:
+def verdicts_of(deployed: Any, paths: JobPaths) -> dict[str, CheckedJob]:
     kinds = ("files_exist", "restorable")
     return {kind: read_verdicts(deployed.catalogue, kind, [paths])[paths] for kind in kinds}
 
@@ -202,11 +203,7 @@ def test_a_refresh_that_fails_still_evaluates_the_fleet(deployed: Any) -> None:
 def test_two_refreshes_at_once_keep_both_verdicts(deployed: Any) -> None:
     from concurrent.futures import ThreadPoolExecutor
 
-    from arroyo_dagster.state.operations.catalog.verdicts import (
-        StoredVerdict,
-        read_verdicts,
-        write_verdict,
-    )
+    from arroyo_dagster.state.operations.catalog.verdicts import read_verdicts, write_verdict
     from arroyo_dagster.state.planning.verify.findings import Verdict
 
     jobs = [protocol_job(f"p{at}") for at in range(40)]
@@ -215,7 +212,11 @@ def test_two_refreshes_at_once_keep_both_verdicts(deployed: Any) -> None:
             pool.map(
                 lambda paths: write_verdict(
                     deployed.catalogue,
-                    StoredVerdict(paths, "restorable", 7, None, Verdict(inspected=1)),
+                    "restorable",
+                    paths,
+                    CheckedJob(
+                        job=paths.root, at_micros=7, epoch=None, verdict=Verdict(inspected=1)
+                    ),
                 ),
                 jobs,
             )
@@ -252,7 +253,7 @@ def test_a_vanished_job_is_an_error_with_its_last_epoch_until_it_is_forgotten(
             assert found.severity is dg.AssetCheckSeverity.ERROR
             assert f"1 of 2 jobs: {paths.root}: " in found.description
             assert "its last epoch was 3" in found.description
-            assert f"arroyo-state forget {paths.root}" in found.description
+            assert f"the job arroyo_forget_job for {paths.root}" in found.description
             assert lines(found)[0]["verdict"] == "vanished"
     config = {"ops": {"arroyo_forget_job_op": {"config": {"job": paths.root}}}}
     assert deployed.run("arroyo_forget_job", run_config=config).success

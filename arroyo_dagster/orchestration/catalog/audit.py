@@ -14,16 +14,10 @@ from arroyo_dagster.orchestration.translator import AUDIT, EPOCH_CATALOG, Naming
 from arroyo_dagster.state.model.clock import wall_clock
 from arroyo_dagster.state.model.progress import progress_logger
 from arroyo_dagster.state.model.verify import AuditSettings
-from arroyo_dagster.state.planning.verify.audit_checks import (
-    AUDIT_CHECKS,
-    RECENCY_CHECK,
-    AuditedJob,
-    audit_verdict,
-    recency_verdict,
-)
-from arroyo_dagster.state.planning.verify.fleet import FleetVerdict
+from arroyo_dagster.state.planning.rules import AUDIT_RULES, fleet_verdict, judge_audit
+from arroyo_dagster.state.planning.verify.fleet import CheckedJob
 
-_CHECKS = {check.name: check for check in AUDIT_CHECKS}
+_RULES = {rule.name: rule for rule in AUDIT_RULES}
 
 
 def build_audit(naming: Naming, settings: AuditSettings) -> dg.AssetsDefinition:
@@ -37,10 +31,7 @@ def build_audit(naming: Naming, settings: AuditSettings) -> dg.AssetsDefinition:
     @specified_assets(
         name=naming.name("arroyo_audit_jobs"),
         specs=[naming.spec(AUDIT, deps=[EPOCH_CATALOG], partitioned=False)],
-        check_specs=[
-            judged_check_spec(check, naming, AUDIT, settings)
-            for check in (*AUDIT_CHECKS, RECENCY_CHECK)
-        ],
+        check_specs=[judged_check_spec(rule, naming, AUDIT, settings) for rule in AUDIT_RULES],
         can_subset=True,
     )
     @naming.bind
@@ -54,7 +45,7 @@ def build_audit(naming: Naming, settings: AuditSettings) -> dg.AssetsDefinition:
             last_audits,
         )
 
-        def log(one: AuditedJob) -> None:
+        def log(one: CheckedJob) -> None:
             errors = len(one.verdict.errors)
             context.log.info(f"{one.job} epoch {one.epoch}: {errors} errors")
 
@@ -82,8 +73,10 @@ def build_audit(naming: Naming, settings: AuditSettings) -> dg.AssetsDefinition:
             counts = {"audited": len(run.done), "left": len(run.left), "failed": len(failed)}
             metadata = _metadata(counts, names, audited)
             yield dg.MaterializeResult(asset_key=asset, metadata=metadata)
+        now_micros, recent = wall_clock(), settings.recent_micros
+        judged = [judge_audit(job, audited.get(job), now_micros, recent) for job in names]
         for key in sorted(context.selected_asset_check_keys, key=lambda one: one.name):
-            found = _verdict(key.name, names, audited, settings)
+            found = fleet_verdict([_RULES[key.name]], judged)
             yield fleet_check_result(found, key.name, asset, when="audited at")
         if problem is not None:
             fail(problem)
@@ -91,16 +84,8 @@ def build_audit(naming: Naming, settings: AuditSettings) -> dg.AssetsDefinition:
     return arroyo_audit_jobs
 
 
-def _verdict(
-    name: str, jobs: Sequence[str], audited: Mapping[str, AuditedJob], settings: AuditSettings
-) -> FleetVerdict:
-    if name == RECENCY_CHECK.name:
-        return recency_verdict(jobs, audited, wall_clock(), settings.recent_micros)
-    return audit_verdict(_CHECKS[name], jobs, audited)
-
-
 def _metadata(
-    counts: Mapping[str, int], jobs: Sequence[str], audited: Mapping[str, AuditedJob]
+    counts: Mapping[str, int], jobs: Sequence[str], audited: Mapping[str, CheckedJob]
 ) -> dict[str, Any]:
     known = [audited[job] for job in jobs if job in audited]
     oldest = min((one.at_micros for one in known), default=None)
@@ -118,7 +103,7 @@ def _metadata(
     )
 
 
-def _line(one: AuditedJob) -> dict[str, Any]:
+def _line(one: CheckedJob) -> dict[str, Any]:
     return {
         "job": one.job,
         "errors": len(one.verdict.errors),

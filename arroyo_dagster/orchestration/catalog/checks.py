@@ -12,11 +12,11 @@ from arroyo_dagster.orchestration.translator import Naming
 from arroyo_dagster.state.model.clock import wall_clock
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.planning.verify.findings import Finding, Verdict, error
+from arroyo_dagster.state.planning.verify.fleet import CheckedJob
 
 if TYPE_CHECKING:
     from arroyo_dagster.orchestration.resources import ArroyoStateStore
     from arroyo_dagster.state.model.checkpoints import Checkpoint
-    from arroyo_dagster.state.operations.catalog.verdicts import StoredVerdict
     from arroyo_dagster.state.storage.store import ObjectStore
 
 FILES_EXIST = "files_exist"
@@ -56,14 +56,13 @@ def kept_verdict(name: str, resource: "ArroyoStateStore", paths: JobPaths) -> Ve
     from arroyo_dagster.state.operations.catalog.verdicts import write_verdict
 
     found = job_verdict(name, resource.reading(), paths)
-    write_verdict(resource.catalogue(), found)
+    write_verdict(resource.catalogue(), name, paths, found)
     return found.verdict
 
 
-def job_verdict(name: str, store: "ObjectStore", paths: JobPaths) -> "StoredVerdict":
+def job_verdict(name: str, store: "ObjectStore", paths: JobPaths) -> CheckedJob:
     """Return the verdict of one check on the newest epoch of a job. Errors as `kept_verdict`."""
     from arroyo_dagster.state.operations.catalog import footers as health
-    from arroyo_dagster.state.operations.catalog.verdicts import StoredVerdict
 
     check: Callable[[ObjectStore, Checkpoint], Verdict] = {
         FILES_EXIST: health.check_files_exist,
@@ -71,7 +70,7 @@ def job_verdict(name: str, store: "ObjectStore", paths: JobPaths) -> "StoredVerd
     }[name]
     at_micros = wall_clock()
     epoch, verdict = health.newest_verdict(store, paths, check)
-    return StoredVerdict(paths, name, at_micros, epoch, verdict)
+    return CheckedJob(job=paths.root, at_micros=at_micros, epoch=epoch, verdict=verdict)
 
 
 def not_checked(paths: JobPaths, problem: ArroyoStateError) -> Verdict:

@@ -32,12 +32,10 @@ from arroyo_dagster.state.model.job_facts import JobCondition
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.settings import find_setting
 from arroyo_dagster.state.model.verify import AuditSettings
-from arroyo_dagster.state.planning.health_checks.checks import HealthCheck
+from arroyo_dagster.state.planning.rules import Rule
 from arroyo_dagster.state.planning.verify import fleet as fleet_health
-from arroyo_dagster.state.planning.verify.audit_checks import AuditCheck
 from arroyo_dagster.state.planning.verify.findings import Finding
 from arroyo_dagster.state.planning.verify.fleet import (
-    CheckedJob,
     FleetVerdict,
     GoneJob,
     JobAge,
@@ -57,14 +55,12 @@ class FleetFacts:
         unreadable: directories that cannot be listed, each as a job with a `problem`.
         gone: jobs that vanished and that no user has acknowledged as gone.
         root: what is wrong with the root; None = nothing.
-        forget: the command that acknowledges that JOB is gone.
     """
 
     present: tuple[JobPaths, ...]
     unreadable: tuple[JobAge, ...]
     gone: tuple[GoneJob, ...]
     root: Finding | None
-    forget: str
 
 
 class Fleet:
@@ -141,19 +137,14 @@ class Fleet:
         from arroyo_dagster.state.operations.catalog.verdicts import read_verdicts
 
         found = read_verdicts(self._store.catalogue(), kind, facts.present)
-        checked = {
-            str(paths.root): CheckedJob(
-                job=str(paths.root), at_micros=one.at_micros, epoch=one.epoch, verdict=one.verdict
-            )
-            for paths, one in found.items()
-        }
+        checked = {one.job: one for one in found.values()}
         jobs = [str(paths.root) for paths in facts.present]
         return fleet_health.every_job_checked(
             jobs,
             checked,
             facts.gone,
             root=facts.root,
-            forget=facts.forget,
+            forget=self._naming.name("arroyo_forget_job"),
             refresh=self._naming.name("arroyo_refresh"),
         )
 
@@ -162,7 +153,7 @@ class Fleet:
             [*self.ages(facts.present), *facts.unreadable],
             facts.gone,
             root=facts.root,
-            forget=facts.forget,
+            forget=self._naming.name("arroyo_forget_job"),
             now_micros=wall_clock(),
             limit_micros=int(self._recent.total_seconds() * 1_000_000),
         )
@@ -231,7 +222,6 @@ class Fleet:
             root=fleet_health.root_finding(
                 reading.url, len(expected if problem else gone), problem, len(present)
             ),
-            forget=f"arroyo-state forget JOB --catalogue {catalogue.url}",
         )
 
     def _listing(self) -> "tuple[JobListing | None, str | None]":
@@ -303,21 +293,19 @@ def fleet_check_result(
 
 
 def judged_check_spec(
-    check: HealthCheck | AuditCheck,
+    check: Rule,
     naming: Naming,
     table: str,
     settings: HealthLimits | AuditSettings,
 ) -> dg.AssetCheckSpec:
-    """Return the spec of a check of the health or the audits of all jobs: what it expects, its
-    limits in the units of users, the severity of its worst findings, and the text of a finding.
-    """
+    """Return the spec of a check that shows one rule for all jobs: what it expects, its
+    limits in the units of users, the severity of its worst findings, and the text of a finding."""
     fields = (find_setting(type(settings), name) for name in check.limits)
     limits = {one.config: one.in_units(getattr(settings, one.name)) for one in fields}
     listed = ", ".join(f"`{name}: {value:g}`" for name, value in limits.items())
-    level = check.level if isinstance(check, AuditCheck) else 0
     severity = f"{check.severity.value} at worst"
     details = [
-        f"Found from level {level} on" if level else "",
+        f"Found from level {check.level} on" if check.level else "",
         f"Limits: {listed}" if listed else "",
         f"Severity: {severity}",
         f"Example: `{check.example}`",

@@ -1,4 +1,4 @@
-"""The asset `health`: how the state of all jobs develops, with one check for each health check."""
+"""The asset `health`: how the state of all jobs develops; a check for each rule without a level."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -14,11 +14,9 @@ from arroyo_dagster.orchestration.translator import EPOCH_CATALOG, HEALTH, Namin
 from arroyo_dagster.state.model.health import HealthLimits
 from arroyo_dagster.state.model.progress import progress_logger
 from arroyo_dagster.state.model.units import format_bytes
-from arroyo_dagster.state.planning.health_checks.checks import (
-    HEALTH_CHECKS,
-    JobHealth,
-    fleet_verdict,
-)
+from arroyo_dagster.state.planning.rules import HEALTH_RULES, JobHealth, fleet_verdict
+
+_RULES = {rule.name: rule for rule in HEALTH_RULES}
 
 
 def build_health(naming: Naming, limits: HealthLimits) -> dg.AssetsDefinition:
@@ -32,7 +30,7 @@ def build_health(naming: Naming, limits: HealthLimits) -> dg.AssetsDefinition:
     @specified_assets(
         name=naming.name("arroyo_health_checks"),
         specs=[naming.spec(HEALTH, deps=[EPOCH_CATALOG], partitioned=False)],
-        check_specs=[judged_check_spec(check, naming, HEALTH, limits) for check in HEALTH_CHECKS],
+        check_specs=[judged_check_spec(rule, naming, HEALTH, limits) for rule in HEALTH_RULES],
         can_subset=True,
     )
     @naming.bind
@@ -60,7 +58,8 @@ def build_health(naming: Naming, limits: HealthLimits) -> dg.AssetsDefinition:
         if context.selected_asset_keys:
             yield dg.MaterializeResult(asset_key=asset, metadata=_metadata(jobs))
         for key in sorted(context.selected_asset_check_keys, key=lambda one: one.name):
-            yield fleet_check_result(fleet_verdict(key.name, jobs), key.name, asset)
+            found = fleet_verdict([_RULES[key.name]], jobs)
+            yield fleet_check_result(found, key.name, asset)
 
     return arroyo_health_checks
 

@@ -1,4 +1,4 @@
-"""`arroyo-state health`: what is checked, what is found, and the exit code."""
+"""`arroyo-state health`: what is checked, what is found, what is kept, and the exit code."""
 
 from __future__ import annotations
 
@@ -10,12 +10,19 @@ import pytest
 from click.testing import CliRunner, Result
 
 from arroyo_dagster import cli
+from arroyo_dagster.errors import StorageError
+from arroyo_dagster.state.operations.verify import audit
+from arroyo_dagster.state.planning.rules import KINDS
 from arroyo_dagster.state.storage import configure
 from arroyo_dagster.state.storage.remote.open import open_store
 from arroyo_dagster.state.storage.store import ObjectStore
+from tests.fleets import Written, protocol_job
 from tests.jobs import listing, run_word_job
 
-CHECKS = 19
+NEED_A_LEVEL = {"not-restorable", "contended"}
+"""The kinds that metadata and footers say nothing about."""
+IN_PART = {"damaged", "space-amplification"}
+"""The kinds of which metadata and footers show a part, of a small job."""
 
 
 @pytest.fixture
@@ -31,22 +38,38 @@ def store(url: str) -> ObjectStore:
     return found
 
 
+@pytest.fixture
+def fleet(url: str) -> ObjectStore:
+    found = open_store(url)
+    for name in ("words", "others"):
+        Written(found, protocol_job(name), keep=2).epochs(3)
+    return found
+
+
 def run(url: str, *args: str) -> Result:
     return CliRunner().invoke(cli.main, ["health", *args, "--url", url], catch_exceptions=False)
 
 
-def test_a_healthy_job_passes_every_check_and_nothing_is_written(
-    url: str, store: ObjectStore
-) -> None:
+def results(found: Result) -> dict[str, list[str]]:
+    checks = json.loads(found.stdout)
+    return {one["check"]: [job["result"] for job in one["jobs"]] for one in checks}
+
+
+def test_a_healthy_job_passes_and_nothing_is_written(url: str, store: ObjectStore) -> None:
     before = listing(store)
     found = run(url, "main", "--json")
-    checks = json.loads(found.stdout)
     assert found.exit_code == 0
-    assert len(checks) == CHECKS
-    results = {one["check"]: one["jobs"][0]["result"] for one in checks}
-    assert set(results.values()) <= {"passed", "not judged"}
-    assert results["no_epoch_missing"] == results["durations_usual"] == "passed"
-    assert results["epochs_on_time"] == "not judged"  # the job is at rest
+    shown = {kind: result for kind, (result,) in results(found).items()}
+    assert shown.keys() == KINDS.keys()
+    assert len(shown) <= 10
+    assert {"read-amplification", "write-amplification", "space-amplification"} <= shown.keys()
+    assert {kind for kind, one in shown.items() if one == "not judged"} >= NEED_A_LEVEL
+    assert {kind for kind, one in shown.items() if one == "passed in part"} == IN_PART
+    assert "In part: a higher --level" in run(url, "main").stdout
+    deep = run(url, "main", "--level", "4", "--json")
+    assert deep.exit_code == 0
+    assert {one for (one,) in results(deep).values()} <= {"passed", "not judged"}
+    assert results(deep)["not-restorable"] == ["passed"]
     assert listing(store) == before
 
 
@@ -55,7 +78,9 @@ def test_a_missing_epoch_is_found_and_named(url: str, store: ObjectStore) -> Non
     store.delete_many([record])
     found = run(url)
     assert found.exit_code == 3
-    assert "warning: words/main: missing between epochs that are present: 7" in found.stdout
+    assert "warning: damaged: words/main: missing between epochs that are present: 7" in (
+        found.stdout
+    )
     assert "(epoch-gap). Next: " in found.stdout
 
 
@@ -64,18 +89,13 @@ def test_a_newest_epoch_that_cannot_be_read_is_an_error(url: str, store: ObjectS
     store.put(record, b"junk")
     found = run(url)
     assert found.exit_code == 3
-    assert "error: words/main: " in found.stdout
+    assert "error: unreadable: words/main: " in found.stdout
     assert "(newest-epoch-unreadable). Next: verify the job" in found.stdout
 
 
 def test_a_root_without_jobs_is_named(tmp_path: Path) -> None:
     found = run(str(tmp_path))
     assert "holds no jobs." in found.stdout
-
-
-def test_too_few_epochs_are_not_judged(url: str, store: ObjectStore) -> None:
-    checks = {one["check"]: one for one in json.loads(run(url, "--epochs", "5", "--json").stdout)}
-    assert checks["durations_usual"]["jobs"][0]["result"] == "not judged"
 
 
 def test_a_job_that_does_not_exist_is_named(url: str, store: ObjectStore) -> None:
@@ -94,6 +114,8 @@ def test_limits_are_set_by_name(url: str, store: ObjectStore) -> None:
     ("given", "said"),
     [
         ("file=3", "there is no 'file'. The names and their defaults: overdue_intervals=5;"),
+        ("budget=1", "budget_minutes=60"),
+        ("level=1", "there is no 'level'"),
         ("files=many", "files: 'many' is not a valid integer"),
         ("files=0", "The maximum number of files per table of an epoch."),
         ("files", "files: '' is not a valid integer"),
@@ -105,3 +127,53 @@ def test_a_wrong_limit_is_named_with_those_there_are(url: str, given: str, said:
     found = run(url, "--limit", given)
     assert found.exit_code == 2
     assert said in " ".join(found.stderr.split())
+
+
+# ---- with a level --------------------------------------------------------------------------------
+
+
+def test_a_lost_file_is_found_and_named(url: str, fleet: ObjectStore) -> None:
+    lost = max(path for path in listing(fleet) if path.startswith("words/") and "table-" in path)
+    fleet.delete_many([lost])
+    found = run(url, "--level", "4")
+    assert found.exit_code == 3
+    assert f"error: not-restorable: {lost}: " in found.stdout
+    assert "(file-missing). Next: " in found.stdout
+    others = results(run(url, "others/main", "--level", "0", "--json"))
+    assert others["not-restorable"] == ["passed in part"]
+
+
+def test_the_budget_leaves_jobs_for_the_next_run_with_the_same_catalogue(
+    url: str, fleet: ObjectStore, tmp_path: Path
+) -> None:
+    words = ("--level", "4", "--limit", "budget_minutes=0.000001", "--catalogue", str(tmp_path))
+    first = run(url, *words)
+    assert first.exit_code == 3
+    assert "(never-audited). Next: " in first.stdout
+    assert "the budget ended before 1 of the jobs" in first.stdout
+    assert "never-audited" not in run(url, *words).stdout
+    assert len(list((tmp_path / "audited_files").rglob("*.parquet"))) == 2
+
+
+def test_a_catalogue_below_the_checkpoint_url_is_refused_before_anything_is_written(
+    tmp_path: Path,
+) -> None:
+    store = open_store(str(tmp_path))
+    Written(store, protocol_job("words")).epochs(2)
+    before = listing(store)
+    for place in (tmp_path, tmp_path / "x", tmp_path / "y" / ".." / "x"):
+        found = run(str(tmp_path), "--catalogue", str(place))
+        assert found.exit_code == 1
+        assert "cannot be stored below the checkpoint URL" in found.stderr
+    assert listing(store) == before
+
+
+def test_a_job_that_cannot_be_verified_is_an_error(
+    url: str, fleet: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise StorageError("down")
+
+    monkeypatch.setattr(audit, "audit_job", fail)
+    found = run(url, "--level", "4")
+    assert (found.exit_code, found.stdout.count("down (health-unknown)")) == (3, 2)

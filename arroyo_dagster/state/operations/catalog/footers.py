@@ -209,7 +209,7 @@ def _nothing_to_check(store: ObjectStore, paths: JobPaths) -> Verdict:
             paths.root,
             "there is no such job below the checkpoint URL: nothing was checked",
             "restore its objects; if it was deleted on purpose, acknowledge that with "
-            f"`arroyo-state forget {paths.root}`",
+            "the Dagster job arroyo_forget_job",
         )
     return Verdict(findings=(finding,), inspected=0)
 

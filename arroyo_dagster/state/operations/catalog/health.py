@@ -14,6 +14,7 @@ from arroyo_dagster.state.model.garbage import JobPins
 from arroyo_dagster.state.model.health import HealthLimits
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.progress import OnProgress, ProgressUnit, no_progress
+from arroyo_dagster.state.model.verify import AuditSettings
 from arroyo_dagster.state.operations.catalog.epochs import (
     EarlierCatalogue,
     JobHistory,
@@ -25,14 +26,15 @@ from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
 from arroyo_dagster.state.operations.catalog.jobs import JobSummary, summarise_job
 from arroyo_dagster.state.operations.gc.quarantine import list_quarantines
 from arroyo_dagster.state.operations.progress import counter
-from arroyo_dagster.state.planning.health_checks.checks import JobHealth, judge_job, not_judged
+from arroyo_dagster.state.operations.verify.audit import AuditOptions, audit_jobs, last_audits
 from arroyo_dagster.state.planning.health_checks.facts import HealthFacts, TableAtEpoch
+from arroyo_dagster.state.planning.rules import JobHealth, judge_audit, judge_job, not_judged
 from arroyo_dagster.state.planning.verify.fleet import JobAge
 from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.store import ObjectStore
 
 EPOCHS = 200
-"""How many epochs of a job show what is usual."""
+"""How many of the newest epochs of a job show what is usual."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,13 +42,11 @@ class HealthOptions:
     """How the health of jobs is checked.
 
     Attributes:
-        epochs: compare at most this many of the newest epochs of each job.
         earlier: as of `RefreshOptions`.
         on_progress: called after each job; for a single job, as `refresh` calls it.
         unreadable: why directories below the URL could not be listed, by path.
     """
 
-    epochs: int = EPOCHS
     earlier: EarlierCatalogue | None = None
     on_progress: OnProgress = no_progress
     unreadable: Mapping[str, ArroyoStateError] = field(default_factory=dict)
@@ -65,7 +65,7 @@ def check_health(
     A job that cannot be judged is a finding, and so is a directory that cannot be listed.
     """
     chosen = options or HealthOptions()
-    epochs, report = chosen.epochs, chosen.on_progress
+    report = chosen.on_progress
     now_micros = wall_clock()
     summaries = concurrently(lambda paths: summarise_job(store, paths), jobs)
     ages = ages_of(store, summaries, directory)
@@ -75,7 +75,7 @@ def check_health(
     def judge(job: tuple[JobSummary, JobAge]) -> JobHealth:
         summary, age = job
         refreshing = RefreshOptions(
-            max_new_epochs=epochs,
+            max_new_epochs=EPOCHS,
             earlier=chosen.earlier,
             newest=summary.newest if summary.problem is None else None,
             on_progress=report if len(jobs) == 1 else no_progress,
@@ -88,7 +88,7 @@ def check_health(
             return not_judged(age, now_micros, error.message)
         finally:
             count()
-        facts = _facts(history, summary, age, pins, epochs, now_micros)
+        facts = _facts(history, summary, age, pins, now_micros)
         quarantined = sum(copy.size_bytes for _, copies in moved for copy in copies)
         return judge_job(replace(facts, quarantined_bytes=quarantined), limits)
 
@@ -104,10 +104,9 @@ def _facts(
     summary: JobSummary,
     age: JobAge,
     pins: JobPins,
-    epochs_compared: int,
     now_micros: int,
 ) -> HealthFacts:
-    epochs = _of_one_job(history.epochs)[-epochs_compared:]
+    epochs = _of_one_job(history.epochs)[-EPOCHS:]
     kept = {row.epoch for row in epochs if row.present}
     files = [row for row in history.files if row.epoch in kept]
     newest = max((row.epoch for row in files), default=None)
@@ -153,3 +152,39 @@ def _tables(files: Sequence[FileRow]) -> list[TableAtEpoch]:
             )
         )
     return found
+
+
+def check_health_in_depth(
+    store: ObjectStore,
+    catalogue: ObjectStore,
+    jobs: Sequence[JobPaths],
+    directory: JobDirectory,
+    limits: HealthLimits,
+    depth: AuditSettings,
+    options: HealthOptions | None = None,
+) -> tuple[list[JobHealth], int]:
+    """Apply all rules to jobs: `check_health`, and an audit of as many as the budget allows.
+
+    Returns:
+        The results, and the number of jobs that the budget did not reach.
+    """
+    chosen = options or HealthOptions()
+    found = check_health(store, catalogue, jobs, directory, limits, chosen)
+    auditing = AuditOptions(earlier=chosen.earlier, on_progress=chosen.on_progress)
+    run = audit_jobs(store, catalogue, jobs, depth, auditing)
+    failed: dict[str, ArroyoStateError] = {one.root: error for one, error in run.failed.items()}
+    roots = {str(paths.root) for paths in jobs}
+    audited, now_micros = last_audits(catalogue, jobs), wall_clock()
+
+    def whole(health: JobHealth) -> JobHealth:
+        error = failed.get(health.job)
+        if error is None and health.job in roots:
+            last = audited.get(health.job)
+            deep = judge_audit(health.job, last, now_micros, depth.recent_micros)
+        elif error is None or any(one and one.errors for one in health.verdicts.values()):
+            return health
+        else:
+            deep = not_judged(JobAge(job=health.job), now_micros, error.message)
+        return replace(health, verdicts={**health.verdicts, **deep.verdicts})
+
+    return [whole(one) for one in found], len(run.left)

@@ -278,6 +278,13 @@ def summarise_jobs(
     listing = list_readable_jobs(store)
     if left_out := unlisted(listing.levels):
         on_unlisted(left_out)
+    return summarise_listing(store, listing, on_progress)
+
+
+def summarise_listing(
+    store: ObjectStore, listing: JobListing, on_progress: OnProgress = no_progress
+) -> list[JobSummary]:
+    """Summarise the jobs of a listing as `summarise_jobs` does."""
     count = counter(on_progress, "read jobs", len(listing.jobs), ProgressUnit.JOBS)
 
     def summarise(paths: JobPaths) -> JobSummary:

@@ -21,16 +21,12 @@ from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.progress import OnProgress, Progress, no_progress
 from arroyo_dagster.state.model.verify import AuditSettings
 from arroyo_dagster.state.operations.catalog.epochs import EarlierCatalogue, RefreshOptions, refresh
-from arroyo_dagster.state.operations.catalog.verdicts import (
-    StoredVerdict,
-    read_verdicts,
-    write_verdict,
-)
+from arroyo_dagster.state.operations.catalog.verdicts import read_verdicts, write_verdict
 from arroyo_dagster.state.operations.verify.hot_keys import hot_keys
-from arroyo_dagster.state.operations.verify.job import verify_job
+from arroyo_dagster.state.operations.verify.job import JobVerdict, verify_job
 from arroyo_dagster.state.planning.verify.audit import AuditFacts, ListedObject, audit_findings
-from arroyo_dagster.state.planning.verify.audit_checks import AuditedJob
 from arroyo_dagster.state.planning.verify.findings import Finding, Severity, Verdict, error
+from arroyo_dagster.state.planning.verify.fleet import CheckedJob
 from arroyo_dagster.state.storage.store import ObjectStore
 
 KIND = "audit"
@@ -57,7 +53,7 @@ class AuditRun:
         failed: the jobs that a store failed for, with the error.
     """
 
-    done: tuple[AuditedJob, ...] = ()
+    done: tuple[CheckedJob, ...] = ()
     left: tuple[JobPaths, ...] = ()
     failed: Mapping[JobPaths, ArroyoStateError]
 
@@ -75,7 +71,7 @@ class AuditOptions:
 
     earlier: EarlierCatalogue | None = None
     clock: Callable[[], float] = time.monotonic
-    on_job: Callable[[AuditedJob], None] = lambda audited: None
+    on_job: Callable[[CheckedJob], None] = lambda audited: None
     on_progress: OnProgress = no_progress
 
 
@@ -94,7 +90,7 @@ def audit_jobs(
     ends = chosen.clock() + settings.budget_micros / 1e6
     last = last_audits(catalogue, jobs)
     waiting = sorted(jobs, key=lambda one: (_last_at(last.get(one.root)), one.root))
-    done: list[AuditedJob] = []
+    done: list[CheckedJob] = []
     failed: dict[JobPaths, ArroyoStateError] = {}
     for at, paths in enumerate(waiting):
         if at and chosen.clock() >= ends:
@@ -107,23 +103,13 @@ def audit_jobs(
     return AuditRun(done=tuple(done), failed=failed)
 
 
-def _last_at(audited: AuditedJob | None) -> int:
+def _last_at(audited: CheckedJob | None) -> int:
     return -1 if audited is None else audited.at_micros
 
 
-def last_audits(catalogue: ObjectStore, jobs: Iterable[JobPaths]) -> dict[str, AuditedJob]:
+def last_audits(catalogue: ObjectStore, jobs: Iterable[JobPaths]) -> dict[str, CheckedJob]:
     """Return the last audit of each job that was ever audited, by the job's root."""
-    found = read_verdicts(catalogue, KIND, jobs)
-    return {
-        paths.root: AuditedJob(
-            job=paths.root,
-            at_micros=one.at_micros,
-            epoch=one.epoch,
-            level=one.level or 0,
-            verdict=one.verdict,
-        )
-        for paths, one in found.items()
-    }
+    return {one.job: one for one in read_verdicts(catalogue, KIND, jobs).values()}
 
 
 def audit_job(
@@ -132,7 +118,7 @@ def audit_job(
     paths: JobPaths,
     settings: AuditSettings,
     options: AuditOptions | None = None,
-) -> AuditedJob:
+) -> CheckedJob:
     """Audit one job, and store the findings, at most 5 of each code.
 
     Raises:
@@ -150,24 +136,16 @@ def audit_job(
     refreshing = RefreshOptions(earlier=chosen.earlier, on_progress=on_progress)
     facts = _facts(store, catalogue, paths, refreshing)
     findings += list(audit_findings(facts, settings))
-    verdict = Verdict(findings=tuple(_some_of_each_code(findings)), inspected=inspected)
-    found = StoredVerdict(
-        paths=paths,
-        kind=KIND,
-        at_micros=facts.now_micros,
-        epoch=epoch,
-        verdict=verdict,
-        level=settings.level,
-    )
-    _remember_files(catalogue, facts)
-    write_verdict(catalogue, found)
-    return AuditedJob(
+    audited = CheckedJob(
         job=paths.root,
         at_micros=facts.now_micros,
         epoch=epoch,
         level=settings.level,
-        verdict=verdict,
+        verdict=Verdict(findings=tuple(_some_of_each_code(findings)), inspected=inspected),
     )
+    _remember_files(catalogue, facts)
+    write_verdict(catalogue, KIND, paths, audited)
+    return audited
 
 
 def _verified(
@@ -180,11 +158,22 @@ def _verified(
         found = verify_job(store, paths, level=settings.level, on_progress=on_progress)
         findings = list(found.verdict.findings)
         if settings.level:
-            findings += hot_keys(store, paths, found.epoch, settings)
+            findings += _hot_keys(store, paths, found, settings)
     except (FormatError, NotFoundError) as problem:
         step = "verify the job: `arroyo-state verify` says what is damaged, and where to go back to"
         return None, 1, [error("epoch-not-verified", paths.root, problem.message, step)]
     return found.epoch, found.verdict.inspected, findings
+
+
+def _hot_keys(
+    store: ObjectStore, paths: JobPaths, found: JobVerdict, settings: AuditSettings
+) -> list[Finding]:
+    try:
+        return list(hot_keys(store, paths, found.epoch, settings))
+    except (FormatError, NotFoundError):
+        if found.passed:
+            raise
+        return []  # the verification says which file does not decode
 
 
 def _facts(

@@ -6,7 +6,6 @@ Pure functions from facts to one verdict over all jobs, with a line for each of 
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -15,6 +14,9 @@ from arroyo_dagster.state.planning.verify.findings import Finding, Severity, Ver
 
 NOT_JUDGED = "not judged"
 """The label of a job whose facts do not suffice for a verdict."""
+
+PASSED = "passed"
+"""The label of a job without a finding."""
 
 _OFFENDERS_NAMED = 3
 _PARAGRAPH = "\n\n"
@@ -82,14 +84,17 @@ class CheckedJob:
     """The last verdict of one check on one job.
 
     Attributes:
+        job: the root of its paths.
         epoch: the checked epoch; None if the job had none.
-        at_micros: the time of the check.
+        at_micros: when the job was checked, in microseconds since 1970 in UTC.
+        level: of a verification; None for other checks.
     """
 
     job: str
     at_micros: int
     epoch: int | None
     verdict: Verdict
+    level: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,14 +105,19 @@ class JobLine:
         label: its verdict in one to three words.
         epoch: the newest or the checked epoch.
         at_micros: when the job was checked, or when its newest epoch was finished.
-        finding: the most severe finding; None = none.
+        findings: errors first.
     """
 
     job: str
     label: str
     epoch: int | None = None
     at_micros: int | None = None
-    finding: Finding | None = None
+    findings: tuple[Finding, ...] = ()
+
+    @property
+    def finding(self) -> Finding | None:
+        """The most severe finding; None = none."""
+        return next(iter(self.findings), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,7 +192,7 @@ def every_job_checked(
     gone: Sequence[GoneJob],
     *,
     root: Finding | None,
-    forget: str,
+    forget: str = "arroyo_forget_job",
     refresh: str = "arroyo_refresh",
 ) -> FleetVerdict:
     """Combine the last verdicts of one check on every job.
@@ -192,7 +202,7 @@ def every_job_checked(
         checked: the last verdict of each job that was ever checked.
         gone: the jobs that existed, no longer exist, and have not been acknowledged.
         root: the finding about the root, from `root_finding`.
-        forget: the command that acknowledges a vanished job, with JOB in place of its name.
+        forget: the Dagster job that acknowledges a vanished job.
         refresh: the Dagster job that checks one job.
     """
     lines = [_checked_line(job, checked.get(job), refresh) for job in jobs]
@@ -203,21 +213,15 @@ def _checked_line(job: str, checked: CheckedJob | None, refresh: str) -> JobLine
     if checked is None:
         step = f"run the job {refresh} for its partition {job}"
         finding = warning("never-checked", job, "was never checked", step)
-        return JobLine(job=job, label="never checked", finding=finding)
+        return JobLine(job=job, label="never checked", findings=(finding,))
     return job_line(job, checked.verdict, epoch=checked.epoch, at_micros=checked.at_micros)
 
 
 def job_line(job: str, verdict: Verdict, *, epoch: int | None, at_micros: int | None) -> JobLine:
-    """Return the line of a job with a verdict: its first error, else its first finding."""
-    findings = verdict.errors or verdict.findings
-    label = "passed" if not findings else "failed" if verdict.errors else "warning"
-    return JobLine(
-        job=job,
-        label=label,
-        epoch=epoch,
-        at_micros=at_micros,
-        finding=findings[0] if findings else None,
-    )
+    """Return the line of a job with a verdict."""
+    findings = tuple(sorted(verdict.findings, key=lambda one: one.severity is not Severity.ERROR))
+    label = PASSED if not findings else "failed" if verdict.errors else "warning"
+    return JobLine(job=job, label=label, epoch=epoch, at_micros=at_micros, findings=findings)
 
 
 def fleet_recent(
@@ -225,7 +229,7 @@ def fleet_recent(
     gone: Sequence[GoneJob],
     *,
     root: Finding | None,
-    forget: str,
+    forget: str = "arroyo_forget_job",
     now_micros: int,
     limit_micros: int,
 ) -> FleetVerdict:
@@ -237,7 +241,11 @@ def fleet_recent(
 def _recent_line(job: JobAge, now_micros: int, limit_micros: int) -> JobLine:
     label, finding = _recency(job, job.age_micros(now_micros), limit_micros)
     return JobLine(
-        job=job.job, label=label, epoch=job.epoch, at_micros=job.finished_micros, finding=finding
+        job=job.job,
+        label=label,
+        epoch=job.epoch,
+        at_micros=job.finished_micros,
+        findings=() if finding is None else (finding,),
     )
 
 
@@ -322,10 +330,9 @@ def _gone_line(gone: GoneJob, forget: str) -> JobLine:
         "job-vanished",
         gone.job,
         f"it vanished; {last}",
-        "restore its objects; if it was deleted on purpose, run "
-        f"`{forget.replace('JOB', shlex.quote(gone.job))}`",
+        f"restore its objects; if it was deleted on purpose, run the job {forget} for {gone.job}",
     )
-    return JobLine(job=gone.job, label="vanished", epoch=gone.epoch, finding=finding)
+    return JobLine(job=gone.job, label="vanished", epoch=gone.epoch, findings=(finding,))
 
 
 def by_urgency(line: JobLine) -> tuple[int, str]:

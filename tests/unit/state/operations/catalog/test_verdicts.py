@@ -15,7 +15,6 @@ from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.operations.catalog import known_jobs
 from arroyo_dagster.state.operations.catalog.verdicts import (
     FINDINGS_KEPT,
-    StoredVerdict,
     read_verdicts,
     verdict_path,
     write_verdict,
@@ -32,8 +31,11 @@ NONE = Verdict(inspected=1)
 RED = Verdict(findings=(error("file-missing", "broken/x", "not there", "bring it back"),))
 
 
-def found(paths: JobPaths, verdict: Verdict = NONE, kind: str = "restorable") -> StoredVerdict:
-    return StoredVerdict(paths, kind, 1_700_000_000_000_000, Epoch(3), verdict)
+def write(catalogue: MemoryStore, paths: JobPaths, verdict: Verdict = NONE) -> None:
+    checked = CheckedJob(
+        job=paths.root, at_micros=1_700_000_000_000_000, epoch=Epoch(3), verdict=verdict
+    )
+    write_verdict(catalogue, "restorable", paths, checked)
 
 
 # ---- verdicts ------------------------------------------------------------------------------------
@@ -44,7 +46,7 @@ def test_a_verdict_is_read_as_it_was_written() -> None:
     verdict = Verdict(
         findings=(warning("w", "a", "b", "c"), error("e", "ü/x", "d", "e")), inspected=7
     )
-    write_verdict(catalogue, found(BROKEN, verdict))
+    write(catalogue, BROKEN, verdict)
     (read,) = read_verdicts(catalogue, "restorable", JOBS).values()
     assert (read.epoch, read.at_micros, read.verdict.inspected) == (3, 1_700_000_000_000_000, 7)
     assert set(read.verdict.findings) == set(verdict.findings)
@@ -54,7 +56,7 @@ def test_a_verdict_is_read_as_it_was_written() -> None:
 def test_of_many_findings_errors_are_kept_first() -> None:
     catalogue = MemoryStore()
     many = [warning("w", f"{at}", "", "") for at in range(100)] + [error("e", "x", "", "")]
-    write_verdict(catalogue, found(BROKEN, Verdict(findings=tuple(many))))
+    write(catalogue, BROKEN, Verdict(findings=tuple(many)))
     (read,) = read_verdicts(catalogue, "restorable", [BROKEN]).values()
     assert len(read.verdict.findings) == FINDINGS_KEPT
     assert read.verdict.findings[0].severity is Severity.ERROR
@@ -75,18 +77,11 @@ def test_a_broken_job_stays_red_however_healthy_ones_are_refreshed(
 ) -> None:
     catalogue = MemoryStore()
     for paths in order:
-        write_verdict(catalogue, found(paths, RED if paths == BROKEN else NONE))
+        write(catalogue, paths, RED if paths == BROKEN else NONE)
     with ThreadPoolExecutor(4) as pool:  # several runs at once
-        list(pool.map(lambda paths: write_verdict(catalogue, found(paths)), again))
-    checked = {
-        str(paths.root): CheckedJob(
-            job=str(paths.root), at_micros=one.at_micros, epoch=one.epoch, verdict=one.verdict
-        )
-        for paths, one in read_verdicts(catalogue, "restorable", JOBS).items()
-    }
-    fleet = every_job_checked(
-        [str(paths.root) for paths in JOBS], checked, (), root=None, forget=""
-    )
+        list(pool.map(lambda paths: write(catalogue, paths), again))
+    checked = {one.job: one for one in read_verdicts(catalogue, "restorable", JOBS).values()}
+    fleet = every_job_checked([str(paths.root) for paths in JOBS], checked, (), root=None)
     assert [line.job for line in fleet.offenders] == ["broken"]
     assert fleet.lines[0].job == "broken"
     assert len(fleet.lines) == 50

@@ -22,13 +22,14 @@ from arroyo_dagster.state.model.tables import (
     TableConfig,
     TimeFile,
 )
-from arroyo_dagster.state.planning.health_checks.checks import (
-    HEALTH_CHECKS,
+from arroyo_dagster.state.planning.health_checks.facts import Found, HealthFacts, TableAtEpoch
+from arroyo_dagster.state.planning.rules import (
+    HEALTH_RULES,
+    RULE_OF,
     fleet_verdict,
     judge_job,
     not_judged,
 )
-from arroyo_dagster.state.planning.health_checks.facts import HealthFacts, TableAtEpoch
 from arroyo_dagster.state.planning.verify.fleet import JobAge
 
 SECOND = 1_000_000
@@ -38,7 +39,7 @@ MIB = 1 << 20
 START = 20_000 * DAY
 EPOCHS = 30
 LIMITS = HealthLimits()
-CHECKS = {check.name: check for check in HEALTH_CHECKS}
+RULES = {rule.name: rule for rule in HEALTH_RULES}
 
 
 def row(epoch: int, **changes: Any) -> EpochRow:
@@ -216,6 +217,14 @@ SICK = {
     "pins-large": ("pins_small", healthy(pinned_bytes=11 * 1024 * MIB)),
     "pin-old": ("pins_small", healthy(pins=JobPins(pins=(OLD_PIN,)))),
 }
+
+
+def judge(name: str, facts: HealthFacts, limits: Any = LIMITS) -> Found:
+    found = RULES[name].judge
+    assert found is not None
+    return found(facts, limits)
+
+
 READ_BY_ALL = replace(LIMITS, read_amplification=3)
 
 
@@ -223,44 +232,45 @@ READ_BY_ALL = replace(LIMITS, read_amplification=3)
 def test_a_check_finds_its_condition_and_nothing_else_on_a_healthy_job(code: str) -> None:
     name, facts = SICK[code]
     limits = READ_BY_ALL if code == "read-amplification" else LIMITS
-    found = CHECKS[name].judge(facts, limits)
+    found = judge(name, facts, limits)
     assert found is not None
     assert [one.code for one in found] == [code]
     assert found[0].object == "orders"
-    assert CHECKS[name].judge(healthy(), limits) == []
+    assert RULE_OF[code] is RULES[name]
+    assert judge(name, healthy(), limits) == []
 
 
 def test_every_check_is_tried() -> None:
-    assert {name for name, _ in SICK.values()} == set(CHECKS)
+    assert {name for name, _ in SICK.values()} == set(RULES)
 
 
 def test_checks_do_not_judge_a_job_without_an_epoch() -> None:
     facts = HealthFacts(age=JobAge(job="new"), now_micros=START)
-    unsure = {name for name, check in CHECKS.items() if check.judge(facts, LIMITS) is None}
-    assert unsure == set(CHECKS) - {"pins_small"}
-    for name in CHECKS:
-        assert not fleet_verdict(name, [judge_job(facts, LIMITS)]).offenders
+    unsure = {name for name in RULES if judge(name, facts) is None}
+    assert unsure == set(RULES) - {"pins_small"}
+    for name in RULES:
+        assert not fleet_verdict([RULES[name]], [judge_job(facts, LIMITS)]).offenders
 
 
 @pytest.mark.parametrize("condition", [JobCondition.STOPPED, JobCondition.FINISHED])
 def test_a_job_that_rests_is_neither_late_nor_stalled(condition: JobCondition) -> None:
     age = replace(healthy().age, condition=condition)
     facts = healthy(age=age, now_micros=LATE + DAY, epochs=STALLED)
-    assert CHECKS["epochs_on_time"].judge(facts, LIMITS) is None
-    assert CHECKS["watermark_advances"].judge(facts, LIMITS) is None
+    assert judge("epochs_on_time", facts) is None
+    assert judge("watermark_advances", facts) is None
 
 
 def test_a_gap_behind_a_pinned_epoch_is_explained() -> None:
     pin = replace(OLD_PIN, epoch=Epoch(6))
     facts = healthy(epochs=GAP, pins=JobPins(pins=(pin,)))
-    assert CHECKS["no_epoch_missing"].judge(facts, LIMITS) == []
+    assert judge("no_epoch_missing", facts) == []
 
 
 def test_jobs_with_findings_come_first() -> None:
     sick = SICK["epoch-overdue"][1]
     well = healthy(age=replace(healthy().age, job="a"))
     judged = [judge_job(facts, LIMITS) for facts in (well, sick)]
-    found = fleet_verdict("epochs_on_time", judged)
+    found = fleet_verdict([RULES["epochs_on_time"]], judged)
     assert [(line.job, line.label) for line in found.lines] == [
         ("orders", "warning"),
         ("a", "passed"),
@@ -270,10 +280,10 @@ def test_jobs_with_findings_come_first() -> None:
 
 def test_a_job_that_cannot_be_judged_is_an_error_of_one_check() -> None:
     found = not_judged(healthy().age, START, "its pins do not decode")
-    failed = {name for name in CHECKS if fleet_verdict(name, [found]).offenders}
+    failed = {name for name in RULES if fleet_verdict([RULES[name]], [found]).offenders}
     assert failed == {"newest_epoch_readable"}
     assert "its pins do not decode (health-unknown)" in str(
-        fleet_verdict("newest_epoch_readable", [found])
+        fleet_verdict([RULES["newest_epoch_readable"]], [found])
     )
 
 
@@ -288,11 +298,11 @@ class Recording:
         return getattr(READ_BY_ALL, name)
 
 
-@pytest.mark.parametrize("name", CHECKS)
+@pytest.mark.parametrize("name", RULES)
 def test_a_check_shows_what_it_reports_and_the_limits_that_it_obeys(name: str) -> None:
     limits: Any = Recording()
     found = []
     for facts in [healthy(), *(facts for check, facts in SICK.values() if check == name)]:
-        found += CHECKS[name].judge(facts, limits) or []
-    assert limits.read == set(CHECKS[name].limits)
-    assert CHECKS[name].example in [one.evidence for one in found]
+        found += judge(name, facts, limits) or []
+    assert limits.read == set(RULES[name].limits)
+    assert RULES[name].example in [one.evidence for one in found]

@@ -27,7 +27,6 @@ def recent(*jobs: JobAge, gone: tuple[GoneJob, ...] = ()) -> FleetVerdict:
         jobs,
         gone,
         root=None,
-        forget="forget JOB --catalogue X",
         now_micros=100 * SECOND,
         limit_micros=10 * SECOND,
     )
@@ -72,14 +71,14 @@ def test_why_nobody_knows_is_part_of_the_evidence() -> None:
     assert "unknown (http://api: connection refused)" in asked
 
 
-def test_a_vanished_job_is_an_error_with_the_command_that_forgets_it() -> None:
+def test_a_vanished_job_is_an_error_with_the_job_that_forgets_it() -> None:
     found = recent(gone=(GoneJob(job="a b/main", epoch=7), GoneJob(job="c")))
     assert not found.verdict.passed
     first, second = (line.finding for line in found.lines)
     assert first is not None
     assert second is not None
     assert "its last epoch was 7" in first.evidence
-    assert "`forget 'a b/main' --catalogue X`" in first.next_step
+    assert "run the job arroyo_forget_job for a b/main" in first.next_step
     assert "no epoch of it is known" in second.evidence
 
 
@@ -95,7 +94,7 @@ def test_offenders_come_first_and_the_first_three_in_words() -> None:
             },
         }.items()
     }
-    found = every_job_checked(["a", "b", *sorted(checked)[2:]], checked, (), root=None, forget="")
+    found = every_job_checked(["a", "b", *sorted(checked)[2:]], checked, (), root=None)
     assert [line.job for line in found.lines] == ["z0", "z1", "z2", "z3", "b", "a"]
     assert str(found) == (
         "5 of 6 jobs: z0: z0/f: lost (e). Next: bring\n\nz1: z1/f: lost (e). Next: bring\n\n"
@@ -120,7 +119,7 @@ def test_a_root_without_a_job_is_no_pass(
     assert (finding.code if finding else None) == code
     if finding is not None:
         assert ("3 jobs existed" in finding.evidence) is bool(known)
-        verdict = every_job_checked([], {}, (), root=finding, forget="").verdict
+        verdict = every_job_checked([], {}, (), root=finding).verdict
         assert not verdict.passed
 
 

@@ -1,1 +1,0 @@
-"""Decisions about all jobs of a checkpoint URL: which prefixes are abandoned. No I/O."""

@@ -1,0 +1,149 @@
+"""Abandoned prefixes among the rows of `arroyo-state jobs`; nothing is written."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from arroyo_dagster import cli
+from arroyo_dagster.state.model.clock import wall_clock
+from arroyo_dagster.state.model.ids import StatePath
+from arroyo_dagster.state.model.progress import Progress
+from arroyo_dagster.state.operations.catalog.abandoned import find_abandoned
+from arroyo_dagster.state.operations.catalog.job_directory import open_directory
+from arroyo_dagster.state.operations.catalog.jobs import list_prefixes, summarise_listing
+from arroyo_dagster.state.storage import MemoryStore, configure
+from arroyo_dagster.state.storage.store import ObjectInfo, ObjectStore
+from arroyo_dagster.state.storage.wrappers import Wrapper, WriteProtected
+from tests.fleets import Written, legacy_job, protocol_job
+from tests.jobs import listing
+
+WEEK = 7 * 86_400 * 1_000_000
+SHOP, GONE, LEGACY = protocol_job("shop"), protocol_job("gone"), legacy_job("job_1")
+KNOWN = ("--assume", "shop/main=running", "--assume", "gone/main=gone")
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> Iterator[str]:
+    yield f"memory://cli-fleet-{tmp_path.name}"
+    configure(None)
+
+
+def last_week() -> int:
+    return wall_clock() - WEEK
+
+
+@pytest.fixture
+def store(url: str) -> ObjectStore:
+    """Arroyo jobs of both layouts, the remains of a job, and what is no job; a week old."""
+    store = MemoryStore(url.removeprefix("memory://"), clock=last_week)
+    for paths in (SHOP, GONE, LEGACY):
+        Written(store, paths, now=last_week).epochs(3)
+    store.put(StatePath("shop/deleted/generations/1/generation-manifest.json"), b"0123456789")
+    store.put(StatePath("warehouse/orders/data.parquet"), b"not ours")
+    store.put(StatePath("removed/job/_arroyo_dagster/journal/run/part"), b"kept")
+    return store
+
+
+def run(url: str, *args: str) -> Result:
+    return CliRunner().invoke(cli.main, ["jobs", *args, "--url", url], catch_exceptions=False)
+
+
+def rows(url: str, *args: str) -> dict[str, Any]:
+    """What is said of each row: None, or what can be reclaimed."""
+    result = run(url, *args, "--json")
+    found = json.loads(result.stdout)
+    return {
+        "/".join(filter(None, (row["pipeline"], row["job"]))): row["abandoned"] for row in found
+    }
+
+
+def stored_bytes(store: ObjectStore, prefix: str) -> int:
+    return sum(info.size_bytes for info in store.list(prefix))
+
+
+def test_without_a_source_of_status_only_remains_are_abandoned(
+    url: str, store: ObjectStore
+) -> None:
+    found = rows(url)
+    assert found.keys() == {"shop/main", "gone/main", "job_1", "shop/deleted"}
+    assert {name for name, one in found.items() if one} == {"shop/deleted"}
+    assert (found["shop/deleted"]["bytes"], found["shop/deleted"]["objects"]) == (10, 1)
+    assert "no command deletes it" in found["shop/deleted"]["next_step"]
+
+
+def test_a_dead_job_is_abandoned_with_its_bytes_and_the_command(
+    url: str, store: ObjectStore
+) -> None:
+    before = listing(store)
+    found = rows(url, *KNOWN)
+    dead = found["gone/main"]
+    assert dead["bytes"] == stored_bytes(store, "gone/main")
+    assert dead["next_step"].startswith("arroyo-state gc plan dead-job gone/main")
+    assert found["shop/main"] is None
+    lines = run(url, *KNOWN).stdout.splitlines()
+    (line,) = (line for line in lines if "gone" in line and "abandoned" in line)
+    assert "objects; " in line
+    assert "Next: arroyo-state gc plan dead-job gone/main" in line
+    assert listing(store) == before
+    command = shlex.split(dead["next_step"].partition(",")[0])[1:]
+    plan = CliRunner().invoke(cli.main, [*command, *KNOWN, "--url", url, "--json"])
+    assert plan.exit_code == 0, plan.output
+
+
+def test_an_unreadable_job_is_not_abandoned_unless_a_source_says_so(
+    url: str, store: ObjectStore
+) -> None:
+    store.put(GONE.current_generation, b"damaged")
+    assert rows(url)["gone/main"] is None
+    dead = rows(url, *KNOWN)["gone/main"]
+    assert "--unreadable" in dead["next_step"]
+    assert "--quarantine" in dead["next_step"]
+
+
+def test_remains_within_the_grace_period_may_belong_to_a_job_that_starts(url: str) -> None:
+    store = MemoryStore(url.removeprefix("memory://"))
+    Written(store, SHOP).epochs(1)
+    store.put(StatePath("shop/new/generations/1/generation-manifest.json"), b"{}")
+    assert rows(url) == {"shop/main": None}
+
+
+def test_a_root_with_nothing_but_remains_lists_them(url: str) -> None:
+    store = MemoryStore(url.removeprefix("memory://"), clock=last_week)
+    store.put(StatePath("shop/deleted/generations/1/generation-manifest.json"), b"0123456789")
+    assert rows(url).keys() == {"shop"}
+    store.put(StatePath("shop/deleted/else"), b"of another tool")
+    assert run(url).exit_code == 1
+
+
+class Listed(Wrapper):
+    """A store that records which prefixes are listed at any depth."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        super().__init__(store)
+        self.prefixes: list[str] = []
+
+    def list(self, prefix: str = "", *, start_after: str | None = None) -> Iterator[ObjectInfo]:
+        self.prefixes.append(prefix)
+        return super().list(prefix, start_after=start_after)
+
+
+def test_living_jobs_are_not_listed_and_other_directories_end_at_the_first_strange_name(
+    store: ObjectStore,
+) -> None:
+    directory = open_directory(assumed={"shop/main": "running", "gone/main": "gone"})
+    recorded = Listed(WriteProtected(store))
+    found = list_prefixes(recorded)
+    jobs = summarise_listing(recorded, found)
+    answers = directory.look_up([job.paths for job in jobs])
+    recorded.prefixes.clear()
+    reports: list[Progress] = []
+    find_abandoned(recorded, found, jobs, answers, on_progress=reports.append)
+    assert sorted(recorded.prefixes) == ["gone/main", "removed", "shop/deleted", "warehouse"]
+    assert len(reports) == 4
