@@ -78,12 +78,6 @@ def test_a_sum_beyond_64_bits_is_refused_and_not_wrapped() -> None:
     assert task.view.get("a") == most
 
 
-def test_values_of_32_bits_do_not_wrap_either() -> None:
-    task = Subtask(MemoryStore())
-    task.view.merge(pa.array(["a"] * 3), pa.array([2**31 - 1] * 3, pa.int32()), "sum")
-    assert task.view.get("a") == 3 * (2**31 - 1)
-
-
 def test_nan_gives_way_to_a_number() -> None:
     task = Subtask(MemoryStore(), global_table_config("g", key=str, value=float), value=float)
     task.view.merge(pa.array(["a"]), pa.array([math.nan]), "max")

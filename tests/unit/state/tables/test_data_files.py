@@ -12,7 +12,6 @@ import pyarrow as pa
 import pytest
 
 from arroyo_dagster.errors import NotFoundError
-from arroyo_dagster.state.codec.row_groups import DataFile
 from arroyo_dagster.state.model.compaction import CompactionPolicy, CompactionSettings, SortOrder
 from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.model.keys import KeyRange
@@ -80,33 +79,6 @@ def store(monkeypatch: pytest.MonkeyPatch) -> MemoryStore:
     return found
 
 
-def test_a_second_look_up_reads_the_rows_of_one_row_group_and_nothing_else(
-    store: MemoryStore,
-) -> None:
-    counting = Counting(store)
-    table = open_state(counting).job(PATHS.root).epoch().table(OPERATOR, "t")
-    whole = pa.concat_tables([rows_of(seed) for seed in range(5)])
-    for key in (17, 18, 499):
-        for _ in range(2):
-            counting.calls.clear()
-            found = table.lookup(key)
-        assert counting.calls == {"read_range": 1}
-        expected = [one["a"] for one in whole.to_pylist() if one["key"] == key]
-        assert sorted(found.column("a").to_pylist()) == sorted(expected)
-    assert not table.lookup(-5).num_rows
-
-
-def test_a_file_that_is_gone_is_told_although_its_footer_is_known(store: MemoryStore) -> None:
-    cache = FooterCache(store)
-    path = next(one.path for one in store.list() if one.path.endswith("compacted"))
-    with pytest.raises(NotFoundError):
-        FooterCache(store).open(StatePath(f"{path}x"))
-    assert cache.open(path).rows
-    store.delete_many([path])
-    with pytest.raises(NotFoundError):
-        cache.open(path).read([0], [0])
-
-
 def test_a_cache_keeps_the_last_footers_and_travels_without_them(store: MemoryStore) -> None:
     paths = [one.path for one in store.list() if "/table-" in one.path]
     counting = Counting(store)
@@ -136,17 +108,3 @@ def test_chunks_hold_the_rows_of_a_read(
         assert pa.concat_tables([one.rows for one in chunks]).equals(whole)
         assert all(one.batches is not None for one in chunks)
         assert (len(chunks) <= len(listed)) == (chunk_bytes == 1 << 23)
-
-
-def test_rows_sorted_by_key_are_in_small_row_groups() -> None:
-    found = MemoryStore()
-    many = (stored_rows(CONFIG, rows_of(at, 50_000)) for at in range(4))
-    files = written_files(found, CONFIG, many, 1)
-    publish(found, [(CONFIG, ExpiringTimeKeyFiles(files=files))])
-    settings = CompactionSettings(policy=CompactionPolicy.FULL, sort=SortOrder.KEY)
-    outcome = run_compaction(found, PATHS, settings)
-    paths = [path for one in outcome.merges for path in one.merged.output_paths]
-    sizes = [DataFile(found.read(path), path).row_groups for path in paths]
-    assert sum(map(sum, sizes)) == 200_000
-    assert all(set(one[:-1]) <= {1 << 16} for one in sizes)
-    assert max(map(len, sizes)) > 1

@@ -12,16 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from arroyo_dagster.state.tables import generational
-from arroyo_dagster.state.tables.expiring_time_key import timestamp_table_config
 from arroyo_dagster.state.tables.generational import (
-    Role,
     RowLayout,
     accumulators,
     first_of_batches,
     newest,
     newest_of,
-    restored,
-    role_of,
     tuples,
 )
 
@@ -84,13 +80,6 @@ def test_a_key_that_came_down_to_zero_is_restored() -> None:
     assert values(accumulators(a(("x", 1, 1, 1), ("x", 0, 1, 2)), OF_A)) == [0]
 
 
-def test_no_rows_come_to_none() -> None:
-    for table, layout in ((A.empty_table(), OF_A), (B.empty_table(), OF_B)):
-        for role in Role:
-            assert restored(table, layout, role).num_rows == 0
-            assert restored(table, layout, role).schema.equals(table.schema)
-
-
 # ---- table b -------------------------------------------------------------------------------------
 
 
@@ -100,14 +89,6 @@ def test_a_tuple_whose_count_is_zero_is_gone() -> None:
     assert values(tuples(rows, OF_B), 2) == [b"2"]
 
 
-def test_tuples_of_a_key_that_table_a_does_not_have_are_left_out() -> None:
-    rows = b(("x", b"1", 1, 1), ("y", b"1", 1, 1), (None, b"1", 1, 1))
-    kept = accumulators(a(("x", 1, 1, 1), (None, 1, 1, 1), ("y", 1, None, 2)), OF_A)
-    assert values(tuples(rows, OF_B, [kept.column(0)]), 0) == ["x", None]
-    none_left = A.empty_table()
-    assert tuples(rows, OF_B, [none_left.column(0)]).num_rows == 0
-
-
 def test_a_key_that_came_back_after_a_restart_loses_to_its_own_deleted_row() -> None:
     """Arroyo starts such a row at generation 0; `arroyo-state.md` 5.7 derives the loss."""
     rows = b(("x", b"1", 0, 7), ("x", b"1", 3, 0))
@@ -115,14 +96,6 @@ def test_a_key_that_came_back_after_a_restart_loses_to_its_own_deleted_row() -> 
 
 
 # ---- without GROUP BY ----------------------------------------------------------------------------
-
-
-def test_an_aggregate_without_keys_has_one_row() -> None:
-    layout = RowLayout(keys=(), routing=(), timestamp=2, generation=3)
-    rows = a(("", 1, 1, 1), ("", 2, 1, 2), ("", 3, 1, 3))
-    assert values(accumulators(rows, layout)) == [3]
-    tuples_of = RowLayout(keys=(1, 2), routing=(), timestamp=4, generation=5, count=3)
-    assert tuples(b(("x", b"1", 1, 1), ("x", b"1", 2, 2)), tuples_of, []).num_rows == 1
 
 
 def test_upstream_sees_the_first_row_of_each_batch() -> None:
@@ -205,35 +178,3 @@ def test_merging_any_neighbours_changes_nothing_that_is_restored(
         ]
     )
     assert tuples(merged, OF_B).equals(tuples(whole, OF_B))
-
-
-# ---- what a table is -----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("description", "managed", "role"),
-    [
-        ("accumulator_state", False, Role.ACCUMULATORS),
-        ("batch_state", False, Role.TUPLES),
-        ("batch_state", True, Role.ROWS),
-        ("other", False, Role.ROWS),
-    ],
-)
-def test_the_role_of_a_table_is_told_by_its_description(
-    description: str, managed: bool, role: Role
-) -> None:
-    schema = pa.schema(
-        [
-            pa.field("k", pa.string()),
-            pa.field("count", pa.uint64()),
-            pa.field("_timestamp", pa.timestamp("ns")),
-        ]
-    )
-    config = timestamp_table_config(
-        "t", description, retention_micros=1, schema=schema, keys=["k"], generational=True
-    ).config
-    assert not hasattr(config, "uses_two_phase_commit")
-    assert role_of(config, managed=managed) is role  # type: ignore[arg-type]
-    layout = RowLayout.of(config, schema.append(GENERATION), managed=managed)  # type: ignore[arg-type]
-    assert layout.count == (1 if role is Role.TUPLES else None)
-    assert (layout.keys, layout.timestamp, layout.generation) == ((0,), 2, 3)

@@ -101,31 +101,6 @@ def test_a_tenth_of_the_keys_is_read_from_a_tenth_of_the_row_groups() -> None:
     assert share < 0.2
 
 
-def test_row_groups_that_have_expired_are_not_read() -> None:
-    rows, share = read(cutoff_micros=ROWS * 9 // 10)
-    assert rows == ROWS / GROUPS
-    assert share < 0.4  # the first value of each group's times is read, and so their dictionary
-
-
-def test_keys_time_and_columns_together() -> None:
-    rows, share = read(range_for_server(9, 10), columns=[0], cutoff_micros=ROWS * 9 // 10)
-    assert rows == pytest.approx(ROWS / 10, abs=200)
-    assert share < 0.15
-
-
-def test_a_small_file_is_read_whole_whatever_is_needed_of_it() -> None:
-    store = MemoryStore()
-    file = written(store)
-    small = pq.ParquetFile(pa.BufferReader(store.read(file.path))).read().slice(0, 100)
-    sink = pa.BufferOutputStream()
-    pq.write_table(small, sink)
-    store.put(StatePath("f"), sink.getvalue().to_pybytes())
-    counting = Counting(store)
-    (part,) = ExpiringTimeKeyTable(config(), counting).read([file], ALL_KEYS, columns=[0])
-    assert part.rows.num_rows == 100
-    assert counting.calls == {"head": 1, "read_range": 1}
-
-
 def test_what_is_read_of_a_part_is_what_the_whole_has_there() -> None:
     store = MemoryStore()
     file = written(store)

@@ -15,12 +15,9 @@ from arroyo_dagster.state.codec.plain import plain_value
 from arroyo_dagster.state.model import types as t
 from arroyo_dagster.state.model.ids import TableName
 from arroyo_dagster.state.model.tables import (
-    ExpiringTimeKeyConfig,
     GlobalKeyedConfig,
-    StoredSchema,
     TableConfig,
 )
-from arroyo_dagster.state.tables.global_keyed import global_table_config
 from arroyo_dagster.state.tables.known import catalogue as c
 from arroyo_dagster.state.tables.known import operators as o
 from arroyo_dagster.state.tables.known import sinks as k
@@ -130,12 +127,6 @@ CRATE: list[tuple[str, str, int, Any, str]] = [
 ]
 
 
-def test_the_types_of_every_built_in_table_can_be_described() -> None:
-    for known in c.BUILT_IN:
-        kinds = (known.key_type, known.value_type, known.commit_type)
-        assert all(isinstance(kind, t.Type) for kind in kinds), known
-
-
 @pytest.mark.parametrize(("table", "description", "version", "value", "raw"), CRATE)
 def test_values_have_the_bytes_of_the_crate(
     table: str, description: str, version: int, value: Any, raw: str
@@ -201,37 +192,6 @@ def test_what_a_release_before_iceberg_wrote_is_told_from_what_comes_after() -> 
     }
 
 
-def test_every_built_in_table_is_found_by_its_own_configuration() -> None:
-    assert len({(one.table, one.description) for one in c.BUILT_IN}) == 30
-    for known in c.BUILT_IN:
-        assert known.owner
-        assert known.holds
-        found = BUILT_IN.tables[0].kind
-        if known.kind is not found:
-            continue
-        told = config(str(known.table), str(known.description), known.state_version or 0)
-        assert known in BUILT_IN.find("anything", told)
-        described = BUILT_IN.describe("anything", told)
-        assert described is not None
-        assert described.description == known.description
-
-
-def test_rows_of_windows_joins_and_aggregates_are_described() -> None:
-    schema = StoredSchema(arrow_schema="", timestamp_index=0)
-    for table, description, owner in (
-        ("t", "tumbling_intermediate", "tumbling or instant window"),
-        ("left", "left join data", "join"),
-        ("b", "batch_state", "updating aggregate"),
-    ):
-        kept = ExpiringTimeKeyConfig(
-            table=TableName(table), description=description, retention_micros=0, schema=schema
-        )
-        known = BUILT_IN.describe("x", TableConfig(config=kept))
-        assert known is not None
-        assert known.owner == owner
-        assert not known.has_entries
-
-
 def test_people_see_named_fields_and_times() -> None:
     value = s.ShardState("orders", "shard-1", s.Timestamp(1700000000 * NANOS), False)
     assert plain_value(value, t.describe(s.ShardState)) == {
@@ -279,19 +239,6 @@ def test_entries_of_another_version_are_not_guessed() -> None:
     assert "state version 2" in form.problem
 
 
-def test_a_table_that_is_never_written_to_has_no_entries() -> None:
-    told = config("m", "mqtt source state")
-    assert BUILT_IN.form_of("x", told, {}).problem is None
-    assert "writes none" in str(BUILT_IN.form_of("x", told, {b"": (0, b"")}).problem)
-
-
-def test_types_that_a_job_stored_come_before_the_catalogue() -> None:
-    told = global_table_config("k", "kafka offsets", key=str, value=int)
-    form = BUILT_IN.form_of("x", told, {})
-    assert (form.key_type, form.value_type) == (t.STRING, t.Primitive("i64"))
-    assert form.decode(b"\x01a", b"\x02") == ("a", 1)
-
-
 # ---- the catalogue of a process ------------------------------------------------------------------
 
 MINE = c.KnownTable(owner="mine", holds="counts", table="x", operator="my_*", key=str, value=t.U32)
@@ -316,22 +263,6 @@ def test_a_registered_table_decodes_and_comes_first() -> None:
     c.register_table(own)
     found = c.default_catalogue().find("x", config("k", "kafka offsets"))
     assert [one.owner for one in found] == ["o", "Kafka source"]
-
-
-def test_installed_packages_name_tables_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    points = [
-        EntryPoint("one", f"{__name__}:MINE", c.ENTRY_POINTS),
-        EntryPoint("many", f"{__name__}:MANY", c.ENTRY_POINTS),
-    ]
-    monkeypatch.setattr(EntryPoint, "load", lambda self: globals()[self.value.split(":")[1]])
-    monkeypatch.setattr(c, "entry_points", lambda group: points)
-    assert c.default_catalogue().tables[:3] == (*MANY, MINE)
-
-
-MANY = [
-    c.KnownTable(owner="a", holds="h", table="a", key=int, value=int),
-    c.KnownTable(owner="b", holds="h", table="b", key=int, value=int),
-]
 
 
 def test_a_package_that_names_something_else_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
