@@ -11,11 +11,9 @@ import pytest
 from arroyo_dagster.errors import FormatError
 from arroyo_dagster.state.codec.parquet import (
     GLOBAL_KEY_VALUE_SCHEMA,
-    REMOVAL_SCHEMA,
     decode_file,
     encode_pairs,
     encode_rows,
-    read_facts,
 )
 
 
@@ -31,18 +29,6 @@ def test_a_file_of_pairs_looks_like_one_of_arroyo() -> None:
     rows, version = decode_file(data, "p")
     assert version == 3
     assert rows.to_pylist() == [{"key": b"a", "value": b"1"}, {"key": b"b", "value": b"2"}]
-
-
-def test_a_file_without_pairs_has_no_row_group() -> None:
-    data = encode_pairs([], [], GLOBAL_KEY_VALUE_SCHEMA, version=0)
-    facts = read_facts(data, "p")
-    assert (facts.rows, facts.row_groups, facts.version) == (0, (), 0)
-    assert decode_file(data, "p")[0].num_rows == 0
-
-
-def test_a_file_of_removals_has_no_values() -> None:
-    data = encode_pairs([b"a"], [b"\x02"], REMOVAL_SCHEMA, version=0)
-    assert read_facts(data, "p").schema.names == ["key", "_operation"]
 
 
 def test_rows_come_back_exactly_whatever_their_types_and_names() -> None:
@@ -75,15 +61,6 @@ def test_files_of_rows_have_statistics_and_say_nothing_but_their_schema() -> Non
     statistics = metadata.row_group(0).column(0).statistics
     assert (statistics.min, statistics.max) == (1, 3)
     assert set(metadata.metadata) == {b"ARROW:schema"}
-
-
-@pytest.mark.parametrize("cut", [0, 1, 4, 50, -9, -1])
-def test_a_truncated_file_is_refused_with_its_path(cut: int) -> None:
-    data = encode_rows(pa.table({"a": pa.array(range(1000), pa.int64())}))[:cut]
-    for reader in (decode_file, read_facts):
-        with pytest.raises(FormatError) as caught:
-            reader(data, "the/path")
-        assert caught.value.facts["path"] == "the/path"
 
 
 def test_a_damaged_page_is_refused_though_it_may_decompress() -> None:

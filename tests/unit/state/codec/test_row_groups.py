@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from arroyo_dagster.errors import FormatError, StorageError
+from arroyo_dagster.errors import StorageError
 from arroyo_dagster.state.codec.row_groups import DataFile
 
 NESTED = pa.struct([("x", pa.int64()), ("y", pa.list_(pa.struct([("z", pa.string())])))])
@@ -47,28 +47,6 @@ def encoded(rows: pa.Table = ROWS, **options: Any) -> bytes:
     return bytes(sink.getvalue())
 
 
-@pytest.mark.parametrize("place", range(len(SCHEMA)))
-def test_a_column_is_read_by_its_place_whatever_the_others_are_called(place: int) -> None:
-    file = DataFile(encoded(), "f")
-    assert file.schema.equals(SCHEMA)
-    found = file.read([place], [0])
-    assert found.schema.field(0).equals(SCHEMA.field(place))
-    assert found.column(0).equals(ROWS.column(place))
-
-
-def test_columns_come_in_the_order_asked_for_and_none_is_an_answer() -> None:
-    file = DataFile(encoded(), "f")
-    assert file.read([7, 0, 1], [0]).equals(ROWS.select([7, 0, 1]))
-    assert file.read(range(8), [0]).equals(ROWS)
-    assert file.read([], [0]).num_columns == 0
-    assert file.read([1], []).num_rows == 0
-
-
-def test_a_file_without_row_groups_has_no_rows() -> None:
-    file = DataFile(encoded(ROWS.slice(0, 0)), "f")
-    assert file.read([0, 7], range(len(file.row_groups))).num_rows == 0
-
-
 def test_row_groups_are_chosen_by_unsigned_numbers_and_by_time() -> None:
     file = DataFile(encoded(row_group_size=1), "f")
     every = [0, 1, 2]
@@ -87,18 +65,6 @@ def test_a_null_among_others_keeps_its_row_group() -> None:
     times = pa.table({"t": pa.array([1, None, 3, 4], pa.timestamp("ns"))})
     file = DataFile(encoded(times, row_group_size=2), "f")
     assert file.groups_within(0, 9, None, [0, 1]) == [0]
-
-
-def test_without_statistics_every_row_group_may_hold_anything() -> None:
-    file = DataFile(encoded(row_group_size=1, write_statistics=False), "f")
-    assert file.groups_within(1, 7, 7, [0, 1, 2]) == [0, 1, 2]
-
-
-@pytest.mark.parametrize("cut", [0, 4, 100, -1])
-def test_a_broken_file_is_told_by_its_path(cut: int) -> None:
-    with pytest.raises(FormatError) as found:
-        DataFile(encoded()[:cut], "some/path").read([0], [0])
-    assert found.value.facts["path"] == "some/path"
 
 
 def test_a_store_that_fails_is_not_mistaken_for_a_broken_file() -> None:
@@ -135,12 +101,3 @@ def test_groups_of_sorted_rows_are_found_by_few_statistics(size: int) -> None:
     many = in_groups(list(range(1000)), 1, ascending=True)
     assert many.groups_within(0, 500, 501, range(1000)) == [500, 501]
     assert len(many.footer.limits) < 30
-
-
-def test_a_file_is_opened_again_by_its_footer_alone() -> None:
-    data = encoded(ROWS, row_group_size=1)
-    first = DataFile(data, "f")
-    again = DataFile(data, "f", first.footer)
-    for place in range(len(SCHEMA)):
-        assert again.read([place], [2]).equals(first.read([place], [2]))
-    assert again.size_bytes == len(data)

@@ -21,8 +21,6 @@ from arroyo_dagster.state.model.compaction import (
     CompactionSettings,
     MergedPairs,
     MergedRows,
-    PairsMerge,
-    RowsMerge,
 )
 from arroyo_dagster.state.model.ids import (
     Epoch,
@@ -43,7 +41,6 @@ from arroyo_dagster.state.model.tables import (
 from arroyo_dagster.state.planning.compaction.apply import adoptable, apply_merges
 from arroyo_dagster.state.planning.compaction.plan import (
     ARROYO_JOB,
-    backlog,
     most_outputs,
     plan_merges,
 )
@@ -58,7 +55,6 @@ CONFIGS = {
 }
 FULL = CompactionSettings(policy=CompactionPolicy.FULL)
 PACK = CompactionSettings(target_bytes=100, small_share=0.5, min_files=2)
-HALF = MAX_ROUTING_KEY // 2
 
 
 def path(name: str) -> StatePath:
@@ -207,18 +203,6 @@ def test_jobs_of_arroyo_and_unknown_sizes_are_refused() -> None:
         plan_merges(checkpoint(files), {path("a"): 1}, FULL)
 
 
-@pytest.mark.parametrize("wrong", [{"target_bytes": 0}, {"small_share": 0.0}, {"min_files": 1}])
-def test_settings_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(InputError, match="compaction needs"):
-        CompactionSettings(**wrong)
-
-
-def test_the_backlog_is_what_was_never_merged_beyond_one_file_a_subtask() -> None:
-    assert backlog(checkpoint(pairs("a", "b", "c", "x-compacted"))) == 1
-    assert backlog(checkpoint(pairs("a"), rows(timed("b"), timed("c"), timed("d")))) == 1
-    assert backlog(checkpoint(pairs("a", "b", "c", "d"), progress=None)) == 0
-
-
 # ---- what the metadata says afterwards -----------------------------------------------------------
 
 
@@ -299,13 +283,6 @@ def test_only_a_record_of_the_epochs_since_the_start_may_lack_an_input() -> None
     assert adoptable(whole, [record], Epoch(8)) == [merged]
 
 
-def test_a_table_of_another_kind_takes_nothing() -> None:
-    found = operator(rows(timed("a")))
-    swapped = replace(found, tables={G: rows(timed("a"))}, configs={G: CONFIGS[T]})
-    applied = apply_merges([swapped], [merged_pairs("a")])
-    assert applied.stale[0].reason == "the table is of another kind now"
-
-
 def test_merges_of_one_table_are_taken_over_one_by_one() -> None:
     merges = [
         merged_pairs("a", "b", outputs=("x",)),
@@ -316,12 +293,3 @@ def test_merges_of_one_table_are_taken_over_one_by_one() -> None:
     assert [one.name for one in applied.operators[0].paths] == ["x", "y"]
     assert len(applied.done) == 2
     assert len(applied.stale) == 1
-
-
-def test_kinds_of_merge_say_which_files_they_take() -> None:
-    found = plan(rows(timed("a"), timed("b")), FULL).merges[0]
-    assert isinstance(found, RowsMerge)
-    assert found.paths == paths("a", "b")
-    other = plan(pairs("a", "b"), FULL).merges[0]
-    assert isinstance(other, PairsMerge)
-    assert other.paths == paths("a", "b")
