@@ -46,11 +46,6 @@ def renamed(service: str, was: str = "counts", to: str = "visits") -> str:
     )
 
 
-def typed(service: str, old: str, new: str) -> str:
-    assert old in service
-    return service.replace(old, new)
-
-
 @pytest.mark.parametrize("value", ["{type: u32}", N_NAME])
 def test_a_renamed_state_keeps_its_rows(value: str) -> None:
     service = builder(ROWS if value == N_NAME else BUMP, value=value)
@@ -68,20 +63,6 @@ def test_a_renamed_state_keeps_its_rows(value: str) -> None:
     assert shown == {"a": 2, "b": 2, "c": 1}
     assert files <= {one.path for one in before.store.list("test.flow")}
     assert verify_job(after.store, JobPaths("build", "test.flow")).verdict.findings == ()
-
-
-def test_readers_refuse_a_renamed_state_until_its_owner_has_migrated() -> None:
-    before = flow_of(builder(BUMP)).send("words", ["a"])
-    after = flow_of(renamed(builder(BUMP)), before)
-    with pytest.raises(StateSchemaError, match=r"is now named `visits`.*sdf run --migrate"):
-        after.cells("build.visits")
-    assert migrated(after).cells("build.visits") == {"a": 1}
-
-
-def test_a_state_that_was_renamed_twice_is_found_by_any_of_its_names() -> None:
-    before = flow_of(builder(BUMP)).send("words", ["a"])
-    text = renamed(builder(BUMP)).replace("was: counts", "was: [hits, counts]")
-    assert migrated(flow_of(text, before)).cells("build.visits") == {"a": 1}
 
 
 def test_two_states_exchange_their_names() -> None:
@@ -280,14 +261,6 @@ def test_open_and_closed_windows_of_a_renamed_and_converted_state_are_carried_ov
     after.send("words", ["b 21000"])
     assert after.sinks["answers"].values == ["[('a 11000', 1)]"]
     assert after.cells("build.visits") == {"a 11000": 1}
-
-
-def test_a_kind_or_windows_that_changed_are_refused_with_what_to_do() -> None:
-    before = flow_of(builder(BUMP)).send("words", ["a"])
-    for service in (builder("pass", value=N_NAME), windowed()):
-        with pytest.raises(StateSchemaError, match="another name") as error:
-            plan_migration(flow_of(service, before).dataflow, before.store)
-        assert "sdf clean DATAFLOW --state build/counts" in str(error.value)
 
 
 def test_a_service_that_runs_meanwhile_is_not_migrated() -> None:

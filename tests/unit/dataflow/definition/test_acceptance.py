@@ -46,25 +46,6 @@ def numbers(text: str, **options: Any) -> list[str]:
     return [one.number for one in caught.value.diagnostics]
 
 
-def test_a6_columns_are_sorted_whatever_their_order_in_the_yaml() -> None:
-    row = "{type: arrow-row, properties: {c: {type: u8}, a: {type: u8}, b: {type: u8}}}"
-    (state,) = parsed(dataflow(f"{{s: {keyed(row)}}}")).states
-    assert [column.name for column in state.columns] == ["a", "b", "c"]
-
-
-def test_a7_a_dashed_column_is_an_attribute_with_underscores() -> None:
-    row = "{type: arrow-row, properties: {pu-zone: {type: u64}, class: {type: bool}}}"
-    (state,) = parsed(dataflow(f"{{s: {keyed(row)}}}")).states
-    named = {column.name: column.attribute for column in state.columns}
-    assert named == {"pu-zone": "pu_zone", "class": "class_"}
-
-
-def test_a8_a_dashed_state_is_a_table_with_underscores_and_keeps_its_literal_name() -> None:
-    (state,) = parsed(dataflow(f"{{count-per-word: {keyed('{type: u32}')}}}")).states
-    assert (state.table, state.aliases) == ("count_per_word", ("count-per-word",))
-    assert state.accessor == "count_per_word"
-
-
 def test_a11_every_spelling_of_a_primitive_is_read() -> None:
     states = (
         f"{{plain: {keyed('{type: primitive, properties: {value: i32}}')}, "
@@ -86,15 +67,6 @@ def test_a18_a_reference_to_nothing_names_itself_and_its_service() -> None:
     assert one.number == "E16"
     assert "`nobody.x` is not defined in the dataflow" in one.message
     assert "service `a`" in one.message
-
-
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_a21_every_example_is_read_strictly_and_its_states_too(path: Path) -> None:
-    text = path.read_text()
-    document = parse_document(text)
-    assert document.warnings == ()
-    states = document.states if isinstance(document, Dataflow) else tuple(document.states.values())
-    assert read_states(text) == tuple(states)
 
 
 def test_a21_only_extended_mode_takes_f64_and_nothing_an_object() -> None:
@@ -221,17 +193,3 @@ def test_read_states_takes_every_legacy_form(version: str, states: str, inside: 
         assert service.partition is not None
         assert service.partition.assign_key.name == "k"
         assert service.partition.update_state is not None
-
-
-def test_an_update_state_among_the_transforms_of_a_partition_finds_its_slot() -> None:
-    text = dataflow(MAP_FORM, version="0.4.0") + (
-        "    window:\n      tumbling: {duration: 5s}\n      assign-timestamp: {uses: t}\n"
-        "      partition:\n        assign-key: {uses: k}\n"
-        "        transforms: [{operator: map, uses: m}, {operator: update-state, uses: u}]\n"
-    )
-    windowed = parsed(text, legacy=True).services["a"].windowed
-    assert windowed is not None
-    assert windowed.partition is not None
-    assert [step.name for step in windowed.partition.transforms] == ["m"]
-    assert windowed.partition.update_state is not None
-    assert windowed.partition.update_state.operator == "update-state"

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 
 from arroyo_dagster.dataflow.errors import StepFailed
-from tests.dataflows import Flow, Sent, builder, definition, reader, row_of
+from tests.dataflows import Flow, builder, definition, reader, row_of
 
 
 def logged(caplog: pytest.LogCaptureFixture, services: str) -> str:
@@ -47,18 +46,6 @@ def test_a_failure_names_the_line_the_expression_and_the_record(
     assert re.search(message, said), said
 
 
-def test_a_record_that_does_not_decode_names_no_line_of_code(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    kind = "object, properties: {text: {type: string}, n: {type: u32}}"
-    flow = Flow(definition(builder("pass", key_body="return record.text"), topics={"words": kind}))
-    flow.send("words", [{"text": 5, "n": 1}, Sent(b"no JSON")])
-    first, second = (one.getMessage() for one in caplog.records)
-    assert "ValueError: text: 5 is no string: expected valid Unicode text; record" in first
-    assert "Next: correct the type of the topic or the record" in first
-    assert "Expecting value: line 1 column 1 (char 0); record" in second
-
-
 @pytest.mark.parametrize(
     ("value", "change"),
     [("{type: u32}", "counts().increment(1)"), (row_of(n="u32", m="u8"), "counts().update()")],
@@ -75,19 +62,6 @@ def test_e43_a_change_through_a_reference_is_told(
     assert "only update-state of the service that owns it changes it" in said
 
 
-def test_a_function_of_a_module_is_named_by_its_file(
-    caplog: pytest.LogCaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "app_that_fails.py").write_text("def f(word):\n    return int(word)\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    text = definition(
-        "\n  pass:\n    sources: [{type: topic, id: words}]\n"
-        "    transforms: [{operator: map, uses: 'app_that_fails:f'}]\n"
-    )
-    Flow(text).send("words", ['"a"'])
-    assert "in app_that_fails.py line 2: `int(word)`" in caplog.records[0].getMessage()
-
-
 def test_a_function_that_ends_the_process_is_told_and_nothing_is_published() -> None:
     flow = Flow(definition(builder("raise SystemExit(3)"), converter="raw"))
     with pytest.raises(StepFailed, match=r"SystemExit\(3\); in line 2 of the body") as error:
@@ -98,17 +72,3 @@ def test_a_function_that_ends_the_process_is_told_and_nothing_is_published() -> 
         "`build_update`",
     )
     assert flow.views().epochs == {"build": None}
-
-
-def test_the_first_failure_of_a_step_says_what_to_do_next(caplog: pytest.LogCaptureFixture) -> None:
-    text = definition(builder("counts().set(-1)"), converter="raw")
-    Flow(text, on_error="dead-letter").send("words", ["a", "b"])
-    first, second = (one.getMessage() for one in caplog.records[:2])
-    assert "Next: write a value that fits" in first
-    assert first.endswith("; then `sdf replay` processes the record again")
-    assert "Next: " not in second
-    with pytest.raises(StepFailed) as error:
-        Flow(text, on_error="fail").send("words", ["a"])
-    assert error.value.next_step is not None
-    assert error.value.next_step.startswith("write a value that fits")
-    assert error.value.next_step.endswith(", or run with --on-error skip")
