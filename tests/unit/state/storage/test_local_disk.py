@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from arroyo_dagster.errors import InputError, NotFoundError, StorageError
+from arroyo_dagster.errors import InputError, StorageError
 from arroyo_dagster.state.metadata.expiry import delete_all
 from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.storage.failures import delete_step, lasts
@@ -90,20 +90,6 @@ def test_a_disk_without_hard_links_cannot_create(
         store.create(P("b"), b"")
     assert not caught.value.retryable
     assert os.listdir(root) == ["a"]
-
-
-def test_an_object_in_place_of_a_directory_is_a_lasting_error(store: LocalDiskStore) -> None:
-    store.put(P("a/b"), b"")
-    for path in (P("a"), P("a/b/c")):
-        for verb in (store.put, store.create):
-            with pytest.raises(StorageError) as caught:
-                verb(path, b"")
-            assert not caught.value.retryable
-    with pytest.raises(NotFoundError):
-        store.read(P("a"))
-    assert store.head(P("a")) is None
-    assert store.delete_many([P("a")]).deleted == ("a",)
-    assert [info.path for info in store.list()] == ["a/b"]
 
 
 def test_a_directory_removed_while_writing_is_made_again(
@@ -224,15 +210,6 @@ def test_nothing_is_written_listed_or_deleted_through_a_link(
     assert store.read(evil) == b"the user's", "reading by name follows links"
 
 
-def test_the_root_itself_may_lie_behind_links(tmp_path: Path, elsewhere: Path) -> None:
-    (tmp_path / "link").symlink_to(elsewhere)
-    store = LocalDiskStore(str(tmp_path / "link" / "deep"))
-    store.put(P("b/c"), b"1")
-    assert [info.path for info in store.list()] == ["b/c", "table-t-000"]
-    assert store.delete_many([P("table-t-000")]).deleted == ("table-t-000",)
-    assert [info.path for info in store.list()] == ["b/c"]
-
-
 @pytest.mark.parametrize("before", ["stat", "unlink"])
 def test_a_directory_exchanged_for_a_link_before_a_delete_is_not_followed(
     store: LocalDiskStore,
@@ -275,14 +252,6 @@ def test_a_directory_exchanged_for_a_link_while_it_is_listed_is_not_followed(
     assert [(info.path, info.is_link) for info in (first, *rest)] == [
         *(("a/1", False), ("b", True), ("c/1", False))
     ]
-
-
-def test_names_that_are_not_unicode_are_listed(store: LocalDiskStore, root: Path) -> None:
-    store.put(P("a"), b"")
-    with open(os.fsencode(root) + b"/\xff", "wb"):
-        pass
-    found = list(store.list())
-    assert [info.addressable for info in found] == [True, False]
 
 
 def test_a_denied_deletion_names_the_permission(

@@ -13,8 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from arroyo_dagster.errors import FormatError, InputError
-from arroyo_dagster.state.codec.parquet import encode_rows
+from arroyo_dagster.errors import InputError
 from arroyo_dagster.state.model.ids import Epoch, StatePath
 from arroyo_dagster.state.model.keys import KeyRange, range_for_server
 from arroyo_dagster.state.model.tables import TableConfig, TimeFile
@@ -139,30 +138,6 @@ def test_rows_that_do_not_fit_their_table_change_nothing(wrong: pa.Table) -> Non
     assert subtask.sent == []
 
 
-def test_rows_of_another_subtask_are_refused_before_anything_is_written() -> None:
-    subtask = Subtask(keys=range_for_server(0, 2))
-    subtask.view.insert(rows(*((f"k{i}", i, 1) for i in range(20))))
-    with pytest.raises(InputError, match="belong to other subtasks"):
-        subtask.checkpoint()
-    assert list(subtask.store.list()) == []
-
-
-def test_a_file_with_other_columns_than_its_table_is_refused() -> None:
-    subtask = Subtask()
-    path = StatePath("f")
-    subtask.store.put(path, encode_rows(pa.table({"k": ["a"]})))
-    file = TimeFile(
-        epoch=Epoch(1), path=path, min_routing_key=0, max_routing_key=1, max_timestamp_micros=1
-    )
-    with pytest.raises(FormatError, match="columns of a data file"):
-        subtask.table.read([file], ALL_KEYS)
-
-
-def test_a_negative_retention_is_refused() -> None:
-    with pytest.raises(InputError, match="retention"):
-        config(-1)
-
-
 # ---- deleting ------------------------------------------------------------------------------------
 
 
@@ -175,23 +150,6 @@ def test_a_delete_outlives_every_file_that_holds_what_it_deletes() -> None:
     for watermark in (14, 15, 16, 20, 100):
         subtask.checkpoint(watermark)
         assert subtask.restored() == subtask.held() == Counter({("b", 1, 100_000): 1})
-
-
-def test_rows_of_nested_columns_are_compared_whole() -> None:
-    schema = pa.schema(
-        [
-            pa.field("k", pa.string()),
-            pa.field("v", pa.list_(pa.int64())),
-            pa.field("_timestamp", pa.timestamp("ns"), nullable=False),
-        ]
-    )
-    subtask = Subtask(config(schema=schema))
-    subtask.view.insert(rows(("a", [1, 2], 1), ("a", [1, 2], 1), ("a", [2], 1), schema=schema))
-    assert subtask.view.delete_value(rows(("a", [1, 2], 1), schema=schema)) == 2
-    subtask.checkpoint()
-    view = ExpiringTimeKeyView(subtask.table, lambda _: None)
-    view.replay(subtask.table.read(subtask.files, ALL_KEYS))
-    assert view.rows().column("v").to_pylist() == [[2]]
 
 
 def test_columns_of_one_name_and_nested_nanoseconds_are_exact_through_everything() -> None:

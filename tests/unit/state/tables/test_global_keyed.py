@@ -165,13 +165,6 @@ def test_a_file_with_other_columns_is_refused(columns: tuple[str, ...]) -> None:
         decode_global_keyed_file(data, StatePath("p"))
 
 
-def test_a_file_whose_columns_are_no_plain_binary_is_refused() -> None:
-    column = pa.array([b"x"], pa.large_binary())
-    data = encode_rows(pa.table({"key": column, "value": column}))
-    with pytest.raises(FormatError, match="binary"):
-        decode_global_keyed_file(data, StatePath("p"))
-
-
 # ---- merging files -------------------------------------------------------------------------------
 
 

@@ -24,7 +24,7 @@ from arroyo_dagster.state.model.ids import (
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.tables import ExpiringTimeKeyFiles, GlobalKeyedFiles, TableConfig
 from arroyo_dagster.state.planning.restore.checkpoint import merge_operator
-from arroyo_dagster.state.storage import Counting, MemoryStore, ObjectStore
+from arroyo_dagster.state.storage import MemoryStore, ObjectStore
 from arroyo_dagster.state.tables.expiring_time_key import timestamp_table_config
 from arroyo_dagster.state.tables.global_keyed import (
     GlobalKeyedTable,
@@ -173,18 +173,6 @@ def test_nothing_changes_after_the_last_checkpoint(store: MemoryStore) -> None:
     with pytest.raises(InputError, match="after the last checkpoint"):
         kept(tables).insert(at(("a", 1)))
     assert counts(tables).get("a") == 1
-
-
-def test_rows_keyed_to_another_subtask_are_refused_before_anything_is_written(
-    store: MemoryStore,
-) -> None:
-    counted = Counting(store)
-    tables = manager(counted, index=1, parallelism=2)
-    counts(tables).insert("a", 1)
-    kept(tables).insert(at(*((f"k{i}", 1) for i in range(20))))
-    with pytest.raises(InputError, match="belong to other subtasks"):
-        tables.checkpoint(1, 1, None, False)
-    assert counted.calls["put"] + counted.calls["create"] == 0
 
 
 @pytest.mark.parametrize("change", [1, 2, 3])

@@ -21,7 +21,6 @@ from arroyo_dagster.state.tables.expiring_time_key import (
     timestamp_table_config,
 )
 from arroyo_dagster.state.tables.live_rows import INSERT
-from arroyo_dagster.state.tables.time_views import UncachedKeyValueView
 
 ALL_KEYS = range_for_server(0, 1)
 SCHEMA = pa.schema(
@@ -81,20 +80,6 @@ def read(keys: KeyRange = ALL_KEYS, **options: Any) -> tuple[int, float]:
     return part.rows.num_rows, counting.bytes_read.total() / size
 
 
-def test_all_of_a_file_is_read_in_one_request() -> None:
-    store = MemoryStore()
-    file = written(store)
-    counting = Counting(store)
-    ExpiringTimeKeyTable(config(), counting).read([file], ALL_KEYS)
-    assert counting.calls == {"read": 1}
-
-
-def test_a_narrow_column_is_read_without_the_wide_ones() -> None:
-    rows, share = read(columns=[2])
-    assert rows == ROWS
-    assert share < 0.35
-
-
 def test_a_tenth_of_the_keys_is_read_from_a_tenth_of_the_row_groups() -> None:
     rows, share = read(KeyRange(0, 2**64 // 20))
     assert rows == pytest.approx(ROWS / 20, abs=200)
@@ -128,15 +113,3 @@ def test_record_batches_are_counted_before_rows_of_other_keys_are_left_out() -> 
     group, within = places // (ROWS // GROUPS), places % (ROWS // GROUPS) // 1024
     expected = group * -(-(ROWS // GROUPS) // 1024) + within
     assert np.array_equal(part.batches - part.batches[0], expected - expected[0])
-
-
-def test_a_view_without_memory_reads_named_columns_only() -> None:
-    store = MemoryStore()
-    file = written(store)
-    counting = Counting(store)
-    view = UncachedKeyValueView(ExpiringTimeKeyTable(config(), counting), lambda _: None, ALL_KEYS)
-    view.go_on_from([file], 0)
-    rows = pa.concat_tables(view.get_all(["k"]))
-    assert rows.schema.names == ["k"]
-    assert rows.num_rows == ROWS
-    assert counting.bytes_read.total() < len(store.read(file.path)) / 2

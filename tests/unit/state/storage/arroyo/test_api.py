@@ -193,24 +193,3 @@ def test_a_field_of_another_type_is_a_format_error(wrong: dict[str, Any]) -> Non
     ):
         ArroyoApi(server.url).jobs()
     assert caught.value.facts["url"] == f"{server.url}/api/v1/jobs"
-
-
-@pytest.mark.parametrize(
-    ("wrong", "epochs"),
-    [
-        ({"epoch": None}, None),
-        ({"epoch": "2"}, None),
-        ({"finish_time": -1}, None),
-        ({"checkpoint_type": None, "events": "?"}, 13),
-    ],
-)
-def test_a_checkpoint_of_another_shape(wrong: dict[str, Any], epochs: int | None) -> None:
-    path = f"/pipelines/{JOINS_PIPELINE}/jobs/{JOINS.job}/checkpoints"
-    changed = listed(lambda one: one.update(wrong), path)
-    with serving(replaying("legacy-stopped", changed)) as server:
-        api = ArroyoApi(server.url)
-        if epochs is None:
-            with pytest.raises(FormatError):
-                api.checkpoints(JOINS_PIPELINE, JOINS.job)
-        else:
-            assert len(api.checkpoints(JOINS_PIPELINE, JOINS.job)) == epochs

@@ -11,16 +11,14 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from arroyo_dagster.errors import FormatError, InputError, StorageError
+from arroyo_dagster.errors import FormatError, InputError
 from arroyo_dagster.state.codec.operations import INSERT, DeleteTimeKey, encode_operation
-from arroyo_dagster.state.storage import MemoryStore
 from arroyo_dagster.state.tables.keyed import text_chunks
 from arroyo_dagster.state.tables.keyed.definition import keyed_state
 from arroyo_dagster.state.tables.keyed.rows import KeyedRows, Keys
 from arroyo_dagster.state.tables.keyed.states import ListState, MapState, ValueState
 from arroyo_dagster.state.tables.keyed.timers import Timers
 from arroyo_dagster.state.tables.live_rows import StoredRows
-from tests.faulty_stores import FaultInjecting
 from tests.keyed_subtasks import Subtasks
 
 _D = decimal.Decimal
@@ -139,35 +137,6 @@ def test_values_that_are_overwritten_leave_no_bytes_behind(monkeypatch: pytest.M
     (column,) = state._rows.values
     held = sum(len(buffer) for buffer in column._chunks.buffers)  # type: ignore[attr-defined]
     assert held < 8 * len(keys) * 50
-
-
-# ---- what a barrier writes -----------------------------------------------------------------------
-
-
-def test_a_barrier_that_failed_writes_the_same_again() -> None:
-    faulty = FaultInjecting(MemoryStore(), fail_at=2, mode="before")
-    tasks = Subtasks(keyed_state("t", str, int), store=faulty)
-    manager = tasks.open()
-    state = manager.get_keyed_state("t", ValueState)
-    state.put_many(["a", "b"], [1, 2])
-    with pytest.raises(StorageError):
-        tasks.write(manager)
-    tasks.write(manager)
-    state.remove("a")
-    tasks.write(manager)
-    assert len(tasks.files("t")) == 2
-    assert opened(tasks).get_many(["a", "b"]).to_pylist() == [None, 2]
-
-
-def test_keys_of_another_subtask_are_refused_before_anything_is_written() -> None:
-    tasks = Subtasks(keyed_state("t", str, int))
-    manager = tasks.open(0, parallelism=2)
-    manager.get_keyed_state("t", ValueState).put_many(
-        [f"k{at}" for at in range(20)], list(range(20))
-    )
-    with pytest.raises(InputError, match="belong to other subtasks"):
-        tasks.write(manager)
-    assert not list(tasks.store.list(""))
 
 
 # ---- ttl -----------------------------------------------------------------------------------------

@@ -207,18 +207,6 @@ def test_people_see_named_fields_and_times() -> None:
 # ---- what stays bytes ----------------------------------------------------------------------------
 
 
-def test_an_unknown_table_stays_bytes_and_says_how_to_register_it() -> None:
-    told = config("x", "my state")
-    form = BUILT_IN.form_of("my_operator_3", told, {b"\x01": (0, b"\x02")})
-    assert form.known is None
-    assert form.decode(b"\x01", b"\x02") is None
-    assert form.plain(b"\x01", b"\x02") == {"key_hex": "01", "value_hex": "02"}
-    assert form.problem is not None
-    for part in ("my_operator_3", "register_table", "table='x'", "description='my state'"):
-        assert part in form.problem
-    assert c.ENTRY_POINTS in form.problem
-
-
 def test_entries_that_are_not_what_the_catalogue_says_stay_bytes_and_say_why() -> None:
     told = config("k", "kafka offsets")
     form = BUILT_IN.form_of("source_a_0", told, {b"\x06": (0, b"\x06\xfb")})
@@ -276,8 +264,3 @@ def test_a_package_that_names_something_else_is_named(monkeypatch: pytest.Monkey
         c.default_catalogue()
     with pytest.raises(InputError, match="not a KnownTable"):
         c.register_table("kafka")  # type: ignore[arg-type]
-
-
-def test_a_type_that_cannot_be_described_is_refused_where_it_is_written() -> None:
-    with pytest.raises(InputError, match="cannot be encoded"):
-        c.KnownTable(owner="o", holds="h", key=complex)

@@ -6,11 +6,9 @@ from __future__ import annotations
 import datetime as dt
 import decimal
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from arroyo_dagster.state.codec.parquet import decode_file, encode_rows
@@ -25,7 +23,7 @@ from arroyo_dagster.state.operations.compaction.rewrite import (
 )
 from arroyo_dagster.state.tables.expiring_time_key import timestamp_table_config
 from arroyo_dagster.state.tables.merge import rewrite as rewriting
-from arroyo_dagster.state.tables.merge.rewrite import GONE, OLD_GENERATIONS, TOO_OLD
+from arroyo_dagster.state.tables.merge.rewrite import TOO_OLD
 from tests.arroyo_jobs import (
     EVENTS,
     GROUPS,
@@ -132,54 +130,6 @@ def plain(kind: pa.DataType) -> pa.DataType:
     return kind
 
 
-def test_two_columns_of_one_name_are_two_columns() -> None:
-    one = pa.field("0", pa.list_(pa.field("item", pa.uint64(), nullable=False)))
-    schema = pa.schema([pa.field("k", pa.string()), one, one, TIME])
-    named = pa.schema([*list(schema)[:2], one.with_name("1"), TIME])
-    config = window_config(named, ["k"], retention=600)
-    text = config.config.schema.arrow_schema.replace('"name":"1"', '"name":"0"')  # type: ignore[union-attr]
-    stored = replace(config.config.schema, arrow_schema=text)  # type: ignore[union-attr]
-    config = replace(config, config=replace(config.config, schema=stored))
-    job = ArroyoJob(Layout.PROTOCOL)
-    for at in range(3):
-        rows = table_rows(schema, [["a", "b"], [[1], [2]], [[3], None], [NOW + at] * 2])
-        job.write({("tumbling_1", config): rows})
-    old = read(job, job.files["tumbling_1", "t"])
-    new = read(job, files(rewritten(job), "t"))
-    assert new[0].schema.names == ["k", "0", "0", "_timestamp", "_key_hash", "_operation"]
-    assert whole(new) == whole(old)
-
-
-def test_a_table_of_which_no_row_is_left_stays_as_it_is() -> None:
-    config = window_config(EVENTS, ["k"], retention=600)
-    job = ArroyoJob(Layout.LEGACY)
-    for _ in range(3):
-        job.write({("tumbling_1", config): table_rows(EVENTS, [[], [], []])})
-    assert not rewritten(job).published
-
-
-def test_rows_at_the_cutoff_stay_and_rows_before_it_go_and_that_is_counted() -> None:
-    config = window_config(EVENTS, ["k"], retention=10)
-    job = ArroyoJob(Layout.LEGACY, parallelism=1, watermark_micros=30 * SECOND)
-    cutoff = 20 * SECOND * 1000
-    for at in (-1, 0, 1):
-        times = [cutoff + at, NOW]
-        job.write({("tumbling_1", config): table_rows(EVENTS, [["a", "a"], [1, 1], times])})
-    (part,) = rewritten(job).parts
-    assert (part.rows_in, part.rows_out, part.dropped) == (6, 5, {TOO_OLD: 1})
-    (file,) = files(RewriteOutcomeOf(part), "t")
-    assert (file.epoch, file.compaction_generation) == (3, 1)
-    assert file.max_timestamp_micros == NOW // 1000
-    (rows,) = read(job, [file])
-    assert rows.column(2).cast(pa.int64()).to_pylist() == sorted(
-        [cutoff, cutoff + 1, NOW, NOW, NOW]
-    )
-
-
-def RewriteOutcomeOf(part: Any) -> Any:  # noqa: N802
-    return type("Outcome", (), {"parts": (part,)})()
-
-
 def test_a_join_keeps_the_old_rows_that_come_along_with_younger_ones() -> None:
     """Arroyo keeps a record batch whole if one row of it is not too old."""
     config = join_config(EVENTS, ["k"], retention=10)
@@ -195,50 +145,6 @@ def test_a_join_keeps_the_old_rows_that_come_along_with_younger_ones() -> None:
     # Of each file the third batch of 1024 rows has younger ones, the first two have none.
     assert part.rows_out == 2 * (len(times) - 2048)
     assert part.dropped == {TOO_OLD: 4096}
-
-
-def test_what_was_retracted_to_nothing_goes_with_all_that_it_hid() -> None:
-    config, groups = tuples_config(TUPLES, ["k"]), accumulators_config(GROUPS, ["k"])
-    job = ArroyoJob(Layout.PROTOCOL, parallelism=1)
-    for at in range(3):
-        gone = at == 2
-        tuples = table_rows(
-            TUPLES,
-            [["a", "b"], [0, 0], [b"x", b"x"], [0 if gone else 3, 1], [NOW, NOW], [at, at]],
-        )
-        totals = table_rows(GROUPS, [["a", "b"], [1, 1], [None if gone else NOW, NOW], [at, at]])
-        job.write({("agg_1", config): tuples, ("agg_1", groups): totals})
-    outcome = rewritten(job)
-    for table in ("a", "b"):
-        (rows,) = read(job, files(outcome, table))
-        assert rows.column(0).to_pylist() == ["b"]
-    assert all(part.dropped == {OLD_GENERATIONS: 4, GONE: 1} for part in outcome.parts)
-
-
-@pytest.mark.parametrize("rows", [1, 5, 60])
-def test_an_aggregate_without_keys_gets_a_row_group_a_tuple(rows: int) -> None:
-    config, groups = (
-        tuples_config(without_keys(TUPLES), []),
-        accumulators_config(without_keys(GROUPS), []),
-    )
-    job = ArroyoJob(Layout.LEGACY)
-    for at in range(2):
-        names = [f"{n}".encode() for n in range(rows)]
-        tuples = [[0] * rows, names, [at + 1] * rows, [NOW] * rows, [at] * rows]
-        job.write(
-            {
-                ("agg_1", config): table_rows(without_keys(TUPLES), tuples),
-                ("agg_1", groups): table_rows(without_keys(GROUPS), [[at], [NOW], [at]]),
-            }
-        )
-    outcome = rewritten(job)
-    (file,) = files(outcome, "b")
-    assert (file.min_routing_key, file.max_routing_key) == (0, 0)
-    footer = pq.ParquetFile(pa.BufferReader(job.store.read(file.path))).metadata
-    assert footer.num_row_groups == rows
-    (part,) = (one for one in outcome.parts if one.merged.table == "b")
-    # Of each file Arroyo sees the first of every 1024 rows; of older ones none that counts now.
-    assert part.repaired == rows - -(-rows // 1024)
 
 
 def test_an_aggregate_without_keys_and_too_many_tuples_stays_and_says_why(
