@@ -369,3 +369,36 @@ def test_only_the_layout_builds_and_parses_names_of_the_state_tree() -> None:
 def test_each_exception_for_names_is_still_needed() -> None:
     for name in NAMES_BUILT_IN:
         assert _state_names(PACKAGE / name), name
+
+
+# ---- what tests import ---------------------------------------------------------------------------
+
+PUBLIC_MODULES = {
+    OURS,
+    *(
+        f"{OURS}.{name}"
+        for name in ("state", "engine", "sdf", "sdf_testing", "spark", "orchestration", "errors")
+    ),
+}
+LEAST_SHARE_OF_PUBLIC_NAMES = 0.36
+"""Of the names that tests import from the package. It may only rise; the goal is 0.6."""
+
+
+def test_tests_import_public_names() -> None:
+    """A test of a public name outlives a change of the inside."""
+    modules = [
+        module
+        for path in (PACKAGE.parent / "tests").rglob("*.py")
+        for node in _import_nodes(ast.parse(path.read_text()), types=True)
+        for module in _modules_of_names(node)
+        if module.partition(".")[0] == OURS
+    ]
+    share = sum(module in PUBLIC_MODULES for module in modules) / len(modules)
+    assert share >= LEAST_SHARE_OF_PUBLIC_NAMES, f"{share:.3f}: import names from public modules"
+
+
+def _modules_of_names(node: ast.Import | ast.ImportFrom) -> list[str]:
+    """The module of each name that is imported."""
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    return [node.module or ""] * len(node.names)

@@ -28,16 +28,20 @@ import pytest
 from arroyo_dagster.spark.compaction import run_compaction_on_spark
 from arroyo_dagster.spark.session import get_session
 from arroyo_dagster.spark.thresholds import SparkThresholds
-from arroyo_dagster.state.codec.parquet import GLOBAL_KEY_VALUE_SCHEMA, encode_pair_columns
-from arroyo_dagster.state.metadata.backend import ParquetBackend
-from arroyo_dagster.state.model.compaction import CompactionPolicy, CompactionSettings
-from arroyo_dagster.state.model.ids import StatePath
+from arroyo_dagster.state import (
+    GLOBAL_KEY_VALUE_SCHEMA,
+    CompactionPolicy,
+    CompactionSettings,
+    ParquetBackend,
+    StatePath,
+    global_table_config,
+    open_store,
+    plan_compaction,
+    run_compaction,
+    timestamp_table_config,
+)
+from arroyo_dagster.state.codec.parquet import encode_pair_columns
 from arroyo_dagster.state.model.tables import ExpiringTimeKeyFiles, GlobalKeyedFiles
-from arroyo_dagster.state.operations.compaction.job import run_compaction
-from arroyo_dagster.state.operations.compaction.plan import plan_compaction
-from arroyo_dagster.state.storage.remote.open import open_store
-from arroyo_dagster.state.tables.expiring_time_key import timestamp_table_config
-from arroyo_dagster.state.tables.global_keyed import global_table_config
 from arroyo_dagster.state.tables.merge.task import MergeTask, run_merge
 from tests.fabricated import PATHS, publish, stored_rows, time_files
 

@@ -12,18 +12,22 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
-from arroyo_dagster.state.model.compaction import CompactionPolicy, CompactionSettings, SortOrder
-from arroyo_dagster.state.model.ids import JobId
-from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state import (
+    CompactionPolicy,
+    CompactionSettings,
+    EpochTable,
+    JobId,
+    JobPaths,
+    open_state,
+    open_store,
+    run_compaction,
+    timestamp_table_config,
+)
+from arroyo_dagster.state.model.compaction import SortOrder
 from arroyo_dagster.state.model.tables import ExpiringTimeKeyFiles
-from arroyo_dagster.state.operations.compaction.job import run_compaction
 from arroyo_dagster.state.operations.query import diff
 from arroyo_dagster.state.operations.query.diff import diff_tables
 from arroyo_dagster.state.operations.query.sql import SqlCatalog
-from arroyo_dagster.state.operations.query.state import open_state
-from arroyo_dagster.state.operations.query.table import EpochTable
-from arroyo_dagster.state.storage.remote.open import open_store
-from arroyo_dagster.state.tables.expiring_time_key import timestamp_table_config
 from tests.benchmarks.conftest import Comparison
 from tests.fabricated import OPERATOR, PATHS, publish, stored_rows, time_files
 

@@ -11,16 +11,12 @@ import pytest
 from click.testing import CliRunner
 
 from arroyo_dagster.cli import main
+from arroyo_dagster.state import Layout, find_job, list_jobs, open_store, run_pipeline, verify_job
 from arroyo_dagster.state.codec.gc import decode_gc_plan
-from arroyo_dagster.state.model.layout import Layout
 from arroyo_dagster.state.operations.catalog import epochs as history
 from arroyo_dagster.state.operations.catalog import known_jobs
-from arroyo_dagster.state.operations.catalog.jobs import find_job, list_jobs
 from arroyo_dagster.state.operations.catalog.owner import claim_catalogue
 from arroyo_dagster.state.operations.catalog.verdicts import read_verdicts
-from arroyo_dagster.state.operations.verify.job import verify_job
-from arroyo_dagster.state.runtime.in_process import run_pipeline
-from arroyo_dagster.state.storage import open_store
 from tests.compat.arroyo import DATA, members
 from tests.compat.write_release import ARROYO, SALES, answers, cli, words_job
 

@@ -26,9 +26,7 @@ from arroyo_dagster.errors import ArroyoStateError
 from arroyo_dagster.spark.dataflow.pipelines import run_pipelines
 from arroyo_dagster.spark.dataflow.states import register_states, state_frame
 from arroyo_dagster.spark.pipeline import SparkOptions
-from arroyo_dagster.state.runtime.connectors import TableSource
-from arroyo_dagster.state.runtime.in_process import run_pipeline
-from arroyo_dagster.state.storage.remote.open import open_store
+from arroyo_dagster.state import TableSource, open_store, run_pipeline
 from tests.seeds import soak_seeds
 from tests.word_services import (
     Kept,

@@ -14,19 +14,24 @@ from arroyo_dagster.spark.compaction import run_compaction_on_spark
 from arroyo_dagster.spark.gc import run_gc_on_spark, run_undelete_on_spark
 from arroyo_dagster.spark.thresholds import SparkThresholds
 from arroyo_dagster.spark.verify import verify_job_on_spark
-from arroyo_dagster.state.codec.parquet import GLOBAL_KEY_VALUE_SCHEMA, encode_pairs
-from arroyo_dagster.state.metadata.backend import ParquetBackend
-from arroyo_dagster.state.model.compaction import CompactionPolicy, CompactionSettings
-from arroyo_dagster.state.model.ids import Epoch
-from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state import (
+    GLOBAL_KEY_VALUE_SCHEMA,
+    CompactionPolicy,
+    CompactionSettings,
+    Epoch,
+    GcOptions,
+    JobPaths,
+    ObjectStore,
+    ParquetBackend,
+    open_store,
+    run_compaction,
+    run_gc,
+    verify_job,
+)
+from arroyo_dagster.state.codec.parquet import encode_pairs
 from arroyo_dagster.state.model.verify import VerifySettings
-from arroyo_dagster.state.operations.compaction.job import run_compaction
-from arroyo_dagster.state.operations.gc.execute import GcOptions, run_gc
 from arroyo_dagster.state.operations.gc.journal import read_journal
-from arroyo_dagster.state.operations.verify.job import verify_job
 from arroyo_dagster.state.planning.engines import StepEngine
-from arroyo_dagster.state.storage import open_store
-from arroyo_dagster.state.storage.store import ObjectStore
 from tests.fleets import OPERATOR, TABLE, Written, legacy_job, protocol_job
 from tests.gc_jobs import expiry, without_ours
 from tests.jobs import run_word_job, word_job

@@ -16,17 +16,22 @@ from arroyo_dagster.spark.compaction import run_compaction_on_spark
 from arroyo_dagster.spark.gc import run_gc_on_spark
 from arroyo_dagster.spark.rewrite import rewrites_on_spark
 from arroyo_dagster.spark.thresholds import SparkThresholds
-from arroyo_dagster.state.metadata.backend import ParquetBackend
-from arroyo_dagster.state.model.compaction import CompactionPolicy, CompactionSettings
-from arroyo_dagster.state.model.ids import Epoch, WorkerGeneration
-from arroyo_dagster.state.model.layout import Layout
-from arroyo_dagster.state.operations.compaction.job import run_compaction
-from arroyo_dagster.state.operations.compaction.rewrite import RewriteOptions, run_rewrite
+from arroyo_dagster.state import (
+    CompactionPolicy,
+    CompactionSettings,
+    Epoch,
+    Layout,
+    ObjectStore,
+    ParquetBackend,
+    Pipeline,
+    RewriteOptions,
+    WorkerGeneration,
+    open_store,
+    run_compaction,
+    run_pipeline,
+    run_rewrite,
+)
 from arroyo_dagster.state.operations.gc.expire import to_keep
-from arroyo_dagster.state.runtime.in_process import run_pipeline
-from arroyo_dagster.state.runtime.pipeline import Pipeline
-from arroyo_dagster.state.storage.remote.open import open_store
-from arroyo_dagster.state.storage.store import ObjectStore
 from tests.arroyo_jobs import ArroyoJob, begun, content, expect_whole, stopped
 from tests.faulty_stores import FaultInjecting
 from tests.fleets import OPERATOR, TABLE, Written, protocol_job
@@ -171,8 +176,7 @@ def _arroyo_job(folder: Path, layout: Layout) -> tuple[ArroyoJob, ObjectStore]:
 def test_the_assets_compact_and_expire_through_spark(session: SparkSession, tmp_path: Path) -> None:
     import dagster as dg
 
-    from arroyo_dagster.orchestration.definitions import build_arroyo_definitions
-    from arroyo_dagster.orchestration.resources import ArroyoStateStore
+    from arroyo_dagster.orchestration import ArroyoStateStore, build_arroyo_definitions
 
     store, pipeline = _run(tmp_path, 9)
     content = tables_of(store, newest(store, pipeline))

@@ -14,13 +14,18 @@ from arroyo_dagster.spark import pipeline as pipeline_on_spark
 from arroyo_dagster.spark import small_epochs
 from arroyo_dagster.spark.pipeline import SparkOptions, run_pipeline
 from arroyo_dagster.spark.small_epochs import SmallEpochs
-from arroyo_dagster.state.operations.restore.rollback import plan_rollback, run_rollback
-from arroyo_dagster.state.runtime.connectors import TableSource
+from arroyo_dagster.state import (
+    Collector,
+    Operator,
+    OperatorContext,
+    Pipeline,
+    TableSource,
+    open_store,
+    plan_rollback,
+    run_rollback,
+)
+from arroyo_dagster.state import run_pipeline as run_in_process
 from arroyo_dagster.state.runtime.coordinator import JobRun
-from arroyo_dagster.state.runtime.in_process import run_pipeline as run_in_process
-from arroyo_dagster.state.runtime.operators import Collector, Operator, OperatorContext
-from arroyo_dagster.state.runtime.pipeline import Pipeline
-from arroyo_dagster.state.storage.remote.open import open_store
 from tests.compat.arroyo import DATA
 from tests.seeds import soak_seeds
 from tests.words import (

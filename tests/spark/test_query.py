@@ -15,12 +15,10 @@ from pyspark.sql import functions as f
 from arroyo_dagster.errors import InputError
 from arroyo_dagster.spark.query.frames import frame_of
 from arroyo_dagster.spark.query.source import register_source
+from arroyo_dagster.state import EpochTable, StateCatalog, open_state, open_store
 from arroyo_dagster.state.codec.common_types import TypeOptions
 from arroyo_dagster.state.operations.query.diff import diff_tables
-from arroyo_dagster.state.operations.query.state import StateCatalog, open_state
-from arroyo_dagster.state.operations.query.table import EpochTable
 from arroyo_dagster.state.runtime.in_process import LocalRun
-from arroyo_dagster.state.storage.remote.open import open_store
 from tests.compat.arroyo import unpack
 from tests.jobs import word_job
 

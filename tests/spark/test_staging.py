@@ -21,8 +21,7 @@ from arroyo_dagster.spark.staging import (
     Staging,
     staged_batches,
 )
-from arroyo_dagster.state.model.ids import StatePath
-from arroyo_dagster.state.storage.remote.open import open_store
+from arroyo_dagster.state import StatePath, open_store
 
 DATA = Path(__file__).parents[1] / "compat" / "data"
 DIRECTORY = StatePath("landed/words")

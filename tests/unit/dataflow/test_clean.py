@@ -14,13 +14,16 @@ from arroyo_dagster.dataflow.revisions.clean import (
     run_restore,
 )
 from arroyo_dagster.errors import ConflictError, InputError
-from arroyo_dagster.state.metadata.backend import ParquetBackend
-from arroyo_dagster.state.model.garbage import PlanKind, Retention
-from arroyo_dagster.state.model.ids import Epoch
-from arroyo_dagster.state.model.layout import JobPaths
-from arroyo_dagster.state.operations.gc.execute import run_gc
-from arroyo_dagster.state.operations.gc.plan import GcRequest
-from arroyo_dagster.state.operations.verify.job import verify_job
+from arroyo_dagster.state import (
+    Epoch,
+    GcRequest,
+    JobPaths,
+    ParquetBackend,
+    PlanKind,
+    Retention,
+    run_gc,
+    verify_job,
+)
 from tests.dataflows import Flow, builder, definition
 from tests.unit.dataflow.test_migrate import migrated
 

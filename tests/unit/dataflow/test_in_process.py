@@ -17,11 +17,15 @@ from arroyo_dagster.dataflow.topics.cells import JsonLines
 from arroyo_dagster.dataflow.topics.segments import SegmentSource
 from arroyo_dagster.dataflow.topics.sinks import AppendSink, KeptSink
 from arroyo_dagster.errors import ConflictError
-from arroyo_dagster.state.runtime.connectors import TableSource
+from arroyo_dagster.state import (
+    Collector,
+    MemoryStore,
+    Operator,
+    OperatorContext,
+    Pipeline,
+    TableSource,
+)
 from arroyo_dagster.state.runtime.in_process import LocalRun
-from arroyo_dagster.state.runtime.operators import Collector, Operator, OperatorContext
-from arroyo_dagster.state.runtime.pipeline import Pipeline
-from arroyo_dagster.state.storage import MemoryStore
 from tests.faulty_stores import Crash, FaultInjecting
 from tests.shares import Share, dealt_out
 from tests.stories import outcome, run_story, write_story

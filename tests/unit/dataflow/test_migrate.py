@@ -9,8 +9,7 @@ import pytest
 from arroyo_dagster.dataflow.errors import StateSchemaError
 from arroyo_dagster.dataflow.revisions.migrate import migrate, plan_migration, run_migration
 from arroyo_dagster.errors import ConflictError
-from arroyo_dagster.state.model.layout import JobPaths
-from arroyo_dagster.state.operations.verify.job import verify_job
+from arroyo_dagster.state import JobPaths, verify_job
 from tests.dataflows import Flow, KilledAt, builder, definition, row_of
 from tests.faulty_stores import Crash
 

@@ -31,14 +31,18 @@ from arroyo_dagster.spark.holders.messages import Meeting
 from arroyo_dagster.spark.holders.process_id import ProcessId
 from arroyo_dagster.spark.holders.slot import WorkerSlot
 from arroyo_dagster.spark.holders.subtasks import LevelWork
-from arroyo_dagster.state.model.tables import TableConfig
-from arroyo_dagster.state.runtime.connectors import TableSource
-from arroyo_dagster.state.runtime.in_process import run_pipeline
-from arroyo_dagster.state.runtime.operators import Collector, Operator, OperatorContext
-from arroyo_dagster.state.runtime.pipeline import Pipeline
-from arroyo_dagster.state.storage import open_store
-from arroyo_dagster.state.storage.store import ObjectStore
-from arroyo_dagster.state.tables.global_keyed import global_table_config
+from arroyo_dagster.state import (
+    Collector,
+    ObjectStore,
+    Operator,
+    OperatorContext,
+    Pipeline,
+    TableConfig,
+    TableSource,
+    global_table_config,
+    open_store,
+    run_pipeline,
+)
 from tests.holders import (
     HeldRun,
     Workers,

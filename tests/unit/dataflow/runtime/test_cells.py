@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from arroyo_dagster.dataflow.errors import StateSchemaError, Unsupported
 from arroyo_dagster.dataflow.runtime import service
+from arroyo_dagster.state import MemoryStore
 from arroyo_dagster.state.model.tables import ExpiringTimeKeyFiles
 from arroyo_dagster.state.runtime.in_process import LocalRun
-from arroyo_dagster.state.storage import MemoryStore
 from arroyo_dagster.state.storage.wrappers import Wrapper
 from tests.dataflows import Clock, Flow, Topic, builder, definition
 from tests.shares import fewer_examples

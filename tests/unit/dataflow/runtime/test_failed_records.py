@@ -12,7 +12,7 @@ import pytest
 from arroyo_dagster.dataflow.runtime.error_limit import TooManyErrors
 from arroyo_dagster.dataflow.runtime.letters import Letter
 from arroyo_dagster.dataflow.views.step_log import read_step_log
-from arroyo_dagster.state.storage import MemoryStore
+from arroyo_dagster.state import MemoryStore
 from tests.dataflows import Flow, KeepSink, KilledAt, Sent, Topic, builder, definition, row_of
 from tests.faulty_stores import Crash
 from tests.shares import Share, share_or_all

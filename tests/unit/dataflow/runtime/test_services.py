@@ -13,8 +13,7 @@ from arroyo_dagster.dataflow.errors import (
 )
 from arroyo_dagster.dataflow.runtime.service import RunOptions
 from arroyo_dagster.dataflow.views.namespaces import Namespaces
-from arroyo_dagster.state.model.ids import StatePath
-from arroyo_dagster.state.operations.catalog.query import read_rows
+from arroyo_dagster.state import StatePath, read_rows
 from tests.dataflows import Clock, Flow, builder, definition, reader, row_of
 
 BUMP = "counts().increment(1)"

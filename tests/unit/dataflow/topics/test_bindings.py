@@ -26,7 +26,7 @@ from arroyo_dagster.dataflow.topics.sinks import (
 )
 from arroyo_dagster.dataflow.topics.wiring import Wired, wire
 from arroyo_dagster.errors import InputError, NotFoundError
-from arroyo_dagster.state.storage import MemoryStore
+from arroyo_dagster.state import MemoryStore
 from tests.reading import read_on
 
 

@@ -10,8 +10,7 @@ import pytest
 from arroyo_dagster.dataflow.topics.pipe import ByteStream, PipeSource
 from arroyo_dagster.dataflow.topics.rate import RateSource
 from arroyo_dagster.errors import ConflictError
-from arroyo_dagster.state.model.ids import StatePath
-from arroyo_dagster.state.storage import MemoryStore
+from arroyo_dagster.state import MemoryStore, StatePath
 from tests.reading import read_on, stored, values
 
 KEPT = StatePath("d/s/stdin/words")

@@ -21,12 +21,17 @@ from arroyo_dagster.dataflow.topics.sinks import (
     PrintSink,
 )
 from arroyo_dagster.errors import InputError, ProtocolError, StorageError
-from arroyo_dagster.state.model.ids import StatePath
-from arroyo_dagster.state.runtime.connectors import TableSource
-from arroyo_dagster.state.runtime.in_process import run_pipeline
-from arroyo_dagster.state.runtime.operators import Collector, Operator, OperatorContext, Sink
-from arroyo_dagster.state.runtime.pipeline import Pipeline
-from arroyo_dagster.state.storage import MemoryStore
+from arroyo_dagster.state import (
+    Collector,
+    MemoryStore,
+    Operator,
+    OperatorContext,
+    Pipeline,
+    Sink,
+    StatePath,
+    TableSource,
+    run_pipeline,
+)
 from arroyo_dagster.state.storage.wrappers import Wrapper
 from tests.faulty_stores import Crash, FaultInjecting
 from tests.reading import read_on, records

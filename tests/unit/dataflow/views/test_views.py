@@ -8,9 +8,7 @@ import pytest
 
 from arroyo_dagster.dataflow.errors import CheckpointError
 from arroyo_dagster.dataflow.views.view import Views
-from arroyo_dagster.state.model.compaction import CompactionPolicy, CompactionSettings
-from arroyo_dagster.state.operations.compaction.job import run_compaction
-from arroyo_dagster.state.operations.gc.execute import run_gc
+from arroyo_dagster.state import CompactionPolicy, CompactionSettings, run_compaction, run_gc
 from arroyo_dagster.state.operations.gc.expire import to_keep
 from arroyo_dagster.state.storage.wrappers import Counting
 from tests.dataflows import Clock, Flow, builder, definition, reader, row_of

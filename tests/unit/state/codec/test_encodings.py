@@ -11,9 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from arroyo_dagster.state import GLOBAL_KEY_VALUE_SCHEMA
 from arroyo_dagster.state.codec import encodings
 from arroyo_dagster.state.codec.parquet import (
-    GLOBAL_KEY_VALUE_SCHEMA,
     RowsEncoder,
     decode_file,
     encode_pair_columns,

@@ -11,6 +11,7 @@ import pytest
 from google.protobuf.message import Message
 
 from arroyo_dagster.errors import ArroyoStateError, FormatError, InputError
+from arroyo_dagster.state import Epoch, JobId
 from arroyo_dagster.state.codec.metadata import (
     decode_legacy_checkpoint,
     decode_manifest,
@@ -21,7 +22,6 @@ from arroyo_dagster.state.codec.metadata import (
 )
 from arroyo_dagster.state.codec.proto import state_pb2 as pb
 from arroyo_dagster.state.model.checkpoints import LegacyCheckpoint
-from arroyo_dagster.state.model.ids import Epoch, JobId
 from tests.compat.arroyo import DATA
 
 MARK = "unknown-42"

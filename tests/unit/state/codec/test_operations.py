@@ -4,13 +4,8 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from arroyo_dagster.state.codec.operations import (
-    INSERT,
-    DeleteKey,
-    Insert,
-    encode_key,
-    encode_operation,
-)
+from arroyo_dagster.state import DeleteKey, Insert
+from arroyo_dagster.state.codec.operations import INSERT, encode_key, encode_operation
 
 
 def test_an_insert_is_the_single_byte_that_arroyo_writes() -> None:

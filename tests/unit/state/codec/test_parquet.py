@@ -9,12 +9,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from arroyo_dagster.errors import FormatError
-from arroyo_dagster.state.codec.parquet import (
-    GLOBAL_KEY_VALUE_SCHEMA,
-    decode_file,
-    encode_pairs,
-    encode_rows,
-)
+from arroyo_dagster.state import GLOBAL_KEY_VALUE_SCHEMA
+from arroyo_dagster.state.codec.parquet import decode_file, encode_pairs, encode_rows
 
 
 def test_a_file_of_pairs_looks_like_one_of_arroyo() -> None:

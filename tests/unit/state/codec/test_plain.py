@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from arroyo_dagster.state.codec.bincode.codec import codec_for
+from arroyo_dagster.state import codec_for
 from arroyo_dagster.state.codec.iso_times import iso_micros
 from arroyo_dagster.state.codec.plain import plain_scalar, plain_value
 from arroyo_dagster.state.model.types import (

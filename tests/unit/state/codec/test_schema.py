@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 from arroyo_dagster.errors import InputError
+from arroyo_dagster.state import OperatorCheckpoint, TableName
 from arroyo_dagster.state.codec.interval_types import interval_type
 from arroyo_dagster.state.codec.metadata import decode_manifest, decode_operator
 from arroyo_dagster.state.codec.parquet import read_facts
@@ -19,8 +20,6 @@ from arroyo_dagster.state.codec.schema import (
     schema_to_json,
     stored_schema,
 )
-from arroyo_dagster.state.model.checkpoints import OperatorCheckpoint
-from arroyo_dagster.state.model.ids import TableName
 from arroyo_dagster.state.model.tables import ExpiringTimeKeyConfig, ExpiringTimeKeyFiles
 from tests.compat.arroyo import DATA
 

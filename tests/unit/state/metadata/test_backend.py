@@ -17,33 +17,30 @@ from arroyo_dagster.errors import (
     ProtocolError,
     StorageError,
 )
-from arroyo_dagster.state.codec.metadata import encode_manifest
-from arroyo_dagster.state.codec.parquet import (
+from arroyo_dagster.state import (
     GLOBAL_KEY_VALUE_SCHEMA,
-    encode_pairs,
-    encode_rows,
-)
-from arroyo_dagster.state.metadata.backend import ParquetBackend, Published
-from arroyo_dagster.state.model.checkpoints import (
     Checkpoint,
     CheckpointState,
-    LegacyCheckpoint,
-    Manifest,
-    OperatorCheckpoint,
-)
-from arroyo_dagster.state.model.ids import (
     Epoch,
     JobId,
+    JobPaths,
+    MemoryStore,
+    ObjectStore,
+    OperatorCheckpoint,
     OperatorId,
+    ParquetBackend,
     PipelineId,
     StatePath,
+    TableConfig,
     TableName,
     WorkerGeneration,
 )
-from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.codec.metadata import encode_manifest
+from arroyo_dagster.state.codec.parquet import encode_pairs, encode_rows
+from arroyo_dagster.state.metadata.backend import Published
+from arroyo_dagster.state.model.checkpoints import LegacyCheckpoint, Manifest
 from arroyo_dagster.state.model.sizes import OBJECT, SizeLimit
-from arroyo_dagster.state.model.tables import GlobalKeyedConfig, GlobalKeyedFiles, TableConfig
-from arroyo_dagster.state.storage import MemoryStore, ObjectStore
+from arroyo_dagster.state.model.tables import GlobalKeyedConfig, GlobalKeyedFiles
 from arroyo_dagster.state.storage import store as object_store
 from arroyo_dagster.state.storage.wrappers import Wrapper
 from tests.faulty_stores import Crash, FaultInjecting

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from arroyo_dagster.errors import StorageError
-from arroyo_dagster.state.model.ids import Epoch, JobId, PipelineId
+from arroyo_dagster.state import Epoch, JobId, JobPaths, PipelineId
 from arroyo_dagster.state.model.job_facts import (
     Absence,
     CheckpointFacts,
@@ -17,7 +17,6 @@ from arroyo_dagster.state.model.job_facts import (
     condition_of,
     merge_answers,
 )
-from arroyo_dagster.state.model.layout import JobPaths
 
 JOB = JobId("job_1")
 PATHS = JobPaths(JOB)

@@ -6,13 +6,8 @@ from itertools import pairwise
 
 import pytest
 
-from arroyo_dagster.state.model.keys import (
-    MAX_ROUTING_KEY,
-    KeyRange,
-    key_range_size,
-    range_for_server,
-    server_for_hash,
-)
+from arroyo_dagster.state import KeyRange, range_for_server, server_for_hash
+from arroyo_dagster.state.model.keys import MAX_ROUTING_KEY, key_range_size
 
 
 @pytest.mark.parametrize(

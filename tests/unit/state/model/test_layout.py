@@ -8,21 +8,18 @@ from pathlib import Path
 import pytest
 
 from arroyo_dagster.errors import InputError
-from arroyo_dagster.state.model.ids import (
+from arroyo_dagster.state import (
     Epoch,
     JobId,
+    JobPaths,
+    Layout,
     OperatorId,
     PipelineId,
     StatePath,
     TableName,
     WorkerGeneration,
 )
-from arroyo_dagster.state.model.layout import (
-    JobPaths,
-    Layout,
-    parse_epoch_record,
-    parse_manifest_path,
-)
+from arroyo_dagster.state.model.layout import parse_epoch_record, parse_manifest_path
 from tests.compat.arroyo import DATA
 
 MAINTENANCE = JobPaths(JobId("job"), PipelineId("pipe"))

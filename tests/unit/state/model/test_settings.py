@@ -10,21 +10,18 @@ import pytest
 from click.testing import CliRunner
 
 from arroyo_dagster.cli.settings import settings_options
-from arroyo_dagster.orchestration.compaction.assets import CompactionConfig
-from arroyo_dagster.orchestration.compaction.maintenance_window import WindowConfig
-from arroyo_dagster.orchestration.gc.assets import GcConfig, OrphansConfig
+from arroyo_dagster.orchestration import CompactionConfig, GcConfig, OrphansConfig, WindowConfig
 from arroyo_dagster.orchestration.settings import configured, settings_config
+from arroyo_dagster.state import CompactionPolicy, CompactionSettings, Retention, WindowLimits
 from arroyo_dagster.state.model.compaction import (
     MEBIBYTE,
     AdoptionSettings,
     Budget,
-    CompactionPolicy,
-    CompactionSettings,
     MergeOrder,
     SortOrder,
 )
-from arroyo_dagster.state.model.garbage import DeletionSettings, GraceSettings, Retention
-from arroyo_dagster.state.model.maintenance_window import WindowLimits, WindowSteps
+from arroyo_dagster.state.model.garbage import DeletionSettings, GraceSettings
+from arroyo_dagster.state.model.maintenance_window import WindowSteps
 from arroyo_dagster.state.model.rewrite import QuietSettings
 from arroyo_dagster.state.model.settings import setting_fields, settings_from
 

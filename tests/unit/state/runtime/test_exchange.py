@@ -6,10 +6,7 @@ import pyarrow as pa
 import pytest
 
 from arroyo_dagster.errors import FormatError, InputError
-from arroyo_dagster.state.codec.hashing.routing import key_hashes
-from arroyo_dagster.state.model.ids import OperatorId
-from arroyo_dagster.state.model.keys import range_for_server
-from arroyo_dagster.state.runtime.connectors import TableSource
+from arroyo_dagster.state import OperatorId, Pipeline, TableSource, key_hashes, range_for_server
 from arroyo_dagster.state.runtime.exchange import (
     CHUNK_ROWS,
     WATERMARK,
@@ -19,7 +16,7 @@ from arroyo_dagster.state.runtime.exchange import (
     route,
     source_chunks,
 )
-from arroyo_dagster.state.runtime.pipeline import Edge, Pipeline
+from arroyo_dagster.state.runtime.pipeline import Edge
 from arroyo_dagster.state.runtime.task import advanced, watermark_of
 from tests.jobs import CountWords, KeepWords, words
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from arroyo_dagster.errors import InputError, StorageError
+from arroyo_dagster.state import StatePath
 from arroyo_dagster.state.metadata.expiry import delete_all
-from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.storage.failures import delete_step, lasts
 from arroyo_dagster.state.storage.local_disk import LocalDiskStore
 

@@ -6,8 +6,8 @@ import pickle
 
 import pytest
 
-from arroyo_dagster.state.model.ids import StatePath
-from arroyo_dagster.state.storage import Counting, MemoryStore, ObjectStore, WriteProtected
+from arroyo_dagster.state import MemoryStore, ObjectStore, StatePath, WriteProtected
+from arroyo_dagster.state.storage import Counting
 from tests.faulty_stores import FaultInjecting
 
 P = StatePath

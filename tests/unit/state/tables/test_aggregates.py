@@ -11,13 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from arroyo_dagster.errors import InputError
-from arroyo_dagster.state.runtime.connectors import TableSource
-from arroyo_dagster.state.runtime.in_process import run_pipeline
-from arroyo_dagster.state.runtime.operators import Operator
-from arroyo_dagster.state.runtime.pipeline import Pipeline
-from arroyo_dagster.state.storage import MemoryStore
+from arroyo_dagster.state import (
+    MemoryStore,
+    Operator,
+    Pipeline,
+    TableSource,
+    global_table_config,
+    run_pipeline,
+)
 from arroyo_dagster.state.tables.aggregates import Aggregate
-from arroyo_dagster.state.tables.global_keyed import global_table_config
 from tests.unit.state.tables.test_global_keyed import Subtask
 
 KEYS = st.sampled_from(["", "a", "b", "ä", "a\0"])

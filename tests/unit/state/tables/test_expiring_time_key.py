@@ -14,18 +14,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from arroyo_dagster.errors import InputError
-from arroyo_dagster.state.model.ids import Epoch, StatePath
-from arroyo_dagster.state.model.keys import KeyRange, range_for_server
-from arroyo_dagster.state.model.tables import TableConfig, TimeFile
-from arroyo_dagster.state.planning.restore.checkpoint import cutoff_micros
-from arroyo_dagster.state.storage import MemoryStore
-from arroyo_dagster.state.tables.expiring_time_key import (
+from arroyo_dagster.state import (
+    Epoch,
     ExpiringTimeKeyTable,
+    ExpiringTimeKeyView,
+    KeyRange,
+    MemoryStore,
+    StatePath,
+    TableConfig,
+    range_for_server,
     timestamp_table_config,
 )
+from arroyo_dagster.state.model.tables import TimeFile
+from arroyo_dagster.state.planning.restore.checkpoint import cutoff_micros
 from arroyo_dagster.state.tables.messages import RecordBatch, TableChange
 from arroyo_dagster.state.tables.table import EpochFiles
-from arroyo_dagster.state.tables.time_views import ExpiringTimeKeyView
 from tests.fabricated import compact_rows
 from tests.jobs import as_multiset
 

@@ -11,27 +11,25 @@ import pyarrow as pa
 import pytest
 
 from arroyo_dagster.errors import FormatError, InputError, StorageError
-from arroyo_dagster.state.codec.bincode.codec import codec_for
-from arroyo_dagster.state.codec.parquet import (
+from arroyo_dagster.state import (
     GLOBAL_KEY_VALUE_SCHEMA,
-    encode_pairs,
-    encode_rows,
-    read_facts,
-)
-from arroyo_dagster.state.model.ids import Epoch, StatePath
-from arroyo_dagster.state.model.keys import range_for_server
-from arroyo_dagster.state.model.layout import is_compacted
-from arroyo_dagster.state.model.tables import TableConfig
-from arroyo_dagster.state.storage import MemoryStore, ObjectStore
-from arroyo_dagster.state.storage.wrappers import Wrapper
-from arroyo_dagster.state.tables.global_keyed import (
+    Epoch,
     GlobalKeyedTable,
     GlobalKeyedView,
+    MemoryStore,
+    ObjectStore,
+    StatePath,
+    TableConfig,
     VersionInfo,
-    decode_global_keyed_file,
+    codec_for,
     global_table_config,
     global_table_config_with_version,
+    range_for_server,
 )
+from arroyo_dagster.state.codec.parquet import encode_pairs, encode_rows, read_facts
+from arroyo_dagster.state.model.layout import is_compacted
+from arroyo_dagster.state.storage.wrappers import Wrapper
+from arroyo_dagster.state.tables.global_keyed import decode_global_keyed_file
 from arroyo_dagster.state.tables.messages import CommitData, KeyedData, TableChange
 from arroyo_dagster.state.tables.table import EpochFiles
 

@@ -6,11 +6,16 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from arroyo_dagster.state import (
+    GlobalKeyedTable,
+    MemoryStore,
+    OperatorId,
+    StatePath,
+    TableName,
+    global_table_config,
+)
 from arroyo_dagster.state.codec.digest import value_codes
 from arroyo_dagster.state.model.compaction import PairsMerge
-from arroyo_dagster.state.model.ids import OperatorId, StatePath, TableName
-from arroyo_dagster.state.storage import MemoryStore
-from arroyo_dagster.state.tables.global_keyed import GlobalKeyedTable, global_table_config
 from arroyo_dagster.state.tables.last_writes import (
     REMOVED,
     CodedPairs,

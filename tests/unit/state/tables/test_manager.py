@@ -10,34 +10,33 @@ import pyarrow as pa
 import pytest
 
 from arroyo_dagster.errors import InputError, ProtocolError, StorageError
-from arroyo_dagster.state.metadata.backend import ParquetBackend
-from arroyo_dagster.state.model.checkpoints import OperatorCheckpoint, SubtaskCheckpoint
-from arroyo_dagster.state.model.ids import (
+from arroyo_dagster.state import (
     Epoch,
-    JobId,
-    OperatorId,
-    PipelineId,
-    StatePath,
-    TableName,
-    WorkerGeneration,
-)
-from arroyo_dagster.state.model.layout import JobPaths
-from arroyo_dagster.state.model.tables import ExpiringTimeKeyFiles, GlobalKeyedFiles, TableConfig
-from arroyo_dagster.state.planning.restore.checkpoint import merge_operator
-from arroyo_dagster.state.storage import MemoryStore, ObjectStore
-from arroyo_dagster.state.tables.expiring_time_key import timestamp_table_config
-from arroyo_dagster.state.tables.global_keyed import (
     GlobalKeyedTable,
+    JobId,
+    JobPaths,
+    MemoryStore,
+    ObjectStore,
+    OperatorCheckpoint,
+    OperatorId,
+    ParquetBackend,
+    PipelineId,
+    StateMessage,
+    StatePath,
+    TableConfig,
+    TableData,
+    TableManager,
+    TableName,
+    TaskInfo,
+    WorkerGeneration,
     global_table_config,
     global_table_config_with_version,
+    timestamp_table_config,
 )
-from arroyo_dagster.state.tables.manager import TableManager
-from arroyo_dagster.state.tables.messages import (
-    StateMessage,
-    TableData,
-)
+from arroyo_dagster.state.model.checkpoints import SubtaskCheckpoint
+from arroyo_dagster.state.model.tables import ExpiringTimeKeyFiles, GlobalKeyedFiles
+from arroyo_dagster.state.planning.restore.checkpoint import merge_operator
 from arroyo_dagster.state.tables.registration import check_tables
-from arroyo_dagster.state.tables.table import TaskInfo
 from tests.faulty_stores import FaultInjecting
 from tests.jobs import as_multiset, listing
 

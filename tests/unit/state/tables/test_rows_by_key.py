@@ -8,12 +8,13 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from arroyo_dagster.state.tables.expiring_time_key import (
+from arroyo_dagster.state import (
     ExpiringTimeKeyTable,
+    ExpiringTimeKeyView,
+    KeyTimeView,
     timestamp_table_config,
 )
 from arroyo_dagster.state.tables.rows_by_key import RowsByKey
-from arroyo_dagster.state.tables.time_views import ExpiringTimeKeyView, KeyTimeView
 
 SCHEMA = pa.schema(
     [

@@ -10,16 +10,20 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from arroyo_dagster.state.codec.parquet import decode_file
-from arroyo_dagster.state.codec.schema import file_schema
-from arroyo_dagster.state.model.ids import Epoch, StatePath
-from arroyo_dagster.state.model.keys import KeyRange, range_for_server
-from arroyo_dagster.state.model.tables import ExpiringTimeKeyConfig, TableConfig, TimeFile
-from arroyo_dagster.state.storage import Counting, MemoryStore
-from arroyo_dagster.state.tables.expiring_time_key import (
+from arroyo_dagster.state import (
+    Epoch,
     ExpiringTimeKeyTable,
+    KeyRange,
+    MemoryStore,
+    StatePath,
+    TableConfig,
+    range_for_server,
     timestamp_table_config,
 )
+from arroyo_dagster.state.codec.parquet import decode_file
+from arroyo_dagster.state.codec.schema import file_schema
+from arroyo_dagster.state.model.tables import ExpiringTimeKeyConfig, TimeFile
+from arroyo_dagster.state.storage import Counting
 from arroyo_dagster.state.tables.live_rows import INSERT
 
 ALL_KEYS = range_for_server(0, 1)

@@ -12,34 +12,32 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arroyo_dagster.errors import InputError
-from arroyo_dagster.state.codec.hashing.routing import key_hashes, subtasks_for_hashes
-from arroyo_dagster.state.metadata.backend import ParquetBackend
-from arroyo_dagster.state.model.checkpoints import OperatorCheckpoint
-from arroyo_dagster.state.model.ids import (
+from arroyo_dagster.state import (
     Epoch,
+    ExpiringTimeKeyTable,
+    ExpiringTimeKeyView,
     JobId,
+    JobPaths,
+    KeyTimeView,
+    MemoryStore,
+    OperatorCheckpoint,
     OperatorId,
+    ParquetBackend,
     PipelineId,
     StatePath,
+    TableConfig,
+    TableManager,
     TableName,
+    TaskInfo,
+    UncachedKeyValueView,
     WorkerGeneration,
-)
-from arroyo_dagster.state.model.keys import range_for_server
-from arroyo_dagster.state.model.layout import JobPaths
-from arroyo_dagster.state.model.tables import ExpiringTimeKeyFiles, TableConfig
-from arroyo_dagster.state.planning.restore.checkpoint import merge_operator
-from arroyo_dagster.state.storage import MemoryStore
-from arroyo_dagster.state.tables.expiring_time_key import (
-    ExpiringTimeKeyTable,
+    key_hashes,
+    range_for_server,
     timestamp_table_config,
 )
-from arroyo_dagster.state.tables.manager import TableManager
-from arroyo_dagster.state.tables.table import TaskInfo
-from arroyo_dagster.state.tables.time_views import (
-    ExpiringTimeKeyView,
-    KeyTimeView,
-    UncachedKeyValueView,
-)
+from arroyo_dagster.state.codec.hashing.routing import subtasks_for_hashes
+from arroyo_dagster.state.model.tables import ExpiringTimeKeyFiles
+from arroyo_dagster.state.planning.restore.checkpoint import merge_operator
 from tests.fabricated import compact_rows
 from tests.jobs import as_multiset
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from arroyo_dagster.errors import FormatError, InputError
-from arroyo_dagster.state.codec.bincode.codec import codec_for
+from arroyo_dagster.state import codec_for
 from arroyo_dagster.state.model import types as t
 
 

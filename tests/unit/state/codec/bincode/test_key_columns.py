@@ -7,8 +7,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from arroyo_dagster.state import DeleteKey
 from arroyo_dagster.state.codec.operations import (
-    DeleteKey,
     decode_operation,
     delete_keys_of,
     encode_key,

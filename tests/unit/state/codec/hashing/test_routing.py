@@ -10,12 +10,7 @@ import pyarrow as pa
 import pytest
 
 from arroyo_dagster.errors import InputError
-from arroyo_dagster.state.codec.hashing.routing import (
-    HashVariant,
-    hash_key,
-    key_hashes,
-    matching_variants,
-)
+from arroyo_dagster.state import HashVariant, hash_key, key_hashes, matching_variants
 from arroyo_dagster.state.model import types as t
 
 NS = pa.timestamp("ns")

@@ -9,29 +9,26 @@ import pyarrow as pa
 import pytest
 
 from arroyo_dagster.errors import InputError
-from arroyo_dagster.state.model.checkpoints import (
+from arroyo_dagster.state import (
     Checkpoint,
     CheckpointState,
-    OperatorCheckpoint,
-    RunProgress,
-)
-from arroyo_dagster.state.model.compaction import (
     CompactionPolicy,
-    CompactionRecord,
     CompactionSettings,
-    MergedPairs,
-    MergedRows,
-)
-from arroyo_dagster.state.model.ids import (
     Epoch,
     JobId,
+    OperatorCheckpoint,
     OperatorId,
     PipelineId,
     StatePath,
     TableName,
     WorkerGeneration,
+    global_table_config,
+    range_for_server,
+    timestamp_table_config,
 )
-from arroyo_dagster.state.model.keys import MAX_ROUTING_KEY, range_for_server
+from arroyo_dagster.state.model.checkpoints import RunProgress
+from arroyo_dagster.state.model.compaction import CompactionRecord, MergedPairs, MergedRows
+from arroyo_dagster.state.model.keys import MAX_ROUTING_KEY
 from arroyo_dagster.state.model.tables import (
     ExpiringTimeKeyFiles,
     GlobalKeyedFiles,
@@ -44,8 +41,6 @@ from arroyo_dagster.state.planning.compaction.plan import (
     most_outputs,
     plan_merges,
 )
-from arroyo_dagster.state.tables.expiring_time_key import timestamp_table_config
-from arroyo_dagster.state.tables.global_keyed import global_table_config
 
 G, T = TableName("g"), TableName("t")
 SCHEMA = pa.schema([("k", pa.string()), pa.field("_timestamp", pa.timestamp("ns"), nullable=False)])

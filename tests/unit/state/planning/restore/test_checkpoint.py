@@ -8,23 +8,31 @@ from dataclasses import replace
 import pytest
 
 from arroyo_dagster.errors import ProtocolError
+from arroyo_dagster.state import (
+    Epoch,
+    JobId,
+    KeyRange,
+    OperatorCheckpoint,
+    OperatorId,
+    StatePath,
+    TableConfig,
+    TableName,
+    range_for_server,
+)
 from arroyo_dagster.state.model.checkpoints import (
     ExpiringTimeKeyReport,
     GlobalKeyedReport,
     LegacyCheckpoint,
-    OperatorCheckpoint,
     SubtaskCheckpoint,
     TableReport,
 )
-from arroyo_dagster.state.model.ids import Epoch, JobId, OperatorId, StatePath, TableName
-from arroyo_dagster.state.model.keys import MAX_ROUTING_KEY, KeyRange, range_for_server
+from arroyo_dagster.state.model.keys import MAX_ROUTING_KEY
 from arroyo_dagster.state.model.tables import (
     ExpiringTimeKeyConfig,
     ExpiringTimeKeyFiles,
     GlobalKeyedConfig,
     GlobalKeyedFiles,
     StoredSchema,
-    TableConfig,
     TimeFile,
 )
 from arroyo_dagster.state.planning.restore.checkpoint import (

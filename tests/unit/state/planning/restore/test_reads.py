@@ -5,30 +5,29 @@ from __future__ import annotations
 import pytest
 
 from arroyo_dagster.errors import InputError, NotFoundError
-from arroyo_dagster.state.model.checkpoints import (
+from arroyo_dagster.state import (
     Checkpoint,
     CheckpointState,
-    OperatorCheckpoint,
-    RunProgress,
-)
-from arroyo_dagster.state.model.ids import (
     Epoch,
     JobId,
+    JobPaths,
+    KeyRange,
+    OperatorCheckpoint,
     OperatorId,
     PipelineId,
     StatePath,
+    TableConfig,
     TableName,
     WorkerGeneration,
 )
-from arroyo_dagster.state.model.keys import MAX_ROUTING_KEY, KeyRange
-from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.model.checkpoints import RunProgress
+from arroyo_dagster.state.model.keys import MAX_ROUTING_KEY
 from arroyo_dagster.state.model.tables import (
     ExpiringTimeKeyConfig,
     ExpiringTimeKeyFiles,
     GlobalKeyedConfig,
     GlobalKeyedFiles,
     StoredSchema,
-    TableConfig,
     TimeFile,
 )
 from arroyo_dagster.state.planning.restore.reads import (

@@ -7,8 +7,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from arroyo_dagster.state import Epoch, timestamp_table_config
 from arroyo_dagster.state.codec.schema import file_schema, memory_schema, schema_to_json
-from arroyo_dagster.state.model.ids import Epoch
 from arroyo_dagster.state.model.tables import ExpiringTimeKeyConfig
 from arroyo_dagster.state.planning.restore.schema_evolution import (
     changed_in,
@@ -17,7 +17,6 @@ from arroyo_dagster.state.planning.restore.schema_evolution import (
     how_to_read,
     noted,
 )
-from arroyo_dagster.state.tables.expiring_time_key import timestamp_table_config
 
 TIME = pa.field("_timestamp", pa.timestamp("ns"), nullable=False)
 K = pa.field("k", pa.string())

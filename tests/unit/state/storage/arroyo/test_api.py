@@ -15,9 +15,8 @@ from arroyo_dagster.errors import (
     NotFoundError,
     StorageError,
 )
-from arroyo_dagster.state.model.ids import JobId, PipelineId
+from arroyo_dagster.state import JobId, JobPaths, PipelineId
 from arroyo_dagster.state.model.job_facts import Absence, JobCondition
-from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.storage.arroyo import api as arroyo_api
 from arroyo_dagster.state.storage.arroyo.api import ArroyoApi
 from tests.loopback import Reply, recorded, replaying, serving

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from arroyo_dagster.errors import FormatError, InputError, StorageError
-from arroyo_dagster.state.model.ids import JobId
+from arroyo_dagster.state import JobId
 from arroyo_dagster.state.model.job_facts import JobCondition, JobFacts
 from arroyo_dagster.state.operations.catalog.job_directory import open_directory
 from arroyo_dagster.state.storage.arroyo.postgres import ArroyoPostgres

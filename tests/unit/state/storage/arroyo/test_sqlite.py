@@ -14,12 +14,10 @@ from pathlib import Path
 import pytest
 
 from arroyo_dagster.errors import FormatError, InputError, NotFoundError, StorageError
-from arroyo_dagster.state.model.ids import JobId, PipelineId, StatePath
+from arroyo_dagster.state import JobId, JobPaths, MemoryStore, PipelineId, StatePath
 from arroyo_dagster.state.model.job_facts import Absence
-from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.storage.arroyo import database_copy
 from arroyo_dagster.state.storage.arroyo.sqlite import ArroyoDatabase
-from arroyo_dagster.state.storage.memory import MemoryStore
 from tests.compat.arroyo import DATA
 
 FIXTURE = DATA / "state-legacy.sqlite"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from arroyo_dagster.errors import NotFoundError, StorageError
-from arroyo_dagster.state.model.ids import StatePath
+from arroyo_dagster.state import StatePath
 from arroyo_dagster.state.storage.remote import fsspec_store
 from arroyo_dagster.state.storage.remote.fsspec_store import FsspecStore
 from arroyo_dagster.state.storage.remote.s3_store import S3Store

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from arroyo_dagster.errors import InputError
-from arroyo_dagster.state.storage import open_store
+from arroyo_dagster.state import open_store
 
 S3, GS, AZURE = "s3://b/k", "gs://b/k", "abfss://c@a.dfs.core.windows.net/k"
 

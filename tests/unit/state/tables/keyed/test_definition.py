@@ -8,12 +8,9 @@ import pyarrow as pa
 import pytest
 
 from arroyo_dagster.errors import InputError
+from arroyo_dagster.state import TableConfig, keyed_state, keyed_timers
 from arroyo_dagster.state.codec.schema import memory_schema
-from arroyo_dagster.state.model.tables import ExpiringTimeKeyConfig, TableConfig
-from arroyo_dagster.state.tables.keyed.definition import (
-    keyed_state,
-    keyed_timers,
-)
+from arroyo_dagster.state.model.tables import ExpiringTimeKeyConfig
 
 
 def columns(config: TableConfig) -> list[str]:

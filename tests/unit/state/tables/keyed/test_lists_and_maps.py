@@ -8,8 +8,7 @@ import pyarrow as pa
 import pytest
 
 from arroyo_dagster.errors import InputError
-from arroyo_dagster.state.tables.keyed.definition import keyed_state
-from arroyo_dagster.state.tables.keyed.states import ListState, MapState
+from arroyo_dagster.state import ListState, MapState, keyed_state
 from tests.keyed_subtasks import Subtasks
 
 

@@ -8,8 +8,7 @@ import pyarrow as pa
 import pytest
 
 from arroyo_dagster.errors import InputError
-from arroyo_dagster.state.tables.keyed.definition import keyed_timers
-from arroyo_dagster.state.tables.keyed.timers import Timers
+from arroyo_dagster.state import Timers, keyed_timers
 from tests.keyed_subtasks import Subtasks
 
 

@@ -12,12 +12,10 @@ import pyarrow as pa
 import pytest
 
 from arroyo_dagster.errors import FormatError, InputError
-from arroyo_dagster.state.codec.operations import INSERT, DeleteTimeKey, encode_operation
+from arroyo_dagster.state import DeleteTimeKey, ListState, MapState, Timers, ValueState, keyed_state
+from arroyo_dagster.state.codec.operations import INSERT, encode_operation
 from arroyo_dagster.state.tables.keyed import text_chunks
-from arroyo_dagster.state.tables.keyed.definition import keyed_state
 from arroyo_dagster.state.tables.keyed.rows import KeyedRows, Keys
-from arroyo_dagster.state.tables.keyed.states import ListState, MapState, ValueState
-from arroyo_dagster.state.tables.keyed.timers import Timers
 from arroyo_dagster.state.tables.live_rows import StoredRows
 from tests.keyed_subtasks import Subtasks
 

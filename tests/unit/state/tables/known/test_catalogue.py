@@ -10,14 +10,11 @@ from typing import Any
 import pytest
 
 from arroyo_dagster.errors import InputError
+from arroyo_dagster.state import TableConfig, TableName
 from arroyo_dagster.state.codec.bincode.codec import decode, encode
 from arroyo_dagster.state.codec.plain import plain_value
 from arroyo_dagster.state.model import types as t
-from arroyo_dagster.state.model.ids import TableName
-from arroyo_dagster.state.model.tables import (
-    GlobalKeyedConfig,
-    TableConfig,
-)
+from arroyo_dagster.state.model.tables import GlobalKeyedConfig
 from arroyo_dagster.state.tables.known import catalogue as c
 from arroyo_dagster.state.tables.known import operators as o
 from arroyo_dagster.state.tables.known import sinks as k

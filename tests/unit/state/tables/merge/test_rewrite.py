@@ -11,17 +11,18 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from arroyo_dagster.state.codec.parquet import decode_file, encode_rows
-from arroyo_dagster.state.model.compaction import CompactionPolicy, CompactionSettings
-from arroyo_dagster.state.model.layout import Layout
-from arroyo_dagster.state.model.rewrite import RewriteOutcome
-from arroyo_dagster.state.model.tables import TimeFile
-from arroyo_dagster.state.operations.compaction.rewrite import (
+from arroyo_dagster.state import (
+    CompactionPolicy,
+    CompactionSettings,
+    Layout,
     RewriteOptions,
+    RewriteOutcome,
     plan_rewrite,
     run_rewrite,
+    timestamp_table_config,
 )
-from arroyo_dagster.state.tables.expiring_time_key import timestamp_table_config
+from arroyo_dagster.state.codec.parquet import decode_file, encode_rows
+from arroyo_dagster.state.model.tables import TimeFile
 from arroyo_dagster.state.tables.merge import rewrite as rewriting
 from arroyo_dagster.state.tables.merge.rewrite import TOO_OLD
 from tests.arroyo_jobs import (
