@@ -25,7 +25,6 @@ from arroyo_dagster.state import (
     verify_job,
 )
 from tests.dataflows import Flow, builder, definition
-from tests.unit.dataflow.test_migrate import migrated
 
 TWO = builder("counts().increment(1)\nother().increment(10)").replace(
     "    partition:\n",
@@ -97,17 +96,6 @@ def test_gc_keeps_what_a_clean_removed() -> None:
         run_gc(flow.store, paths, GcRequest(kind=kind, retention=kept))
     backend.prepare_checkpoint_load(Epoch(before.epoch))
     assert findings(flow) == ()
-
-
-def test_a_dropped_state_is_removed() -> None:
-    before = flow_of(TWO).send("words", ["a"])
-    after = migrated(flow_of(builder("counts().increment(1)"), before))
-    (plan,) = plan_clean(after.dataflow, after.store, CleanOptions(states=("build/other",)))
-    assert [(one.name, one.rows, one.dropped) for one in plan.states] == [("other", 1, True)]
-    cleaned(after, states=("build/other",))
-    again = flow_of(TWO, after)
-    assert again.cells("build.other") == {}
-    assert again.send("words", ["a"]).cells("build.other") == {"a": 10}
 
 
 def test_a_run_that_writes_meanwhile_stays_as_it_is() -> None:

@@ -64,21 +64,6 @@ def test_a_renamed_state_keeps_its_rows(value: str) -> None:
     assert verify_job(after.store, JobPaths("build", "test.flow")).verdict.findings == ()
 
 
-def test_two_states_exchange_their_names() -> None:
-    two = builder("counts().increment(1)\nother().increment(10)").replace(
-        "    partition:\n",
-        "      other:\n        type: keyed-state\n        properties:\n"
-        "          key: {type: string}\n          value: {type: u32}\n    partition:\n",
-    )
-    before = flow_of(two).send("words", ["a"])
-    third = two.replace("      counts:\n", "      third:\n        was: counts\n").replace(
-        "counts()", "third()"
-    )
-    after = migrated(flow_of(third, before))
-    assert after.cells("build.third") == {"a": 1}
-    assert after.cells("build.other") == {"a": 10}
-
-
 def test_a_dropped_state_is_carried_over_and_taken_back() -> None:
     before = flow_of(builder(BUMP)).send("words", ["a", "a"])
     other = builder("other().increment(1)", state="other")
@@ -162,31 +147,6 @@ def test_values_that_do_not_fit_are_named_and_nothing_changes(
     assert said in str(error.value)
     assert "`convert: <SQL over the stored columns>`" in str(error.value)
     assert list(before.store.list("test.flow")) == objects
-
-
-def test_a_declared_conversion_computes_values_of_the_stored_columns() -> None:
-    body = "row = counts()\nrow.price = '12.5 EUR'\nrow.old = 3\nrow.update()"
-    before = flow_of(builder(body, value=row_of(price="string", old="u32")))
-    before.send("words", ["a", "b"])
-    value = (
-        "{type: arrow-row, properties: {"
-        "cents: {type: i64, convert: \"cast(split_part(price, ' ', 1) as double) * 100\"}, "
-        "new: {type: u32, convert: old}}}"
-    )
-    after = migrated(flow_of(builder("pass", value=value), before))
-    assert after.rows("build.counts") == {
-        "a": {"cents": 1250, "new": 3}, "b": {"cents": 1250, "new": 3},
-    }  # fmt: skip
-    assert plan_migration(after.dataflow, after.store) == []
-    after = flow_of(builder("row = counts()\nrow.cents = 7\nrow.update()", value=value), after)
-    after.send("words", ["a"])
-    # cents are not converted again
-    for more in ("x: {type: u8}", "x: {type: u8, convert: new}"):
-        wide = value.replace("{cents", "{" + more + ", cents")
-        wider = flow_of(builder("pass", value=wide), after)
-        migrated(wider)
-        assert plan_migration(wider.dataflow, wider.store) == []
-    assert wider.rows("build.counts")["a"] == {"cents": 7, "new": 3, "x": 3}
 
 
 @pytest.mark.parametrize(

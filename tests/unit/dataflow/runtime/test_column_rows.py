@@ -148,15 +148,6 @@ def test_rows_are_those_of_a_model(state: StateDef, steps: list[Any]) -> None:
         model.check()
 
 
-def test_a_column_that_older_rows_do_not_have_is_its_default() -> None:
-    (table,) = rows_of(KEPT, {GLOBAL_WINDOW: {"a": (*row_values(7), 5)}}, 1)
-    rows = ColumnRows(KEPT)
-    at = table.schema.get_field_index("n")
-    rows.load(table.set_column(at, "n", pa.nulls(1, pa.uint32())))
-    _, last, _, number, _ = rows.values_of(keys_of(["a"]), 0)
-    assert (number.to_pylist(), last.to_pylist()) == ([0], [row_values(7)[1]])
-
-
 def test_rows_that_were_taken_back_leave_no_slot() -> None:
     rows = ColumnRows(KEPT)
     for turn in range(50):

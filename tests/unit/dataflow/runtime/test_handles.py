@@ -63,21 +63,6 @@ def test_a_deleted_row_begins_anew_and_update_brings_it_back() -> None:
     assert slot.fresh["k"] == (7, 0)
 
 
-def test_a_failed_function_leaves_what_was_written_before() -> None:
-    slot, place = row_slot(hits="u32")
-    slot.fresh["k"] = (5, 0)
-    with place.entered():
-        row = slot.access()
-        row.hits = 6
-        row.update()
-        row.hits = 7
-        row.update()
-        slot.discard()
-        assert slot.fresh == {"k": (5, 0)}
-        slot.discard()
-    assert slot.fresh == {"k": (5, 0)}
-
-
 @pytest.mark.parametrize(
     ("kind", "value"),
     [

@@ -13,7 +13,7 @@ from arroyo_dagster.dataflow.errors import (
 )
 from arroyo_dagster.dataflow.runtime.service import RunOptions
 from arroyo_dagster.dataflow.views.namespaces import Namespaces
-from arroyo_dagster.state import StatePath, read_rows
+from arroyo_dagster.state import StatePath
 from tests.dataflows import Clock, Flow, builder, definition, reader, row_of
 
 BUMP = "counts().increment(1)"
@@ -65,57 +65,6 @@ def test_an_assigned_key_is_the_record_key_of_later_steps() -> None:
     assert sorted(flow.sinks["answers"].rows) == [(b"1", b"2:a"), (b"2", b"3:bb")]
 
 
-def test_a_partition_sees_what_its_transforms_have_just_written() -> None:
-    services = """
-  part:
-    sources: [{type: topic, id: words}]
-    states:
-      counts: {type: keyed-state, properties: {key: {type: string}, value: {type: u32}}}
-    partition:
-      assign-key:
-        run: |
-          def whole(word):
-              return word
-      transforms:
-        - operator: filter-map
-          run: |
-            def nth(word):
-                n = counts().increment(1)
-                return f"{word}{n}" if n > 1 else None
-    sinks: [{type: topic, id: answers}]
-"""
-    assert answers(services, ["a", "b", "a", "a"]) == ["a2", "a3"]
-
-
-def test_transforms_of_sources_and_sinks_run_at_their_ends() -> None:
-    services = """
-  both:
-    sources:
-      - type: topic
-        id: words
-        transforms:
-          - operator: map
-            run: |
-              def first(word):
-                  return word + "1"
-      - {type: topic, id: asked}
-    sinks:
-      - type: topic
-        id: answers
-        transforms:
-          - operator: map
-            run: |
-              def last(word):
-                  return word + "9"
-      - {type: topic, id: others}
-"""
-    flow = Flow(definition(services, topics={"others": "string"}, converter="raw"))
-    flow.topics["asked"].send("b")
-    flow.send("words", ["a"])
-    assert flow.sinks["answers"].values == ["a19", "b9"]
-    assert flow.sinks["others"].values == ["a1", "b"]
-
-
 # ---- failures ------------------------------------------------------------------------------------
 
 
@@ -160,18 +109,6 @@ def test_a_key_that_cannot_be_costs_its_record(
 
 
 # ---- readers -------------------------------------------------------------------------------------
-
-
-def test_a_reader_sees_the_newest_epoch_and_never_writes() -> None:
-    look_up = (
-        "try:\n    counts().append(1)\nexcept AttributeError:\n    pass\n"
-        "return ' '.join(f'{k}={n}' for k, n in counts())"
-    )
-    flow = Flow(definition(builder(BUMP) + reader(look_up), converter="raw"))
-    flow.send("asked", ["?"])
-    flow.send("words", ["a", "b", "a"])
-    flow.send("asked", ["?"])
-    assert flow.sinks["answers"].values == ["", "a=2 b=1"]
 
 
 def test_a_builder_reads_its_own_state_as_of_the_epoch_before() -> None:
@@ -313,17 +250,6 @@ def test_e50_a_window_that_a_state_got_later_is_refused_by_readers() -> None:
 
 
 # ---- tables --------------------------------------------------------------------------------------
-
-
-def test_what_is_stored_is_read_as_rows_of_ordinary_tables() -> None:
-    flow = Flow(definition(builder(BUMP), converter="raw")).send("words", ["a", "b", "a"])
-    paths = flow.pipelines[0].paths
-    assert str(paths.pipeline) == "test.flow"
-    found = read_rows(flow.store, paths, "states", "counts")
-    assert sorted((row["_key"], row["value"]) for row in found.rows) == [("a", 2), ("b", 1)]
-    assert {row["key"] for row in read_rows(flow.store, paths, "states", "schemas").rows} == {
-        "counts"
-    }
 
 
 @pytest.mark.parametrize("body", ["return 'k'", "return record"])

@@ -48,32 +48,6 @@ def test_whole_batches_fill_the_windows_that_records_fill_one_by_one(
     assert closed == ([[1, 1], [2]] if column == "n" else [[["a", 1], ["b", 1]], [["a", 2]]])
 
 
-@pytest.mark.parametrize("parallelism", [1, 3])
-def test_times_before_1970_have_windows_too(parallelism: int) -> None:
-    flow = windowed(
-        parallelism=parallelism,
-        **ROWS,
-        flush="return [window()[0], sum(row['n'] for row in counts())]",
-    )
-    flow.send("events", [event(-25, "a")])
-    flow.restart()
-    flow.send("events", [event(-24, "b"), event(-11, "c"), event(-10, "d")])
-    flow.restart()
-    flow.send("events", [event(1, "e")])
-    assert flow.sinks["closed"].values == [[-30_000, 2], [-20_000, 1], [-10_000, 1]]
-
-
-@pytest.mark.parametrize("years", [3000, 250_000_000])
-def test_a_time_far_away_closes_everything_and_breaks_nothing(years: int) -> None:
-    flow = windowed(**ROWS, flush="return [window()[0] // 1000]")
-    far = {"k": "k", "t": years * 31_556_952_000}
-    flow.send("events", [event(1), far, event(2)])
-    flow.restart()
-    flow.send("events", [event(3)])
-    assert flow.sinks["closed"].values == [[0]]
-    assert flow.metrics("build")["window"].dropped_late == 2
-
-
 def test_the_clock_and_the_readers_epochs_are_settled_in_the_offset() -> None:
     clock = Clock()
     flow = windowed(more=reader("return '1'"), clock=clock)

@@ -13,9 +13,7 @@ from arroyo_dagster.dataflow.definition.diagnostics import InvalidDefinition
 from arroyo_dagster.dataflow.definition.reading import parse_document
 from arroyo_dagster.dataflow.topics.bindings import (
     BindingsText,
-    TopicBinding,
     parse_binding,
-    parse_function,
     read_bindings,
 )
 from arroyo_dagster.dataflow.topics.files import FileSource
@@ -28,20 +26,6 @@ from arroyo_dagster.dataflow.topics.wiring import Wired, wire
 from arroyo_dagster.errors import InputError, NotFoundError
 from arroyo_dagster.state import MemoryStore
 from tests.reading import read_on
-
-
-def test_a_binding_has_a_topic_a_kind_a_target_and_options() -> None:
-    assert parse_binding("words=jsonl:a/b=c.jsonl", "source") == TopicBinding(
-        role="source", topic="words", kind="jsonl", target="a/b=c.jsonl"
-    )
-    found = parse_binding("w=csv:s3://bucket/in?follow=true&rows_per_epoch=7", "source")
-    assert (found.target, found.options) == (
-        "s3://bucket/in",
-        {"follow": True, "rows_per_epoch": 7},
-    )
-    assert parse_binding("w=rate:2.5?limit=3", "source").target == "2.5"
-    assert parse_binding("w=stdout", "sink").kind == "stdout"
-    assert parse_function("count-word=app.words:count") == ("count-word", "app.words:count")
 
 
 @pytest.mark.parametrize(
@@ -71,25 +55,6 @@ def test_a_binding_that_is_none_is_told_with_an_example(role: str, text: str, wo
 
 
 # ---- the file ------------------------------------------------------------------------------------
-
-
-def test_a_bindings_file_says_the_same_as_flags(tmp_path: Path) -> None:
-    file = tmp_path / "bindings.yaml"
-    file.write_text(
-        "sources:\n  words: {jsonl: in/, follow: true, rows_per_epoch: 5}\n"
-        "  ticks: rate:10?limit=3\n  asked: {stdin: true}\n"
-        "sinks: {counts: 'csv:/out/', shown: stdout}\n"
-        "functions: {count-word: app:count}\nenv: {CITY: Paris}\n"
-    )
-    found = read_bindings(file)
-    assert found.sources["words"].target == f"{tmp_path}/in/"
-    assert found.sources["words"].options == {"follow": True, "rows_per_epoch": 5}
-    assert (found.sources["ticks"].target, found.sources["asked"].kind) == ("10", "stdin")
-    assert (found.sinks["counts"].target, found.sinks["shown"].kind) == ("/out/", "stdout")
-    assert (found.functions, found.env) == ({"count-word": "app:count"}, {"CITY": "Paris"})
-    flags = BindingsText(sources={"words": parse_binding("words=stdin", "source")})
-    both = flags.over(found)
-    assert (both.sources["words"].kind, both.sources["ticks"].kind) == ("stdin", "rate")
 
 
 def test_every_mistake_of_a_bindings_file_is_told_at_once(tmp_path: Path) -> None:

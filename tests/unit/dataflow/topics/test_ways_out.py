@@ -9,18 +9,21 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
+from arroyo_dagster.dataflow.definition.types import ScalarType
 from arroyo_dagster.dataflow.storage.boundary import SINK_SCHEMA
-from arroyo_dagster.dataflow.topics.cells import JsonLines
+from arroyo_dagster.dataflow.topics.cells import JsonLines, Shape
 from arroyo_dagster.dataflow.topics.segments import SegmentSource
 from arroyo_dagster.dataflow.topics.sinks import (
     AppendSink,
     KeptSink,
     LinesFolderSink,
+    ParquetFolderSink,
     PrintSink,
 )
-from arroyo_dagster.errors import InputError, ProtocolError, StorageError
+from arroyo_dagster.errors import FormatError, InputError, ProtocolError, StorageError
 from arroyo_dagster.state import (
     Collector,
     MemoryStore,
@@ -38,6 +41,7 @@ from tests.reading import read_on, records
 
 COUNT = 9
 LINES = [b'{"n":%d}' % n for n in range(COUNT)]
+OBJECT = Shape(fields={"n": ScalarType.U32, "tags": None})
 
 
 class Out(Operator):
@@ -144,6 +148,28 @@ def test_a_job_does_not_begin_in_a_file_that_holds_something(tmp_path: Path) -> 
         appended(tmp_path / "nowhere" / "out")
     with pytest.raises(InputError, match="one subtask"):
         run_pipeline(job(appended(tmp_path / "new"), parallelism=2), MemoryStore())
+
+
+def test_folders_get_a_file_an_epoch(tmp_path: Path) -> None:
+    run_pipeline(
+        job(LinesFolderSink("counts", f"{tmp_path}/lines", JsonLines("counts"))), MemoryStore()
+    )
+    files = sorted((tmp_path / "lines").glob("*.jsonl"))
+    assert b"".join(file.read_bytes() for file in files).splitlines() == LINES
+    assert len(files) == 5
+    run_pipeline(job(ParquetFolderSink("counts", f"{tmp_path}/rows", OBJECT)), MemoryStore())
+    tables = [pq.read_table(file) for file in sorted((tmp_path / "rows").glob("*.parquet"))]
+    rows = pa.concat_tables(tables)
+    assert rows.schema.types == [pa.uint32(), pa.string()]
+    assert rows.column("n").to_pylist() == list(range(COUNT))
+
+
+def test_a_value_that_does_not_fit_its_declared_type_is_named(tmp_path: Path) -> None:
+    with pytest.raises(FormatError, match="declared type") as raised:
+        run_pipeline(
+            job(ParquetFolderSink("counts", str(tmp_path), OBJECT), [b'{"n":-1}']), MemoryStore()
+        )
+    assert raised.value.facts["column"] == "n"
 
 
 # ---- between services ----------------------------------------------------------------------------

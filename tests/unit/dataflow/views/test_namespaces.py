@@ -13,7 +13,6 @@ from arroyo_dagster.dataflow.definition.windows import GLOBAL_WINDOW, Window
 from arroyo_dagster.dataflow.views.namespaces import CliError, Namespaces
 from arroyo_dagster.dataflow.views.rendering import (
     cell_text,
-    float_text,
     millis_text,
     watermark_text,
     window_text,
@@ -57,24 +56,6 @@ def test_keys_and_patterns_narrow_rows() -> None:
     assert found.lines(key="apple", pattern="r$") == []
     with pytest.raises(CliError, match="not a regular expression"):
         found.lines(pattern="[")
-
-
-@pytest.mark.parametrize(
-    ("value", "bits", "text"),
-    [
-        (2500.0, 64, "2500"),
-        (-10.0, 32, "-10"),
-        (921.6001, 32, "921.6001"),
-        (0.1, 64, "0.1"),
-        (1e300, 64, "1e+300"),
-        (5e-324, 64, "5e-324"),
-        (16777216.0, 32, "16777216"),
-        (-0.0, 64, "-0"),
-    ],
-)
-def test_floats_are_shown_in_their_shortest_form(value: float, bits: int, text: str) -> None:
-    assert float_text(value, bits=bits) == text
-    assert float(text) == pytest.approx(value, rel=1e-6 if bits == 32 else 0)
 
 
 def test_times_and_windows_are_rfc_3339() -> None:

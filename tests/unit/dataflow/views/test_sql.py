@@ -11,6 +11,7 @@ import pytest
 from arroyo_dagster.dataflow.errors import SqlError, StateAccessError
 from arroyo_dagster.dataflow.views.frames import Frame
 from arroyo_dagster.dataflow.views.sql import StateTable, Tables, _point_query
+from arroyo_dagster.sdf import col, lit
 from arroyo_dagster.state.operations.query.sql_text import sql_tokens
 
 UTC = dt.UTC
@@ -170,6 +171,22 @@ def test_sums_of_something_keep_name_type_and_windows() -> None:
 
 def frame() -> Frame:
     return Frame(tables().by_name["hits_per_page"].plain, tables(), "hits_per_page")
+
+
+def test_select_filter_sort_and_head() -> None:
+    found = frame().filter(col("hits").gt(1)).select(["_key", "hits"]).sort("hits", [True])
+    assert list(found.head(1)) == [{"_key": "/b", "hits": 4}]
+    assert len(frame().filter(col("hits").lt_eq(lit(2)).and_(col("pu-zone").eq(10)))) == 1
+    sums = frame().filter(col("hits").plus(col("pu-zone")).minus(1).gt_eq(23))
+    assert len(sums.filter(col("hits").neq(4).or_(col("hits").lt(5)))) == 2
+    for wrong in (
+        lambda: frame().select("nothing"),
+        lambda: frame().sort("nothing"),
+        lambda: frame().filter(col("nothing").eq(1)),
+    ):
+        with pytest.raises(StateAccessError, match="nothing") as error:
+            wrong()
+        assert error.value.facts["number"] == "E44"
 
 
 def test_rows_are_read_one_after_the_other_by_typed_getters() -> None:
