@@ -2,48 +2,10 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 
 from arroyo_dagster.dataflow.errors import StepFailed
 from tests.dataflows import Flow, builder, definition, reader, row_of
-
-
-def logged(caplog: pytest.LogCaptureFixture, services: str) -> str:
-    Flow(definition(services, converter="raw")).send("words", ["a"])
-    return caplog.records[0].getMessage()
-
-
-@pytest.mark.parametrize(
-    ("body", "value", "message"),
-    [
-        (
-            "x = 0\ncounts().set(1 / x)",
-            "{type: u32}",
-            r"build_update skipped a record \(topic words, partition 0, offset 0\): "
-            r"ZeroDivisionError: division by zero; in line 3 of the body: `1 / x`; record 'a'",
-        ),
-        (
-            "counts().set(-1)",
-            "{type: u32}",
-            "E41: state `counts`, key 'a': -1 is no u32: expected an int from 0 to 4294967295; "
-            r"in line 2 of the body: `counts\(\).set\(-1\)`",
-        ),
-        (
-            "row = counts()\nrow.n = 'x'\nrow.update()",
-            row_of(n="u8", m="u8"),
-            "E41: column `n` of state `counts`, key 'a': 'x' is no u8: expected an int from 0 to "
-            r"255; in line 4 of the body: `row.update\(\)`",
-        ),
-        ("{}[record]", "{type: u32}", r"KeyError: 'a'; in line 2 of the body: `\{\}\[record\]`"),
-    ],
-)
-def test_a_failure_names_the_line_the_expression_and_the_record(
-    caplog: pytest.LogCaptureFixture, body: str, value: str, message: str
-) -> None:
-    said = logged(caplog, builder(body, value=value))
-    assert re.search(message, said), said
 
 
 @pytest.mark.parametrize(
