@@ -191,7 +191,7 @@ def run_as_make_does(text: str, folder: Path, *options: str) -> subprocess.Compl
         cwd=PROJECT,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=250,
         check=False,
     )
 

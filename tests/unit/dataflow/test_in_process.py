@@ -26,8 +26,6 @@ from arroyo_dagster.state import (
     TableSource,
 )
 from arroyo_dagster.state.runtime.in_process import LocalRun
-from tests.faulty_stores import Crash, FaultInjecting
-from tests.shares import Share, dealt_out
 from tests.stories import outcome, run_story, write_story
 
 COUNT = 7
@@ -44,13 +42,6 @@ class Out(Operator):
     ) -> None:
         columns = [batch.column(name) for name in SINK_SCHEMA.names]
         collector.collect(pa.RecordBatch.from_arrays(columns, schema=SINK_SCHEMA))
-
-
-class Endless(TableSource):
-    """Waits for more behind its last row."""
-
-    def exhausted(self, offset: Any) -> bool:
-        return False
 
 
 def services(
@@ -83,25 +74,6 @@ def store() -> MemoryStore:
     return MemoryStore(uuid.uuid4().hex)
 
 
-def test_a_stop_writes_the_last_checkpoint_of_each_service(
-    store: MemoryStore, tmp_path: Path
-) -> None:
-    seen: list[tuple[str, bool]] = []
-
-    def on_epoch(pipeline: Pipeline, checkpoint: Any) -> None:
-        seen.append((pipeline.job, checkpoint.progress.final))
-
-    run(
-        store,
-        tmp_path / "out",
-        source=Endless,
-        stop=lambda: len(seen) >= 3,
-        on_epoch=on_epoch,
-    )
-    assert seen[-2:] == [("writer", True), ("reader", True)]
-    assert len(seen) == 5
-
-
 def test_another_run_takes_over_and_the_first_is_told(store: MemoryStore, tmp_path: Path) -> None:
     pipelines, between = services(store, tmp_path / "out")
     others: list[LocalRun] = []
@@ -115,20 +87,6 @@ def test_another_run_takes_over_and_the_first_is_told(store: MemoryStore, tmp_pa
     others[0].job.close()
     run(store, tmp_path / "out")
     assert (tmp_path / "out").read_bytes().splitlines() == LINES
-
-
-@pytest.mark.parametrize(("mode", "share"), dealt_out(["before", "after"], 12))
-def test_a_crash_anywhere_between_two_services_doubles_and_loses_nothing(
-    tmp_path: Path, mode: Any, share: Share
-) -> None:
-    counted = FaultInjecting(MemoryStore(uuid.uuid4().hex))
-    run(counted, tmp_path / "plain")
-    for at in share(range(1, counted.changes + 1)):
-        store, out = MemoryStore(uuid.uuid4().hex), tmp_path / str(at)
-        with pytest.raises(Crash):
-            run(FaultInjecting(store, fail_at=at, mode=mode, crash=True), out)
-        run(store, out)
-        assert out.read_bytes().splitlines() == LINES, at
 
 
 def test_records_between_services_go_once_every_reader_has_taken_them(

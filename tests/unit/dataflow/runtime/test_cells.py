@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -12,11 +10,8 @@ from hypothesis import strategies as st
 
 from arroyo_dagster.dataflow.errors import StateSchemaError, Unsupported
 from arroyo_dagster.dataflow.runtime import service
-from arroyo_dagster.state import MemoryStore
 from arroyo_dagster.state.model.tables import ExpiringTimeKeyFiles
-from arroyo_dagster.state.runtime.in_process import LocalRun
-from arroyo_dagster.state.storage.wrappers import Wrapper
-from tests.dataflows import Clock, Flow, Topic, builder, definition
+from tests.dataflows import Clock, Flow, builder, definition
 from tests.shares import fewer_examples
 
 BODY = """
@@ -35,7 +30,6 @@ elif operation == "fail":
 """
 OPERATIONS = ["increment", "delete", "set", "fail", "nothing"]
 TTL_MS = 3000
-T = TypeVar("T")
 
 
 def flow_of(value: str = "{type: u32}", **more: Any) -> Flow:
@@ -96,30 +90,6 @@ def test_cells_are_what_a_model_says(
             assert flow.cells("counts") == live
             view = flow.views().view("counts")
             assert [view.get(key) for key in "abcde"] == [live.get(key) for key in "abcde"]
-
-
-class CountsReads(Wrapper):
-    """A store that counts the reads of each table's files."""
-
-    def __init__(self, store: MemoryStore) -> None:
-        super().__init__(store)
-        self.reads: Counter[str] = Counter()
-
-    def _call(self, verb: str, path: str, action: Callable[[], T], data: bytes = b"") -> T:
-        if verb == "read_range":
-            self.reads[path] += 1
-        return action()
-
-
-def test_a_subtask_loads_its_own_keys_only() -> None:
-    memory = MemoryStore()
-    words = [f"{at}:increment" for at in range(400)]
-    flow_of(store=memory, topics={"words": Topic()}, parallelism=4).send("words", words)
-    store = CountsReads(memory)
-    flow = flow_of(store=store, parallelism=4)
-    LocalRun.start(flow.pipelines[0], store)
-    reads = [count for path, count in store.reads.items() if "table-counts-" in path]
-    assert reads == [1, 1, 1, 1]  # as pairs, each of the four subtasks would read all four
 
 
 def test_a_state_stored_as_pairs_stays_so_and_takes_no_ttl() -> None:

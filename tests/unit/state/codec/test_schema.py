@@ -9,18 +9,15 @@ import pyarrow as pa
 import pytest
 
 from arroyo_dagster.errors import InputError
-from arroyo_dagster.state import OperatorCheckpoint, TableName
+from arroyo_dagster.state import OperatorCheckpoint
 from arroyo_dagster.state.codec.interval_types import interval_type
 from arroyo_dagster.state.codec.metadata import decode_manifest, decode_operator
-from arroyo_dagster.state.codec.parquet import read_facts
 from arroyo_dagster.state.codec.schema import (
-    file_schema,
-    memory_schema,
     schema_from_json,
     schema_to_json,
     stored_schema,
 )
-from arroyo_dagster.state.model.tables import ExpiringTimeKeyConfig, ExpiringTimeKeyFiles
+from arroyo_dagster.state.model.tables import ExpiringTimeKeyConfig
 from tests.compat.arroyo import DATA
 
 TIMESTAMP = pa.field("_timestamp", pa.timestamp("ns"), nullable=False)
@@ -100,30 +97,6 @@ def test_every_schema_a_real_arroyo_stored_is_written_again_byte_for_byte() -> N
         assert schema_to_json(schema_from_json(text)) == text
 
 
-def test_the_files_of_a_real_arroyo_have_the_schema_that_its_metadata_says() -> None:
-    archives: dict[str, dict[str, ExpiringTimeKeyConfig]] = {}
-    for archive, operator in real_operators():
-        for name, files in operator.tables.items():
-            config = operator.configs[name].config
-            if isinstance(files, ExpiringTimeKeyFiles):
-                assert isinstance(config, ExpiringTimeKeyConfig)
-                wanted = archives.setdefault(archive, {})
-                wanted.update((path, config) for path in files.paths[:2])
-    checked = 0
-    for archive, wanted in archives.items():
-        with tarfile.open(DATA / f"arroyo-{archive}.tar.gz") as file:
-            names = {member.name.removeprefix("./"): member for member in file}
-            for path, config in list(wanted.items())[:40]:
-                member = names.get(path)
-                content = None if member is None else file.extractfile(member)
-                if content is None:
-                    continue
-                facts = read_facts(content.read(), path)
-                assert facts.schema.equals(file_schema(config)), path
-                checked += 1
-    assert checked > 30
-
-
 @pytest.mark.parametrize("kind", WITH_PARTS, ids=str)
 def test_a_type_with_parts_comes_back_whole(kind: pa.DataType) -> None:
     schema = pa.schema([pa.field("c", kind, nullable=False), pa.field("c", kind)])
@@ -151,14 +124,3 @@ def test_a_table_needs_event_time_and_keys_that_are_columns() -> None:
         stored_schema(timed, keys=["nope"])
     with pytest.raises(InputError, match="'k'"):
         stored_schema(timed.append(pa.field("k", pa.string())), keys=["k"])
-
-
-def test_a_generational_table_has_one_more_column_in_memory_and_two_more_in_files() -> None:
-    schema = stored_schema(pa.schema([pa.field("k", pa.string()), TIMESTAMP]), keys=["k"])
-    config = ExpiringTimeKeyConfig(
-        table=TableName("t"), retention_micros=1, generational=True, schema=schema
-    )
-    assert memory_schema(config).names == ["k", "_timestamp", "_generation"]
-    stored = file_schema(config)
-    assert stored.names[-2:] == ["_key_hash", "_operation"]
-    assert not any(stored.field(name).nullable for name in stored.names[-3:])

@@ -29,7 +29,6 @@ from arroyo_dagster.state.model.tables import TimeFile
 from arroyo_dagster.state.planning.restore.checkpoint import cutoff_micros
 from arroyo_dagster.state.tables.messages import RecordBatch, TableChange
 from arroyo_dagster.state.tables.table import EpochFiles
-from tests.fabricated import compact_rows
 from tests.jobs import as_multiset
 
 SCHEMA = pa.schema(
@@ -139,65 +138,6 @@ def test_rows_that_do_not_fit_their_table_change_nothing(wrong: pa.Table) -> Non
         subtask.view.insert(wrong)
     assert len(subtask.view) == 0
     assert subtask.sent == []
-
-
-# ---- deleting ------------------------------------------------------------------------------------
-
-
-def test_a_delete_outlives_every_file_that_holds_what_it_deletes() -> None:
-    subtask = Subtask(config(10))
-    subtask.view.insert(rows(("a", 1, 5), ("b", 1, 100)))
-    subtask.checkpoint(5)
-    subtask.view.delete_key("a")
-    subtask.checkpoint(5)
-    for watermark in (14, 15, 16, 20, 100):
-        subtask.checkpoint(watermark)
-        assert subtask.restored() == subtask.held() == Counter({("b", 1, 100_000): 1})
-
-
-def test_columns_of_one_name_and_nested_nanoseconds_are_exact_through_everything() -> None:
-    """As a real Arroyo has them: two aggregates named 0, windows within rows."""
-    window = pa.struct([pa.field("start", pa.timestamp("ns"), nullable=False), ("n", pa.uint64())])
-    schema = pa.schema(
-        [
-            pa.field("k", pa.string()),
-            pa.field("0", pa.list_(pa.field("item", pa.uint64(), nullable=False)), nullable=False),
-            pa.field("0", window),
-            pa.field("a.b", pa.list_(pa.field("item", pa.timestamp("ns")))),
-            pa.field("_timestamp", pa.timestamp("ns"), nullable=False),
-        ]
-    )
-    columns = [
-        ["a", "b", None],
-        [[2**64 - 1], [], [1, 2]],
-        [{"start": 10**18 + 1, "n": 2**64 - 1}, None, {"start": 1, "n": None}],
-        [[10**18 + 999, None], None, []],
-        [10**18 + 1, 10**18 + 2, 3],
-    ]
-    given_rows = pa.table(columns, schema=schema)
-    subtask = Subtask(config(10**18, schema=schema))
-    subtask.view.insert(given_rows.slice(0, 2))
-    subtask.checkpoint()
-    subtask.view.insert(given_rows.slice(2))
-    subtask.checkpoint()
-    assert subtask.view.delete_value(given_rows.slice(1, 1)) == 1
-    subtask.checkpoint()
-    expected = pa.concat_tables([given_rows.slice(0, 1), given_rows.slice(2)])
-    table = subtask.table
-    assert table.load(subtask.files, ALL_KEYS, cutoff_micros=0).equals(expected)
-    done = compact_rows(
-        table,
-        subtask.files,
-        lambda suffix: StatePath(f"c{next(_NUMBERS)}{suffix}"),
-        ALL_KEYS,
-        cutoff_micros=0,
-        from_oldest=True,
-    )
-    merged = table.load(done.outputs, ALL_KEYS, cutoff_micros=0)
-    assert merged.equals(expected)
-    assert merged.schema.equals(schema, check_metadata=True)
-    second = table.load(done.outputs, ALL_KEYS, cutoff_micros=0, columns=[2])
-    assert second.column(0).equals(expected.column(2))
 
 
 # ---- random histories ----------------------------------------------------------------------------

@@ -244,30 +244,6 @@ def test_rows_expire_while_a_manager_is_behind_though_no_file_is_new(
     assert len(kept(behind)) == 1
 
 
-def test_a_manager_whose_attempt_lost_says_that_it_cannot_follow(
-    store: MemoryStore, job: Job
-) -> None:
-    lost, won = manager(store), manager(store)
-    for tables in (lost, won):
-        counts(tables).insert("a", 1)
-    lost.checkpoint(1, 1, None, False)
-    published = job.write(won)
-    assert not lost.follow(published)
-    assert won.follow(published)
-    counts(won).insert("b", 2)
-    assert not lost.follow(job.write(won))
-
-
-def test_a_manager_ahead_of_what_was_published_cannot_follow(store: MemoryStore, job: Job) -> None:
-    tables = manager(store)
-    counts(tables).insert("a", 1)
-    first = job.write(tables)
-    assert tables.follow(first)
-    counts(tables).insert("a", 2)
-    tables.checkpoint(2, 1, None, False)
-    assert not tables.follow(first)
-
-
 def test_an_attempt_that_wrote_nothing_takes_over_what_the_winner_wrote(
     store: MemoryStore, job: Job
 ) -> None:
@@ -328,22 +304,6 @@ def test_entries_that_were_not_read_yet_survive_a_merge_and_the_gc_behind_it(
         assert tables.follow(job.newest)
     store.delete_many(message.inputs)
     assert counts(reader).get_all() == {"k3": 3}
-
-
-def test_of_two_subtasks_that_write_one_key_the_later_wins_in_memory_as_after_a_restore(
-    store: MemoryStore, job: Job
-) -> None:
-    managers = [manager(store, index=i, parallelism=3) for i in range(3)]
-    for epoch in range(3):
-        for index, tables in enumerate(managers):
-            counts(tables).insert("shared", 100 * epoch + index)
-            counts(tables).insert(f"own{index}", epoch)
-        counts(managers[epoch]).remove("shared")
-        published = job.write(*managers)
-        assert all(tables.follow(published) for tables in managers)
-        expected = content(manager(store, published))[0]
-        for tables in managers:
-            assert counts(tables).get_all() == expected
 
 
 def test_a_merged_expiring_table_is_loaded_anew(store: MemoryStore, job: Job) -> None:
@@ -409,34 +369,3 @@ def test_values_of_a_newer_version_are_refused(store: MemoryStore) -> None:
     restored = stored(store, newer)
     with pytest.raises(InputError, match="state version 2"):
         check_tables({G: CONFIGS[G]}, restored)
-
-
-@pytest.mark.parametrize(
-    "configs",
-    [
-        CONFIGS,
-        {**CONFIGS, T: expiring(retention_micros=99)},
-        {**CONFIGS, T: expiring(schema=SCHEMA.append(pa.field("n", pa.int64())))},
-        {**CONFIGS, TableName("new"): global_table_config("new", key=str, value=str)},
-        {**CONFIGS, G: global_table_config("g")},
-        {**CONFIGS, G: global_table_config("g", two_phase_commit=True, key=str, value=int)},
-        {**CONFIGS, G: global_table_config_with_version("g", "", 1, key=str, value=str)},
-    ],
-)
-def test_what_does_not_change_the_meaning_of_stored_bytes_may_change(
-    store: MemoryStore, configs: dict[TableName, TableConfig]
-) -> None:
-    check_tables(configs, stored(store, CONFIGS))
-
-
-def test_changes_that_were_never_written_do_not_outlive_their_manager(
-    store: MemoryStore, job: Job
-) -> None:
-    tables = manager(store)
-    counts(tables).insert("a", 1)
-    published = job.write(tables)
-    counts(tables).insert("a", 2)
-    kept(tables).insert(at(("a", 2)))
-    anew = manager(store, published)
-    assert counts(anew).get_all() == {"a": 1}
-    assert len(kept(anew)) == 0

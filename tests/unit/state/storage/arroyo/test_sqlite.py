@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 
 from arroyo_dagster.errors import FormatError, InputError, NotFoundError, StorageError
-from arroyo_dagster.state import JobId, JobPaths, MemoryStore, PipelineId, StatePath
-from arroyo_dagster.state.model.job_facts import Absence
+from arroyo_dagster.state import JobId, MemoryStore, StatePath
 from arroyo_dagster.state.storage.arroyo import database_copy
 from arroyo_dagster.state.storage.arroyo.sqlite import ArroyoDatabase
 from tests.compat.arroyo import DATA
@@ -240,21 +239,3 @@ def test_times_are_read_exactly_or_not_at_all(
 ) -> None:
     edit(database, f"UPDATE job_statuses SET start_time = '{text}'")
     assert ArroyoDatabase(str(database)).jobs()[JOINS].start_time_micros == micros
-
-
-def test_a_job_that_is_not_there_is_absent_and_its_pipeline_told_apart(database: Path) -> None:
-    asked = [
-        JobPaths(JobId("job_x")),
-        JobPaths(JobId("job_x"), PipelineId("pl_zbN4vGHGrP")),
-        JobPaths(JobId("job_x"), PipelineId("pl_x")),
-        JobPaths(JOINS, PipelineId("pl_x")),
-        JobPaths(JOINS, PipelineId("pl_zbN4vGHGrP")),
-    ]
-    words = ArroyoDatabase(str(database)).look_up(asked)
-    assert [word.absence for word in words] == [
-        Absence.NO_JOB,
-        Absence.NO_JOB,
-        Absence.NO_PIPELINE,
-        Absence.NO_PIPELINE,
-        None,
-    ]

@@ -24,7 +24,6 @@ from arroyo_dagster.state import (
 from arroyo_dagster.state.codec.parquet import decode_file, encode_rows
 from arroyo_dagster.state.model.tables import TimeFile
 from arroyo_dagster.state.tables.merge import rewrite as rewriting
-from arroyo_dagster.state.tables.merge.rewrite import TOO_OLD
 from tests.arroyo_jobs import (
     EVENTS,
     GROUPS,
@@ -34,7 +33,6 @@ from tests.arroyo_jobs import (
     accumulators_config,
     as_stored,
     content,
-    join_config,
     stopped,
     table_rows,
     tuples_config,
@@ -129,23 +127,6 @@ def plain(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_struct(kind):
         return pa.struct([f.with_type(plain(f.type)) for f in kind])
     return kind
-
-
-def test_a_join_keeps_the_old_rows_that_come_along_with_younger_ones() -> None:
-    """Arroyo keeps a record batch whole if one row of it is not too old."""
-    config = join_config(EVENTS, ["k"], retention=10)
-    job = ArroyoJob(Layout.LEGACY, parallelism=1, watermark_micros=30 * SECOND)
-    old, young = 5 * SECOND * 1000, NOW
-    many = 3000
-    times = [old] * (many - 1) + [young] + [old] * 30 + [young] * 3
-    keys = ["a"] * len(times)
-    for _ in range(2):
-        rows = table_rows(EVENTS, [keys, list(range(len(times))), times])
-        job.write({("join_1", config): rows})
-    (part,) = rewritten(job).parts
-    # Of each file the third batch of 1024 rows has younger ones, the first two have none.
-    assert part.rows_out == 2 * (len(times) - 2048)
-    assert part.dropped == {TOO_OLD: 4096}
 
 
 def test_an_aggregate_without_keys_and_too_many_tuples_stays_and_says_why(
