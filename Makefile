@@ -72,7 +72,8 @@ test: $(VENV)/ready ## run all tests
 test-clusters: $(VENV)/ready ## run the tests on Spark clusters that they start on loopback (not part of CI)
 	@$(BIN)/python -m pytest tests/clusters $(LONG)
 
-quick: $(VENV)/ready ## run the unit and property tests (three minutes)
+quick: export HYPOTHESIS_PROFILE ?= quick
+quick: $(VENV)/ready ## run the unit and property tests, with few examples of each property
 	@$(BIN)/python -m pytest tests/unit tests/property -m "not soak" $(PARALLEL)
 
 servers: $(VENV)/ready ## install the S3 servers that tests use beside moto (needs Go and npm; once)

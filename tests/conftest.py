@@ -17,6 +17,7 @@ from tests.s3_servers import SERVERS
 from tests.seeds import run_seed
 
 _SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large]
+settings.register_profile("quick", deadline=None, max_examples=5, suppress_health_check=_SLOW)
 settings.register_profile("dev", deadline=None, max_examples=14, suppress_health_check=_SLOW)
 settings.register_profile(
     "ci",

@@ -300,7 +300,7 @@ def result_of(found: Flow, sink: Any) -> Any:
     return sorted(sink.values), letters, found.cells(f"{service}.counts"), logged
 
 
-@share_or_all(6)
+@share_or_all(12)
 @pytest.mark.parametrize(
     ("story", "records"),
     [(run_to_the_end, RECORDS), (replay_all, [Sent(one) for one in (b"a", b"!1", b"b", b"!2")])],
