@@ -59,18 +59,24 @@ docs: $(VENV)-docs/ready ## build the documentation site in build/docs/site; a b
 # processes. In a fresh clone one process compiles the tests, else each of the three does.
 test test-clusters quick soak: export PYTHONDONTWRITEBYTECODE :=
 TESTS := -m "not soak and not clusters" --ignore=tests/benchmarks
+# A process that dies ends the run with an error: what it still had to do is not done by another.
+PARALLEL := --numprocesses=3 --dist=loadscope --no-loadscope-reorder --max-worker-restart=0
+# What is long by intention may take as long as the process of a test may.
+LONG := --timeout=590
 
 test: $(VENV)/ready ## run all tests
 	@{ test -d tests/__pycache__ || $(BIN)/python -m pytest $(TESTS) --collect-only >/dev/null; } & \
 		$(BIN)/python -m tests.quick_spark; done=$$?; wait; exit $$done
-	@$(BIN)/python -m pytest $(TESTS) --numprocesses=3 --dist=loadscope --no-loadscope-reorder
+	@$(BIN)/python -m pytest $(TESTS) $(PARALLEL)
 
 test-clusters: $(VENV)/ready ## run the tests on Spark clusters that they start on loopback (not part of CI)
-	@$(BIN)/python -m pytest tests/clusters
+	@$(BIN)/python -m pytest tests/clusters $(LONG)
 
-quick: $(VENV)/ready ## run the unit and property tests (three minutes)
-	@$(BIN)/python -m pytest tests/unit tests/property \
-		--numprocesses=3 --dist=loadscope --no-loadscope-reorder
+# Without what starts processes, or runs two writers in every order.
+QUICK := --ignore=tests/unit/spark/test_holders.py --ignore=tests/unit/state/runtime/test_interleavings.py
+quick: export HYPOTHESIS_PROFILE ?= quick
+quick: $(VENV)/ready ## run the unit and property tests, with few examples of each property
+	@$(BIN)/python -m pytest tests/unit tests/property -m "not soak" $(QUICK) $(PARALLEL)
 
 servers: $(VENV)/ready ## install the S3 servers that tests use beside moto (needs Go and npm; once)
 	@$(BIN)/python -m tests.s3_servers $(SERVERS)
@@ -82,10 +88,10 @@ check: $(VENV)/ready ## lint, format and types
 
 soak: $(VENV)/ready servers ## kills and SCHEDULES=100000 random schedules; SEED= repeats a run (not part of CI)
 	@$(BIN)/python -m tests.explorer.soak --schedules $(SCHEDULES) $(if $(SEED),--seed $(SEED))
-	@$(if $(SEED),SOAK_SEED=$(SEED)) $(BIN)/python -m pytest -m soak
+	@$(if $(SEED),SOAK_SEED=$(SEED)) $(BIN)/python -m pytest -m soak $(LONG)
 
 bench: $(VENV)/ready ## figures as ratios to peers in one run (not part of CI)
-	@$(BIN)/python -m pytest tests/benchmarks -s
+	@$(BIN)/python -m pytest tests/benchmarks -s $(LONG)
 
 bench-scale: $(VENV)/ready ## cost beside size: measure again, draw docs/pictures/scale.svg (LIMIT=600 seconds for one size)
 	@$(BIN)/python -m tests.benchmarks.scale docs/site/scale.csv --limit $(LIMIT)

@@ -10,53 +10,52 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from arroyo_dagster.state import (
+    GLOBAL_KEY_VALUE_SCHEMA,
+    CheckpointState,
+    Epoch,
+    JobId,
+    JobPaths,
+    Layout,
+    MemoryStore,
+    ObjectStore,
+    OperatorCheckpoint,
+    OperatorId,
+    ParquetBackend,
+    PipelineId,
+    StatePath,
+    TableConfig,
+    TableName,
+    WorkerGeneration,
+    WriteProtected,
+    key_hashes,
+    range_for_server,
+    timestamp_table_config,
+    verify_job,
+)
 from arroyo_dagster.state.codec import metadata, records
 from arroyo_dagster.state.codec.digest import digest_rows
-from arroyo_dagster.state.codec.hashing.routing import key_hashes
-from arroyo_dagster.state.codec.parquet import (
-    GLOBAL_KEY_VALUE_SCHEMA,
-    encode_pairs,
-    encode_rows,
-)
+from arroyo_dagster.state.codec.parquet import encode_pairs, encode_rows
 from arroyo_dagster.state.codec.schema import file_schema, memory_schema
-from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.model.checkpoints import (
-    CheckpointState,
     CurrentGeneration,
     EpochRecord,
     GenerationManifest,
     LegacyCheckpoint,
     Manifest,
-    OperatorCheckpoint,
 )
 from arroyo_dagster.state.model.compaction import RowsDigest
-from arroyo_dagster.state.model.ids import (
-    Epoch,
-    JobId,
-    OperatorId,
-    PipelineId,
-    StatePath,
-    TableName,
-    WorkerGeneration,
-)
 from arroyo_dagster.state.model.job_facts import JobCondition, JobFacts, SourceAnswer
-from arroyo_dagster.state.model.keys import range_for_server
-from arroyo_dagster.state.model.layout import JobPaths, Layout
 from arroyo_dagster.state.model.tables import (
     ExpiringTimeKeyConfig,
     ExpiringTimeKeyFiles,
     GlobalKeyedConfig,
     GlobalKeyedFiles,
-    TableConfig,
     TableFiles,
     TimeFile,
 )
 from arroyo_dagster.state.operations.catalog.job_directory import AssumedJobs, JobDirectory
-from arroyo_dagster.state.operations.verify.job import verify_job
 from arroyo_dagster.state.planning.restore.recovery import Restore
-from arroyo_dagster.state.storage import MemoryStore, ObjectStore
-from arroyo_dagster.state.storage.wrappers import WriteProtected
-from arroyo_dagster.state.tables.expiring_time_key import timestamp_table_config
 from arroyo_dagster.state.tables.restoring import restored_rows
 from arroyo_dagster.state.tables.time_files import in_range
 

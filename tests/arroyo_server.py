@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from arroyo_dagster.state.storage.arroyo.api import ArroyoControl
+from arroyo_dagster.state import ArroyoControl
 from tests.arroyo_jobs import ArroyoJob
 from tests.faulty_stores import Crash
 from tests.loopback import Loopback, Reply, serving

@@ -6,13 +6,8 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
-from arroyo_dagster.state.model.maintenance_window import WindowOutcome
-from arroyo_dagster.state.operations.compaction.window_recovery import (
-    JobWindowOptions,
-    recover_window,
-)
-from arroyo_dagster.state.storage import ObjectStore
-from arroyo_dagster.state.storage.arroyo.api import ArroyoControl
+from arroyo_dagster.state import ArroyoControl, ObjectStore, WindowOutcome, recover_window
+from arroyo_dagster.state.operations.compaction.window_recovery import JobWindowOptions
 from tests.arroyo_server import DyingControl, ModelArroyo, arroyo
 from tests.faulty_stores import Crash, FaultInjecting
 

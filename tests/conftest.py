@@ -17,6 +17,7 @@ from tests.s3_servers import SERVERS
 from tests.seeds import run_seed
 
 _SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large]
+settings.register_profile("quick", deadline=None, max_examples=5, suppress_health_check=_SLOW)
 settings.register_profile("dev", deadline=None, max_examples=14, suppress_health_check=_SLOW)
 settings.register_profile(
     "ci",
@@ -82,8 +83,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: _rank(item.nodeid))
 
 
+def _folder(nodeid: str) -> str:
+    """Of `tests/spark/test_kill.py::test_a` it is `spark`; of a file elsewhere, nothing."""
+    parts = nodeid.split("::")[0].split("/")
+    return parts[1] if len(parts) > 1 else ""
+
+
 def _rank(nodeid: str) -> int:
-    folder = nodeid.split("/")[1]
+    folder = _folder(nodeid)
     return LONGEST_FIRST.index(folder) if folder in LONGEST_FIRST else len(LONGEST_FIRST)
 
 
@@ -95,7 +102,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     class ByPlace(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file = nodeid.split("::")[0]
-            folder = file.split("/")[1]
+            folder = _folder(nodeid)
             server = next((name for name in SERVERS if f"[{name}" in nodeid), None)
             if server is not None:
                 return f"{folder} {server}"

@@ -8,34 +8,32 @@ from typing import Any
 
 import pyarrow as pa
 
-from arroyo_dagster.state.codec import metadata, records
-from arroyo_dagster.state.codec.parquet import (
+from arroyo_dagster.state import (
     GLOBAL_KEY_VALUE_SCHEMA,
-    decode_file,
-    encode_pairs,
-    encode_rows,
-    read_facts,
-)
-from arroyo_dagster.state.metadata.backend import ParquetBackend
-from arroyo_dagster.state.model.checkpoints import Checkpoint, OperatorCheckpoint
-from arroyo_dagster.state.model.compaction import CompactionRecord, MergedPairs
-from arroyo_dagster.state.model.ids import (
+    Checkpoint,
     Epoch,
+    JobPaths,
+    Layout,
+    MemoryStore,
+    ObjectStore,
+    OperatorCheckpoint,
     OperatorId,
+    ParquetBackend,
     PipelineId,
     StatePath,
+    TableConfig,
     TableName,
     WorkerGeneration,
 )
-from arroyo_dagster.state.model.layout import JobPaths, Layout
+from arroyo_dagster.state.codec import metadata, records
+from arroyo_dagster.state.codec.parquet import decode_file, encode_pairs, encode_rows, read_facts
+from arroyo_dagster.state.model.compaction import CompactionRecord, MergedPairs
 from arroyo_dagster.state.model.tables import (
     ExpiringTimeKeyConfig,
     ExpiringTimeKeyFiles,
     GlobalKeyedFiles,
-    TableConfig,
     TimeFile,
 )
-from arroyo_dagster.state.storage import MemoryStore, ObjectStore
 
 Expected = set[tuple[str, str, str]]
 

@@ -23,14 +23,23 @@ from arroyo_dagster.dataflow.storage.boundary import topic_schema
 from arroyo_dagster.dataflow.storage.engine_tables import Metric, MetricKey, total
 from arroyo_dagster.dataflow.topics.replay import build_replay, plan_replay
 from arroyo_dagster.dataflow.views.view import Views
-from arroyo_dagster.state.model.ids import Epoch, TableName
-from arroyo_dagster.state.model.tables import TableConfig
-from arroyo_dagster.state.runtime.in_process import LocalRun, run_pipeline
-from arroyo_dagster.state.runtime.operators import Collector, Offset, OperatorContext, Sink, Source
-from arroyo_dagster.state.runtime.pipeline import Pipeline
-from arroyo_dagster.state.storage import MemoryStore, ObjectStore
+from arroyo_dagster.state import (
+    Collector,
+    Epoch,
+    MemoryStore,
+    ObjectStore,
+    OperatorContext,
+    Pipeline,
+    Sink,
+    Source,
+    TableConfig,
+    TableName,
+    global_table_config,
+    run_pipeline,
+)
+from arroyo_dagster.state.runtime.in_process import LocalRun
+from arroyo_dagster.state.runtime.operators import Offset
 from arroyo_dagster.state.storage.wrappers import Wrapper
-from arroyo_dagster.state.tables.global_keyed import global_table_config
 from tests.faulty_stores import Crash
 
 SECOND = 1000
@@ -262,8 +271,7 @@ class Flow:
 def _metrics_in(
     store: ObjectStore, operator: Any, files: Any
 ) -> Iterator[tuple[MetricKey, Metric]]:
-    from arroyo_dagster.state.codec.bincode.codec import codec_for
-    from arroyo_dagster.state.tables.global_keyed import GlobalKeyedTable
+    from arroyo_dagster.state import GlobalKeyedTable, codec_for
 
     table = GlobalKeyedTable(operator.configs[TableName(METRICS)], store)
     keys, values = codec_for(MetricKey), codec_for(Metric)

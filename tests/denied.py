@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from arroyo_dagster.errors import StorageError
-from arroyo_dagster.state.storage.store import ObjectStore
+from arroyo_dagster.state import ObjectStore
 from arroyo_dagster.state.storage.wrappers import Wrapper
 
 T = TypeVar("T")

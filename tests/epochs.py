@@ -8,6 +8,18 @@ from collections.abc import Iterator
 from typing import Any
 
 from arroyo_dagster.errors import NotFoundError
+from arroyo_dagster.state import (
+    Epoch,
+    JobId,
+    JobPaths,
+    OperatorCheckpoint,
+    OperatorId,
+    PipelineId,
+    StatePath,
+    TableConfig,
+    TableName,
+    WorkerGeneration,
+)
 from arroyo_dagster.state.codec import metadata, records
 from arroyo_dagster.state.codec.proto import state_pb2 as pb
 from arroyo_dagster.state.model.checkpoints import (
@@ -15,27 +27,15 @@ from arroyo_dagster.state.model.checkpoints import (
     EpochRecord,
     GenerationManifest,
     Manifest,
-    OperatorCheckpoint,
     RunProgress,
 )
-from arroyo_dagster.state.model.ids import (
-    Epoch,
-    JobId,
-    OperatorId,
-    PipelineId,
-    StatePath,
-    TableName,
-    WorkerGeneration,
-)
 from arroyo_dagster.state.model.keys import MAX_ROUTING_KEY
-from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.tables import (
     ExpiringTimeKeyConfig,
     ExpiringTimeKeyFiles,
     GlobalKeyedConfig,
     GlobalKeyedFiles,
     StoredSchema,
-    TableConfig,
     TimeFile,
 )
 from arroyo_dagster.state.storage.store import Listing, ObjectInfo

@@ -7,30 +7,30 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from arroyo_dagster.state.codec.hashing.routing import key_hashes
-from arroyo_dagster.state.codec.operations import INSERT
-from arroyo_dagster.state.codec.parquet import GLOBAL_KEY_VALUE_SCHEMA, encode_pairs
-from arroyo_dagster.state.metadata.backend import ParquetBackend
-from arroyo_dagster.state.model.checkpoints import Manifest, OperatorCheckpoint, RunProgress
-from arroyo_dagster.state.model.compaction import MergedRows, RowsMerge
-from arroyo_dagster.state.model.ids import (
+from arroyo_dagster.state import (
+    GLOBAL_KEY_VALUE_SCHEMA,
     Epoch,
+    ExpiringTimeKeyTable,
+    GlobalKeyedTable,
     JobId,
+    JobPaths,
+    KeyRange,
+    ObjectStore,
+    OperatorCheckpoint,
     OperatorId,
+    ParquetBackend,
     PipelineId,
     StatePath,
-)
-from arroyo_dagster.state.model.keys import KeyRange, range_for_server
-from arroyo_dagster.state.model.layout import REMOVED, JobPaths
-from arroyo_dagster.state.model.tables import (
-    ExpiringTimeKeyConfig,
     TableConfig,
-    TableFiles,
-    TimeFile,
+    key_hashes,
+    range_for_server,
 )
-from arroyo_dagster.state.storage.store import ObjectStore
-from arroyo_dagster.state.tables.expiring_time_key import ExpiringTimeKeyTable
-from arroyo_dagster.state.tables.global_keyed import GlobalKeyedTable
+from arroyo_dagster.state.codec.operations import INSERT
+from arroyo_dagster.state.codec.parquet import encode_pairs
+from arroyo_dagster.state.model.checkpoints import Manifest, RunProgress
+from arroyo_dagster.state.model.compaction import MergedRows, RowsMerge
+from arroyo_dagster.state.model.layout import REMOVED
+from arroyo_dagster.state.model.tables import ExpiringTimeKeyConfig, TableFiles, TimeFile
 from arroyo_dagster.state.tables.merge.range_files import routes
 from arroyo_dagster.state.tables.merge.rows import merge_rows
 from arroyo_dagster.state.tables.time_files import write_time_file

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable
 from typing import Literal, TypeVar
 
 from arroyo_dagster.errors import ArroyoStateError, StorageError
-from arroyo_dagster.state.model.ids import StatePath
-from arroyo_dagster.state.storage.store import DeleteOutcome, ObjectStore
+from arroyo_dagster.state import ObjectStore, StatePath
+from arroyo_dagster.state.storage.store import DeleteOutcome
 from arroyo_dagster.state.storage.wrappers import MUTATING, Wrapper
 
 T = TypeVar("T")

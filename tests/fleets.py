@@ -4,8 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+from arroyo_dagster.state import (
+    GLOBAL_KEY_VALUE_SCHEMA,
+    Epoch,
+    JobId,
+    JobPaths,
+    Layout,
+    ObjectStore,
+    OperatorCheckpoint,
+    OperatorId,
+    PipelineId,
+    StatePath,
+    TableName,
+    WorkerGeneration,
+    global_table_config,
+)
 from arroyo_dagster.state.codec import metadata, records
-from arroyo_dagster.state.codec.parquet import GLOBAL_KEY_VALUE_SCHEMA, encode_pairs
+from arroyo_dagster.state.codec.parquet import encode_pairs
 from arroyo_dagster.state.model.checkpoints import (
     CommittedMarker,
     CurrentGeneration,
@@ -13,21 +28,8 @@ from arroyo_dagster.state.model.checkpoints import (
     GenerationManifest,
     LegacyCheckpoint,
     Manifest,
-    OperatorCheckpoint,
 )
-from arroyo_dagster.state.model.ids import (
-    Epoch,
-    JobId,
-    OperatorId,
-    PipelineId,
-    StatePath,
-    TableName,
-    WorkerGeneration,
-)
-from arroyo_dagster.state.model.layout import JobPaths, Layout
 from arroyo_dagster.state.model.tables import GlobalKeyedFiles
-from arroyo_dagster.state.storage.store import ObjectStore
-from arroyo_dagster.state.tables.global_keyed import global_table_config
 
 OPERATOR = OperatorId("count")
 TABLE = TableName("counts")

@@ -11,16 +11,24 @@ from unittest import mock
 
 import pytest
 
+from arroyo_dagster.state import (
+    Epoch,
+    GcRequest,
+    JobPaths,
+    Layout,
+    MemoryStore,
+    ObjectStore,
+    ParquetBackend,
+    PlanKind,
+    Retention,
+    StatePath,
+    WriteProtected,
+    verify_job,
+)
 from arroyo_dagster.state.codec import compaction_records, metadata, parquet
 from arroyo_dagster.state.codec.parquet import FooterFacts, read_facts
-from arroyo_dagster.state.metadata.backend import ParquetBackend
-from arroyo_dagster.state.model.garbage import GRACE_MICROS, PlanKind, Retention
-from arroyo_dagster.state.model.ids import Epoch, StatePath
-from arroyo_dagster.state.model.layout import JobPaths, Layout
+from arroyo_dagster.state.model.garbage import GRACE_MICROS
 from arroyo_dagster.state.operations.catalog.job_directory import AssumedJobs, JobDirectory
-from arroyo_dagster.state.operations.gc.plan import GcRequest
-from arroyo_dagster.state.operations.verify.job import verify_job
-from arroyo_dagster.state.storage import MemoryStore, ObjectStore, WriteProtected
 from arroyo_dagster.state.storage.store import Listing, ObjectInfo
 from arroyo_dagster.state.storage.wrappers import Wrapper
 from tests.jobs import run_word_job, word_job

@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from arroyo_dagster.errors import NotFoundError
-from arroyo_dagster.state.model.ids import StatePath
-from arroyo_dagster.state.storage import MemoryStore, ObjectStore
+from arroyo_dagster.state import MemoryStore, ObjectStore, StatePath
 from arroyo_dagster.state.storage.store import DeleteOutcome, Listing, ObjectInfo
 from arroyo_dagster.state.storage.wrappers import Wrapper
 

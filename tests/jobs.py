@@ -17,31 +17,32 @@ from weakref import WeakValueDictionary
 
 import pyarrow as pa
 
-from arroyo_dagster.state.codec.parquet import decode_file
-from arroyo_dagster.state.metadata.backend import ParquetBackend
-from arroyo_dagster.state.model.checkpoints import CONTENT, OperatorCheckpoint
-from arroyo_dagster.state.model.ids import StatePath
-from arroyo_dagster.state.model.keys import range_for_server
-from arroyo_dagster.state.model.tables import (
-    ExpiringTimeKeyFiles,
-    GlobalKeyedFiles,
-    TableConfig,
-)
-from arroyo_dagster.state.planning.restore.checkpoint import cutoff_micros
-from arroyo_dagster.state.runtime.connectors import ParquetSink, TableSource
-from arroyo_dagster.state.runtime.in_process import LocalRun, run_pipeline
-from arroyo_dagster.state.runtime.operators import Collector, Operator, OperatorContext
-from arroyo_dagster.state.runtime.pipeline import Pipeline
-from arroyo_dagster.state.storage import MemoryStore, ObjectStore
-from arroyo_dagster.state.tables.expiring_time_key import (
+from arroyo_dagster.state import (
+    Collector,
     ExpiringTimeKeyTable,
+    ExpiringTimeKeyView,
+    GlobalKeyedTable,
+    MemoryStore,
+    ObjectStore,
+    Operator,
+    OperatorCheckpoint,
+    OperatorContext,
+    ParquetBackend,
+    ParquetSink,
+    Pipeline,
+    StatePath,
+    TableConfig,
+    TableSource,
+    global_table_config,
+    range_for_server,
+    run_pipeline,
     timestamp_table_config,
 )
-from arroyo_dagster.state.tables.global_keyed import (
-    GlobalKeyedTable,
-    global_table_config,
-)
-from arroyo_dagster.state.tables.time_views import ExpiringTimeKeyView
+from arroyo_dagster.state.codec.parquet import decode_file
+from arroyo_dagster.state.model.checkpoints import CONTENT
+from arroyo_dagster.state.model.tables import ExpiringTimeKeyFiles, GlobalKeyedFiles
+from arroyo_dagster.state.planning.restore.checkpoint import cutoff_micros
+from arroyo_dagster.state.runtime.in_process import LocalRun
 from tests.words import decode_pair
 
 START = dt.datetime(2024, 1, 1)

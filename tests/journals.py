@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from arroyo_dagster.state import ObjectStore
 from arroyo_dagster.state.operations.gc.journal import Journal, RunHeader
-from arroyo_dagster.state.storage import ObjectStore
 from tests.fleets import protocol_job
 
 PATHS = protocol_job("p")

@@ -12,17 +12,25 @@ from typing import Any
 
 import pyarrow as pa
 
-from arroyo_dagster.state.metadata.backend import ParquetBackend
-from arroyo_dagster.state.model.tables import TableConfig
-from arroyo_dagster.state.runtime.operators import Collector, Operator, OperatorContext, registered
-from arroyo_dagster.state.runtime.pipeline import Pipeline
-from arroyo_dagster.state.storage import ObjectStore
-from arroyo_dagster.state.tables.global_keyed import global_table_config
-from arroyo_dagster.state.tables.keyed.definition import keyed_state, keyed_timers
-from arroyo_dagster.state.tables.keyed.states import ListState, MapState, ValueState
-from arroyo_dagster.state.tables.keyed.timers import Timers
-from arroyo_dagster.state.tables.manager import TableManager
-from arroyo_dagster.state.tables.table import TaskInfo
+from arroyo_dagster.state import (
+    Collector,
+    ListState,
+    MapState,
+    ObjectStore,
+    Operator,
+    OperatorContext,
+    ParquetBackend,
+    Pipeline,
+    TableConfig,
+    TableManager,
+    TaskInfo,
+    Timers,
+    ValueState,
+    global_table_config,
+    keyed_state,
+    keyed_timers,
+)
+from arroyo_dagster.state.runtime.operators import registered
 
 TTL_MICROS = 30
 OPERATIONS = (

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from arroyo_dagster.state.metadata.backend import ParquetBackend
-from arroyo_dagster.state.model.checkpoints import OperatorCheckpoint
-from arroyo_dagster.state.model.ids import Epoch, JobId, OperatorId, PipelineId, WorkerGeneration
-from arroyo_dagster.state.model.layout import JobPaths
-from arroyo_dagster.state.model.tables import ExpiringTimeKeyFiles, TableConfig, TimeFile
+from arroyo_dagster.state import (
+    Epoch,
+    JobId,
+    JobPaths,
+    MemoryStore,
+    ObjectStore,
+    OperatorCheckpoint,
+    OperatorId,
+    ParquetBackend,
+    PipelineId,
+    TableConfig,
+    TableManager,
+    TaskInfo,
+    WorkerGeneration,
+)
+from arroyo_dagster.state.model.tables import ExpiringTimeKeyFiles, TimeFile
 from arroyo_dagster.state.planning.restore.checkpoint import merge_operator
-from arroyo_dagster.state.storage import MemoryStore, ObjectStore
-from arroyo_dagster.state.tables.manager import TableManager
-from arroyo_dagster.state.tables.table import TaskInfo
 
 PATHS = JobPaths(JobId("j"), PipelineId("p"))
 OPERATOR = OperatorId("o")

@@ -20,11 +20,7 @@ from click.testing import CliRunner
 
 from arroyo_dagster.cli import main
 from arroyo_dagster.errors import NotFoundError
-from arroyo_dagster.state.metadata.backend import ParquetBackend
-from arroyo_dagster.state.runtime.in_process import run_pipeline
-from arroyo_dagster.state.runtime.pipeline import Pipeline
-from arroyo_dagster.state.storage.remote.open import open_store
-from arroyo_dagster.state.storage.store import ObjectStore
+from arroyo_dagster.state import ObjectStore, ParquetBackend, Pipeline, open_store, run_pipeline
 from tests import s3_servers
 from tests.run_words import ROWS, ROWS_PER_EPOCH, pipeline_in
 from tests.seeds import run_seed

@@ -55,7 +55,6 @@ CASES = (
     Case("verify job_U5O5jKZxJg", "can be restored", root="arroyo"),
     Case("verify main --spark", SPARK, 1),
     Case("bootstrap main history:orders", SPARK, 1),
-    Case("fleet abandoned", "0 B can be reclaimed in 0 abandoned prefixes"),
     Case("health", "read-amplification"),
     Case("health --level 4", "not-restorable"),
     Case("doctor", "pyspark: warning (not installed)"),

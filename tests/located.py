@@ -14,13 +14,17 @@ from typing import Any
 
 import pyarrow as pa
 
-from arroyo_dagster.state.metadata.backend import ParquetBackend
-from arroyo_dagster.state.model.tables import TableConfig
-from arroyo_dagster.state.runtime.connectors import TableSource
-from arroyo_dagster.state.runtime.operators import Collector, Operator, OperatorContext
-from arroyo_dagster.state.runtime.pipeline import Pipeline
-from arroyo_dagster.state.storage.store import ObjectStore
-from arroyo_dagster.state.tables.global_keyed import global_table_config
+from arroyo_dagster.state import (
+    Collector,
+    ObjectStore,
+    Operator,
+    OperatorContext,
+    ParquetBackend,
+    Pipeline,
+    TableConfig,
+    TableSource,
+    global_table_config,
+)
 from tests.words import tables_of
 
 KEYS = 400

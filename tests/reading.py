@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from arroyo_dagster.state.runtime.operators import Offset, Source
+from arroyo_dagster.state import Source
+from arroyo_dagster.state.runtime.operators import Offset
 
 
 def records(source: Source, start: Offset, end: Offset) -> list[dict[str, Any]]:

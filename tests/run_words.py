@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import sys
 
-from arroyo_dagster.state.runtime.in_process import run_pipeline
-from arroyo_dagster.state.runtime.pipeline import Pipeline
-from arroyo_dagster.state.storage.remote.open import open_store
+from arroyo_dagster.state import Pipeline, open_store, run_pipeline
 from tests.words import random_words, words_pipeline
 
 ROWS = 1200

@@ -12,7 +12,7 @@ import pytest
 from _pytest.mark import ParameterSet
 from hypothesis import settings
 
-from arroyo_dagster.state.model.layout import Layout
+from arroyo_dagster.state import Layout
 
 T = TypeVar("T")
 

@@ -24,11 +24,7 @@ from click.testing import CliRunner
 
 from arroyo_dagster.cli import main as arroyo_state
 from arroyo_dagster.errors import NotFoundError
-from arroyo_dagster.state.metadata.backend import ParquetBackend
-from arroyo_dagster.state.operations.verify.job import verify_job
-from arroyo_dagster.state.runtime.in_process import run_pipeline
-from arroyo_dagster.state.runtime.pipeline import Pipeline
-from arroyo_dagster.state.storage.remote.open import open_store
+from arroyo_dagster.state import ParquetBackend, Pipeline, open_store, run_pipeline, verify_job
 from tests.words import newest, output_of, random_words, tables_of, words_pipeline
 
 ROWS_PER_EPOCH = 20

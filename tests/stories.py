@@ -20,8 +20,7 @@ from arroyo_dagster.dataflow.topics.wiring import wire
 from arroyo_dagster.dataflow.views.namespaces import Namespaces
 from arroyo_dagster.dataflow.views.view import service_paths
 from arroyo_dagster.errors import NotFoundError
-from arroyo_dagster.state.metadata.backend import ParquetBackend
-from arroyo_dagster.state.storage.store import ObjectStore
+from arroyo_dagster.state import ObjectStore, ParquetBackend
 
 STORY = """
 apiVersion: 0.6.0

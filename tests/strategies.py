@@ -4,24 +4,25 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
+from arroyo_dagster.state import (
+    Epoch,
+    JobId,
+    OperatorCheckpoint,
+    OperatorId,
+    PipelineId,
+    StatePath,
+    TableConfig,
+    TableName,
+    WorkerGeneration,
+)
 from arroyo_dagster.state.model.checkpoints import (
     ExpiringTimeKeyReport,
     GlobalKeyedReport,
     Manifest,
-    OperatorCheckpoint,
     RunProgress,
     SubtaskCheckpoint,
 )
-from arroyo_dagster.state.model.ids import (
-    Epoch,
-    JobId,
-    OperatorId,
-    PipelineId,
-    StatePath,
-    TableName,
-    WorkerGeneration,
-    path_error,
-)
+from arroyo_dagster.state.model.ids import path_error
 from arroyo_dagster.state.model.keys import MAX_ROUTING_KEY
 from arroyo_dagster.state.model.tables import (
     ExpiringTimeKeyConfig,
@@ -29,7 +30,6 @@ from arroyo_dagster.state.model.tables import (
     GlobalKeyedConfig,
     GlobalKeyedFiles,
     StoredSchema,
-    TableConfig,
     TimeFile,
 )
 from arroyo_dagster.state.model.types import STRING, Primitive

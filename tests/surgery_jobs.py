@@ -8,20 +8,27 @@ from typing import Any
 
 import pyarrow as pa
 
-from arroyo_dagster.state.codec.bincode.codec import codec_for
-from arroyo_dagster.state.codec.parquet import GLOBAL_KEY_VALUE_SCHEMA, encode_pairs
-from arroyo_dagster.state.metadata.backend import ParquetBackend
-from arroyo_dagster.state.model.checkpoints import OperatorCheckpoint
-from arroyo_dagster.state.model.ids import OperatorId, StatePath, TableName
-from arroyo_dagster.state.model.layout import JobPaths, Layout
+from arroyo_dagster.state import (
+    GLOBAL_KEY_VALUE_SCHEMA,
+    JobPaths,
+    Layout,
+    MemoryStore,
+    ObjectStore,
+    OperatorCheckpoint,
+    OperatorId,
+    ParquetBackend,
+    StatePath,
+    TableConfig,
+    TableName,
+    codec_for,
+)
+from arroyo_dagster.state.codec.parquet import encode_pairs
 from arroyo_dagster.state.model.tables import (
     ExpiringTimeKeyFiles,
     GlobalKeyedConfig,
     GlobalKeyedFiles,
-    TableConfig,
     TableFiles,
 )
-from arroyo_dagster.state.storage import MemoryStore, ObjectStore
 from arroyo_dagster.state.tables.known.built_in import BUILT_IN
 from arroyo_dagster.state.tables.known.operators import ExpressionWatermarkState
 from arroyo_dagster.state.tables.known.sources import ImpulseSourceState, KafkaState

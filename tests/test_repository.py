@@ -174,3 +174,40 @@ def test_the_suite_can_be_started_with_ignored_signals() -> None:
     ignoring = ["bash", "-c", 'trap "" INT TERM; exec "$@"', "bash", *pytest_one]
     done = subprocess.run(ignoring, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
+
+
+# ---- tests that do not end -----------------------------------------------------------------------
+
+
+def run_as_make_does(text: str, folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    """Run a file of tests with the options of pyproject.toml, conftest.py and the Makefile."""
+    file = folder / "test_small.py"
+    file.write_text(text)
+    match = re.search(r"^PARALLEL := (.+)$", (PROJECT / "Makefile").read_text(), re.MULTILINE)
+    assert match is not None
+    command = [sys.executable, "-m", "pytest", "-c", "pyproject.toml", "-p", "tests.conftest"]
+    return subprocess.run(
+        [*command, *match[1].replace("=3", "=1").split(), *options, str(file)],
+        cwd=PROJECT,
+        capture_output=True,
+        text=True,
+        timeout=250,
+        check=False,
+    )
+
+
+def test_a_test_that_takes_too_long_fails_alone_and_names_itself(tmp_path: Path) -> None:
+    assert re.search(r"^timeout = \d+$", (PROJECT / "pyproject.toml").read_text(), re.MULTILINE)
+    text = "import threading\ndef test_a(): threading.Event().wait()\ndef test_b(): pass\n"
+    done = run_as_make_does(text, tmp_path, "--timeout=1")
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert re.search(r"FAILED .*::test_a - Failed: Timeout", done.stdout), done.stdout
+    assert "1 failed, 1 passed" in done.stdout
+
+
+def test_a_worker_that_dies_ends_the_run_with_an_error(tmp_path: Path) -> None:
+    text = "import os\ndef test_a(): os._exit(1)\ndef test_b(): pass\ndef test_c(): pass\n"
+    done = run_as_make_does(text, tmp_path)
+    assert done.returncode not in (0, 5), done.stdout
+    assert "test_a" in done.stdout
+    assert "crashed" in done.stdout

@@ -15,16 +15,24 @@ from arroyo_dagster.dataflow.definition.reading import parse_document
 from arroyo_dagster.dataflow.runtime.service import Bindings, RunOptions, build_dataflow
 from arroyo_dagster.dataflow.topics.records import RECORDS, Found, record_batches
 from arroyo_dagster.dataflow.views.view import Views, service_paths
-from arroyo_dagster.state.codec.bincode.codec import codec_for
-from arroyo_dagster.state.metadata.backend import ParquetBackend
-from arroyo_dagster.state.model.ids import Epoch, OperatorId, TableName
-from arroyo_dagster.state.model.tables import GlobalKeyedFiles, TableConfig
-from arroyo_dagster.state.runtime.connectors import TableSource
-from arroyo_dagster.state.runtime.in_process import run_pipeline
-from arroyo_dagster.state.runtime.operators import Collector, OperatorContext, Sink
-from arroyo_dagster.state.runtime.pipeline import Pipeline
-from arroyo_dagster.state.storage.store import ObjectStore
-from arroyo_dagster.state.tables.global_keyed import GlobalKeyedTable, global_table_config
+from arroyo_dagster.state import (
+    Collector,
+    Epoch,
+    GlobalKeyedTable,
+    ObjectStore,
+    OperatorContext,
+    OperatorId,
+    ParquetBackend,
+    Pipeline,
+    Sink,
+    TableConfig,
+    TableName,
+    TableSource,
+    codec_for,
+    global_table_config,
+    run_pipeline,
+)
+from arroyo_dagster.state.model.tables import GlobalKeyedFiles
 
 WORDS = """
 apiVersion: 0.6.0

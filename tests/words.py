@@ -10,27 +10,25 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from arroyo_dagster.state import codec_for
-from arroyo_dagster.state.metadata.backend import ParquetBackend
-from arroyo_dagster.state.model.checkpoints import Checkpoint
-from arroyo_dagster.state.model.keys import range_for_server
-from arroyo_dagster.state.model.tables import (
-    ExpiringTimeKeyFiles,
-    GlobalKeyedFiles,
-    TableConfig,
-)
-from arroyo_dagster.state.runtime.connectors import ParquetSink, TableSource
-from arroyo_dagster.state.runtime.operators import Collector, Operator, OperatorContext
-from arroyo_dagster.state.runtime.pipeline import Pipeline
-from arroyo_dagster.state.storage.store import ObjectStore
-from arroyo_dagster.state.tables.expiring_time_key import (
+from arroyo_dagster.state import (
+    Checkpoint,
+    Collector,
     ExpiringTimeKeyTable,
+    GlobalKeyedTable,
+    ObjectStore,
+    Operator,
+    OperatorContext,
+    ParquetBackend,
+    ParquetSink,
+    Pipeline,
+    TableConfig,
+    TableSource,
+    codec_for,
+    global_table_config,
+    range_for_server,
     timestamp_table_config,
 )
-from arroyo_dagster.state.tables.global_keyed import (
-    GlobalKeyedTable,
-    global_table_config,
-)
+from arroyo_dagster.state.model.tables import ExpiringTimeKeyFiles, GlobalKeyedFiles
 
 TIMESTAMP = pa.field("_timestamp", pa.timestamp("ns"), nullable=False)
 COUNTED = pa.schema([("word", pa.string()), ("n", pa.int64()), TIMESTAMP])
@@ -155,7 +153,7 @@ def tables_of(store: ObjectStore, checkpoint: Checkpoint) -> dict[str, list[Any]
 
 
 def _live(table: ExpiringTimeKeyTable, files: ExpiringTimeKeyFiles, operator: Any) -> list[Any]:
-    from arroyo_dagster.state.tables.time_views import ExpiringTimeKeyView
+    from arroyo_dagster.state import ExpiringTimeKeyView
 
     rows: list[Any] = []
     cutoff = (operator.min_watermark_micros or 0) - table.config.retention_micros

@@ -25,17 +25,23 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from arroyo_dagster.state.metadata.backend import ParquetBackend
-from arroyo_dagster.state.model.compaction import CompactionPolicy, CompactionSettings
-from arroyo_dagster.state.model.garbage import PlanKind, Retention
+from arroyo_dagster.state import (
+    CompactionPolicy,
+    CompactionSettings,
+    GcRequest,
+    ObjectStore,
+    ParquetBackend,
+    PlanKind,
+    Retention,
+    list_jobs,
+    open_state,
+    open_store,
+    plan_gc,
+    run_compaction,
+    timestamp_table_config,
+    verify_job,
+)
 from arroyo_dagster.state.model.tables import ExpiringTimeKeyFiles
-from arroyo_dagster.state.operations.catalog.jobs import list_jobs
-from arroyo_dagster.state.operations.compaction.job import run_compaction
-from arroyo_dagster.state.operations.gc.plan import GcRequest, plan_gc
-from arroyo_dagster.state.operations.query.state import open_state
-from arroyo_dagster.state.operations.verify.job import verify_job
-from arroyo_dagster.state.storage import ObjectStore, open_store
-from arroyo_dagster.state.tables.expiring_time_key import timestamp_table_config
 from tests import epochs
 from tests.fabricated import OPERATOR, PATHS, publish, stored_rows, time_files
 

@@ -40,9 +40,7 @@ from arroyo_dagster.dataflow.topics.wiring import wire
 from arroyo_dagster.dataflow.views.frames import Frame
 from arroyo_dagster.dataflow.views.lookup import Pairs
 from arroyo_dagster.dataflow.views.sql import Tables
-from arroyo_dagster.state.runtime.connectors import TableSource
-from arroyo_dagster.state.runtime.in_process import run_pipeline
-from arroyo_dagster.state.storage.remote.open import open_store
+from arroyo_dagster.state import TableSource, open_store, run_pipeline
 from tests.benchmarks.test_start_up import CALLED, processor_seconds
 from tests.dataflows import Flow, builder, definition, reader, row_of
 

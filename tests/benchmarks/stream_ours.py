@@ -21,12 +21,18 @@ import pyarrow.compute as pc
 from arroyo_dagster.spark.pipeline import SparkRun
 from arroyo_dagster.spark.session import open_session
 from arroyo_dagster.spark.settings import SparkSettings
-from arroyo_dagster.state.model.tables import TableConfig
-from arroyo_dagster.state.runtime.connectors import ParquetReplay, ParquetSink
-from arroyo_dagster.state.runtime.operators import Collector, Operator, OperatorContext
-from arroyo_dagster.state.runtime.pipeline import Pipeline
-from arroyo_dagster.state.storage.remote.open import open_store
-from arroyo_dagster.state.tables.keyed.definition import keyed_state, keyed_timers
+from arroyo_dagster.state import (
+    Collector,
+    Operator,
+    OperatorContext,
+    ParquetReplay,
+    ParquetSink,
+    Pipeline,
+    TableConfig,
+    keyed_state,
+    keyed_timers,
+    open_store,
+)
 from tests.benchmarks.streams import (
     GAP_MILLIS,
     RETENTION_MILLIS,

@@ -14,10 +14,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from arroyo_dagster.state.metadata.backend import ParquetBackend
-from arroyo_dagster.state.model.ids import JobId, PipelineId
-from arroyo_dagster.state.model.layout import JobPaths
-from arroyo_dagster.state.storage.remote.open import open_store
+from arroyo_dagster.state import JobId, JobPaths, ParquetBackend, PipelineId, open_store
 from tests.clusters.standalone import StandaloneCluster, standalone
 from tests.clusters.test_kills import on
 from tests.clusters.test_standalone import PROJECT

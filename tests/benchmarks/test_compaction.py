@@ -28,18 +28,21 @@ import pytest
 from arroyo_dagster.spark.compaction import run_compaction_on_spark
 from arroyo_dagster.spark.session import get_session
 from arroyo_dagster.spark.thresholds import SparkThresholds
-from arroyo_dagster.state.codec.parquet import GLOBAL_KEY_VALUE_SCHEMA, encode_pair_columns
-from arroyo_dagster.state.metadata.backend import ParquetBackend
-from arroyo_dagster.state.model.compaction import CompactionPolicy, CompactionSettings
-from arroyo_dagster.state.model.ids import StatePath
+from arroyo_dagster.state import (
+    GLOBAL_KEY_VALUE_SCHEMA,
+    CompactionPolicy,
+    CompactionSettings,
+    ParquetBackend,
+    StatePath,
+    global_table_config,
+    open_store,
+    plan_compaction,
+    run_compaction,
+    timestamp_table_config,
+)
+from arroyo_dagster.state.codec.parquet import encode_pair_columns
 from arroyo_dagster.state.model.tables import ExpiringTimeKeyFiles, GlobalKeyedFiles
-from arroyo_dagster.state.operations.compaction.job import run_compaction
-from arroyo_dagster.state.operations.compaction.plan import plan_compaction
-from arroyo_dagster.state.storage.remote.open import open_store
-from arroyo_dagster.state.tables.expiring_time_key import timestamp_table_config
-from arroyo_dagster.state.tables.global_keyed import global_table_config
 from arroyo_dagster.state.tables.merge.task import MergeTask, run_merge
-from tests.benchmarks.slow_s3 import slow_s3
 from tests.fabricated import PATHS, publish, stored_rows, time_files
 
 ALWAYS = SparkThresholds(size_bytes=0, files=0, objects=0)
@@ -442,55 +445,3 @@ def test_memory_of_a_rewrite(
     what = {"many": "200 files × 20k rows", "few": "4 files × 2M rows"}[which]
     found = f"{int(done.stdout)} MB"
     measured.add(f"memory of a streaming rewrite task, {what} (≤, MB)", 400, 350, found)
-
-
-def test_over_s3_with_latency(measured: Measured, many: str) -> None:
-    with slow_s3(Path(many), 0.02) as endpoint:
-        keys = {"access_key_id": "k", "secret_access_key": "s", "region": "us-east-1"}
-        remote = open_store(f"s3::{endpoint}/bucket/root", options=keys)
-
-        def over_s3() -> None:
-            with _undone(many):
-                assert run_compaction(remote, PATHS, FULL).published
-
-        def on_disk() -> None:
-            with _undone(many):
-                assert run_compaction(open_store(many), PATHS, FULL).published
-
-        what = "over a canned S3 server with 20 ms latency against the same job on local disk"
-        measured.rate(what, over_s3, on_disk, 0.6, 0.8, rounds=2)
-
-
-def test_two_workers_of_a_cluster_beside_one(measured: Measured, many: str) -> None:
-    """A standalone cluster on loopback: a worker with a core of the machine, then two with two.
-
-    Workers may use no more: a merge reads ahead and encodes at once, on two cores if there are.
-    """
-    times = {}
-    for workers in (1, 2):
-        command = [sys.executable, "-c", CLUSTER, many, str(workers)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            pytest.skip(f"no standalone cluster here: {done.stderr[-400:]}")
-        times[workers] = float(done.stdout.split()[-1])
-    found = f"{times[1] / times[2]:.2f}"
-    measured.add("2 workers of a standalone cluster against 1", 1.6, 1.8, found)
-
-
-CLUSTER = """
-import os, statistics, sys, time
-os.sched_setaffinity(0, range(int(sys.argv[2])))  # what is started from here inherits it
-from arroyo_dagster.spark.compaction import run_compaction_on_spark
-from arroyo_dagster.spark.session import get_session
-from arroyo_dagster.state.storage.remote.open import open_store
-from tests.benchmarks.test_compaction import ALWAYS, FULL, PATHS, _undone
-url, workers = sys.argv[1:3]
-session, _ = get_session(f"local-cluster[{workers},1,1024]")
-found = []
-for turn in range(3):
-    with _undone(url):
-        begun = time.perf_counter()
-        run_compaction_on_spark(lambda: session, open_store(url), PATHS, FULL, thresholds=ALWAYS)
-        found.append(time.perf_counter() - begun)
-print(statistics.median(found[1:]))
-"""

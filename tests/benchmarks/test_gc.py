@@ -10,11 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from arroyo_dagster.state.model.garbage import GRACE_FLOOR_MICROS, PlanKind
-from arroyo_dagster.state.model.progress import Progress
-from arroyo_dagster.state.operations.gc.execute import GcOptions, run_gc
-from arroyo_dagster.state.operations.gc.plan import GcRequest
-from arroyo_dagster.state.storage import MemoryStore
+from arroyo_dagster.state import GcOptions, GcRequest, MemoryStore, PlanKind, Progress, run_gc
+from arroyo_dagster.state.model.garbage import GRACE_FLOOR_MICROS
 from tests.faulty_stores import Slow
 from tests.gc_jobs import PATHS, Clock, begun
 from tests.jobs import copied

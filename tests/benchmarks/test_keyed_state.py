@@ -23,13 +23,17 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from arroyo_dagster.state.codec.operations import DeleteKey, encode_key, encode_operation
-from arroyo_dagster.state.storage import ObjectStore, open_store
-from arroyo_dagster.state.tables.expiring_time_key import timestamp_table_config
-from arroyo_dagster.state.tables.global_keyed import global_table_config
-from arroyo_dagster.state.tables.keyed.definition import keyed_state
-from arroyo_dagster.state.tables.keyed.states import ValueState
-from arroyo_dagster.state.tables.time_views import KeyTimeView
+from arroyo_dagster.state import (
+    DeleteKey,
+    KeyTimeView,
+    ObjectStore,
+    ValueState,
+    global_table_config,
+    keyed_state,
+    open_store,
+    timestamp_table_config,
+)
+from arroyo_dagster.state.codec.operations import encode_key, encode_operation
 from tests.benchmarks.conftest import Comparison
 from tests.keyed_subtasks import Subtasks
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import pytest
 
-from arroyo_dagster.state.model.ids import StatePath
+from arroyo_dagster.state import MemoryStore, StatePath
 from arroyo_dagster.state.operations.catalog.changes import FleetCursor, PollOptions, poll_fleet
 from arroyo_dagster.state.planning.polling import poll_interval_seconds, quiet_poll, sweep
-from arroyo_dagster.state.storage import Counting, MemoryStore
+from arroyo_dagster.state.storage import Counting
 from arroyo_dagster.state.storage.concurrency import concurrently
 from tests.benchmarks.conftest import Comparison
 from tests.faulty_stores import Slow

@@ -28,7 +28,6 @@ COMMANDS = {
     "rows main count counts": COMPUTE,
     "verify main": COMPUTE,
     "health": COMPUTE,
-    "fleet abandoned": COMPUTE,
     "compact plan": COMPUTE,
     "compact plan main": COMPUTE,
     "compact run main": COMPUTE,

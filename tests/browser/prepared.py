@@ -25,9 +25,7 @@ from dagster._core.workspace.load_target import InProcessWorkspaceLoadTarget
 from dagster._daemon.sensor import execute_sensor_iteration
 from dagster_webserver.app import create_app_from_workspace_process_context
 
-from arroyo_dagster.state.metadata.backend import ParquetBackend
-from arroyo_dagster.state.runtime.in_process import run_pipeline
-from arroyo_dagster.state.storage.remote.open import open_store
+from arroyo_dagster.state import ParquetBackend, open_store, run_pipeline
 from tests.dataflows import Clock, Flow
 from tests.fleets import SECOND, Written, legacy_job, protocol_job
 from tests.loopback import Reply, serving

@@ -16,8 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from arroyo_dagster.errors import NotFoundError
-from arroyo_dagster.state.metadata.backend import ParquetBackend
-from arroyo_dagster.state.storage.remote.open import open_store
+from arroyo_dagster.state import ParquetBackend, open_store
 from examples.flights.pipeline import FLIGHTS
 from examples.flights.verify import JOB, explain, prove
 from tests.clusters.standalone import SETTINGS, StandaloneCluster, standalone

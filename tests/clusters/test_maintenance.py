@@ -15,12 +15,8 @@ from typing import Any
 
 import pytest
 
+from arroyo_dagster.state import MemoryStore, open_store, run_compaction, run_gc, verify_job
 from arroyo_dagster.state.model.layout import is_compacted
-from arroyo_dagster.state.operations.compaction.job import run_compaction
-from arroyo_dagster.state.operations.gc.execute import run_gc
-from arroyo_dagster.state.operations.verify.job import verify_job
-from arroyo_dagster.state.storage import MemoryStore
-from arroyo_dagster.state.storage.remote.open import open_store
 from tests.clusters.standalone import standalone
 from tests.clusters.test_connect import connect_server
 from tests.clusters.test_kills import ON_CLUSTER

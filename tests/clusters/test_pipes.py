@@ -13,12 +13,15 @@ import dagster as dg
 import pyspark
 import pytest
 
-from arroyo_dagster.orchestration.definitions import build_arroyo_definitions
-from arroyo_dagster.orchestration.pipes import PipesRunner, run_pipes_command
-from arroyo_dagster.orchestration.resources import SPARK_TAG, ArroyoStateStore
+from arroyo_dagster.orchestration import (
+    ArroyoStateStore,
+    PipesRunner,
+    build_arroyo_definitions,
+    run_pipes_command,
+)
+from arroyo_dagster.orchestration.resources import SPARK_TAG
+from arroyo_dagster.state import open_store, verify_job
 from arroyo_dagster.state.metadata.lease import lease
-from arroyo_dagster.state.operations.verify.job import verify_job
-from arroyo_dagster.state.storage.remote.open import open_store
 from tests.clusters.standalone import StandaloneCluster, standalone
 from tests.clusters.test_kills import ON_CLUSTER, options
 from tests.clusters.test_standalone import PROJECT

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from arroyo_dagster.state.storage import open_store
+from arroyo_dagster.state import open_store
 from tests.clusters.standalone import SETTINGS, standalone
 from tests.clusters.test_connect import connect_server
 from tests.clusters.test_standalone import PROJECT

@@ -6,14 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from arroyo_dagster.state.model.ids import JobId, PipelineId
+from arroyo_dagster.state import JobId, JobPaths, PipelineId, list_jobs, open_store
 from arroyo_dagster.state.model.job_facts import JobCondition
-from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory, open_directory
-from arroyo_dagster.state.operations.catalog.jobs import list_jobs
 from arroyo_dagster.state.storage.arroyo.api import ArroyoApi
 from arroyo_dagster.state.storage.arroyo.sqlite import ArroyoDatabase
-from arroyo_dagster.state.storage.remote.open import open_store
 from tests.compat.arroyo import DATA, description, unpack
 from tests.loopback import recorded, replaying, serving
 

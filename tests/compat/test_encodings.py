@@ -11,12 +11,15 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, QueryBuilder, convert_to_deltalake
 
+from arroyo_dagster.state import (
+    Epoch,
+    MemoryStore,
+    StatePath,
+    range_for_server,
+    timestamp_table_config,
+)
 from arroyo_dagster.state.codec.parquet import encode_rows
-from arroyo_dagster.state.model.ids import Epoch, StatePath
-from arroyo_dagster.state.model.keys import range_for_server
 from arroyo_dagster.state.model.tables import ExpiringTimeKeyConfig
-from arroyo_dagster.state.storage import MemoryStore
-from arroyo_dagster.state.tables.expiring_time_key import timestamp_table_config
 from arroyo_dagster.state.tables.time_files import ReadRequest, TimeFileReader, write_time_file
 from tests.fabricated import stored_rows
 from tests.unit.state.codec.test_encodings import COLUMNS, READABLE

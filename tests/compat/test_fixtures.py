@@ -10,20 +10,30 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from arroyo_dagster.state import (
+    Checkpoint,
+    CheckpointState,
+    JobPaths,
+    ObjectStore,
+    OperatorCheckpoint,
+    ParquetBackend,
+    StatePath,
+    TableName,
+    WriteProtected,
+    find_job,
+    list_epochs,
+    list_jobs,
+    open_store,
+)
 from arroyo_dagster.state.codec.parquet import decode_file
-from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.metadata.objects import MetadataReader
-from arroyo_dagster.state.model.checkpoints import Checkpoint, CheckpointState, OperatorCheckpoint
-from arroyo_dagster.state.model.ids import StatePath, TableName
-from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.tables import (
     ExpiringTimeKeyConfig,
     ExpiringTimeKeyFiles,
     GlobalKeyedFiles,
 )
-from arroyo_dagster.state.operations.catalog.jobs import find_job, list_epochs, list_jobs
 from arroyo_dagster.state.planning.restore.recovery import Restore, resolve
-from arroyo_dagster.state.storage import Counting, ObjectStore, WriteProtected, open_store
+from arroyo_dagster.state.storage import Counting
 from tests.compat.arroyo import ARCHIVES, description, unpack
 from tests.shares import Share, share_or_all
 

@@ -12,15 +12,22 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from arroyo_dagster.state.metadata.backend import ParquetBackend
-from arroyo_dagster.state.model.checkpoints import OperatorCheckpoint
-from arroyo_dagster.state.model.ids import Epoch, TableName
-from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state import (
+    Epoch,
+    JobPaths,
+    ObjectStore,
+    OperatorCheckpoint,
+    ParquetBackend,
+    ReadOptions,
+    TableName,
+    WriteProtected,
+    find_job,
+    list_jobs,
+    open_store,
+    read_rows,
+)
 from arroyo_dagster.state.model.tables import ExpiringTimeKeyConfig, ExpiringTimeKeyFiles
-from arroyo_dagster.state.operations.catalog.jobs import find_job, list_jobs
-from arroyo_dagster.state.operations.catalog.query import ReadOptions, load_epoch, read_rows
-from arroyo_dagster.state.storage import ObjectStore, WriteProtected
-from arroyo_dagster.state.storage.remote.open import open_store
+from arroyo_dagster.state.operations.catalog.query import load_epoch
 from arroyo_dagster.state.tables.restoring import restored_rows
 from tests.compat.arroyo import DATA, unpack
 from tests.shares import Share, dealt_out

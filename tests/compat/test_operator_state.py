@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from arroyo_dagster.state import StateCatalog, StateEpoch, open_state
 from arroyo_dagster.state.operations.query.metadata_tables import METADATA_TABLES
 from arroyo_dagster.state.operations.query.operator_state import join_sides, sessions, windows
 from arroyo_dagster.state.operations.query.sql import SqlCatalog
-from arroyo_dagster.state.operations.query.state import StateCatalog, StateEpoch, open_state
 from tests.compat.arroyo import ARCHIVES, unpack
 from tests.jobs import written_by_word_job
 

@@ -10,13 +10,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
+from arroyo_dagster.state import EpochTable, GlobalKeyedTable, StateCatalog, open_state
 from arroyo_dagster.state.codec.bincode.arrow_values import decode_to_arrow
 from arroyo_dagster.state.codec.plain import plain_scalar, unique_names
 from arroyo_dagster.state.operations.query.expiring_scan import ExpiringScan
 from arroyo_dagster.state.operations.query.names import parse_name
-from arroyo_dagster.state.operations.query.state import StateCatalog, open_state
-from arroyo_dagster.state.operations.query.table import EpochTable
-from arroyo_dagster.state.tables.global_keyed import GlobalKeyedTable
 from arroyo_dagster.state.tables.restoring import restored_rows
 from tests.compat.arroyo import ARCHIVES, unpack
 

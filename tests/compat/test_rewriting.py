@@ -10,29 +10,35 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from arroyo_dagster.state import (
+    Checkpoint,
+    CompactionPolicy,
+    CompactionSettings,
+    JobPaths,
+    Layout,
+    MemoryStore,
+    ObjectStore,
+    ParquetBackend,
+    RewriteOptions,
+    RewriteOutcome,
+    TableName,
+    WriteProtected,
+    find_job,
+    list_jobs,
+    open_store,
+    plan_rewrite,
+    range_for_server,
+    read_rows,
+    run_rewrite,
+    run_undo,
+    verify_job,
+)
 from arroyo_dagster.state.codec import metadata
 from arroyo_dagster.state.codec.parquet import decode_file, encode_rows
-from arroyo_dagster.state.metadata.backend import ParquetBackend
-from arroyo_dagster.state.model.checkpoints import Checkpoint
-from arroyo_dagster.state.model.compaction import CompactionPolicy, CompactionSettings
-from arroyo_dagster.state.model.ids import TableName
-from arroyo_dagster.state.model.keys import range_for_server
-from arroyo_dagster.state.model.layout import JobPaths, Layout, is_rewritten
-from arroyo_dagster.state.model.rewrite import RewriteOutcome
+from arroyo_dagster.state.model.layout import is_rewritten
 from arroyo_dagster.state.model.tables import ExpiringTimeKeyFiles
 from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
-from arroyo_dagster.state.operations.catalog.jobs import find_job, list_jobs
-from arroyo_dagster.state.operations.catalog.query import read_rows
-from arroyo_dagster.state.operations.compaction.rewrite import (
-    RewriteOptions,
-    plan_rewrite,
-    run_rewrite,
-)
-from arroyo_dagster.state.operations.compaction.rewrite_undo import run_undo
-from arroyo_dagster.state.operations.verify.job import verify_job
 from arroyo_dagster.state.planning.restore.reads import restore_plan
-from arroyo_dagster.state.storage import MemoryStore, ObjectStore, open_store
-from arroyo_dagster.state.storage.wrappers import WriteProtected
 from tests.arroyo_jobs import content, stopped
 from tests.compat.arroyo import ARCHIVES, unpack
 from tests.compat.test_fixtures import as_plain

@@ -10,11 +10,21 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from arroyo_dagster.state.codec.bincode.codec import codec_for
+from arroyo_dagster.state import (
+    GLOBAL_KEY_VALUE_SCHEMA,
+    JobPaths,
+    ObjectStore,
+    ParquetBackend,
+    WriteProtected,
+    codec_for,
+    list_jobs,
+    open_state,
+    open_store,
+    run_undo,
+    verify_job,
+)
 from arroyo_dagster.state.codec.digest import digest_rows
-from arroyo_dagster.state.codec.parquet import GLOBAL_KEY_VALUE_SCHEMA, decode_file, encode_pairs
-from arroyo_dagster.state.metadata.backend import ParquetBackend
-from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.codec.parquet import decode_file, encode_pairs
 from arroyo_dagster.state.model.surgery.edits import (
     Edit,
     KeyDeletion,
@@ -23,17 +33,11 @@ from arroyo_dagster.state.model.surgery.edits import (
     SetWatermark,
 )
 from arroyo_dagster.state.model.tables import ExpiringTimeKeyConfig, ExpiringTimeKeyFiles
-from arroyo_dagster.state.operations.catalog.jobs import list_jobs
-from arroyo_dagster.state.operations.compaction.rewrite_undo import run_undo
 from arroyo_dagster.state.operations.query.positions import source_positions
-from arroyo_dagster.state.operations.query.state import open_state
 from arroyo_dagster.state.operations.surgery.carried_files import StateSource
 from arroyo_dagster.state.operations.surgery.execute import EditOptions, run_edit
 from arroyo_dagster.state.operations.surgery.fork import run_fork
-from arroyo_dagster.state.operations.verify.job import verify_job
 from arroyo_dagster.state.planning.verify.findings import Verdict
-from arroyo_dagster.state.storage import ObjectStore, open_store
-from arroyo_dagster.state.storage.wrappers import WriteProtected
 from arroyo_dagster.state.tables.restoring import restored_rows
 from tests.arroyo_jobs import content, stopped
 from tests.compat.arroyo import ARCHIVES, unpack

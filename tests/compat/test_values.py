@@ -13,25 +13,29 @@ import pytest
 from click.testing import CliRunner
 
 from arroyo_dagster.cli import main
-from arroyo_dagster.state.codec.bincode.codec import codec_for
-from arroyo_dagster.state.codec.hashing.routing import (
+from arroyo_dagster.state import (
+    Catalogue,
+    GlobalKeyedTable,
     HashVariant,
+    JobPaths,
+    ObjectStore,
+    ParquetBackend,
+    StatePath,
+    TableConfig,
+    WriteProtected,
+    codec_for,
+    find_hash_variant,
     key_hashes,
+    list_jobs,
     matching_variants,
-    subtasks_for_hashes,
+    open_store,
+    read_rows,
 )
+from arroyo_dagster.state.codec.hashing.routing import subtasks_for_hashes
 from arroyo_dagster.state.codec.schema import file_schema
-from arroyo_dagster.state.metadata.backend import ParquetBackend
-from arroyo_dagster.state.model.ids import StatePath
-from arroyo_dagster.state.model.layout import JobPaths
-from arroyo_dagster.state.model.tables import ExpiringTimeKeyConfig, TableConfig
-from arroyo_dagster.state.operations.catalog.hash_variant import find_hash_variant
-from arroyo_dagster.state.operations.catalog.jobs import list_jobs
-from arroyo_dagster.state.operations.catalog.query import load_epoch, read_rows
-from arroyo_dagster.state.storage import ObjectStore, WriteProtected
-from arroyo_dagster.state.storage.remote.open import open_store
-from arroyo_dagster.state.tables.global_keyed import GlobalKeyedTable
-from arroyo_dagster.state.tables.known.catalogue import BUILT_IN, Catalogue
+from arroyo_dagster.state.model.tables import ExpiringTimeKeyConfig
+from arroyo_dagster.state.operations.catalog.query import load_epoch
+from arroyo_dagster.state.tables.known.catalogue import BUILT_IN
 from tests.compat.arroyo import ARCHIVES, unpack
 
 CATALOGUE = Catalogue(BUILT_IN)

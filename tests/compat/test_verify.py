@@ -16,21 +16,27 @@ from click.testing import CliRunner
 
 from arroyo_dagster.cli import main
 from arroyo_dagster.errors import ArroyoStateError
-from arroyo_dagster.state.codec.parquet import decode_file, encode_rows
-from arroyo_dagster.state.model.ids import JobId, PipelineId, StatePath
-from arroyo_dagster.state.model.layout import JobPaths, Layout
-from arroyo_dagster.state.model.tables import ExpiringTimeKeyFiles
-from arroyo_dagster.state.operations.catalog.hash_variant import find_hash_variant
-from arroyo_dagster.state.operations.catalog.jobs import list_jobs
-from arroyo_dagster.state.operations.catalog.query import (
+from arroyo_dagster.state import (
+    JobId,
+    JobPaths,
+    Layout,
+    MemoryStore,
+    ObjectStore,
+    PipelineId,
     ReadOptions,
+    StatePath,
+    WriteProtected,
     describe_epoch,
-    load_epoch,
+    find_hash_variant,
+    list_jobs,
+    open_store,
     read_rows,
+    run_pipeline,
+    verify_job,
 )
-from arroyo_dagster.state.operations.verify.job import verify_job
-from arroyo_dagster.state.runtime.in_process import run_pipeline
-from arroyo_dagster.state.storage import MemoryStore, ObjectStore, WriteProtected, open_store
+from arroyo_dagster.state.codec.parquet import decode_file, encode_rows
+from arroyo_dagster.state.model.tables import ExpiringTimeKeyFiles
+from arroyo_dagster.state.operations.catalog.query import load_epoch
 from tests import shares
 from tests.compat.arroyo import ARCHIVES, unpack
 from tests.damages import (

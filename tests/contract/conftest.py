@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from arroyo_dagster.state.storage import ObjectStore, open_store
+from arroyo_dagster.state import ObjectStore, open_store
 from tests import s3_servers
 from tests.contract import servers
 

@@ -14,13 +14,19 @@ from click.testing import CliRunner, Result
 
 from arroyo_dagster.cli import main
 from arroyo_dagster.errors import InputError, NotFoundError, StorageError
-from arroyo_dagster.state.metadata.backend import ParquetBackend
+from arroyo_dagster.state import (
+    JobId,
+    JobPaths,
+    MemoryStore,
+    ObjectStore,
+    ParquetBackend,
+    PipelineId,
+    StatePath,
+    list_jobs,
+    open_store,
+)
 from arroyo_dagster.state.metadata.lease import lease, newest_token
-from arroyo_dagster.state.model.ids import JobId, PipelineId, StatePath
-from arroyo_dagster.state.model.layout import JobPaths
-from arroyo_dagster.state.operations.catalog.jobs import list_jobs
 from arroyo_dagster.state.operations.gc.inventory import read_inventory
-from arroyo_dagster.state.storage import MemoryStore, ObjectStore, open_store
 from tests import s3_servers
 from tests.contract import servers
 from tests.contract.conftest import BUCKET, open_s3

@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from arroyo_dagster.errors import InputError, NotFoundError, StorageError
-from arroyo_dagster.state.model.ids import StatePath
-from arroyo_dagster.state.storage import ObjectStore
+from arroyo_dagster.state import ObjectStore, StatePath
 from arroyo_dagster.state.storage.remote.obstore_store import ObstoreStore
 from arroyo_dagster.state.storage.store import CHUNK_BYTES
 from tests.contract.conftest import open_s3

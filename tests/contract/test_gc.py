@@ -9,13 +9,19 @@ from pathlib import Path
 
 import pytest
 
-from arroyo_dagster.state.metadata.backend import ParquetBackend
-from arroyo_dagster.state.model.ids import Epoch, OperatorId, TableName, WorkerGeneration
-from arroyo_dagster.state.operations.gc.execute import GcOptions, run_gc
+from arroyo_dagster.state import (
+    Epoch,
+    GcOptions,
+    ObjectStore,
+    OperatorId,
+    ParquetBackend,
+    TableName,
+    WorkerGeneration,
+    open_store,
+    run_gc,
+)
 from arroyo_dagster.state.operations.gc.journal import read_journal
 from arroyo_dagster.state.operations.gc.undelete import run_undelete
-from arroyo_dagster.state.storage.remote.open import open_store
-from arroyo_dagster.state.storage.store import ObjectStore
 from tests.fleets import Written, protocol_job
 from tests.gc_jobs import expiry, orphans, whole, without_ours
 

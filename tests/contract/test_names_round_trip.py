@@ -7,8 +7,9 @@ import itertools
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from arroyo_dagster.state.model.ids import StatePath, path_error
-from arroyo_dagster.state.storage import ObjectStore, encode_path
+from arroyo_dagster.state import ObjectStore, StatePath
+from arroyo_dagster.state.model.ids import path_error
+from arroyo_dagster.state.storage import encode_path
 from tests.contract.conftest import NewStore
 from tests.contract.test_object_store import assert_same_but_for_a_second
 

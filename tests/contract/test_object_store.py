@@ -21,17 +21,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from arroyo_dagster.errors import FormatError, InputError, NotFoundError, StorageError
-from arroyo_dagster.state.model.ids import StatePath
+from arroyo_dagster.state import MemoryStore, ObjectStore, StatePath, WriteProtected
 from arroyo_dagster.state.model.sizes import RECORD
-from arroyo_dagster.state.storage import (
-    Counting,
-    MemoryStore,
-    ObjectInfo,
-    ObjectStore,
-    WriteProtected,
-    encode_path,
-    read_many,
-)
+from arroyo_dagster.state.storage import Counting, ObjectInfo, encode_path, read_many
 from arroyo_dagster.state.storage.remote.obstore_store import ObstoreStore
 from arroyo_dagster.state.storage.store import CHUNK_BYTES, read_in_chunks
 from tests.contract import servers

@@ -14,26 +14,33 @@ from typing import Any
 import pyarrow as pa
 
 from arroyo_dagster.errors import NotFoundError, StorageError
+from arroyo_dagster.state import (
+    Epoch,
+    JobPaths,
+    OperatorCheckpoint,
+    OperatorId,
+    StatePath,
+    TableConfig,
+    TableName,
+    WorkerGeneration,
+    range_for_server,
+    timestamp_table_config,
+)
 from arroyo_dagster.state.codec import metadata
-from arroyo_dagster.state.model.checkpoints import LegacyCheckpoint, Manifest, OperatorCheckpoint
-from arroyo_dagster.state.model.ids import Epoch, OperatorId, StatePath, TableName, WorkerGeneration
+from arroyo_dagster.state.model.checkpoints import LegacyCheckpoint, Manifest
 from arroyo_dagster.state.model.job_facts import (
     CheckpointFacts,
     JobCondition,
     JobFacts,
     SourceAnswer,
 )
-from arroyo_dagster.state.model.keys import range_for_server
-from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.tables import (
     ExpiringTimeKeyConfig,
     ExpiringTimeKeyFiles,
     GlobalKeyedConfig,
     GlobalKeyedFiles,
-    TableConfig,
     TimeFile,
 )
-from arroyo_dagster.state.tables.expiring_time_key import timestamp_table_config
 from tests.explorer.rows import KEYS, STEP, encoded, numbers_of, row
 from tests.explorer.world import Hands, Process, Violation, World, refused
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from arroyo_dagster.errors import ConflictError
+from arroyo_dagster.state import verify_job
 from arroyo_dagster.state.metadata.lease import (
     IN_FLIGHT_GRACE_SECONDS,
     LEASE_SECONDS,
@@ -14,7 +15,6 @@ from arroyo_dagster.state.metadata.lease import (
     lease,
 )
 from arroyo_dagster.state.model.job_facts import JobCondition
-from arroyo_dagster.state.operations.verify.job import verify_job
 from tests.explorer.oracle import TakenByArroyo, Watch, listed, manifest_facts, restored
 from tests.explorer.setting import Setting
 from tests.explorer.world import DAY, REQUEST, SECOND, Hands, Process, Violation, World

@@ -12,9 +12,8 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from arroyo_dagster.state.model.ids import JobId, PipelineId
+from arroyo_dagster.state import JobId, JobPaths, PipelineId
 from arroyo_dagster.state.model.job_facts import JobCondition
-from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.storage import names as stored_names
 from tests.damages import field_ends
 from tests.explorer import ours

@@ -11,12 +11,12 @@ from dataclasses import replace
 from typing import Any
 from unittest import mock
 
+from arroyo_dagster.state import Layout
 from arroyo_dagster.state.codec import gc as codec
 from arroyo_dagster.state.metadata import lease as lease_module
 from arroyo_dagster.state.model import objects
 from arroyo_dagster.state.model.aliases import ReferencedPaths
 from arroyo_dagster.state.model.garbage import JobPins
-from arroyo_dagster.state.model.layout import Layout
 from arroyo_dagster.state.model.objects import ObjectKind, Packed
 from arroyo_dagster.state.operations.compaction import (
     rewrite as rewriting,

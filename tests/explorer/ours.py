@@ -22,31 +22,55 @@ from unittest import mock
 import pyarrow as pa
 
 from arroyo_dagster.errors import ArroyoStateError, FormatError, NotFoundError
+from arroyo_dagster.state import (
+    Checkpoint,
+    Collector,
+    CompactionOptions,
+    CompactionPolicy,
+    CompactionSettings,
+    Epoch,
+    GcOptions,
+    GcRequest,
+    JobPaths,
+    Layout,
+    Operator,
+    OperatorCheckpoint,
+    OperatorContext,
+    OperatorId,
+    Pipeline,
+    PlanKind,
+    Retention,
+    RewriteOptions,
+    StatePath,
+    TableConfig,
+    UndoOptions,
+    global_table_config,
+    list_jobs,
+    pin_epoch,
+    plan_gc,
+    plan_rollback,
+    run_compaction,
+    run_gc,
+    run_rewrite,
+    run_rollback,
+    run_undo,
+    timestamp_table_config,
+    unpin_epochs,
+)
 from arroyo_dagster.state.metadata import expiry as expiry_module
 from arroyo_dagster.state.metadata import lease as lease_module
 from arroyo_dagster.state.metadata import restorable as restorable_module
 from arroyo_dagster.state.model import clock as clock_module
 from arroyo_dagster.state.model.checkpoints import (
-    Checkpoint,
     ExpiringTimeKeyReport,
     GlobalKeyedReport,
-    OperatorCheckpoint,
     RunProgress,
     SubtaskCheckpoint,
 )
-from arroyo_dagster.state.model.compaction import (
-    CompactionPolicy,
-    CompactionSettings,
-    MergedPairs,
-    MergedRows,
-    MergeOutcome,
-    PairsMerge,
-)
-from arroyo_dagster.state.model.garbage import GRACE_FLOOR_MICROS, PlanKind, Retention
-from arroyo_dagster.state.model.ids import Epoch, OperatorId, StatePath
+from arroyo_dagster.state.model.compaction import MergedPairs, MergedRows, MergeOutcome, PairsMerge
+from arroyo_dagster.state.model.garbage import GRACE_FLOOR_MICROS
 from arroyo_dagster.state.model.job_facts import Absence, SourceAnswer
 from arroyo_dagster.state.model.keys import MAX_ROUTING_KEY
-from arroyo_dagster.state.model.layout import JobPaths, Layout
 from arroyo_dagster.state.model.surgery.edits import (
     Edit,
     KeyDeletion,
@@ -55,27 +79,16 @@ from arroyo_dagster.state.model.surgery.edits import (
     SetEntry,
     SetOffsets,
 )
-from arroyo_dagster.state.model.tables import (
-    ExpiringTimeKeyFiles,
-    TableConfig,
-    TimeFile,
-)
+from arroyo_dagster.state.model.tables import ExpiringTimeKeyFiles, TimeFile
 from arroyo_dagster.state.operations.catalog.job_directory import AssumedJobs, JobDirectory
-from arroyo_dagster.state.operations.catalog.jobs import list_jobs
 from arroyo_dagster.state.operations.compaction import publish as publish_module
-from arroyo_dagster.state.operations.compaction.job import CompactionOptions, run_compaction
-from arroyo_dagster.state.operations.compaction.rewrite import RewriteOptions, run_rewrite
-from arroyo_dagster.state.operations.compaction.rewrite_undo import UndoOptions, run_undo
 from arroyo_dagster.state.operations.gc import quarantine as quarantine_module
-from arroyo_dagster.state.operations.gc.execute import GcOptions, run_gc
-from arroyo_dagster.state.operations.gc.pins import pin_epoch, read_pins, unpin_epochs
-from arroyo_dagster.state.operations.gc.plan import GcRequest, plan_gc
+from arroyo_dagster.state.operations.gc.pins import read_pins
 from arroyo_dagster.state.operations.gc.quarantine import purge
 from arroyo_dagster.state.operations.gc.steps import Pace
 from arroyo_dagster.state.operations.gc.undelete import UndeleteOptions, run_undelete
 from arroyo_dagster.state.operations.restore import revision as revision_module
 from arroyo_dagster.state.operations.restore import rollback as rollback_module
-from arroyo_dagster.state.operations.restore.rollback import plan_rollback, run_rollback
 from arroyo_dagster.state.operations.surgery import carried_files as carried_module
 from arroyo_dagster.state.operations.surgery.carried_files import StateSource
 from arroyo_dagster.state.operations.surgery.execute import EditOptions, run_edit
@@ -92,12 +105,8 @@ from arroyo_dagster.state.operations.surgery.rebuild.undo import run_rebuild_und
 from arroyo_dagster.state.planning.restore import partially_collected as collected_module
 from arroyo_dagster.state.planning.restore.checkpoint import cutoff_micros
 from arroyo_dagster.state.runtime.coordinator import JobRun
-from arroyo_dagster.state.runtime.operators import Collector, Operator, OperatorContext
-from arroyo_dagster.state.runtime.pipeline import Pipeline
 from arroyo_dagster.state.runtime.start_checks import StartChecks
 from arroyo_dagster.state.storage import concurrency, conditional_create
-from arroyo_dagster.state.tables.expiring_time_key import timestamp_table_config
-from arroyo_dagster.state.tables.global_keyed import global_table_config
 from arroyo_dagster.state.tables.merge import rewrite as rewriting_module
 from arroyo_dagster.state.tables.merge import task as merging_module
 from tests.explorer.oracle import LEGACY_HEAD, RECORD, Watch

@@ -13,12 +13,11 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 from unittest import mock
 
+from arroyo_dagster.state import JobPaths, StatePath
 from arroyo_dagster.state.codec import compaction_records, metadata, records, references
 from arroyo_dagster.state.codec import gc as collecting
 from arroyo_dagster.state.model import garbage as model
 from arroyo_dagster.state.model import ids, objects
-from arroyo_dagster.state.model.ids import StatePath
-from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.operations.gc import (
     inventory as inventory,
 )

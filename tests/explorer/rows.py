@@ -14,18 +14,26 @@ from unittest import mock
 
 import pyarrow as pa
 
-from arroyo_dagster.state.codec.bincode.codec import codec_for
-from arroyo_dagster.state.codec.hashing.ahash import HashVariant
-from arroyo_dagster.state.model.checkpoints import Checkpoint, OperatorCheckpoint
+from arroyo_dagster.state import (
+    Checkpoint,
+    Epoch,
+    HashEvidence,
+    HashVariant,
+    JobPaths,
+    KeyRange,
+    OperatorCheckpoint,
+    StatePath,
+    TableConfig,
+    TableName,
+    codec_for,
+    default_catalogue,
+    server_for_hash,
+)
 from arroyo_dagster.state.model.compaction import MergedRows, MergeOutcome, RowsDigest, RowsMerge
-from arroyo_dagster.state.model.ids import Epoch, StatePath, TableName
-from arroyo_dagster.state.model.keys import KeyRange, server_for_hash
-from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.rewrite import RewriteShard
 from arroyo_dagster.state.model.surgery.edits import SetOffsets
-from arroyo_dagster.state.model.tables import TableConfig, TimeFile
+from arroyo_dagster.state.model.tables import TimeFile
 from arroyo_dagster.state.model.types import STRING, Primitive
-from arroyo_dagster.state.operations.catalog.hash_variant import HashEvidence
 from arroyo_dagster.state.operations.compaction.rewrite_preconditions import check_restorable
 from arroyo_dagster.state.operations.restore import revision
 from arroyo_dagster.state.operations.surgery import execute as edit_module
@@ -39,7 +47,6 @@ from arroyo_dagster.state.operations.surgery.managed.entries import MovedSources
 from arroyo_dagster.state.operations.surgery.rebuild import operator as rebuilt_operator
 from arroyo_dagster.state.operations.surgery.rows import expiring_tables
 from arroyo_dagster.state.planning.verify.checks import StoredFile
-from arroyo_dagster.state.tables.known.catalogue import default_catalogue
 from arroyo_dagster.state.tables.merge.conditions import KeyRows, RowCondition
 from arroyo_dagster.state.tables.pair_files import PairColumns
 

@@ -11,9 +11,8 @@ from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from arroyo_dagster.state.model.ids import JobId, PipelineId
+from arroyo_dagster.state import JobId, JobPaths, PipelineId
 from arroyo_dagster.state.model.job_facts import JobCondition
-from arroyo_dagster.state.model.layout import JobPaths
 from tests.explorer import ours
 from tests.explorer.arroyo import Controller
 from tests.explorer.ending import (

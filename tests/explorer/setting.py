@@ -7,11 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from arroyo_dagster.state.model.garbage import GRACE_FLOOR_MICROS, GRACE_MICROS, PlanKind, Retention
-from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state import GcRequest, JobPaths, PlanKind, Retention
+from arroyo_dagster.state.model.garbage import GRACE_FLOOR_MICROS, GRACE_MICROS
 from arroyo_dagster.state.model.surgery.edits import Rescale
 from arroyo_dagster.state.operations.catalog.job_directory import AssumedJobs, JobDirectory
-from arroyo_dagster.state.operations.gc.plan import GcRequest
 from tests.explorer import ours
 from tests.explorer.arroyo import Controller, Leader, LegacyRun
 from tests.explorer.oracle import Watch

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
 from arroyo_dagster.errors import ConflictError, InputError, NotFoundError, StorageError
-from arroyo_dagster.state.model.ids import StatePath
+from arroyo_dagster.state import StatePath
 from arroyo_dagster.state.storage import names
 from arroyo_dagster.state.storage.store import DeleteOutcome, Listing, ObjectInfo, open_by_ranges
 from arroyo_dagster.state.storage.wrappers import MUTATING

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from arroyo_dagster.errors import InputError
+from arroyo_dagster.state import StateCatalog, open_state
 from arroyo_dagster.state.operations.query.advance import source_advance, watermark_advance
 from arroyo_dagster.state.operations.query.restore_estimate import estimate_restore
-from arroyo_dagster.state.operations.query.state import StateCatalog, open_state
 from arroyo_dagster.state.planning.restore.reads import restore_plan
 from tests.compat.arroyo import ARCHIVES, unpack
 from tests.jobs import written_by_word_job

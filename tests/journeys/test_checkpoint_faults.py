@@ -12,7 +12,7 @@ from typing import Any, Literal
 import pytest
 
 from arroyo_dagster.errors import StorageError
-from arroyo_dagster.state.storage import MemoryStore
+from arroyo_dagster.state import MemoryStore
 from tests.faulty_stores import Crash, FaultInjecting
 from tests.jobs import copied, output_of, run_word_job, state_of, word_job
 from tests.shares import Share, dealt_out, share_or_all

@@ -7,29 +7,35 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from arroyo_dagster.state.codec.parquet import decode_file
-from arroyo_dagster.state.metadata.backend import ParquetBackend
-from arroyo_dagster.state.model.checkpoints import Checkpoint, CheckpointState, OperatorCheckpoint
-from arroyo_dagster.state.model.ids import (
+from arroyo_dagster.state import (
+    Checkpoint,
+    CheckpointState,
+    Collector,
     Epoch,
     JobId,
+    JobPaths,
+    MemoryStore,
+    Operator,
+    OperatorCheckpoint,
+    OperatorContext,
     OperatorId,
+    ParquetBackend,
+    Pipeline,
     PipelineId,
+    TableManager,
     TableName,
+    TableSource,
+    TaskInfo,
     WorkerGeneration,
+    global_table_config,
+    range_for_server,
+    run_pipeline,
 )
-from arroyo_dagster.state.model.keys import range_for_server
-from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.codec.parquet import decode_file
 from arroyo_dagster.state.model.tables import ExpiringTimeKeyFiles
 from arroyo_dagster.state.planning.restore.checkpoint import merge_operator
-from arroyo_dagster.state.runtime.connectors import TableSource
-from arroyo_dagster.state.runtime.in_process import LocalRun, run_pipeline
-from arroyo_dagster.state.runtime.operators import Collector, Operator, OperatorContext
-from arroyo_dagster.state.runtime.pipeline import Pipeline
-from arroyo_dagster.state.storage import Counting, MemoryStore
-from arroyo_dagster.state.tables.global_keyed import global_table_config
-from arroyo_dagster.state.tables.manager import TableManager
-from arroyo_dagster.state.tables.table import TaskInfo
+from arroyo_dagster.state.runtime.in_process import LocalRun
+from arroyo_dagster.state.storage import Counting
 from tests.jobs import output_of, run_word_job, state_of, word_job, words
 
 

@@ -9,15 +9,25 @@ from typing import Any
 import pytest
 
 from arroyo_dagster.errors import ProtocolError
+from arroyo_dagster.state import (
+    Epoch,
+    GcOptions,
+    GcRequest,
+    JobPaths,
+    Layout,
+    MemoryStore,
+    ObjectStore,
+    StatePath,
+    WorkerGeneration,
+    WriteProtected,
+    list_jobs,
+    open_store,
+    plan_gc,
+    run_gc,
+)
 from arroyo_dagster.state.model.garbage import GcPlan
-from arroyo_dagster.state.model.ids import Epoch, StatePath, WorkerGeneration
-from arroyo_dagster.state.model.layout import JobPaths, Layout
-from arroyo_dagster.state.operations.catalog.jobs import list_jobs
-from arroyo_dagster.state.operations.gc.execute import GcOptions, run_gc
-from arroyo_dagster.state.operations.gc.plan import GcRequest, plan_gc
 from arroyo_dagster.state.operations.gc.steps import Pace
 from arroyo_dagster.state.operations.gc.undelete import UndeleteOptions, run_undelete
-from arroyo_dagster.state.storage import MemoryStore, ObjectStore, WriteProtected, open_store
 from arroyo_dagster.state.storage.store import Listing, ObjectInfo
 from arroyo_dagster.state.storage.wrappers import Counting, Wrapper
 from tests.compat.arroyo import ARCHIVES, unpack

@@ -11,26 +11,28 @@ from typing import Any, Literal
 import pytest
 
 from arroyo_dagster.errors import ConflictError, FormatError, ProtocolError, StorageError
-from arroyo_dagster.state.metadata.backend import ParquetBackend
-from arroyo_dagster.state.metadata.lease import lease
-from arroyo_dagster.state.model.compaction import (
+from arroyo_dagster.state import (
+    CompactionOptions,
     CompactionPolicy,
     CompactionSettings,
-    MergeOutcome,
-    RowsDigest,
+    JobId,
+    MemoryStore,
+    ObjectStore,
+    ParquetBackend,
+    WriteProtected,
+    list_jobs,
+    open_store,
+    plan_compaction,
+    run_compaction,
+    verify_job,
 )
-from arroyo_dagster.state.model.ids import JobId
+from arroyo_dagster.state.metadata.lease import lease
+from arroyo_dagster.state.model.compaction import MergeOutcome, RowsDigest
 from arroyo_dagster.state.model.layout import is_compacted
-from arroyo_dagster.state.operations.catalog.jobs import list_jobs
 from arroyo_dagster.state.operations.compaction.execute import merge_here
-from arroyo_dagster.state.operations.compaction.job import CompactionOptions, run_compaction
-from arroyo_dagster.state.operations.compaction.plan import plan_compaction
-from arroyo_dagster.state.operations.verify.job import verify_job
 from arroyo_dagster.state.planning.compaction.plan import ARROYO_JOB
 from arroyo_dagster.state.runtime.in_process import LocalRun
-from arroyo_dagster.state.storage import MemoryStore, ObjectStore
-from arroyo_dagster.state.storage.remote.open import open_store
-from arroyo_dagster.state.storage.wrappers import Counting, WriteProtected
+from arroyo_dagster.state.storage.wrappers import Counting
 from arroyo_dagster.state.tables.merge.rows import OnBytes
 from arroyo_dagster.state.tables.merge.task import MergeTask
 from tests.compat.arroyo import unpack

@@ -15,15 +15,23 @@ import pyarrow as pa
 import pytest
 
 from arroyo_dagster.errors import ArroyoStateError, StorageError
-from arroyo_dagster.state.codec.operations import INSERT, DeleteKey, encode_operation
-from arroyo_dagster.state.metadata.backend import ParquetBackend
-from arroyo_dagster.state.model.compaction import CompactionPolicy, CompactionSettings, SortOrder
-from arroyo_dagster.state.model.tables import ExpiringTimeKeyFiles, GlobalKeyedFiles, TableConfig
-from arroyo_dagster.state.operations.compaction.job import run_compaction
-from arroyo_dagster.state.storage import MemoryStore, ObjectStore
+from arroyo_dagster.state import (
+    CompactionPolicy,
+    CompactionSettings,
+    DeleteKey,
+    GlobalKeyedTable,
+    MemoryStore,
+    ObjectStore,
+    ParquetBackend,
+    TableConfig,
+    global_table_config,
+    run_compaction,
+    timestamp_table_config,
+)
+from arroyo_dagster.state.codec.operations import INSERT, encode_operation
+from arroyo_dagster.state.model.compaction import SortOrder
+from arroyo_dagster.state.model.tables import ExpiringTimeKeyFiles, GlobalKeyedFiles
 from arroyo_dagster.state.storage.wrappers import Wrapper
-from arroyo_dagster.state.tables.expiring_time_key import timestamp_table_config
-from arroyo_dagster.state.tables.global_keyed import GlobalKeyedTable, global_table_config
 from tests.fabricated import PATHS, pair_files, publish, stored_rows, time_files
 from tests.faulty_stores import Crash
 from tests.jobs import copied, expiring_rows

@@ -7,16 +7,24 @@ import time
 import pytest
 
 from arroyo_dagster.errors import InputError, ProtocolError
-from arroyo_dagster.state.model.ids import Epoch, JobId, PipelineId, StatePath
-from arroyo_dagster.state.model.layout import JobPaths, Layout
-from arroyo_dagster.state.operations.gc.execute import GcOptions, run_gc
+from arroyo_dagster.state import (
+    Epoch,
+    GcOptions,
+    JobId,
+    JobPaths,
+    Layout,
+    MemoryStore,
+    Pipeline,
+    PipelineId,
+    StatePath,
+    pin_epoch,
+    run_gc,
+    run_pipeline,
+)
 from arroyo_dagster.state.operations.gc.expire import to_keep
-from arroyo_dagster.state.operations.gc.pins import pin_epoch, read_pins
+from arroyo_dagster.state.operations.gc.pins import read_pins
 from arroyo_dagster.state.operations.gc.quarantine import purge
 from arroyo_dagster.state.operations.gc.undelete import run_undelete
-from arroyo_dagster.state.runtime.in_process import run_pipeline
-from arroyo_dagster.state.runtime.pipeline import Pipeline
-from arroyo_dagster.state.storage import MemoryStore
 from tests.jobs import word_job
 
 DAY = 24 * 3_600_000_000

@@ -11,25 +11,33 @@ from typing import Any, Literal
 import pytest
 from click.testing import CliRunner
 
-from arroyo_dagster import cli
+from arroyo_dagster import LeaseHeldError, cli
 from arroyo_dagster.errors import ConflictError, InputError, NotFoundError, StorageError
+from arroyo_dagster.state import (
+    Epoch,
+    GcRequest,
+    JobPaths,
+    Layout,
+    MemoryStore,
+    ObjectStore,
+    ParquetBackend,
+    Pipeline,
+    PlanKind,
+    WriteProtected,
+    list_jobs,
+    open_store,
+    plan_gc,
+    plan_rollback,
+    run_pipeline,
+    run_rollback,
+    verify_job,
+)
 from arroyo_dagster.state.metadata import lease as leases
-from arroyo_dagster.state.metadata.backend import ParquetBackend
-from arroyo_dagster.state.metadata.lease import LeaseHeldError, lease
-from arroyo_dagster.state.model.garbage import PlanKind
-from arroyo_dagster.state.model.ids import Epoch
-from arroyo_dagster.state.model.layout import JobPaths, Layout
+from arroyo_dagster.state.metadata.lease import lease
 from arroyo_dagster.state.model.surgery.copies import CopyOutcome
-from arroyo_dagster.state.operations.catalog.jobs import list_jobs
 from arroyo_dagster.state.operations.gc.pins import read_pins
-from arroyo_dagster.state.operations.gc.plan import GcRequest, plan_gc
-from arroyo_dagster.state.operations.restore.rollback import plan_rollback, run_rollback
 from arroyo_dagster.state.operations.surgery.copy_job import CopyOptions, plan_copy, run_copy
-from arroyo_dagster.state.operations.verify.job import verify_job
-from arroyo_dagster.state.runtime.in_process import LocalRun, run_pipeline
-from arroyo_dagster.state.runtime.pipeline import Pipeline
-from arroyo_dagster.state.storage import MemoryStore, ObjectStore, open_store
-from arroyo_dagster.state.storage.wrappers import WriteProtected
+from arroyo_dagster.state.runtime.in_process import LocalRun
 from tests.faulty_stores import Crash, FaultInjecting
 from tests.jobs import copied, listing, state_of, word_job, written_by_word_job
 from tests.surgery_jobs import held_rows, surgery_job

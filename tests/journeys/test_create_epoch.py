@@ -16,11 +16,20 @@ from click.testing import CliRunner, Result
 
 from arroyo_dagster import cli
 from arroyo_dagster.errors import InputError, NotFoundError
+from arroyo_dagster.state import (
+    Epoch,
+    JobPaths,
+    Layout,
+    ObjectStore,
+    OperatorId,
+    ParquetBackend,
+    StatePath,
+    TableName,
+    WriteProtected,
+    open_store,
+)
 from arroyo_dagster.state.codec import metadata
-from arroyo_dagster.state.metadata.backend import ParquetBackend
-from arroyo_dagster.state.model.ids import Epoch, OperatorId, StatePath, TableName
 from arroyo_dagster.state.model.job_facts import CheckpointFacts, JobCondition
-from arroyo_dagster.state.model.layout import JobPaths, Layout
 from arroyo_dagster.state.model.surgery.edits import SetWatermark
 from arroyo_dagster.state.model.surgery.plans import EditOutcome
 from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
@@ -28,8 +37,6 @@ from arroyo_dagster.state.operations.surgery.evolve import plan_evolve
 from arroyo_dagster.state.operations.surgery.execute import EditOptions, run_edit
 from arroyo_dagster.state.operations.surgery.fork import plan_fork, run_fork
 from arroyo_dagster.state.operations.surgery.rebuild.undo import run_rebuild_undo
-from arroyo_dagster.state.storage import ObjectStore, open_store
-from arroyo_dagster.state.storage.wrappers import WriteProtected
 from tests.arroyo_jobs import Telling, facts_of, stopped
 from tests.documentation import blocks
 from tests.faulty_stores import Crash, FaultInjecting

@@ -14,11 +14,18 @@ from click.testing import CliRunner
 
 from arroyo_dagster import cli
 from arroyo_dagster.errors import ConflictError, InputError
+from arroyo_dagster.state import (
+    Epoch,
+    Layout,
+    ObjectStore,
+    ParquetBackend,
+    StatePath,
+    WorkerGeneration,
+    WriteProtected,
+    open_store,
+)
 from arroyo_dagster.state.codec import records
-from arroyo_dagster.state.metadata.backend import ParquetBackend
-from arroyo_dagster.state.model.ids import Epoch, StatePath, WorkerGeneration
 from arroyo_dagster.state.model.job_facts import JobCondition
-from arroyo_dagster.state.model.layout import Layout
 from arroyo_dagster.state.model.surgery.edits import SetWatermark
 from arroyo_dagster.state.model.surgery.plans import EditOutcome
 from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
@@ -26,8 +33,6 @@ from arroyo_dagster.state.operations.surgery.execute import EditOptions, run_edi
 from arroyo_dagster.state.operations.surgery.fork import plan_fork, run_fork
 from arroyo_dagster.state.operations.surgery.rebuild.undo import run_rebuild_undo
 from arroyo_dagster.state.planning.restore.recovery import Claim, Restore, StartEmpty
-from arroyo_dagster.state.storage import ObjectStore, open_store
-from arroyo_dagster.state.storage.wrappers import WriteProtected
 from tests.arroyo_jobs import Telling, facts_of, stopped
 from tests.faulty_stores import Crash, FaultInjecting
 from tests.jobs import copied

@@ -15,10 +15,8 @@ from click.testing import CliRunner
 
 from arroyo_dagster.cli import main
 from arroyo_dagster.errors import InputError, NotFoundError
-from arroyo_dagster.orchestration.resources import ArroyoStateStore
-from arroyo_dagster.state.metadata.backend import ParquetBackend
-from arroyo_dagster.state.model.ids import StatePath
-from arroyo_dagster.state.storage import MemoryStore, open_store
+from arroyo_dagster.orchestration import ArroyoStateStore
+from arroyo_dagster.state import MemoryStore, ParquetBackend, StatePath, open_store
 from arroyo_dagster.state.storage.wrappers import SeparateDeletes
 from tests.contract import servers
 from tests.jobs import run_word_job, word_job

@@ -8,9 +8,16 @@ from collections import Counter
 import pytest
 
 from arroyo_dagster.errors import InputError, NotFoundError
+from arroyo_dagster.state import (
+    CompactionPolicy,
+    CompactionSettings,
+    MemoryStore,
+    StateCatalog,
+    StateEpoch,
+    open_state,
+    run_compaction,
+)
 from arroyo_dagster.state.codec.plain import plain_scalar
-from arroyo_dagster.state.model.compaction import CompactionPolicy, CompactionSettings
-from arroyo_dagster.state.operations.compaction.job import run_compaction
 from arroyo_dagster.state.operations.query.diff import (
     CHANGE,
     Change,
@@ -18,8 +25,6 @@ from arroyo_dagster.state.operations.query.diff import (
     diff_epochs,
     diff_tables,
 )
-from arroyo_dagster.state.operations.query.state import StateCatalog, StateEpoch, open_state
-from arroyo_dagster.state.storage import MemoryStore
 from tests.compat.arroyo import ARCHIVES, unpack
 from tests.jobs import copied, written_by_word_job
 

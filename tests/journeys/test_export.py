@@ -16,18 +16,21 @@ from click.testing import CliRunner
 
 from arroyo_dagster.cli import main
 from arroyo_dagster.errors import ConflictError, NotFoundError, StorageError
-from arroyo_dagster.state.codec.common_types import TypeOptions
-from arroyo_dagster.state.model.ids import Epoch, StatePath
-from arroyo_dagster.state.operations.export.epochs import (
-    change_feed,
+from arroyo_dagster.state import (
+    Epoch,
+    MemoryStore,
+    ObjectStore,
+    ParquetTarget,
+    StateJob,
+    StatePath,
     export_changes,
     export_epochs,
-    unit_of,
+    open_state,
+    open_store,
 )
-from arroyo_dagster.state.operations.export.parquet import ParquetTarget
+from arroyo_dagster.state.codec.common_types import TypeOptions
+from arroyo_dagster.state.operations.export.epochs import change_feed, unit_of
 from arroyo_dagster.state.operations.query.diff import CHANGE, Change
-from arroyo_dagster.state.operations.query.state import StateJob, open_state
-from arroyo_dagster.state.storage import MemoryStore, ObjectStore, open_store
 from tests.faulty_stores import Crash, FaultInjecting
 from tests.jobs import as_multiset, listing, written_by_word_job
 

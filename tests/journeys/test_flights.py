@@ -12,9 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from arroyo_dagster.errors import InputError
-from arroyo_dagster.state.metadata.backend import ParquetBackend
-from arroyo_dagster.state.runtime.in_process import LocalRun, run_pipeline
-from arroyo_dagster.state.storage.remote.open import open_store
+from arroyo_dagster.state import ParquetBackend, open_store, run_pipeline
+from arroyo_dagster.state.runtime.in_process import LocalRun
 from examples.flights.pipeline import FLIGHTS, AircraftTotal, flights_pipeline, pipeline
 from examples.flights.verify import JOB, differences, expected_totals, explain, found_totals, prove
 from tests.shares import all_but

@@ -21,26 +21,29 @@ from arroyo_dagster.errors import (
     NotFoundError,
     ProtocolError,
 )
-from arroyo_dagster.state.codec import metadata, records
-from arroyo_dagster.state.codec.proto import state_pb2 as pb
-from arroyo_dagster.state.metadata.backend import ParquetBackend
-from arroyo_dagster.state.model.checkpoints import EpochRecord
-from arroyo_dagster.state.model.ids import Epoch, StatePath, path_error
-from arroyo_dagster.state.model.layout import JobPaths, Layout
-from arroyo_dagster.state.operations.catalog.jobs import (
+from arroyo_dagster.state import (
+    Epoch,
+    JobPaths,
+    Layout,
+    MemoryStore,
+    ObjectStore,
+    ParquetBackend,
+    ReadOptions,
+    StatePath,
+    WriteProtected,
+    describe_epoch,
     find_job,
     list_epochs,
     list_jobs,
+    open_store,
+    read_rows,
     summarise_jobs,
 )
-from arroyo_dagster.state.operations.catalog.query import ReadOptions, describe_epoch, read_rows
-from arroyo_dagster.state.storage import (
-    Counting,
-    MemoryStore,
-    ObjectStore,
-    WriteProtected,
-    open_store,
-)
+from arroyo_dagster.state.codec import metadata, records
+from arroyo_dagster.state.codec.proto import state_pb2 as pb
+from arroyo_dagster.state.model.checkpoints import EpochRecord
+from arroyo_dagster.state.model.ids import path_error
+from arroyo_dagster.state.storage import Counting
 from arroyo_dagster.state.storage.wrappers import MUTATING
 from tests.fleets import OPERATOR, TABLE, Written, legacy_job, protocol_job
 from tests.jobs import listing

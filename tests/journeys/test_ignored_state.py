@@ -8,18 +8,23 @@ from dataclasses import replace
 import pytest
 
 from arroyo_dagster.errors import ProtocolError
+from arroyo_dagster.state import (
+    Epoch,
+    Layout,
+    OperatorId,
+    ParquetBackend,
+    StatePath,
+    TableName,
+    WriteProtected,
+    verify_job,
+)
 from arroyo_dagster.state.codec import metadata
-from arroyo_dagster.state.metadata.backend import ParquetBackend
-from arroyo_dagster.state.model.ids import Epoch, OperatorId, StatePath, TableName
-from arroyo_dagster.state.model.layout import Layout
 from arroyo_dagster.state.model.surgery.edits import KeyDeletion
 from arroyo_dagster.state.model.tables import ExpiringTimeKeyFiles
 from arroyo_dagster.state.model.verify import MAX_LEVEL
 from arroyo_dagster.state.operations.surgery.execute import EditOptions, run_edit
 from arroyo_dagster.state.operations.surgery.rebuild.execute import plan_rebuild
-from arroyo_dagster.state.operations.verify.job import verify_job
 from arroyo_dagster.state.planning.verify.findings import Verdict
-from arroyo_dagster.state.storage.wrappers import WriteProtected
 from tests.arroyo_jobs import EVENTS, SECOND, WINDOW, ArroyoJob, stopped, table_rows
 
 JOIN = ("window_3", WINDOW)

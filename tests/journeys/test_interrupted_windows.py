@@ -12,12 +12,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from arroyo_dagster import cli
+from arroyo_dagster.state import Layout, MemoryStore, PipelineId, configure
 from arroyo_dagster.state.codec.maintenance_records import encode_window_record
-from arroyo_dagster.state.model.ids import PipelineId
-from arroyo_dagster.state.model.layout import Layout
 from arroyo_dagster.state.model.maintenance_window import WindowRecord
 from arroyo_dagster.state.operations.compaction import controlled_job
-from arroyo_dagster.state.storage import MemoryStore, configure
 from tests.arroyo_jobs import ArroyoJob, begun
 from tests.arroyo_server import PIPELINE, ModelArroyo, arroyo
 from tests.compat.arroyo import unpack

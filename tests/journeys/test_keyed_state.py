@@ -14,20 +14,29 @@ import pyarrow as pa
 import pytest
 
 from arroyo_dagster.errors import InputError, StorageError
-from arroyo_dagster.state.metadata.backend import ParquetBackend
-from arroyo_dagster.state.model.compaction import CompactionPolicy, CompactionSettings
-from arroyo_dagster.state.model.layout import Layout
-from arroyo_dagster.state.operations.compaction.job import run_compaction
-from arroyo_dagster.state.operations.gc.execute import GcOptions, run_gc
+from arroyo_dagster.state import (
+    Collector,
+    CompactionPolicy,
+    CompactionSettings,
+    GcOptions,
+    Layout,
+    MemoryStore,
+    ObjectStore,
+    Operator,
+    OperatorContext,
+    ParquetBackend,
+    Pipeline,
+    TableSource,
+    keyed_state,
+    keyed_timers,
+    run_compaction,
+    run_gc,
+    run_pipeline,
+    verify_job,
+)
 from arroyo_dagster.state.operations.gc.expire import to_keep
-from arroyo_dagster.state.operations.verify.job import verify_job
 from arroyo_dagster.state.runtime import task
-from arroyo_dagster.state.runtime.connectors import TableSource
-from arroyo_dagster.state.runtime.in_process import LocalRun, run_pipeline
-from arroyo_dagster.state.runtime.operators import Collector, Operator, OperatorContext
-from arroyo_dagster.state.runtime.pipeline import Pipeline
-from arroyo_dagster.state.storage import MemoryStore, ObjectStore
-from arroyo_dagster.state.tables.keyed.definition import keyed_state, keyed_timers
+from arroyo_dagster.state.runtime.in_process import LocalRun
 from tests.faulty_stores import Crash, FaultInjecting
 from tests.jobs import SinkInto, output_of
 from tests.keyed_jobs import COMMANDS, OPERATIONS, KeepByKey, KeyedModel, keyed_content

@@ -14,24 +14,38 @@ from click.testing import CliRunner
 
 from arroyo_dagster.cli import main
 from arroyo_dagster.errors import ConflictError, InputError, ProtocolError, StorageError
+from arroyo_dagster.state import (
+    CheckpointState,
+    CompactionPolicy,
+    CompactionSettings,
+    Epoch,
+    JobId,
+    JobPaths,
+    Layout,
+    MemoryStore,
+    ObjectStore,
+    OperatorId,
+    ParquetBackend,
+    Pipeline,
+    StatePath,
+    WriteProtected,
+    list_epochs,
+    list_jobs,
+    open_store,
+    plan_compaction,
+    request_stop,
+    run_compaction,
+    run_gc,
+    run_pipeline,
+)
 from arroyo_dagster.state.codec import metadata
 from arroyo_dagster.state.codec.proto import state_pb2 as pb
-from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.metadata.lease import LeaseOptions, lease
-from arroyo_dagster.state.model.checkpoints import CheckpointState, LegacyCheckpoint
-from arroyo_dagster.state.model.compaction import CompactionPolicy, CompactionSettings
-from arroyo_dagster.state.model.ids import Epoch, JobId, OperatorId, StatePath
-from arroyo_dagster.state.model.layout import JobPaths, Layout
-from arroyo_dagster.state.operations.catalog.jobs import list_epochs, list_jobs
-from arroyo_dagster.state.operations.compaction.job import run_compaction
-from arroyo_dagster.state.operations.compaction.plan import plan_compaction
-from arroyo_dagster.state.operations.gc.execute import run_gc
+from arroyo_dagster.state.model.checkpoints import LegacyCheckpoint
 from arroyo_dagster.state.operations.gc.expire import to_keep
 from arroyo_dagster.state.runtime.coordinator import JobRun
-from arroyo_dagster.state.runtime.in_process import LocalRun, run_pipeline
-from arroyo_dagster.state.runtime.pipeline import Pipeline
-from arroyo_dagster.state.runtime.stop_requests import request_stop, requested_stop
-from arroyo_dagster.state.storage import MemoryStore, ObjectStore, WriteProtected, open_store
+from arroyo_dagster.state.runtime.in_process import LocalRun
+from arroyo_dagster.state.runtime.stop_requests import requested_stop
 from arroyo_dagster.state.storage.store import ObjectInfo
 from arroyo_dagster.state.storage.wrappers import Wrapper
 from tests.faulty_stores import Crash, FaultInjecting

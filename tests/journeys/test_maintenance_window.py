@@ -18,32 +18,32 @@ from arroyo_dagster.errors import (
     LeaseHeldError,
     StorageError,
 )
-from arroyo_dagster.state.codec.parquet import encode_rows
-from arroyo_dagster.state.metadata.backend import ParquetBackend
-from arroyo_dagster.state.metadata.lease import LeaseOptions, lease
-from arroyo_dagster.state.model.compaction import (
+from arroyo_dagster.state import (
+    ArroyoControl,
     CompactionPolicy,
     CompactionSettings,
-    LeftOut,
+    Layout,
+    ObjectStore,
+    ParquetBackend,
+    WindowLimits,
+    WindowOptions,
+    WriteProtected,
+    run_window,
+    verify_job,
 )
-from arroyo_dagster.state.model.layout import Layout, is_rewritten
-from arroyo_dagster.state.model.maintenance_window import WindowEnd, WindowLimits
+from arroyo_dagster.state.codec.parquet import encode_rows
+from arroyo_dagster.state.metadata.lease import LeaseOptions, lease
+from arroyo_dagster.state.model.compaction import LeftOut
+from arroyo_dagster.state.model.layout import is_rewritten
+from arroyo_dagster.state.model.maintenance_window import WindowEnd
 from arroyo_dagster.state.model.rewrite import RewriteShard
 from arroyo_dagster.state.operations.catalog.leases import break_lease
 from arroyo_dagster.state.operations.compaction import controlled_job, job_window
-from arroyo_dagster.state.operations.compaction.maintenance_window import (
-    RewriteWindow,
-    WindowOptions,
-    run_window,
-)
+from arroyo_dagster.state.operations.compaction.maintenance_window import RewriteWindow
 from arroyo_dagster.state.operations.compaction.rewrite import rewrite_here
 from arroyo_dagster.state.operations.compaction.window_recovery import (
     interrupted_windows,
 )
-from arroyo_dagster.state.operations.verify.job import verify_job
-from arroyo_dagster.state.storage import ObjectStore
-from arroyo_dagster.state.storage.arroyo.api import ArroyoControl
-from arroyo_dagster.state.storage.wrappers import WriteProtected
 from arroyo_dagster.state.tables.merge.rewrite import RewriteTask
 from tests.arroyo_jobs import EVENTS, SECOND, ArroyoJob, content, table_rows, window_config
 from tests.arroyo_server import Faults, ModelArroyo, arroyo

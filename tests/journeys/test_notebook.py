@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from arroyo_dagster.state.operations.query.state import open_state
-from arroyo_dagster.state.storage import open_store
+from arroyo_dagster.state import open_state, open_store
 from tests.jobs import listing, written_by_word_job
 
 NOTEBOOK = Path(__file__).parents[2] / "examples" / "bucket_to_plot.ipynb"

@@ -10,14 +10,18 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
+from arroyo_dagster.state import (
+    Epoch,
+    ObjectStore,
+    ParquetBackend,
+    StatePath,
+    TableName,
+    open_store,
+    timestamp_table_config,
+)
 from arroyo_dagster.state.codec.parquet import decode_file
-from arroyo_dagster.state.metadata.backend import ParquetBackend
-from arroyo_dagster.state.model.ids import Epoch, StatePath, TableName
 from arroyo_dagster.state.model.tables import ExpiringTimeKeyFiles
 from arroyo_dagster.state.operations.catalog.query import load_epoch
-from arroyo_dagster.state.storage import ObjectStore
-from arroyo_dagster.state.storage.remote.open import open_store
-from arroyo_dagster.state.tables.expiring_time_key import timestamp_table_config
 from arroyo_dagster.state.tables.time_files import write_time_file
 from tests.compat.arroyo import unpack
 from tests.jobs import run_word_job, word_job

@@ -11,13 +11,21 @@ from click.testing import CliRunner
 
 from arroyo_dagster.cli import main
 from arroyo_dagster.errors import FormatError
-from arroyo_dagster.state.metadata.backend import ParquetBackend
-from arroyo_dagster.state.model.checkpoints import CheckpointState
-from arroyo_dagster.state.model.ids import Epoch, StatePath
-from arroyo_dagster.state.model.layout import JobPaths, Layout
-from arroyo_dagster.state.operations.catalog.jobs import EpochSummary, find_job, list_epochs
-from arroyo_dagster.state.runtime.in_process import run_pipeline
-from arroyo_dagster.state.storage import MemoryStore, ObjectStore, open_store
+from arroyo_dagster.state import (
+    CheckpointState,
+    Epoch,
+    JobPaths,
+    Layout,
+    MemoryStore,
+    ObjectStore,
+    ParquetBackend,
+    StatePath,
+    find_job,
+    list_epochs,
+    open_store,
+    run_pipeline,
+)
+from arroyo_dagster.state.operations.catalog.jobs import EpochSummary
 from tests.compat.arroyo import unpack
 from tests.faulty_stores import Crash, FaultInjecting
 from tests.jobs import copied, word_job

@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from arroyo_dagster.cli import main
-from arroyo_dagster.state.storage.remote.open import open_store
+from arroyo_dagster.state import open_store
 from tests.contract import servers
 from tests.documentation import PROJECT
 from tests.jobs import run_word_job

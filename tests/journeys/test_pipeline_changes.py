@@ -16,7 +16,7 @@ from click.testing import CliRunner, Result
 import arroyo_dagster.state as ad
 from arroyo_dagster.cli import main
 from arroyo_dagster.errors import InputError
-from arroyo_dagster.state.storage import MemoryStore
+from arroyo_dagster.state import MemoryStore
 from tests.jobs import CountWords, listing, state_of
 
 _FILE = """

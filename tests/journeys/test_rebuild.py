@@ -22,23 +22,30 @@ from arroyo_dagster.errors import (
     ProtocolError,
     StorageError,
 )
+from arroyo_dagster.state import (
+    Epoch,
+    JobPaths,
+    Layout,
+    MemoryStore,
+    ObjectStore,
+    OperatorCheckpoint,
+    OperatorId,
+    ParquetBackend,
+    StatePath,
+    WriteProtected,
+    list_jobs,
+    open_store,
+    verify_job,
+)
 from arroyo_dagster.state.codec import metadata
 from arroyo_dagster.state.codec.digest import digest_rows
-from arroyo_dagster.state.metadata.backend import ParquetBackend
-from arroyo_dagster.state.model.checkpoints import OperatorCheckpoint
-from arroyo_dagster.state.model.ids import Epoch, OperatorId, StatePath
 from arroyo_dagster.state.model.job_facts import JobCondition
-from arroyo_dagster.state.model.layout import JobPaths, Layout
 from arroyo_dagster.state.model.surgery.edits import SetWatermark
 from arroyo_dagster.state.model.surgery.rebuild import RebuildPlan
 from arroyo_dagster.state.model.tables import ExpiringTimeKeyConfig, ExpiringTimeKeyFiles
 from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
-from arroyo_dagster.state.operations.catalog.jobs import list_jobs
 from arroyo_dagster.state.operations.surgery.execute import EditOptions, run_edit
 from arroyo_dagster.state.operations.surgery.rebuild.execute import plan_rebuild, run_rebuild
-from arroyo_dagster.state.operations.verify.job import verify_job
-from arroyo_dagster.state.storage import MemoryStore, ObjectStore, open_store
-from arroyo_dagster.state.storage.wrappers import WriteProtected
 from arroyo_dagster.state.tables.restoring import restored_rows
 from tests.arroyo_jobs import Telling, content, facts_of, stopped
 from tests.compat.arroyo import unpack

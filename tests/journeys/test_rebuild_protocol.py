@@ -19,24 +19,32 @@ from arroyo_dagster.errors import (
     NotFoundError,
     ProtocolError,
 )
+from arroyo_dagster.state import (
+    Epoch,
+    JobPaths,
+    Layout,
+    MemoryStore,
+    ObjectStore,
+    OperatorId,
+    ParquetBackend,
+    StatePath,
+    WorkerGeneration,
+    WriteProtected,
+    list_jobs,
+    open_store,
+    verify_job,
+)
 from arroyo_dagster.state.codec import metadata, records
-from arroyo_dagster.state.metadata.backend import ParquetBackend
-from arroyo_dagster.state.model.ids import Epoch, OperatorId, StatePath, WorkerGeneration
 from arroyo_dagster.state.model.job_facts import JobCondition
-from arroyo_dagster.state.model.layout import JobPaths, Layout
 from arroyo_dagster.state.model.surgery.edits import SetWatermark
 from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
-from arroyo_dagster.state.operations.catalog.jobs import list_jobs
 from arroyo_dagster.state.operations.surgery.execute import EditOptions, run_edit
 from arroyo_dagster.state.operations.surgery.rebuild.execute import (
     find_damaged_job,
     plan_rebuild,
     run_rebuild,
 )
-from arroyo_dagster.state.operations.verify.job import verify_job
 from arroyo_dagster.state.planning.restore.recovery import Claim, Restore, StartEmpty
-from arroyo_dagster.state.storage import MemoryStore, ObjectStore, open_store
-from arroyo_dagster.state.storage.wrappers import WriteProtected
 from tests.arroyo_jobs import Telling, facts_of, stopped
 from tests.compat.arroyo import unpack
 from tests.damages import copy_job

@@ -14,15 +14,26 @@ from click.testing import CliRunner
 
 from arroyo_dagster import cli
 from arroyo_dagster.errors import ConflictError, FormatError, InputError, StorageError
-from arroyo_dagster.state.metadata.backend import ParquetBackend
-from arroyo_dagster.state.model.compaction import CompactionPolicy, CompactionSettings
-from arroyo_dagster.state.model.ids import Epoch, OperatorId, StatePath
+from arroyo_dagster.state import (
+    CompactionPolicy,
+    CompactionSettings,
+    Epoch,
+    JobPaths,
+    Layout,
+    ObjectStore,
+    OperatorId,
+    ParquetBackend,
+    RewriteOptions,
+    StatePath,
+    WriteProtected,
+    open_store,
+    run_rewrite,
+    run_undo,
+    verify_job,
+)
 from arroyo_dagster.state.model.job_facts import JobCondition
-from arroyo_dagster.state.model.layout import JobPaths, Layout
 from arroyo_dagster.state.model.surgery.edits import KeyDeletion, SetWatermark
 from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
-from arroyo_dagster.state.operations.compaction.rewrite import RewriteOptions, run_rewrite
-from arroyo_dagster.state.operations.compaction.rewrite_undo import run_undo
 from arroyo_dagster.state.operations.gc.inventory import read_inventory
 from arroyo_dagster.state.operations.surgery.execute import EditOptions, run_edit
 from arroyo_dagster.state.operations.surgery.purge import run_purge
@@ -31,10 +42,7 @@ from arroyo_dagster.state.operations.surgery.rebuild.undo import (
     plan_rebuild_undo,
     run_rebuild_undo,
 )
-from arroyo_dagster.state.operations.verify.job import verify_job
 from arroyo_dagster.state.planning.gc.reachability import referenced_by
-from arroyo_dagster.state.storage import ObjectStore, open_store
-from arroyo_dagster.state.storage.wrappers import WriteProtected
 from tests.arroyo_jobs import Telling, facts_of, stopped
 from tests.damages import copy_job
 from tests.faulty_stores import Crash, FaultInjecting

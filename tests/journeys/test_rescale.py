@@ -15,25 +15,29 @@ from click.testing import CliRunner
 
 from arroyo_dagster import cli
 from arroyo_dagster.errors import InputError, ProtocolError
+from arroyo_dagster.state import (
+    Epoch,
+    Layout,
+    ObjectStore,
+    OperatorId,
+    ParquetBackend,
+    WriteProtected,
+    list_jobs,
+    open_store,
+    range_for_server,
+    run_undo,
+    verify_job,
+)
 from arroyo_dagster.state.codec import metadata
-from arroyo_dagster.state.metadata.backend import ParquetBackend
-from arroyo_dagster.state.model.ids import Epoch, OperatorId
 from arroyo_dagster.state.model.job_facts import JobCondition
-from arroyo_dagster.state.model.keys import range_for_server
-from arroyo_dagster.state.model.layout import Layout
 from arroyo_dagster.state.model.surgery.edits import Rescale
 from arroyo_dagster.state.model.surgery.plans import EditOutcome, TableAction
 from arroyo_dagster.state.model.tables import ExpiringTimeKeyFiles
 from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
-from arroyo_dagster.state.operations.catalog.jobs import list_jobs
-from arroyo_dagster.state.operations.compaction.rewrite_undo import run_undo
 from arroyo_dagster.state.operations.surgery import rescale
 from arroyo_dagster.state.operations.surgery.execute import EditOptions, run_edit
 from arroyo_dagster.state.operations.surgery.managed.plan import plan_managed_edit
 from arroyo_dagster.state.operations.surgery.plan import plan_edit
-from arroyo_dagster.state.operations.verify.job import verify_job
-from arroyo_dagster.state.storage import ObjectStore, open_store
-from arroyo_dagster.state.storage.wrappers import WriteProtected
 from tests.arroyo_jobs import (
     ArroyoJob,
     Telling,

@@ -11,9 +11,8 @@ from click.testing import CliRunner
 
 from arroyo_dagster import cli
 from arroyo_dagster.errors import InputError
+from arroyo_dagster.state import Epoch, Layout, MemoryStore, OperatorId
 from arroyo_dagster.state.codec import metadata
-from arroyo_dagster.state.model.ids import Epoch, OperatorId
-from arroyo_dagster.state.model.layout import Layout
 from arroyo_dagster.state.model.maintenance_window import WindowEnd
 from arroyo_dagster.state.model.surgery.edits import Rescale
 from arroyo_dagster.state.operations.compaction import controlled_job
@@ -24,7 +23,6 @@ from arroyo_dagster.state.operations.surgery.window import (
     PlannableEdit,
     run_edit_window,
 )
-from arroyo_dagster.state.storage import MemoryStore
 from tests.arroyo_jobs import ArroyoJob
 from tests.arroyo_server import ModelArroyo, arroyo
 from tests.arroyo_windows import deaths, died, recovered

@@ -11,32 +11,37 @@ from typing import Any, Literal
 import pytest
 
 from arroyo_dagster.errors import ConflictError, FormatError, InputError, ProtocolError
-from arroyo_dagster.state.codec.maintenance_records import decode_rewrite_record
-from arroyo_dagster.state.metadata.backend import ParquetBackend
-from arroyo_dagster.state.metadata.lease import LeaseOptions, lease
-from arroyo_dagster.state.model.compaction import (
+from arroyo_dagster.state import (
     CompactionPolicy,
     CompactionSettings,
-    LeftOut,
-    RowsDigest,
-)
-from arroyo_dagster.state.model.ids import Epoch, JobId, StatePath
-from arroyo_dagster.state.model.job_facts import CheckpointFacts, JobCondition
-from arroyo_dagster.state.model.layout import Layout, is_rewritten
-from arroyo_dagster.state.model.rewrite import RewriteOutcome, RewriteShard
-from arroyo_dagster.state.operations.catalog.job_directory import AssumedJobs, JobDirectory
-from arroyo_dagster.state.operations.compaction.rewrite import (
+    Epoch,
+    GcOptions,
+    JobId,
+    Layout,
+    MemoryStore,
+    ObjectStore,
+    ParquetBackend,
     RewriteOptions,
+    RewriteOutcome,
+    StatePath,
+    UndoOptions,
+    WriteProtected,
     plan_rewrite,
-    rewrite_here,
+    plan_undo,
+    run_gc,
     run_rewrite,
+    run_undo,
+    verify_job,
 )
+from arroyo_dagster.state.codec.maintenance_records import decode_rewrite_record
+from arroyo_dagster.state.metadata.lease import LeaseOptions, lease
+from arroyo_dagster.state.model.compaction import LeftOut, RowsDigest
+from arroyo_dagster.state.model.job_facts import CheckpointFacts, JobCondition
+from arroyo_dagster.state.model.layout import is_rewritten
+from arroyo_dagster.state.model.rewrite import RewriteShard
+from arroyo_dagster.state.operations.catalog.job_directory import AssumedJobs, JobDirectory
+from arroyo_dagster.state.operations.compaction.rewrite import rewrite_here
 from arroyo_dagster.state.operations.compaction.rewrite_preconditions import ListedJob, list_objects
-from arroyo_dagster.state.operations.compaction.rewrite_undo import UndoOptions, plan_undo, run_undo
-from arroyo_dagster.state.operations.gc.execute import GcOptions, run_gc
-from arroyo_dagster.state.operations.verify.job import verify_job
-from arroyo_dagster.state.storage import MemoryStore, ObjectStore
-from arroyo_dagster.state.storage.wrappers import WriteProtected
 from arroyo_dagster.state.tables.merge.rewrite import RewriteTask
 from tests.arroyo_jobs import (
     EVENTS,

@@ -20,34 +20,44 @@ from arroyo_dagster.errors import (
     ProtocolError,
     StorageError,
 )
+from arroyo_dagster.state import (
+    CheckpointState,
+    CompactionPolicy,
+    CompactionSettings,
+    Epoch,
+    GcOptions,
+    GcRequest,
+    JobPaths,
+    Layout,
+    MemoryStore,
+    ObjectStore,
+    ParquetBackend,
+    Pipeline,
+    PlanKind,
+    Retention,
+    RollbackOutcome,
+    list_epochs,
+    pin_epoch,
+    plan_gc,
+    plan_rollback,
+    run_compaction,
+    run_gc,
+    run_pipeline,
+    run_rollback,
+    unpin_epochs,
+    verify_job,
+)
 from arroyo_dagster.state.codec.plans import plan_to_json
 from arroyo_dagster.state.metadata import lease as leases
-from arroyo_dagster.state.metadata.backend import ParquetBackend
-from arroyo_dagster.state.model.checkpoints import CONTENT, CheckpointState
-from arroyo_dagster.state.model.compaction import CompactionPolicy, CompactionSettings
-from arroyo_dagster.state.model.garbage import DAY_MICROS, PlanKind, Retention
-from arroyo_dagster.state.model.ids import Epoch
-from arroyo_dagster.state.model.layout import JobPaths, Layout
-from arroyo_dagster.state.model.rollback import RollbackOutcome
+from arroyo_dagster.state.model.checkpoints import CONTENT
+from arroyo_dagster.state.model.garbage import DAY_MICROS
 from arroyo_dagster.state.operations.catalog.changes import FleetCursor, poll_fleet
 from arroyo_dagster.state.operations.catalog.epochs import refresh
-from arroyo_dagster.state.operations.catalog.jobs import list_epochs
-from arroyo_dagster.state.operations.compaction.job import run_compaction
-from arroyo_dagster.state.operations.gc.execute import GcOptions, run_gc
-from arroyo_dagster.state.operations.gc.pins import pin_epoch, read_pins, unpin_epochs
-from arroyo_dagster.state.operations.gc.plan import GcRequest, plan_gc
+from arroyo_dagster.state.operations.gc.pins import read_pins
 from arroyo_dagster.state.operations.restore import rollback
-from arroyo_dagster.state.operations.restore.rollback import (
-    plan_rollback,
-    restorable_epochs,
-    rollback_done,
-    run_rollback,
-)
-from arroyo_dagster.state.operations.verify.job import verify_job
+from arroyo_dagster.state.operations.restore.rollback import restorable_epochs, rollback_done
 from arroyo_dagster.state.runtime.coordinator import JobRun
-from arroyo_dagster.state.runtime.in_process import LocalRun, run_pipeline
-from arroyo_dagster.state.runtime.pipeline import Pipeline
-from arroyo_dagster.state.storage import MemoryStore, ObjectStore
+from arroyo_dagster.state.runtime.in_process import LocalRun
 from tests.damages import Scene, parent_out_of_the_job
 from tests.faulty_stores import Crash, FaultInjecting
 from tests.jobs import copied, listing, output_of, state_of, word_job, written_by_word_job

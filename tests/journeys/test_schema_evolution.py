@@ -12,32 +12,30 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from arroyo_dagster.errors import InputError
-from arroyo_dagster.state.model.compaction import CompactionPolicy, CompactionSettings
-from arroyo_dagster.state.model.ids import TableName
-from arroyo_dagster.state.model.keys import range_for_server
-from arroyo_dagster.state.model.tables import (
-    ExpiringTimeKeyConfig,
-    ExpiringTimeKeyFiles,
-    TableConfig,
-)
-from arroyo_dagster.state.operations.catalog.query import load_epoch, read_rows
-from arroyo_dagster.state.operations.compaction.job import run_compaction
-from arroyo_dagster.state.operations.verify.job import verify_job
-from arroyo_dagster.state.planning.restore.schema_evolution import changed_in
-from arroyo_dagster.state.runtime.in_process import LocalRun
-from arroyo_dagster.state.runtime.operators import (
+from arroyo_dagster.state import (
     Collector,
-    Offset,
+    CompactionPolicy,
+    CompactionSettings,
+    ExpiringTimeKeyTable,
+    MemoryStore,
     Operator,
     OperatorContext,
+    Pipeline,
     Source,
-)
-from arroyo_dagster.state.runtime.pipeline import Pipeline
-from arroyo_dagster.state.storage import MemoryStore, WriteProtected
-from arroyo_dagster.state.tables.expiring_time_key import (
-    ExpiringTimeKeyTable,
+    TableConfig,
+    TableName,
+    WriteProtected,
+    range_for_server,
+    read_rows,
+    run_compaction,
     timestamp_table_config,
+    verify_job,
 )
+from arroyo_dagster.state.model.tables import ExpiringTimeKeyConfig, ExpiringTimeKeyFiles
+from arroyo_dagster.state.operations.catalog.query import load_epoch
+from arroyo_dagster.state.planning.restore.schema_evolution import changed_in
+from arroyo_dagster.state.runtime.in_process import LocalRun
+from arroyo_dagster.state.runtime.operators import Offset
 from tests.jobs import listing
 
 COMMANDS = pa.schema(

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from arroyo_dagster.cli import main
 from arroyo_dagster.errors import NotFoundError
 from arroyo_dagster.sdf_testing import DataflowTrial
-from arroyo_dagster.state.operations.query.state import open_state
+from arroyo_dagster.state import open_state
 
 PROJECT = Path(__file__).parents[2]
 EXAMPLES = PROJECT / "examples" / "sdf"

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import pytest
 
 from arroyo_dagster.dataflow.topics import segments
-from arroyo_dagster.state.storage import MemoryStore
+from arroyo_dagster.state import MemoryStore
 from arroyo_dagster.state.storage.wrappers import Wrapper
 from tests.faulty_stores import Crash
 from tests.kills import kill_and_finish_story

@@ -10,14 +10,18 @@ from typing import Any
 
 import pytest
 
-from arroyo_dagster.state.metadata.backend import ParquetBackend
-from arroyo_dagster.state.model.compaction import CompactionPolicy, CompactionSettings
-from arroyo_dagster.state.operations.catalog.query import read_rows
-from arroyo_dagster.state.operations.compaction.job import run_compaction
-from arroyo_dagster.state.operations.gc.execute import run_gc
+from arroyo_dagster.state import (
+    CompactionPolicy,
+    CompactionSettings,
+    MemoryStore,
+    ObjectStore,
+    ParquetBackend,
+    read_rows,
+    run_compaction,
+    run_gc,
+    verify_job,
+)
 from arroyo_dagster.state.operations.gc.expire import to_keep
-from arroyo_dagster.state.operations.verify.job import verify_job
-from arroyo_dagster.state.storage import MemoryStore, ObjectStore
 from tests.dataflows import Flow, definition, row_of
 from tests.faulty_stores import Crash, FaultInjecting
 from tests.journeys.test_sdf_acceptance import event, windowed

@@ -18,14 +18,25 @@ from arroyo_dagster.errors import (
     ProtocolError,
     StorageError,
 )
-from arroyo_dagster.state.metadata.backend import ParquetBackend
-from arroyo_dagster.state.model.ids import Epoch, OperatorId, StatePath, WorkerGeneration
-from arroyo_dagster.state.model.layout import JobPaths, Layout
-from arroyo_dagster.state.operations.catalog.jobs import find_job, list_jobs
-from arroyo_dagster.state.operations.gc.execute import GcOptions, run_gc
-from arroyo_dagster.state.operations.gc.plan import GcRequest, plan_gc
-from arroyo_dagster.state.operations.verify.job import verify_job
-from arroyo_dagster.state.storage import MemoryStore, ObjectStore, WriteProtected
+from arroyo_dagster.state import (
+    Epoch,
+    GcOptions,
+    GcRequest,
+    JobPaths,
+    Layout,
+    MemoryStore,
+    ObjectStore,
+    OperatorId,
+    ParquetBackend,
+    StatePath,
+    WorkerGeneration,
+    WriteProtected,
+    find_job,
+    list_jobs,
+    plan_gc,
+    run_gc,
+    verify_job,
+)
 from arroyo_dagster.state.storage.local_disk import LocalDiskStore
 from arroyo_dagster.state.storage.store import DeleteOutcome, Listing, ObjectInfo
 from arroyo_dagster.state.storage.wrappers import Wrapper

@@ -23,7 +23,7 @@ import pytest
 from click.testing import CliRunner
 
 from arroyo_dagster import cli, redaction
-from arroyo_dagster.state.storage import MemoryStore, configure
+from arroyo_dagster.state import MemoryStore, configure
 from arroyo_dagster.state.storage.remote import fsspec_options, obstore_options
 from arroyo_dagster.state.storage.remote.options import Patience
 from tests.commands import leaves

@@ -13,14 +13,17 @@ from click.testing import CliRunner
 from arroyo_dagster.cli import main
 from arroyo_dagster.cli.query.prompt import Prompt
 from arroyo_dagster.errors import InputError, NotFoundError
-from arroyo_dagster.state.model.ids import Epoch
-from arroyo_dagster.state.operations.catalog.jobs import list_epochs
-from arroyo_dagster.state.operations.gc.pins import pin_epoch
+from arroyo_dagster.state import (
+    Epoch,
+    MemoryStore,
+    PrivateColumns,
+    list_epochs,
+    open_state,
+    open_store,
+    pin_epoch,
+)
 from arroyo_dagster.state.operations.query.metadata_tables import METADATA_TABLES
 from arroyo_dagster.state.operations.query.sql import SqlCatalog
-from arroyo_dagster.state.operations.query.state import open_state
-from arroyo_dagster.state.planning.privacy import PrivateColumns
-from arroyo_dagster.state.storage import MemoryStore, open_store
 from tests.jobs import listing, written_by_word_job
 
 KEEP = '"words/main".keep."rows"'

@@ -13,14 +13,18 @@ import pytest
 
 from arroyo_dagster.dataflow.topics.cells import JsonLines
 from arroyo_dagster.dataflow.topics.sinks import KeptSink, LinesFolderSink
-from arroyo_dagster.state.metadata.backend import ParquetBackend
-from arroyo_dagster.state.model.ids import Epoch, StatePath
+from arroyo_dagster.state import (
+    Epoch,
+    GcOptions,
+    MemoryStore,
+    ParquetBackend,
+    StatePath,
+    plan_gc,
+    run_gc,
+    run_pipeline,
+)
 from arroyo_dagster.state.model.objects import ObjectKind, object_name
-from arroyo_dagster.state.operations.gc.execute import GcOptions, run_gc
-from arroyo_dagster.state.operations.gc.plan import plan_gc
 from arroyo_dagster.state.runtime.connectors import FolderSink
-from arroyo_dagster.state.runtime.in_process import run_pipeline
-from arroyo_dagster.state.storage import MemoryStore
 from arroyo_dagster.state.storage.local_disk import LocalDiskStore
 from tests.faulty_stores import Crash, FaultInjecting
 from tests.gc_jobs import DAY, Clock, clock_of_all, orphans

@@ -8,15 +8,19 @@ from collections.abc import Iterable, Iterator
 
 import pytest
 
-from arroyo_dagster.state.metadata.backend import ParquetBackend
-from arroyo_dagster.state.model.ids import StatePath
-from arroyo_dagster.state.operations.gc.execute import GcOptions, run_gc
+from arroyo_dagster.state import (
+    GcOptions,
+    MemoryStore,
+    ObjectStore,
+    ParquetBackend,
+    StatePath,
+    plan_gc,
+    run_gc,
+)
 from arroyo_dagster.state.operations.gc.journal import read_journal
-from arroyo_dagster.state.operations.gc.plan import plan_gc
 from arroyo_dagster.state.operations.gc.quarantine import list_quarantines
 from arroyo_dagster.state.operations.gc.steps import HEADS, Pace
 from arroyo_dagster.state.operations.gc.undelete import UndeleteOptions, run_undelete
-from arroyo_dagster.state.storage import MemoryStore, ObjectStore
 from arroyo_dagster.state.storage.store import Listing, ObjectInfo
 from arroyo_dagster.state.storage.wrappers import Wrapper
 from tests.gc_jobs import DAY, JOB, PATHS, Clock, begun, orphans, restorable

@@ -10,15 +10,20 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from arroyo_dagster.state.model.tables import TableConfig
-from arroyo_dagster.state.operations.catalog.query import read_rows
-from arroyo_dagster.state.operations.verify.job import verify_job
-from arroyo_dagster.state.runtime.connectors import TableSource
-from arroyo_dagster.state.runtime.in_process import run_pipeline
-from arroyo_dagster.state.runtime.operators import Collector, Operator, OperatorContext
-from arroyo_dagster.state.runtime.pipeline import Pipeline
-from arroyo_dagster.state.storage import MemoryStore, WriteProtected
-from arroyo_dagster.state.tables.expiring_time_key import timestamp_table_config
+from arroyo_dagster.state import (
+    Collector,
+    MemoryStore,
+    Operator,
+    OperatorContext,
+    Pipeline,
+    TableConfig,
+    TableSource,
+    WriteProtected,
+    read_rows,
+    run_pipeline,
+    timestamp_table_config,
+    verify_job,
+)
 from tests.jobs import TIMED, SinkInto, output_of, words
 
 ROWS, ROWS_PER_EPOCH = 40, 4

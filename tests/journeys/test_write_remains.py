@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from arroyo_dagster.cli import main
-from arroyo_dagster.state.storage.remote.open import open_store
+from arroyo_dagster.state import open_store
 from tests.compat.arroyo import unpack
 from tests.contract import servers
 from tests.jobs import run_word_job

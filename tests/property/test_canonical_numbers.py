@@ -6,9 +6,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from arroyo_dagster.state.model.ids import (
+from arroyo_dagster.state import (
     Epoch,
     JobId,
+    JobPaths,
     OperatorId,
     PipelineId,
     StatePath,
@@ -16,7 +17,6 @@ from arroyo_dagster.state.model.ids import (
     WorkerGeneration,
 )
 from arroyo_dagster.state.model.layout import (
-    JobPaths,
     compaction_level,
     parse_checkpoint_dir,
     parse_data_file,

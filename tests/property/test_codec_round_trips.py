@@ -9,15 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from arroyo_dagster.state import GLOBAL_KEY_VALUE_SCHEMA
 from arroyo_dagster.state.codec import operations as ops
 from arroyo_dagster.state.codec import records
-from arroyo_dagster.state.codec.parquet import (
-    GLOBAL_KEY_VALUE_SCHEMA,
-    decode_file,
-    encode_pairs,
-    encode_rows,
-    read_facts,
-)
+from arroyo_dagster.state.codec.parquet import decode_file, encode_pairs, encode_rows, read_facts
 from arroyo_dagster.state.codec.row_groups import DataFile
 from arroyo_dagster.state.codec.schema import schema_from_json, schema_to_json
 from arroyo_dagster.state.model.checkpoints import (

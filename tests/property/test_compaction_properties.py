@@ -13,38 +13,35 @@ import pyarrow as pa
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from arroyo_dagster.state.codec.operations import (
-    INSERT,
+from arroyo_dagster.state import (
+    CompactionPolicy,
+    CompactionSettings,
     DeleteKey,
     DeleteTimeKey,
     DeleteTimeRange,
     DeleteValue,
-    encode_operation,
+    ExpiringTimeKeyTable,
+    GlobalKeyedTable,
+    MemoryStore,
+    ObjectStore,
+    ParquetBackend,
+    TableConfig,
+    global_table_config,
+    plan_compaction,
+    range_for_server,
+    run_compaction,
+    timestamp_table_config,
 )
+from arroyo_dagster.state.codec.operations import INSERT, encode_operation
 from arroyo_dagster.state.codec.schema import memory_schema
-from arroyo_dagster.state.metadata.backend import ParquetBackend
-from arroyo_dagster.state.model.compaction import (
-    CompactionPolicy,
-    CompactionSettings,
-    SortOrder,
-)
-from arroyo_dagster.state.model.keys import range_for_server
+from arroyo_dagster.state.model.compaction import SortOrder
 from arroyo_dagster.state.model.tables import (
     ExpiringTimeKeyConfig,
     ExpiringTimeKeyFiles,
     GlobalKeyedFiles,
-    TableConfig,
     TimeFile,
 )
-from arroyo_dagster.state.operations.compaction.job import run_compaction
-from arroyo_dagster.state.operations.compaction.plan import plan_compaction
-from arroyo_dagster.state.storage import MemoryStore, ObjectStore
-from arroyo_dagster.state.tables.expiring_time_key import (
-    ExpiringTimeKeyTable,
-    timestamp_table_config,
-)
 from arroyo_dagster.state.tables.generational import RowLayout, newest
-from arroyo_dagster.state.tables.global_keyed import GlobalKeyedTable, global_table_config
 from tests.fabricated import PATHS, pair_files, publish, stored_rows, time_files
 from tests.shares import fewer_examples
 

@@ -10,15 +10,15 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from arroyo_dagster.state.codec.hashing.routing import (
+from arroyo_dagster.state import (
     HashVariant,
     hash_key,
     hash_keys,
     key_hashes,
     matching_variants,
-    subtasks_for_hashes,
+    server_for_hash,
 )
-from arroyo_dagster.state.model.keys import server_for_hash
+from arroyo_dagster.state.codec.hashing.routing import subtasks_for_hashes
 from arroyo_dagster.state.model.types import U8
 
 MASK = 2**64 - 1

@@ -11,12 +11,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
-from arroyo_dagster.state.metadata.backend import ParquetBackend
-from arroyo_dagster.state.model.ids import TableName
-from arroyo_dagster.state.operations.gc.execute import GcOptions, run_gc
+from arroyo_dagster.state import GcOptions, ObjectStore, ParquetBackend, Pipeline, TableName, run_gc
 from arroyo_dagster.state.operations.gc.expire import to_keep
-from arroyo_dagster.state.runtime.pipeline import Pipeline
-from arroyo_dagster.state.storage import ObjectStore
 from arroyo_dagster.state.tables.restoring import restored_rows
 from tests.jobs import SinkInto, output_of, state_of
 from tests.keyed_jobs import OPERATIONS, KeepByKey, KeyedModel, keyed_content

@@ -9,7 +9,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from arroyo_dagster.errors import InputError
-from arroyo_dagster.state.model.ids import StatePath, path_error
+from arroyo_dagster.state import StatePath
+from arroyo_dagster.state.model.ids import path_error
 from arroyo_dagster.state.storage.names import (
     StoredName,
     decode_path,

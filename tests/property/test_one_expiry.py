@@ -13,25 +13,25 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from arroyo_dagster.errors import ArroyoStateError, ProtocolError
-from arroyo_dagster.state.codec.gc import encode_pins, encode_quarantined
-from arroyo_dagster.state.metadata.backend import ParquetBackend
-from arroyo_dagster.state.model.garbage import (
-    ExpirePlan,
-    GcPlan,
-    JobPins,
-    Pin,
+from arroyo_dagster.state import (
+    Epoch,
+    GcRequest,
+    JobPaths,
+    Layout,
+    MemoryStore,
+    ObjectStore,
+    ParquetBackend,
+    Pipeline,
     PlanKind,
-    Quarantined,
     Retention,
+    plan_gc,
+    plan_rollback,
+    run_pipeline,
+    run_rollback,
 )
-from arroyo_dagster.state.model.ids import Epoch
-from arroyo_dagster.state.model.layout import JobPaths, Layout
+from arroyo_dagster.state.codec.gc import encode_pins, encode_quarantined
+from arroyo_dagster.state.model.garbage import ExpirePlan, GcPlan, JobPins, Pin, Quarantined
 from arroyo_dagster.state.model.objects import Packed
-from arroyo_dagster.state.operations.gc.plan import GcRequest, plan_gc
-from arroyo_dagster.state.operations.restore.rollback import plan_rollback, run_rollback
-from arroyo_dagster.state.runtime.in_process import run_pipeline
-from arroyo_dagster.state.runtime.pipeline import Pipeline
-from arroyo_dagster.state.storage import MemoryStore, ObjectStore
 from tests.jobs import copied, word_job
 from tests.shares import fewer_examples
 

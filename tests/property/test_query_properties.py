@@ -11,20 +11,24 @@ import pyarrow.compute as pc
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from arroyo_dagster.state import (
+    CompactionPolicy,
+    CompactionSettings,
+    EpochTable,
+    JobId,
+    JobPaths,
+    MemoryStore,
+    TableConfig,
+    open_state,
+    run_compaction,
+    timestamp_table_config,
+)
 from arroyo_dagster.state.codec.plain import unique_names
-from arroyo_dagster.state.model.compaction import CompactionPolicy, CompactionSettings
-from arroyo_dagster.state.model.ids import JobId
-from arroyo_dagster.state.model.layout import JobPaths
-from arroyo_dagster.state.model.tables import ExpiringTimeKeyFiles, TableConfig
-from arroyo_dagster.state.operations.compaction.job import run_compaction
+from arroyo_dagster.state.model.tables import ExpiringTimeKeyFiles
 from arroyo_dagster.state.operations.query.diff import CHANGE, Change, diff_tables
 from arroyo_dagster.state.operations.query.scans import conform
 from arroyo_dagster.state.operations.query.sql import SqlCatalog
-from arroyo_dagster.state.operations.query.state import open_state
-from arroyo_dagster.state.operations.query.table import EpochTable
-from arroyo_dagster.state.storage import MemoryStore
 from arroyo_dagster.state.tables import data_files, time_files
-from arroyo_dagster.state.tables.expiring_time_key import timestamp_table_config
 from tests.fabricated import OPERATOR, PATHS, publish, stored_rows
 from tests.fabricated import time_files as written_files
 from tests.property.test_compaction_properties import (

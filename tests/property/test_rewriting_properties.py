@@ -12,19 +12,20 @@ import pyarrow.parquet as pq
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from arroyo_dagster.state.metadata.backend import ParquetBackend
-from arroyo_dagster.state.model.compaction import CompactionPolicy, CompactionSettings
-from arroyo_dagster.state.model.keys import KeyRange, range_for_server
-from arroyo_dagster.state.model.layout import Layout
-from arroyo_dagster.state.model.tables import (
-    ExpiringTimeKeyConfig,
-    ExpiringTimeKeyFiles,
+from arroyo_dagster.state import (
+    CompactionPolicy,
+    CompactionSettings,
+    KeyRange,
+    Layout,
+    ParquetBackend,
+    RewriteOptions,
     TableConfig,
-    TimeFile,
+    WriteProtected,
+    range_for_server,
+    run_rewrite,
+    verify_job,
 )
-from arroyo_dagster.state.operations.compaction.rewrite import RewriteOptions, run_rewrite
-from arroyo_dagster.state.operations.verify.job import verify_job
-from arroyo_dagster.state.storage.wrappers import WriteProtected
+from arroyo_dagster.state.model.tables import ExpiringTimeKeyConfig, ExpiringTimeKeyFiles, TimeFile
 from tests.arroyo_jobs import (
     EVENTS,
     GROUPS,

@@ -13,8 +13,7 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from arroyo_dagster.state.model.compaction import CompactionPolicy, CompactionSettings
-from arroyo_dagster.state.operations.compaction.job import run_compaction
+from arroyo_dagster.state import CompactionPolicy, CompactionSettings, run_compaction
 from tests.dataflows import Flow, definition, reader, row_of
 
 Event = dict[str, Any]

@@ -18,25 +18,29 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from arroyo_dagster.state.model.compaction import CompactionPolicy, CompactionSettings
-from arroyo_dagster.state.model.layout import JobPaths
-from arroyo_dagster.state.model.tables import TableConfig
-from arroyo_dagster.state.operations.compaction.job import CompactionOptions, run_compaction
-from arroyo_dagster.state.operations.gc.execute import GcOptions, run_gc
-from arroyo_dagster.state.operations.gc.expire import to_keep
-from arroyo_dagster.state.runtime.in_process import LocalRun
-from arroyo_dagster.state.runtime.operators import (
+from arroyo_dagster.state import (
     Collector,
-    Offset,
+    CompactionOptions,
+    CompactionPolicy,
+    CompactionSettings,
+    GcOptions,
+    JobPaths,
+    MemoryStore,
+    ObjectStore,
     Operator,
     OperatorContext,
+    Pipeline,
     Source,
+    TableConfig,
+    global_table_config,
+    run_compaction,
+    run_gc,
+    timestamp_table_config,
 )
-from arroyo_dagster.state.runtime.pipeline import Pipeline
+from arroyo_dagster.state.operations.gc.expire import to_keep
+from arroyo_dagster.state.runtime.in_process import LocalRun
+from arroyo_dagster.state.runtime.operators import Offset
 from arroyo_dagster.state.runtime.task import LevelTask
-from arroyo_dagster.state.storage import MemoryStore, ObjectStore
-from arroyo_dagster.state.tables.expiring_time_key import timestamp_table_config
-from arroyo_dagster.state.tables.global_keyed import global_table_config
 from tests.faulty_stores import Crash, FaultInjecting
 from tests.jobs import SinkInto, output_of, state_of
 from tests.shares import fewer_examples

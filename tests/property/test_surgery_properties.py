@@ -13,11 +13,8 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from arroyo_dagster.errors import InputError
-from arroyo_dagster.state.metadata.backend import ParquetBackend
-from arroyo_dagster.state.model.layout import Layout
+from arroyo_dagster.state import Layout, MemoryStore, ParquetBackend, verify_job
 from arroyo_dagster.state.model.tables import ExpiringTimeKeyConfig
-from arroyo_dagster.state.operations.verify.job import verify_job
-from arroyo_dagster.state.storage import MemoryStore
 from tests.evolved_jobs import (
     COUNT,
     EXPIRING,

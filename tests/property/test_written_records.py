@@ -18,24 +18,24 @@ from hypothesis import strategies as st
 
 from arroyo_dagster.errors import InputError
 from arroyo_dagster.orchestration.catalog.sensor import decode_cursor, encode_cursor
-from arroyo_dagster.state import codec
-from arroyo_dagster.state.codec import gc
-from arroyo_dagster.state.metadata.lease_records import encode_record, read_record
-from arroyo_dagster.state.model.garbage import Moved, Quarantined
-from arroyo_dagster.state.model.ids import (
+from arroyo_dagster.state import (
     Epoch,
     JobId,
+    JobPaths,
+    MemoryStore,
     PipelineId,
     StatePath,
     WorkerGeneration,
-    path_error,
+    codec,
 )
-from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.codec import gc
+from arroyo_dagster.state.metadata.lease_records import encode_record, read_record
+from arroyo_dagster.state.model.garbage import Moved, Quarantined
+from arroyo_dagster.state.model.ids import path_error
 from arroyo_dagster.state.model.objects import Packed
 from arroyo_dagster.state.model.surgery.rebuild import RebuildRecord
 from arroyo_dagster.state.operations.catalog.changes import FleetCursor
 from arroyo_dagster.state.operations.catalog.job_changes import JobPosition
-from arroyo_dagster.state.storage import MemoryStore
 
 HOSTILE = (
     *("a...b", "...", "..", ".", "", " ", "a b", "a|b", "a\nb", "\x00", "\x7f", "%", "%2F", "a%"),

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import re
-import threading
-import time
 from collections.abc import Iterator
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import polars as pl
 import pyarrow as pa
 import pytest
 
@@ -18,24 +14,19 @@ from arroyo_dagster.dataflow.definition.definition import Dataflow
 from arroyo_dagster.dataflow.definition.reading import parse_document
 from arroyo_dagster.dataflow.in_process import DataflowOptions, run_dataflow
 from arroyo_dagster.dataflow.runtime.service import (
-    DEAD_LETTER,
     Bindings,
     RunOptions,
     build_dataflow,
     build_service,
 )
 from arroyo_dagster.dataflow.topics.bindings import BindingsText, parse_binding
-from arroyo_dagster.dataflow.topics.replay import build_replay, plan_replay
-from arroyo_dagster.dataflow.topics.wiring import Letters, wire
-from arroyo_dagster.dataflow.views.view import Views, service_paths
+from arroyo_dagster.dataflow.topics.wiring import wire
+from arroyo_dagster.dataflow.views.view import Views
 from arroyo_dagster.errors import ArroyoStateError
 from arroyo_dagster.spark.dataflow.pipelines import run_pipelines
-from arroyo_dagster.spark.dataflow.states import for_spark, register_states, state_frame
+from arroyo_dagster.spark.dataflow.states import register_states, state_frame
 from arroyo_dagster.spark.pipeline import SparkOptions
-from arroyo_dagster.state.runtime.connectors import TableSource
-from arroyo_dagster.state.runtime.in_process import run_pipeline
-from arroyo_dagster.state.runtime.stop_requests import request_stop
-from arroyo_dagster.state.storage.remote.open import open_store
+from arroyo_dagster.state import TableSource, open_store, run_pipeline
 from tests.seeds import soak_seeds
 from tests.word_services import (
     Kept,
@@ -78,39 +69,6 @@ def test_the_same_dataflow_gives_equal_states_and_outputs_in_process_and_on_spar
     assert everything(spark) == everything(plain)
     counts = {key: (n, last) for key, last, n in states_of(spark)["count.last-seen"]}
     assert counts == plain_counts(words)
-
-
-def test_all_at_once_they_go_on_until_they_are_asked_to_stop(session: Any, tmp_path: Path) -> None:
-    words = random_words(60, 3)
-    store = open_store(f"{tmp_path}/state")
-    services = words_services(store, [*words], ["w1"], parallelism=1)[:1]
-
-    def ask() -> None:
-        views = Views(store, words_dataflow())
-        while len(views.view("count.counts").pairs()) < len(plain_counts(words)):
-            time.sleep(0.2)
-            views.refresh()
-        request_stop(store, service_paths(words_dataflow(), "count"), time.time_ns() // 1000)
-
-    asking = threading.Thread(target=ask)
-    asking.start()
-    outcome = run_pipelines(services, store, SparkOptions(follow=True, session=session))
-    asking.join()
-    assert outcome.epochs["count"] > 0
-    assert dict(states_of(store)["count.counts"]) == {
-        text: n for text, (n, _) in plain_counts(words).items()
-    }
-
-
-def test_services_that_run_at_once_read_each_its_own_source(session: Any, tmp_path: Path) -> None:
-    words = random_words(40, 7)
-    plain, store = (open_store(f"{tmp_path}/{name}") for name in ("plain", "spark"))
-    run_words(plain, words, ASKED)
-    # The same names of operators in each, and other rows.
-    count, look_up, windowed = words_services(store, words, ASKED, parallelism=1)
-    run_pipelines([count, windowed], store, SparkOptions(follow=True, session=session))
-    run_pipelines([look_up], store, SparkOptions(follow=True, session=session))
-    assert everything(store) == everything(plain)
 
 
 def test_when_one_service_fails_the_others_stop_with_a_checkpoint(
@@ -186,95 +144,6 @@ def test_states_are_frames_and_views_of_spark_at_one_epoch(session: Any, tmp_pat
     now = state_frame(session, store, words_dataflow(), "last-seen")
     assert {row._key: (row.n, row.last) for row in now.collect()} == every
     assert dict(now.dtypes)["n"] == "bigint"  # u32
-
-
-def test_numbers_that_spark_does_not_have_keep_their_values(session: Any) -> None:
-    frame = pl.DataFrame(
-        {"_key": ["a"], "u64": [2**64 - 1], "u8": [255], "at": [datetime(2026, 1, 1)]},
-        schema={"_key": pl.String, "u64": pl.UInt64, "u8": pl.UInt8, "at": pl.Datetime("ms")},
-    )
-    (row,) = session.createDataFrame(for_spark(frame.to_arrow())).collect()
-    assert (row.u64, row.u8) == (2**64 - 1, 255)
-
-
-FAILING = """
-apiVersion: 0.6.0
-meta: {name: failing, version: 0.1.0, namespace: tests}
-topics:
-  words: {schema: {value: {type: string, converter: raw}}}
-  closed: {schema: {value: {type: string, converter: raw}}}
-services:
-  gather:
-    sources: [{type: topic, id: words}]
-    states:
-      counts: {type: keyed-state, properties: {key: {type: string}, value: {type: u32}}}
-    window:
-      tumbling: {duration: 10s}
-      assign-timestamp: {run: "def when(word, time): return 1000 * int(word[1:])"}
-      partition:
-        assign-key: {run: "def of(word): return word[0]"}
-        update-state:
-          run: |
-            def gather(word):
-                assert word[0] != env["bad"], f"no {word}"
-                counts().increment(1)
-      flush:
-        run: |
-          def close():
-              assert env["bad"] != "b" or window()[0], "down"
-              return f"{window()[0]} {sorted(counts())}"
-    sinks: [{type: topic, id: closed}]
-"""
-
-
-def failing_story(session: Any, folder: Path) -> Any:
-    """Records and a flush fail; then the records are replayed and the window is flushed again."""
-    folder.mkdir()
-    (folder / "words.txt").write_text("a1\nb2\na3\na12\nb21\nb22\na23\n")
-    dataflow = parse_document(FAILING)
-    assert isinstance(dataflow, Dataflow)
-    store, found = open_store(f"{folder}/state"), []
-    for bad, replays in (("b", False), ("", True)):
-        given = BindingsText(
-            sources={"words": parse_binding(f"words=jsonl:{folder}/words.txt", "source")},
-            sinks={"closed": parse_binding(f"closed=jsonl:{folder}/closed/", "sink")},
-            env={"bad": bad},
-        )
-        given = given.without_sources() if replays else given
-        letters = Letters(written=True, replayed=replays)
-        bindings = wire(dataflow, given, store, letters=letters).bindings
-        options = RunOptions(parallelism=2, on_error=DEAD_LETTER, clock=lambda: 2_000_000)
-        chosen = plan_replay(dataflow, store)
-        pipelines = (
-            build_replay(dataflow, store, chosen, bindings=bindings, options=options)
-            if replays
-            else build_dataflow(dataflow, store, bindings=bindings, options=options)
-        )
-        found.append(
-            [(one.record, one.file, one.reason) for plan in chosen for one in plan.letters]
-        )
-        if session is None:
-            run_dataflow(pipelines, store, DataflowOptions(until_idle=True))
-        else:
-            run_pipelines(pipelines, store, SparkOptions(session=session))
-    lines = [
-        line for one in (folder / "closed").glob("*.jsonl") for line in one.read_text().splitlines()
-    ]
-    return found, sorted(lines), Views(store, dataflow).view("counts", live=True).pairs()
-
-
-def test_dead_letters_and_failed_flushes_are_as_in_process(session: Any, tmp_path: Path) -> None:
-    plain = failing_story(None, tmp_path / "plain")
-    assert plain == (
-        [[], [(word, "words.txt", NO.format(word.decode())) for word in BAD]],
-        ["0 [('a', 2)]", "10000 [('a', 1)]"],
-        [("a", 1), ("b", 2)],
-    )
-    assert failing_story(session, tmp_path / "spark") == plain
-
-
-BAD = (b"b2", b"b21", b"b22")
-NO = 'AssertionError: no {}; in line 2 of the body: `word[0] != env["bad"]`'
 
 
 WHOLE_BATCHES = """

@@ -12,22 +12,26 @@ import pytest
 
 from arroyo_dagster.spark.compaction import run_compaction_on_spark
 from arroyo_dagster.spark.gc import run_gc_on_spark, run_undelete_on_spark
-from arroyo_dagster.spark.items import SparkItems
 from arroyo_dagster.spark.thresholds import SparkThresholds
 from arroyo_dagster.spark.verify import verify_job_on_spark
-from arroyo_dagster.state.codec.parquet import GLOBAL_KEY_VALUE_SCHEMA, encode_pairs
-from arroyo_dagster.state.metadata.backend import ParquetBackend
-from arroyo_dagster.state.model.compaction import CompactionPolicy, CompactionSettings
-from arroyo_dagster.state.model.ids import Epoch
-from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state import (
+    GLOBAL_KEY_VALUE_SCHEMA,
+    CompactionPolicy,
+    CompactionSettings,
+    Epoch,
+    GcOptions,
+    JobPaths,
+    ObjectStore,
+    ParquetBackend,
+    open_store,
+    run_compaction,
+    run_gc,
+    verify_job,
+)
+from arroyo_dagster.state.codec.parquet import encode_pairs
 from arroyo_dagster.state.model.verify import VerifySettings
-from arroyo_dagster.state.operations.compaction.job import run_compaction
-from arroyo_dagster.state.operations.gc.execute import GcOptions, run_gc
 from arroyo_dagster.state.operations.gc.journal import read_journal
-from arroyo_dagster.state.operations.verify.job import verify_job
-from arroyo_dagster.state.planning.engines import StepEngine, WorkAmount
-from arroyo_dagster.state.storage import MemoryStore, open_store
-from arroyo_dagster.state.storage.store import ObjectStore
+from arroyo_dagster.state.planning.engines import StepEngine
 from tests.fleets import OPERATOR, TABLE, Written, legacy_job, protocol_job
 from tests.gc_jobs import expiry, without_ours
 from tests.jobs import run_word_job, word_job
@@ -94,22 +98,6 @@ def test_verify_finds_the_same_in_the_same_order_at_every_level(
         assert there.engines[0].engine is StepEngine.SPARK
         found |= {finding.code for finding in here.verdict.findings}
     assert len(found) > 2
-
-
-def test_verify_of_a_job_with_rows_finds_the_same(session: SparkSession, tmp_path: Path) -> None:
-    store = open_store(f"file://{tmp_path}", options={"sync": False})
-    run_word_job(store, rows=60, rows_per_epoch=10, keep_epochs=None, parallelism=2)
-    paths = word_job(store).paths
-    newest = ParquetBackend(store, paths).load()
-    victim = newest.paths[len(newest.paths) // 2]
-    store.put(victim, store.read(newest.paths[0]))
-    here = verify_job(store, paths, parallelism=3)
-    there = verify_job_on_spark(
-        lambda: session, store, paths, settings=VerifySettings(parallelism=3), thresholds=ALWAYS
-    )
-    assert replace(there, engines=()) == here
-    assert here.restore
-    assert not here.passed
 
 
 def _journal(store: ObjectStore, paths: JobPaths) -> list[tuple[str, int | None, str]]:
@@ -187,34 +175,3 @@ def test_compaction_of_many_files_comes_to_the_same_rows(
     assert all(merge.same for outcome in found for merge in outcome.merges)
     assert [one.rows_out for one in found[0].merges] == [one.rows_out for one in found[1].merges]
     assert found[0].files_after == found[1].files_after
-
-
-def test_deletes_of_a_stopped_arroyo_job_are_sent_by_workers(
-    session: SparkSession, tmp_path: Path
-) -> None:
-    """The status that the user states is checked in the worker, before each of its requests."""
-    store, paths = many(tmp_path, "legacy", 280, epochs=14)
-    _last_epochs_list_little(store, paths, "legacy")
-    outcome = run_gc_on_spark(
-        lambda: session, store, paths, expiry(2, j="stopped"), thresholds=ALWAYS
-    )
-    assert {one.engine for one in outcome.engines if one.step == "delete"} == {StepEngine.SPARK}
-    assert outcome.deleted > 100
-    for epoch in ParquetBackend(store, paths).epochs():
-        ParquetBackend(store, paths).prepare_checkpoint_load(epoch)
-
-
-def _squared(number: int) -> int:
-    return number * number
-
-
-def test_items_are_sent_in_groups_and_come_back_in_order(session: SparkSession) -> None:
-    done: list[int] = []
-    items = SparkItems(lambda: session, MemoryStore(), ALWAYS)
-    choice = items.choose("square", WorkAmount(files=1000))
-    numbers = list(range(1000))
-    assert items.run(choice, _squared, numbers, numbers, on_items=done.append) == [
-        number * number for number in numbers
-    ]
-    assert sum(done) == 1000
-    assert items.run(choice, _squared, [], []) == []

@@ -21,9 +21,7 @@ from arroyo_dagster.dataflow.topics.wiring import wire
 from arroyo_dagster.dataflow.views.view import Views
 from arroyo_dagster.spark.dataflow.pipelines import run_pipelines
 from arroyo_dagster.spark.pipeline import SparkOptions
-from arroyo_dagster.state.runtime.pipeline import Pipeline
-from arroyo_dagster.state.storage.remote.open import open_store
-from arroyo_dagster.state.storage.store import ObjectStore
+from arroyo_dagster.state import ObjectStore, Pipeline, open_store
 
 PROJECT = Path(__file__).parents[2]
 EXAMPLES = PROJECT / "examples" / "sdf"

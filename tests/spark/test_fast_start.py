@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from arroyo_dagster.spark import fast_start, session
-from arroyo_dagster.spark.daemon import without_archive
 
 COMPLETE = b"\xa8\xab\x0b\xf0"
 
@@ -57,31 +56,6 @@ def test_archive_of_another_user_is_not_used(
     assert "jsa" not in fast_start.java_options(tmp_path, jdk)
 
 
-@pytest.mark.parametrize("missing", ["jdk", "spark"])
-def test_without_java_or_jars_there_is_no_archive(tmp_path: Path, jdk: str, missing: str) -> None:
-    (tmp_path / missing).rename(tmp_path / "elsewhere")
-    assert "jsa" not in fast_start.java_options(tmp_path, jdk)
-
-
-def test_cache_that_cannot_be_written_is_no_error(tmp_path: Path, jdk: str) -> None:
-    (tmp_path / "file").touch()
-    assert "jsa" not in fast_start.java_options(tmp_path / "file" / "cache", jdk)
-
-
-def test_workers_leave_out_the_archive_of_the_installed_pyspark_only(tmp_path: Path) -> None:
-    installed = tmp_path / "site-packages"
-    home = installed / "pyspark"
-    (home / "python" / "lib").mkdir(parents=True)
-    (home / "__init__.py").touch()
-    own, other = home / "python" / "lib" / "pyspark.zip", tmp_path / "pyspark.zip"
-    own.touch()
-    other.touch()
-    path = [str(own), "py4j.zip", str(installed)]
-    assert without_archive(path) == ["py4j.zip", str(installed)]
-    assert without_archive([str(other), *path]) == [str(other), *path]
-    assert without_archive([str(own), "py4j.zip"]) == [str(own), "py4j.zip"]
-
-
 SESSION = """
 import sys
 from arroyo_dagster.spark.session import get_session
@@ -101,22 +75,6 @@ def _session(master: str, *conf: str, **process: Any) -> str:
     return found.stdout
 
 
-@pytest.mark.soak
-def test_options_reach_the_jvm_and_can_be_switched_off() -> None:
-    archive = session.local_archive()
-    written = fast_start.is_complete(archive)
-    quick = _session("local[1]", "spark.driver.extraJavaOptions=-Dgiven=yes")
-    assert "TieredStopAtLevel=1" in quick
-    assert "-Dgiven=yes" in quick
-    assert "log4j2.configurationFile" in quick
-    assert "DAEMON arroyo_dagster.spark.daemon" in quick
-    if written:
-        assert f"SharedArchiveFile={archive}" in quick
-    plain = _session("local[1]", "spark.arroyo.fastStart=false")
-    assert "Xlog:disable" not in plain
-    assert "DAEMON pyspark.daemon" in plain
-
-
 def test_truncated_archive_does_not_keep_spark_from_starting(tmp_path: Path) -> None:
     real = session.local_archive()
     if not fast_start.is_complete(real):
@@ -127,8 +85,3 @@ def test_truncated_archive_does_not_keep_spark_from_starting(tmp_path: Path) -> 
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "a cache")}
     assert "SharedArchiveFile" not in _session("local[1]", env=environment, cwd=tmp_path)
     assert damaged.stat().st_size == 0
-
-
-def test_without_a_home_no_archive_is_written(tmp_path: Path, jdk: str) -> None:
-    assert "jsa" not in fast_start.java_options(Path("~/.cache"), jdk)
-    assert not Path("~").exists()

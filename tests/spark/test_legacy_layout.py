@@ -8,11 +8,9 @@ import pytest
 
 from arroyo_dagster.errors import ConflictError
 from arroyo_dagster.spark.pipeline import SparkOptions, run_pipeline
-from arroyo_dagster.state.model.layout import Layout
+from arroyo_dagster.state import Layout, Pipeline, open_store
+from arroyo_dagster.state import run_pipeline as run_in_process
 from arroyo_dagster.state.runtime.coordinator import JobRun
-from arroyo_dagster.state.runtime.in_process import run_pipeline as run_in_process
-from arroyo_dagster.state.runtime.pipeline import Pipeline
-from arroyo_dagster.state.storage.remote.open import open_store
 from tests.words import newest, output_of, random_words, tables_of, words_pipeline
 
 pytestmark = pytest.mark.usefixtures("session")

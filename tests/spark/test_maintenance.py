@@ -5,38 +5,33 @@ from __future__ import annotations
 import contextlib
 import os
 import random
-import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
-from arroyo_dagster.errors import ArroyoStateError, ConflictError, InputError, StorageError
+from arroyo_dagster.errors import ConflictError, StorageError
 from arroyo_dagster.spark.compaction import run_compaction_on_spark
 from arroyo_dagster.spark.gc import run_gc_on_spark
 from arroyo_dagster.spark.rewrite import rewrites_on_spark
-from arroyo_dagster.spark.tasks import assigned, run_items
 from arroyo_dagster.spark.thresholds import SparkThresholds
-from arroyo_dagster.state.metadata.backend import ParquetBackend
-from arroyo_dagster.state.metadata.interrupts import InterruptedThreadError, Interrupts
-from arroyo_dagster.state.model.compaction import CompactionPolicy, CompactionSettings
-from arroyo_dagster.state.model.ids import Epoch, WorkerGeneration
-from arroyo_dagster.state.model.layout import Layout
-from arroyo_dagster.state.model.progress import Progress
-from arroyo_dagster.state.operations.compaction.job import CompactionOptions, run_compaction
-from arroyo_dagster.state.operations.compaction.rewrite import RewriteOptions, run_rewrite
+from arroyo_dagster.state import (
+    CompactionPolicy,
+    CompactionSettings,
+    Epoch,
+    Layout,
+    ObjectStore,
+    ParquetBackend,
+    Pipeline,
+    RewriteOptions,
+    WorkerGeneration,
+    open_store,
+    run_compaction,
+    run_pipeline,
+    run_rewrite,
+)
 from arroyo_dagster.state.operations.gc.expire import to_keep
-from arroyo_dagster.state.planning.engines import StepEngine
-from arroyo_dagster.state.runtime.in_process import run_pipeline
-from arroyo_dagster.state.runtime.pipeline import Pipeline
-from arroyo_dagster.state.storage import MemoryStore
-from arroyo_dagster.state.storage.local_disk import LocalDiskStore
-from arroyo_dagster.state.storage.remote.open import open_store
-from arroyo_dagster.state.storage.store import ObjectStore
 from tests.arroyo_jobs import ArroyoJob, begun, content, expect_whole, stopped
 from tests.faulty_stores import FaultInjecting
 from tests.fleets import OPERATOR, TABLE, Written, protocol_job
@@ -178,75 +173,10 @@ def _arroyo_job(folder: Path, layout: Layout) -> tuple[ArroyoJob, ObjectStore]:
     return job, store
 
 
-def test_a_large_merge_is_carried_out_in_parts_and_progress_is_told(
-    session: SparkSession, tmp_path: Path
-) -> None:
-    store, pipeline = _run(tmp_path / "parted", 9)
-    content = tables_of(store, newest(store, pipeline))
-    told: list[Progress] = []
-    settings = replace(FULL, part_bytes=2_000)
-    outcome = run_compaction_on_spark(
-        lambda: session,
-        store,
-        pipeline.paths,
-        settings,
-        CompactionOptions(on_progress=told.append),
-        thresholds=ALWAYS,
-    )
-    assert any(len(merge.merged.output_paths) > 1 for merge in outcome.merges)
-    assert told[-1].done == told[-1].total > 0
-    assert tables_of(store, newest(store, pipeline)) == content
-
-
-def test_nothing_to_do_and_little_ask_for_no_session(tmp_path: Path) -> None:
-    def none() -> Any:
-        raise AssertionError("a session was asked for")
-
-    store, pipeline = _run(tmp_path, 3)
-    assert run_compaction_on_spark(none, store, pipeline.paths, FULL).changed
-    again = run_compaction_on_spark(none, store, pipeline.paths, FULL)
-    assert not again.changed
-    kept = run_gc_on_spark(none, store, pipeline.paths, to_keep(9))
-    assert not kept.done
-    assert {choice.engine for choice in kept.engines} == {StepEngine.IN_PROCESS}
-
-
-def _tripled(folder: str, number: int) -> int:
-    tries = Path(folder) / f"tries-{number}"
-    tries.write_text(tries.read_text() + "." if tries.exists() else ".")
-    if number == 13:
-        raise InputError("thirteen", number=number)
-    if number == 7 and len(tries.read_text()) < 3:
-        raise StorageError("seven is slow")
-    if number == 99:
-        os._exit(3)
-    if number == 50:
-        raise KeyError("fifty")
-    return number * 3
-
-
-def test_items_come_back_in_order_and_only_those_that_failed_are_tried_again(
-    session: SparkSession, tmp_path: Path
-) -> None:
-    run, store = partial(_tripled, str(tmp_path)), LocalDiskStore(str(tmp_path))
-    items = [3, 7, 1, 2]
-    assert run_items(session, run, items, [1] * 4, store=store) == [9, 21, 3, 6]
-    tries = {path.name: len(path.read_text()) for path in tmp_path.iterdir()}
-    assert tries == {"tries-3": 1, "tries-7": 3, "tries-1": 1, "tries-2": 1}
-    with pytest.raises(InputError, match="thirteen") as caught:
-        run_items(session, run, [1, 13], [1, 1], store=store)
-    assert caught.value.facts == {"number": 13}
-    with pytest.raises(ArroyoStateError, match="KeyError: 'fifty'"):
-        run_items(session, run, [50], [1], store=store)
-    with pytest.raises(StorageError, match="Spark gave up"):
-        run_items(session, run, [99], [1], store=store)
-
-
 def test_the_assets_compact_and_expire_through_spark(session: SparkSession, tmp_path: Path) -> None:
     import dagster as dg
 
-    from arroyo_dagster.orchestration.definitions import build_arroyo_definitions
-    from arroyo_dagster.orchestration.resources import ArroyoStateStore
+    from arroyo_dagster.orchestration import ArroyoStateStore, build_arroyo_definitions
 
     store, pipeline = _run(tmp_path, 9)
     content = tables_of(store, newest(store, pipeline))
@@ -274,58 +204,3 @@ def test_the_assets_compact_and_expire_through_spark(session: SparkSession, tmp_
     assert ParquetBackend(store, pipeline.paths).epochs() == [9, 10]
     assert tables_of(store, newest(store, pipeline)) == content
     assert session.range(3).count() == 3  # a session that was there before is not stopped
-
-
-def test_heavy_items_come_apart() -> None:
-    assert assigned({0: 1, 1: 100, 2: 1, 3: 90}, 3) == [[1], [3], [0, 2]]
-    assert assigned({5: 1}, 8) == [[5]]
-
-
-def test_light_items_share_a_task() -> None:
-    weights = dict.fromkeys(range(4), 30)
-    assert assigned(weights, 8, least_weight=1000) == [[0, 1, 2, 3]]
-    assert [len(task) for task in assigned(weights, 8, least_weight=60)] == [2, 2]
-    assert [len(task) for task in assigned(weights, 3, least_weight=1)] == [2, 1, 1]
-
-
-# ---- jobs of a batch, in threads of one session --------------------------------------------------
-
-
-def test_jobs_are_merged_at_the_same_time_in_one_session(
-    session: SparkSession, tmp_path: Path
-) -> None:
-    jobs = [_run(tmp_path / str(number), 5) for number in range(3)]
-    contents = [tables_of(store, newest(store, pipeline)) for store, pipeline in jobs]
-    meet = threading.Barrier(len(jobs))
-
-    def begin() -> SparkSession:
-        meet.wait(60)  # all of them have planned, and none has merged
-        return session
-
-    def merge(job: tuple[ObjectStore, Pipeline]) -> Any:
-        store, pipeline = job
-        with Interrupts().here():
-            return run_compaction_on_spark(begin, store, pipeline.paths, FULL, thresholds=ALWAYS)
-
-    with ThreadPoolExecutor(len(jobs)) as pool:
-        outcomes = list(pool.map(merge, jobs))
-    assert [one.published for one in outcomes] == ["epoch"] * len(jobs)
-    after = [tables_of(store, newest(store, pipeline)) for store, pipeline in jobs]
-    assert after == contents
-
-
-def test_an_interrupt_reaches_a_thread_that_waits_for_workers(session: SparkSession) -> None:
-    interrupts = Interrupts()
-
-    def work() -> None:
-        with interrupts.here():
-            run_items(session, time.sleep, [60.0, 60.0], [1, 1], store=MemoryStore())
-
-    begun = time.monotonic()
-    with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(work)
-        time.sleep(1.0)
-        interrupts.request()
-        with pytest.raises(InterruptedThreadError):
-            waiting.result()
-    assert time.monotonic() - begun < 45  # the tasks would have taken a minute

@@ -14,15 +14,18 @@ from arroyo_dagster.spark import pipeline as pipeline_on_spark
 from arroyo_dagster.spark import small_epochs
 from arroyo_dagster.spark.pipeline import SparkOptions, run_pipeline
 from arroyo_dagster.spark.small_epochs import SmallEpochs
-from arroyo_dagster.state.operations.restore.rollback import plan_rollback, run_rollback
-from arroyo_dagster.state.runtime.connectors import TableSource
+from arroyo_dagster.state import (
+    Collector,
+    Operator,
+    OperatorContext,
+    Pipeline,
+    TableSource,
+    open_store,
+    plan_rollback,
+    run_rollback,
+)
+from arroyo_dagster.state import run_pipeline as run_in_process
 from arroyo_dagster.state.runtime.coordinator import JobRun
-from arroyo_dagster.state.runtime.in_process import run_pipeline as run_in_process
-from arroyo_dagster.state.runtime.operators import Collector, Operator, OperatorContext
-from arroyo_dagster.state.runtime.pipeline import Pipeline
-from arroyo_dagster.state.runtime.stop_requests import request_stop
-from arroyo_dagster.state.storage.remote.open import open_store
-from arroyo_dagster.state.storage.wrappers import Wrapper
 from tests.compat.arroyo import DATA
 from tests.seeds import soak_seeds
 from tests.words import (
@@ -92,28 +95,6 @@ def test_epochs_that_workers_read_give_what_those_of_the_driver_give(
     assert read_here == {"driver": 5, "query": 5, "workers": 0}
 
 
-def test_a_run_that_was_stopped_goes_on_with_the_next_row(tmp_path: Path) -> None:
-    rows = random_words(240, 3)
-    inner, output = _paths(tmp_path, "stopped")
-
-    class Own(Wrapper):
-        """A store of the program itself, which workers cannot import."""
-
-    store = Own(inner)
-    pipeline = words_pipeline(rows, f"file://{output}", rows_per_epoch=60)
-    first = run_pipeline(pipeline, store, SparkOptions(max_epochs=2))
-    assert first.newest is not None
-    assert first.newest.progress is not None
-    assert (first.epochs, first.newest.progress.final, first.exhausted) == (2, True, False)
-    second = run_pipeline(pipeline, store)
-    assert (second.epochs, second.exhausted) == (2, True)
-    assert run_pipeline(pipeline, store).epochs == 0
-    plain, plain_output = _paths(tmp_path, "plain")
-    run_in_process(words_pipeline(rows, f"file://{plain_output}", rows_per_epoch=60), plain)
-    assert tables_of(store, newest(store, pipeline)) == tables_of(plain, newest(plain, pipeline))
-    assert output_of(output) == output_of(plain_output)
-
-
 def test_runs_in_process_and_on_spark_take_turns(tmp_path: Path) -> None:
     rows = random_words(240, 5)
     store, output = _paths(tmp_path, "both")
@@ -167,35 +148,6 @@ def test_a_run_goes_on_from_the_offsets_of_a_rollback(tmp_path: Path) -> None:
     assert len(output_of(output)) == 240 + 120  # of the epochs given up the rows come again
 
 
-def test_asked_to_stop_while_idle_a_run_writes_a_last_epoch_without_rows(tmp_path: Path) -> None:
-    store, output = _paths(tmp_path, "idle")
-    rows = random_words(120, 6)
-    pipeline = words_pipeline(rows, f"file://{output}", rows_per_epoch=60)
-    object.__setattr__(_source(pipeline), "exhausted", _never)
-
-    def stop_behind_the_second(checkpoint: Any) -> None:
-        if checkpoint.epoch == 2:
-            request_stop(store, pipeline.paths, 0)
-
-    outcome = run_pipeline(
-        pipeline, store, SparkOptions(follow=True), on_epoch=stop_behind_the_second
-    )
-    assert outcome.newest is not None
-    assert outcome.newest.progress is not None
-    assert (outcome.newest.epoch, outcome.newest.progress.final) == (3, True)
-    assert store.head(pipeline.paths.stop_request) is None
-    assert len(output_of(output)) == 120
-
-
-def _source(pipeline: Pipeline) -> Any:
-    (node,) = pipeline.sources.values()
-    return node.source
-
-
-def _never(offset: Any) -> bool:
-    return False
-
-
 def test_a_run_that_was_fenced_stops_and_loses_nothing(tmp_path: Path) -> None:
     rows = random_words(240, 7)
     store, output = _paths(tmp_path, "fenced")
@@ -244,23 +196,3 @@ def _only(rows: pa.Table, operator: Operator) -> Pipeline:
     source = TableSource(rows, rows_per_epoch=60)
     pipeline.source("source", source, timestamp="at").key_by("word").apply("count", operator)
     return pipeline
-
-
-def test_two_sources_meet_at_the_smaller_watermark(tmp_path: Path) -> None:
-    early, late = random_words(120, 9), random_words(60, 10)
-    found = {}
-    for name, run in (("local", run_in_process), ("spark", run_pipeline)):
-        store = open_store(f"file://{tmp_path}/{name}")
-        pipeline = Pipeline("two", parallelism=2)
-        sources = [
-            pipeline.source(at, TableSource(rows, rows_per_epoch=30), timestamp="at").key_by("word")
-            for at, rows in (("early", early), ("late", late))
-        ]
-        pipeline.apply("count", Count(), sources)
-        run(pipeline, store)
-        checkpoint = newest(store, pipeline)
-        operator = checkpoint.operator("count")
-        assert operator is not None
-        assert operator.min_watermark_micros == (1_700_000_000 + 59) * 1_000_000
-        found[name] = tables_of(store, checkpoint)
-    assert found["local"] == found["spark"]

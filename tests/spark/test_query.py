@@ -10,22 +10,16 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyspark.errors import PySparkException
 from pyspark.sql import functions as f
 
-from arroyo_dagster.errors import InputError, NotFoundError
-from arroyo_dagster.spark.query.frames import frame_of, register_views
+from arroyo_dagster.errors import InputError
+from arroyo_dagster.spark.query.frames import frame_of
 from arroyo_dagster.spark.query.source import register_source
+from arroyo_dagster.state import EpochTable, StateCatalog, open_state, open_store
 from arroyo_dagster.state.codec.common_types import TypeOptions
-from arroyo_dagster.state.metadata.backend import ParquetBackend
-from arroyo_dagster.state.model.ids import Epoch
 from arroyo_dagster.state.operations.query.diff import diff_tables
-from arroyo_dagster.state.operations.query.state import StateCatalog, open_state
-from arroyo_dagster.state.operations.query.table import EpochTable
 from arroyo_dagster.state.runtime.in_process import LocalRun
-from arroyo_dagster.state.storage.remote.open import open_store
 from tests.compat.arroyo import unpack
-from tests.gc_jobs import PATHS
 from tests.jobs import word_job
 
 FLOORED = TypeOptions(nanos="floor")
@@ -88,30 +82,6 @@ def test_filters_and_columns_are_pushed_down(reading: Any, state: StateCatalog) 
     assert "PushedFilters" in plan or "tailnum" in plan
 
 
-def test_metadata_tables_and_views_have_the_names_of_sql(reading: Any, state: StateCatalog) -> None:
-    jobs = reading.read.format("arroyo").load(state.store.url, table="jobs")
-    assert {row.job for row in jobs.collect()} == {job.name for job in state.jobs()}
-    names = register_views(reading, state, ["same_aircraft"])
-    assert "arroyo.same_aircraft.join_5.left" in names
-    count = reading.sql("select count(*) from `arroyo.same_aircraft.join_5.left`").first()[0]
-    assert count == state.table("same_aircraft.join_5.left").to_arrow().num_rows
-
-
-def test_wrong_options_and_names_are_named(reading: Any, state: StateCatalog) -> None:
-    for options, message in (
-        ({}, "option table is missing"),
-        ({"table": "same_aircraft.join_5.lfet"}, "did you mean left"),
-        ({"table": "same_aircrat.join_5.left"}, "did you mean same_aircraft"),
-        ({"table": "jobs", "epohc": "1"}, "did you mean epoch"),
-        ({"table": "jobs", "raw": "perhaps"}, "raw"),
-        ({"table": "jobs", "nanos": "half"}, "nanos"),
-    ):
-        with pytest.raises(PySparkException, match=message):
-            reading.read.format("arroyo").options(**options).load(state.store.url).schema.names
-    with pytest.raises(NotFoundError, match="did you mean tailnum"):
-        frame_of(reading, state.table("same_aircraft.join_5.left"), columns=["tailnumb"])
-
-
 def test_types_that_spark_does_not_have_are_exact() -> None:
     nanos = pa.array([-1, 1500, None], pa.timestamp("ns"))
     rows = pa.table(
@@ -138,15 +108,6 @@ def test_types_that_spark_does_not_have_are_exact() -> None:
     assert exact.column("t").to_pylist() == [1500, None]
     with pytest.raises(InputError, match="unsigned"):
         TypeOptions(unsigned="long").convert(rows.select(["u"]))
-
-
-def test_a_scan_reads_workers_disks_through_the_store(
-    reading: Any, state: StateCatalog, tmp_path: Path
-) -> None:
-    table = state.table("same_aircraft.join_5.left").raw()
-    frame = read(reading, state, table, raw="true", partitions="3")
-    assert frame.rdd.getNumPartitions() == min(3, len(set(table.scan.paths)))
-    assert frame.count() == table.to_arrow().num_rows
 
 
 def job_of_changes(tmp_path: Path) -> tuple[StateCatalog, LocalRun]:
@@ -202,24 +163,3 @@ def test_changes_are_a_stream_of_epochs(reading: Any, tmp_path: Path) -> None:
         table='"words/main".keep."rows"', changes="true", nanos="floor", epoch="3"
     )
     assert changed(once.load(state.store.url).toArrow()) == expected - changed(first)
-
-
-def test_a_stream_names_what_is_wrong(reading: Any, tmp_path: Path) -> None:
-    state, run = job_of_changes(tmp_path)
-    for _ in range(3):
-        run.step()
-    job = '"words/main"'
-    for options, message in (
-        ({"table": f'{job}.keep."rows"'}, "set the option changes=true"),
-        ({"table": f"{job}.epochs", "changes": "true"}, "do not go with a metadata table"),
-        ({"table": f'{job}.keep."rows"', "changes": "true", "raw": "true"}, "with raw"),
-        ({"table": '"main@2".keep."rows"', "changes": "true"}, "as the option epoch"),
-    ):
-        with pytest.raises(PySparkException, match=message):  # noqa: PT012 - Spark asks late
-            frame = reading.readStream.format("arroyo").options(**options).load(state.store.url)
-            query = frame.writeStream.format("noop").trigger(availableNow=True).start()
-            query.awaitTermination(60)
-    options = {"table": f'{job}.keep."rows"', "changes": "true", "epoch": "1", "nanos": "floor"}
-    ParquetBackend(open_store(state.store.url), PATHS).cleanup_checkpoint(Epoch(3))
-    with pytest.raises(PySparkException, match="pin the epochs"):
-        reading.read.format("arroyo").options(**options).load(state.store.url).toArrow()

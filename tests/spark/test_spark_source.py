@@ -9,30 +9,21 @@ import os
 import signal
 import subprocess
 import sys
-import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from arroyo_dagster.errors import ConflictError, InputError, ProtocolError, StorageError
-from arroyo_dagster.spark.connectors import KafkaSink, SparkSink, SparkSource
-from arroyo_dagster.spark.connectors.binding import bound_to_run
+from arroyo_dagster.errors import InputError, ProtocolError, StorageError
+from arroyo_dagster.spark.connectors import SparkSink, SparkSource
 from arroyo_dagster.spark.connectors.queries import StagingQueries
-from arroyo_dagster.spark.connectors.streams import SparkStream
 from arroyo_dagster.spark.pipeline import SparkOptions, run_pipeline
-from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.operations.restore.rollback import plan_rollback
-from arroyo_dagster.state.runtime.connectors import ParquetSink, TableSource
-from arroyo_dagster.state.runtime.in_process import run_pipeline as run_in_process
+from arroyo_dagster.state.runtime.connectors import ParquetSink
 from arroyo_dagster.state.runtime.pipeline import Pipeline
 from arroyo_dagster.state.runtime.pipeline_run import RunOutcome
 from arroyo_dagster.state.runtime.publisher import EpochPublisher
-from arroyo_dagster.state.runtime.stop_requests import request_stop
 from arroyo_dagster.state.storage.remote.open import open_store
 from tests.spark.test_staging import staged_rows
 from tests.words import output_of
@@ -101,31 +92,6 @@ def test_rows_are_read_once_over_several_runs_and_nothing_stays_staged(place: Pl
     with pytest.raises(ProtocolError, match="cannot go back: the staged rows") as found:
         plan_rollback(place.store, place.pipeline.paths, 1)
     assert found.value.facts["sources"] == "words"
-
-
-def test_files_that_arrive_during_a_run_that_follows_are_read(place: Place) -> None:
-    place.write("a.json", "to", "be")
-    outcomes: list[RunOutcome] = []
-    run = threading.Thread(target=lambda: outcomes.append(place.run(follow=True)))
-    run.start()
-    try:
-        _wait_until(lambda: len(place.words) == 2, run)
-        place.write("b.json", "or", "not")
-        _wait_until(lambda: len(place.words) == 4, run)
-    finally:
-        request_stop(place.store, place.pipeline.paths, time.time_ns() // 1000)
-        run.join(60)
-    place.assert_exact()
-    assert outcomes[0].newest is not None
-    assert staged_rows(place.store, place.directory) == []
-
-
-def _wait_until(is_so: Callable[[], bool], run: threading.Thread) -> None:
-    until = time.monotonic() + 60
-    while not is_so():
-        assert run.is_alive()
-        assert time.monotonic() < until
-        time.sleep(0.05)
 
 
 # ---- crashes -------------------------------------------------------------------------------------
@@ -221,44 +187,6 @@ def test_a_driver_that_is_killed_goes_on_exactly_once(place: Place, point: str) 
 # ---- errors --------------------------------------------------------------------------------------
 
 
-def test_a_session_of_spark_connect_is_refused(place: Place) -> None:
-    builder = SimpleNamespace(endpoint="localhost:15002")
-    session: Any = SimpleNamespace(client=SimpleNamespace(_builder=builder))
-    with (
-        bound_to_run(place.pipeline, place.store) as queries,
-        pytest.raises(InputError, match="cannot be staged over Spark Connect") as found,
-        queries.running(session, follow=False),
-    ):
-        pass
-    assert found.value.facts["sources"] == "words"
-
-
-def test_a_query_that_fails_ends_the_run_with_its_error(place: Place, tmp_path: Path) -> None:
-    place.write("a.json", "to")
-    place.run()
-    place.write("b.json", "be")
-    place.pipeline = place.built(checkpoint_location=f"file://{tmp_path}/another-log")
-    for follow in (False, True):
-        with pytest.raises(ConflictError, match="not the log that its records were") as found:
-            place.run(follow=follow)
-        assert found.value.facts["source"] == "words"
-    place.pipeline = place.built()
-    place.run()
-    place.assert_exact()
-
-
-def test_an_error_of_the_source_names_it_and_the_next_step(place: Place) -> None:
-    place.write("a.json", "to")
-    place.pipeline = place.built(schema=WORDS.set(2, pa.field("at", pa.timestamp("ms", "UTC"))))
-    late = {"word": "late", "n": 1, "at": "2026-01-01T00:00:00.000001Z"}
-    (place.input / "b.json").write_text(json.dumps(late))
-    with pytest.raises(StorageError, match=r"could not read this source.*does not fit") as found:
-        place.run()
-    assert found.value.facts["source"] == "words"
-    assert found.value.facts["format"] == "json"
-    assert "continues behind the last staged batch" in str(found.value.next_step)
-
-
 def test_a_row_without_event_time_is_refused_before_it_is_staged_and_can_be_left_out(
     place: Place,
 ) -> None:
@@ -270,58 +198,6 @@ def test_a_row_without_event_time_is_refused_before_it_is_staged_and_can_be_left
     place.pipeline = place.built(where="at IS NOT NULL")
     place.run()
     place.assert_exact()
-
-
-def test_a_source_of_spark_is_refused_in_process_before_anything_is_written(place: Place) -> None:
-    place.write("a.json", "to")
-    with pytest.raises(InputError, match="only Spark can run it") as found:
-        run_in_process(place.pipeline, place.store)
-    assert "--spark" in str(found.value.next_step)
-    place.run()
-    backend = ParquetBackend(place.store, place.pipeline.paths)
-    generation = backend.load().worker_generation
-    with pytest.raises(InputError, match="only Spark can run it"):
-        run_in_process(place.pipeline, place.store)
-    assert backend.load().worker_generation == generation
-    place.run()
-    place.assert_exact()
-
-
-@pytest.mark.parametrize("sink", [SparkSink("json"), KafkaSink("localhost:9", "words")])
-def test_a_sink_of_spark_is_refused_in_process(sink: SparkSink, tmp_path: Path) -> None:
-    pipeline = Pipeline("words")
-    rows = pa.table({"at": pa.array([1], pa.timestamp("us"))})
-    pipeline.source("words", TableSource(rows, rows_per_epoch=1), timestamp="at").sink("out", sink)
-    store = open_store(f"file://{tmp_path}/state")
-    with pytest.raises(InputError, match="only Spark can run it"):
-        run_in_process(pipeline, store)
-    assert not (tmp_path / "state").exists()
-
-
-def test_the_columns_of_a_source_are_known_when_the_pipeline_is_built() -> None:
-    names = SparkSource("kafka", {"subscribe": "words"}).schema.names
-    assert names == ["key", "value", "topic", "partition", "offset", "timestamp", "timestampType"]
-    assert "headers" in SparkSource("kafka", {"includeHeaders": "true"}).schema.names
-    assert SparkSource("rate").schema.names == ["timestamp", "value"]
-    some = pa.schema([("timestamp", pa.timestamp("ms"))])
-    assert SparkSource("rate", schema=some).schema == some
-    with pytest.raises(InputError, match="has no column 'word'"):
-        SparkSource("kafka", schema=WORDS)
-    with pytest.raises(InputError, match="not known before Spark reads it") as found:
-        SparkSource("json", {"path": "in"})
-    assert "schema=" in str(found.value.next_step)
-
-
-def test_a_source_without_the_declared_columns_is_refused(place: Place) -> None:
-    place.pipeline = Pipeline("words")
-    rows = place.pipeline.source("words", SparkSource("nowhere", schema=WORDS), timestamp="at")
-    rows.sink("out", ParquetSink(str(place.root / "out")))
-    with pytest.raises(InputError, match="Spark cannot read this source") as found:
-        place.run()
-    assert found.value.facts["source"] == "words"
-    stream = SparkStream(name="words", format="rate", options={}, columns=WORDS)
-    with pytest.raises(InputError, match="has no column 'word' of type string"):
-        stream.frame(place.session)
 
 
 def test_rows_that_were_staged_with_other_columns_are_refused(

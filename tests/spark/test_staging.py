@@ -13,17 +13,15 @@ import pytest
 
 from arroyo_dagster.dataflow.topics.cells import Shape
 from arroyo_dagster.dataflow.topics.records import RECORDS
-from arroyo_dagster.errors import InputError, ProtocolError, StorageError
+from arroyo_dagster.errors import ProtocolError, StorageError
 from arroyo_dagster.spark.connectors.streams import SparkStream
 from arroyo_dagster.spark.dataflow.records import TopicRecords
 from arroyo_dagster.spark.staging import (
     StagedSource,
     Staging,
-    list_path,
     staged_batches,
 )
-from arroyo_dagster.state.model.ids import StatePath
-from arroyo_dagster.state.storage.remote.open import open_store
+from arroyo_dagster.state import StatePath, open_store
 
 DATA = Path(__file__).parents[1] / "compat" / "data"
 DIRECTORY = StatePath("landed/words")
@@ -205,39 +203,6 @@ def test_a_topic_that_an_earlier_release_staged_is_read(tmp_path: Path) -> None:
     assert words == ["to", "be", "or"]
 
 
-def test_what_an_epoch_has_taken_can_be_forgotten_and_is_then_named_when_missed(
-    place: Place,
-) -> None:
-    place.write("a.json", "to")
-    place.stage()
-    source = place.source
-    taken = source.latest_offset(source.initial_offset())
-    place.write("b.json", "be")
-    place.stage()
-    source.forget(taken)
-    assert staged_batches(place.store, DIRECTORY) == [1]
-    assert place.words(taken) == ["be"]
-    with pytest.raises(ProtocolError, match="are missing") as found:
-        source.partitions(source.initial_offset(), taken)
-    assert found.value.facts["path"] == list_path(DIRECTORY, 0)
-
-
-def test_values_are_bytes_as_they_are_or_rows_as_json() -> None:
-    records = TopicRecords(Shape().from_row)
-
-    def values(**columns: pa.Array) -> list[bytes]:
-        return records(pa.table(columns), 3, 2)["value"].to_pylist()  # type: ignore[no-any-return]
-
-    at = pa.array([1_700_000_000_123_456], pa.timestamp("us", "UTC"))
-    assert values(value=pa.array(["a line"])) == [b"a line"]
-    assert values(timestamp=at, value=pa.array([7])) == [b"7"]  # `rate`
-    assert json.loads(values(n=pa.array([1]), at=at, word=pa.array(["x"]))[0]) == {
-        "n": 1,
-        "at": 1_700_000_000_123,
-        "word": "x",
-    }
-
-
 def test_records_of_kafka_keep_key_partition_offset_and_time() -> None:
     records = TopicRecords(Shape().from_row)
     rows = pa.table(
@@ -255,9 +220,3 @@ def test_records_of_kafka_keep_key_partition_offset_and_time() -> None:
     assert (first["key"], first["partition"], first["offset"]) == (b"k", 4, 17)
     assert (second["key"], second["value"]) == (None, b"[]")
     assert first["timestamp"].microsecond == 1000
-
-
-def test_a_format_that_spark_does_not_know_is_named_with_what_to_do(session: Any) -> None:
-    with pytest.raises(InputError, match="cannot read this source") as found:
-        SparkStream(name="t", format="kafka", options={"subscribe": "t"}).frame(session)
-    assert "spark.jars.packages" in str(found.value)

@@ -22,8 +22,7 @@ from arroyo_dagster.errors import InputError
 from arroyo_dagster.spark.dataflow.pipelines import run_pipelines
 from arroyo_dagster.spark.dataflow.topics import SparkTopics
 from arroyo_dagster.spark.pipeline import SparkOptions
-from arroyo_dagster.state.model.ids import StatePath
-from arroyo_dagster.state.storage.remote.open import open_store
+from arroyo_dagster.state import StatePath, open_store
 from tests.spark.test_staging import staged_rows
 from tests.word_services import random_words, states_of, words_dataflow
 

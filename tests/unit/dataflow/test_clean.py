@@ -14,32 +14,22 @@ from arroyo_dagster.dataflow.revisions.clean import (
     run_restore,
 )
 from arroyo_dagster.errors import ConflictError, InputError
-from arroyo_dagster.state.metadata.backend import ParquetBackend
-from arroyo_dagster.state.model.garbage import PlanKind, Retention
-from arroyo_dagster.state.model.ids import Epoch
-from arroyo_dagster.state.model.layout import JobPaths
-from arroyo_dagster.state.operations.gc.execute import run_gc
-from arroyo_dagster.state.operations.gc.plan import GcRequest
-from arroyo_dagster.state.operations.verify.job import verify_job
+from arroyo_dagster.state import (
+    Epoch,
+    GcRequest,
+    JobPaths,
+    ParquetBackend,
+    PlanKind,
+    Retention,
+    run_gc,
+    verify_job,
+)
 from tests.dataflows import Flow, builder, definition
-from tests.unit.dataflow.test_migrate import migrated, windowed
 
 TWO = builder("counts().increment(1)\nother().increment(10)").replace(
     "    partition:\n",
     "      other:\n        type: keyed-state\n        properties:\n"
     "          key: {type: string}\n          value: {type: u32}\n    partition:\n",
-)
-CHAIN = (
-    builder("counts().increment(1)").replace(
-        "    partition:\n",
-        "    transforms:\n      - operator: map\n        run: |\n"
-        "          def same(word):\n              return word\n    partition:\n",
-    )
-    + """
-  copy:
-    sources: [{type: topic, id: words}]
-    sinks: [{type: topic, id: middle}]
-"""
 )
 
 
@@ -77,36 +67,6 @@ def test_a_plan_writes_nothing() -> None:
     assert list(flow.store.list("test.flow")) == objects
 
 
-def test_one_state_is_emptied_and_the_others_stay() -> None:
-    flow = flow_of(TWO).send("words", ["a", "b"])
-    cleaned(flow, states=("counts",))
-    assert flow.cells("build.counts") == {}
-    assert flow.cells("build.other") == {"a": 10, "b": 10}
-    assert findings(flow) == ()
-    flow.send("words", ["b"])
-    assert flow.cells("build.counts") == {"b": 1}
-    assert flow.cells("build.other") == {"a": 10, "b": 20}
-
-
-def test_a_state_and_its_topic_are_built_again() -> None:
-    flow = flow_of(builder("counts().increment(1)")).send("words", ["a", "b", "a"])
-    cleaned(flow, states=("build/counts",), topics=("all",))
-    assert flow.cells("build.counts") == {}
-    assert flow.run().cells("build.counts") == {"a": 2, "b": 1}
-
-
-def test_a_whole_dataflow_starts_again_and_comes_to_the_same_result() -> None:
-    flow = flow_of(windowed()).send("words", ["a 1000", "a 2000", "a 11000", "b 21000"])
-    shown, printed = flow.cells("build.counts"), flow.sinks["answers"].values
-    cleaned(flow)
-    assert flow.cells("build.counts") == {}
-    assert findings(flow) == ()
-    flow.run()
-    assert flow.cells("build.counts") == shown
-    assert flow.sinks["answers"].values == printed * 2
-    assert flow.metrics("build")["build_update"].succeeded == 4
-
-
 def test_undo_brings_rows_and_offsets_back_until_the_service_runs() -> None:
     flow = flow_of(TWO).send("words", ["a", "b"])
     undone(cleaned(flow))
@@ -136,52 +96,6 @@ def test_gc_keeps_what_a_clean_removed() -> None:
         run_gc(flow.store, paths, GcRequest(kind=kind, retention=kept))
     backend.prepare_checkpoint_load(Epoch(before.epoch))
     assert findings(flow) == ()
-
-
-def test_a_dropped_state_is_removed() -> None:
-    before = flow_of(TWO).send("words", ["a"])
-    after = migrated(flow_of(builder("counts().increment(1)"), before))
-    (plan,) = plan_clean(after.dataflow, after.store, CleanOptions(states=("build/other",)))
-    assert [(one.name, one.rows, one.dropped) for one in plan.states] == [("other", 1, True)]
-    cleaned(after, states=("build/other",))
-    again = flow_of(TWO, after)
-    assert again.cells("build.other") == {}
-    assert again.send("words", ["a"]).cells("build.other") == {"a": 10}
-
-
-def test_a_state_that_was_dropped_from_the_definition_is_removed_without_migration() -> None:
-    before = flow_of(TWO).send("words", ["a"])
-    after = flow_of(builder("counts().increment(1)"), before)
-    cleaned(after, states=("other",))
-    assert after.send("words", ["a"]).cells("build.counts") == {"a": 2}
-
-
-def test_cleaning_twice_does_nothing_the_second_time() -> None:
-    flow = flow_of(TWO).send("words", ["a"])
-    cleaned(flow)
-    assert plan_clean(flow.dataflow, flow.store, CleanOptions()) == []
-    assert plan_clean(flow.dataflow, flow.store, CleanOptions(service="build")) == []
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"service": "biuld"}, "no service `biuld`; did you mean `build`"),
-        ({"states": ("build/count",)}, "no stored state is named `build/count`; did you mean"),
-        ({"topics": ("word",)}, "no service has read a topic `word`; did you mean `words`"),
-    ],
-)
-def test_wrong_names_are_refused_with_the_nearest(options: dict[str, Any], said: str) -> None:
-    flow = flow_of(TWO).send("words", ["a"])
-    with pytest.raises(InputError) as error:
-        plan_clean(flow.dataflow, flow.store, CleanOptions(**options))
-    assert said in str(error.value)
-
-
-def test_windows_and_topics_are_cleaned_together() -> None:
-    flow = flow_of(windowed()).send("words", ["a 1000", "a 11000"])
-    with pytest.raises(InputError, match="has windows"):
-        plan_clean(flow.dataflow, flow.store, CleanOptions(topics=("words",)))
 
 
 def test_a_run_that_writes_meanwhile_stays_as_it_is() -> None:

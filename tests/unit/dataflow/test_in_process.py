@@ -17,14 +17,15 @@ from arroyo_dagster.dataflow.topics.cells import JsonLines
 from arroyo_dagster.dataflow.topics.segments import SegmentSource
 from arroyo_dagster.dataflow.topics.sinks import AppendSink, KeptSink
 from arroyo_dagster.errors import ConflictError
-from arroyo_dagster.state.runtime.connectors import TableSource
+from arroyo_dagster.state import (
+    Collector,
+    MemoryStore,
+    Operator,
+    OperatorContext,
+    Pipeline,
+    TableSource,
+)
 from arroyo_dagster.state.runtime.in_process import LocalRun
-from arroyo_dagster.state.runtime.operators import Collector, Operator, OperatorContext
-from arroyo_dagster.state.runtime.pipeline import Pipeline
-from arroyo_dagster.state.runtime.stop_requests import request_stop
-from arroyo_dagster.state.storage import MemoryStore
-from tests.faulty_stores import Crash, FaultInjecting
-from tests.shares import Share, dealt_out
 from tests.stories import outcome, run_story, write_story
 
 COUNT = 7
@@ -41,13 +42,6 @@ class Out(Operator):
     ) -> None:
         columns = [batch.column(name) for name in SINK_SCHEMA.names]
         collector.collect(pa.RecordBatch.from_arrays(columns, schema=SINK_SCHEMA))
-
-
-class Endless(TableSource):
-    """Waits for more behind its last row."""
-
-    def exhausted(self, offset: Any) -> bool:
-        return False
 
 
 def services(
@@ -80,72 +74,6 @@ def store() -> MemoryStore:
     return MemoryStore(uuid.uuid4().hex)
 
 
-def test_a_run_ends_when_all_was_read_and_a_second_writes_nothing(
-    store: MemoryStore, tmp_path: Path
-) -> None:
-    out = tmp_path / "out"
-    done = run(store, out)
-    assert (done.ended, done.epochs) == (True, {"writer": 4, "reader": 4})
-    assert out.read_bytes().splitlines() == LINES
-    before = {info.path: info.etag for info in store.list()}
-    again = run(store, out)
-    assert (again.rounds, again.ended, again.epochs) == (0, True, {"writer": 0, "reader": 0})
-    assert {info.path: info.etag for info in store.list()} == before
-
-
-def test_rounds_are_counted_and_the_next_run_goes_on(store: MemoryStore, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    done = run(store, out, max_rounds=2)
-    assert (done.rounds, done.ended) == (2, False)
-    read = len(out.read_bytes().splitlines())
-    assert 4 <= read < COUNT
-    run(store, out)
-    assert out.read_bytes().splitlines() == LINES
-
-
-def test_sources_without_an_end_go_on_until_idle(store: MemoryStore, tmp_path: Path) -> None:
-    done = run(store, tmp_path / "out", source=Endless, until_idle=True)
-    assert (done.rounds, done.ended) == (4, False)
-    assert (tmp_path / "out").read_bytes().splitlines() == LINES
-
-
-def test_a_stop_writes_the_last_checkpoint_of_each_service(
-    store: MemoryStore, tmp_path: Path
-) -> None:
-    seen: list[tuple[str, bool]] = []
-
-    def on_epoch(pipeline: Pipeline, checkpoint: Any) -> None:
-        seen.append((pipeline.job, checkpoint.progress.final))
-
-    run(
-        store,
-        tmp_path / "out",
-        source=Endless,
-        stop=lambda: len(seen) >= 3,
-        on_epoch=on_epoch,
-    )
-    assert seen[-2:] == [("writer", True), ("reader", True)]
-    assert len(seen) == 5
-
-
-def test_a_stop_cuts_a_pause_short(store: MemoryStore, tmp_path: Path) -> None:
-    asked = iter([False] * 20)
-    done = run(store, tmp_path / "out", interval_seconds=600, stop=lambda: next(asked, True))
-    assert done.rounds <= 2
-
-
-def test_a_job_that_is_asked_to_stop_stops_its_dataflow(store: MemoryStore, tmp_path: Path) -> None:
-    pipelines, _ = services(store, tmp_path / "out")
-
-    def on_epoch(pipeline: Pipeline, checkpoint: Any) -> None:
-        if pipeline.job == "reader" and not checkpoint.progress.final:
-            request_stop(store, pipelines[1].paths, 0)
-
-    done = run(store, tmp_path / "out", source=Endless, on_epoch=on_epoch)
-    assert done.rounds == 1
-    assert not store.head(pipelines[1].paths.stop_request)
-
-
 def test_another_run_takes_over_and_the_first_is_told(store: MemoryStore, tmp_path: Path) -> None:
     pipelines, between = services(store, tmp_path / "out")
     others: list[LocalRun] = []
@@ -159,20 +87,6 @@ def test_another_run_takes_over_and_the_first_is_told(store: MemoryStore, tmp_pa
     others[0].job.close()
     run(store, tmp_path / "out")
     assert (tmp_path / "out").read_bytes().splitlines() == LINES
-
-
-@pytest.mark.parametrize(("mode", "share"), dealt_out(["before", "after"], 12))
-def test_a_crash_anywhere_between_two_services_doubles_and_loses_nothing(
-    tmp_path: Path, mode: Any, share: Share
-) -> None:
-    counted = FaultInjecting(MemoryStore(uuid.uuid4().hex))
-    run(counted, tmp_path / "plain")
-    for at in share(range(1, counted.changes + 1)):
-        store, out = MemoryStore(uuid.uuid4().hex), tmp_path / str(at)
-        with pytest.raises(Crash):
-            run(FaultInjecting(store, fail_at=at, mode=mode, crash=True), out)
-        run(store, out)
-        assert out.read_bytes().splitlines() == LINES, at
 
 
 def test_records_between_services_go_once_every_reader_has_taken_them(

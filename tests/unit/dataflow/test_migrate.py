@@ -9,8 +9,7 @@ import pytest
 from arroyo_dagster.dataflow.errors import StateSchemaError
 from arroyo_dagster.dataflow.revisions.migrate import migrate, plan_migration, run_migration
 from arroyo_dagster.errors import ConflictError
-from arroyo_dagster.state.model.layout import JobPaths
-from arroyo_dagster.state.operations.verify.job import verify_job
+from arroyo_dagster.state import JobPaths, verify_job
 from tests.dataflows import Flow, KilledAt, builder, definition, row_of
 from tests.faulty_stores import Crash
 
@@ -46,11 +45,6 @@ def renamed(service: str, was: str = "counts", to: str = "visits") -> str:
     )
 
 
-def typed(service: str, old: str, new: str) -> str:
-    assert old in service
-    return service.replace(old, new)
-
-
 @pytest.mark.parametrize("value", ["{type: u32}", N_NAME])
 def test_a_renamed_state_keeps_its_rows(value: str) -> None:
     service = builder(ROWS if value == N_NAME else BUMP, value=value)
@@ -68,35 +62,6 @@ def test_a_renamed_state_keeps_its_rows(value: str) -> None:
     assert shown == {"a": 2, "b": 2, "c": 1}
     assert files <= {one.path for one in before.store.list("test.flow")}
     assert verify_job(after.store, JobPaths("build", "test.flow")).verdict.findings == ()
-
-
-def test_readers_refuse_a_renamed_state_until_its_owner_has_migrated() -> None:
-    before = flow_of(builder(BUMP)).send("words", ["a"])
-    after = flow_of(renamed(builder(BUMP)), before)
-    with pytest.raises(StateSchemaError, match=r"is now named `visits`.*sdf run --migrate"):
-        after.cells("build.visits")
-    assert migrated(after).cells("build.visits") == {"a": 1}
-
-
-def test_a_state_that_was_renamed_twice_is_found_by_any_of_its_names() -> None:
-    before = flow_of(builder(BUMP)).send("words", ["a"])
-    text = renamed(builder(BUMP)).replace("was: counts", "was: [hits, counts]")
-    assert migrated(flow_of(text, before)).cells("build.visits") == {"a": 1}
-
-
-def test_two_states_exchange_their_names() -> None:
-    two = builder("counts().increment(1)\nother().increment(10)").replace(
-        "    partition:\n",
-        "      other:\n        type: keyed-state\n        properties:\n"
-        "          key: {type: string}\n          value: {type: u32}\n    partition:\n",
-    )
-    before = flow_of(two).send("words", ["a"])
-    third = two.replace("      counts:\n", "      third:\n        was: counts\n").replace(
-        "counts()", "third()"
-    )
-    after = migrated(flow_of(third, before))
-    assert after.cells("build.third") == {"a": 1}
-    assert after.cells("build.other") == {"a": 10}
 
 
 def test_a_dropped_state_is_carried_over_and_taken_back() -> None:
@@ -184,31 +149,6 @@ def test_values_that_do_not_fit_are_named_and_nothing_changes(
     assert list(before.store.list("test.flow")) == objects
 
 
-def test_a_declared_conversion_computes_values_of_the_stored_columns() -> None:
-    body = "row = counts()\nrow.price = '12.5 EUR'\nrow.old = 3\nrow.update()"
-    before = flow_of(builder(body, value=row_of(price="string", old="u32")))
-    before.send("words", ["a", "b"])
-    value = (
-        "{type: arrow-row, properties: {"
-        "cents: {type: i64, convert: \"cast(split_part(price, ' ', 1) as double) * 100\"}, "
-        "new: {type: u32, convert: old}}}"
-    )
-    after = migrated(flow_of(builder("pass", value=value), before))
-    assert after.rows("build.counts") == {
-        "a": {"cents": 1250, "new": 3}, "b": {"cents": 1250, "new": 3},
-    }  # fmt: skip
-    assert plan_migration(after.dataflow, after.store) == []
-    after = flow_of(builder("row = counts()\nrow.cents = 7\nrow.update()", value=value), after)
-    after.send("words", ["a"])
-    # cents are not converted again
-    for more in ("x: {type: u8}", "x: {type: u8, convert: new}"):
-        wide = value.replace("{cents", "{" + more + ", cents")
-        wider = flow_of(builder("pass", value=wide), after)
-        migrated(wider)
-        assert plan_migration(wider.dataflow, wider.store) == []
-    assert wider.rows("build.counts")["a"] == {"cents": 7, "new": 3, "x": 3}
-
-
 @pytest.mark.parametrize(
     ("convert", "said"),
     [("nonesuch + 1", "stored columns: _key, old"), ("sum(", "cannot be computed")],
@@ -280,14 +220,6 @@ def test_open_and_closed_windows_of_a_renamed_and_converted_state_are_carried_ov
     after.send("words", ["b 21000"])
     assert after.sinks["answers"].values == ["[('a 11000', 1)]"]
     assert after.cells("build.visits") == {"a 11000": 1}
-
-
-def test_a_kind_or_windows_that_changed_are_refused_with_what_to_do() -> None:
-    before = flow_of(builder(BUMP)).send("words", ["a"])
-    for service in (builder("pass", value=N_NAME), windowed()):
-        with pytest.raises(StateSchemaError, match="another name") as error:
-            plan_migration(flow_of(service, before).dataflow, before.store)
-        assert "sdf clean DATAFLOW --state build/counts" in str(error.value)
 
 
 def test_a_service_that_runs_meanwhile_is_not_migrated() -> None:

@@ -8,13 +8,19 @@ import pytest
 
 from arroyo_dagster.errors import ProtocolError
 from arroyo_dagster.spark.gc_plans import plan_on
+from arroyo_dagster.state import (
+    Epoch,
+    GcRequest,
+    JobPaths,
+    MemoryStore,
+    StatePath,
+    WorkerGeneration,
+    WriteProtected,
+    plan_gc,
+)
 from arroyo_dagster.state.model.garbage import GcPlan
-from arroyo_dagster.state.model.ids import Epoch, StatePath, WorkerGeneration
-from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.operations.engines import HERE
-from arroyo_dagster.state.operations.gc.plan import GcRequest, plan_gc
 from arroyo_dagster.state.planning.engines import WorkAmount
-from arroyo_dagster.state.storage import MemoryStore, WriteProtected
 from tests.fleets import OPERATOR, TABLE, Written, legacy_job, protocol_job
 from tests.gc_jobs import Clock, expiry, orphans
 

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import contextvars
-import decimal
-import json
 import os
 import pickle
 import signal
@@ -14,7 +11,6 @@ import subprocess
 import sys
 import threading
 import time
-import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -25,28 +21,28 @@ import pytest
 
 from arroyo_dagster.errors import InputError, StorageError
 from arroyo_dagster.spark.holders.channel import (
-    ALIVE,
     Channel,
-    HolderAddress,
     Secret,
     connect,
-    own_host,
 )
 from arroyo_dagster.spark.holders.client import run_level
-from arroyo_dagster.spark.holders.conversation import Conversation, Request
-from arroyo_dagster.spark.holders.messages import Meeting, Placed, Work
-from arroyo_dagster.spark.holders.placement import Placement
+from arroyo_dagster.spark.holders.conversation import Conversation
+from arroyo_dagster.spark.holders.messages import Meeting
 from arroyo_dagster.spark.holders.process_id import ProcessId
-from arroyo_dagster.spark.holders.slot import WorkerSlot, may_fork
+from arroyo_dagster.spark.holders.slot import WorkerSlot
 from arroyo_dagster.spark.holders.subtasks import LevelWork
-from arroyo_dagster.state.model.tables import TableConfig
-from arroyo_dagster.state.runtime.connectors import TableSource
-from arroyo_dagster.state.runtime.in_process import run_pipeline
-from arroyo_dagster.state.runtime.operators import Collector, Operator, OperatorContext
-from arroyo_dagster.state.runtime.pipeline import Pipeline
-from arroyo_dagster.state.storage import open_store
-from arroyo_dagster.state.storage.store import ObjectStore
-from arroyo_dagster.state.tables.global_keyed import global_table_config
+from arroyo_dagster.state import (
+    Collector,
+    ObjectStore,
+    Operator,
+    OperatorContext,
+    Pipeline,
+    TableConfig,
+    TableSource,
+    global_table_config,
+    open_store,
+    run_pipeline,
+)
 from tests.holders import (
     HeldRun,
     Workers,
@@ -186,25 +182,12 @@ def _in_a_holder() -> None:
     assert "pytest" not in sys.modules
 
 
-def _die(folder: Path) -> None:
-    _in_a_holder()
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
 def _die_twice(folder: Path) -> None:
     _in_a_holder()
     if not (folder / "twice").exists():
         (folder / "twice").touch()
         (folder / "tripped").unlink()
     os.kill(os.getpid(), signal.SIGKILL)
-
-
-def test_a_subtask_is_taken_over_from_a_holder_that_ends_while_it_works(tmp_path: Path) -> None:
-    store, pipeline = _store(tmp_path), _counting(tmp_path, _die)
-    with started_workers() as workers, held_run(pipeline, store, workers) as run:
-        run.run()
-    assert _lost(run) == [[], [1, 2], [], []]
-    assert tables_of(store, newest(store, pipeline)) == _expected(tmp_path)
 
 
 def test_user_code_that_ends_every_process_fails_the_task(tmp_path: Path) -> None:
@@ -242,43 +225,6 @@ def test_a_holder_that_hangs_is_ended_and_its_subtask_taken_over(tmp_path: Path)
             run.run()
         wait_until_ended(hung)
     assert _lost(run)[1] == [1, 2]
-    assert tables_of(store, newest(store, pipeline)) == _expected(tmp_path)
-
-
-def _work_until_told(folder: Path) -> None:
-    _in_a_holder()
-    until = time.monotonic() + 60
-    while not (folder / "heard").exists():
-        assert time.monotonic() < until
-        time.sleep(0.02)
-
-
-def test_a_holder_that_works_for_long_says_that_it_is_alive(tmp_path: Path) -> None:
-    store, pipeline = _store(tmp_path), _counting(tmp_path, _work_until_told)
-
-    def ask(
-        run: HeldRun, work: LevelWork, subtask: int, rows: pa.Buffer, meeting: Meeting
-    ) -> list[pa.RecordBatch]:
-        if (work.plan.epoch, work.level) == (2, 1):
-            placed = run.placement.of_level(1)[0]
-            request = Request(pickle.dumps(Work(pickle.dumps(work), subtask, 60.0)), rows)
-            with contextlib.closing(Conversation.begin(placed, meeting)) as conversation:
-                receive = conversation._channel.receive
-
-                def listen(limit: int | None = None) -> tuple[bytes, bytearray]:
-                    kind, payload = receive(limit)
-                    if kind == ALIVE:
-                        (tmp_path / "heard").touch()
-                    return kind, payload
-
-                conversation._channel.receive = listen  # type: ignore[method-assign]
-                assert isinstance(conversation.run(request), list)
-        return ask_once(run, work, subtask, rows, meeting)
-
-    with started_workers() as workers, held_run(pipeline, store, workers, ask) as run:
-        run.run()
-    assert (tmp_path / "heard").exists()
-    assert _lost(run) == [[], [], [], []]
     assert tables_of(store, newest(store, pipeline)) == _expected(tmp_path)
 
 
@@ -323,48 +269,6 @@ def test_the_secret_is_not_in_any_text(shared: Workers) -> None:
     for process in shared.processes():
         for name in ("cmdline", "environ"):
             assert shared.secret.value.hex() not in Path(f"/proc/{process}/{name}").read_text()
-
-
-class Alone(Operator):
-    """Fails if another subtask runs in the same process at the same time."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = str(folder)
-
-    def process_batch(
-        self, batch: pa.RecordBatch, ctx: OperatorContext, collector: Collector
-    ) -> None:
-        mark = Path(self._folder, f"busy-{os.getpid()}")
-        mark.touch(exist_ok=False)
-        time.sleep(0.05)
-        mark.unlink()
-
-
-def test_tasks_that_meet_at_a_holder_wait_for_each_other(tmp_path: Path, shared: Workers) -> None:
-    pipeline = Pipeline("alone", parallelism=1)
-    rows = pa.table({"key": ["a"], "at": pa.array([1], pa.timestamp("s"))})
-    keyed = pipeline.source("rows", TableSource(rows, rows_per_epoch=1), timestamp="at")
-    keyed.key_by("key").apply("alone", Alone(tmp_path))
-    outputs = []
-
-    def ask(
-        run: HeldRun, work: LevelWork, subtask: int, rows: pa.Buffer, meeting: Meeting
-    ) -> list[pa.RecordBatch]:
-        threads = [
-            threading.Thread(
-                target=lambda: outputs.append(ask_once(run, work, subtask, rows, meeting))
-            )
-            for _ in range(3)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        return outputs[0]
-
-    with held_run(pipeline, _store(tmp_path), shared, ask) as run:
-        run.run()
-    assert len(outputs) == 3
 
 
 @pytest.mark.parametrize("chosen", [0, 1])
@@ -458,91 +362,6 @@ def test_a_holder_ends_with_its_owner_even_in_the_middle_of_user_code(tmp_path: 
     assert tables_of(store, newest(store, pipeline)) == _expected(tmp_path)
 
 
-def test_a_holder_ends_when_no_task_came_for_a_while(tmp_path: Path) -> None:
-    store, pipeline = _store(tmp_path), _counting(tmp_path)
-    with started_workers() as workers:
-        workers.idle_seconds = 1.0
-        with held_run(pipeline, store, workers) as run:
-            run.step()
-            wait_until_ended(workers.processes()[0])
-            run.run()
-    assert run.placed[1][0].lost is not None
-    assert tables_of(store, newest(store, pipeline)) == _expected(tmp_path)
-
-
-CLAIMING = """
-import pickle, sys
-from arroyo_dagster.spark.holders.slot import WorkerSlot, may_fork
-meeting, owner = pickle.load(sys.stdin.buffer)
-slot = WorkerSlot.claim(meeting, owner)
-address = slot.address()
-with open(sys.argv[1], "w") as file:
-    print(slot.name, address.holder, slot._process, file=file)
-"""
-
-
-def test_a_new_worker_takes_the_holder_of_one_that_ended(tmp_path: Path) -> None:
-    """Spark ends workers that are idle for a minute: the state must outlast them."""
-    with started_workers(0) as workers:
-        given = pickle.dumps((workers.meeting(), ProcessId.of(workers.owner.pid)))
-        found = []
-        for number in range(2):
-            file = tmp_path / f"worker-{number}"
-            line = [sys.executable, "-c", CLAIMING, str(file)]
-            subprocess.run(line, input=given, check=True, env=ENVIRONMENT)
-            found.append(file.read_text().split())
-    assert found[0] == found[1]
-    wait_until_ended(int(found[0][2]))
-
-
-FORKING = """
-import os, pickle, sys, time
-from arroyo_dagster.spark.holders import slot as slots
-meeting, owner = pickle.load(sys.stdin.buffer)
-file = open(sys.argv[1], "w")
-assert slots.may_fork()
-slots._spawn = None
-slot = slots.WorkerSlot.claim(meeting, owner)
-address = slot.address()
-until = time.monotonic() + 60
-slot.begin().close()
-folder = f"/proc/{slot._process}/fd"
-links = sockets = None
-while sockets != 1 and time.monotonic() < until:  # it closes the connection of `begin`
-    try:
-        links = [os.readlink(f"{folder}/{number}") for number in os.listdir(folder)]
-    except FileNotFoundError:
-        continue  # one was closed meanwhile
-    sockets = sum(link.startswith("socket:") for link in links)
-print(sockets, sys.argv[1] in links, slot._process, file=file)
-"""
-
-
-def test_a_process_without_threads_forks_its_holder(tmp_path: Path) -> None:
-    with started_workers(0) as workers:
-        given = pickle.dumps((workers.meeting(), ProcessId.of(workers.owner.pid)))
-        file = tmp_path / "found"
-        line = [sys.executable, "-c", FORKING, str(file)]
-        alone = {**ENVIRONMENT, "OMP_NUM_THREADS": "1"}  # as Spark sets it
-        subprocess.run(line, input=given, check=True, env=alone)
-        sockets, inherited, process = file.read_text().split()
-        # Its listener; neither the claim of the worker nor an open file.
-        assert (sockets, inherited) == ("1", "False")
-        assert ProcessId.of(int(process)).is_alive()
-    wait_until_ended(int(process))
-
-
-def test_a_process_with_threads_does_not_fork() -> None:
-    asked = threading.Event()
-    thread = threading.Thread(target=asked.wait)
-    thread.start()
-    try:
-        assert not may_fork()
-    finally:
-        asked.set()
-        thread.join()
-
-
 def test_a_worker_that_cannot_start_a_process_keeps_the_state_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -599,19 +418,6 @@ def test_runs_of_different_jobs_do_not_drop_each_others_subtasks(
         assert Places.read(log).starts == {0: 1, 1: 1}
 
 
-def test_a_later_run_of_a_job_begins_anew(tmp_path: Path, shared: Workers) -> None:
-    """The state of an earlier run that ended without a last checkpoint is dropped."""
-    log = tmp_path / "log"
-    pipeline, store = located_pipeline(log, epochs=4, parallelism=2), _store(tmp_path)
-    for _ in range(2):
-        with held_run(pipeline, store, shared) as run:
-            run.step()
-            run.step()
-    found = Places.read(log)
-    assert found.starts == {0: 2, 1: 2}
-    assert set(found.copies.values()) == {2}
-
-
 # ---- user code -----------------------------------------------------------------------------------
 
 
@@ -661,52 +467,6 @@ def test_errors_read_as_where_they_were_raised(
     assert tables_of(store, newest(store, pipeline)) == _expected(tmp_path)
 
 
-def _look_around(folder: Path) -> None:
-    before = signal.signal(signal.SIGALRM, signal.SIG_DFL)  # fails outside of the main thread
-    found = {
-        "main": threading.current_thread() is threading.main_thread(),
-        "alarm": before == signal.SIG_DFL,
-        "int": signal.getsignal(signal.SIGINT) is signal.default_int_handler,
-        "term": signal.getsignal(signal.SIGTERM) == signal.SIG_DFL,
-        "variables": len(contextvars.copy_context()),
-        "decimal": decimal.getcontext().prec,
-        "warnings": len(warnings.filters),
-        "stdin": sys.stdin.read(),
-    }
-    (folder / "found.json").write_text(json.dumps(found))
-
-
-LOOKING = """
-import sys
-from pathlib import Path
-import arroyo_dagster.spark.holders.process
-from tests.unit.spark.test_holders import _look_around
-_look_around(Path(sys.argv[1]))
-"""
-
-
-def test_user_code_finds_the_main_thread_of_a_fresh_process(
-    tmp_path: Path, shared: Workers
-) -> None:
-    here, there = tmp_path / "here", tmp_path / "there"
-    here.mkdir()
-    there.mkdir()
-    line = [sys.executable, "-c", LOOKING, str(here)]
-    # Tests that run in the background of a shell are started with SIGINT ignored.
-    subprocess.run(
-        line,
-        stdin=subprocess.DEVNULL,
-        check=True,
-        env=ENVIRONMENT,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )
-    with held_run(_counting(there, _look_around), _store(tmp_path), shared) as run:
-        run.run()
-    found = json.loads((there / "found.json").read_text())
-    assert found == json.loads((here / "found.json").read_text())
-    assert found["main"]
-
-
 # ---- across hosts --------------------------------------------------------------------------------
 
 
@@ -726,85 +486,3 @@ def test_a_holder_of_another_host_is_reached_over_tcp_only_if_that_is_allowed() 
         with pytest.raises(OSError):
             Conversation.begin(elsewhere, replace(meeting, secret=Secret.new()))
         workers.slots.append(slot)
-
-
-def test_the_address_of_a_host_is_the_one_that_faces_the_driver() -> None:
-    assert own_host("127.0.0.1") == "127.0.0.1"
-    assert own_host("no-such-host.invalid") is None
-
-
-# ---- the driver ----------------------------------------------------------------------------------
-
-
-def _at(name: str) -> HolderAddress:
-    return HolderAddress(name, f"socket-{name}", "10.0.0.1", 7)
-
-
-def _placed(holders: str, lost: dict[int, str] | None = None, *, blocked: bool = False) -> Any:
-    """What tasks report, a letter for the holder of each subtask."""
-    gone = lost or {}
-    return [
-        Placed(
-            1,
-            subtask,
-            _at(name),
-            _at(name),
-            _at(gone[subtask]) if subtask in gone else None,
-            blocked,
-        )
-        for subtask, name in enumerate(holders)
-    ]
-
-
-def _names(placement: Placement) -> str:
-    return "".join(one.holder for _, one in sorted(placement.of_level(1).items()))
-
-
-@pytest.mark.parametrize(
-    ("first", "then"),
-    [("abababab", "abababab"), ("aaaaaaab", "aaaabbbb"), ("aaaaaaaa", "aaaaaaaa"), ("aab", "aab")],
-)
-def test_subtasks_are_spread_over_the_holders_that_ran(first: str, then: str) -> None:
-    placement = Placement(Secret.new(), len(first), 2, None)
-    placement.learn(_placed(first))
-    assert _names(placement) == then
-    placement.learn(_placed(then))
-    assert _names(placement) == then
-
-
-def test_subtasks_are_spread_once_in_a_run() -> None:
-    placement = Placement(Secret.new(), 4, 2, None)
-    placement.learn(_placed("aaab"))
-    assert _names(placement) == "aabb"
-    for found in ("aaaa", "aaab", "baaa"):
-        placement.learn(_placed(found))
-    assert placement._balanced <= {(1, subtask) for subtask in range(4)}
-    assert len(placement._balanced) <= 4
-
-
-def test_holders_that_are_gone_get_no_subtasks() -> None:
-    placement = Placement(Secret.new(), 4, 2, None)
-    placement.learn(_placed("abab"))
-    placement.learn(_placed("bbbb", {0: "a", 2: "a"}))
-    assert _names(placement) == "bbbb"
-    assert placement.meeting(then_stop=False).start  # for a worker that comes later
-    placement.learn(_placed("bbbc"))
-    assert _names(placement) == "bbcc"
-
-
-def test_hosts_that_do_not_reach_each_other_are_left_alone() -> None:
-    placement = Placement(Secret.new(), 2, 2, "10.0.0.9")
-    placement.learn(_placed("ab"))
-    assert placement.meeting(then_stop=False).driver_host == "10.0.0.9"
-    # `a` was not reached by the task of subtask 1, and ran that of subtask 0.
-    placement.learn(_placed("ab", {1: "a"}, blocked=True))
-    assert placement.meeting(then_stop=False).driver_host is None
-
-
-def test_holders_wait_longer_where_epochs_are_far_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [0.0]
-    monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    placement = Placement(Secret.new(), 2, 2, None)
-    now[0] = 3600.0
-    assert placement.meeting(then_stop=False).idle_seconds == 900 + 3 * 3600
-    assert placement.meeting(then_stop=True).idle_seconds == 900

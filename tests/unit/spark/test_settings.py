@@ -11,8 +11,6 @@ from arroyo_dagster.spark.settings import (
     SparkEnvironment,
     SparkSettings,
     choose_spark,
-    parse_properties,
-    parse_submit_arguments,
 )
 
 DEFAULTS = {"spark.master": "spark://defaults:7077"}
@@ -38,15 +36,6 @@ def test_the_process_comes_first_then_settings_then_configuration(
     assert (choice.target, choice.reason) == (target, reason)
 
 
-@pytest.mark.parametrize("process", ["active", "submitted"])
-def test_a_setting_without_effect_is_named(process: str) -> None:
-    environment = SparkEnvironment(**{process: "local[2]"})
-    line = str(choose_spark(SparkSettings(master="yarn"), environment))
-    assert line.endswith("; yarn has no effect")
-    same = choose_spark(SparkSettings(master="local[2]"), environment)
-    assert "no effect" not in str(same)
-
-
 def test_a_token_is_not_printed() -> None:
     settings = SparkSettings(remote="sc://host:15002/;token=CANARY", conf={"x.password": "CANARY"})
     choice = choose_spark(settings, SparkEnvironment())
@@ -69,12 +58,6 @@ def test_what_cannot_work_is_refused_at_once(given: Any, message: str) -> None:
         SparkSettings(**given)
 
 
-def test_packages_are_added_to_those_of_the_settings() -> None:
-    settings = SparkSettings(packages=("a:b:1", "c:d:2"), conf={"spark.jars.packages": "e:f:3"})
-    assert settings.conf_with_packages == {"spark.jars.packages": "e:f:3,a:b:1,c:d:2"}
-    assert SparkSettings().conf_with_packages == {}
-
-
 @pytest.mark.parametrize(
     ("target", "in_process"),
     [
@@ -89,30 +72,3 @@ def test_packages_are_added_to_those_of_the_settings() -> None:
 def test_only_local_masters_run_tasks_in_this_process(target: str, in_process: bool) -> None:
     choice = choose_spark(SparkSettings(master=target), SparkEnvironment())
     assert choice.in_process is in_process
-
-
-def test_properties_are_read_as_spark_reads_them() -> None:
-    text = """
-# a comment
-! another
-spark.master            spark://host:7077
-spark.app.name=two words = one value
-  spark.driver.memory : 4g
-spark.empty
-"""
-    assert parse_properties(text) == {
-        "spark.master": "spark://host:7077",
-        "spark.app.name": "two words = one value",
-        "spark.driver.memory": "4g",
-    }
-
-
-def test_submit_arguments_give_master_remote_and_settings() -> None:
-    text = "--master yarn --conf spark.a=b=c --remote sc://a -c 'spark.b=two words' pyspark-shell"
-    assert parse_submit_arguments(text) == {
-        "spark.master": "yarn",
-        "spark.a": "b=c",
-        "spark.remote": "sc://a",
-        "spark.b": "two words",
-    }
-    assert parse_submit_arguments("--master 'unfinished") == {}

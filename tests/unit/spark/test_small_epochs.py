@@ -12,16 +12,14 @@ from arroyo_dagster.errors import StorageError
 from arroyo_dagster.spark import small_epochs
 from arroyo_dagster.spark.chunks import decode_stream
 from arroyo_dagster.spark.small_epochs import LEFT_TO_WORKERS, MOST_SPLITS, SmallEpochs
-from arroyo_dagster.state.runtime.connectors import TableSource
+from arroyo_dagster.state import MemoryStore, Pipeline, TableSource
 from arroyo_dagster.state.runtime.exchange import (
     ExchangeChunk,
     every_watermark,
     read_split,
     source_chunks,
 )
-from arroyo_dagster.state.runtime.pipeline import Pipeline
 from arroyo_dagster.state.runtime.pipeline_run import SourceSplit
-from arroyo_dagster.state.storage import MemoryStore
 from tests.jobs import word_job
 
 

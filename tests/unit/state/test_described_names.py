@@ -9,11 +9,15 @@ import pytest
 
 import arroyo_dagster
 from arroyo_dagster import errors, state
-from arroyo_dagster.state.model.ids import Epoch, StatePath, TableName
+from arroyo_dagster.state import (
+    Epoch,
+    MemoryStore,
+    StatePath,
+    TableManager,
+    TableName,
+    run_pipeline,
+)
 from arroyo_dagster.state.model.tables import GlobalKeyedFiles
-from arroyo_dagster.state.runtime.in_process import run_pipeline
-from arroyo_dagster.state.storage import MemoryStore
-from arroyo_dagster.state.tables.manager import TableManager
 from tests.jobs import word_job
 
 T = TableName("t")

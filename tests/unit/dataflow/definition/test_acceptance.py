@@ -12,8 +12,6 @@ from arroyo_dagster.dataflow.definition.definition import Dataflow, StateForm, V
 from arroyo_dagster.dataflow.definition.diagnostics import InvalidDefinition
 from arroyo_dagster.dataflow.definition.emitting import emit
 from arroyo_dagster.dataflow.definition.reading import parse_document, read_states
-from arroyo_dagster.dataflow.definition.types import ScalarType
-from arroyo_dagster.dataflow.definition.windows import WindowDef, WindowKind
 
 DATA = Path(__file__).parent / "data"
 EXAMPLES = sorted(DATA.glob("*.yaml"))
@@ -46,57 +44,6 @@ def numbers(text: str, **options: Any) -> list[str]:
     return [one.number for one in caught.value.diagnostics]
 
 
-def test_a6_columns_are_sorted_whatever_their_order_in_the_yaml() -> None:
-    row = "{type: arrow-row, properties: {c: {type: u8}, a: {type: u8}, b: {type: u8}}}"
-    (state,) = parsed(dataflow(f"{{s: {keyed(row)}}}")).states
-    assert [column.name for column in state.columns] == ["a", "b", "c"]
-
-
-def test_a7_a_dashed_column_is_an_attribute_with_underscores() -> None:
-    row = "{type: arrow-row, properties: {pu-zone: {type: u64}, class: {type: bool}}}"
-    (state,) = parsed(dataflow(f"{{s: {keyed(row)}}}")).states
-    named = {column.name: column.attribute for column in state.columns}
-    assert named == {"pu-zone": "pu_zone", "class": "class_"}
-
-
-def test_a8_a_dashed_state_is_a_table_with_underscores_and_keeps_its_literal_name() -> None:
-    (state,) = parsed(dataflow(f"{{count-per-word: {keyed('{type: u32}')}}}")).states
-    assert (state.table, state.aliases) == ("count_per_word", ("count-per-word",))
-    assert state.accessor == "count_per_word"
-
-
-def test_a11_every_spelling_of_a_primitive_is_read() -> None:
-    states = (
-        f"{{plain: {keyed('{type: primitive, properties: {value: i32}}')}, "
-        f"nested: {keyed('{type: primitive, properties: {value: {type: s32}}}')}, "
-        f"short: {keyed('{type: u32}')}}}"
-    )
-    found = {state.name: state for state in parsed(dataflow(states)).states}
-    assert {state.value_kind for state in found.values()} == {ValueKind.SCALAR}
-    assert found["plain"].scalar_type is ScalarType.I32
-    assert found["nested"].scalar_type is ScalarType.I32
-    assert found["short"].scalar_type is ScalarType.U32
-    assert not any(state.extended for state in found.values())
-
-
-def test_a18_a_reference_to_nothing_names_itself_and_its_service() -> None:
-    with pytest.raises(InvalidDefinition) as caught:
-        parse_document(dataflow("{x: {from: nobody.x}}"))
-    (one,) = caught.value.diagnostics
-    assert one.number == "E16"
-    assert "`nobody.x` is not defined in the dataflow" in one.message
-    assert "service `a`" in one.message
-
-
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_a21_every_example_is_read_strictly_and_its_states_too(path: Path) -> None:
-    text = path.read_text()
-    document = parse_document(text)
-    assert document.warnings == ()
-    states = document.states if isinstance(document, Dataflow) else tuple(document.states.values())
-    assert read_states(text) == tuple(states)
-
-
 def test_a21_only_extended_mode_takes_f64_and_nothing_an_object() -> None:
     floats, objects = (
         dataflow(f"{{s: {keyed('{type: f64}')}}}"),
@@ -111,16 +58,6 @@ def test_a21_only_extended_mode_takes_f64_and_nothing_an_object() -> None:
     fragment = dataflow(f"{{s: {keyed('{type: u32}')}}}").partition("\n")[2]
     assert numbers(fragment) == ["E01"]
     assert len(read_states(fragment)) == 1
-
-
-def test_a22_a_bad_ttl_is_e18_and_a_doubled_column_e03() -> None:
-    def of(ttl: str) -> str:
-        return dataflow(f"{{s: {keyed(ROW[:-1] + f', ttl: {ttl}}}')}}}")
-
-    assert numbers(of("60")) == numbers(of("1.5h")) == numbers(of('""')) == ["E18"]
-    assert numbers(of("0s")) == numbers(of("-1s")) == numbers(of("500us")) == ["E18"]
-    doubled = "{type: arrow-row, properties: {a: {type: u8}, a: {type: u16}}}"
-    assert numbers(dataflow(f"{{s: {keyed(doubled)}}}")) == ["E03"]
 
 
 def _shuffled(value: Any, chance: random.Random) -> Any:
@@ -167,26 +104,6 @@ def test_a_schema_hash_tells_columns_apart_and_leaves_the_ttl_out() -> None:
     assert len(others) == 4
 
 
-def test_a_reference_has_its_owners_shape_and_window_and_a_second_name() -> None:
-    document = parsed((DATA / "window-lights.yaml").read_text())
-    owner = document.services["windowed"].states["per-light"]
-    mine = document.services["reader"].states["mine"]
-    assert owner.window == WindowDef(
-        kind=WindowKind.SLIDING,
-        duration_ms=60_000,
-        slide_ms=10_000,
-        offset_ms=1_000,
-        idleness_ms=120_000,
-        grace_ms=3_000,
-    )
-    assert (mine.form, mine.owner, mine.window) == (StateForm.REFERENCE, "windowed", owner.window)
-    assert mine.columns == owner.columns
-    assert mine.schema_hash == owner.schema_hash
-    assert (mine.accessor, mine.table, mine.aliases) == ("mine", "per_light", ("per-light", "mine"))
-    assert owner.ttl_ms == 5_400_000
-    assert owner.key_type is ScalarType.I64
-
-
 # ---- legacy forms --------------------------------------------------------------------------------
 
 MAP_FORM = f"{{hits: {keyed(ROW)}}}"
@@ -221,17 +138,3 @@ def test_read_states_takes_every_legacy_form(version: str, states: str, inside: 
         assert service.partition is not None
         assert service.partition.assign_key.name == "k"
         assert service.partition.update_state is not None
-
-
-def test_an_update_state_among_the_transforms_of_a_partition_finds_its_slot() -> None:
-    text = dataflow(MAP_FORM, version="0.4.0") + (
-        "    window:\n      tumbling: {duration: 5s}\n      assign-timestamp: {uses: t}\n"
-        "      partition:\n        assign-key: {uses: k}\n"
-        "        transforms: [{operator: map, uses: m}, {operator: update-state, uses: u}]\n"
-    )
-    windowed = parsed(text, legacy=True).services["a"].windowed
-    assert windowed is not None
-    assert windowed.partition is not None
-    assert [step.name for step in windowed.partition.transforms] == ["m"]
-    assert windowed.partition.update_state is not None
-    assert windowed.partition.update_state.operator == "update-state"

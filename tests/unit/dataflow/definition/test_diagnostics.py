@@ -8,11 +8,9 @@ from typing import Any
 import pytest
 
 from arroyo_dagster.dataflow.definition.diagnostics import (
-    KIND_OF_NUMBER,
-    Diagnostic,
     InvalidDefinition,
 )
-from arroyo_dagster.dataflow.definition.reading import parse_document, read_states
+from arroyo_dagster.dataflow.definition.reading import parse_document
 from arroyo_dagster.errors import DefinitionError
 from tests.definitions import CASES, KEYED, dataflow
 
@@ -75,11 +73,6 @@ def test_an_error_keeps_its_mistakes_across_processes() -> None:
     assert str(again).startswith("x.yaml: the dataflow failed validation")
 
 
-def test_every_number_has_a_class_and_anything_else_is_a_warning() -> None:
-    assert KIND_OF_NUMBER["E18"] == "DurationError"
-    assert Diagnostic(line=1, column=1, path="", number="L3", message="").kind == "Warning"
-
-
 @pytest.mark.parametrize(
     ("text", "number", "path"),
     [
@@ -92,12 +85,6 @@ def test_every_number_has_a_class_and_anything_else_is_a_warning() -> None:
 def test_what_is_accepted_but_hardly_meant_is_a_warning(text: str, number: str, path: str) -> None:
     warnings = parse_document(text).warnings
     assert (number, path) in [(one.number, one.path) for one in warnings]
-
-
-def test_a_states_block_with_mistakes_is_refused_by_read_states_too() -> None:
-    with pytest.raises(InvalidDefinition) as caught:
-        read_states("apiVersion: 0.1.0\nservices: {a: {states: [{type: x}, {name: s, type: x}]}}")
-    assert [one.number for one in caught.value.diagnostics] == ["E10", "E11"]
 
 
 def test_a_thousand_mistakes_are_enough() -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,8 +13,6 @@ from arroyo_dagster.dataflow.definition.emitting import emit
 from arroyo_dagster.dataflow.definition.reading import parse_document
 from arroyo_dagster.dataflow.definition.types import COLUMN_TYPES, KEY_TYPES, SCALARS
 from arroyo_dagster.dataflow.definition.yaml_tree import read_tree
-
-DATA = Path(__file__).parent / "data"
 
 SCALAR_VALUES = st.one_of(
     st.none(), st.booleans(), st.integers(-(10**50), 10**50), st.floats(allow_nan=False), st.text()
@@ -35,29 +31,6 @@ def test_every_value_that_is_written_is_read_back(value: dict[str, Any]) -> None
     assert diagnostics.found == ()
     assert root is not None
     assert root.plain() == value
-
-
-LINES = st.lists(st.text("ab \t#:-'\"é\u2028\x85\x07", max_size=6), max_size=5)
-
-
-@given(LINES, st.integers(0, 2))
-def test_text_over_lines_is_read_back_with_every_blank(lines: list[str], ends: int) -> None:
-    text = "\n".join(lines) + "\n" * ends
-    value = {"run": text, "list": [{"run": text}, text]}
-    root = read_tree(emit(value), Diagnostics())
-    assert root is not None
-    assert root.plain() == value
-
-
-@pytest.mark.parametrize("path", sorted(DATA.glob("*.yaml")), ids=lambda path: path.stem)
-def test_an_example_survives_its_dump(path: Path) -> None:
-    document = parse_document(path.read_text())
-    text = dump(document)
-    again = parse_document(text)
-    assert again == document
-    assert again.warnings == ()
-    assert dump(again) == text
-    assert text.startswith('apiVersion: "0.6.0"\n')
 
 
 NAMES = st.from_regex(r"[a-z][a-z0-9]{0,4}(-[a-z0-9]{1,3})?", fullmatch=True)

@@ -8,12 +8,9 @@ import pytest
 
 from arroyo_dagster.dataflow.definition.definition import Dataflow, Package, StateForm
 from arroyo_dagster.dataflow.definition.diagnostics import Diagnostic, InvalidDefinition
-from arroyo_dagster.dataflow.definition.dumping import dump
 from arroyo_dagster.dataflow.definition.loading import load_document
 from arroyo_dagster.dataflow.definition.reading import parse_document
 from arroyo_dagster.dataflow.definition.types import ScalarType
-from arroyo_dagster.errors import InputError, NotFoundError
-from arroyo_dagster.sdf_testing import DataflowTrial
 
 DATA = Path(__file__).parent / "data"
 PACKAGE = (DATA / "sdf-package.yaml").read_text()
@@ -51,19 +48,6 @@ def diagnostics(text: str) -> list[Diagnostic]:
     return list(caught.value.diagnostics)
 
 
-def test_a_function_brings_its_states_as_the_services_own() -> None:
-    found = read(dataflow(imported(what=FUNCTIONS)))
-    state = found.services["counting"].states["per-word"]
-    assert (state.form, state.owner, state.package) == (
-        StateForm.TYPED,
-        "counting",
-        "demo/counting@0.1.0",
-    )
-    assert state.scalar_type is ScalarType.U32
-    assert "per-word" not in dump(found)
-    assert read(dump(found)) == found
-
-
 def test_a_state_that_a_function_brought_can_be_referred_to() -> None:
     other = (
         "  b: {sources: [{type: topic, id: t}], states: {per-word: {from: counting.per-word}}}\n"
@@ -81,13 +65,6 @@ def test_a_state_that_a_function_brought_can_be_referred_to() -> None:
     wrong = other.replace("counting.per-word", "counting.other")
     (one,) = diagnostics(dataflow(imported(what=FUNCTIONS), wrong))
     assert one.number == "E16"
-
-
-def test_an_explicit_declaration_of_the_same_shape_wins() -> None:
-    other = f"  owner: {{sources: [{{type: topic, id: t}}], states: {{per-word: {KEYED}}}}}\n"
-    service = "    states: {per-word: {from: owner.per-word}}\n" + other
-    found = read(dataflow(imported(what=FUNCTIONS), service))
-    assert found.services["counting"].states["per-word"].form is StateForm.REFERENCE
 
 
 SECOND = (
@@ -121,17 +98,6 @@ def test_an_imported_state_is_a_type_and_creates_nothing() -> None:
     )
     (state,) = found.states
     assert (state.name, state.scalar_type) == ("mine", ScalarType.U32)
-
-
-def test_without_packages_what_is_imported_is_believed() -> None:
-    value = "{type: keyed-state, properties: {key: {type: k}, value: {type: amount}}}"
-    text = dataflow(
-        imported(what="types: [{name: amount}, {name: k}]"), f"    states: {{s: {value}}}\n"
-    )
-    found = parse_document(text)
-    assert isinstance(found, Dataflow)
-    (state,) = found.states
-    assert (state.key_type, state.value_kind) == (None, None)
 
 
 @pytest.mark.parametrize(
@@ -173,19 +139,6 @@ def test_a_mistaken_import_says_what_the_package_has(
     assert all(word in one.message for word in words), one.message
 
 
-def test_an_imported_flush_is_refused() -> None:
-    text = PACKAGE.replace(
-        "functions:", "functions:\n  top: {operator: aggregate, output: {type: u8}}"
-    )
-    package = parse_document(text)
-    assert isinstance(package, Package)
-    with pytest.raises(InvalidDefinition) as caught:
-        parse_document(
-            dataflow(imported(what="functions: [{name: top}]")), packages={package.id: package}
-        )
-    assert [one.number for one in caught.value.diagnostics] == ["E34"]
-
-
 # ---- files ---------------------------------------------------------------------------------------
 
 
@@ -197,13 +150,6 @@ def write(folder: Path, imports: str) -> Path:
     return file
 
 
-def test_a_package_is_found_in_the_folder_of_its_import(tmp_path: Path) -> None:
-    found = load_document(write(tmp_path, imported(what=f"path: lib, {FUNCTIONS}")))
-    assert isinstance(found, Dataflow)
-    assert "per-word" in found.services["counting"].states
-    assert isinstance(load_document(tmp_path / "lib"), Package)
-
-
 def test_the_dev_section_replaces_a_folder_unless_it_is_left_out(tmp_path: Path) -> None:
     file = write(tmp_path, imported(what=f"path: gone, {FUNCTIONS}"))
     file.write_text(
@@ -212,41 +158,6 @@ def test_the_dev_section_replaces_a_folder_unless_it_is_left_out(tmp_path: Path)
     assert load_document(file).imports[0].path == "gone"
     with pytest.raises(InvalidDefinition, match="E35"):
         load_document(file, dev=False)
-
-
-def test_mistakes_in_a_package_name_its_file(tmp_path: Path) -> None:
-    file = write(tmp_path, imported(what=f"path: lib, {FUNCTIONS}"))
-    (tmp_path / "lib" / "sdf-package.yaml").write_text(
-        PACKAGE.replace("{type: u32}", "{type: gone}")
-    )
-    with pytest.raises(InvalidDefinition) as caught:
-        load_document(file)
-    assert str(caught.value).startswith(str(tmp_path / "lib" / "sdf-package.yaml"))
-
-
-def test_a_package_that_imports_itself_is_not_found(tmp_path: Path) -> None:
-    file = write(tmp_path, imported(what=f"path: lib, {FUNCTIONS}"))
-    lib = tmp_path / "lib" / "sdf-package.yaml"
-    lib.write_text(PACKAGE + f"imports: {imported(what='path: .')}\n")
-    with pytest.raises(InvalidDefinition, match="E35"):
-        load_document(file)
-
-
-def test_what_is_no_text_or_not_there_is_said_so(tmp_path: Path) -> None:
-    with pytest.raises(NotFoundError):
-        load_document(tmp_path / "none.yaml")
-    with pytest.raises(NotFoundError):
-        load_document(tmp_path)
-    (tmp_path / "x.yaml").write_bytes(b"a: 1\nb: \xff")
-    with pytest.raises(InvalidDefinition, match="not UTF-8") as caught:
-        load_document(tmp_path / "x.yaml")
-    assert caught.value.diagnostics[0].line == 2
-    (tmp_path / "y.yaml").write_bytes(b"#" * (5 << 20))
-    with pytest.raises(InvalidDefinition, match="longer"):
-        load_document(tmp_path / "y.yaml")
-    (tmp_path / "z.yaml").mkdir()
-    with pytest.raises((NotFoundError, InputError)):
-        load_document(tmp_path / "z.yaml")
 
 
 INLINE = """
@@ -297,28 +208,6 @@ def test_an_inline_body_of_a_package_that_does_not_fit_is_refused(
     assert "function `f`" in caught.value.diagnostics[0].message
 
 
-def test_a_function_without_output_and_body_is_refused_still() -> None:
-    text = INLINE.replace("OPERATOR", "map").replace("    run: |\n      BODY\n", "")
-    with pytest.raises(InvalidDefinition, match="has no output"):
-        parse_document(text)
-
-
-def test_a_package_file_without_outputs_is_used_as_its_bodies_say(tmp_path: Path) -> None:
-    (tmp_path / "text").mkdir()
-    body = "def f(text): return text.upper()"
-    text = INLINE.replace("OPERATOR", "map").replace("BODY", body)
-    (tmp_path / "text" / "sdf-package.yaml").write_text(text)
-    (tmp_path / "dataflow.yaml").write_text(
-        "apiVersion: 0.6.0\nmeta: {name: n, version: 0.1.0, namespace: s}\n"
-        "imports: [{pkg: demo/text@0.1.0, path: text, functions: [{name: f, alias: loud}]}]\n"
-        "topics: {t: {schema: {value: {type: string}}}, u: {schema: {value: {type: string}}}}\n"
-        "services:\n  a:\n    sources: [{type: topic, id: t}]\n"
-        "    transforms: [{operator: map, uses: loud}]\n    sinks: [{type: topic, id: u}]\n"
-    )
-    flow = DataflowTrial(tmp_path / "dataflow.yaml")
-    assert flow.send("t", "be").run().received("u") == ["BE"]
-
-
 def test_e21_an_imported_function_brings_no_state_with_the_name_of_an_engine_table() -> None:
     text = PACKAGE.replace("per-word", "watermark")
     package = parse_document(text)
@@ -334,16 +223,3 @@ def test_e21_an_imported_function_brings_no_state_with_the_name_of_an_engine_tab
     (one,) = caught.value.diagnostics
     assert (one.number, one.path) == ("E21", "services.counting")
     assert "a function of package `demo/counting@0.1.0` adds it" in one.message
-
-
-@pytest.mark.parametrize("written", ["function", "state"])
-def test_a_misspelt_section_of_a_package_is_no_dataflow_without_services(written: str) -> None:
-    section = "functions" if written == "function" else "states"
-    head, _, rest = PACKAGE.partition(f"\n{section}:")
-    others = [one for one in ("functions", "states") if one != section]
-    text = f"{head}\n{written}:{rest}"
-    for other in others:
-        text = text.replace(f"\n{other}:", f"\n{other[:-1]}:")
-    found = parse_document(text)
-    assert isinstance(found, Package)
-    assert f"did you mean `{section}`" in str([one.message for one in found.warnings])

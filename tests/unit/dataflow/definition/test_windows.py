@@ -6,7 +6,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from arroyo_dagster.dataflow.definition.windows import (
-    GLOBAL_WINDOW,
     Window,
     WindowDef,
     WindowKind,
@@ -44,55 +43,6 @@ def naive_windows(one: WindowDef, time_ms: int) -> list[Window]:
         if (start - one.offset_ms) % one.slide_ms == 0
         and start <= time_ms < start + one.duration_ms
     ]
-
-
-def test_a13_a_tumbling_window_with_grace_accepts_closes_and_drops() -> None:
-    one = tumbling(10_000, grace_ms=3_000)
-    first, wm = Window(0, 10_000), None
-    accepted: list[int] = []
-    closed_at: list[int] = []
-    opened: set[Window] = set()
-    for time in (1_000, 9_000, 12_000, 9_500, 13_000, 9_700):
-        windows = one.accepted(time, wm)
-        if first in windows:
-            accepted.append(time)
-        opened.update(windows)
-        wm = advanced(wm, time)
-        for window in one.due(opened, wm):
-            opened.discard(window)
-            closed_at.append(time)
-    assert accepted == [1_000, 9_000, 9_500]
-    assert closed_at == [13_000]
-    assert one.accepted(9_700, wm) == ()
-
-
-def test_a14_a_record_falls_into_every_sliding_window_over_it() -> None:
-    windows = sliding(60_000, 10_000).windows_of(65_000)
-    assert [start for start, _ in windows] == [10_000, 20_000, 30_000, 40_000, 50_000, 60_000]
-
-
-def test_a15_idleness_makes_every_open_window_due() -> None:
-    one = sliding(30_000, 10_000, idleness_ms=12_000, grace_ms=4_000)
-    opened = one.windows_of(5_000)
-    wm = one.idle_watermark(opened, 5_000)
-    assert wm == 34_000
-    assert one.due(opened, wm) == opened
-    assert one.due(opened, wm - 1) == opened[:-1]
-
-
-def test_without_open_windows_the_watermark_stays() -> None:
-    assert tumbling(1).idle_watermark((), None) is None
-    assert tumbling(1).idle_watermark((), 7) == 7
-
-
-def test_windows_before_the_epoch_and_with_an_offset_are_aligned_too() -> None:
-    assert tumbling(10).windows_of(-1) == (Window(-10, 0),)
-    assert tumbling(10, offset_ms=3).windows_of(2) == (Window(-7, 3),)
-    assert tumbling(10, offset_ms=3).windows_of(3) == (Window(3, 13),)
-
-
-def test_the_global_window_is_all_of_64_bits() -> None:
-    assert GLOBAL_WINDOW == (-9223372036854775808, 9223372036854775807)
 
 
 @given(definitions(), st.integers(-200, 200))

@@ -58,15 +58,6 @@ def test_scalars_follow_the_core_schema_of_yaml_1_2(text: str, value: object) ->
     assert plain(f"a: {text}") == {"a": value}
 
 
-def test_nodes_know_their_path_line_and_column() -> None:
-    root = read_tree("a:\n  - b: 1\n    c.d: x\n", Diagnostics())
-    assert root is not None
-    item = root.members["a"].items[0]
-    found = item.members["c.d"]
-    assert (found.path, found.line, found.column) == ('a[0]."c.d"', 3, 10)
-    assert item.key_places["c.d"] == (3, 5)
-
-
 def test_every_duplicate_key_is_reported_with_its_line() -> None:
     diagnostics = Diagnostics()
     read_tree("a: 1\nb:\n  c: 1\n  c: 2\n'a': 2\n", diagnostics)
@@ -75,13 +66,6 @@ def test_every_duplicate_key_is_reported_with_its_line() -> None:
         ("E03", 5, "a"),
     ]
     assert "duplicate key `c`, first given in line 3" in diagnostics.found[0].message
-
-
-def test_an_alias_repeats_its_anchor_below_a_path_of_its_own() -> None:
-    root = read_tree("a: &x {b: 1}\nc: *x\n", Diagnostics())
-    assert root is not None
-    assert root.plain() == {"a": {"b": 1}, "c": {"b": 1}}
-    assert root.members["c"].members["b"].path == "c.b"
 
 
 @pytest.mark.parametrize(

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from arroyo_dagster.dataflow.definition.diagnostics import InvalidDefinition
 from arroyo_dagster.dataflow.errors import StateSchemaError, Unsupported
 from arroyo_dagster.dataflow.runtime import service
 from arroyo_dagster.state.model.tables import ExpiringTimeKeyFiles
-from arroyo_dagster.state.runtime.in_process import LocalRun
-from arroyo_dagster.state.storage import MemoryStore
-from arroyo_dagster.state.storage.wrappers import Wrapper
-from tests.dataflows import Clock, Flow, Topic, builder, definition
+from tests.dataflows import Clock, Flow, builder, definition
 from tests.shares import fewer_examples
 
 BODY = """
@@ -36,7 +30,6 @@ elif operation == "fail":
 """
 OPERATIONS = ["increment", "delete", "set", "fail", "nothing"]
 TTL_MS = 3000
-T = TypeVar("T")
 
 
 def flow_of(value: str = "{type: u32}", **more: Any) -> Flow:
@@ -99,58 +92,6 @@ def test_cells_are_what_a_model_says(
             assert [view.get(key) for key in "abcde"] == [live.get(key) for key in "abcde"]
 
 
-def test_an_expired_cell_leaves_the_view_without_an_epoch() -> None:
-    flow = flow_of("{type: u32, ttl: 3s}").send("words", ["a:increment"])
-    flow.clock.ms += 2999
-    assert flow.cells("counts") == {"a": 1}
-    flow.clock.ms += 1
-    assert flow.cells("counts") == {}
-    assert flow.views().view("counts").get("a") is None
-
-
-def test_cells_of_a_window_are_deleted_too() -> None:
-    windowed = builder(BODY, key_body="return record.split(':')[0]")
-    head, tail = windowed.split("    partition:\n")
-    window = (
-        "    window:\n      tumbling: {duration: 10s}\n"
-        "      assign-timestamp:\n        run: |\n"
-        "          def at(record, time):\n              return int(record.split(':')[2])\n"
-    )
-    indented = "\n".join(f"  {line}" for line in tail.splitlines())
-    flow = Flow(
-        definition(f"{head}{window}      partition:\n{indented}", converter="raw"), flush_open=False
-    )
-    flow.send("words", ["a:increment:1", "b:increment:2"])
-    flow.restart()
-    flow.send("words", ["a:delete:3", "c:increment:4"])
-    flow.send("words", ["z:increment:20000"])
-    assert flow.cells("counts") == {"b": 1, "c": 1}
-
-
-class CountsReads(Wrapper):
-    """A store that counts the reads of each table's files."""
-
-    def __init__(self, store: MemoryStore) -> None:
-        super().__init__(store)
-        self.reads: Counter[str] = Counter()
-
-    def _call(self, verb: str, path: str, action: Callable[[], T], data: bytes = b"") -> T:
-        if verb == "read_range":
-            self.reads[path] += 1
-        return action()
-
-
-def test_a_subtask_loads_its_own_keys_only() -> None:
-    memory = MemoryStore()
-    words = [f"{at}:increment" for at in range(400)]
-    flow_of(store=memory, topics={"words": Topic()}, parallelism=4).send("words", words)
-    store = CountsReads(memory)
-    flow = flow_of(store=store, parallelism=4)
-    LocalRun.start(flow.pipelines[0], store)
-    reads = [count for path, count in store.reads.items() if "table-counts-" in path]
-    assert reads == [1, 1, 1, 1]  # as pairs, each of the four subtasks would read all four
-
-
 def test_a_state_stored_as_pairs_stays_so_and_takes_no_ttl() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(service, "_is_stored_as_pairs", lambda state, operator: True)
@@ -170,31 +111,6 @@ def test_a_state_stored_as_pairs_stays_so_and_takes_no_ttl() -> None:
         _ = with_ttl.pipelines
     assert caught.value.facts["number"] == "E50"
     assert with_ttl.cells("counts") == {"a": 2, "c": 1}
-
-
-@pytest.mark.parametrize(
-    "value",
-    [
-        "{type: u32, ttl: 10s}",
-        "{type: primitive, properties: {value: u32}, ttl: 10s}",
-        "{type: primitive, properties: {value: {type: u32}}, ttl: 10s}",
-    ],
-)
-def test_a_ttl_of_a_primitive_is_an_extension(value: str) -> None:
-    (state,) = flow_of(value).dataflow.states
-    assert (state.ttl_ms, state.extended) == (10_000, {"ttl"})
-    with pytest.raises(InvalidDefinition, match=r"E18 .*SDF has none"):
-        flow_of(value, extended=False)
-
-
-@pytest.mark.parametrize("ttl", ["0s", "10", "1.5h", '""'])
-def test_a_wrong_ttl_of_a_primitive_is_e18(ttl: str) -> None:
-    for value in (
-        f"{{type: u32, ttl: {ttl}}}",
-        f"{{type: primitive, properties: {{value: u32}}, ttl: {ttl}}}",
-    ):
-        with pytest.raises(InvalidDefinition, match="E18"):
-            flow_of(value)
 
 
 def test_a_ttl_beside_windows_is_refused() -> None:

@@ -18,8 +18,6 @@ from hypothesis import strategies as st
 from arroyo_dagster.dataflow.definition.definition import Dataflow
 from arroyo_dagster.dataflow.definition.reading import parse_document
 from arroyo_dagster.dataflow.definition.scope import scope_of
-from arroyo_dagster.dataflow.errors import OperatorError
-from arroyo_dagster.dataflow.runtime import keyed_states
 from arroyo_dagster.dataflow.runtime.columnar import call_divided
 from arroyo_dagster.dataflow.runtime.converters import Converter
 from arroyo_dagster.dataflow.runtime.json_columns import column_reader, reads_records
@@ -33,7 +31,7 @@ from arroyo_dagster.dataflow.storage.payloads import (
     records_of,
 )
 from arroyo_dagster.errors import StorageError
-from tests.dataflows import Clock, Flow, Topic, builder, definition, row_of, sent
+from tests.dataflows import Clock, Flow, Topic, builder, definition, row_of
 from tests.shares import fewer_examples
 
 WORD = "object, properties: {text: {type: string}, n: {type: u8}}"
@@ -244,25 +242,6 @@ def test_records_that_fail_are_found_and_kept_as_dead_letters() -> None:
     assert flow.letters("build")[0].value == {"text": "A", "n": 14}
 
 
-def test_many_calls_in_an_epoch_give_what_one_gives(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keyed_states, "_MAX_WAITING_BYTES", 1)
-    records = [(chr(97 + at % 3), at % 20) for at in range(100)]
-    flow = Flow(
-        definition(POLARS, topics={"words": WORD}), topics={"words": Topic(splits=10)}, max_errors=9
-    )
-    flow.send("words", [{"text": word, "n": n} for word, n in records])
-    assert (flow.cells("counts"), flow.rows("sums")) == model(records)
-
-
-def test_a_form_may_change_between_two_runs() -> None:
-    flow = Flow(definition(PER_RECORD, topics={"words": WORD}))
-    flow.send("words", [{"text": "a", "n": 1}])
-    other = Flow(definition(POLARS, topics={"words": WORD}), store=flow.store, topics=flow.topics)
-    other.send("words", [{"text": "a", "n": 2}, {"text": "b", "n": 3}])
-    assert other.cells("counts") == {"A": 2, "B": 1}
-    assert other.rows("sums")["A"] == {"most": 3, "total": 5}
-
-
 EXPIRING = """
       counts:
         type: keyed-state
@@ -342,50 +321,6 @@ def test_a_wrong_update_fails_and_changes_nothing(
     assert flow.cells("counts") == {}
     assert flow.rows("sums") == {}
     assert said in caplog.text
-
-
-def test_rows_are_deleted_and_a_kept_handle_is_refused(caplog: pytest.LogCaptureFixture) -> None:
-    body = (
-        "import polars as pl\nimport builtins\ndef count(words: pl.DataFrame):\n"
-        "    if (words['n'] == 9).any():\n        counts().delete(words['_key'].unique())\n"
-        "    elif (words['n'] == 8).any():\n        builtins.kept.rows()\n"
-        "    else:\n        builtins.kept = counts()\n"
-        "        counts().update(counts().rows().with_columns(pl.lit(5).alias('value')))"
-    )
-    text = service(STATES, "[]", "def key_of(word):\n    return word.text", body)
-    flow = Flow(definition(text, topics={"words": WORD}), max_errors=10)
-    flow.send("words", [{"text": "a", "n": 1}, {"text": "b", "n": 1}])
-    flow.send("words", [{"text": "a", "n": 9}])
-    assert flow.cells("counts") == {"b": 5}
-    flow.send("words", [{"text": "b", "n": 9}, {"text": "c", "n": 1}])
-    assert flow.cells("counts") == {}
-
-
-@pytest.mark.parametrize(
-    ("operator", "body", "said"),
-    [
-        ("flat-map", "def f(words: 'pl.DataFrame'):\n    return words", "no columnar form"),
-        ("map", "def f(key, words: 'pl.DataFrame'):\n    return words", "neither takes a key"),
-    ],
-)
-def test_what_has_no_columnar_form_is_refused(operator: str, body: str, said: str) -> None:
-    key = "def key_of(word):\n    return word.text"
-    text = service(STATES, repr([(operator, body)]), key, "def count(word):\n    pass")
-    with pytest.raises(OperatorError, match=said):
-        _ = Flow(definition(text, topics={"words": WORD})).pipelines
-
-
-def test_a_result_of_other_length_or_kind_fails(caplog: pytest.LogCaptureFixture) -> None:
-    for operator, result in (
-        ("map", "words.head(0)"), ("map", "5"), ("filter", "words['n']"), ("filter", "words"),
-    ):  # fmt: skip
-        body = f"def f(words: 'pl.DataFrame'):\n    return {result}"
-        key = "def key_of(word):\n    return word.text"
-        text = service(STATES, repr([(operator, body)]), key, "def count(w):\n    counts().set(1)")
-        flow = Flow(definition(text, topics={"words": WORD}), max_errors=10)
-        flow.send("words", [{"text": "a", "n": 1}])
-        assert flow.metrics("build")["f"].failed == 1
-        assert flow.cells("counts") == {}
 
 
 # ---- parts ---------------------------------------------------------------------------------------
@@ -495,17 +430,6 @@ def test_records_that_are_decoded_together_are_what_the_converter_gives(lines: l
         assert [type(one) for one in found] == [type(one) for one in expected]
 
 
-def test_good_records_are_decoded_together() -> None:
-    converter = converter_of_words(WHOLE)
-    read = column_reader(converter)
-    assert read is not None
-    frame = read(pa.array([b'{"s": "a", "b": true, "i": 1, "more": [1]}']))
-    assert frame is not None
-    assert records_of(frame) == [{"b": True, "i": 1, "s": "a"}]
-    assert reads_records(converter)
-    assert not reads_records(converter_of_words(SCALARS))
-
-
 @pytest.mark.parametrize(
     ("change", "text", "n"),
     [
@@ -528,23 +452,6 @@ def test_a_record_that_assign_key_changes_arrives_changed(change: str, text: str
     flow = Flow(definition(services, topics={"words": WORD}))
     flow.send("words", [{"text": "a", "n": 1}] * 2).run()
     assert flow.rows("counts") == {"k": {"said": text, "most": n}}
-
-
-def test_good_records_are_read_as_columns() -> None:
-    flow = Flow(
-        definition(service(STATES, "[]", "def k(w): return 'a'", "def u(w): pass"),
-                   topics={"words": SCALARS})
-    )  # fmt: skip
-    from arroyo_dagster.dataflow.definition.scope import scope_of
-
-    converter = Converter(
-        type=flow.dataflow.topics["words"].value, types=scope_of(flow.dataflow, {})
-    )
-    read = column_reader(converter)
-    assert read is not None
-    frame = read(pa.array([sent(GOOD).value] * 3, pa.binary()))
-    assert isinstance(frame, pl.DataFrame)
-    assert frame.to_dicts() == [GOOD] * 3
 
 
 @pytest.mark.parametrize("groups", [None, np.array([1, 0, 1])])

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import json
-import pickle
 from typing import Any
 from unittest import mock
 
@@ -17,9 +15,7 @@ from arroyo_dagster.dataflow.definition.definition import Dataflow
 from arroyo_dagster.dataflow.definition.reading import parse_document
 from arroyo_dagster.dataflow.definition.scope import Scope
 from arroyo_dagster.dataflow.runtime import converters
-from arroyo_dagster.dataflow.runtime.converters import Converter, json_bytes
-from arroyo_dagster.dataflow.runtime.record import Record, as_record, plain
-from arroyo_dagster.errors import InputError
+from arroyo_dagster.dataflow.runtime.converters import Converter
 from tests.dataflows import builder, definition
 
 TYPES = """
@@ -54,25 +50,6 @@ def converter(kind: str | None, name: str = "json", *, snake_case: bool = False)
     types = Scope.of(document.types, {})
     declared = document.topics["words"].value
     return Converter(name=name, type=declared, types=types, snake_case=snake_case)
-
-
-TRIP = {"pu-zone": 4, "status": {"paid-by": "card"}, "stops": [1, -2], "in": "x"}
-
-
-def test_an_object_has_the_names_of_the_yaml_and_its_members_are_attributes() -> None:
-    trip = converter("trip").reader()(json.dumps(TRIP).encode())
-    assert (trip.pu_zone, trip["pu-zone"], trip.fare, trip.note) == (4, 4, None, "x")
-    trip.pu_zone = 5
-    trip.fare = 0.1
-    assert json.loads(converter("trip").writer()(trip)) == {
-        "pu-zone": 5,
-        "fare": 0.10000000149011612,
-        "status": {"paid-by": "card"},
-        "stops": [1, -2],
-        "out": "x",
-    }
-    with pytest.raises(AttributeError, match="pu-zone"):
-        _ = trip.nothing
 
 
 def test_0_5_0_has_snake_case_fields_and_camel_case_variants() -> None:
@@ -182,32 +159,6 @@ def test_raw_records_are_text_or_big_endian(kind: str, raw: bytes, value: Any) -
     assert both.reader()(both.writer()(value)) == value
 
 
-@pytest.mark.parametrize(("kind", "raw"), [("string", b"\xff"), ("u16", b"\x01"), ("f64", b"")])
-def test_a_raw_record_that_is_not_of_its_type_is_a_value_error(kind: str, raw: bytes) -> None:
-    with pytest.raises(ValueError, match=r"."):
-        converter(kind, "raw").reader()(raw)
-
-
-def test_converters_that_cannot_be_are_refused() -> None:
-    with pytest.raises(InputError, match="xml"):
-        converter("string", "xml")
-    for make in (converter("trip", "raw").reader, converter("trip", "raw").writer):
-        with pytest.raises(InputError, match="json"):
-            make()
-
-
-@pytest.mark.parametrize(
-    ("key", "raw"), [("k", b"k"), (b"\xff", b"\xff"), (7, b"7"), (True, b"true")]
-)
-def test_keys_are_raw(key: Any, raw: bytes) -> None:
-    assert converter("string").key_writer()(key) == raw
-
-
-def test_a_key_that_is_no_text_or_number_is_not_written() -> None:
-    with pytest.raises(ValueError, match="list"):
-        converter("string").key_writer()([1])
-
-
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
     | st.text(st.characters(exclude_categories=["Cs"])),
@@ -217,13 +168,6 @@ JSON = st.recursive(
 )  # fmt: skip
 
 
-@given(JSON)
-def test_json_of_no_declared_type_comes_back_as_it_was(value: Any) -> None:
-    read = converter(None).reader()(json_bytes(value))
-    assert read == value
-    assert json.loads(converter(None).writer()(read)) == value
-
-
 @given(st.binary(max_size=40))
 def test_bytes_that_are_anything_end_in_a_value_or_a_value_error(data: bytes) -> None:
     for kind in ("string", "trip", "either", None):
@@ -231,85 +175,6 @@ def test_bytes_that_are_anything_end_in_a_value_or_a_value_error(data: bytes) ->
             converter(kind).reader()(data)
         except ValueError:
             continue
-
-
-def test_records_nest() -> None:
-    found = as_record({"a": [{"b-c": 1}]})
-    assert isinstance(found, Record)
-    assert found.a[0].b_c == 1
-
-
-METHODS = [name for name in dir(dict) if not name.startswith("_")]
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_a_member_named_like_a_method_is_the_member(name: str) -> None:
-    assert getattr(Record({name: 7}), name) == 7
-    with pytest.raises(AttributeError, match=f"no member `{name}`.*no methods"):
-        getattr(Record({"other": 7}), name)
-
-
-def test_a_record_is_read_and_written_by_attribute_and_by_name() -> None:
-    record = Record({"pu-zone": 1, "items": None})
-    record.pu_zone += 1
-    record.items = {"a": [{"b": 2}]}
-    record["values"] = [{"c": 3}]
-    assert record == {"pu-zone": 2, "items": {"a": [{"b": 2}]}, "values": [{"c": 3}]}
-    assert (record.items.a[0].b, record["values"][0].c) == (2, 3)
-    del record.pu_zone
-    assert ("pu-zone" in record, len(record), list(record)) == (False, 2, ["items", "values"])
-    assert {**record} == record
-    assert type(plain(record)["items"]["a"][0]) is dict
-    json.dumps(plain(record))
-    assert getattr(record, "nothing", None) is None
-    with pytest.raises(AttributeError, match="did you mean `values`"):
-        record.vlaues
-    with pytest.raises(KeyError, match="did you mean `values`"):
-        record["vlaues"]
-    with pytest.raises(KeyError, match="7"):
-        record[7]  # type: ignore[index]
-    record |= {"pu-zone": {"d": 4}}
-    assert record["pu_zone"].d == 4
-    del record["pu-zone"]
-    assert not hasattr(record, "pu_zone")
-
-
-@pytest.mark.parametrize("name", ["items", "__reduce__", "__reduce_ex__", "__class__", "__dict__"])
-def test_a_record_with_any_member_is_copied_and_sent(name: str) -> None:
-    record = as_record({name: {"keys": [{"get": 1}]}})
-    for found in (pickle.loads(pickle.dumps(record, protocol=5)), copy.deepcopy(record)):
-        assert (type(found), found) == (Record, record)
-        assert type(found[name]["keys"][0]) is Record
-
-
-def test_records_with_members_named_like_methods_are_written_as_json() -> None:
-    record = as_record({"items": 1, "get": {"values": [2]}})
-    assert json.loads(converter(None).writer()(record)) == {"items": 1, "get": {"values": [2]}}
-    typed = as_record({"pu_zone": 4, "status": {"paid-by": "x"}, "stops": [], "note": "n"})
-    assert b'"pu-zone":4' in converter("trip").writer()(typed)
-
-
-def test_what_a_step_changed_in_a_record_becomes_a_record() -> None:
-    record = as_record({"a": []})
-    record.a.append({"b": {"c": 1}})
-    assert as_record(record) is record
-    assert record.a[0].b.c == 1
-
-
-@pytest.mark.parametrize(
-    ("snake", "given", "wanted"), [(False, "pu_zone", "pu-zone"), (True, "pu-zone", "pu_zone")]
-)
-def test_a_member_in_the_other_spelling_is_named(snake: bool, given: str, wanted: str) -> None:
-    read = converter("trip", snake_case=snake).reader()
-    with pytest.raises(ValueError, match=f"`{wanted}` is missing, and the record has `{given}`"):
-        read(json.dumps({given: 4, "in": "n", "status": "not-paid", "stops": []}).encode())
-
-
-def test_an_optional_member_in_the_other_spelling_is_not_taken_for_absent() -> None:
-    read = converter("zoned").reader()
-    assert read(b"{}") == {"pu-zone": None}
-    with pytest.raises(ValueError, match="the record has `pu_zone`"):
-        read(b'{"pu_zone": 4}')
 
 
 USUAL = (

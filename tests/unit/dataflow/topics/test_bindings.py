@@ -2,54 +2,30 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from arroyo_dagster.dataflow.definition.definition import Dataflow
 from arroyo_dagster.dataflow.definition.diagnostics import InvalidDefinition
 from arroyo_dagster.dataflow.definition.reading import parse_document
 from arroyo_dagster.dataflow.topics.bindings import (
     BindingsText,
-    TopicBinding,
     parse_binding,
-    parse_function,
     read_bindings,
 )
 from arroyo_dagster.dataflow.topics.files import FileSource
-from arroyo_dagster.dataflow.topics.pipe import PipeSource
 from arroyo_dagster.dataflow.topics.rate import RateSource
 from arroyo_dagster.dataflow.topics.sinks import (
-    AppendSink,
-    BothSinks,
     KeptSink,
     LinesFolderSink,
-    ParquetFolderSink,
-    PrintSink,
 )
 from arroyo_dagster.dataflow.topics.wiring import Wired, wire
 from arroyo_dagster.errors import InputError, NotFoundError
-from arroyo_dagster.state.storage import MemoryStore
+from arroyo_dagster.state import MemoryStore
 from tests.reading import read_on
-
-
-def test_a_binding_has_a_topic_a_kind_a_target_and_options() -> None:
-    assert parse_binding("words=jsonl:a/b=c.jsonl", "source") == TopicBinding(
-        role="source", topic="words", kind="jsonl", target="a/b=c.jsonl"
-    )
-    found = parse_binding("w=csv:s3://bucket/in?follow=true&rows_per_epoch=7", "source")
-    assert (found.target, found.options) == (
-        "s3://bucket/in",
-        {"follow": True, "rows_per_epoch": 7},
-    )
-    assert parse_binding("w=rate:2.5?limit=3", "source").target == "2.5"
-    assert parse_binding("w=stdout", "sink").kind == "stdout"
-    assert parse_function("count-word=app.words:count") == ("count-word", "app.words:count")
 
 
 @pytest.mark.parametrize(
@@ -78,39 +54,7 @@ def test_a_binding_that_is_none_is_told_with_an_example(role: str, text: str, wo
         assert "words" in str(raised.value)
 
 
-@pytest.mark.parametrize("text", ["name", "name=module", "name=:f", "=m:f", "name=m:"])
-def test_a_function_that_is_none_is_told(text: str) -> None:
-    with pytest.raises(InputError, match="NAME=module:function") as raised:
-        parse_function(text)
-    assert raised.value.facts["given"] == text
-
-
-@given(st.text(st.sampled_from("w=jsonl:?&stdin/ \n%rate5"), max_size=30))
-def test_any_text_is_a_binding_or_a_typed_error(text: str) -> None:
-    with contextlib.suppress(InputError):
-        assert parse_binding(text, "source").topic
-
-
 # ---- the file ------------------------------------------------------------------------------------
-
-
-def test_a_bindings_file_says_the_same_as_flags(tmp_path: Path) -> None:
-    file = tmp_path / "bindings.yaml"
-    file.write_text(
-        "sources:\n  words: {jsonl: in/, follow: true, rows_per_epoch: 5}\n"
-        "  ticks: rate:10?limit=3\n  asked: {stdin: true}\n"
-        "sinks: {counts: 'csv:/out/', shown: stdout}\n"
-        "functions: {count-word: app:count}\nenv: {CITY: Paris}\n"
-    )
-    found = read_bindings(file)
-    assert found.sources["words"].target == f"{tmp_path}/in/"
-    assert found.sources["words"].options == {"follow": True, "rows_per_epoch": 5}
-    assert (found.sources["ticks"].target, found.sources["asked"].kind) == ("10", "stdin")
-    assert (found.sinks["counts"].target, found.sinks["shown"].kind) == ("/out/", "stdout")
-    assert (found.functions, found.env) == ({"count-word": "app:count"}, {"CITY": "Paris"})
-    flags = BindingsText(sources={"words": parse_binding("words=stdin", "source")})
-    both = flags.over(found)
-    assert (both.sources["words"].kind, both.sources["ticks"].kind) == ("stdin", "rate")
 
 
 def test_every_mistake_of_a_bindings_file_is_told_at_once(tmp_path: Path) -> None:
@@ -190,28 +134,6 @@ def test_topics_get_what_they_are_bound_to_and_those_between_nothing(tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("target", "kind"),
-    [
-        ("csv:{}/out/", LinesFolderSink),
-        ("parquet:{}/out", ParquetFolderSink),
-        ("stdout", PrintSink),
-        ("jsonl:memory://out", LinesFolderSink),
-    ],
-)
-def test_a_sink_is_what_its_path_says(tmp_path: Path, target: str, kind: type) -> None:
-    (tmp_path / "in").write_text("")
-    files = [f"<sentences=jsonl:{tmp_path}/in", f"<asked=jsonl:{tmp_path}/in"]
-    found = wired(*files, f">counts={target.format(tmp_path)}")
-    assert isinstance(found.bindings.sinks["counts"], kind)
-    found = wired(*files, f">words={target.format(tmp_path)}")
-    assert isinstance(found.bindings.sinks["words"], BothSinks)
-    assert found.unbound == ("counts",)
-    one_file = wired(*files, f">words=jsonl:{tmp_path}/out.jsonl")
-    assert isinstance(one_file.bindings.sinks["words"], BothSinks)
-    assert isinstance(one_file.bindings.sinks["words"]._sinks[0], AppendSink)
-
-
-@pytest.mark.parametrize(
     ("flags", "words"),
     [
         ([], "2 topics have no source: sentences, asked"),
@@ -231,30 +153,6 @@ def test_what_does_not_fit_the_dataflow_is_told(flags: list[str], words: str) ->
         wired(*flags)
     assert raised.value.facts.get("topic") or raised.value.facts.get("topics") or "topic" in words
     assert raised.value.next_step or "standard input" in words or "numbers" in words
-
-
-def test_a_near_name_is_offered() -> None:
-    with pytest.raises(InputError) as raised:
-        wired("<sentence=rate:1", "<asked=rate:1")
-    assert raised.value.next_step == "did you mean 'sentences'?"
-
-
-def test_the_standard_input_is_kept_in_the_job_that_reads_it() -> None:
-    store = MemoryStore()
-    found = wired("<sentences=stdin", "<asked=rate:1", store=store, stdin=io.BytesIO(b"a b\n"))
-    source = found.pipes["sentences"]
-    assert isinstance(source, PipeSource)
-    source.latest_offset(source.initial_offset())
-    (kept,) = store.list()
-    assert kept.path.startswith("test.flow/split/_arroyo_dagster/stdin/sentences/")
-
-
-def test_cells_of_files_follow_the_declared_type_and_converter(tmp_path: Path) -> None:
-    (tmp_path / "in.csv").write_text("sentence\nto be\n")
-    found = wired(f"<sentences=csv:{tmp_path}/in.csv", f"<asked=csv:{tmp_path}/in.csv")
-    sources = found.bindings.sources
-    assert read_on(sources["sentences"], {})[0] == [b"to be"]  # the topic is raw
-    assert read_on(sources["asked"], {})[0] == [b'"to be"']
 
 
 def test_a_topic_that_is_bound_to_another_thing_loses_and_doubles_nothing(tmp_path: Path) -> None:

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import io
 import json
-import os
-import time
 
 import pytest
 
 from arroyo_dagster.dataflow.topics.pipe import ByteStream, PipeSource
 from arroyo_dagster.dataflow.topics.rate import RateSource
-from arroyo_dagster.errors import ConflictError, InputError
-from arroyo_dagster.state.model.ids import StatePath
-from arroyo_dagster.state.storage import MemoryStore
+from arroyo_dagster.errors import ConflictError
+from arroyo_dagster.state import MemoryStore, StatePath
 from tests.reading import read_on, stored, values
 
 KEPT = StatePath("d/s/stdin/words")
@@ -24,16 +21,6 @@ def pipe(
 ) -> PipeSource:
     stream = io.BytesIO(lines) if isinstance(lines, bytes) else lines
     return PipeSource("words", store, KEPT, stream, rows_per_epoch=rows_per_epoch)
-
-
-def test_every_line_comes_once_and_the_end_of_the_pipe_is_seen() -> None:
-    store = MemoryStore()
-    source = pipe(store, b"a\nb\n\nc\r\nd")
-    assert not source.exhausted(source.initial_offset())
-    found, end = read_on(source, source.initial_offset())
-    assert found == [b"a", b"b", b"c", b"d"]
-    assert source.exhausted(end)
-    assert list(store.list()) == []  # nothing is kept once it was taken
 
 
 def test_lines_that_were_kept_survive_a_kill_and_come_before_new_ones() -> None:
@@ -55,37 +42,6 @@ def test_a_stop_keeps_the_lines_that_had_come() -> None:
     assert values(source, source.initial_offset(), end) == [b"a", b"b"]
     source.close()
     assert read_on(pipe(store), end)[0] == [b"c", b"d"]
-
-
-def test_a_stop_before_anything_new_was_taken_keeps_lines_behind_those_of_earlier_runs() -> None:
-    store = MemoryStore()
-    _, offset = read_on(pipe(store, b"a\nb\nc\n"), {"segment": 0})
-    assert offset == {"segment": 2}
-    reading, writing = os.pipe()
-    with open(reading, "rb", buffering=0) as stream, open(writing, "wb", buffering=0) as into:
-        source = pipe(store, stream)
-        assert source.latest_offset(offset) == offset
-        into.write(b"late\n")
-        until = time.monotonic() + 10
-        while source._lines.empty():
-            assert time.monotonic() < until
-        source.close()
-    assert read_on(pipe(store), offset)[0] == [b"late"]
-
-
-def test_a_silent_pipe_gives_nothing_and_is_not_at_its_end() -> None:
-    store = MemoryStore()
-    reading, writing = os.pipe()
-    with open(reading, "rb", buffering=0) as stream, open(writing, "wb", buffering=0) as into:
-        source = pipe(store, stream)
-        offset = source.initial_offset()
-        assert source.latest_offset(offset) == offset
-        assert not source.exhausted(offset)
-        into.write(b"late\n")
-        until = time.monotonic() + 10
-        while (end := source.latest_offset(offset)) == offset:
-            assert time.monotonic() < until
-        assert values(source, offset, end) == [b"late"]
 
 
 def test_two_runs_cannot_keep_lines_as_one_segment() -> None:
@@ -118,9 +74,3 @@ def test_numbers_come_by_the_clock_and_are_the_same_when_read_again() -> None:
     assert [json.loads(value)["value"] for value in found] == list(range(7))
     assert again.exhausted(last)
     assert not again.exhausted(end)
-
-
-@pytest.mark.parametrize(("per_second", "rows"), [(0, 1), (-1, 1), (float("nan"), 1), (1, 0)])
-def test_a_rate_is_positive(per_second: float, rows: int) -> None:
-    with pytest.raises(InputError, match="above 0"):
-        RateSource("ticks", per_second, rows_per_epoch=rows)

@@ -14,23 +14,27 @@ import pytest
 
 from arroyo_dagster.dataflow.definition.types import ScalarType
 from arroyo_dagster.dataflow.storage.boundary import SINK_SCHEMA
-from arroyo_dagster.dataflow.topics.cells import CsvLines, JsonLines, Shape
+from arroyo_dagster.dataflow.topics.cells import JsonLines, Shape
 from arroyo_dagster.dataflow.topics.segments import SegmentSource
 from arroyo_dagster.dataflow.topics.sinks import (
     AppendSink,
-    BothSinks,
     KeptSink,
     LinesFolderSink,
     ParquetFolderSink,
     PrintSink,
 )
 from arroyo_dagster.errors import FormatError, InputError, ProtocolError, StorageError
-from arroyo_dagster.state.model.ids import StatePath
-from arroyo_dagster.state.runtime.connectors import TableSource
-from arroyo_dagster.state.runtime.in_process import run_pipeline
-from arroyo_dagster.state.runtime.operators import Collector, Operator, OperatorContext, Sink
-from arroyo_dagster.state.runtime.pipeline import Pipeline
-from arroyo_dagster.state.storage import MemoryStore
+from arroyo_dagster.state import (
+    Collector,
+    MemoryStore,
+    Operator,
+    OperatorContext,
+    Pipeline,
+    Sink,
+    StatePath,
+    TableSource,
+    run_pipeline,
+)
 from arroyo_dagster.state.storage.wrappers import Wrapper
 from tests.faulty_stores import Crash, FaultInjecting
 from tests.reading import read_on, records
@@ -146,21 +150,6 @@ def test_a_job_does_not_begin_in_a_file_that_holds_something(tmp_path: Path) -> 
         run_pipeline(job(appended(tmp_path / "new"), parallelism=2), MemoryStore())
 
 
-def test_csv_has_one_header_and_the_columns_of_the_declared_object(tmp_path: Path) -> None:
-    path, values = tmp_path / "out.csv", [b'{"n":1,"tags":["a","b"]}', b'{"n":2,"more":0}']
-    sink = appended(path, writer=CsvLines("counts", OBJECT))
-    run_pipeline(job(sink, values, rows_per_epoch=1), MemoryStore())
-    assert path.read_text() == 'n,tags\n1,"[""a"",""b""]"\n2,\n'
-    with pytest.raises(FormatError, match="not valid JSON"):
-        CsvLines("counts", OBJECT).rows([b"{"])
-
-
-def test_a_raw_text_of_two_lines_is_not_written_as_two_records() -> None:
-    with pytest.raises(InputError, match="line break") as raised:
-        JsonLines("counts").rows([b"a\nb"])
-    assert raised.value.facts["topic"] == "counts"
-
-
 def test_folders_get_a_file_an_epoch(tmp_path: Path) -> None:
     run_pipeline(
         job(LinesFolderSink("counts", f"{tmp_path}/lines", JsonLines("counts"))), MemoryStore()
@@ -181,11 +170,6 @@ def test_a_value_that_does_not_fit_its_declared_type_is_named(tmp_path: Path) ->
             job(ParquetFolderSink("counts", str(tmp_path), OBJECT), [b'{"n":-1}']), MemoryStore()
         )
     assert raised.value.facts["column"] == "n"
-
-
-def test_stdout_gets_lines_when_their_epoch_is_ready(capsys: Any) -> None:
-    run_pipeline(job(PrintSink("counts", JsonLines("counts"))), MemoryStore())
-    assert capsys.readouterr().out.encode().splitlines() == LINES
 
 
 # ---- between services ----------------------------------------------------------------------------
@@ -216,16 +200,6 @@ def test_another_service_reads_what_is_ready_and_only_that(files: int) -> None:
     rows = records(reader, reader.initial_offset(), offset)
     assert [row["value"] for row in rows] == LINES
     assert {row["key"] for row in rows} == {b"k"}
-
-
-def test_a_bound_sink_and_another_service_both_get_every_record(tmp_path: Path) -> None:
-    store = MemoryStore(uuid.uuid4().hex)
-    path = tmp_path / "out"
-    pipeline = job(BothSinks(appended(path), KeptSink(store.url, "counts")))
-    run_pipeline(pipeline, store)
-    reader = between(store, pipeline)
-    assert read_on(reader, reader.initial_offset())[0] == LINES
-    assert path.read_bytes().splitlines() == LINES
 
 
 def test_a_listing_that_fails_while_records_expire_ends_no_service() -> None:

@@ -9,10 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from arroyo_dagster.dataflow.errors import StateAccessError
-from arroyo_dagster.dataflow.views.frames import Frame
 from arroyo_dagster.dataflow.views.lookup import KeyLookup, Pairs
-from arroyo_dagster.dataflow.views.sql import Tables
 from tests.dataflows import Flow, builder, definition, reader, row_of
 
 
@@ -42,17 +39,6 @@ def test_first_row_of_a_key_counts_in_any_order(keys: list[str]) -> None:
             assert lookup.find(key) == expected
 
 
-def test_a_few_look_ups_index_nothing_and_many_index_once() -> None:
-    frame = pl.DataFrame({"_key": [f"{at:04}" for at in range(1600)]})
-    lookup = KeyLookup(frame)
-    for at in range(100):
-        assert lookup.find(f"{at:04}") == at
-    assert lookup._places is None
-    assert lookup.find("0999") == 999
-    assert lookup._places is not None
-    assert len(lookup._places) == 1600
-
-
 def test_keys_of_numbers_and_bools_are_found_by_value() -> None:
     pairs = pairs_of({"1": 10, "true": 20})
     assert (pairs.get(1), pairs.get(True), pairs.get(2, 5)) == (10, 20, 5)
@@ -63,14 +49,6 @@ def test_keys_of_numbers_and_bools_are_found_by_value() -> None:
     assert pairs[-1] == ("true", 20)
     with pytest.raises(IndexError):
         pairs[2]
-
-
-def test_a_frame_without_keys_says_so() -> None:
-    frame = Frame(pl.DataFrame({"_key": ["b", "a"], "n": [1, 2]}), Tables(()), "counts")
-    assert (frame.get("a"), "b" in frame, "c" in frame) == ({"n": 2}, True, False)
-    assert frame.sort("n", descending=True).get("b") == {"n": 1}
-    with pytest.raises(StateAccessError, match="_key"):
-        frame.select("n").get("a")
 
 
 READ = """

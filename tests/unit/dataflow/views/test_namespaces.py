@@ -12,9 +12,7 @@ from arroyo_dagster.dataflow.definition.types import ScalarType
 from arroyo_dagster.dataflow.definition.windows import GLOBAL_WINDOW, Window
 from arroyo_dagster.dataflow.views.namespaces import CliError, Namespaces
 from arroyo_dagster.dataflow.views.rendering import (
-    borderless,
     cell_text,
-    float_text,
     millis_text,
     watermark_text,
     window_text,
@@ -49,63 +47,6 @@ def flow(given: str, key: str, value: str, of: str, update: str, now: int = 0) -
     return trial
 
 
-def shown(trial: DataflowTrial, name: str = "build/kept") -> list[list[str]]:
-    spaces = Namespaces(trial.store, trial.dataflow, clock=trial._clock)
-    return spaces.get(name).lines()
-
-
-def test_a2_f32_is_shown_as_f32() -> None:
-    row = "{type: arrow-row, properties: {balance: {type: f32}, whole: {type: f64}}}"
-    update = "row = kept()\nrow.balance += v\nrow.whole = 2500\nrow.update()"
-    trial = flow("f32", "string", row, "'a'", update).send("given", -20 * 173.33, 20 * 219.41)
-    assert shown(trial.run()) == [["a", "*", "921.6001", "2500"]]
-
-
-def test_a4_keys_that_are_numbers_are_shown_as_text_in_the_global_window() -> None:
-    trial = flow("u64", "string", "{type: u32}", "v", "kept().increment(1)").send("given", 0, 1, 2)
-    assert shown(trial.run()) == [["0", "*", "1"], ["1", "*", "1"], ["2", "*", "1"]]
-
-
-def test_a9_a_row_that_was_never_written_is_not_counted() -> None:
-    row = "{type: arrow-row, properties: {n: {type: u8}}}"
-    trial = flow("u8", "string", row, "str(v)", "row = kept()\nif v > 1: row.update()")
-    trial.send("given", 0, 1).run()
-    found = Namespaces(trial.store, trial.dataflow).get("build/kept/state")
-    assert (len(found.rows), found.type, found.header) == (0, "u32", ["Key", "Window", "n"])
-
-
-def test_a12_rows_that_have_expired_are_not_shown() -> None:
-    row = "{type: arrow-row, ttl: 60s, properties: {n: {type: u8}}}"
-    trial = flow("u8", "string", row, "str(v)", "row = kept()\nrow.update()", now=1_000_000)
-    trial.send("given", 1).run()
-    clock: list[int] = trial.clock  # type: ignore[attr-defined]
-    clock[0] += 59_999
-    assert shown(trial) == [["1", "*", "0"]]
-    clock[0] += 1
-    assert shown(trial) == []
-
-
-def test_before_the_first_epoch_there_are_states_and_no_rows() -> None:
-    trial = flow("u8", "string", "{type: u32}", "str(v)", "kept().increment(1)")
-    found = {one.name: (len(one.rows), one.epoch) for one in _all(trial)}
-    assert found["build/kept/state"] == (0, None)
-    assert found["build/update/metrics"] == (1, None)
-    assert "build/given/topic.offset" not in found
-    trial.send("given", 1, b"x").run()
-    found = {one.name: (len(one.rows), one.epoch) for one in _all(trial)}
-    assert found["build/given/topic.offset"] == (1, found["build/kept/state"][1])
-    stats = next(one for one in _all(trial) if one.name == "build/given/metrics")
-    assert dict(zip(stats.names, stats.rows[0].values, strict=True)) == {
-        "failed": 1,
-        "last_error_offset": 1,
-        "succeeded": 1,
-    }
-
-
-def _all(trial: DataflowTrial) -> list[object]:
-    return Namespaces(trial.store, trial.dataflow).all()
-
-
 def test_keys_and_patterns_narrow_rows() -> None:
     trial = flow("string", "string", "{type: u32}", "v", "kept().increment(1)")
     trial.send("given", "apple", "pear", "apple").run()
@@ -115,24 +56,6 @@ def test_keys_and_patterns_narrow_rows() -> None:
     assert found.lines(key="apple", pattern="r$") == []
     with pytest.raises(CliError, match="not a regular expression"):
         found.lines(pattern="[")
-
-
-@pytest.mark.parametrize(
-    ("value", "bits", "text"),
-    [
-        (2500.0, 64, "2500"),
-        (-10.0, 32, "-10"),
-        (921.6001, 32, "921.6001"),
-        (0.1, 64, "0.1"),
-        (1e300, 64, "1e+300"),
-        (5e-324, 64, "5e-324"),
-        (16777216.0, 32, "16777216"),
-        (-0.0, 64, "-0"),
-    ],
-)
-def test_floats_are_shown_in_their_shortest_form(value: float, bits: int, text: str) -> None:
-    assert float_text(value, bits=bits) == text
-    assert float(text) == pytest.approx(value, rel=1e-6 if bits == 32 else 0)
 
 
 def test_times_and_windows_are_rfc_3339() -> None:
@@ -148,11 +71,4 @@ def test_times_and_windows_are_rfc_3339() -> None:
     assert (
         window_text(Window(1_767_607_200_000, 1_767_607_230_000))
         == "2026-01-05T10:00:00Z:2026-01-05T10:00:30Z"
-    )
-
-
-def test_a_table_has_no_rules_and_two_spaces_between_columns() -> None:
-    rows = [["/about", "*", "1"], ["/home", "*", "4"]]
-    assert borderless(["Key", "Window", "hits"], rows) == (
-        " Key     Window  hits\n /about  *       1\n /home   *       4"
     )

@@ -9,10 +9,10 @@ import polars as pl
 import pytest
 
 from arroyo_dagster.dataflow.errors import SqlError, StateAccessError
-from arroyo_dagster.dataflow.views.frames import Frame, col, lit
+from arroyo_dagster.dataflow.views.frames import Frame
 from arroyo_dagster.dataflow.views.sql import StateTable, Tables, _point_query
+from arroyo_dagster.sdf import col, lit
 from arroyo_dagster.state.operations.query.sql_text import sql_tokens
-from tests.dataflows import Flow, builder, definition
 
 UTC = dt.UTC
 HITS = pl.DataFrame(
@@ -72,11 +72,6 @@ def test_queries_are_answered(text: str, rows: list[tuple[Any, ...]]) -> None:
     assert ask(text) == rows
 
 
-def test_tables_are_listed_by_their_canonical_names() -> None:
-    assert ask("show tables") == [("hits_per_page",), ("names",)]
-    assert ask("SHOW TABLES;") == [("hits_per_page",), ("names",)]
-
-
 @pytest.mark.parametrize(
     "text",
     [
@@ -102,39 +97,6 @@ def test_what_is_no_query_is_refused_as_read_only(text: str) -> None:
         scope.sql(text)
     assert error.value.facts["number"] == "E46"
     assert scope.sql("select count(*) from names").item() == 2
-
-
-@pytest.mark.parametrize(
-    "text", ["select * from nothing", "select nothing from names", "select from where", "select 'x"]
-)
-def test_a_query_that_cannot_be_answered_names_what_there_is(text: str) -> None:
-    with pytest.raises(SqlError) as error:
-        ask(text)
-    facts = error.value.facts
-    assert (facts["number"], facts["tables"]) == ("E46", ["hits_per_page", "names"])
-    assert "pu-zone" in str(error.value)
-
-
-def test_a_primitive_state_is_no_table_and_the_error_says_so() -> None:
-    flow = Flow(definition(builder("counts().increment(1)"), converter="raw"))
-    flow.send("words", ["a"])
-    with pytest.raises(SqlError, match="`counts` is a primitive state, and only arrow-rows are"):
-        flow.views().sql("select * from counts")
-    narrowed = tables(primitives=frozenset({"visits"})).with_table(StateTable("x", pl.DataFrame()))
-    with pytest.raises(SqlError, match="`visits` is a primitive state"):
-        narrowed.sql("select * from visits")
-
-
-def test_updated_at_is_there_by_name_and_not_in_star() -> None:
-    scope = tables()
-    plain = ["_key", "hits", "pu-zone", "share"]
-    assert scope.sql("select * from hits_per_page").columns == plain
-    named = scope.sql("select *, _updated_at from hits_per_page where _updated_at is not null")
-    assert named.columns == [*plain, "_updated_at"]
-    counted = "select count(*) from hits_per_page where _updated_at > '2026-01-05'"
-    assert scope.sql(counted).shape == (1, 1)
-    starred = tables(star_includes_updated_at=True).sql("select * from hits_per_page")
-    assert starred.columns == [*plain, "_updated_at"]
 
 
 def test_parameters_become_literals_and_nothing_else() -> None:
@@ -211,14 +173,6 @@ def frame() -> Frame:
     return Frame(tables().by_name["hits_per_page"].plain, tables(), "hits_per_page")
 
 
-def test_a_frame_is_queried_under_its_name_and_self_and_chained() -> None:
-    big = frame().sql("select * from self where hits > 1")
-    assert big.name() == "hits_per_page"
-    assert big.sql("select * from hits_per_page where hits > 2").shape() == (1, 4)
-    assert big.sql("select title from names where _key = '/a'").shape() == (1, 1)
-    assert frame().shape() == (3, 4)
-
-
 def test_select_filter_sort_and_head() -> None:
     found = frame().filter(col("hits").gt(1)).select(["_key", "hits"]).sort("hits", [True])
     assert list(found.head(1)) == [{"_key": "/b", "hits": 4}]
@@ -233,18 +187,6 @@ def test_select_filter_sort_and_head() -> None:
         with pytest.raises(StateAccessError, match="nothing") as error:
             wrong()
         assert error.value.facts["number"] == "E44"
-
-
-def test_the_schema_is_in_the_order_asked_for() -> None:
-    described = frame().schema(["share", "_key"])
-    assert [(one.name, one.index, one.type) for one in described] == [
-        ("share", 3, "f32"),
-        ("_key", 0, "string"),
-    ]
-    assert frame().key().name == "_key"
-    assert [one.type for one in frame().schema()] == ["string", "u32", "i64", "f32"]
-    with pytest.raises(StateAccessError, match="_key"):
-        frame().select("hits").key()
 
 
 def test_rows_are_read_one_after_the_other_by_typed_getters() -> None:
@@ -273,18 +215,3 @@ def test_rows_are_read_one_after_the_other_by_typed_getters() -> None:
     cursor.next()
     with pytest.raises(StateAccessError, match="nothing"):
         cursor.u32("nothing")
-
-
-def test_an_integer_getter_checks_the_range() -> None:
-    rows = frame().sql("select 300 as n from self limit 1").rows()
-    rows.next()
-    assert rows.u16("n") == 300
-    with pytest.raises(StateAccessError, match="300"):
-        rows.u8("n")
-
-
-def test_an_unknown_table_lists_the_known() -> None:
-    with pytest.raises(SqlError) as caught:
-        ask("select * from hits_per_pages")
-    assert "there are hits_per_page, names" in caught.value.message
-    assert "did you mean" in caught.value.message

@@ -7,13 +7,10 @@ import threading
 import pytest
 
 from arroyo_dagster.dataflow.errors import CheckpointError
-from arroyo_dagster.dataflow.views.view import Views, view
-from arroyo_dagster.errors import InputError
-from arroyo_dagster.state.model.compaction import CompactionPolicy, CompactionSettings
-from arroyo_dagster.state.operations.compaction.job import run_compaction
-from arroyo_dagster.state.operations.gc.execute import run_gc
+from arroyo_dagster.dataflow.views.view import Views
+from arroyo_dagster.state import CompactionPolicy, CompactionSettings, run_compaction, run_gc
 from arroyo_dagster.state.operations.gc.expire import to_keep
-from arroyo_dagster.state.storage.wrappers import Counting, WriteProtected
+from arroyo_dagster.state.storage.wrappers import Counting
 from tests.dataflows import Clock, Flow, builder, definition, reader, row_of
 
 FULL = CompactionSettings(policy=CompactionPolicy.FULL)
@@ -22,25 +19,6 @@ COUNT = "row = counts()\nrow.n += 1\nif record == 'z':\n    row.delete()\nelse:\
 
 def rows_flow() -> Flow:
     return Flow(definition(builder(COUNT, value=row_of(n="u32")), converter="raw"))
-
-
-def cells_flow() -> Flow:
-    return Flow(definition(builder("counts().increment(1)"), converter="raw"))
-
-
-def test_a_view_stays_at_its_epoch_until_it_is_refreshed() -> None:
-    flow = rows_flow().send("words", ["a"])
-    views = flow.views()
-    before = views.view("build.counts")
-    flow.send("words", ["a", "b"])
-    assert views.view("build.counts") is before
-    assert before.get("a") == {"n": 1}
-    assert views.refresh()
-    assert not views.refresh()
-    after = views.view("counts")
-    assert (after.epoch, after.get("a"), after.get("b")) == (2, {"n": 2}, {"n": 1})
-    assert before.get("b") is None
-    assert after.get("nothing") is None
 
 
 def test_a_view_goes_on_over_deletes_and_compactions_reading_only_what_is_new() -> None:
@@ -71,28 +49,6 @@ def test_a_refresh_reads_the_files_that_are_new() -> None:
     views.refresh()
     assert views.view("counts").get("more") == {"n": 1}
     assert sum(counted.calls.values()) < whole / 2
-
-
-def test_primitive_states_are_pairs_and_a_table_of_their_own() -> None:
-    flow = cells_flow().send("words", ["b", "a", "b"])
-    found = flow.views().view("counts")
-    assert (found.pairs(), found.get("b"), found.get("c")) == ([("a", 1), ("b", 2)], 2, None)
-    assert found.sql("select value from counts where _key = 'b'").item() == 2
-    assert flow.views().sql("show tables").height == 0
-
-
-def test_readers_write_nothing() -> None:
-    flow = rows_flow().send("words", ["a"])
-    protected = WriteProtected(flow.store)
-    assert view(protected, flow.dataflow, "build.counts").get("a") == {"n": 1}
-
-
-def test_a_state_that_is_not_there_names_those_that_are() -> None:
-    flow = rows_flow()
-    with pytest.raises(InputError, match="nothing") as error:
-        flow.views().view("nothing")
-    assert error.value.facts["states"] == ["build.counts"]
-    assert flow.views().view("build.counts").epoch is None
 
 
 def test_e51_a_broken_checkpoint_is_named_and_nothing_is_shown() -> None:
@@ -129,16 +85,6 @@ def test_rows_leave_a_view_as_time_goes_by() -> None:
     assert (found.get("a"), found.get("b")) == (None, {"n": 1})
     clock.ms += 5_000
     assert found.frame().height == 0
-
-
-def test_the_row_of_a_key_is_the_one_that_sql_finds() -> None:
-    flow = rows_flow().send("words", ["a", "b", "it's", "b"])
-    found = flow.views().view("counts")
-    for key in ("a", "b", "it's", "", "zz"):
-        quoted = key.replace("'", "''")
-        rows = found.sql(f"select n from counts where _key = '{quoted}'").rows()
-        slow = found.sql(f"select n from counts where '{quoted}' = _key").rows()
-        assert rows == slow == ([] if found.get(key) is None else [(found.get(key)["n"],)])
 
 
 def test_all_states_of_an_owner_are_of_one_epoch_while_it_goes_on() -> None:

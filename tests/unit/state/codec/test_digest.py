@@ -58,21 +58,6 @@ def test_equal_values_digest_equally_and_others_do_not(name: str) -> None:
         assert digest_rows(mixed.combine_chunks()) == total
 
 
-def test_a_row_twice_is_not_a_row_once() -> None:
-    rows = pa.table({"a": [1, 2]})
-    twice = pa.concat_tables([rows, rows])
-    assert digest_rows(twice) == digest_rows(rows) + digest_rows(rows)
-    assert digest_rows(twice) != digest_rows(rows)
-    # A sum and not an exclusive or: two of a kind do not vanish.
-    assert digest_rows(twice.slice(0, 0)) != digest_rows(pa.table({"a": [3, 3]}))
-
-
-def test_columns_count_by_place_and_names_may_repeat() -> None:
-    first = pa.Table.from_arrays([pa.array([1]), pa.array([2])], names=["0", "0"])
-    other = pa.Table.from_arrays([pa.array([2]), pa.array([1])], names=["0", "0"])
-    assert digest_rows(first) != digest_rows(other)
-
-
 ROWS = st.lists(st.tuples(st.integers(-3, 3) | st.none(), st.text(max_size=3)), max_size=12)
 
 

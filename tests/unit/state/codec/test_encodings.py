@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import decimal
 import io
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,9 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from arroyo_dagster.state import GLOBAL_KEY_VALUE_SCHEMA
 from arroyo_dagster.state.codec import encodings
 from arroyo_dagster.state.codec.parquet import (
-    GLOBAL_KEY_VALUE_SCHEMA,
     RowsEncoder,
     decode_file,
     encode_pair_columns,
@@ -101,13 +100,6 @@ def test_every_kind_of_column_reads_back_exactly(name: str) -> None:
     assert not falls_back(rows)
 
 
-def test_a_dictionary_that_falls_back_would_be_noticed_here(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(encodings, "_DICTIONARY_LIMIT_BYTES", 1 << 8)
-    assert falls_back(pa.table([COLUMNS["few"]], ["a"]))
-
-
 @pytest.mark.parametrize(
     ("name", "dictionary", "delta", "compressed"),
     [
@@ -129,12 +121,6 @@ def test_the_values_decide(name: str, dictionary: bool, delta: bool, compressed:
     assert (chunk.compression == "ZSTD") == compressed
 
 
-def test_fields_of_a_struct_are_encoded_each_by_its_own_values() -> None:
-    at, names = column_chunks(encode_rows(pa.table([COLUMNS["structs"]], ["s"])))
-    assert (at.path_in_schema, "DELTA_BINARY_PACKED" in at.encodings) == ("s.at", True)
-    assert (names.path_in_schema, names.has_dictionary_page) == ("s.b", True)
-
-
 @pytest.mark.parametrize("other", ["few", "doubles", "names", "structs", "times"])
 def test_columns_of_one_name_are_written_so_that_both_can_be(other: str) -> None:
     columns = [COLUMNS["times"], COLUMNS[other], COLUMNS["unique"]]
@@ -151,43 +137,6 @@ def test_columns_of_one_name_are_written_so_that_both_can_be(other: str) -> None
     assert back.schema.equals(schema, check_metadata=True)
     assert back.equals(rows)
     assert not falls_back(rows)
-
-
-def _clustered(rows: int) -> pa.Array:
-    """Sessions: among neighbours each value repeats, later never again."""
-    return pa.array([f"session-{row // 1000}-{row % 100:04}-{'x' * 80}" for row in range(rows)])
-
-
-@pytest.mark.parametrize(
-    "values",
-    [
-        lambda rows: pa.array(CHANCE.integers(0, 150_000, rows)),
-        lambda rows: pa.array(CHANCE.zipf(1.2, rows)),
-        lambda rows: pa.array(np.where(np.arange(rows) % 2, np.arange(rows) * 7919, 5)),
-        lambda rows: pa.array(np.arange(rows) // 3),
-        _clustered,
-    ],
-    ids=["uniform", "skewed", "half unique", "runs", "clustered"],
-)
-def test_no_dictionary_falls_back_in_large_row_groups(values: Callable[[int], pa.Array]) -> None:
-    assert not falls_back(pa.table({"c": values(600_000)}))
-
-
-def test_few_rows_with_large_values_get_no_dictionary_either() -> None:
-    column = pa.array([CHANCE.bytes(10_000) for _ in range(500)])
-    (chunk,) = column_chunks(encode_rows(pa.table({"c": column})))
-    assert not chunk.has_dictionary_page
-    assert chunk.compression == "UNCOMPRESSED"
-
-
-def test_the_first_row_group_decides_and_later_ones_may_differ() -> None:
-    schema = pa.schema([pa.field("c", pa.int64())])
-    encoder = RowsEncoder(schema)
-    groups = [pa.table({"c": COLUMNS[name]}) for name in ("few", "gaps")]
-    for rows in groups:
-        encoder.write(rows.cast(schema))
-    data = encoder.finish()
-    assert decode_file(data, "p")[0].equals(pa.concat_tables(groups))
 
 
 def test_keys_of_pairs_get_no_dictionary_and_repeated_values_do() -> None:
@@ -245,13 +194,3 @@ def test_texts_given_as_dictionaries_are_stored_as_texts(pieces: int) -> None:
     dictionaries = [chunk.has_dictionary_page for chunk in column_chunks(data)]
     # By leaf; two columns have one name.
     assert dictionaries == [False, False, False, True, True, False] * 3
-
-
-def test_nulls_in_dictionaries_stay_nulls() -> None:
-    column = pa.array(["a", None, "b"] * 3000)
-    rows = pa.table({"c": column})
-    encoder = RowsEncoder(rows.schema)
-    encoder.write(_as_dictionaries(rows, [0], 5))
-    data = encoder.finish()
-    assert decode_file(data, "p")[0].equals(rows)
-    assert column_chunks(data)[0].has_dictionary_page

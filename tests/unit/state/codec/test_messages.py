@@ -12,6 +12,14 @@ from hypothesis import strategies as st
 
 from arroyo_dagster.cli.common import error_json
 from arroyo_dagster.errors import FormatError, LeaseHeldError, StorageError
+from arroyo_dagster.state import (
+    CompactionSettings,
+    Epoch,
+    OperatorId,
+    Retention,
+    StatePath,
+    TableName,
+)
 from arroyo_dagster.state.codec.messages import (
     error_from_json,
     join_documents,
@@ -21,7 +29,6 @@ from arroyo_dagster.state.codec.messages import (
 from arroyo_dagster.state.codec.plans import plain_values
 from arroyo_dagster.state.model.compaction import (
     Budget,
-    CompactionSettings,
     MergedPairs,
     MergedRows,
     MergeOrder,
@@ -29,8 +36,6 @@ from arroyo_dagster.state.model.compaction import (
     RowsDigest,
     SortOrder,
 )
-from arroyo_dagster.state.model.garbage import Retention
-from arroyo_dagster.state.model.ids import Epoch, OperatorId, StatePath, TableName
 from arroyo_dagster.state.model.tables import TimeFile
 
 DOCUMENTS = st.dictionaries(st.text(), st.text() | st.integers() | st.lists(st.text()))

@@ -11,11 +11,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from arroyo_dagster.state.codec.bincode.codec import codec_for
+from arroyo_dagster.state import codec_for
 from arroyo_dagster.state.codec.iso_times import iso_micros
-from arroyo_dagster.state.codec.plain import plain_rows, plain_scalar, plain_value
+from arroyo_dagster.state.codec.plain import plain_scalar, plain_value
 from arroyo_dagster.state.model.types import (
-    U32,
     UNIT,
     DurationNanos,
     EnumOf,
@@ -71,12 +70,6 @@ def test_a_decoded_value_is_plain(value: Any, kind: Any, plain: object) -> None:
     json.dumps(plain, allow_nan=False)
 
 
-def test_a_map_within_a_key_is_plain_as_well() -> None:
-    codec = codec_for(dict[frozenset[tuple[U32, str]], int])
-    value = codec.decode(codec.encode({frozenset({(2, "b"), (1, "a")}): 7}))
-    assert plain_value(value, codec.type) == [[[[1, "a"], [2, "b"]], 7]]
-
-
 @pytest.mark.parametrize(
     ("value", "kind", "plain"),
     [
@@ -119,14 +112,6 @@ def test_a_map_within_a_key_is_plain_as_well() -> None:
 def test_an_arrow_value_is_plain(value: Any, kind: pa.DataType, plain: object) -> None:
     assert plain_scalar(pa.scalar(value, kind)) == plain
     json.dumps(plain, allow_nan=False)
-
-
-def test_columns_of_one_name_are_all_there_each_under_a_name_of_its_own() -> None:
-    columns = [pa.array([n]) for n in range(4)]
-    rows = pa.Table.from_arrays(columns, names=["a", "a", "a_1", "a"])
-    assert plain_rows(rows) == [{"a": 0, "a_2": 1, "a_1": 2, "a_3": 3}]
-    twins = pa.StructArray.from_arrays(columns[:2], names=["x", "x"])
-    assert plain_scalar(twins[0]) == {"x": 0, "x_1": 1}
 
 
 def test_times_are_utc_with_every_digit() -> None:

@@ -104,23 +104,6 @@ def test_equal_values_may_come_from_dictionaries_of_any_size(values: list[str]) 
         )
 
 
-def test_columns_count_by_place_and_names_may_repeat() -> None:
-    first, second = pa.array([1, 2]), pa.array([3, 4])
-    assert digest(pa.Table.from_arrays([first, second], names=["0", "0"])) != digest(
-        pa.Table.from_arrays([second, first], names=["0", "0"])
-    )
-
-
-def test_sequences_do_not_replace_each_other() -> None:
-    rows = one_column(pa.array([1, 2]))
-    digests = []
-    for sequence in range(2):
-        one = SequenceDigest(sequence, NONE)
-        one.add(rows)
-        digests.append(one.finish())
-    assert digests[0] != digests[1]
-
-
 def test_rows_beyond_the_plan_are_counted() -> None:
     rows = one_column(pa.array(range(10)))
     assert digest(rows, chunks=[4]).rows == 10

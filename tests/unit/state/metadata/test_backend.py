@@ -14,37 +14,33 @@ from arroyo_dagster.errors import (
     ConflictError,
     FormatError,
     InputError,
-    NotFoundError,
     ProtocolError,
     StorageError,
 )
-from arroyo_dagster.state.codec.metadata import encode_manifest
-from arroyo_dagster.state.codec.parquet import (
+from arroyo_dagster.state import (
     GLOBAL_KEY_VALUE_SCHEMA,
-    encode_pairs,
-    encode_rows,
-)
-from arroyo_dagster.state.metadata.backend import BackingStore, ParquetBackend, Published
-from arroyo_dagster.state.model.checkpoints import (
     Checkpoint,
     CheckpointState,
-    LegacyCheckpoint,
-    Manifest,
-    OperatorCheckpoint,
-)
-from arroyo_dagster.state.model.ids import (
     Epoch,
     JobId,
+    JobPaths,
+    MemoryStore,
+    ObjectStore,
+    OperatorCheckpoint,
     OperatorId,
+    ParquetBackend,
     PipelineId,
     StatePath,
+    TableConfig,
     TableName,
     WorkerGeneration,
 )
-from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.codec.metadata import encode_manifest
+from arroyo_dagster.state.codec.parquet import encode_pairs, encode_rows
+from arroyo_dagster.state.metadata.backend import Published
+from arroyo_dagster.state.model.checkpoints import LegacyCheckpoint, Manifest
 from arroyo_dagster.state.model.sizes import OBJECT, SizeLimit
-from arroyo_dagster.state.model.tables import GlobalKeyedConfig, GlobalKeyedFiles, TableConfig
-from arroyo_dagster.state.storage import MemoryStore, ObjectStore, WriteProtected
+from arroyo_dagster.state.model.tables import GlobalKeyedConfig, GlobalKeyedFiles
 from arroyo_dagster.state.storage import store as object_store
 from arroyo_dagster.state.storage.wrappers import Wrapper
 from tests.faulty_stores import Crash, FaultInjecting
@@ -130,39 +126,6 @@ def write_legacy(store: ObjectStore, count: int) -> ParquetBackend:
 # ---- reading and writing -------------------------------------------------------------------------
 
 
-def test_the_backend_is_a_backing_store_by_the_name_of_arroyo() -> None:
-    backend = ParquetBackend(MemoryStore(), PATHS)
-    assert isinstance(backend, BackingStore)
-    assert backend.name() == "parquet"
-
-
-def test_what_is_published_is_read_again_by_whoever_may_only_read() -> None:
-    store = MemoryStore()
-    publish(started(store), 3)
-    reader = ParquetBackend(WriteProtected(store), PATHS)
-    assert reader.epochs() == [1, 2, 3]
-    newest = reader.load()
-    assert (newest.epoch, newest.state) == (3, CheckpointState.READY)
-    assert reader.prepare_checkpoint_load(Epoch(2)).paths == newest.paths[:2]
-    found = reader.load_operator_metadata(OP, Epoch(3))
-    assert found == newest.operator(OP)
-    assert reader.load_operator_metadata(OperatorId("other"), Epoch(3)) is None
-    assert reader.load_operator_metadata(OP, Epoch(9)) is None
-
-
-def test_the_legacy_layout_is_written_and_read() -> None:
-    store = MemoryStore()
-    write_legacy(store, 3)
-    reader = ParquetBackend(WriteProtected(store), LEGACY)
-    assert reader.epochs() == [1, 2, 3]
-    newest = reader.prepare_checkpoint_load(Epoch(3))
-    assert newest.worker_generation is None
-    assert newest.state is CheckpointState.READY
-    found = reader.load_operator_metadata(OP, Epoch(3))
-    assert found == newest.operators[0]
-    assert reader.load_operator_metadata(OperatorId("other"), Epoch(3)) is None
-
-
 def test_a_legacy_epoch_without_its_checkpoint_metadata_does_not_exist() -> None:
     store = MemoryStore()
     backend = write_legacy(store, 2)
@@ -170,37 +133,7 @@ def test_a_legacy_epoch_without_its_checkpoint_metadata_does_not_exist() -> None
     assert backend.epochs() == [1, 2]
 
 
-def test_the_metadata_of_one_subtask_lies_beside_the_operators() -> None:
-    store = MemoryStore()
-    backend = started(store)
-    path = backend.write_operator_checkpoint_metadata(operator(store, PATHS, 1), 1)
-    assert path == "p/j/generations/1/checkpoints/checkpoint-0000001/operator-op-1.metadata"
-
-
-def test_a_job_without_a_checkpoint_says_so() -> None:
-    store = MemoryStore()
-    with pytest.raises(NotFoundError, match="no checkpoint"):
-        ParquetBackend(store, PATHS).load()
-    with pytest.raises(NotFoundError, match="epoch 4"):
-        ParquetBackend(store, PATHS).load(Epoch(4))
-
-
 # ---- proving that an epoch can be restored -------------------------------------------------------
-
-
-def test_a_missing_or_broken_data_file_is_found_before_anything_starts() -> None:
-    store = MemoryStore()
-    publish(started(store), 3)
-    reader = ParquetBackend(store, PATHS)
-    doomed = reader.load().paths[0]
-    store.put(doomed, DATA[:-6])
-    with pytest.raises(FormatError, match="1 of 3 data files") as caught:
-        reader.prepare_checkpoint_load(Epoch(3))
-    assert caught.value.facts["path"] == doomed
-    store.delete_many([doomed])
-    with pytest.raises(FormatError, match="missing") as caught:
-        reader.prepare_checkpoint_load(Epoch(3))
-    assert caught.value.facts == {"job": "j", "epoch": 3, "operator": "op", "path": doomed}
 
 
 def test_a_file_of_another_table_is_found_before_anything_starts() -> None:
@@ -212,21 +145,6 @@ def test_a_file_of_another_table_is_found_before_anything_starts() -> None:
     with pytest.raises(FormatError, match="not belong to its table: has the columns a") as caught:
         reader.prepare_checkpoint_load(Epoch(2))
     assert (caught.value.facts["table"], caught.value.facts["path"]) == (G, other)
-
-
-@pytest.mark.parametrize("part", ["manifest", "operator"])
-def test_truncated_metadata_is_a_format_error_and_not_an_absence(part: str) -> None:
-    store = MemoryStore()
-    if part == "manifest":
-        ref = publish(started(store), 1)[0].ref
-        backend = ParquetBackend(store, PATHS)
-    else:
-        backend = write_legacy(store, 1)
-        ref = LEGACY.operator_metadata(OP, Epoch(1))
-    store.put(ref, store.read(ref)[:-3])
-    with pytest.raises(FormatError) as caught:
-        backend.load_operator_metadata(OP, Epoch(1))
-    assert caught.value.facts["path"] == ref
 
 
 def test_a_record_that_leads_out_of_its_job_is_refused() -> None:
@@ -257,16 +175,6 @@ def test_the_record_is_the_last_object_of_an_epoch() -> None:
         assert ParquetBackend(fresh, PATHS).epochs() == [1]
         return
     pytest.fail("an epoch takes more changes than that")
-
-
-def test_publishing_the_very_same_manifest_again_changes_nothing() -> None:
-    store = MemoryStore()
-    backend = started(store)
-    manifest = manifest_of(backend, 1, None)
-    backend.publish(manifest)
-    record = store.read(PATHS.epoch_record(Epoch(1)))
-    backend.publish(manifest)
-    assert store.read(PATHS.epoch_record(Epoch(1))) == record
 
 
 def test_another_manifest_at_the_same_place_is_a_conflict_and_stays() -> None:

@@ -9,12 +9,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from arroyo_dagster.errors import NotFoundError
+from arroyo_dagster.state import Epoch, JobPaths, Layout, MemoryStore, ParquetBackend, StatePath
 from arroyo_dagster.state.codec.gc import encode_pins
-from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.model.garbage import JobPins, Pin
-from arroyo_dagster.state.model.ids import Epoch, StatePath
-from arroyo_dagster.state.model.layout import JobPaths, Layout
-from arroyo_dagster.state.storage import MemoryStore
 from arroyo_dagster.state.storage.wrappers import Counting, Wrapper
 from tests.fleets import Written, legacy_job, protocol_job
 from tests.gc_jobs import hiding, whole, without_ours

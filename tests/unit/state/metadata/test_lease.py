@@ -22,6 +22,7 @@ from arroyo_dagster.errors import (
     LeaseHeldError,
     StorageError,
 )
+from arroyo_dagster.state import JobId, JobPaths, MemoryStore, ObjectStore, PipelineId, StatePath
 from arroyo_dagster.state.metadata.lease import (
     Leased,
     LeaseOptions,
@@ -31,10 +32,7 @@ from arroyo_dagster.state.metadata.lease import (
     newest_token,
 )
 from arroyo_dagster.state.model.clock import own_clock, wall_clock
-from arroyo_dagster.state.model.ids import JobId, PipelineId, StatePath
-from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.leases import EXPIRED_SECONDS
-from arroyo_dagster.state.storage import MemoryStore, ObjectStore
 from arroyo_dagster.state.storage.store import Listing, ObjectInfo
 from arroyo_dagster.state.storage.wrappers import Wrapper
 from tests.faulty_stores import Crash, FaultInjecting

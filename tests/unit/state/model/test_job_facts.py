@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from arroyo_dagster.errors import StorageError
-from arroyo_dagster.state.model.ids import Epoch, JobId, PipelineId
+from arroyo_dagster.state import Epoch, JobId, JobPaths, PipelineId
 from arroyo_dagster.state.model.job_facts import (
     Absence,
     CheckpointFacts,
@@ -16,9 +16,7 @@ from arroyo_dagster.state.model.job_facts import (
     SourceAnswer,
     condition_of,
     merge_answers,
-    newest_ready,
 )
-from arroyo_dagster.state.model.layout import JobPaths
 
 JOB = JobId("job_1")
 PATHS = JobPaths(JOB)
@@ -113,26 +111,3 @@ def test_unknown_has_the_reason_of_every_source() -> None:
     assert answer.reason == (
         "api: the server did not answer: refused; db: no such job; user: reports no state"
     )
-
-
-def test_facts_concern_a_job_by_its_id_and_by_its_pipeline_where_both_name_one() -> None:
-    facts = JobFacts(job=JOB, pipeline=PipelineId("pl_1"))
-    assert facts.concerns(PATHS)
-    assert facts.concerns(JobPaths(JOB, PipelineId("pl_1")))
-    assert not facts.concerns(JobPaths(JOB, PipelineId("pl_2")))
-    assert not facts.concerns(JobPaths(JobId("job_2"), PipelineId("pl_1")))
-    assert JobFacts(job=JOB).concerns(JobPaths(JOB, PipelineId("pl_2")))
-
-
-def test_the_newest_ready_epoch_is_not_the_newest() -> None:
-    found = [
-        CheckpointFacts(epoch=Epoch(number), ready=number != 9, state=None) for number in (8, 9, 7)
-    ]
-    assert newest_ready(found) == 8
-    assert newest_ready([]) is None
-
-
-def test_the_pipeline_is_the_one_on_the_store_where_nobody_says() -> None:
-    paths = JobPaths(JOB, PipelineId("pl_1"))
-    assert merge_answers(paths, []).facts.pipeline == "pl_1"
-    assert merge_answers(paths, []).reason == "no job-status source is configured"

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from arroyo_dagster.errors import FormatError, ProtocolError
+from arroyo_dagster.errors import FormatError
 from arroyo_dagster.state.model.json_fields import MAX_I64, MAX_U64, Fields
 
 Read = Callable[[Fields], Any]
@@ -72,32 +72,3 @@ def test_a_field_of_another_type_is_refused_by_its_name(read: Read, value: Any) 
         read(Fields(values, path="the/path", next_step="report it"))
     assert caught.value.facts == {"path": "the/path"}
     assert caught.value.next_step == "report it"
-
-
-@pytest.mark.parametrize("values", [[], "a", None, 1])
-def test_what_is_no_object_is_refused(values: Any) -> None:
-    with pytest.raises(FormatError, match="expected a JSON object"):
-        Fields(values, path="the/path")
-
-
-@pytest.mark.parametrize("error", [KeyError("a"), TypeError(), ValueError("b"), AttributeError()])
-def test_whatever_else_is_wrong_in_a_block_is_a_format_error(error: Exception) -> None:
-    with pytest.raises(FormatError) as caught, Fields({}, path="the/path"):
-        raise error
-    assert caught.value.__cause__ is error
-    assert caught.value.facts == {"path": "the/path"}
-
-
-@pytest.mark.parametrize("error", [ProtocolError("a"), FormatError("b"), OSError("c")])
-def test_other_errors_leave_a_block_as_they_are(error: Exception) -> None:
-    with pytest.raises(type(error)) as caught, Fields({}):
-        raise error
-    assert caught.value is error
-
-
-def test_fields_that_nobody_asked_for_are_kept_in_order() -> None:
-    fields = Fields({"later": 1, "a": "", "b": None, "other": []})
-    assert (fields.text("a"), fields.optional_number("b")) == ("", None)
-    assert list(fields.unread().items()) == [("later", 1), ("other", [])]
-    assert "later" in fields
-    assert "missing" not in fields

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import Any, TypeVar
 
 import click
@@ -10,27 +9,21 @@ import dagster as dg
 import pytest
 from click.testing import CliRunner
 
-from arroyo_dagster.cli.settings import Duration, format_duration, setting_option, settings_options
-from arroyo_dagster.errors import InputError
-from arroyo_dagster.orchestration.compaction.assets import CompactionConfig
-from arroyo_dagster.orchestration.compaction.maintenance_window import WindowConfig
-from arroyo_dagster.orchestration.gc.assets import GcConfig, OrphansConfig
-from arroyo_dagster.orchestration.settings import configured, setting_field, settings_config
+from arroyo_dagster.cli.settings import settings_options
+from arroyo_dagster.orchestration import CompactionConfig, GcConfig, OrphansConfig, WindowConfig
+from arroyo_dagster.orchestration.settings import configured, settings_config
+from arroyo_dagster.state import CompactionPolicy, CompactionSettings, Retention, WindowLimits
 from arroyo_dagster.state.model.compaction import (
     MEBIBYTE,
     AdoptionSettings,
     Budget,
-    CompactionPolicy,
-    CompactionSettings,
     MergeOrder,
     SortOrder,
 )
-from arroyo_dagster.state.model.garbage import DeletionSettings, GraceSettings, Retention
-from arroyo_dagster.state.model.maintenance_window import WindowLimits, WindowSteps
+from arroyo_dagster.state.model.garbage import DeletionSettings, GraceSettings
+from arroyo_dagster.state.model.maintenance_window import WindowSteps
 from arroyo_dagster.state.model.rewrite import QuietSettings
 from arroyo_dagster.state.model.settings import setting_fields, settings_from
-from arroyo_dagster.state.model.verify import VerifySettings
-from arroyo_dagster.state.operations.verify.job import verify_job
 
 T = TypeVar("T")
 FIELDS = {field.name: field for field in setting_fields(CompactionSettings)}
@@ -103,18 +96,6 @@ def test_every_setting_has_one_option_one_field_and_help_that_names_them() -> No
     assert "merge level_files files" in described["policy"]
 
 
-def test_what_cannot_be_is_refused_with_the_choices() -> None:
-    with pytest.raises(InputError, match="there is no policy 'most'") as caught:
-        settings_from(CompactionSettings, {"policy": "most"})
-    assert caught.value.next_step == "choose one of bin-pack, levels, window, full"
-    with pytest.raises(ValueError, match="'replay', 'time' or 'key'"):
-        Config(sort="x")
-    with pytest.raises(ValueError, match="greater than or equal to 2"):
-        Config(min_files=1)
-    with pytest.raises(ValueError, match="greater than 0"):
-        Config(window_seconds=0)
-
-
 # ---- the settings of other journeys --------------------------------------------------------------
 
 RETENTION = Retention(keep_epochs=3, keep_micros=129_600_000_000)
@@ -152,75 +133,3 @@ def test_options_and_config_of_each_journey_give_the_same_settings(
 ) -> None:
     assert given_to(type(wanted), *args.split()) == wanted
     assert configured(type(wanted), config) == wanted
-
-
-@pytest.mark.parametrize(("wanted", "_", "config"), EQUAL)
-def test_config_fields_have_the_text_and_bounds_of_the_settings(
-    wanted: Any, _: str, config: dg.Config
-) -> None:
-    for field in setting_fields(type(wanted)):
-        found, derived = (
-            type(config).model_fields[field.config],
-            setting_field(type(wanted), field.name),
-        )
-        # A launchpad shows no bounds, so that the text ends with them.
-        assert str(found.description).startswith(str(derived.description))
-        assert found.metadata == derived.metadata
-        assert "{" not in str(found.description)
-
-
-def test_settings_of_a_verification_are_bounded_and_have_the_defaults_of_the_function() -> None:
-    assert given_to(VerifySettings) == VerifySettings()
-    parameters = inspect.signature(verify_job).parameters
-    for field in setting_fields(VerifySettings):
-        assert parameters[field.name].default == field.default
-    wanted = VerifySettings(level=1, parallelism=4, history=0)
-    assert (
-        given_to(VerifySettings, *["--level", "1", "--parallelism", "4", "--history", "0"])
-        == wanted
-    )
-    for wrong in ({"level": 5}, {"history": -1}, {"parallelism": 0}):
-        with pytest.raises(InputError):
-            VerifySettings(**wrong)
-
-
-def test_a_config_that_gives_no_settings_fails_with_the_next_step() -> None:
-    with pytest.raises(dg.Failure, match=r"retention missing.*Next: give a number"):
-        configured(Retention, GcConfig(keep_epochs=None))
-    with pytest.raises(ValueError, match="'bin-pack', 'levels', 'window' or 'full'"):
-        WindowConfig(jobs=[], policy="most")
-
-
-@pytest.mark.parametrize(
-    ("text", "micros"),
-    [("3d", 259_200_000_000), ("12 hours", 43_200_000_000), ("1.5h", 5_400_000_000)],
-)
-def test_a_duration_is_read_in_its_unit(text: str, micros: int) -> None:
-    assert given_to(GraceSettings, "--older-than", text).grace_micros == micros
-
-
-@pytest.mark.parametrize("text", ["3", "soon", "-1h", "9999999999w"])
-def test_what_is_no_duration_is_a_wrong_command_line(text: str) -> None:
-    command = settings_options(GraceSettings)(click.command()(lambda **given: None))
-    result = CliRunner().invoke(command, ["--older-than", text])
-    assert result.exit_code == 2, result.output
-
-
-@pytest.mark.parametrize("text", ["7d", "36h", "90m", "61s"])
-def test_a_duration_is_formatted_as_it_is_read(text: str) -> None:
-    assert format_duration(Duration().convert(text, None, None)) == text
-
-
-def test_the_help_of_one_option_alone_names_no_option_that_the_command_lacks() -> None:
-    command = setting_option(CompactionSettings, "policy", alone=True)(
-        click.command()(lambda **given: None)
-    )
-    text = " ".join(CliRunner().invoke(command, ["--help"]).output.split())
-    assert "merge 4 files of one level" in text
-    assert "--level-files" not in text
-
-
-def test_the_help_of_an_option_says_what_it_is_only_for() -> None:
-    command = settings_options(Retention, only_for="expire")(click.command()(lambda **given: None))
-    text = " ".join(CliRunner().invoke(command, ["--help"]).output.split())
-    assert "expire: keep epochs younger than this duration, for example 7d." in text

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 
-from arroyo_dagster.state.model.progress import Progress, ProgressUnit, no_progress
+from arroyo_dagster.state import Progress
+from arroyo_dagster.state.model.progress import ProgressUnit, no_progress
 from arroyo_dagster.state.operations.progress import counter, heartbeat, timed
 
 

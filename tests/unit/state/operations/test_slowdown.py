@@ -10,15 +10,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from arroyo_dagster.errors import InputError
+from arroyo_dagster.state import (
+    CompactionOptions,
+    CompactionPolicy,
+    CompactionSettings,
+    Epoch,
+    GcOptions,
+    GcRequest,
+    PlanKind,
+    Retention,
+    plan_compaction,
+    run_compaction,
+    run_gc,
+)
 from arroyo_dagster.state.metadata.lease import LeaseOptions, lease
-from arroyo_dagster.state.model.compaction import CompactionPolicy, CompactionSettings
-from arroyo_dagster.state.model.garbage import PlanKind, Retention
-from arroyo_dagster.state.model.ids import Epoch
 from arroyo_dagster.state.operations import slowdown
-from arroyo_dagster.state.operations.compaction.job import CompactionOptions, run_compaction
-from arroyo_dagster.state.operations.compaction.plan import plan_compaction
-from arroyo_dagster.state.operations.gc.execute import GcOptions, run_gc
-from arroyo_dagster.state.operations.gc.plan import GcRequest
 from arroyo_dagster.state.operations.gc.steps import Pace
 from arroyo_dagster.state.operations.slowdown import CheckpointWatch, last_slowdown
 from arroyo_dagster.state.planning.slowdown import (
@@ -177,7 +183,7 @@ def test_a_job_whose_last_maintenance_slowed_it_down_gets_one_merge(
 
 
 def epoch_times_of(store: Any) -> list[EpochTime]:
-    from arroyo_dagster.state.metadata.backend import ParquetBackend
+    from arroyo_dagster.state import ParquetBackend
 
     backend = ParquetBackend(store, PATHS)
     return slowdown.epoch_times(backend, backend.epochs())

@@ -9,9 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from arroyo_dagster.errors import InputError
-from arroyo_dagster.state.model.ids import JobId, PipelineId
-from arroyo_dagster.state.model.layout import JobPaths
-from arroyo_dagster.state.planning.privacy import PRIVATE, PrivateColumns, TableMask
+from arroyo_dagster.state import JobId, JobPaths, PipelineId, PrivateColumns
+from arroyo_dagster.state.planning.privacy import PRIVATE, TableMask
 
 PATHS = JobPaths(JobId("main"), PipelineId("shop"))
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from arroyo_dagster.state import range_for_server
 from arroyo_dagster.state.model.catalog import FileRow
-from arroyo_dagster.state.model.keys import MAX_ROUTING_KEY, range_for_server
+from arroyo_dagster.state.model.keys import MAX_ROUTING_KEY
 from arroyo_dagster.state.planning.table_sizes import Growth, bytes_by_subtask, skew
 
 DAY = 86_400_000_000

@@ -18,21 +18,32 @@ from arroyo_dagster.errors import (
     ProtocolError,
     StorageError,
 )
+from arroyo_dagster.state import (
+    Collector,
+    Epoch,
+    MemoryStore,
+    ObjectStore,
+    Operator,
+    OperatorContext,
+    OperatorId,
+    ParquetBackend,
+    Pipeline,
+    StatePath,
+    Stream,
+    TableConfig,
+    TableSource,
+    global_table_config,
+    open_store,
+    request_stop,
+    run_pipeline,
+    timestamp_table_config,
+)
 from arroyo_dagster.state.codec.metadata import decode_manifest, encode_manifest
 from arroyo_dagster.state.codec.proto import state_pb2 as pb
-from arroyo_dagster.state.metadata.backend import ParquetBackend
-from arroyo_dagster.state.model.ids import Epoch, OperatorId, StatePath
-from arroyo_dagster.state.model.tables import TableConfig
-from arroyo_dagster.state.runtime.connectors import TableSource
 from arroyo_dagster.state.runtime.coordinator import JobRun
-from arroyo_dagster.state.runtime.in_process import LocalRun, run_pipeline
-from arroyo_dagster.state.runtime.operators import Collector, Operator, OperatorContext
-from arroyo_dagster.state.runtime.pipeline import Pipeline, Stream
-from arroyo_dagster.state.runtime.stop_requests import request_stop, requested_stop
-from arroyo_dagster.state.storage import Counting, MemoryStore, ObjectStore
-from arroyo_dagster.state.storage.remote.open import open_store
-from arroyo_dagster.state.tables.expiring_time_key import timestamp_table_config
-from arroyo_dagster.state.tables.global_keyed import global_table_config
+from arroyo_dagster.state.runtime.in_process import LocalRun
+from arroyo_dagster.state.runtime.stop_requests import requested_stop
+from arroyo_dagster.state.storage import Counting
 from tests.faulty_stores import FaultInjecting
 from tests.jobs import (
     TIMED,

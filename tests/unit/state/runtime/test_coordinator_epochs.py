@@ -14,39 +14,46 @@ import pyarrow as pa
 import pytest
 
 from arroyo_dagster.errors import FormatError, NotFoundError, StorageError
-from arroyo_dagster.state.codec.metadata import decode_operator, encode_manifest
-from arroyo_dagster.state.codec.records import decode_epoch_record
-from arroyo_dagster.state.metadata.backend import StateBackend
-from arroyo_dagster.state.metadata.lease import newest_lease
-from arroyo_dagster.state.model.checkpoints import (
+from arroyo_dagster.state import (
     Checkpoint,
     CheckpointState,
-    Manifest,
-)
-from arroyo_dagster.state.model.compaction import (
+    Collector,
     CompactionPolicy,
-    CompactionRecord,
     CompactionSettings,
-    Merged,
+    Epoch,
+    Layout,
+    MemoryStore,
+    ObjectStore,
+    OperatorContext,
+    OperatorId,
+    Pipeline,
+    StateBackend,
+    StatePath,
+    TableConfig,
+    TableName,
+    TableSource,
+    global_table_config,
+    request_stop,
+    run_compaction,
+    run_pipeline,
 )
-from arroyo_dagster.state.model.ids import Epoch, OperatorId, StatePath, TableName
-from arroyo_dagster.state.model.layout import Layout, is_compacted
+from arroyo_dagster.state.codec.metadata import decode_operator, encode_manifest
+from arroyo_dagster.state.codec.records import decode_epoch_record
+from arroyo_dagster.state.metadata.lease import newest_lease
+from arroyo_dagster.state.model.checkpoints import Manifest
+from arroyo_dagster.state.model.compaction import CompactionRecord, Merged
+from arroyo_dagster.state.model.layout import is_compacted
 from arroyo_dagster.state.model.objects import ObjectKind, object_name
-from arroyo_dagster.state.model.tables import GlobalKeyedFiles, TableConfig
+from arroyo_dagster.state.model.tables import GlobalKeyedFiles
 from arroyo_dagster.state.model.types import Field, Primitive, StructOf
-from arroyo_dagster.state.operations.compaction.job import run_compaction
 from arroyo_dagster.state.planning.restore.recovery import marker_path
-from arroyo_dagster.state.runtime.connectors import TableSource
 from arroyo_dagster.state.runtime.coordinator import JobRun, finished
-from arroyo_dagster.state.runtime.in_process import LocalRun, run_pipeline
-from arroyo_dagster.state.runtime.operators import Collector, OperatorContext
-from arroyo_dagster.state.runtime.pipeline import Pipeline
+from arroyo_dagster.state.runtime.in_process import LocalRun
 from arroyo_dagster.state.runtime.start_checks import StartChecks
-from arroyo_dagster.state.runtime.stop_requests import request_stop, requested_stop
-from arroyo_dagster.state.storage import DeleteOutcome, MemoryStore, ObjectStore
+from arroyo_dagster.state.runtime.stop_requests import requested_stop
+from arroyo_dagster.state.storage import DeleteOutcome
 from arroyo_dagster.state.storage.store import Listing
 from arroyo_dagster.state.storage.wrappers import Wrapper
-from arroyo_dagster.state.tables.global_keyed import global_table_config
 from arroyo_dagster.state.tables.messages import Compaction
 from tests.jobs import CountWords, SinkInto, output_of, state_of, word_job, words
 

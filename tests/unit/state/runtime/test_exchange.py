@@ -2,30 +2,21 @@
 
 from __future__ import annotations
 
-import itertools
-
 import pyarrow as pa
 import pytest
 
 from arroyo_dagster.errors import FormatError, InputError
-from arroyo_dagster.state.codec.hashing.routing import key_hashes
-from arroyo_dagster.state.model.ids import OperatorId
-from arroyo_dagster.state.model.keys import range_for_server
-from arroyo_dagster.state.runtime.connectors import TableSource
+from arroyo_dagster.state import OperatorId, Pipeline, TableSource, key_hashes, range_for_server
 from arroyo_dagster.state.runtime.exchange import (
     CHUNK_ROWS,
     WATERMARK,
-    ExchangeChunk,
-    arrived,
-    decode_table,
-    encode_table,
     latest_micros,
     read_split,
     rechunk,
     route,
     source_chunks,
 )
-from arroyo_dagster.state.runtime.pipeline import Edge, Pipeline
+from arroyo_dagster.state.runtime.pipeline import Edge
 from arroyo_dagster.state.runtime.task import advanced, watermark_of
 from tests.jobs import CountWords, KeepWords, words
 
@@ -44,38 +35,6 @@ def test_every_row_goes_to_the_owner_of_its_key_in_the_order_it_came(parallelism
         assert all(owned.contains(h) for h in key_hashes([part.column("word")]).to_pylist())
         numbers = part.column("at2").to_pylist()
         assert numbers == sorted(numbers)
-
-
-def test_rows_without_keys_stay_and_rows_keyed_by_nothing_go_to_the_first() -> None:
-    rows = words(5)
-    assert [subtask for subtask, _ in route(edge(), rows, 3, stay=4)] == [1]
-    by_nothing = Edge(0, OperatorId("a"), OperatorId("b"), 0, ())
-    assert [subtask for subtask, _ in route(by_nothing, rows, 3, stay=4)] == [0]
-    assert route(edge("word"), rows.slice(0, 0), 3, stay=0) == []
-
-
-def test_rows_travel_exactly() -> None:
-    schema = pa.schema(
-        [
-            pa.field("u", pa.uint64(), nullable=False),
-            pa.field("t", pa.list_(pa.timestamp("ns"))),
-            pa.field("t", pa.string(), metadata={"k": "v"}),
-        ]
-    )
-    rows = pa.table([[2**64 - 1], [[2**62 + 1]], [None]], schema=schema)
-    back = decode_table(encode_table(rows))
-    assert back.equals(rows, check_metadata=True)
-
-
-def test_chunks_arrive_in_the_order_of_the_source_however_they_travelled() -> None:
-    tables = [pa.table({"n": [i]}) for i in range(3)]
-    chunks = [ExchangeChunk(1, 0, 4, at, encode_table(table)) for at, table in enumerate(tables)]
-    chunks += [ExchangeChunk(1, 0, WATERMARK, 0, b"5:s"), ExchangeChunk(1, 0, WATERMARK, 1, b"3:s")]
-    chunks += [ExchangeChunk(1, 0, WATERMARK, 2, b"")]
-    for order in itertools.permutations(chunks):
-        found = arrived(order)
-        assert [t.column("n").to_pylist() for t in found.rows[4]] == [[0], [1], [2]]
-        assert found.latest_micros == {"s": 5}
 
 
 def test_batches_are_cut_the_same_wherever_a_pipeline_runs() -> None:

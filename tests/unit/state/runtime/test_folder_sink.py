@@ -8,10 +8,10 @@ from collections.abc import Callable
 import pytest
 
 from arroyo_dagster.errors import ProtocolError
-from arroyo_dagster.state.model.ids import Epoch, StatePath, TableName
+from arroyo_dagster.state import Epoch, MemoryStore, ObjectStore, ParquetSink, StatePath, TableName
 from arroyo_dagster.state.runtime import connectors
-from arroyo_dagster.state.runtime.connectors import PRE_COMMIT, ParquetSink
-from arroyo_dagster.state.storage import Counting, MemoryStore, ObjectStore
+from arroyo_dagster.state.runtime.connectors import PRE_COMMIT
+from arroyo_dagster.state.storage import Counting
 from tests.faulty_stores import Crash, FaultInjecting
 
 SUBTASKS = 5

@@ -11,13 +11,20 @@ from __future__ import annotations
 import pytest
 
 from arroyo_dagster.errors import ConflictError
+from arroyo_dagster.state import (
+    Checkpoint,
+    CheckpointState,
+    Epoch,
+    JobId,
+    JobPaths,
+    ObjectStore,
+    ParquetBackend,
+    PipelineId,
+    StatePath,
+)
 from arroyo_dagster.state.codec import records
-from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.metadata.reader import as_checkpoint
-from arroyo_dagster.state.model.checkpoints import Checkpoint, CheckpointState, Manifest
-from arroyo_dagster.state.model.ids import Epoch, JobId, PipelineId, StatePath
-from arroyo_dagster.state.model.layout import JobPaths
-from arroyo_dagster.state.storage import ObjectStore
+from arroyo_dagster.state.model.checkpoints import Manifest
 from tests.interleavings import Call, Done, Objects, Program, State, every_state
 
 PATHS = JobPaths(JobId("j"), PipelineId("p"))

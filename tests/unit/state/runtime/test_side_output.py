@@ -10,14 +10,19 @@ import pyarrow.compute as pc
 import pytest
 
 from arroyo_dagster.errors import InputError
-from arroyo_dagster.state.metadata.backend import StateBackend
-from arroyo_dagster.state.model.ids import OperatorId
-from arroyo_dagster.state.runtime.connectors import ParquetSink, TableSource
-from arroyo_dagster.state.runtime.in_process import run_pipeline
-from arroyo_dagster.state.runtime.operators import Collector, Operator, OperatorContext
-from arroyo_dagster.state.runtime.pipeline import Pipeline
-from arroyo_dagster.state.storage import MemoryStore
-from arroyo_dagster.state.storage.remote.open import open_store
+from arroyo_dagster.state import (
+    Collector,
+    MemoryStore,
+    Operator,
+    OperatorContext,
+    OperatorId,
+    ParquetSink,
+    Pipeline,
+    StateBackend,
+    TableSource,
+    open_store,
+    run_pipeline,
+)
 from tests.jobs import output_of
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from arroyo_dagster.errors import InputError, NotFoundError, StorageError
+from arroyo_dagster.errors import InputError, StorageError
+from arroyo_dagster.state import StatePath
 from arroyo_dagster.state.metadata.expiry import delete_all
-from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.storage.failures import delete_step, lasts
 from arroyo_dagster.state.storage.local_disk import LocalDiskStore
 
@@ -35,47 +35,12 @@ def failing(code: int) -> object:
     return fail
 
 
-def test_opening_creates_nothing_and_the_first_write_creates_all(
-    store: LocalDiskStore, root: Path
-) -> None:
-    assert not root.parent.exists()
-    store.put(P("a/SessionWindow<3s>"), b"1")
-    assert (root / "a" / "SessionWindow%3C3s%3E").read_bytes() == b"1"
-
-
-def test_a_url_that_names_a_file_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(InputError, match="names a file"):
-        LocalDiskStore(str(tmp_path / "file"))
-    with pytest.raises(InputError, match="not a URL on local disk"):
-        LocalDiskStore("s3://bucket")
-
-
-def test_a_parent_that_is_a_file_is_a_lasting_error(tmp_path: Path) -> None:
-    (tmp_path / "file").write_bytes(b"")
-    store = LocalDiskStore(str(tmp_path / "file" / "below"))
-    with pytest.raises(StorageError) as caught:
-        store.put(P("a"), b"")
-    assert not caught.value.retryable
-    with pytest.raises(NotFoundError):
-        list(store.list())
-
-
 def test_staging_leftovers_are_never_listed(store: LocalDiskStore, root: Path) -> None:
     store.put(P("a/b"), b"1")
     (root / "a" / "b#1").write_bytes(b"half")
     (root / "a" / "c#99123").write_bytes(b"half")
     assert [info.path for info in store.list()] == ["a/b"]
     assert [info.path for info in store.list_dir("a").objects] == ["a/b"]
-
-
-def test_a_write_leaves_nothing_beside_the_object(store: LocalDiskStore, root: Path) -> None:
-    store.put(P("a"), b"1")
-    store.put(P("a"), b"2")
-    store.create(P("b"), b"3")
-    store.create(P("b"), b"4")
-    assert sorted(os.listdir(root)) == ["a", "b"]
-    assert (root / "b").stat().st_nlink == 1
 
 
 @pytest.mark.parametrize("broken", ["fsync", "replace"])
@@ -127,30 +92,6 @@ def test_a_disk_without_hard_links_cannot_create(
     assert os.listdir(root) == ["a"]
 
 
-def test_an_object_in_place_of_a_directory_is_a_lasting_error(store: LocalDiskStore) -> None:
-    store.put(P("a/b"), b"")
-    for path in (P("a"), P("a/b/c")):
-        for verb in (store.put, store.create):
-            with pytest.raises(StorageError) as caught:
-                verb(path, b"")
-            assert not caught.value.retryable
-    with pytest.raises(NotFoundError):
-        store.read(P("a"))
-    assert store.head(P("a")) is None
-    assert store.delete_many([P("a")]).deleted == ("a",)
-    assert [info.path for info in store.list()] == ["a/b"]
-
-
-def test_deleting_leaves_directories_which_are_listed_one_level_only(
-    store: LocalDiskStore, root: Path
-) -> None:
-    store.put(P("a/b"), b"")
-    store.delete_many([P("a/b")])
-    assert (root / "a").is_dir()
-    assert list(store.list()) == []
-    assert store.list_dir().prefixes == ("a",)
-
-
 def test_a_directory_removed_while_writing_is_made_again(
     store: LocalDiskStore, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -170,15 +111,6 @@ def test_a_directory_removed_while_writing_is_made_again(
     assert len(calls) == 2
 
 
-def test_a_directory_that_cannot_stay_is_a_failure_of_the_store(
-    store: LocalDiskStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(os, "mkdir", lambda *_, **__: None)
-    for verb in (store.put, store.create):
-        with pytest.raises(StorageError, match="is deleted as soon as"):
-            verb(P("a/b"), b"1")
-
-
 def test_what_may_not_be_read_is_never_silently_left_out(
     store: LocalDiskStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -188,16 +120,6 @@ def test_what_may_not_be_read_is_never_silently_left_out(
         with pytest.raises(StorageError, match="permission denied") as caught:
             verb()
         assert not caught.value.retryable
-
-
-def test_a_failed_delete_is_in_the_outcome(
-    store: LocalDiskStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store.put(P("a"), b"")
-    monkeypatch.setattr(os, "unlink", failing(errno.EACCES))
-    outcome = store.delete_many([P("a")])
-    assert outcome.deleted == ()
-    assert "permission denied" in outcome.failed[P("a")]
 
 
 @needs_user
@@ -288,15 +210,6 @@ def test_nothing_is_written_listed_or_deleted_through_a_link(
     assert store.read(evil) == b"the user's", "reading by name follows links"
 
 
-def test_the_root_itself_may_lie_behind_links(tmp_path: Path, elsewhere: Path) -> None:
-    (tmp_path / "link").symlink_to(elsewhere)
-    store = LocalDiskStore(str(tmp_path / "link" / "deep"))
-    store.put(P("b/c"), b"1")
-    assert [info.path for info in store.list()] == ["b/c", "table-t-000"]
-    assert store.delete_many([P("table-t-000")]).deleted == ("table-t-000",)
-    assert [info.path for info in store.list()] == ["b/c"]
-
-
 @pytest.mark.parametrize("before", ["stat", "unlink"])
 def test_a_directory_exchanged_for_a_link_before_a_delete_is_not_followed(
     store: LocalDiskStore,
@@ -339,56 +252,6 @@ def test_a_directory_exchanged_for_a_link_while_it_is_listed_is_not_followed(
     assert [(info.path, info.is_link) for info in (first, *rest)] == [
         *(("a/1", False), ("b", True), ("c/1", False))
     ]
-
-
-def test_empty_directories_behind_a_link_stay(
-    store: LocalDiskStore, root: Path, elsewhere: Path
-) -> None:
-    (elsewhere / "empty").mkdir()
-    store.put(P("job/a/b"), b"")
-    store.delete_many([P("job/a/b")])
-    (root / "job" / "link").symlink_to(elsewhere)
-    assert store.prune(P("job")) == 1
-    assert (elsewhere / "empty").is_dir()
-    assert store.prune(P("job/link")) == 0
-    assert (elsewhere / "empty").is_dir()
-
-
-def test_deleting_many_objects_leaves_no_handle_open(store: LocalDiskStore) -> None:
-    paths = [P(f"job/{folder}/deeper/{name}") for name in range(3) for folder in range(40)]
-    for path in paths:
-        store.put(path, b"")
-    before = len(os.listdir("/proc/self/fd"))
-    assert len(store.delete_many(paths).deleted) == 120
-    iterator = store.list()
-    assert next(iterator, None) is None
-    assert len(os.listdir("/proc/self/fd")) == before
-
-
-def test_a_name_too_long_for_the_disk_is_a_lasting_error(store: LocalDiskStore) -> None:
-    with pytest.raises(StorageError, match="so long a name") as caught:
-        store.put(P("x" * 300), b"")
-    assert not caught.value.retryable
-
-
-def test_names_that_are_not_unicode_are_listed(store: LocalDiskStore, root: Path) -> None:
-    store.put(P("a"), b"")
-    with open(os.fsencode(root) + b"/\xff", "wb"):
-        pass
-    found = list(store.list())
-    assert [info.addressable for info in found] == [True, False]
-
-
-def test_files_that_are_replaced_or_copied_keep_their_mode(tmp_path: Path) -> None:
-    store = LocalDiskStore(str(tmp_path))
-    secret, other = P("a/secret"), P("b/copy")
-    store.put(secret, b"1")
-    (tmp_path / secret).chmod(0o600)
-    store.put(secret, b"2")
-    store.copy(secret, other)
-    store.copy(secret, P("b/new"), create=True)
-    for path in (secret, other, P("b/new")):
-        assert (tmp_path / path).stat().st_mode & 0o777 == 0o600, path
 
 
 def test_a_denied_deletion_names_the_permission(

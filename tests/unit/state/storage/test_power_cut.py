@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from arroyo_dagster.state.model.ids import StatePath
+from arroyo_dagster.state import StatePath
 from arroyo_dagster.state.storage.local_disk import LocalDiskStore
 
 P = StatePath

@@ -86,11 +86,6 @@ def test_each_form_is_read_and_written_in_one_form(
     assert parse_url(str(parsed)) == parsed
 
 
-def test_a_bucket_in_the_host_can_be_read_as_an_account_just_as_arroyo_does() -> None:
-    parsed = parse_url("https://b.acct.r2.cloudflarestorage.com/x/y")
-    assert (parsed.account, parsed.jurisdiction, parsed.bucket) == ("b", "acct", "x")
-
-
 @pytest.mark.parametrize(
     "text",
     [
@@ -142,8 +137,3 @@ def test_a_secret_in_a_url_is_refused_and_not_repeated(text: str) -> None:
         parse_url(text)
     assert "hunter2" not in str(caught.value)
     assert "hunter2" not in repr(caught.value.facts)
-
-
-def test_a_key_prefix_is_encoded_as_objects_are() -> None:
-    assert parse_url("s3://b/k<1>/x").stored_root == "b/k%3C1%3E/x"
-    assert parse_url("/tmp/a b%20").directory == "/tmp/a b%20"

@@ -8,30 +8,28 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from arroyo_dagster.state.codec.parquet import encode_rows
-from arroyo_dagster.state.codec.schema import file_schema
-from arroyo_dagster.state.model.checkpoints import (
-    ExpiringTimeKeyReport,
-    OperatorCheckpoint,
-    SubtaskCheckpoint,
-)
-from arroyo_dagster.state.model.ids import Epoch, JobId, OperatorId, StatePath, TableName
-from arroyo_dagster.state.model.keys import range_for_server
-from arroyo_dagster.state.model.tables import (
-    ExpiringTimeKeyConfig,
-    ExpiringTimeKeyFiles,
-    TableConfig,
-    TimeFile,
-)
-from arroyo_dagster.state.planning.restore.checkpoint import files_to_carry, merge_operator
-from arroyo_dagster.state.storage import MemoryStore
-from arroyo_dagster.state.tables.expiring_time_key import (
+from arroyo_dagster.state import (
+    Epoch,
     ExpiringTimeKeyTable,
+    ExpiringTimeKeyView,
+    JobId,
+    KeyTimeView,
+    MemoryStore,
+    OperatorCheckpoint,
+    OperatorId,
+    StatePath,
+    TableConfig,
+    TableName,
+    range_for_server,
     timestamp_table_config,
 )
+from arroyo_dagster.state.codec.parquet import encode_rows
+from arroyo_dagster.state.codec.schema import file_schema
+from arroyo_dagster.state.model.checkpoints import ExpiringTimeKeyReport, SubtaskCheckpoint
+from arroyo_dagster.state.model.tables import ExpiringTimeKeyConfig, ExpiringTimeKeyFiles, TimeFile
+from arroyo_dagster.state.planning.restore.checkpoint import files_to_carry, merge_operator
 from arroyo_dagster.state.tables.restoring import restored_rows
 from arroyo_dagster.state.tables.table import EpochFiles
-from arroyo_dagster.state.tables.time_views import ExpiringTimeKeyView, KeyTimeView
 from tests.fabricated import compact_rows
 
 T, OP = TableName("t"), OperatorId("o")

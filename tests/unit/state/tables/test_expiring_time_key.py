@@ -13,23 +13,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from arroyo_dagster.errors import FormatError, InputError
-from arroyo_dagster.state.codec.hashing.routing import key_hashes
-from arroyo_dagster.state.codec.operations import decode_operation
-from arroyo_dagster.state.codec.parquet import decode_file, encode_rows
-from arroyo_dagster.state.model.ids import Epoch, StatePath
-from arroyo_dagster.state.model.keys import KeyRange, range_for_server
-from arroyo_dagster.state.model.tables import TableConfig, TimeFile
-from arroyo_dagster.state.planning.restore.checkpoint import cutoff_micros
-from arroyo_dagster.state.storage import MemoryStore
-from arroyo_dagster.state.tables.expiring_time_key import (
+from arroyo_dagster.errors import InputError
+from arroyo_dagster.state import (
+    Epoch,
     ExpiringTimeKeyTable,
+    ExpiringTimeKeyView,
+    KeyRange,
+    MemoryStore,
+    StatePath,
+    TableConfig,
+    range_for_server,
     timestamp_table_config,
 )
+from arroyo_dagster.state.model.tables import TimeFile
+from arroyo_dagster.state.planning.restore.checkpoint import cutoff_micros
 from arroyo_dagster.state.tables.messages import RecordBatch, TableChange
 from arroyo_dagster.state.tables.table import EpochFiles
-from arroyo_dagster.state.tables.time_views import ExpiringTimeKeyView
-from tests.fabricated import compact_rows
 from tests.jobs import as_multiset
 
 SCHEMA = pa.schema(
@@ -113,62 +112,6 @@ class Subtask:
 # ---- rows and time -------------------------------------------------------------------------------
 
 
-def test_a_file_says_the_bounds_of_its_rows() -> None:
-    subtask = Subtask()
-    subtask.view.insert(rows(("a", 1, 5), ("b", 2, 9), ("c", 3, 7)))
-    file = subtask.checkpoint()
-    assert file is not None
-    hashes = key_hashes([pa.array(["a", "b", "c"])]).to_pylist()
-    assert (file.min_routing_key, file.max_routing_key) == (min(hashes), max(hashes))
-    assert (file.max_timestamp_micros, file.epoch, file.compaction_generation) == (9, 1, 0)
-    stored, _ = decode_file(subtask.store.read(file.path), file.path)
-    assert stored.column("_key_hash").to_pylist() == hashes
-    assert stored.column("_operation").to_pylist() == [b"\x00"] * 3
-    assert stored.schema.names == ["k", "v", "_timestamp", "_key_hash", "_operation"]
-
-
-def test_the_latest_time_is_floored_to_microseconds() -> None:
-    subtask = Subtask()
-    subtask.view.insert(pa.table([["a"], [1], [5_999]], schema=SCHEMA))
-    file = subtask.checkpoint()
-    assert file is not None
-    assert file.max_timestamp_micros == 5
-    assert subtask.checkpoint(15) is None
-    assert subtask.restored() == subtask.held() == Counter({("a", 1, 5_999): 1})
-
-
-def test_a_row_leaves_when_its_time_falls_below_the_cutoff_and_not_at_it() -> None:
-    subtask = Subtask(config(10))
-    subtask.view.insert(rows(("a", 1, 4), ("a", 2, 5), ("a", 3, 6)))
-    subtask.checkpoint(15)
-    expected = Counter({("a", 2, 5_000): 1, ("a", 3, 6_000): 1})
-    assert subtask.held() == subtask.restored() == expected
-
-
-@pytest.mark.parametrize("watermark", [None, 0, 3, 10])
-def test_without_a_watermark_beyond_the_retention_nothing_expires(watermark: int | None) -> None:
-    subtask = Subtask(config(10))
-    subtask.view.insert(rows(("a", 1, 0)))
-    subtask.checkpoint(watermark)
-    assert len(subtask.view) == 1
-    assert subtask.restored() == subtask.held()
-
-
-def test_late_rows_stay_until_the_barrier_and_are_not_written() -> None:
-    subtask = Subtask(config(10))
-    subtask.checkpoint(100)
-    subtask.view.insert(rows(("a", 1, 5)))
-    assert len(subtask.view) == 1
-    assert subtask.checkpoint(100) is None
-    assert len(subtask.view) == 0
-
-
-def test_an_epoch_without_rows_writes_no_file() -> None:
-    subtask = Subtask()
-    subtask.view.insert(rows())
-    assert subtask.checkpoint() is None
-
-
 def test_rows_between_includes_the_start_and_not_the_end() -> None:
     view = Subtask().view
     view.insert(rows(("a", 1, 4), ("b", 2, 5), ("c", 3, 6)))
@@ -195,165 +138,6 @@ def test_rows_that_do_not_fit_their_table_change_nothing(wrong: pa.Table) -> Non
         subtask.view.insert(wrong)
     assert len(subtask.view) == 0
     assert subtask.sent == []
-
-
-def test_rows_of_another_subtask_are_refused_before_anything_is_written() -> None:
-    subtask = Subtask(keys=range_for_server(0, 2))
-    subtask.view.insert(rows(*((f"k{i}", i, 1) for i in range(20))))
-    with pytest.raises(InputError, match="belong to other subtasks"):
-        subtask.checkpoint()
-    assert list(subtask.store.list()) == []
-
-
-def test_a_file_with_other_columns_than_its_table_is_refused() -> None:
-    subtask = Subtask()
-    path = StatePath("f")
-    subtask.store.put(path, encode_rows(pa.table({"k": ["a"]})))
-    file = TimeFile(
-        epoch=Epoch(1), path=path, min_routing_key=0, max_routing_key=1, max_timestamp_micros=1
-    )
-    with pytest.raises(FormatError, match="columns of a data file"):
-        subtask.table.read([file], ALL_KEYS)
-
-
-def test_a_key_of_the_wrong_shape_is_refused() -> None:
-    view = Subtask().view
-    view.insert(rows(("a", 1, 1)))
-    for key in ((), ("a", "b"), (5,)):
-        with pytest.raises(InputError):
-            view.delete_key(*key)
-    with pytest.raises(InputError, match="one row"):
-        view.delete_value(rows(("a", 1, 1), ("a", 1, 1)))
-    assert len(view) == 1
-
-
-def test_a_negative_retention_is_refused() -> None:
-    with pytest.raises(InputError, match="retention"):
-        config(-1)
-
-
-# ---- deleting ------------------------------------------------------------------------------------
-
-SOME = (
-    *(("a", 1, 1), ("a", 1, 1), ("a", 2, 1), ("a", 1, 2)),
-    *(("b", 1, 1), (None, 1, 1), ("a", None, 3)),
-)
-
-
-@pytest.mark.parametrize(
-    ("delete", "gone"),
-    [
-        (lambda view: view.delete_key("a"), 5),
-        (lambda view: view.delete_key(None), 1),
-        (lambda view: view.delete_key("x"), 0),
-        (lambda view: view.delete_time_key(1, "a"), 3),
-        (lambda view: view.delete_time_range(1, 2, "a"), 3),
-        (lambda view: view.delete_time_range(2, 9, "a"), 2),
-        (lambda view: view.delete_value(rows(("a", 1, 1))), 2),
-        (lambda view: view.delete_value(rows(("a", None, 3))), 1),
-        (lambda view: view.delete_value(rows(("a", 7, 7))), 0),
-    ],
-)
-@pytest.mark.parametrize("same_epoch", [True, False])
-def test_a_delete_is_the_same_in_memory_and_after_a_restore(
-    delete: Any, gone: int, same_epoch: bool
-) -> None:
-    subtask = Subtask()
-    subtask.view.insert(rows(*SOME))
-    if not same_epoch:
-        subtask.checkpoint()
-    assert delete(subtask.view) == gone
-    assert len(subtask.view) == len(SOME) - gone
-    subtask.view.insert(rows(("a", 1, 1)))
-    file = subtask.checkpoint()
-    assert subtask.restored() == subtask.held()
-    if gone and not same_epoch:
-        assert file is not None
-        stored, _ = decode_file(subtask.store.read(file.path), file.path)
-        operations = [decode_operation(x) for x in stored.column("_operation").to_pylist()]
-        assert len(operations) == 2
-
-
-def test_a_delete_outlives_every_file_that_holds_what_it_deletes() -> None:
-    subtask = Subtask(config(10))
-    subtask.view.insert(rows(("a", 1, 5), ("b", 1, 100)))
-    subtask.checkpoint(5)
-    subtask.view.delete_key("a")
-    subtask.checkpoint(5)
-    for watermark in (14, 15, 16, 20, 100):
-        subtask.checkpoint(watermark)
-        assert subtask.restored() == subtask.held() == Counter({("b", 1, 100_000): 1})
-
-
-def test_rows_of_nested_columns_are_compared_whole() -> None:
-    schema = pa.schema(
-        [
-            pa.field("k", pa.string()),
-            pa.field("v", pa.list_(pa.int64())),
-            pa.field("_timestamp", pa.timestamp("ns"), nullable=False),
-        ]
-    )
-    subtask = Subtask(config(schema=schema))
-    subtask.view.insert(rows(("a", [1, 2], 1), ("a", [1, 2], 1), ("a", [2], 1), schema=schema))
-    assert subtask.view.delete_value(rows(("a", [1, 2], 1), schema=schema)) == 2
-    subtask.checkpoint()
-    view = ExpiringTimeKeyView(subtask.table, lambda _: None)
-    view.replay(subtask.table.read(subtask.files, ALL_KEYS))
-    assert view.rows().column("v").to_pylist() == [[2]]
-
-
-def test_columns_of_one_name_and_nested_nanoseconds_are_exact_through_everything() -> None:
-    """As a real Arroyo has them: two aggregates named 0, windows within rows."""
-    window = pa.struct([pa.field("start", pa.timestamp("ns"), nullable=False), ("n", pa.uint64())])
-    schema = pa.schema(
-        [
-            pa.field("k", pa.string()),
-            pa.field("0", pa.list_(pa.field("item", pa.uint64(), nullable=False)), nullable=False),
-            pa.field("0", window),
-            pa.field("a.b", pa.list_(pa.field("item", pa.timestamp("ns")))),
-            pa.field("_timestamp", pa.timestamp("ns"), nullable=False),
-        ]
-    )
-    columns = [
-        ["a", "b", None],
-        [[2**64 - 1], [], [1, 2]],
-        [{"start": 10**18 + 1, "n": 2**64 - 1}, None, {"start": 1, "n": None}],
-        [[10**18 + 999, None], None, []],
-        [10**18 + 1, 10**18 + 2, 3],
-    ]
-    given_rows = pa.table(columns, schema=schema)
-    subtask = Subtask(config(10**18, schema=schema))
-    subtask.view.insert(given_rows.slice(0, 2))
-    subtask.checkpoint()
-    subtask.view.insert(given_rows.slice(2))
-    subtask.checkpoint()
-    assert subtask.view.delete_value(given_rows.slice(1, 1)) == 1
-    subtask.checkpoint()
-    expected = pa.concat_tables([given_rows.slice(0, 1), given_rows.slice(2)])
-    table = subtask.table
-    assert table.load(subtask.files, ALL_KEYS, cutoff_micros=0).equals(expected)
-    done = compact_rows(
-        table,
-        subtask.files,
-        lambda suffix: StatePath(f"c{next(_NUMBERS)}{suffix}"),
-        ALL_KEYS,
-        cutoff_micros=0,
-        from_oldest=True,
-    )
-    merged = table.load(done.outputs, ALL_KEYS, cutoff_micros=0)
-    assert merged.equals(expected)
-    assert merged.schema.equals(schema, check_metadata=True)
-    second = table.load(done.outputs, ALL_KEYS, cutoff_micros=0, columns=[2])
-    assert second.column(0).equals(expected.column(2))
-
-
-def test_a_table_keyed_by_nothing_lies_with_the_first_subtask() -> None:
-    subtask = Subtask(config(keys=[]), keys=range_for_server(0, 4))
-    subtask.view.insert(rows(("a", 1, 1), ("b", 2, 2)))
-    assert subtask.checkpoint() is not None
-    assert subtask.view.delete_key() == 2
-    subtask.checkpoint()
-    assert subtask.restored() == Counter()
 
 
 # ---- random histories ----------------------------------------------------------------------------

@@ -11,28 +11,25 @@ import pyarrow as pa
 import pytest
 
 from arroyo_dagster.errors import FormatError, InputError, StorageError
-from arroyo_dagster.state.codec.bincode.codec import codec_for
-from arroyo_dagster.state.codec.parquet import (
+from arroyo_dagster.state import (
     GLOBAL_KEY_VALUE_SCHEMA,
-    decode_file,
-    encode_pairs,
-    encode_rows,
-    read_facts,
-)
-from arroyo_dagster.state.model.ids import Epoch, StatePath
-from arroyo_dagster.state.model.keys import range_for_server
-from arroyo_dagster.state.model.layout import is_compacted
-from arroyo_dagster.state.model.tables import TableConfig
-from arroyo_dagster.state.storage import MemoryStore, ObjectStore
-from arroyo_dagster.state.storage.wrappers import Wrapper
-from arroyo_dagster.state.tables.global_keyed import (
+    Epoch,
     GlobalKeyedTable,
     GlobalKeyedView,
+    MemoryStore,
+    ObjectStore,
+    StatePath,
+    TableConfig,
     VersionInfo,
-    decode_global_keyed_file,
+    codec_for,
     global_table_config,
     global_table_config_with_version,
+    range_for_server,
 )
+from arroyo_dagster.state.codec.parquet import encode_pairs, encode_rows, read_facts
+from arroyo_dagster.state.model.layout import is_compacted
+from arroyo_dagster.state.storage.wrappers import Wrapper
+from arroyo_dagster.state.tables.global_keyed import decode_global_keyed_file
 from arroyo_dagster.state.tables.messages import CommitData, KeyedData, TableChange
 from arroyo_dagster.state.tables.table import EpochFiles
 
@@ -80,25 +77,6 @@ def store() -> MemoryStore:
 
 
 # ---- the view ------------------------------------------------------------------------------------
-
-
-def test_a_view_gives_what_was_put_in_and_a_default_for_the_rest(store: MemoryStore) -> None:
-    view = Subtask(store).view
-    view.insert("a", 1)
-    view.insert_many([("b", 2), ("b", 3)])
-    assert view.get("a") == 1
-    assert view.get("x") is None
-    assert view.get("x", 9) == 9
-    assert view.get_many(["b", "x", "a"]) == [3, None, 1]
-    assert view.get_all() == {"a": 1, "b": 3}
-    assert len(view) == 2
-    assert "a" in view
-    assert "x" not in view
-    assert view.take("a") == 1
-    assert view.take("a") is None
-    assert view.remove_many(["b", "b", "x"]) == 1
-    assert not view.remove("b")
-    assert len(view) == 0
 
 
 def test_a_key_or_value_that_does_not_encode_changes_nothing(store: MemoryStore) -> None:
@@ -166,59 +144,6 @@ def test_a_store_that_fails_once_hides_no_entry(store: MemoryStore) -> None:
 # ---- files ---------------------------------------------------------------------------------------
 
 
-def test_an_epoch_writes_what_changed_and_nothing_else(store: MemoryStore) -> None:
-    subtask = Subtask(store)
-    subtask.view.insert_many((f"k{i:03}", i) for i in range(500))
-    subtask.write()
-    subtask.view.insert("k007", 0)
-    (path,) = subtask.write()
-    assert decode_file(store.read(path), path)[0].num_rows == 1
-    assert subtask.write() == ()
-
-
-def test_a_removal_goes_into_a_file_without_values_that_an_arroyo_refuses(
-    store: MemoryStore,
-) -> None:
-    subtask = Subtask(store)
-    subtask.view.insert_many([("a", 1), ("b", 2)])
-    subtask.write()
-    subtask.view.remove("a")
-    (path,) = subtask.write()
-    assert read_facts(store.read(path), path).schema.names == ["key", "_operation"]
-    assert subtask.reloaded() == {"b": 2}
-
-
-def test_removed_and_inserted_again_in_one_epoch_is_there(store: MemoryStore) -> None:
-    subtask = Subtask(store)
-    subtask.view.insert("a", 1)
-    subtask.write()
-    subtask.view.remove("a")
-    subtask.view.insert("a", 2)
-    subtask.write()
-    assert subtask.reloaded() == subtask.view.get_all() == {"a": 2}
-
-
-def test_inserted_and_removed_in_one_epoch_is_gone(store: MemoryStore) -> None:
-    subtask = Subtask(store)
-    subtask.view.insert("a", 1)
-    subtask.view.remove("a")
-    subtask.write()
-    assert subtask.reloaded() == subtask.view.get_all() == {}
-
-
-def test_a_checkpointer_that_is_asked_twice_writes_the_same_under_new_names(
-    store: MemoryStore,
-) -> None:
-    subtask = Subtask(store)
-    subtask.view.insert("a", 1)
-    first, _ = subtask.checkpointer.finish(None, ())
-    second, _ = subtask.checkpointer.finish(None, ())
-    assert first.file is not None
-    assert second.file is not None
-    assert first.file != second.file
-    assert store.read(first.file) == store.read(second.file)
-
-
 def test_commit_data_needs_a_table_that_commits_and_comes_once(store: MemoryStore) -> None:
     with pytest.raises(InputError, match="two phases"):
         Subtask(store).view.set_commit_data(b"x")
@@ -238,33 +163,7 @@ def test_a_file_with_other_columns_is_refused(columns: tuple[str, ...]) -> None:
         decode_global_keyed_file(data, StatePath("p"))
 
 
-def test_a_file_whose_columns_are_no_plain_binary_is_refused() -> None:
-    column = pa.array([b"x"], pa.large_binary())
-    data = encode_rows(pa.table({"key": column, "value": column}))
-    with pytest.raises(FormatError, match="binary"):
-        decode_global_keyed_file(data, StatePath("p"))
-
-
 # ---- merging files -------------------------------------------------------------------------------
-
-
-def test_merged_files_hold_what_they_held_together_and_no_removal(store: MemoryStore) -> None:
-    subtask = Subtask(store)
-    subtask.view.insert_many([("a", 1), ("b", 2), ("c", 3)])
-    subtask.write()
-    subtask.view.remove_many(["a", "b"])
-    subtask.view.insert("d", 4)
-    subtask.write()
-    subtask.view.insert("a", 9)
-    subtask.write()
-    done = subtask.table.compact_data(subtask.files, name_file)
-    (output,) = done.merged.output_paths
-    assert (done.rows_in, done.rows_out) == (7, 3)
-    assert done.dropped == {"older writes of a key": 3, "removals, applied": 1}
-    subtask.files = [output]
-    assert subtask.reloaded() == subtask.view.get_all() == {"a": 9, "c": 3, "d": 4}
-    rows, _ = decode_file(store.read(output), output)
-    assert rows.column("key").to_pylist() == sorted(rows.column("key").to_pylist())
 
 
 def test_all_removed_merges_to_a_file_without_rows(store: MemoryStore) -> None:

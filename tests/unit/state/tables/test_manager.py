@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import uuid
-from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -11,35 +10,33 @@ import pyarrow as pa
 import pytest
 
 from arroyo_dagster.errors import InputError, ProtocolError, StorageError
-from arroyo_dagster.state.codec.metadata import decode_operator
-from arroyo_dagster.state.metadata.backend import ParquetBackend
-from arroyo_dagster.state.model.checkpoints import OperatorCheckpoint, SubtaskCheckpoint
-from arroyo_dagster.state.model.ids import (
+from arroyo_dagster.state import (
     Epoch,
-    JobId,
-    OperatorId,
-    PipelineId,
-    StatePath,
-    TableName,
-    WorkerGeneration,
-)
-from arroyo_dagster.state.model.layout import JobPaths
-from arroyo_dagster.state.model.tables import ExpiringTimeKeyFiles, GlobalKeyedFiles, TableConfig
-from arroyo_dagster.state.planning.restore.checkpoint import merge_operator
-from arroyo_dagster.state.storage import Counting, MemoryStore, ObjectStore
-from arroyo_dagster.state.tables.expiring_time_key import timestamp_table_config
-from arroyo_dagster.state.tables.global_keyed import (
     GlobalKeyedTable,
+    JobId,
+    JobPaths,
+    MemoryStore,
+    ObjectStore,
+    OperatorCheckpoint,
+    OperatorId,
+    ParquetBackend,
+    PipelineId,
+    StateMessage,
+    StatePath,
+    TableConfig,
+    TableData,
+    TableManager,
+    TableName,
+    TaskInfo,
+    WorkerGeneration,
     global_table_config,
     global_table_config_with_version,
+    timestamp_table_config,
 )
-from arroyo_dagster.state.tables.manager import TableManager
-from arroyo_dagster.state.tables.messages import (
-    StateMessage,
-    TableData,
-)
+from arroyo_dagster.state.model.checkpoints import SubtaskCheckpoint
+from arroyo_dagster.state.model.tables import ExpiringTimeKeyFiles, GlobalKeyedFiles
+from arroyo_dagster.state.planning.restore.checkpoint import merge_operator
 from arroyo_dagster.state.tables.registration import check_tables
-from arroyo_dagster.state.tables.table import TaskInfo
 from tests.faulty_stores import FaultInjecting
 from tests.jobs import as_multiset, listing
 
@@ -154,38 +151,6 @@ def job(store: MemoryStore) -> Job:
 # ---- the barrier ---------------------------------------------------------------------------------
 
 
-def test_a_checkpoint_writes_what_changed_and_a_new_manager_finds_it(
-    store: MemoryStore, job: Job
-) -> None:
-    tables = manager(store)
-    counts(tables).insert("a", 1)
-    kept(tables).insert(at(("a", 5)))
-    published = job.write(tables)
-    assert published.configs == CONFIGS
-    assert content(manager(store, published)) == content(tables)
-
-
-def test_the_metadata_of_a_subtask_is_read_back_and_holds_its_report(store: MemoryStore) -> None:
-    tables = manager(store)
-    counts(tables).insert("a", 1)
-    done = tables.checkpoint(1, 1, 7, False)
-    path = PATHS.subtask_metadata(OP, 0, Epoch(1), GEN)
-    stored = decode_operator(store.read(path), path)
-    assert stored.subtask == done
-    assert (done.watermark_micros, stored.min_watermark_micros) == (7, 7)
-    written = [info.size_bytes for info in store.list() if "/table-" in info.path]
-    assert done.size_bytes == sum(written) > 0
-
-
-def test_an_empty_epoch_writes_no_data_file(store: MemoryStore, job: Job) -> None:
-    tables = manager(store)
-    content(tables)
-    published = job.write(tables)
-    assert published.paths == ()
-    assert not [info for info in store.list() if "/table-" in info.path]
-    assert content(manager(store, published)) == content(tables)
-
-
 @pytest.mark.parametrize("epoch", [0, 2, 7])
 def test_a_barrier_of_another_epoch_than_the_next_is_refused(
     store: MemoryStore, epoch: int
@@ -209,18 +174,6 @@ def test_nothing_changes_after_the_last_checkpoint(store: MemoryStore) -> None:
     assert counts(tables).get("a") == 1
 
 
-def test_rows_keyed_to_another_subtask_are_refused_before_anything_is_written(
-    store: MemoryStore,
-) -> None:
-    counted = Counting(store)
-    tables = manager(counted, index=1, parallelism=2)
-    counts(tables).insert("a", 1)
-    kept(tables).insert(at(*((f"k{i}", 1) for i in range(20))))
-    with pytest.raises(InputError, match="belong to other subtasks"):
-        tables.checkpoint(1, 1, None, False)
-    assert counted.calls["put"] + counted.calls["create"] == 0
-
-
 @pytest.mark.parametrize("change", [1, 2, 3])
 @pytest.mark.parametrize("mode", ["before", "after"])
 def test_a_barrier_that_failed_may_come_again_and_lists_nothing_twice(
@@ -235,30 +188,6 @@ def test_a_barrier_that_failed_may_come_again_and_lists_nothing_twice(
     published = job.write(tables)
     assert len(published.paths) == 2
     assert content(manager(store, published)) == content(tables)
-
-
-@pytest.mark.parametrize("follows", [True, False])
-def test_fifty_epochs_whose_min_epoch_is_the_epoch_lose_nothing(
-    store: MemoryStore, job: Job, follows: bool
-) -> None:
-    tables = manager(store)
-    for epoch in range(1, 51):
-        counts(tables).insert(f"k{epoch}", epoch)
-        kept(tables).insert(at((f"k{epoch}", epoch)))
-        published = job.write(tables, min_epoch=epoch)
-        if follows:
-            assert tables.follow(published)
-    assert len(counts(tables)) == len(kept(tables)) == 50
-    assert content(manager(store, published)) == content(tables)
-    assert len(tables._reports) == 1
-
-
-def test_an_operator_that_is_new_to_a_job_begins_at_the_epoch_of_the_job(
-    store: MemoryStore,
-) -> None:
-    tables = manager(store, base_epoch=41)
-    counts(tables).insert("a", 1)
-    assert tables.checkpoint(42, 1, None, False).tables[G].paths
 
 
 # ---- views ---------------------------------------------------------------------------------------
@@ -287,12 +216,6 @@ def test_other_types_than_the_registered_ones_are_refused(store: MemoryStore) ->
         tables.get_global_keyed_state_migratable("g", str, int)
 
 
-def test_a_view_is_opened_once(store: MemoryStore) -> None:
-    tables = manager(store)
-    assert counts(tables) is counts(tables)
-    assert kept(tables) is kept(tables)
-
-
 def test_data_of_one_kind_is_refused_by_a_table_of_the_other(store: MemoryStore) -> None:
     tables = manager(store)
     with pytest.raises(InputError, match="pairs"):
@@ -302,72 +225,7 @@ def test_data_of_one_kind_is_refused_by_a_table_of_the_other(store: MemoryStore)
         tables.send(StateMessage.TableData(G, TableData.RecordBatch(rows, b"\x00")))
 
 
-def test_a_manager_is_loaded_from_an_epoch_with_its_watermark(store: MemoryStore, job: Job) -> None:
-    backend = ParquetBackend(store, PATHS, generation=GEN)
-    task = TaskInfo(
-        pipeline=PATHS.pipeline, job=PATHS.job, operator=OP, task_index=0, parallelism=1
-    )
-    first = TableManager.load(backend, task, CONFIGS, None)
-    assert first.watermark_micros is None
-    counts(first).insert("a", 1)
-    kept(first).insert(at(("a", 5), ("a", 3)))
-    published = job.write(first, watermark=14)
-    assert first.watermark_micros == 14
-    again = TableManager.load(backend, task, CONFIGS, published)
-    assert (again.epoch, again.watermark_micros) == (1, 14)
-    assert content(again) == content(first) == ({"a": 1}, Counter({("a", 5_000): 1}))
-    later = TableManager.load(backend, task, CONFIGS, None, base_epoch=Epoch(41))
-    assert (later.epoch, later.watermark_micros) == (41, None)
-
-
-def test_barriers_and_merges_come_as_messages_too(store: MemoryStore, job: Job) -> None:
-    tables = manager(store)
-    counts(tables).insert("a", 1)
-    tables.send(
-        StateMessage.Checkpoint(
-            epoch=Epoch(1),
-            min_epoch=Epoch(1),
-            timestamp_micros=1_700_000_000_000_000,
-            watermark_micros=3,
-            then_stop=False,
-        )
-    )
-    report = tables._reports[Epoch(1)]
-    assert report.start_time_micros == 1_700_000_000_000_000
-    published = job.publish([report])
-    assert tables.follow(published)
-    counting = Counting(store)
-    tables._tables[G]._store = counting  # type: ignore[union-attr]
-    tables.send(job.merge())
-    assert job.newest is not None
-    assert tables.follow(replace(job.newest, epoch=Epoch(2)))
-    assert counts(tables).get("a") == 1
-    assert not counting.calls  # what was merged is in memory already
-
-
 # ---- following what was published ----------------------------------------------------------------
-
-
-def test_a_manager_that_is_behind_by_several_epochs_catches_up(
-    store: MemoryStore, job: Job
-) -> None:
-    ahead, behind = manager(store), manager(store)
-    content(behind)
-    for epoch in range(1, 5):
-        counts(ahead).insert(f"k{epoch % 3}", epoch)
-        counts(ahead).remove("k1" if epoch == 3 else "none")
-        kept(ahead).insert(at(("a", epoch), ("b", 10 * epoch)))
-        if epoch == 3:
-            kept(ahead).delete_key("a")
-        assert ahead.follow(job.write(ahead, watermark=5 * epoch))
-    assert job.newest is not None
-    assert behind.follow(job.newest)
-    assert content(behind) == content(ahead) == content(manager(store, job.newest))
-    counts(behind).insert("more", 1)
-    kept(behind).insert(at(("c", 41)))
-    published = job.write(behind, watermark=20)
-    assert ahead.follow(published)
-    assert content(behind) == content(ahead) == content(manager(store, published))
 
 
 def test_rows_expire_while_a_manager_is_behind_though_no_file_is_new(
@@ -384,30 +242,6 @@ def test_rows_expire_while_a_manager_is_behind_though_no_file_is_new(
     assert behind.follow(job.newest)
     assert content(behind) == content(ahead) == content(manager(store, job.newest))
     assert len(kept(behind)) == 1
-
-
-def test_a_manager_whose_attempt_lost_says_that_it_cannot_follow(
-    store: MemoryStore, job: Job
-) -> None:
-    lost, won = manager(store), manager(store)
-    for tables in (lost, won):
-        counts(tables).insert("a", 1)
-    lost.checkpoint(1, 1, None, False)
-    published = job.write(won)
-    assert not lost.follow(published)
-    assert won.follow(published)
-    counts(won).insert("b", 2)
-    assert not lost.follow(job.write(won))
-
-
-def test_a_manager_ahead_of_what_was_published_cannot_follow(store: MemoryStore, job: Job) -> None:
-    tables = manager(store)
-    counts(tables).insert("a", 1)
-    first = job.write(tables)
-    assert tables.follow(first)
-    counts(tables).insert("a", 2)
-    tables.checkpoint(2, 1, None, False)
-    assert not tables.follow(first)
 
 
 def test_an_attempt_that_wrote_nothing_takes_over_what_the_winner_wrote(
@@ -470,22 +304,6 @@ def test_entries_that_were_not_read_yet_survive_a_merge_and_the_gc_behind_it(
         assert tables.follow(job.newest)
     store.delete_many(message.inputs)
     assert counts(reader).get_all() == {"k3": 3}
-
-
-def test_of_two_subtasks_that_write_one_key_the_later_wins_in_memory_as_after_a_restore(
-    store: MemoryStore, job: Job
-) -> None:
-    managers = [manager(store, index=i, parallelism=3) for i in range(3)]
-    for epoch in range(3):
-        for index, tables in enumerate(managers):
-            counts(tables).insert("shared", 100 * epoch + index)
-            counts(tables).insert(f"own{index}", epoch)
-        counts(managers[epoch]).remove("shared")
-        published = job.write(*managers)
-        assert all(tables.follow(published) for tables in managers)
-        expected = content(manager(store, published))[0]
-        for tables in managers:
-            assert counts(tables).get_all() == expected
 
 
 def test_a_merged_expiring_table_is_loaded_anew(store: MemoryStore, job: Job) -> None:
@@ -551,34 +369,3 @@ def test_values_of_a_newer_version_are_refused(store: MemoryStore) -> None:
     restored = stored(store, newer)
     with pytest.raises(InputError, match="state version 2"):
         check_tables({G: CONFIGS[G]}, restored)
-
-
-@pytest.mark.parametrize(
-    "configs",
-    [
-        CONFIGS,
-        {**CONFIGS, T: expiring(retention_micros=99)},
-        {**CONFIGS, T: expiring(schema=SCHEMA.append(pa.field("n", pa.int64())))},
-        {**CONFIGS, TableName("new"): global_table_config("new", key=str, value=str)},
-        {**CONFIGS, G: global_table_config("g")},
-        {**CONFIGS, G: global_table_config("g", two_phase_commit=True, key=str, value=int)},
-        {**CONFIGS, G: global_table_config_with_version("g", "", 1, key=str, value=str)},
-    ],
-)
-def test_what_does_not_change_the_meaning_of_stored_bytes_may_change(
-    store: MemoryStore, configs: dict[TableName, TableConfig]
-) -> None:
-    check_tables(configs, stored(store, CONFIGS))
-
-
-def test_changes_that_were_never_written_do_not_outlive_their_manager(
-    store: MemoryStore, job: Job
-) -> None:
-    tables = manager(store)
-    counts(tables).insert("a", 1)
-    published = job.write(tables)
-    counts(tables).insert("a", 2)
-    kept(tables).insert(at(("a", 2)))
-    anew = manager(store, published)
-    assert counts(anew).get_all() == {"a": 1}
-    assert len(kept(anew)) == 0

@@ -11,28 +11,25 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from arroyo_dagster.state.codec.operations import (
-    INSERT,
+from arroyo_dagster.state import (
     DataOperation,
     DeleteKey,
     DeleteTimeKey,
     DeleteTimeRange,
     DeleteValue,
-    Insert,
-    encode_key,
-    encode_operation,
-)
-from arroyo_dagster.state.model.ids import Epoch, StatePath
-from arroyo_dagster.state.model.keys import range_for_server
-from arroyo_dagster.state.model.tables import TimeFile
-from arroyo_dagster.state.storage import MemoryStore
-from arroyo_dagster.state.tables.expiring_time_key import (
+    Epoch,
     ExpiringTimeKeyTable,
+    ExpiringTimeKeyView,
+    Insert,
+    MemoryStore,
+    StatePath,
+    range_for_server,
     timestamp_table_config,
 )
+from arroyo_dagster.state.codec.operations import INSERT, encode_key, encode_operation
+from arroyo_dagster.state.model.tables import TimeFile
 from arroyo_dagster.state.tables.messages import RecordBatch, TableChange
 from arroyo_dagster.state.tables.table import EpochFiles
-from arroyo_dagster.state.tables.time_views import ExpiringTimeKeyView
 from tests.fabricated import compact_rows
 from tests.jobs import as_multiset
 from tests.shares import some_of

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import uuid
 from collections import Counter
 from typing import Any
@@ -13,34 +12,32 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arroyo_dagster.errors import InputError
-from arroyo_dagster.state.codec.hashing.routing import key_hashes, subtasks_for_hashes
-from arroyo_dagster.state.metadata.backend import ParquetBackend
-from arroyo_dagster.state.model.checkpoints import OperatorCheckpoint
-from arroyo_dagster.state.model.ids import (
+from arroyo_dagster.state import (
     Epoch,
+    ExpiringTimeKeyTable,
+    ExpiringTimeKeyView,
     JobId,
+    JobPaths,
+    KeyTimeView,
+    MemoryStore,
+    OperatorCheckpoint,
     OperatorId,
+    ParquetBackend,
     PipelineId,
     StatePath,
+    TableConfig,
+    TableManager,
     TableName,
+    TaskInfo,
+    UncachedKeyValueView,
     WorkerGeneration,
-)
-from arroyo_dagster.state.model.keys import KeyRange, range_for_server
-from arroyo_dagster.state.model.layout import JobPaths
-from arroyo_dagster.state.model.tables import ExpiringTimeKeyFiles, TableConfig
-from arroyo_dagster.state.planning.restore.checkpoint import merge_operator
-from arroyo_dagster.state.storage import MemoryStore
-from arroyo_dagster.state.tables.expiring_time_key import (
-    ExpiringTimeKeyTable,
+    key_hashes,
+    range_for_server,
     timestamp_table_config,
 )
-from arroyo_dagster.state.tables.manager import TableManager
-from arroyo_dagster.state.tables.table import TaskInfo
-from arroyo_dagster.state.tables.time_views import (
-    ExpiringTimeKeyView,
-    KeyTimeView,
-    UncachedKeyValueView,
-)
+from arroyo_dagster.state.codec.hashing.routing import subtasks_for_hashes
+from arroyo_dagster.state.model.tables import ExpiringTimeKeyFiles
+from arroyo_dagster.state.planning.restore.checkpoint import merge_operator
 from tests.fabricated import compact_rows
 from tests.jobs import as_multiset
 
@@ -172,27 +169,6 @@ def test_at_any_parallelism_the_subtasks_hold_the_whole_and_nothing_twice(
 # ---- by key --------------------------------------------------------------------------------------
 
 
-def test_rows_of_a_key_come_without_it_in_the_order_in_which_they_came() -> None:
-    view = Job().manager().get_key_time_table("t")
-    view.insert(rows(("a", 1, 1), ("b", 2, 2), (None, 3, 3), ("a", 4, 0)))
-    assert view.value_schema.names == ["v", "_timestamp"]
-    assert view.get("a").column("v").to_pylist() == [1, 4]
-    assert view.get(None).column("v").to_pylist() == [3]
-    assert view.get("x").num_rows == 0
-    assert view.get("x").schema.equals(view.value_schema)
-    assert view.keys().to_pylist() == [{"k": "a"}, {"k": "b"}, {"k": None}]
-    view.insert(rows(("a", 5, 5)))
-    assert view.get("a").column("v").to_pylist() == [1, 4, 5]
-    assert view.delete_key("a") == 3
-    assert view.get("a").num_rows == 0
-    view.evict(3)
-    assert view.keys().to_pylist() == [{"k": None}]
-    with pytest.raises(InputError, match="storage key"):
-        view.get("a", "b")
-    with pytest.raises(InputError, match="not a storage key"):
-        view.get(5)
-
-
 @pytest.mark.parametrize(
     ("kind", "keys"),
     [
@@ -216,14 +192,6 @@ def test_keys_of_any_type_are_found(kind: pa.DataType, keys: list[Any]) -> None:
     view.insert(pa.table([column, [0, 1, 2, 3], [1, 1, 1, 1]], schema=schema))
     assert [view.get(key).column("v").to_pylist() for key in keys] == [[0, 3], [1], [2]]
     assert view.keys().num_rows == 3
-
-
-def test_a_table_keyed_by_nothing_has_one_key() -> None:
-    view = Job(config(keys=[])).manager().get_key_time_table("t")
-    assert view.get().num_rows == 0
-    view.insert(rows(("a", 1, 1), ("b", 2, 2)))
-    assert view.get().num_rows == 2
-    assert view.keys().num_columns == 0
 
 
 # ---- without memory ------------------------------------------------------------------------------
@@ -325,25 +293,3 @@ def test_a_table_has_one_view(first: int, second: int) -> None:
     else:
         with pytest.raises(InputError, match="has a view"):
             getters[second]("t")
-
-
-def test_a_view_by_key_follows_and_restores_as_any_other() -> None:
-    job = Job()
-    ahead, behind = job.manager(), job.manager()
-    behind.get_key_time_table("t")
-    view = ahead.get_key_time_table("t")
-    view.insert(rows(("a", 1, 5), ("b", 2, 50)))
-    assert ahead.follow(job.write(ahead, watermark=5))
-    view.delete_key("a")
-    published = job.write(ahead, watermark=40)
-    assert behind.follow(published)
-    for manager in (ahead, behind, job.manager()):
-        assert manager.get_key_time_table("t").keys().to_pylist() == [{"k": "b"}]
-
-
-def test_key_ranges_meet_and_leave_nothing_out() -> None:
-    whole = KeyRange(0, 2**64 - 1)
-    for parallelism in range(1, 40):
-        ranges = [range_for_server(index, parallelism) for index in range(parallelism)]
-        assert (ranges[0].start, ranges[-1].end) == (whole.start, whole.end)
-        assert all(a.end + 1 == b.start for a, b in itertools.pairwise(ranges))

@@ -7,16 +7,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from arroyo_dagster.errors import FormatError, InputError
+from arroyo_dagster.state import DeleteKey
 from arroyo_dagster.state.codec.operations import (
-    INSERT,
-    DeleteKey,
-    OperationKind,
     decode_operation,
     delete_keys_of,
     encode_key,
     encode_operation,
-    operation_kinds,
 )
 
 _EDGES = [0, 1, 125, 126, 250, 251, 255, 2**15, 2**16 - 1, 2**16, 2**31, 2**32 - 1, 2**32]
@@ -58,19 +54,3 @@ def test_deletes_by_columns_are_those_of_single_keys(
         expected = [DeleteKey(encode_key(fields, [value, "z"])) for value in plain.to_pylist()]
         assert [decode_operation(one) for one in found.to_pylist()] == expected
         assert found.to_pylist() == [encode_operation(one) for one in expected]
-
-
-def test_nested_keys_are_refused() -> None:
-    with pytest.raises(InputError, match="deleted by"):
-        delete_keys_of([pa.field("a", pa.list_(pa.int64()))], [pa.array([[1]])])
-
-
-def test_kinds_are_read_without_decoding() -> None:
-    delete = encode_operation(DeleteKey(b"k"))
-    plain = pa.chunked_array([pa.array([INSERT, delete]), pa.array([INSERT]).slice(1)])
-    expected = [OperationKind.INSERT, OperationKind.DELETE_KEY]
-    assert operation_kinds(plain).tolist() == expected
-    assert operation_kinds(plain.dictionary_encode()).tolist() == expected
-    for broken in ([b""], [None], [b"\x05"]):
-        with pytest.raises(FormatError):
-            operation_kinds(pa.chunked_array([broken], pa.binary()))

@@ -6,21 +6,12 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pytest
 
 from arroyo_dagster.errors import InputError
-from arroyo_dagster.state.codec.hashing.routing import (
-    HashVariant,
-    hash_key,
-    hash_keys,
-    key_hashes,
-    matching_variants,
-    subtasks_for_hashes,
-)
+from arroyo_dagster.state import HashVariant, hash_key, key_hashes, matching_variants
 from arroyo_dagster.state.model import types as t
-from arroyo_dagster.state.model.keys import server_for_hash
 
 NS = pa.timestamp("ns")
 WINDOW = pa.struct([("start", NS), ("end", NS)])
@@ -97,17 +88,6 @@ def test_values_have_the_hashes_of_the_specification(
     among_others = pa.array([None, value, None, value], kind).slice(1)
     found = key_hashes([among_others]).to_pylist()
     assert found == [expected, expected if pa.types.is_null(kind) else 0, expected]
-
-
-def test_a_dictionary_hashes_as_what_it_refers_to() -> None:
-    plain = pa.array(["a", None, "abc", "a", ""])
-    expected = key_hashes([plain])
-    for index in (pa.int8(), pa.uint16(), pa.int64()):
-        encoded = pa.DictionaryArray.from_arrays(
-            pa.array([2, None, 0, 2, 1], index), pa.array(["abc", "", "a"])
-        )
-        assert key_hashes([encoded]) == expected
-        assert key_hashes([encoded.slice(1, 3)]) == expected.slice(1, 3)
 
 
 ROWS: list[tuple[list[tuple[pa.DataType, Any]], int]] = [
@@ -218,14 +198,6 @@ def test_long_values_hash_as_the_crate_does(kind: pa.DataType, value: Any, expec
 
 
 @pytest.mark.parametrize("variant", HashVariant)
-def test_texts_of_any_lengths_hash_together_as_alone(variant: HashVariant) -> None:
-    texts = [ALPHABET_100[:size] * 2 for size in (70, 3, 0, 12, 40, 20, 9, 100, 1)]
-    whole = key_hashes([pa.array([None, *texts])], variant=variant).to_pylist()
-    alone = [key_hashes([pa.array([text])], variant=variant)[0].as_py() for text in texts]
-    assert whole == [0, *alone]
-
-
-@pytest.mark.parametrize("variant", HashVariant)
 def test_the_build_that_wrote_rows_is_found_from_their_hashes(variant: HashVariant) -> None:
     columns = [pa.array(["a", None, "b"]), pa.array([1, 2, None], pa.decimal128(20, 0))]
     stored = key_hashes(columns, variant=variant)
@@ -233,36 +205,6 @@ def test_the_build_that_wrote_rows_is_found_from_their_hashes(variant: HashVaria
     assert matching_variants(columns, pa.chunked_array([stored])) == (variant,)
     others = [other for other in HashVariant if other is not variant]
     assert matching_variants(columns, stored, others) == ()
-
-
-def test_rows_that_cannot_tell_leave_every_build_possible() -> None:
-    zeros = pa.array([0, 0], pa.uint64())
-    assert matching_variants([pa.nulls(2, pa.string())], zeros) == tuple(HashVariant)
-    assert matching_variants([], zeros) == tuple(HashVariant)
-    assert matching_variants([], pa.array([1], pa.uint64())) == ()
-    assert matching_variants([pa.array(["a"])], pa.array([1], pa.uint64())) == ()
-    with pytest.raises(InputError, match="uint64"):
-        matching_variants([pa.array(["a"])], pa.array([1]))
-
-
-def test_without_columns_every_row_goes_to_the_first_subtask() -> None:
-    assert key_hashes([], rows=3) == pa.array([0, 0, 0], pa.uint64())
-    with pytest.raises(InputError, match="number of rows"):
-        key_hashes([])
-
-
-def test_chunks_do_not_matter() -> None:
-    left = pa.chunked_array([["a"], [], ["abc", None, "é"]], pa.string())
-    right = pa.chunked_array([[1, 2, 3], [4]], pa.int32())
-    whole = key_hashes([left.combine_chunks(), right.combine_chunks()])
-    assert key_hashes([left, right]) == whole
-
-
-def test_columns_of_different_lengths_are_refused() -> None:
-    with pytest.raises(InputError, match="different lengths"):
-        key_hashes([pa.array([1]), pa.array([1, 2])])
-    with pytest.raises(InputError, match="different lengths"):
-        key_hashes([pa.array([1])], rows=2)
 
 
 UNSUPPORTED = [
@@ -287,30 +229,6 @@ def test_types_arroyo_cannot_hash_are_refused_even_without_rows(kind: pa.DataTyp
             key_hashes([pa.nulls(2, kind)])
         with pytest.raises(InputError, match="cannot be part of a routing key"):
             key_hashes([pa.StructArray.from_arrays([empty], ["inside"])])
-
-
-def test_a_column_that_is_no_arrow_array_is_refused() -> None:
-    with pytest.raises(InputError, match="Arrow array"):
-        key_hashes([[1, 2, 3]])  # type: ignore[list-item]
-
-
-@pytest.mark.parametrize("parallelism", [1, 2, 3, 7, 1000])
-def test_many_hashes_go_where_each_alone_goes(parallelism: int) -> None:
-    edges = [0, 1, 2**63, 6148914691236517205, 6148914691236517206, 2**64 - 1]
-    expected = [server_for_hash(edge, parallelism) for edge in edges]
-    array = pa.array(edges, pa.uint64())
-    for hashes in (array, pa.chunked_array([array]), array.to_numpy()):
-        found = subtasks_for_hashes(hashes, parallelism)
-        assert found.dtype == np.int32
-        assert found.tolist() == expected
-
-
-@pytest.mark.parametrize(
-    "hashes", [pa.array([1]), pa.array([1, None], pa.uint64()), np.array([1]), [1]]
-)
-def test_hashes_of_another_type_are_refused(hashes: Any) -> None:
-    with pytest.raises(InputError, match="uint64"):
-        subtasks_for_hashes(hashes, 2)
 
 
 @dataclass
@@ -391,11 +309,3 @@ def test_hash_key_is_the_standard_hasher_of_rust(value: Any, kind: Any, expected
 def test_keys_rust_would_not_hash_are_refused(value: Any, kind: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
         hash_key(value, kind)
-
-
-def test_many_keys_hash_as_each_alone() -> None:
-    keys = ["", "a", "abcdefg", "abcdefgh", "x" * 300, "é" * 40, "shardId-000000000000"] * 3
-    assert hash_keys(keys).tolist() == [hash_key(key) for key in keys]
-    assert hash_keys(iter([1, -1]), t.I32).tolist() == [hash_key(1, t.I32), hash_key(-1, t.I32)]
-    assert hash_keys([]).tolist() == []
-    assert hash_key("a" * 255) != hash_key("a" * 256)

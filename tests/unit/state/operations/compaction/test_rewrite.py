@@ -12,38 +12,38 @@ from typing import Any
 import pytest
 
 from arroyo_dagster.errors import ConflictError, FormatError, InputError, ProtocolError
-from arroyo_dagster.state.codec import metadata
-from arroyo_dagster.state.codec.maintenance_records import decode_rewrite_record
-from arroyo_dagster.state.metadata.backend import ParquetBackend
-from arroyo_dagster.state.metadata.lease import lease, newest_lease
-from arroyo_dagster.state.model.compaction import (
+from arroyo_dagster.state import (
     CompactionPolicy,
     CompactionSettings,
-    LeftOut,
-    RowsDigest,
-)
-from arroyo_dagster.state.model.ids import Epoch, StatePath
-from arroyo_dagster.state.model.job_facts import JobCondition, SourceAnswer
-from arroyo_dagster.state.model.layout import JobPaths, Layout, is_rewritten
-from arroyo_dagster.state.model.leases import LeaseRecord
-from arroyo_dagster.state.model.rewrite import RewriteOutcome, RewriteRecord, RewriteShard
-from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
-from arroyo_dagster.state.operations.compaction.rewrite import (
+    Epoch,
+    JobPaths,
+    Layout,
+    MemoryStore,
+    ObjectStore,
+    ParquetBackend,
     RewriteOptions,
-    plan_rewrite,
-    rewrite_here,
-    run_rewrite,
-)
-from arroyo_dagster.state.operations.compaction.rewrite_preconditions import ListedJob, list_objects
-from arroyo_dagster.state.operations.compaction.rewrite_undo import (
+    RewriteOutcome,
+    StatePath,
     UndoOptions,
     UndoOutcome,
     UndoPlan,
+    WriteProtected,
+    plan_rewrite,
     plan_undo,
+    run_rewrite,
     run_undo,
 )
-from arroyo_dagster.state.storage import MemoryStore, ObjectStore
-from arroyo_dagster.state.storage.wrappers import WriteProtected
+from arroyo_dagster.state.codec import metadata
+from arroyo_dagster.state.codec.maintenance_records import decode_rewrite_record
+from arroyo_dagster.state.metadata.lease import lease, newest_lease
+from arroyo_dagster.state.model.compaction import LeftOut, RowsDigest
+from arroyo_dagster.state.model.job_facts import JobCondition, SourceAnswer
+from arroyo_dagster.state.model.layout import is_rewritten
+from arroyo_dagster.state.model.leases import LeaseRecord
+from arroyo_dagster.state.model.rewrite import RewriteRecord, RewriteShard
+from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
+from arroyo_dagster.state.operations.compaction.rewrite import rewrite_here
+from arroyo_dagster.state.operations.compaction.rewrite_preconditions import ListedJob, list_objects
 from arroyo_dagster.state.tables.merge.rewrite import RewriteTask
 from tests.arroyo_jobs import (
     EVENTS,

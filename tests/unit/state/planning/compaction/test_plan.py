@@ -9,31 +9,26 @@ import pyarrow as pa
 import pytest
 
 from arroyo_dagster.errors import InputError
-from arroyo_dagster.state.model.checkpoints import (
+from arroyo_dagster.state import (
     Checkpoint,
     CheckpointState,
-    OperatorCheckpoint,
-    RunProgress,
-)
-from arroyo_dagster.state.model.compaction import (
     CompactionPolicy,
-    CompactionRecord,
     CompactionSettings,
-    MergedPairs,
-    MergedRows,
-    PairsMerge,
-    RowsMerge,
-)
-from arroyo_dagster.state.model.ids import (
     Epoch,
     JobId,
+    OperatorCheckpoint,
     OperatorId,
     PipelineId,
     StatePath,
     TableName,
     WorkerGeneration,
+    global_table_config,
+    range_for_server,
+    timestamp_table_config,
 )
-from arroyo_dagster.state.model.keys import MAX_ROUTING_KEY, range_for_server
+from arroyo_dagster.state.model.checkpoints import RunProgress
+from arroyo_dagster.state.model.compaction import CompactionRecord, MergedPairs, MergedRows
+from arroyo_dagster.state.model.keys import MAX_ROUTING_KEY
 from arroyo_dagster.state.model.tables import (
     ExpiringTimeKeyFiles,
     GlobalKeyedFiles,
@@ -43,12 +38,9 @@ from arroyo_dagster.state.model.tables import (
 from arroyo_dagster.state.planning.compaction.apply import adoptable, apply_merges
 from arroyo_dagster.state.planning.compaction.plan import (
     ARROYO_JOB,
-    backlog,
     most_outputs,
     plan_merges,
 )
-from arroyo_dagster.state.tables.expiring_time_key import timestamp_table_config
-from arroyo_dagster.state.tables.global_keyed import global_table_config
 
 G, T = TableName("g"), TableName("t")
 SCHEMA = pa.schema([("k", pa.string()), pa.field("_timestamp", pa.timestamp("ns"), nullable=False)])
@@ -58,7 +50,6 @@ CONFIGS = {
 }
 FULL = CompactionSettings(policy=CompactionPolicy.FULL)
 PACK = CompactionSettings(target_bytes=100, small_share=0.5, min_files=2)
-HALF = MAX_ROUTING_KEY // 2
 
 
 def path(name: str) -> StatePath:
@@ -207,18 +198,6 @@ def test_jobs_of_arroyo_and_unknown_sizes_are_refused() -> None:
         plan_merges(checkpoint(files), {path("a"): 1}, FULL)
 
 
-@pytest.mark.parametrize("wrong", [{"target_bytes": 0}, {"small_share": 0.0}, {"min_files": 1}])
-def test_settings_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(InputError, match="compaction needs"):
-        CompactionSettings(**wrong)
-
-
-def test_the_backlog_is_what_was_never_merged_beyond_one_file_a_subtask() -> None:
-    assert backlog(checkpoint(pairs("a", "b", "c", "x-compacted"))) == 1
-    assert backlog(checkpoint(pairs("a"), rows(timed("b"), timed("c"), timed("d")))) == 1
-    assert backlog(checkpoint(pairs("a", "b", "c", "d"), progress=None)) == 0
-
-
 # ---- what the metadata says afterwards -----------------------------------------------------------
 
 
@@ -299,13 +278,6 @@ def test_only_a_record_of_the_epochs_since_the_start_may_lack_an_input() -> None
     assert adoptable(whole, [record], Epoch(8)) == [merged]
 
 
-def test_a_table_of_another_kind_takes_nothing() -> None:
-    found = operator(rows(timed("a")))
-    swapped = replace(found, tables={G: rows(timed("a"))}, configs={G: CONFIGS[T]})
-    applied = apply_merges([swapped], [merged_pairs("a")])
-    assert applied.stale[0].reason == "the table is of another kind now"
-
-
 def test_merges_of_one_table_are_taken_over_one_by_one() -> None:
     merges = [
         merged_pairs("a", "b", outputs=("x",)),
@@ -316,12 +288,3 @@ def test_merges_of_one_table_are_taken_over_one_by_one() -> None:
     assert [one.name for one in applied.operators[0].paths] == ["x", "y"]
     assert len(applied.done) == 2
     assert len(applied.stale) == 1
-
-
-def test_kinds_of_merge_say_which_files_they_take() -> None:
-    found = plan(rows(timed("a"), timed("b")), FULL).merges[0]
-    assert isinstance(found, RowsMerge)
-    assert found.paths == paths("a", "b")
-    other = plan(pairs("a", "b"), FULL).merges[0]
-    assert isinstance(other, PairsMerge)
-    assert other.paths == paths("a", "b")

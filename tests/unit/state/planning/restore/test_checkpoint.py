@@ -8,23 +8,31 @@ from dataclasses import replace
 import pytest
 
 from arroyo_dagster.errors import ProtocolError
+from arroyo_dagster.state import (
+    Epoch,
+    JobId,
+    KeyRange,
+    OperatorCheckpoint,
+    OperatorId,
+    StatePath,
+    TableConfig,
+    TableName,
+    range_for_server,
+)
 from arroyo_dagster.state.model.checkpoints import (
     ExpiringTimeKeyReport,
     GlobalKeyedReport,
     LegacyCheckpoint,
-    OperatorCheckpoint,
     SubtaskCheckpoint,
     TableReport,
 )
-from arroyo_dagster.state.model.ids import Epoch, JobId, OperatorId, StatePath, TableName
-from arroyo_dagster.state.model.keys import MAX_ROUTING_KEY, KeyRange, range_for_server
+from arroyo_dagster.state.model.keys import MAX_ROUTING_KEY
 from arroyo_dagster.state.model.tables import (
     ExpiringTimeKeyConfig,
     ExpiringTimeKeyFiles,
     GlobalKeyedConfig,
     GlobalKeyedFiles,
     StoredSchema,
-    TableConfig,
     TimeFile,
 )
 from arroyo_dagster.state.planning.restore.checkpoint import (
@@ -100,12 +108,6 @@ def paths(operator: OperatorCheckpoint, table: TableName) -> tuple[str, ...]:
     return tuple(operator.tables[table].paths)
 
 
-def test_times_are_the_first_start_and_the_last_finish() -> None:
-    operator = merged(report(1), report(0), report(2))
-    assert (operator.parallelism, operator.epoch) == (3, 2)
-    assert (operator.start_time_micros, operator.finish_time_micros) == (8, 22)
-
-
 def test_watermarks_are_those_of_all_subtasks_or_none() -> None:
     operator = merged(report(0, watermark=7), report(1, watermark=5))
     assert (operator.min_watermark_micros, operator.max_watermark_micros) == (5, 7)
@@ -138,11 +140,6 @@ def test_a_global_table_lists_what_was_there_then_new_files_by_subtask_removals_
     before = merged(report(0, wrote("old1")), report(1, wrote("old2")))
     now = merged(report(1, wrote("b", "b-removed")), report(0, wrote("a")), previous=before)
     assert paths(now, G) == ("old1", "old2", "a", "b-removed", "b")
-
-
-def test_an_epoch_in_which_nothing_changed_lists_what_was_there() -> None:
-    before = merged(report(0, wrote("old")))
-    assert paths(merged(report(0, wrote()), previous=before), G) == ("old",)
 
 
 def test_commit_data_is_kept_by_subtask_even_when_it_is_empty() -> None:

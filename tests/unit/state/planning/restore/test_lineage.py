@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from arroyo_dagster.state.model.ids import Epoch
+from arroyo_dagster.state import Epoch
 from arroyo_dagster.state.planning.restore.lineage import behind_pinned, rolled_back
 
 

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from arroyo_dagster.state.model.ids import Epoch, JobId, OperatorId, PipelineId, WorkerGeneration
-from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state import Epoch, JobId, JobPaths, OperatorId, PipelineId, WorkerGeneration
 from arroyo_dagster.state.planning.restore.lost_metadata import (
     EpochObjects,
     NamedTables,

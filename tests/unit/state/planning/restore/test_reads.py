@@ -4,50 +4,43 @@ from __future__ import annotations
 
 import pytest
 
-from arroyo_dagster.errors import InputError, NotFoundError
-from arroyo_dagster.state.model.checkpoints import (
+from arroyo_dagster.errors import InputError
+from arroyo_dagster.state import (
     Checkpoint,
     CheckpointState,
-    OperatorCheckpoint,
-    RunProgress,
-)
-from arroyo_dagster.state.model.ids import (
     Epoch,
     JobId,
+    JobPaths,
+    KeyRange,
+    OperatorCheckpoint,
     OperatorId,
     PipelineId,
     StatePath,
+    TableConfig,
     TableName,
     WorkerGeneration,
 )
-from arroyo_dagster.state.model.keys import MAX_ROUTING_KEY, KeyRange
-from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.model.checkpoints import RunProgress
+from arroyo_dagster.state.model.keys import MAX_ROUTING_KEY
 from arroyo_dagster.state.model.tables import (
     ExpiringTimeKeyConfig,
     ExpiringTimeKeyFiles,
     GlobalKeyedConfig,
     GlobalKeyedFiles,
     StoredSchema,
-    TableConfig,
     TimeFile,
 )
 from arroyo_dagster.state.planning.restore.reads import (
     Attempt,
     Level,
     check_root,
-    choose_job,
-    directories_to_list,
-    find_table,
     is_at_rest,
-    job_watermark_micros,
     jobs_in,
-    ordered_operators,
     plan_read,
     restore_plan,
     unfinished_attempts,
 )
 
-LEGACY = JobPaths(JobId("old"))
 PROTOCOL = JobPaths(JobId("main"), PipelineId("words"))
 
 
@@ -58,30 +51,6 @@ def level(*names: str) -> Level:
 
 
 # ---- jobs ----------------------------------------------------------------------------------------
-
-TREE = {
-    "": level("old/", "words/", "_arroyo_dagster/", "junk/", "state.sqlite"),
-    "old": level("checkpoints/", "_arroyo_dagster/"),
-    "words": level("main/", "gone/"),
-    "junk": level("notes.txt"),
-    "old/checkpoints": level("checkpoint-0000003/", "checkpoint-12/"),
-    "words/main": level("current-generation.json", "generations/", "epochs/"),
-    "words/gone": level(),
-}
-
-
-def test_directories_are_asked_for_level_by_level_and_never_below_the_second() -> None:
-    known: dict[str, Level] = {}
-    asked: list[list[str]] = []
-    while wanted := directories_to_list(known):
-        asked.append(wanted)
-        known.update({path: TREE[path] for path in wanted})
-    assert asked == [
-        [""],
-        ["junk", "old", "words"],
-        ["old/checkpoints", "words/gone", "words/main"],
-    ]
-    assert jobs_in(known) == [LEGACY, PROTOCOL]
 
 
 def test_layouts_are_told_apart_by_structure_not_by_name() -> None:
@@ -99,25 +68,8 @@ def test_layouts_are_told_apart_by_structure_not_by_name() -> None:
     ]
 
 
-def test_what_is_ours_alone_is_never_a_job() -> None:
-    known = {
-        "_arroyo_dagster": level("checkpoints/"),
-        "_arroyo_dagster/checkpoints": level("checkpoint-0000001/"),
-        "x/_arroyo_dagster": level("current-generation.json"),
-        "x/y/z": level("current-generation.json"),
-    }
-    assert jobs_in(known) == []
-
-
 def checked(known: dict[str, Level], url: str) -> None:
     check_root(known, jobs_in(known), url)
-
-
-def test_a_root_without_jobs_is_fine_while_nothing_foreign_is_in_it() -> None:
-    checked({"": level()}, "u")
-    checked({"": level("_arroyo_dagster/", "state.sqlite", "state.sqlite-wal")}, "u")
-    old = {"old": level("checkpoints/"), "old/checkpoints": level("checkpoint-0000001/")}
-    checked({"": level("junk/", "old/"), **old}, "u")
 
 
 def test_a_directory_with_our_records_alone_is_a_job_that_was_removed() -> None:
@@ -139,33 +91,6 @@ def test_a_root_that_holds_something_else_is_refused_with_what_was_found() -> No
     assert str(caught.value.facts["found"]).endswith("d09/ and 2 more")
 
 
-def test_a_job_is_chosen_by_its_name_or_by_its_whole_path() -> None:
-    other = JobPaths(JobId("other"), PipelineId("words"))
-    jobs = [LEGACY, PROTOCOL, other]
-    assert choose_job("old", jobs, "u") == LEGACY
-    assert choose_job("main", jobs, "u") == PROTOCOL
-    assert choose_job("words/main", jobs, "u") == PROTOCOL
-
-
-def test_a_whole_path_wins_so_that_every_job_can_be_named() -> None:
-    same = JobPaths(JobId("old"), PipelineId("words"))
-    assert choose_job("old", [LEGACY, same], "u") == LEGACY
-    assert choose_job("words/old", [LEGACY, same], "u") == same
-
-
-def test_an_ambiguous_or_unknown_job_names_those_there_are() -> None:
-    twin = JobPaths(JobId("main"), PipelineId("letters"))
-    with pytest.raises(InputError, match="several jobs") as ambiguous:
-        choose_job("main", [twin, PROTOCOL], "u")
-    assert ambiguous.value.facts["candidates"] == "letters/main, words/main"
-    with pytest.raises(NotFoundError) as unknown:
-        choose_job("x", [LEGACY, PROTOCOL], "u")
-    assert unknown.value.facts["jobs"] == "old, words/main"
-    with pytest.raises(NotFoundError) as empty:
-        choose_job("x", [], "u")
-    assert empty.value.facts["jobs"] == "none"
-
-
 # ---- epochs --------------------------------------------------------------------------------------
 
 
@@ -177,13 +102,6 @@ def test_remains_of_expired_epochs_are_no_unfinished_attempts() -> None:
     attempts = [attempt(e, 1) for e in (3, 5, 6)] + [attempt(e, 2) for e in (6, 7, 8)]
     owners = [attempt(5, 1), attempt(6, 2), attempt(7, 2)]
     assert unfinished_attempts(attempts, owners) == [attempt(6, 1), attempt(8, 2)]
-
-
-def test_every_attempt_is_unfinished_while_no_epoch_is_owned() -> None:
-    assert unfinished_attempts([attempt(2, 1), attempt(1, 1)], []) == [
-        attempt(1, 1),
-        attempt(2, 1),
-    ]
 
 
 def operator(name: str, watermark: int | None = None, **tables: object) -> OperatorCheckpoint:
@@ -219,33 +137,11 @@ def checkpoint(
     )
 
 
-def test_the_watermark_of_a_job_is_the_smallest_that_any_operator_has() -> None:
-    assert job_watermark_micros(checkpoint(operator("a"), operator("b", 7), operator("c", 5))) == 5
-    assert job_watermark_micros(checkpoint(operator("a"), operator("b", 0))) == 0
-    assert job_watermark_micros(checkpoint(operator("a"))) is None
-
-
 def test_a_job_is_at_rest_when_its_last_run_ended_and_none_was_started_since() -> None:
     assert is_at_rest(checkpoint(final=True), WorkerGeneration(2))
     assert not is_at_rest(checkpoint(final=True), WorkerGeneration(3))
     assert not is_at_rest(checkpoint(final=False), WorkerGeneration(2))
     assert not is_at_rest(checkpoint(), WorkerGeneration(2))
-
-
-def test_operators_of_arroyo_are_shown_in_the_order_of_its_plan() -> None:
-    ids = ["sink_out_10", "SessionWindow<4s>", "value_2", "source_x_0"]
-    found = ordered_operators(checkpoint(*map(operator, ids)))
-    assert [one.operator for one in found] == [
-        "source_x_0",
-        "value_2",
-        "sink_out_10",
-        "SessionWindow<4s>",
-    ]
-
-
-def test_operators_of_ours_are_shown_as_metadata_lists_them() -> None:
-    found = ordered_operators(checkpoint(operator("z_9"), operator("a_1"), final=False))
-    assert [one.operator for one in found] == ["z_9", "a_1"]
 
 
 # ---- reads ---------------------------------------------------------------------------------------
@@ -291,20 +187,6 @@ def test_without_a_watermark_nothing_has_expired() -> None:
 def test_arroyo_reads_generational_tables_whole_and_we_do_not() -> None:
     assert len(plan_read(config(generational=True), FILES, 100, managed=False).files) == 3
     assert plan_read(config(generational=True), FILES, 100).files == ()
-
-
-def test_an_unknown_operator_or_table_names_those_there_are() -> None:
-    found = checkpoint(operator("count", 1, counts=1, other=1), operator("src"))
-    assert find_table(found, "count", "other")[1].table == "other"
-    with pytest.raises(NotFoundError) as unknown:
-        find_table(found, "cuont", "counts")
-    assert unknown.value.facts["operators"] == "count, src"
-    with pytest.raises(NotFoundError) as missing:
-        find_table(found, "count", "x")
-    assert missing.value.facts["tables"] == "counts, other"
-    with pytest.raises(NotFoundError) as none:
-        find_table(found, "src", "x")
-    assert none.value.facts["tables"] == "none"
 
 
 # ---- what a restore opens ------------------------------------------------------------------------

@@ -7,28 +7,29 @@ from dataclasses import replace
 import pytest
 
 from arroyo_dagster.errors import ProtocolError
-from arroyo_dagster.state.model.checkpoints import (
+from arroyo_dagster.state import (
     CheckpointState,
+    Epoch,
+    JobId,
+    JobPaths,
+    OperatorCheckpoint,
+    OperatorId,
+    PipelineId,
+    StatePath,
+    TableConfig,
+    TableName,
+    WorkerGeneration,
+)
+from arroyo_dagster.state.model.checkpoints import (
     CommittedMarker,
     CurrentGeneration,
     EpochRecord,
     GenerationManifest,
     LegacyCheckpoint,
     Manifest,
-    OperatorCheckpoint,
     RunProgress,
 )
-from arroyo_dagster.state.model.ids import (
-    Epoch,
-    JobId,
-    OperatorId,
-    PipelineId,
-    StatePath,
-    TableName,
-    WorkerGeneration,
-)
-from arroyo_dagster.state.model.layout import JobPaths
-from arroyo_dagster.state.model.tables import GlobalKeyedConfig, GlobalKeyedFiles, TableConfig
+from arroyo_dagster.state.model.tables import GlobalKeyedConfig, GlobalKeyedFiles
 from arroyo_dagster.state.planning.restore.recovery import (
     CannotStart,
     CheckpointStanding,

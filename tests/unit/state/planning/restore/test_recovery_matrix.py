@@ -11,8 +11,8 @@ from enum import Enum, auto
 import pytest
 
 from arroyo_dagster.errors import ProtocolError
+from arroyo_dagster.state import Epoch, StatePath
 from arroyo_dagster.state.model.checkpoints import EpochRecord, Manifest
-from arroyo_dagster.state.model.ids import Epoch, StatePath
 from arroyo_dagster.state.planning.restore.recovery import CannotStart, Claim, Restore, StartEmpty
 from tests.unit.state.planning.restore.test_recovery import PATHS, World
 

@@ -7,8 +7,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from arroyo_dagster.state import Epoch, timestamp_table_config
 from arroyo_dagster.state.codec.schema import file_schema, memory_schema, schema_to_json
-from arroyo_dagster.state.model.ids import Epoch
 from arroyo_dagster.state.model.tables import ExpiringTimeKeyConfig
 from arroyo_dagster.state.planning.restore.schema_evolution import (
     changed_in,
@@ -17,7 +17,6 @@ from arroyo_dagster.state.planning.restore.schema_evolution import (
     how_to_read,
     noted,
 )
-from arroyo_dagster.state.tables.expiring_time_key import timestamp_table_config
 
 TIME = pa.field("_timestamp", pa.timestamp("ns"), nullable=False)
 K = pa.field("k", pa.string())
@@ -93,11 +92,6 @@ def test_what_may_not_change_is_told_with_its_reason(
     assert any(problem in one for one in evolution(BEFORE, now).problems)
 
 
-def test_a_column_that_does_not_allow_nulls_may_come_to_allow_them() -> None:
-    strict = config(K, int32(nullable=False), TIME)
-    assert evolution(strict, BEFORE).problems == ()
-
-
 def test_columns_of_one_name_keep_their_places_or_go_together() -> None:
     twins = config(K, int32("0"), int64("0"), TIME)
     assert evolution(twins, config(K, int64("0"), int64("0"), TIME)).problems == ()
@@ -108,11 +102,6 @@ def test_columns_of_one_name_keep_their_places_or_go_together() -> None:
 
 
 # ---- notes ---------------------------------------------------------------------------------------
-
-
-def test_a_table_that_never_changed_has_no_notes() -> None:
-    assert noted(BEFORE, BEFORE, Epoch(7)) == BEFORE
-    assert changed_in(BEFORE.schema) == 0
 
 
 def test_notes_are_carried_on_and_seen_by_nobody_but_readers() -> None:
@@ -129,12 +118,6 @@ def test_notes_are_carried_on_and_seen_by_nobody_but_readers() -> None:
     assert [c.added_in for c in columns_in(dropped.schema.arrow_schema)] == [0, 7, 0]
     again = noted(dropped, wider, Epoch(11))
     assert [c.added_in for c in columns_in(again.schema.arrow_schema)] == [0, 11, 7, 0]
-
-
-def test_metadata_of_users_stays_beside_the_notes() -> None:
-    mine = pa.field("n", pa.int64(), metadata={"unit": "km"})
-    found = noted(BEFORE, config(K, int32(), mine, TIME), Epoch(3))
-    assert memory_schema(found).field("n").metadata == {b"unit": b"km"}
 
 
 # ---- reading a file ------------------------------------------------------------------------------
@@ -160,12 +143,6 @@ def test_a_column_dropped_and_added_again_has_no_old_values() -> None:
     assert reading(again, BEFORE, 8).sources == (0, 1, 2)
     other = noted(dropped, config(K, pa.field("v", pa.string()), TIME), Epoch(8))
     assert reading(other, BEFORE, 3).sources == (0, None, 2)
-
-
-def test_a_generational_table_has_its_row_generation_behind() -> None:
-    before = config(K, int32(), TIME, generational=True)
-    now = noted(before, config(K, TIME, generational=True), Epoch(2))
-    assert reading(now, before, 1).sources == (0, 2, 3)
 
 
 @pytest.mark.parametrize(
@@ -196,9 +173,3 @@ def test_a_file_that_its_table_cannot_have_written_is_refused(
     found = reading(now, of, epoch)
     assert found.problem is not None
     assert problem in found.problem
-
-
-def test_a_file_without_hash_and_operation_is_refused() -> None:
-    text = schema_to_json(memory_schema(BEFORE))
-    assert how_to_read(BEFORE, text, Epoch(1)).problem is not None
-    assert how_to_read(BEFORE, schema_to_json(pa.schema([])), Epoch(1)).problem is not None

@@ -15,9 +15,8 @@ from arroyo_dagster.errors import (
     NotFoundError,
     StorageError,
 )
-from arroyo_dagster.state.model.ids import Epoch, JobId, PipelineId
+from arroyo_dagster.state import JobId, JobPaths, PipelineId
 from arroyo_dagster.state.model.job_facts import Absence, JobCondition
-from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.storage.arroyo import api as arroyo_api
 from arroyo_dagster.state.storage.arroyo.api import ArroyoApi
 from tests.loopback import Reply, recorded, replaying, serving
@@ -33,21 +32,6 @@ def listed(edit: Callable[[dict[str, Any]], None], path: str = "/jobs") -> dict[
     for one in answer["data"]:
         edit(one)
     return {path: Reply(body=answer)}
-
-
-@pytest.mark.parametrize("ending", ["", "/", "/api", "/api/", "/api/v1", "/api/v1/"])
-def test_the_address_may_end_as_people_write_it(ending: str) -> None:
-    with serving(replaying("legacy-stopped")) as server:
-        api = ArroyoApi(server.url + ending)
-        assert api.source == server.url
-        assert {facts.name for facts in api.jobs().values()} == NAMES
-
-
-def test_a_server_below_a_path_of_its_own_is_reached() -> None:
-    replay = replaying("legacy-stopped")
-    with serving(lambda path, query: replay(path.removeprefix("/arroyo"), query)) as server:
-        assert len(ArroyoApi(f"{server.url}/arroyo").jobs()) == 4
-        assert all(path.startswith("/arroyo/api/v1/") for path in server.paths)
 
 
 def test_names_survive_pages_that_lose_pipelines_of_one_second(
@@ -106,15 +90,6 @@ def test_a_server_before_0_16_does_not_say_whose_a_job_is() -> None:
     assert word.facts is not None
     assert (word.facts.name, word.facts.pipeline) == ("joins", JOINS_PIPELINE)
     assert (word.facts.failure, word.facts.newest_ready_epoch) == ("out of memory", 14)
-
-
-def test_a_state_nobody_has_heard_of_is_unknown_and_kept() -> None:
-    with serving(
-        replaying("legacy-stopped", listed(lambda one: one.update(state="Draining")))
-    ) as server:
-        facts = ArroyoApi(server.url).jobs()[JOINS.job]
-    assert (facts.condition, facts.state) == (JobCondition.UNKNOWN, "Draining")
-    assert facts.knows_state
 
 
 def test_a_job_that_is_not_listed_is_asked_for_through_its_pipeline() -> None:
@@ -217,46 +192,3 @@ def test_a_field_of_another_type_is_a_format_error(wrong: dict[str, Any]) -> Non
     ):
         ArroyoApi(server.url).jobs()
     assert caught.value.facts["url"] == f"{server.url}/api/v1/jobs"
-
-
-@pytest.mark.parametrize(
-    ("wrong", "epochs"),
-    [
-        ({"epoch": None}, None),
-        ({"epoch": "2"}, None),
-        ({"finish_time": -1}, None),
-        ({"checkpoint_type": None, "events": "?"}, 13),
-    ],
-)
-def test_a_checkpoint_of_another_shape(wrong: dict[str, Any], epochs: int | None) -> None:
-    path = f"/pipelines/{JOINS_PIPELINE}/jobs/{JOINS.job}/checkpoints"
-    changed = listed(lambda one: one.update(wrong), path)
-    with serving(replaying("legacy-stopped", changed)) as server:
-        api = ArroyoApi(server.url)
-        if epochs is None:
-            with pytest.raises(FormatError):
-                api.checkpoints(JOINS_PIPELINE, JOINS.job)
-        else:
-            assert len(api.checkpoints(JOINS_PIPELINE, JOINS.job)) == epochs
-
-
-def test_fields_that_later_releases_add_change_nothing() -> None:
-    added = listed(lambda one: one.update(shards=[{"x": 1}], state="Running"))
-    with serving(replaying("legacy-stopped", added)) as server:
-        assert ArroyoApi(server.url).jobs()[JOINS.job].condition is JobCondition.RUNNING
-
-
-def test_a_failure_that_is_more_than_a_text_is_shown_as_json() -> None:
-    changed = listed(lambda one: one.update(state="Failed", failure_reason={"domain": "user"}))
-    with serving(replaying("legacy-stopped", changed)) as server:
-        facts = ArroyoApi(server.url).jobs()[JOINS.job]
-    assert (facts.condition, facts.failure) == (JobCondition.FAILED, '{"domain": "user"}')
-
-
-def test_epochs_come_oldest_first_however_the_server_lists_them() -> None:
-    path = f"/pipelines/{JOINS_PIPELINE}/jobs/{JOINS.job}/checkpoints"
-    items = recorded("legacy-stopped")[f"/api/v1{path}"]["data"]
-    reply = Reply(body={"data": items[::-1]})
-    with serving(replaying("legacy-stopped", {path: reply})) as server:
-        found = ArroyoApi(server.url).checkpoints(JOINS_PIPELINE, JOINS.job)
-    assert [one.epoch for one in found] == [Epoch(number) for number in range(2, 15)]

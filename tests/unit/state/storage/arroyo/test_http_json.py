@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import time
 import traceback
 
@@ -33,20 +32,6 @@ def failing(reply: Reply, **limits: float) -> ArroyoStateError:
         return caught.value
 
 
-def test_a_document_is_fetched_with_the_token_and_the_query() -> None:
-    with serving(lambda path, query: Reply(body=[path, query])) as server:
-        client = JsonServer(f"{server.url}/base/", token=TOKEN)
-        assert client.get("/a%2Fb", {"limit": 3, "after": "x&y"}) == [
-            "/base/a%2Fb",
-            {"limit": "3", "after": "x&y"},
-        ]
-        JsonServer(server.url).get("/")
-    (method, _, first), (_, _, second) = server.asked
-    assert method == "GET"
-    assert first["Authorization"] == f"Bearer {TOKEN}"
-    assert "Authorization" not in second
-
-
 @pytest.mark.parametrize(
     ("status", "kind", "retryable"),
     [
@@ -66,12 +51,6 @@ def test_a_status_is_the_next_action(status: int, kind: type, retryable: bool) -
     assert (error.facts["status"], error.facts["answer"]) == (status, "so it is")
 
 
-def test_a_remark_beside_a_status_need_not_be_what_arroyo_sends() -> None:
-    for body in (b"\xff", b"[" * 5000, {"error": {"x": 1}}, ["error"], b""):
-        assert "answer" not in failing(Reply(500, body)).facts
-    assert len(failing(Reply(500, {"error": "x" * 300})).facts["answer"]) == 200
-
-
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
 def test_a_redirect_is_refused_and_nobody_else_sees_the_token(status: int) -> None:
     with serving(lambda path, query: Reply(body={})) as elsewhere:
@@ -80,23 +59,6 @@ def test_a_redirect_is_refused_and_nobody_else_sees_the_token(status: int) -> No
             assert not error.retryable
             assert "secret" not in str(error)
     assert elsewhere.asked == []
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        b"",
-        b"<html>sign in</html>",
-        b'{"data": [{"id": "job_',
-        b"\xff\xfe",
-        b"[" * 200_000,
-        b"[" + b"9" * 5000 + b"]",
-    ],
-)
-def test_nonsense_is_an_error_that_may_pass(body: bytes) -> None:
-    error = failing(Reply(body=body))
-    assert (type(error), error.retryable) == (StorageError, True)
-    assert error.facts["size_bytes"] == len(body)
 
 
 def test_half_an_answer_is_an_error_that_may_pass() -> None:
@@ -131,22 +93,6 @@ def test_a_server_that_trickles_is_left_after_the_deadline() -> None:
     error = failing(reply, timeout_seconds=5, deadline_seconds=0.3)
     assert (type(error), error.retryable) == (StorageError, True)
     assert "longer than 0.3 s" in error.message
-
-
-def test_nobody_there_and_nonsense_before_http() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        port = listening.getsockname()[1]
-    with pytest.raises(StorageError) as gone:
-        JsonServer(f"http://127.0.0.1:{port}").get("/")
-    assert gone.value.retryable
-    with pytest.raises(StorageError) as nameless:
-        JsonServer("http://no-such-host.invalid").get("/")
-    assert nameless.value.retryable
-    with serving(lambda path, query: Reply(status=0, body={})) as server:
-        with pytest.raises(StorageError):  # "HTTP/1.0 0": no status there is
-            JsonServer(server.url).get("/")
-        with pytest.raises(StorageError):  # TLS, where none is spoken
-            JsonServer(server.url.replace("http:", "https:")).get("/")
 
 
 @pytest.mark.parametrize(

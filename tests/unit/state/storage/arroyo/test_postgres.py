@@ -12,17 +12,15 @@ from typing import Any
 import pytest
 
 from arroyo_dagster.errors import FormatError, InputError, StorageError
-from arroyo_dagster.state.model.ids import JobId, PipelineId
-from arroyo_dagster.state.model.job_facts import Absence, JobCondition, JobFacts
-from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state import JobId
+from arroyo_dagster.state.model.job_facts import JobCondition, JobFacts
 from arroyo_dagster.state.operations.catalog.job_directory import open_directory
-from arroyo_dagster.state.storage.arroyo.postgres import ArroyoPostgres, is_postgres
+from arroyo_dagster.state.storage.arroyo.postgres import ArroyoPostgres
 from arroyo_dagster.state.storage.arroyo.sqlite import ArroyoDatabase
 from tests.compat.arroyo import DATA
 from tests.postgres import PASSWORD, Postgres, running_postgres
 
 FIXTURE = DATA / "state-legacy.sqlite"
-JOINS = JobId("job_d14OMmRXhf")
 
 # As Arroyo's migrations leave it: crates/arroyo-api/migrations, V1 to V35. What is not read is left
 # out.
@@ -107,46 +105,12 @@ def without_source(jobs: dict[JobId, JobFacts]) -> dict[JobId, JobFacts]:
 # ---- facts ---------------------------------------------------------------------------------------
 
 
-def test_programs_are_those_of_sqlite(server: Postgres) -> None:
-    postgres, sqlite = ArroyoPostgres(server.url()), ArroyoDatabase(str(FIXTURE))
-    for facts in sqlite.jobs().values():
-        assert facts.pipeline is not None
-        found = postgres.pipeline_graph(facts.pipeline)
-        assert isinstance(found, bytes)
-        assert found == sqlite.pipeline_graph(facts.pipeline)
-    assert postgres.pipeline_graph(PipelineId("pl_none")) is None
-
-
-@pytest.mark.parametrize("scheme", ["postgresql://", "postgres://", "POSTGRESQL://"])
-def test_the_url_of_a_postgres_is_one(scheme: str) -> None:
-    assert is_postgres(f"{scheme}host/db")
-    assert not is_postgres("/var/lib/postgres/state.sqlite")
-
-
 def test_the_facts_are_those_of_sqlite(server: Postgres) -> None:
     expected = ArroyoDatabase(str(FIXTURE)).jobs()
     found = ArroyoPostgres(server.url("reader", "reader-5d1e")).jobs()
     assert without_source(found) == without_source(expected)
     assert {facts.condition for facts in found.values()} == {JobCondition.STOPPED}
     assert all(facts.checkpoints for facts in found.values())
-
-
-def test_a_directory_asks_it_and_says_who_answered(server: Postgres) -> None:
-    directory = open_directory(database=server.url())
-    known, unknown = directory.look_up([JobPaths(JOINS), JobPaths(JobId("nobody"))])
-    assert known.facts.condition is JobCondition.STOPPED
-    assert known.facts.source == f"postgresql://***@127.0.0.1:{server.port}/postgres"
-    assert unknown.answers[0].absence is Absence.NO_JOB
-
-
-def test_each_call_sees_what_is_true_now(server: Postgres) -> None:
-    asked = ArroyoPostgres(server.url())
-    assert asked.jobs()[JOINS].state == "Stopped"
-    with connected(server) as connection:
-        connection.execute(f"UPDATE job_statuses SET state = 'Running' WHERE id = '{JOINS}'")
-    assert asked.jobs()[JOINS].condition is JobCondition.RUNNING
-    with connected(server) as connection:
-        connection.execute(f"UPDATE job_statuses SET state = 'Stopped' WHERE id = '{JOINS}'")
 
 
 # ---- read only -----------------------------------------------------------------------------------
@@ -210,13 +174,6 @@ def test_a_user_without_rights_and_another_database_are_told(server: Postgres) -
     other = server.url().replace("/postgres", "/other").replace("postgresql:/other", "postgresql:/")
     with pytest.raises(FormatError, match="not a database of Arroyo"):
         ArroyoPostgres(other).jobs()
-
-
-def test_a_problem_is_part_of_a_directorys_answer(server: Postgres) -> None:
-    directory = open_directory(database=server.url(password="wrong"))
-    (answer,) = directory.look_up([JobPaths(JOINS)])
-    assert answer.facts.condition is JobCondition.UNKNOWN
-    assert "does not answer" in str(answer.reason)
 
 
 def test_without_the_extra_the_error_names_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,12 +14,9 @@ from pathlib import Path
 import pytest
 
 from arroyo_dagster.errors import FormatError, InputError, NotFoundError, StorageError
-from arroyo_dagster.state.model.ids import JobId, PipelineId, StatePath
-from arroyo_dagster.state.model.job_facts import Absence, JobCondition
-from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state import JobId, MemoryStore, StatePath
 from arroyo_dagster.state.storage.arroyo import database_copy
 from arroyo_dagster.state.storage.arroyo.sqlite import ArroyoDatabase
-from arroyo_dagster.state.storage.memory import MemoryStore
 from tests.compat.arroyo import DATA
 
 FIXTURE = DATA / "state-legacy.sqlite"
@@ -83,16 +80,6 @@ def contents(directory: Path) -> dict[str, tuple[int, bytes]]:
 RUN = f"UPDATE job_statuses SET state = 'Running', run_id = 2 WHERE id = '{JOINS}'"
 
 
-def test_what_a_running_controller_wrote_to_its_log_is_seen(database: Path) -> None:
-    with controller(database, "PRAGMA journal_mode = WAL", RUN):
-        before = contents(database.parent)
-        assert "state.sqlite-wal" in before
-        facts = ArroyoDatabase(str(database)).jobs()[JOINS]
-        assert (facts.state, facts.run_id) == ("Running", 2)
-        assert contents(database.parent) == before
-    assert state_of(database) == "Running"  # its log outlives a killed controller
-
-
 def test_a_controller_in_the_midst_of_a_transaction_is_neither_seen_nor_disturbed(
     database: Path,
 ) -> None:
@@ -130,24 +117,6 @@ def test_nothing_is_written_where_nothing_may_be(database: Path) -> None:
         database.parent.chmod(0o700)
 
 
-def test_a_database_that_changes_while_it_is_copied_is_copied_again(
-    database: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    copied = database_copy._copied
-    passes: list[int] = []
-
-    def disturbed(source: Path, directory: Path) -> Path:
-        found = copied(source, directory)
-        passes.append(1)
-        if len(passes) == 1:
-            edit(database, RUN)
-        return found
-
-    monkeypatch.setattr(database_copy, "_copied", disturbed)
-    assert state_of(database) == "Running"
-    assert len(passes) == 2
-
-
 def test_a_database_that_never_rests_is_an_error_that_may_pass(
     database: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -183,23 +152,6 @@ def test_a_log_that_starts_again_while_it_is_copied_is_noticed(
 # ---- where it lies -------------------------------------------------------------------------------
 
 
-def test_a_path_a_link_and_urls_are_read_alike(
-    database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    link = tmp_path / "link.sqlite"
-    link.symlink_to(database)
-    monkeypatch.chdir(tmp_path)
-    for location in (database, link, "link.sqlite", f"file://{database}"):
-        assert state_of(location) == "Stopped"
-
-
-def test_the_log_beside_a_link_s_target_counts(database: Path, tmp_path: Path) -> None:
-    link = tmp_path / "link.sqlite"
-    link.symlink_to(database)
-    with controller(database, "PRAGMA journal_mode = WAL", RUN):
-        assert state_of(link) == "Running"
-
-
 def test_a_backup_in_a_store_is_fetched_with_its_log(database: Path) -> None:
     store = MemoryStore("sqlite-backup")
     with controller(database, "PRAGMA journal_mode = WAL", RUN):
@@ -216,17 +168,6 @@ def test_a_backup_in_a_store_is_fetched_with_its_log(database: Path) -> None:
         ArroyoDatabase("memory://sqlite-backup/state.sqlite", max_bytes=100).jobs()
 
 
-def test_what_is_no_file_is_refused(tmp_path: Path, database: Path) -> None:
-    os.mkfifo(tmp_path / "pipe")
-    for path in (tmp_path, tmp_path / "pipe"):
-        with pytest.raises(InputError, match="not a file"):
-            state_of(path)
-    with pytest.raises(NotFoundError):
-        state_of(tmp_path / "missing.sqlite")
-    with pytest.raises(InputError, match="larger than"):
-        ArroyoDatabase(str(database), max_bytes=100).jobs()
-
-
 # ---- what it holds -------------------------------------------------------------------------------
 
 
@@ -237,16 +178,6 @@ def test_a_truncated_file_is_a_format_error(database: Path, size: int) -> None:
         state_of(database)
     assert caught.value.facts["path"] == str(database)
     assert caught.value.next_step
-
-
-@pytest.mark.parametrize("data", [b"", b"{}", b"SQLite format 3\0" + b"\xff" * 5000, b"\0" * 9000])
-def test_a_file_that_is_no_database_of_arroyo_s_is_a_format_error(
-    tmp_path: Path, data: bytes
-) -> None:
-    path = tmp_path / "x.sqlite"
-    path.write_bytes(data)
-    with pytest.raises(FormatError):
-        state_of(path)
 
 
 @pytest.mark.parametrize(
@@ -290,44 +221,6 @@ def test_older_schemas_are_read_as_far_as_they_go(database: Path) -> None:
     assert (facts.name, facts.pipeline, facts.newest_ready_epoch) == ("joins", None, None)
 
 
-def test_states_of_checkpoints_are_told_apart(database: Path) -> None:
-    edit(
-        database,
-        f"UPDATE checkpoints SET state = 'committing' WHERE job_id = '{JOINS}' AND epoch = 14",
-        f"UPDATE checkpoints SET state = 'failed' WHERE job_id = '{JOINS}' AND epoch = 13",
-        f"UPDATE checkpoints SET state = 'compacting' WHERE job_id = '{JOINS}' AND epoch = 2",
-    )
-    facts = ArroyoDatabase(str(database)).jobs()[JOINS]
-    assert facts.newest_ready_epoch == 12
-    assert facts.checkpoints is not None
-    found = {one.epoch: (one.state, one.ready) for one in facts.checkpoints}
-    assert found.keys() == {2, *range(3, 13), 14}
-    assert (found[14], found[2]) == (("committing", False), ("compacting", False))
-
-
-def test_previews_failures_and_thresholds_are_told(database: Path) -> None:
-    edit(
-        database,
-        "UPDATE job_configs SET ttl_micros = 60000000, ignore_state_before_epoch = 15",
-        "UPDATE job_statuses SET state = 'Failed', failure_message = 'out of memory'",
-        "UPDATE pipelines SET state_url = 's3://elsewhere/x'",
-    )
-    facts = ArroyoDatabase(str(database)).jobs()[JOINS]
-    assert (facts.preview, facts.ignore_state_before_epoch) == (True, 15)
-    assert (facts.condition, facts.failure) == (JobCondition.FAILED, "out of memory")
-    assert facts.state_url == "s3://elsewhere/x"
-
-
-def test_a_job_without_a_status_is_known_by_name_only(database: Path) -> None:
-    edit(database, f"DELETE FROM job_statuses WHERE id = '{JOINS}'")
-    facts = ArroyoDatabase(str(database)).jobs()[JOINS]
-    assert (facts.name, facts.condition, facts.knows_state) == (
-        "joins",
-        JobCondition.UNKNOWN,
-        False,
-    )
-
-
 @pytest.mark.parametrize(
     ("text", "micros"),
     [
@@ -346,21 +239,3 @@ def test_times_are_read_exactly_or_not_at_all(
 ) -> None:
     edit(database, f"UPDATE job_statuses SET start_time = '{text}'")
     assert ArroyoDatabase(str(database)).jobs()[JOINS].start_time_micros == micros
-
-
-def test_a_job_that_is_not_there_is_absent_and_its_pipeline_told_apart(database: Path) -> None:
-    asked = [
-        JobPaths(JobId("job_x")),
-        JobPaths(JobId("job_x"), PipelineId("pl_zbN4vGHGrP")),
-        JobPaths(JobId("job_x"), PipelineId("pl_x")),
-        JobPaths(JOINS, PipelineId("pl_x")),
-        JobPaths(JOINS, PipelineId("pl_zbN4vGHGrP")),
-    ]
-    words = ArroyoDatabase(str(database)).look_up(asked)
-    assert [word.absence for word in words] == [
-        Absence.NO_JOB,
-        Absence.NO_JOB,
-        Absence.NO_PIPELINE,
-        Absence.NO_PIPELINE,
-        None,
-    ]

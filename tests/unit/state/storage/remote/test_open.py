@@ -5,17 +5,14 @@ from __future__ import annotations
 import os
 import pickle
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
-from arroyo_dagster.errors import InputError, NotFoundError
-from arroyo_dagster.state.model.ids import StatePath
-from arroyo_dagster.state.storage import configure, get_storage_provider, open_store
+from arroyo_dagster.errors import InputError
+from arroyo_dagster.state import MemoryStore, StatePath, configure, get_storage_provider, open_store
 from arroyo_dagster.state.storage.local_disk import LocalDiskStore
-from arroyo_dagster.state.storage.memory import MemoryStore
 from arroyo_dagster.state.storage.remote.fsspec_store import FsspecStore
 from arroyo_dagster.state.storage.remote.obstore_store import ObstoreStore
 from arroyo_dagster.state.storage.remote.s3_store import S3Store
@@ -50,47 +47,6 @@ def test_an_option_or_the_environment_chooses_fsspec(monkeypatch: pytest.MonkeyP
     assert isinstance(open_store("s3://bucket/key", options={"client": "obstore"}), ObstoreStore)
     with pytest.raises(InputError, match="no client 'boto'"):
         open_store("s3://bucket", options={"client": "boto"})
-
-
-def test_what_must_exist_is_asked_for(tmp_path: Path) -> None:
-    for url in (f"{tmp_path}/nowhere", "memory://nowhere"):
-        with pytest.raises(NotFoundError):
-            open_store(url, must_exist=True)
-    assert open_store(str(tmp_path), must_exist=True).url == f"file://{tmp_path}"
-
-
-def test_one_url_has_one_store_in_a_process(tmp_path: Path) -> None:
-    with ThreadPoolExecutor(8) as pool:
-        stores = set(pool.map(lambda _: id(get_storage_provider(str(tmp_path))), range(32)))
-    assert len(stores) == 1
-    assert get_storage_provider(f"file://{tmp_path}/") is get_storage_provider(str(tmp_path))
-
-
-def test_the_configured_url_is_used_where_none_is_given(tmp_path: Path) -> None:
-    configure(str(tmp_path))
-    assert get_storage_provider().url == f"file://{tmp_path}"
-    configure("memory://other")
-    assert get_storage_provider().url == "memory://other"
-
-
-def test_a_wrong_url_leaves_the_configured_one(tmp_path: Path) -> None:
-    configure(str(tmp_path))
-    with pytest.raises(InputError):
-        configure("relative/path")
-    assert get_storage_provider().url == f"file://{tmp_path}"
-
-
-def test_without_a_url_the_three_ways_to_give_one_are_told() -> None:
-    with pytest.raises(InputError) as caught:
-        get_storage_provider()
-    for way in ("configure(url)", "--url", "ARROYO__CHECKPOINT_URL"):
-        assert way in str(caught.value)
-
-
-def test_the_environment_is_not_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("ARROYO__CHECKPOINT_URL", str(tmp_path))
-    with pytest.raises(InputError):
-        get_storage_provider()
 
 
 def test_secrets_are_never_shown() -> None:

@@ -7,16 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from arroyo_dagster.errors import InputError, StorageError
+from arroyo_dagster.errors import InputError
 from arroyo_dagster.state.storage.failures import understood
 from arroyo_dagster.state.storage.remote.credentials import resolved
 from arroyo_dagster.state.storage.remote.fsspec_options import (
     adlfs_options,
     gcsfs_options,
-    s3fs_options,
 )
 from arroyo_dagster.state.storage.remote.obstore_options import obstore_options
-from arroyo_dagster.state.storage.remote.options import normalised, patience_of
+from arroyo_dagster.state.storage.remote.options import normalised
 from arroyo_dagster.state.storage.urls import parse_url
 
 S3 = parse_url("s3://bucket/key")
@@ -49,12 +48,6 @@ def test_names_of_every_ecosystem_are_understood() -> None:
         normalised({"key": "a", "access_key_id": "b"}, "s3")
 
 
-@pytest.mark.parametrize("value", ["five", -1, None, True])
-def test_patience_is_a_number(value: object) -> None:
-    with pytest.raises(InputError, match="retry_timeout_seconds"):
-        patience_of({"retry_timeout_seconds": value}, "s3://b")
-
-
 def test_the_url_wins_over_options_and_these_over_the_environment(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -79,19 +72,6 @@ def test_given_keys_never_mix_with_those_of_the_environment(
         assert {**provider(), "expires_at": None} == {**KEYS, "token": None, "expires_at": None}
 
 
-def test_keys_of_r2_win_over_those_of_aws(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "aws")
-    monkeypatch.setenv("R2_ACCESS_KEY_ID", "r2")
-    monkeypatch.setenv("R2_SECRET_ACCESS_KEY", "s")
-    monkeypatch.setenv("CLOUDFLARE_ACCOUNT_ID", "fromenv")
-    found = s3fs_options(parse_url("r2://bucket/key"), {})
-    assert (found["key"], found["endpoint_url"]) == (
-        "r2",
-        "https://fromenv.r2.cloudflarestorage.com",
-    )
-    assert s3fs_options(R2, {})["endpoint_url"] == "https://acct.r2.cloudflarestorage.com"
-
-
 def test_a_profile_of_the_aws_tools_is_found(tmp_path: Path) -> None:
     (tmp_path / ".aws").mkdir()
     (tmp_path / ".aws" / "credentials").write_text(
@@ -103,14 +83,6 @@ def test_a_profile_of_the_aws_tools_is_found(tmp_path: Path) -> None:
     keys = found.provider()
     assert (keys["access_key_id"], found.config["region"]) == ("file", "eu-west-3")
     assert keys["expires_at"] is not None
-
-
-def test_no_keys_anywhere_is_said_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(StorageError, match="no usable credentials") as caught:
-        obstore_options(S3, {})
-    assert not caught.value.retryable
-    monkeypatch.setenv("AWS_SKIP_SIGNATURE", "true")
-    assert obstore_options(S3, {}).provider is None
 
 
 def test_an_azure_account_that_differs_from_the_environment_is_refused(

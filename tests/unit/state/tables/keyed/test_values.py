@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime as dt
 import decimal
-import random
 from dataclasses import replace
 from typing import Any
 
@@ -12,18 +11,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from arroyo_dagster.errors import FormatError, InputError, StorageError
-from arroyo_dagster.state.codec.operations import INSERT, DeleteTimeKey, encode_operation
-from arroyo_dagster.state.codec.parquet import decode_file
-from arroyo_dagster.state.model.ids import Epoch
-from arroyo_dagster.state.storage import MemoryStore
-from arroyo_dagster.state.tables.keyed import text_chunks, view
-from arroyo_dagster.state.tables.keyed.definition import keyed_state
+from arroyo_dagster.errors import FormatError, InputError
+from arroyo_dagster.state import DeleteTimeKey, ListState, MapState, Timers, ValueState, keyed_state
+from arroyo_dagster.state.codec.operations import INSERT, encode_operation
+from arroyo_dagster.state.tables.keyed import text_chunks
 from arroyo_dagster.state.tables.keyed.rows import KeyedRows, Keys
-from arroyo_dagster.state.tables.keyed.states import ListState, MapState, ValueState
-from arroyo_dagster.state.tables.keyed.timers import Timers
 from arroyo_dagster.state.tables.live_rows import StoredRows
-from tests.faulty_stores import FaultInjecting
 from tests.keyed_subtasks import Subtasks
 
 _D = decimal.Decimal
@@ -112,46 +105,6 @@ def test_keys_and_values_may_have_several_columns() -> None:
         assert one.contains_many(keys).to_pylist() == [False, True, True]
 
 
-def test_of_equal_keys_the_last_wins_and_nothing_else_changes() -> None:
-    state = opened(Subtasks(keyed_state("t", str, str)))
-    state.put_many(["a", "b", "a", "a"], ["1", "2", "3", "x" * 30])
-    assert state.get_many(["a", "b", "a", "c"]).to_pylist() == ["x" * 30, "2", "x" * 30, None]
-    state.remove_many(["a", "a", "none"])
-    assert state.get_many(["a", "b"]).to_pylist() == [None, "2"]
-
-
-def test_random_changes_are_those_of_a_dict(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With chunks so small that texts move all the time, and restores between."""
-    monkeypatch.setattr(text_chunks, "_CHUNK_BYTES", 1 << 9)
-    chance = random.Random(7)
-    tasks = Subtasks(keyed_state("t", str, str | None))
-    manager, model = tasks.open(), dict[str, str | None]()
-    for step in range(400):
-        state = manager.get_keyed_state("t", ValueState)
-        keys = [f"{'k' * chance.choice([0, 20])}{chance.randint(0, 60)}" for _ in range(12)]
-        if chance.random() < 0.6:
-            values = [chance.choice([None, "v" * chance.randint(0, 60)]) for _ in keys]
-            state.put_many(keys, values)
-            model.update(zip(keys, values, strict=True))
-        else:
-            state.remove_many(keys)
-            for key in keys:
-                model.pop(key, None)
-        if step % 20 == 0:
-            tasks.write(manager)
-        if step % 80 == 0:
-            manager = tasks.open()
-            state = manager.get_keyed_state("t", ValueState)
-        assert len(state) == len(model)
-        assert state.get_many(list(model)).to_pylist() == list(model.values())
-        found = {
-            key: value
-            for part in state.rows()
-            for key, value in zip(*part.to_pydict().values(), strict=True)
-        }
-        assert found == model
-
-
 def test_keys_that_share_a_hash_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """The hash only narrows the search."""
     plain = KeyedRows.keys_of
@@ -173,16 +126,6 @@ def test_keys_that_share_a_hash_are_told_apart(monkeypatch: pytest.MonkeyPatch) 
         assert one.get("the same beginning999") is None
 
 
-def test_an_epoch_leaves_no_notes_behind() -> None:
-    tasks = Subtasks(keyed_state("t", str, int))
-    manager = tasks.open()
-    state = manager.get_keyed_state("t", ValueState)
-    for turn in range(5):
-        state.put_many(["a", "b"], [turn] * 2)
-        tasks.write(manager)
-        assert not state._changed
-
-
 def test_values_that_are_overwritten_leave_no_bytes_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(text_chunks, "_CHUNK_BYTES", 1 << 12)
     state = opened(Subtasks(keyed_state("t", int, str)))
@@ -194,155 +137,7 @@ def test_values_that_are_overwritten_leave_no_bytes_behind(monkeypatch: pytest.M
     assert held < 8 * len(keys) * 50
 
 
-# ---- what a barrier writes -----------------------------------------------------------------------
-
-
-def written(tasks: Subtasks) -> list[tuple[Any, ...]]:
-    """The rows of the newest file: key, value, time, row generation, the operation's kind."""
-    file = tasks.files("t")[-1]
-    rows, _ = decode_file(tasks.store.read(file.path), file.path)
-    columns = [
-        column.cast(pa.int64()).to_pylist() if pa.types.is_timestamp(column.type)
-        else column.to_pylist()
-        for column in rows.columns
-    ]  # fmt: skip
-    return [(*row[:4], row[-1][0]) for row in zip(*columns, strict=True)]
-
-
-def test_an_epoch_has_one_row_for_each_key_that_changed() -> None:
-    tasks = Subtasks(keyed_state("t", str, int))
-    manager = tasks.open()
-    state = manager.get_keyed_state("t", ValueState)
-    state.put_many([f"k{at}" for at in range(5000)], list(range(5000)))
-    manager.begin_epoch(7)
-    tasks.write(manager)
-    first = tasks.files("t")[0]
-    for value in range(100):
-        state.put("k1", value)
-    state.remove("k2")
-    state.remove("k3")
-    state.put("k3", 33)
-    state.put("new", 1)
-    state.put("brief", 1)
-    state.remove("brief")
-    manager.begin_epoch(9)
-    tasks.write(manager)
-    assert sorted(written(tasks)) == [
-        ("k1", 99, 9000, 2, 0),
-        ("k2", 0, 9000, 2, 2),
-        ("k3", 33, 9000, 2, 0),
-        ("new", 1, 9000, 2, 0),
-    ]
-    tasks.write(manager)
-    assert tasks.files("t")[0].path == first.path
-    assert len(tasks.files("t")) == 2  # an epoch without changes writes no file
-    sizes = [len(tasks.store.read(file.path)) for file in tasks.files("t")]
-    assert sizes[1] < sizes[0] / 10
-
-
-def test_a_barrier_that_failed_writes_the_same_again() -> None:
-    faulty = FaultInjecting(MemoryStore(), fail_at=2, mode="before")
-    tasks = Subtasks(keyed_state("t", str, int), store=faulty)
-    manager = tasks.open()
-    state = manager.get_keyed_state("t", ValueState)
-    state.put_many(["a", "b"], [1, 2])
-    with pytest.raises(StorageError):
-        tasks.write(manager)
-    tasks.write(manager)
-    state.remove("a")
-    tasks.write(manager)
-    assert len(tasks.files("t")) == 2
-    assert opened(tasks).get_many(["a", "b"]).to_pylist() == [None, 2]
-
-
-def test_the_clock_never_goes_back_even_if_the_machine_changes() -> None:
-    tasks = Subtasks(keyed_state("t", str, int))
-    manager = tasks.open()
-    manager.begin_epoch(500)
-    manager.get_keyed_state("t", ValueState).put("a", 1)
-    tasks.write(manager)
-    manager = tasks.open()
-    manager.get_keyed_state("t", ValueState).put("a", 2)
-    manager.begin_epoch(3)
-    tasks.write(manager)
-    assert written(tasks) == [("a", 2, 500_000, 2, 0)]
-
-
-def test_keys_of_another_subtask_are_refused_before_anything_is_written() -> None:
-    tasks = Subtasks(keyed_state("t", str, int))
-    manager = tasks.open(0, parallelism=2)
-    manager.get_keyed_state("t", ValueState).put_many(
-        [f"k{at}" for at in range(20)], list(range(20))
-    )
-    with pytest.raises(InputError, match="belong to other subtasks"):
-        tasks.write(manager)
-    assert not list(tasks.store.list(""))
-
-
-def test_changes_after_the_last_checkpoint_are_refused() -> None:
-    manager = Subtasks(keyed_state("t", str, int)).open()
-    state = manager.get_keyed_state("t", ValueState)
-    state.put("a", 1)
-    manager.checkpoint(1, 1, None, True)
-    for change in (lambda: state.put("b", 1), lambda: state.remove("a")):
-        with pytest.raises(InputError, match="after the last checkpoint"):
-            change()
-
-
 # ---- ttl -----------------------------------------------------------------------------------------
-
-
-def test_a_value_lives_its_ttl_from_its_last_write() -> None:
-    tasks = Subtasks(keyed_state("t", str, int, ttl=dt.timedelta(microseconds=10)))
-    manager = tasks.open()
-    state = manager.get_keyed_state("t", ValueState)
-
-    def epoch(clock: int, *keys: str) -> list[str]:
-        manager.begin_epoch(clock)
-        state.put_many(list(keys), [clock] * len(keys))
-        tasks.write(manager)
-        return sorted(key for part in state.rows() for key in part["key"].to_pylist())
-
-    assert epoch(100, "a", "b") == ["a", "b"]
-    assert epoch(105, "a", "c") == ["a", "b", "c"]
-    assert epoch(109) == ["a", "b", "c"]
-    assert epoch(110) == ["a", "c"]
-    assert epoch(110, "b") == ["a", "b", "c"]
-    manager = tasks.open()  # a restore knows when each was written
-    state = manager.get_keyed_state("t", ValueState)
-    assert epoch(115) == ["b"]
-    assert epoch(120) == []
-    assert not len(opened(tasks))
-
-
-def test_without_a_clock_of_its_own_an_epoch_has_that_of_its_barrier() -> None:
-    tasks = Subtasks(keyed_state("t", str, int, ttl=dt.timedelta(microseconds=10)))
-    manager = tasks.open()
-    state = manager.get_keyed_state("t", ValueState)
-    state.put("a", 1)
-    tasks.clock = 5000
-    tasks.write(manager)
-    assert written(tasks) == [("a", 1, 5_000_000, 1, 0)]
-    manager.begin_epoch(5009)
-    assert state.get("a") == 1
-    manager.begin_epoch(5010)
-    assert state.get("a") is None
-
-
-def test_rows_of_another_process_expire_in_their_time() -> None:
-    """A subtask that follows reads what another one wrote, newer or older than its own."""
-    tasks = Subtasks(keyed_state("t", str, int, ttl=dt.timedelta(microseconds=10)))
-    ahead, behind = tasks.open(), tasks.open()
-    state = behind.get_keyed_state("t", ValueState)
-    for clock, key in ((100, "a"), (105, "b")):
-        ahead.begin_epoch(clock)
-        ahead.get_keyed_state("t", ValueState).put(key, clock)
-        published = tasks.write(ahead)
-        assert behind.follow(published)
-    behind.begin_epoch(110)
-    assert state.get_many(["a", "b"]).to_pylist() == [None, 105]
-    behind.begin_epoch(115)
-    assert not len(state)
 
 
 def test_rows_of_files_that_come_late_expire_in_their_time() -> None:
@@ -355,33 +150,6 @@ def test_rows_of_files_that_come_late_expire_in_their_time() -> None:
     state.begin_epoch(29)
     assert state.contains_many(["new", "old"]).to_pylist() == [True, False]
     state.begin_epoch(30)
-    assert not len(state)
-
-
-def test_rows_are_written_in_batches_that_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Texts of one batch may not exceed 2 GiB."""
-    monkeypatch.setattr(view, "_SLICE_BYTES", 100)
-    tasks = Subtasks(keyed_state("t", int, str))
-    manager = tasks.open()
-    state = manager.get_keyed_state("t", ValueState)
-    values = ["x" * 40] * 5 + ["", "y" * 250, "z"]
-    state.put_many(list(range(8)), values)
-    assert [part.num_rows for part in state.rows()] == [2, 2, 2, 2]
-    assert len(state.changes(Epoch(1))) == 4
-    tasks.write(manager)
-    assert opened(tasks).get_many(list(range(8))).to_pylist() == values
-
-
-def test_what_waits_for_its_ttl_is_no_more_than_what_lives() -> None:
-    tasks = Subtasks(keyed_state("t", int, int, ttl=dt.timedelta(hours=1)))
-    manager = tasks.open()
-    state = manager.get_keyed_state("t", ValueState)
-    for turn in range(30):
-        manager.begin_epoch(100 + turn)
-        state.put_many(list(range(200)), [turn] * 200)
-        tasks.write(manager)
-    assert len(state._expiries) <= 2 * 200 + 1024 + 200
-    manager.begin_epoch(129 + 3_600_000_000)
     assert not len(state)
 
 
@@ -404,9 +172,6 @@ def stored(rows: list[tuple[str, int, int]], operations: list[bytes]) -> StoredR
     return StoredRows(table, pa.chunked_array([operations], pa.binary()))
 
 
-DELETE = b"\x02\x00"
-
-
 def test_the_newest_row_generation_counts_wherever_it_lies() -> None:
     """A merge may write rows in the order of keys, or of time."""
     state = opened(Subtasks(keyed_state("t", str, int)))
@@ -417,26 +182,6 @@ def test_the_newest_row_generation_counts_wherever_it_lies() -> None:
         ]
     )
     assert state.get_many(["a", "b", "c"]).to_pylist() == [3, 2, 1]
-
-
-def test_a_delete_acts_on_what_came_before_it() -> None:
-    state = opened(Subtasks(keyed_state("t", str, int)))
-    rows = [
-        ("a", 5, 5),
-        ("a", 0, 6),
-        ("a", 1, 1),
-        ("b", 0, 6),
-        ("b", 2, 2),
-        ("b", 0, 7),
-        ("c", 1, 1),
-    ]
-    kinds = [INSERT, DELETE, INSERT, DELETE, INSERT, DELETE, INSERT]
-    state.replay([stored(rows, kinds)])
-    assert state.get_many(["a", "b", "c"]).to_pylist() == [1, None, 1]
-    state.replay(
-        [stored([("c", 0, 2), ("a", 0, 2)], [DELETE] * 2), stored([("c", 4, 1)], [INSERT])]
-    )
-    assert state.get_many(["a", "b", "c"]).to_pylist() == [None, None, 4]
 
 
 @pytest.mark.parametrize("operation", [encode_operation(DeleteTimeKey(1, b"")), b"", b"\x09"])

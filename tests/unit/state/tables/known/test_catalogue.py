@@ -10,17 +10,11 @@ from typing import Any
 import pytest
 
 from arroyo_dagster.errors import InputError
+from arroyo_dagster.state import TableConfig, TableName
 from arroyo_dagster.state.codec.bincode.codec import decode, encode
 from arroyo_dagster.state.codec.plain import plain_value
 from arroyo_dagster.state.model import types as t
-from arroyo_dagster.state.model.ids import TableName
-from arroyo_dagster.state.model.tables import (
-    ExpiringTimeKeyConfig,
-    GlobalKeyedConfig,
-    StoredSchema,
-    TableConfig,
-)
-from arroyo_dagster.state.tables.global_keyed import global_table_config
+from arroyo_dagster.state.model.tables import GlobalKeyedConfig
 from arroyo_dagster.state.tables.known import catalogue as c
 from arroyo_dagster.state.tables.known import operators as o
 from arroyo_dagster.state.tables.known import sinks as k
@@ -130,12 +124,6 @@ CRATE: list[tuple[str, str, int, Any, str]] = [
 ]
 
 
-def test_the_types_of_every_built_in_table_can_be_described() -> None:
-    for known in c.BUILT_IN:
-        kinds = (known.key_type, known.value_type, known.commit_type)
-        assert all(isinstance(kind, t.Type) for kind in kinds), known
-
-
 @pytest.mark.parametrize(("table", "description", "version", "value", "raw"), CRATE)
 def test_values_have_the_bytes_of_the_crate(
     table: str, description: str, version: int, value: Any, raw: str
@@ -201,37 +189,6 @@ def test_what_a_release_before_iceberg_wrote_is_told_from_what_comes_after() -> 
     }
 
 
-def test_every_built_in_table_is_found_by_its_own_configuration() -> None:
-    assert len({(one.table, one.description) for one in c.BUILT_IN}) == 30
-    for known in c.BUILT_IN:
-        assert known.owner
-        assert known.holds
-        found = BUILT_IN.tables[0].kind
-        if known.kind is not found:
-            continue
-        told = config(str(known.table), str(known.description), known.state_version or 0)
-        assert known in BUILT_IN.find("anything", told)
-        described = BUILT_IN.describe("anything", told)
-        assert described is not None
-        assert described.description == known.description
-
-
-def test_rows_of_windows_joins_and_aggregates_are_described() -> None:
-    schema = StoredSchema(arrow_schema="", timestamp_index=0)
-    for table, description, owner in (
-        ("t", "tumbling_intermediate", "tumbling or instant window"),
-        ("left", "left join data", "join"),
-        ("b", "batch_state", "updating aggregate"),
-    ):
-        kept = ExpiringTimeKeyConfig(
-            table=TableName(table), description=description, retention_micros=0, schema=schema
-        )
-        known = BUILT_IN.describe("x", TableConfig(config=kept))
-        assert known is not None
-        assert known.owner == owner
-        assert not known.has_entries
-
-
 def test_people_see_named_fields_and_times() -> None:
     value = s.ShardState("orders", "shard-1", s.Timestamp(1700000000 * NANOS), False)
     assert plain_value(value, t.describe(s.ShardState)) == {
@@ -245,18 +202,6 @@ def test_people_see_named_fields_and_times() -> None:
 
 
 # ---- what stays bytes ----------------------------------------------------------------------------
-
-
-def test_an_unknown_table_stays_bytes_and_says_how_to_register_it() -> None:
-    told = config("x", "my state")
-    form = BUILT_IN.form_of("my_operator_3", told, {b"\x01": (0, b"\x02")})
-    assert form.known is None
-    assert form.decode(b"\x01", b"\x02") is None
-    assert form.plain(b"\x01", b"\x02") == {"key_hex": "01", "value_hex": "02"}
-    assert form.problem is not None
-    for part in ("my_operator_3", "register_table", "table='x'", "description='my state'"):
-        assert part in form.problem
-    assert c.ENTRY_POINTS in form.problem
 
 
 def test_entries_that_are_not_what_the_catalogue_says_stay_bytes_and_say_why() -> None:
@@ -277,19 +222,6 @@ def test_entries_of_another_version_are_not_guessed() -> None:
     form = BUILT_IN.form_of("sink_a_0", told, {b"\x00": (2, b"\x00")})
     assert form.problem is not None
     assert "state version 2" in form.problem
-
-
-def test_a_table_that_is_never_written_to_has_no_entries() -> None:
-    told = config("m", "mqtt source state")
-    assert BUILT_IN.form_of("x", told, {}).problem is None
-    assert "writes none" in str(BUILT_IN.form_of("x", told, {b"": (0, b"")}).problem)
-
-
-def test_types_that_a_job_stored_come_before_the_catalogue() -> None:
-    told = global_table_config("k", "kafka offsets", key=str, value=int)
-    form = BUILT_IN.form_of("x", told, {})
-    assert (form.key_type, form.value_type) == (t.STRING, t.Primitive("i64"))
-    assert form.decode(b"\x01a", b"\x02") == ("a", 1)
 
 
 # ---- the catalogue of a process ------------------------------------------------------------------
@@ -318,22 +250,6 @@ def test_a_registered_table_decodes_and_comes_first() -> None:
     assert [one.owner for one in found] == ["o", "Kafka source"]
 
 
-def test_installed_packages_name_tables_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    points = [
-        EntryPoint("one", f"{__name__}:MINE", c.ENTRY_POINTS),
-        EntryPoint("many", f"{__name__}:MANY", c.ENTRY_POINTS),
-    ]
-    monkeypatch.setattr(EntryPoint, "load", lambda self: globals()[self.value.split(":")[1]])
-    monkeypatch.setattr(c, "entry_points", lambda group: points)
-    assert c.default_catalogue().tables[:3] == (*MANY, MINE)
-
-
-MANY = [
-    c.KnownTable(owner="a", holds="h", table="a", key=int, value=int),
-    c.KnownTable(owner="b", holds="h", table="b", key=int, value=int),
-]
-
-
 def test_a_package_that_names_something_else_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     broken = EntryPoint("broken", "no_such_module:X", c.ENTRY_POINTS)
     monkeypatch.setattr(c, "entry_points", lambda group: [broken])
@@ -345,8 +261,3 @@ def test_a_package_that_names_something_else_is_named(monkeypatch: pytest.Monkey
         c.default_catalogue()
     with pytest.raises(InputError, match="not a KnownTable"):
         c.register_table("kafka")  # type: ignore[arg-type]
-
-
-def test_a_type_that_cannot_be_described_is_refused_where_it_is_written() -> None:
-    with pytest.raises(InputError, match="cannot be encoded"):
-        c.KnownTable(owner="o", holds="h", key=complex)

@@ -12,6 +12,16 @@ import pyarrow as pa
 import pytest
 
 from arroyo_dagster.errors import FormatError
+from arroyo_dagster.state import (
+    Epoch,
+    ExpiringTimeKeyTable,
+    MemoryStore,
+    StatePath,
+    TableConfig,
+    global_table_config,
+    range_for_server,
+    timestamp_table_config,
+)
 from arroyo_dagster.state.codec.parquet import decode_file, encode_pair_columns, encode_rows
 from arroyo_dagster.state.model.compaction import (
     MergeOutcome,
@@ -20,16 +30,8 @@ from arroyo_dagster.state.model.compaction import (
     RowsMerge,
     SortOrder,
 )
-from arroyo_dagster.state.model.ids import Epoch, StatePath
-from arroyo_dagster.state.model.keys import range_for_server
-from arroyo_dagster.state.model.tables import ExpiringTimeKeyConfig, TableConfig
+from arroyo_dagster.state.model.tables import ExpiringTimeKeyConfig
 from arroyo_dagster.state.planning.restore.schema_evolution import noted
-from arroyo_dagster.state.storage import MemoryStore
-from arroyo_dagster.state.tables.expiring_time_key import (
-    ExpiringTimeKeyTable,
-    timestamp_table_config,
-)
-from arroyo_dagster.state.tables.global_keyed import global_table_config
 from arroyo_dagster.state.tables.merge.pairs import merge_pairs
 from arroyo_dagster.state.tables.merge.rows import merge_rows
 from arroyo_dagster.state.tables.time_files import write_time_file

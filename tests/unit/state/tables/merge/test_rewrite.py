@@ -5,28 +5,25 @@ from __future__ import annotations
 
 import datetime as dt
 import decimal
-import itertools
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
-from arroyo_dagster.state.codec.parquet import decode_file, encode_rows, encode_single_rows
-from arroyo_dagster.state.model.compaction import CompactionPolicy, CompactionSettings
-from arroyo_dagster.state.model.layout import Layout
-from arroyo_dagster.state.model.rewrite import RewriteOutcome
-from arroyo_dagster.state.model.tables import TimeFile
-from arroyo_dagster.state.operations.compaction.rewrite import (
+from arroyo_dagster.state import (
+    CompactionPolicy,
+    CompactionSettings,
+    Layout,
     RewriteOptions,
+    RewriteOutcome,
     plan_rewrite,
     run_rewrite,
+    timestamp_table_config,
 )
-from arroyo_dagster.state.tables.expiring_time_key import timestamp_table_config
+from arroyo_dagster.state.codec.parquet import decode_file, encode_rows
+from arroyo_dagster.state.model.tables import TimeFile
 from arroyo_dagster.state.tables.merge import rewrite as rewriting
-from arroyo_dagster.state.tables.merge.rewrite import GONE, OLD_GENERATIONS, TOO_OLD
 from tests.arroyo_jobs import (
     EVENTS,
     GROUPS,
@@ -36,14 +33,12 @@ from tests.arroyo_jobs import (
     accumulators_config,
     as_stored,
     content,
-    join_config,
     stopped,
     table_rows,
     tuples_config,
     window_config,
     without_keys,
 )
-from tests.jobs import as_multiset
 
 FULL = CompactionSettings(policy=CompactionPolicy.FULL)
 TIME = pa.field("_timestamp", pa.timestamp("ns"), nullable=False)
@@ -132,209 +127,6 @@ def plain(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_struct(kind):
         return pa.struct([f.with_type(plain(f.type)) for f in kind])
     return kind
-
-
-def test_two_columns_of_one_name_are_two_columns() -> None:
-    one = pa.field("0", pa.list_(pa.field("item", pa.uint64(), nullable=False)))
-    schema = pa.schema([pa.field("k", pa.string()), one, one, TIME])
-    named = pa.schema([*list(schema)[:2], one.with_name("1"), TIME])
-    config = window_config(named, ["k"], retention=600)
-    text = config.config.schema.arrow_schema.replace('"name":"1"', '"name":"0"')  # type: ignore[union-attr]
-    stored = replace(config.config.schema, arrow_schema=text)  # type: ignore[union-attr]
-    config = replace(config, config=replace(config.config, schema=stored))
-    job = ArroyoJob(Layout.PROTOCOL)
-    for at in range(3):
-        rows = table_rows(schema, [["a", "b"], [[1], [2]], [[3], None], [NOW + at] * 2])
-        job.write({("tumbling_1", config): rows})
-    old = read(job, job.files["tumbling_1", "t"])
-    new = read(job, files(rewritten(job), "t"))
-    assert new[0].schema.names == ["k", "0", "0", "_timestamp", "_key_hash", "_operation"]
-    assert whole(new) == whole(old)
-
-
-def test_files_without_a_row_go_and_leave_the_rest() -> None:
-    config = window_config(EVENTS, ["k"], retention=600)
-    job = ArroyoJob(Layout.LEGACY)
-    for at in range(3):
-        rows = [[], [], []] if at % 2 else [["a", "b"], [1, 2], [NOW, NOW]]
-        job.write({("tumbling_1", config): table_rows(EVENTS, rows)})
-    outcome = rewritten(job)
-    assert sum(part.rows_out for part in outcome.parts) == 4
-
-
-def test_a_table_of_which_no_row_is_left_stays_as_it_is() -> None:
-    config = window_config(EVENTS, ["k"], retention=600)
-    job = ArroyoJob(Layout.LEGACY)
-    for _ in range(3):
-        job.write({("tumbling_1", config): table_rows(EVENTS, [[], [], []])})
-    assert not rewritten(job).published
-
-
-def test_rows_at_the_cutoff_stay_and_rows_before_it_go_and_that_is_counted() -> None:
-    config = window_config(EVENTS, ["k"], retention=10)
-    job = ArroyoJob(Layout.LEGACY, parallelism=1, watermark_micros=30 * SECOND)
-    cutoff = 20 * SECOND * 1000
-    for at in (-1, 0, 1):
-        times = [cutoff + at, NOW]
-        job.write({("tumbling_1", config): table_rows(EVENTS, [["a", "a"], [1, 1], times])})
-    (part,) = rewritten(job).parts
-    assert (part.rows_in, part.rows_out, part.dropped) == (6, 5, {TOO_OLD: 1})
-    (file,) = files(RewriteOutcomeOf(part), "t")
-    assert (file.epoch, file.compaction_generation) == (3, 1)
-    assert file.max_timestamp_micros == NOW // 1000
-    (rows,) = read(job, [file])
-    assert rows.column(2).cast(pa.int64()).to_pylist() == sorted(
-        [cutoff, cutoff + 1, NOW, NOW, NOW]
-    )
-
-
-def RewriteOutcomeOf(part: Any) -> Any:  # noqa: N802
-    return type("Outcome", (), {"parts": (part,)})()
-
-
-def test_equal_events_are_several_events() -> None:
-    config = window_config(EVENTS, ["k"], retention=600)
-    job = ArroyoJob(Layout.LEGACY, parallelism=1)
-    for _ in range(3):
-        job.write({("tumbling_1", config): table_rows(EVENTS, [["a", "a"], [1, 1], [NOW, NOW]])})
-    (part,) = rewritten(job).parts
-    assert part.rows_out == 6
-
-
-def test_a_join_keeps_the_old_rows_that_come_along_with_younger_ones() -> None:
-    """Arroyo keeps a record batch whole if one row of it is not too old."""
-    config = join_config(EVENTS, ["k"], retention=10)
-    job = ArroyoJob(Layout.LEGACY, parallelism=1, watermark_micros=30 * SECOND)
-    old, young = 5 * SECOND * 1000, NOW
-    many = 3000
-    times = [old] * (many - 1) + [young] + [old] * 30 + [young] * 3
-    keys = ["a"] * len(times)
-    for _ in range(2):
-        rows = table_rows(EVENTS, [keys, list(range(len(times))), times])
-        job.write({("join_1", config): rows})
-    (part,) = rewritten(job).parts
-    # Of each file the third batch of 1024 rows has younger ones, the first two have none.
-    assert part.rows_out == 2 * (len(times) - 2048)
-    assert part.dropped == {TOO_OLD: 4096}
-
-
-def test_of_a_key_the_newest_generation_stays_and_of_equals_the_first() -> None:
-    config = tuples_config(TUPLES, ["k"])
-    job = ArroyoJob(Layout.LEGACY, parallelism=1)
-    groups = accumulators_config(GROUPS, ["k"])
-    for at, (count, generation) in enumerate([(5, 2), (7, 2), (9, 1)]):
-        rows = table_rows(TUPLES, [["a"], [0], [b"x"], [count], [NOW + at], [generation]])
-        total = table_rows(GROUPS, [["a"], [at], [NOW], [at]])
-        job.write({("agg_1", config): rows, ("agg_1", groups): total})
-    outcome = rewritten(job)
-    (rows,) = read(job, files(outcome, "b"))
-    assert rows.column("count").to_pylist() == [5]
-    assert {p.merged.table: p.dropped for p in outcome.parts} == {
-        "b": {OLD_GENERATIONS: 2},
-        "a": {OLD_GENERATIONS: 2},
-    }
-
-
-def test_what_was_retracted_to_nothing_goes_with_all_that_it_hid() -> None:
-    config, groups = tuples_config(TUPLES, ["k"]), accumulators_config(GROUPS, ["k"])
-    job = ArroyoJob(Layout.PROTOCOL, parallelism=1)
-    for at in range(3):
-        gone = at == 2
-        tuples = table_rows(
-            TUPLES,
-            [["a", "b"], [0, 0], [b"x", b"x"], [0 if gone else 3, 1], [NOW, NOW], [at, at]],
-        )
-        totals = table_rows(GROUPS, [["a", "b"], [1, 1], [None if gone else NOW, NOW], [at, at]])
-        job.write({("agg_1", config): tuples, ("agg_1", groups): totals})
-    outcome = rewritten(job)
-    for table in ("a", "b"):
-        (rows,) = read(job, files(outcome, table))
-        assert rows.column(0).to_pylist() == ["b"]
-    assert all(part.dropped == {OLD_GENERATIONS: 4, GONE: 1} for part in outcome.parts)
-
-
-@pytest.mark.parametrize("rows", [1, 5, 60])
-def test_an_aggregate_without_keys_gets_a_row_group_a_tuple(rows: int) -> None:
-    config, groups = (
-        tuples_config(without_keys(TUPLES), []),
-        accumulators_config(without_keys(GROUPS), []),
-    )
-    job = ArroyoJob(Layout.LEGACY)
-    for at in range(2):
-        names = [f"{n}".encode() for n in range(rows)]
-        tuples = [[0] * rows, names, [at + 1] * rows, [NOW] * rows, [at] * rows]
-        job.write(
-            {
-                ("agg_1", config): table_rows(without_keys(TUPLES), tuples),
-                ("agg_1", groups): table_rows(without_keys(GROUPS), [[at], [NOW], [at]]),
-            }
-        )
-    outcome = rewritten(job)
-    (file,) = files(outcome, "b")
-    assert (file.min_routing_key, file.max_routing_key) == (0, 0)
-    footer = pq.ParquetFile(pa.BufferReader(job.store.read(file.path))).metadata
-    assert footer.num_row_groups == rows
-    (part,) = (one for one in outcome.parts if one.merged.table == "b")
-    # Of each file Arroyo sees the first of every 1024 rows; of older ones none that counts now.
-    assert part.repaired == rows - -(-rows // 1024)
-
-
-def test_rewriting_unkeyed_tuples_does_not_double_their_size() -> None:
-    """A row group a tuple took 1300 bytes each: a rewrite doubled the table."""
-    config, groups = (
-        tuples_config(without_keys(TUPLES), []),
-        accumulators_config(without_keys(GROUPS), []),
-    )
-    job = ArroyoJob(Layout.LEGACY)
-    names = [f"{n:08}".encode() for n in range(300)]
-    for at in range(60):
-        tuples = [[0] * 300, names, [at + 1] * 300, [NOW + at] * 300, [at] * 300]
-        job.write(
-            {
-                ("agg_1", config): table_rows(without_keys(TUPLES), tuples),
-                ("agg_1", groups): table_rows(without_keys(GROUPS), [[at], [NOW], [at]]),
-            }
-        )
-    outcome = rewritten(job)
-    (part,) = (one for one in outcome.parts if one.merged.table == "b")
-    (file,) = files(outcome, "b")
-    data = job.store.read(file.path)
-    footer = pq.ParquetFile(pa.BufferReader(data)).metadata
-    assert footer.num_row_groups == part.rows_out == 300
-    assert len(data) < 600 * 300 + 4000
-    assert part.size_bytes_out < 1.2 * part.size_bytes_in  # was 2.4 times
-    (groups_file,) = files(outcome, "a")
-    totals = pq.ParquetFile(pa.BufferReader(job.store.read(groups_file.path))).metadata
-    assert totals.num_row_groups == 1
-
-
-def test_unkeyed_tuples_that_are_all_gone_leave_one_row() -> None:
-    config, groups = (
-        tuples_config(without_keys(TUPLES), []),
-        accumulators_config(without_keys(GROUPS), []),
-    )
-    job = ArroyoJob(Layout.LEGACY)
-    names = [f"{n}".encode() for n in range(50)]
-    for at in range(2):
-        tuples = [[0] * 50, names, [1 - at] * 50, [NOW + at] * 50, [at] * 50]
-        job.write(
-            {
-                ("agg_1", config): table_rows(without_keys(TUPLES), tuples),
-                ("agg_1", groups): table_rows(without_keys(GROUPS), [[at], [NOW], [at]]),
-            }
-        )
-    outcome = rewritten(job)
-    (part,) = (one for one in outcome.parts if one.merged.table == "b")
-    assert (part.rows_out, part.dropped) == (1, {OLD_GENERATIONS: 50, GONE: 49})
-    (rows,) = read(job, files(outcome, "b"))
-    assert rows.column("count").to_pylist() == [0]
-
-
-def test_long_values_of_unkeyed_tuples_are_compressed() -> None:
-    rows = pa.table({"n": [1, 2, 3], "text": ["x" * 5000, "y" * 5000, "z" * 5000]})
-    data = encode_single_rows(rows)
-    assert len(data) < 5000
-    assert decode_file(data, "p")[0].equals(rows)
 
 
 def test_an_aggregate_without_keys_and_too_many_tuples_stays_and_says_why(
@@ -447,19 +239,3 @@ def test_columns_that_cannot_be_written_back_exactly_are_left_alone() -> None:
     else:
         assert not plan.tables
         assert any("cannot be written back exactly" in one.reason for one in plan.left_out)
-
-
-def test_a_large_range_is_cut_into_parts_and_each_has_its_own_file() -> None:
-    config = window_config(EVENTS, ["k"], retention=600)
-    job = ArroyoJob(Layout.LEGACY)
-    keys = [f"{n}" for n in range(200)]
-    for at in range(4):
-        job.write({("tumbling_1", config): table_rows(EVENTS, [keys, [at] * 200, [NOW] * 200])})
-    old = read(job, job.files["tumbling_1", "t"])
-    outcome = rewritten(job, replace(FULL, part_bytes=4000))
-    found = files(outcome, "t")
-    assert len(found) > 4
-    ranges = sorted((file.min_routing_key, file.max_routing_key) for file in found)
-    assert all(a[1] < b[0] for a, b in itertools.pairwise(ranges))
-    total = sum((as_multiset(one) for one in read(job, found)), as_multiset(old[0].slice(0, 0)))
-    assert total == sum((as_multiset(one) for one in old[1:]), as_multiset(old[0]))
