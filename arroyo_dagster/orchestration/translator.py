@@ -140,7 +140,7 @@ _TABLES = {
     ),
     GC_JOURNAL: _AssetText(
         "What was deleted or moved to quarantine, when, by whom and under which plan.",
-        ("gc journal JOB", "gc fate PATH"),
+        ("sql @journal JOB", "sql @fate --param path=PATH"),
         MAINTENANCE_GROUP,
     ),
     FORKED_STATE: _AssetText(

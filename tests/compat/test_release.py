@@ -22,7 +22,7 @@ from arroyo_dagster.state.operations.verify.job import verify_job
 from arroyo_dagster.state.runtime.in_process import run_pipeline
 from arroyo_dagster.state.storage import open_store
 from tests.compat.arroyo import DATA, members
-from tests.compat.write_release import ARROYO, SALES, answers, cli, words_job
+from tests.compat.write_release import ARROYO, PIN, SALES, answers, cli, words_job
 
 RELEASES = sorted(path.name for path in DATA.glob("release-*.tar.gz"))
 
@@ -48,6 +48,8 @@ def test_its_answers_are_the_same(release: Path) -> None:
     kept = [one for one in said["epochs"]["words/main"] if one[1] == "partially collected"]
     assert len(kept) == 1
     kept[0][1] = "metadata only"
+    for job, pins in said["pins"].items():
+        said["pins"][job] = [{name: pin[name] for name in PIN} for pin in pins]
     assert json.loads(json.dumps(answers())) == said
 
 
@@ -59,11 +61,6 @@ def test_its_jobs_can_be_restored(release: Path, url: str) -> None:
     for paths in jobs:
         verdict = verify_job(store, paths, level=4)
         assert verdict.passed, verdict
-
-
-def test_its_journals_are_whole(release: Path) -> None:
-    for job in ("main", "words_legacy"):
-        assert cli("gc", "journal", job, "--check", "--url", "jobs")["whole"]
 
 
 def test_its_quarantine_comes_back(release: Path) -> None:
@@ -131,4 +128,4 @@ def test_its_leases_do_not_last(release: Path) -> None:
     assert os.listdir(release / "jobs/words/main/_arroyo_dagster/leases")
     cli("pin", "main", "23", "--url", "jobs")
     cli("unpin", "main", "16", "--url", "jobs")
-    assert [one["epoch"] for one in cli("pins", "main", "--url", "jobs")] == [23]
+    assert [one["epoch"] for one in cli("sql", "@pins", "main", "--url", "jobs")] == [23]

@@ -145,6 +145,10 @@ def write_catalogue(base: Path) -> None:
     known_jobs.forget(catalogue, gone, owner="the release", now_micros=now)
 
 
+PIN = ("epoch", "owner", "reason")
+"""What of a pin is compared."""
+
+
 def answers() -> dict[str, Any]:
     """What this release says of all that lies in the working directory, without times."""
     said: dict[str, Any] = {"rows": {}, "epochs": {}, "pins": {}, "journal": {}}
@@ -153,8 +157,9 @@ def answers() -> dict[str, Any]:
         said["rows"][job] = sorted(json.dumps(row, sort_keys=True) for row in rows)
         epochs = cli("epochs", job, "--url", "jobs")
         said["epochs"][job] = [[one["epoch"], one["state"], one["files"]] for one in epochs]
-        said["pins"][job] = cli("pins", job, "--url", "jobs")
-        journal = cli("gc", "journal", job, "--url", "jobs")
+        pins = cli("sql", "@pins", job, "--url", "jobs")
+        said["pins"][job] = [{name: pin[name] for name in PIN} for pin in pins]
+        journal = cli("sql", "@journal", job, "--url", "jobs")
         said["journal"][job] = sorted([one["path"], one["outcome"]] for one in journal)
     said["states"] = cli("sdf", "show", "state", "dataflow.yaml", "totals/sold", "--url", "states")
     return said

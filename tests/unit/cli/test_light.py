@@ -68,10 +68,8 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> str:
     [
         (["jobs"], NEVER | CLIENTS | ASKING | ARROW | WRITING | METADATA),
         (["epochs", "main"], NEVER | CLIENTS | ASKING | ARROW | WRITING | METADATA),
-        (["pins", "main"], NEVER | CLIENTS | ASKING | ARROW | METADATA),
-        (["leases", "main"], NEVER | CLIENTS | ASKING | ARROW | METADATA),
         (["ownership", "list"], NEVER | CLIENTS | ASKING | ARROW | METADATA),
-        (["gc", "journal", "main"], NEVER | CLIENTS | ASKING | ARROW | METADATA),
+        (["sql", "--list"], NEVER | CLIENTS | ASKING | ARROW | METADATA),
         (["gc", "purge", "main"], NEVER | CLIENTS | ASKING | ARROW | METADATA),
         (["gc", "undelete", "main"], NEVER | CLIENTS | ASKING | ARROW | METADATA),
         # `pyarrow.parquet` loads ssl itself.

@@ -84,7 +84,7 @@ class BootstrapJob:
     Attributes:
         tables: the rows by operator and table.
         watermark_micros: event time at the cut.
-        positions: where the sources continue, absolute; see `arroyo-state offsets`.
+        positions: where the sources continue, absolute; see `arroyo-state sql @offsets JOB`.
         declaration: the digest of the document that declares the tables; empty = there is none.
         events: what is known of the stored events.
     """

@@ -66,11 +66,12 @@ class RestoreRates:
     def restore_seconds(self, forecast: Forecast) -> float:
         """Return how long the slowest subtask of a restore takes."""
         reads = zip(forecast.opens, forecast.read_bytes, strict=True)
-        slowest = max(
-            (opens * self.file_micros / _MICROS + size / self.bytes_a_second)
-            for opens, size in ((0, 0), *reads)
-        )
+        slowest = max(self.read_seconds(opens, size) for opens, size in ((0, 0), *reads))
         return self.start_micros / _MICROS + slowest
+
+    def read_seconds(self, opens: int, size_bytes: int) -> float:
+        """Return how long a subtask opens and reads files, without the start."""
+        return opens * self.file_micros / _MICROS + size_bytes / self.bytes_a_second
 
 
 DEFAULT_RATES = RestoreRates()
