@@ -95,7 +95,11 @@ MAIN: Mapping[str, LazyCommand] = {
         "SDF keyed states: declared in YAML, written by one service, read by others.",
         is_group=True,
     ),
-    "show": LazyCommand("show", "Print the operators, tables, files, rows and bytes of an epoch."),
+    "show": LazyCommand(
+        "show",
+        "Print a job: operators, tables, positions, watermarks, lease, pins, size, cost of a "
+        "restore.",
+    ),
     "sql": LazyCommand("query.sql", "Query any table of any job at any epoch."),
     "stop": LazyCommand("run", "Ask a running managed job to stop with a checkpoint."),
     "unpin": LazyCommand("pins", "Let an epoch expire with the others again."),

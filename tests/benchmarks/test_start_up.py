@@ -23,7 +23,7 @@ POLARS = "import polars"
 COMMANDS = {
     "jobs": PARQUET,
     "epochs main": PARQUET,
-    "show main": PARQUET,
+    "show main": POLARS,
     "sql @pins main": POLARS,
     "sql @journal main": POLARS,
     "sql @offsets main": POLARS,

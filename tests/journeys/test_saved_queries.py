@@ -167,6 +167,19 @@ def test_a_restore_reads_what_its_plan_says(url: str, state: StateCatalog) -> No
             assert all(row["memory_bytes"] >= row["rows"] for row in found)
 
 
+def test_the_page_of_a_job_has_the_answers_of_the_queries(url: str, state: StateCatalog) -> None:
+    for job in state.jobs():
+        words = ["show", job.name, "--parallelism", "3", "--url", url]
+        page = json.loads(CliRunner().invoke(main, [*words, "--json"]).stdout)
+        for query in ("offsets", "watermarks", "leases", "pins"):
+            assert len(page[query]) == len(sql(url, f"@{query}", job.name))
+        assert page["offsets"] == sql(url, "@offsets", job.name)
+        assert page["restore"] == sql(url, "@restore", job.name, "--param", "parallelism=3")
+        printed = CliRunner().invoke(main, words).stdout
+        assert "memory a subtask" in printed
+        assert page["offsets"][0]["partition"] in printed
+
+
 def test_every_saved_query_is_listed_and_uses_its_parameters(url: str) -> None:
     listed = {one["name"]: one for one in sql(url, "--list")}
     assert {*listed} == {

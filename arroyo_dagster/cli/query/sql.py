@@ -84,6 +84,9 @@ def sql_command(
       arroyo-state sql @offsets shop/main --param high_water=6000 --url s3://bucket/arroyo
       arroyo-state sql "select * from offsets" --output offsets.parquet --url s3://bucket/arroyo
     """
+    if listed:
+        _print_saved(as_json)
+        return
     from arroyo_dagster.state.operations.query.sql import SqlCatalog
     from arroyo_dagster.state.operations.query.state import open_state
 
@@ -92,9 +95,6 @@ def sql_command(
     saved = query is not None and query.startswith("@")
     if (job is not None or parameters) and not saved:
         raise click.UsageError("JOB and --param are of a saved query: sql @NAME JOB")
-    if listed:
-        _print_saved(as_json)
-        return
     unreadable: dict[str, ArroyoStateError] = {}
     state = open_state(open_to_read(url), private=private)
     catalog = SqlCatalog(state, raw, unreadable.__setitem__)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -34,18 +34,6 @@ from arroyo_dagster.state.operations.catalog.jobs import (
 )
 from arroyo_dagster.state.operations.catalog.leases import list_leases
 from arroyo_dagster.state.operations.catalog.stored_files import stored_sizes
-from arroyo_dagster.state.operations.gc.fate import (
-    DirectoryFate,
-    FateState,
-    fate_of_directory,
-    fate_of_object,
-    job_of_object,
-    path_of_object,
-)
-from arroyo_dagster.state.operations.gc.journal import read_journal
-from arroyo_dagster.state.operations.gc.pins import read_pins
-from arroyo_dagster.state.operations.gc.plan import GcRequest, plan_gc
-from arroyo_dagster.state.operations.gc.quarantine import list_quarantines
 from arroyo_dagster.state.operations.query.metadata_rows import (
     CommitRow,
     DataFileRow,
@@ -75,7 +63,6 @@ from arroyo_dagster.state.operations.query.operator_state import (
     windows,
 )
 from arroyo_dagster.state.operations.query.positions import SourcePosition, source_positions
-from arroyo_dagster.state.operations.query.restore_estimate import estimate_restore
 from arroyo_dagster.state.operations.query.state import (
     OnUnreadable,
     StateCatalog,
@@ -87,6 +74,9 @@ from arroyo_dagster.state.planning.restore.reads import job_watermark_micros
 from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.tables.data_files import open_data_file
+
+if TYPE_CHECKING:
+    from arroyo_dagster.state.operations.gc.fate import DirectoryFate
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,6 +194,8 @@ def _epochs(job: StateJob) -> Iterator[JobEpochRow]:
 
 
 def _pins(job: StateJob) -> Iterator[PinRow]:
+    from arroyo_dagster.state.operations.gc.pins import read_pins
+
     for pin in read_pins(job.catalog.store, job.paths).pins:
         yield PinRow(
             job=job.name,
@@ -237,6 +229,8 @@ def _leases(job: StateJob) -> Iterator[LeaseRow]:
 
 
 def _journal(job: StateJob) -> Iterator[JournalRow]:
+    from arroyo_dagster.state.operations.gc.journal import read_journal
+
     for entry in read_journal(job.catalog.store, job.paths):
         yield JournalRow(
             job=job.name,
@@ -252,6 +246,8 @@ def _journal(job: StateJob) -> Iterator[JournalRow]:
 
 
 def _orphans(job: StateJob) -> Iterator[OrphanRow]:
+    from arroyo_dagster.state.operations.gc.plan import GcRequest, plan_gc
+
     try:
         plan = plan_gc(job.catalog.store, job.paths, GcRequest(kind=PlanKind.ORPHANS))
     except ArroyoStateError as error:
@@ -264,6 +260,8 @@ def _orphans(job: StateJob) -> Iterator[OrphanRow]:
 
 
 def _quarantine(job: StateJob) -> Iterator[QuarantineRow]:
+    from arroyo_dagster.state.operations.gc.quarantine import list_quarantines
+
     for quarantine, moved in list_quarantines(job.catalog.store, job.paths):
         for one in moved:
             yield QuarantineRow(
@@ -404,6 +402,8 @@ def _commits(epoch: StateEpoch) -> Iterator[CommitRow]:
 
 
 def _key_ranges(epoch: StateEpoch) -> Iterator[KeyRangeRow]:
+    from arroyo_dagster.state.operations.query.restore_estimate import estimate_restore
+
     for estimate in estimate_restore(epoch, epoch.job.catalog.parallelism):
         read = estimate.read
         yield KeyRangeRow(
@@ -426,6 +426,14 @@ def _key_ranges(epoch: StateEpoch) -> Iterator[KeyRangeRow]:
 
 
 def _fate(store: ObjectStore, name: str) -> Iterator[FateRow]:
+    from arroyo_dagster.state.operations.gc.fate import (
+        fate_of_directory,
+        fate_of_object,
+        job_of_object,
+        path_of_object,
+    )
+    from arroyo_dagster.state.operations.gc.plan import GcRequest
+
     path = path_of_object(name, store.url, None)
     paths = job_of_object(store, path)
     if path.endswith("/"):
@@ -466,7 +474,7 @@ def _directory_fate(below: DirectoryFate) -> Iterator[FateRow]:
     row = FateRow(path=below.prefix, problem=_unreadable(below.unreadable))
     yield replace(
         row,
-        fate=FateState.PRESENT.name.lower(),
+        fate="present",
         objects=below.present,
         size_bytes=below.present_bytes,
     )
