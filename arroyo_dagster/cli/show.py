@@ -66,7 +66,7 @@ def show(
 
     The epoch is the newest visible one, or EPOCH. Rows are counted as stored. Rates compare the
     newest ten epochs; with EPOCH there are none. `sql @offsets`, `@watermarks`, `@restore`,
-    `@leases` and `@pins` answer the parts one by one.
+    `@leases` and `@pins` answer the sections one by one.
 
     With --arroyo-api, --arroyo-db or --assume, also print the pipeline's name and the job's status.
 
@@ -81,25 +81,25 @@ def show(
     hashed, damage = _hashing(store, found.checkpoint)
     asked = ask(directory, [paths], checkpoints=True)
     name = str(paths.root) if epoch is None else f"{paths.root}@{epoch}"
-    parts, errors = _parts(store, name, parallelism)
+    answers, errors = _answers(store, name, parallelism)
     if as_json:
         hashing = {"key_hash": hashed.variant.value if hashed.variant else None}
         facts = _description_json(found) | hashing | answer_json(asked.answers[0], asked)
-        print_json(facts | parts)
+        print_json(facts | answers)
     else:
         _print_description(found, hashed, asked)
-        _print_parts(parts)
+        _print_answers(answers)
     known = [*asked.errors, version_error(found.checkpoint), damage]
     seen = {str(error) for error in known}
     report([*known, *(error for error in errors if str(error) not in seen)])
 
 
-_Parts = dict[str, list[dict[str, Any]]]
+_Answers = dict[str, list[dict[str, Any]]]
 
 
-def _parts(
+def _answers(
     store: ObjectStore, name: str, parallelism: int | None
-) -> tuple[_Parts, list[ArroyoStateError]]:
+) -> tuple[_Answers, list[ArroyoStateError]]:
     """Return the rows of saved queries about a job, and why some could not be answered."""
     from arroyo_dagster.state.codec.plain import plain_rows
     from arroyo_dagster.state.operations.query.sql import SqlCatalog
@@ -107,24 +107,24 @@ def _parts(
 
     catalog = SqlCatalog(open_state(store))
     values = {} if parallelism is None else {"parallelism": str(parallelism)}
-    parts: _Parts = {}
+    answers: _Answers = {}
     errors: dict[str, ArroyoStateError] = {}
     for part in ("offsets", "watermarks", "restore", "leases", "pins"):
         try:
             answer = catalog.saved(part, name, values if part == "restore" else {})
-            parts[part] = plain_rows(answer.to_arrow())
+            answers[part] = plain_rows(answer.to_arrow())
         except ArroyoStateError as error:
             errors.setdefault(str(error), error)
-    return parts, list(errors.values())
+    return answers, list(errors.values())
 
 
-def _print_parts(parts: _Parts) -> None:
+def _print_answers(answers: _Answers) -> None:
     for part, columns in _COLUMNS.items():
-        rows = [row for row in parts.get(part, []) if row.get("state") != "released"]
+        rows = [row for row in answers.get(part, []) if row.get("state") != "released"]
         if rows:
             click.echo(f"\n{part}")
             print_table(columns, [[_rounded(row[name]) for name in columns] for row in rows])
-    restore = parts.get("restore")
+    restore = answers.get("restore")
     if restore:
         click.echo("\nrestore, about")
         files, size_bytes = (sum(row[name] for row in restore) for name in ("files", "size_bytes"))

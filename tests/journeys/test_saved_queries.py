@@ -18,7 +18,6 @@ from arroyo_dagster.state.operations.query.scans import ScanRequest
 from arroyo_dagster.state.operations.query.sql import SqlCatalog
 from arroyo_dagster.state.operations.query.state import StateCatalog
 from arroyo_dagster.state.planning.privacy import PrivateColumns
-from arroyo_dagster.state.planning.restore.rates import DEFAULT_RATES
 from arroyo_dagster.state.planning.restore.reads import restore_plan
 from tests.compat.arroyo import ARCHIVES, unpack
 from tests.jobs import run_word_job
@@ -133,10 +132,10 @@ def test_subtasks_own_the_rows_that_a_restore_loads(url: str, state: StateCatalo
                 continue
             named = ("--param", f"operator={table.name.operator}", "--param")
             words = ("@skew", job.name, *named, f"table={table.name.table}")
-            ranges = restore_plan(table.scan.checkpoint, 3).reads
+            reads = restore_plan(job.epoch().checkpoint, 3).reads
             found = {row["subtask"]: row for row in sql(url, *words, "--param", "parallelism=3")}
-            for read in ranges:
-                if read.table == table.name.table:
+            for read in reads:
+                if (read.operator, read.table) == (table.name.operator, table.name.table):
                     request = ScanRequest(columns=(), keys=read.keys)
                     rows = sum(part.num_rows for part in table.read(request))
                     assert found.get(read.subtask, {"rows": 0})["rows"] == rows
@@ -163,7 +162,13 @@ def test_a_restore_reads_what_its_plan_says(url: str, state: StateCatalog) -> No
             assert {row["subtask"] for row in found} == {one.subtask for one in reads}
             seconds = [row["seconds"] for row in found]
             assert seconds == sorted(seconds, reverse=True)
-            assert seconds[-1] >= DEFAULT_RATES.start_micros / 1e6
+            opened = [
+                5
+                + row["files"] * (0.06 if checkpoint.progress is None else 0.003)
+                + row["size_bytes"] / 30e6
+                for row in found
+            ]
+            assert seconds == pytest.approx(opened, abs=1e-3)
             assert all(row["memory_bytes"] >= row["rows"] for row in found)
 
 

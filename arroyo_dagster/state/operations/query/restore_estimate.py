@@ -15,11 +15,15 @@ from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.model.tables import ExpiringTimeKeyFiles, TimeFile
 from arroyo_dagster.state.operations.catalog.stored_files import stored_sizes
 from arroyo_dagster.state.operations.query.state import StateEpoch
-from arroyo_dagster.state.planning.restore.rates import DEFAULT_RATES
 from arroyo_dagster.state.planning.restore.reads import TableRead, restore_plan
 from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.tables.data_files import open_data_file
+
+FILE_SECONDS, MANAGED_FILE_SECONDS, BYTES_A_SECOND = 0.060, 0.003, 30_000_000
+"""To open a file of an Arroyo job, which reads one after the other, and of a managed job, which
+opens many at once; and what a subtask reads and decodes. `docs/operate/sizing.md` says which were
+measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +33,7 @@ class ReadEstimate:
     Attributes:
         rows: that it keeps, about.
         memory_bytes: the decoded size of these rows, about.
-        seconds: to open and read the files, by the default rates.
+        seconds: to open and read the files.
     """
 
     read: TableRead
@@ -57,14 +61,14 @@ def estimate_restore(epoch: StateEpoch, parallelism: int | None = None) -> Itera
     store, checkpoint = epoch.job.catalog.store, epoch.checkpoint
     plan = restore_plan(checkpoint, parallelism, sizes=stored_sizes(store, checkpoint.paths))
     files, bounds = _footers(store, plan.files), _bounds(checkpoint)
-    rates = DEFAULT_RATES.of_job(managed=checkpoint.progress is not None)
+    file_seconds = MANAGED_FILE_SECONDS if checkpoint.progress is not None else FILE_SECONDS
     for read in plan.reads:
         shares = [(files[path], _share(read, bounds.get(path))) for path in read.files]
         yield ReadEstimate(
             read=read,
             rows=round(sum(share * file.rows for file, share in shares)),
             memory_bytes=round(sum(share * file.decoded_bytes for file, share in shares)),
-            seconds=rates.read_seconds(len(read.files), read.size_bytes),
+            seconds=len(read.files) * file_seconds + read.size_bytes / BYTES_A_SECOND,
         )
 
 
