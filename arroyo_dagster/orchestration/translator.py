@@ -86,7 +86,7 @@ _TABLES = {
     PROGRESS: _AssetText(
         "How far each partition of the sources is read, how fast, and how far event time is "
         "behind, over the newest epochs of a job.",
-        ("offsets JOB", "watermarks JOB"),
+        ("sql @offsets JOB", "sql @watermarks JOB"),
     ),
     FLEET: _AssetText("A summary of all jobs, over time.", ("jobs",)),
     HEALTH: _AssetText(
