@@ -47,10 +47,6 @@ MAIN: Mapping[str, LazyCommand] = {
     "epochs": LazyCommand(
         "inspect", "List the epochs of a job, oldest first, with the state of each."
     ),
-    "estimate": LazyCommand(
-        "query.estimate",
-        "Estimate what a restore costs: files, bytes, rows, seconds and memory.",
-    ),
     "expire": LazyCommand(
         "gc.expire", "Delete the oldest epochs of a managed job, and the files that only they list."
     ),
@@ -71,21 +67,12 @@ MAIN: Mapping[str, LazyCommand] = {
         "query.get",
         "Look up the rows of one key: only the files and row groups that may hold it are read.",
     ),
-    "growth": LazyCommand(
-        "query.growth", "Print how the tables of a job grow, with a forecast of their size."
-    ),
     "health": LazyCommand("health", "Find jobs that are damaged, late, growing or fragmented."),
     "jobs": LazyCommand("inspect", "List the jobs below the checkpoint URL."),
     "lease": LazyCommand("leases", "End the lease of a process that hangs.", is_group=True),
-    "leases": LazyCommand("leases", "List the newest lease of each kind on JOB, or on all jobs."),
-    "offsets": LazyCommand(
-        "query.advance",
-        "Print how far each partition of each source is read, how fast, and which stand still.",
-    ),
     "pin": LazyCommand(
         "pins", "Keep an epoch until it is unpinned, and check that it is restorable."
     ),
-    "pins": LazyCommand("pins", "List the pinned epochs."),
     "rebuild": LazyCommand(
         "surgery.rebuild",
         "Write lost or damaged metadata of a stopped Arroyo job anew, from its data files.",
@@ -100,19 +87,16 @@ MAIN: Mapping[str, LazyCommand] = {
         "SDF keyed states: declared in YAML, written by one service, read by others.",
         is_group=True,
     ),
-    "show": LazyCommand("show", "Print the operators, tables, files, rows and bytes of an epoch."),
-    "skew": LazyCommand(
-        "query.skew", "Print which subtasks and keys hold most of a table: rows and bytes."
+    "show": LazyCommand(
+        "show",
+        "Print a job: operators, tables, positions, watermarks, lease, pins, size, cost of a "
+        "restore.",
     ),
     "sql": LazyCommand("query.sql", "Query any table of any job at any epoch."),
     "stop": LazyCommand("run", "Ask a running managed job to stop with a checkpoint."),
     "unpin": LazyCommand("pins", "Let an epoch expire with the others again."),
     "verify": LazyCommand(
         "verify", "Check whether a job can be restored from an epoch, and print why not."
-    ),
-    "watermarks": LazyCommand(
-        "query.advance",
-        "Print how far event time has advanced at each operator, and how far it is behind.",
     ),
 }
 
@@ -163,14 +147,6 @@ EDIT: Mapping[str, LazyCommand] = {
 
 GC: Mapping[str, LazyCommand] = {
     "explain": LazyCommand("gc.inspect", "Explain why an object stays or may be deleted."),
-    "fate": LazyCommand(
-        "gc.inspect",
-        "Print what happened to an object: present, deleted, in quarantine, purged, or never seen.",
-    ),
-    "journal": LazyCommand(
-        "gc.inspect",
-        "List what was deleted or moved to quarantine: when, by whom, under which plan.",
-    ),
     "plan": LazyCommand("gc.commands", "Print what would be deleted."),
     "purge": LazyCommand(
         "gc.quarantine", "Permanently delete what has been in quarantine for long enough."

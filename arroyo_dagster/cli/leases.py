@@ -1,4 +1,4 @@
-"""`leases` and `lease break`: list who holds the leases on jobs, and end a lease that hangs."""
+"""`lease break`: end a lease that hangs. `sql @leases` lists who holds the leases."""
 
 from __future__ import annotations
 
@@ -8,38 +8,10 @@ from typing import Any
 import click
 
 from arroyo_dagster.cli.common import main, open_to_read, open_url, store_options
-from arroyo_dagster.cli.rendering import clock, print_json, print_table, report
+from arroyo_dagster.cli.rendering import clock, print_json
 from arroyo_dagster.state.model.clock import wall_clock
-from arroyo_dagster.state.model.leases import LeaseRecord
-from arroyo_dagster.state.operations.catalog.jobs import find_job, jobs_or_all
+from arroyo_dagster.state.operations.catalog.jobs import find_job
 from arroyo_dagster.state.operations.catalog.leases import KINDS, JobLease, break_lease, list_leases
-
-_COLUMNS = ("job", "kind", "token", "state", "holder", "renewed", "age", "expires in")
-
-
-@main.command("leases")
-@click.argument("job", required=False)
-@store_options
-def leases_command(job: str | None, url: str | None, as_json: bool) -> None:
-    """List the newest lease of each kind on JOB, or on all jobs. Writes nothing.
-
-    The age is this machine's time minus the store's time of the last renewal. A live holder renews
-    every 20 seconds. A lease expires 61 seconds after its last renewal, by the store's clock alone.
-
-    \b
-    Example:
-      arroyo-state leases orders/main --url s3://bucket/arroyo
-    """
-    store = open_to_read(url)
-    jobs, unreadable = jobs_or_all(store, [job] if job else [])
-    found, now = list_leases(store, jobs), wall_clock()
-    if as_json:
-        print_json([_json(one, now) for one in found])
-    elif found or unreadable:
-        print_table(_COLUMNS, [_line(one, now) for one in found])
-    else:
-        click.echo("no job has ever been leased")
-    report([*(one.problem for one in found), *unreadable.values()])
 
 
 @main.group("lease")
@@ -102,7 +74,7 @@ def _evidence(one: JobLease) -> str:
     record, now = one.record, wall_clock()
     if record is None:
         return f"broken, its record cannot be decoded: {one.problem}"
-    state = _state(record, now)
+    state = one.state(now)
     alive = {
         "held": "its holder is alive, or died less than a minute ago",
         "expired": (
@@ -113,30 +85,9 @@ def _evidence(one: JobLease) -> str:
         ),
     }[state]
     renewed = clock(record.renewed_at_micros) or "at a time that the store does not report"
-    age = _age(record, now)
+    age = one.age_seconds(now)
     ago = "" if age is None else f" ({age:.0f} s ago by this machine's clock)"
     return f"{state} by {record.owner}, lease {record.token}, renewed {renewed}{ago}: {alive}"
-
-
-def _state(record: LeaseRecord | None, now: int) -> str:
-    if record is None:
-        return "broken"
-    if record.released:
-        return "released"
-    age = _age(record, now)
-    if age is not None and age < -1:
-        return "unknown"
-    return "expired" if record.held_until(now, now) is None else "held"
-
-
-def _age(record: LeaseRecord, now: int) -> float | None:
-    renewed = record.renewed_at_micros
-    return None if renewed is None else (now - renewed) / 1e6
-
-
-def _expires_in(record: LeaseRecord, now: int) -> float | None:
-    until = record.held_until(now, now)
-    return None if until is None or _state(record, now) != "held" else (until - now) / 1e6
 
 
 def _json(one: JobLease, now: int) -> dict[str, Any]:
@@ -144,7 +95,7 @@ def _json(one: JobLease, now: int) -> dict[str, Any]:
     found: dict[str, Any] = {
         "job": one.paths.root,
         "kind": one.kind,
-        "state": _state(record, now),
+        "state": one.state(now),
         "problem": None if one.problem is None else one.problem.message,
     }
     if record is not None:
@@ -156,24 +107,7 @@ def _json(one: JobLease, now: int) -> dict[str, Any]:
             "pid": record.pid,
             "renewed_at_micros": record.renewed_at_micros,
             "duration_micros": record.duration_micros,
-            "age_seconds": _age(record, now),
-            "expires_in_seconds": _expires_in(record, now),
+            "age_seconds": one.age_seconds(now),
+            "expires_in_seconds": one.expires_in_seconds(now),
         }
     return found
-
-
-def _line(one: JobLease, now: int) -> tuple[object, ...]:
-    record = one.record
-    if record is None:
-        return (one.paths.root, one.kind, None, "broken", None, None, None, None)
-    age, left = _age(record, now), _expires_in(record, now)
-    return (
-        one.paths.root,
-        one.kind,
-        record.token,
-        _state(record, now),
-        record.owner,
-        clock(record.renewed_at_micros),
-        None if age is None else f"{age:.0f} s",
-        None if left is None else f"{left:.0f} s",
-    )

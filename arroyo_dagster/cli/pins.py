@@ -1,4 +1,4 @@
-"""`pin | unpin | pins`: keep epochs that would expire."""
+"""`pin | unpin`: keep epochs that would expire. `sql @pins` lists them."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ import click
 from arroyo_dagster.cli.common import (
     leased,
     main,
-    open_to_read,
     open_url,
     store_options,
 )
-from arroyo_dagster.cli.gc.options import find_any_job, wait_for_deletions
+from arroyo_dagster.cli.gc.options import wait_for_deletions
 from arroyo_dagster.cli.gc.rendering import (
     pins_json,
 )
@@ -21,7 +20,8 @@ from arroyo_dagster.cli.rendering import clock, print_json, print_table
 from arroyo_dagster.cli.settings import WholeNumber, settings_options
 from arroyo_dagster.state.model.ids import Epoch
 from arroyo_dagster.state.model.leases import LeaseSettings
-from arroyo_dagster.state.operations.gc.pins import pin_epoch, read_pins, unpin_epochs
+from arroyo_dagster.state.operations.catalog.jobs import find_any_job
+from arroyo_dagster.state.operations.gc.pins import pin_epoch, unpin_epochs
 
 
 @main.command("pin")
@@ -73,20 +73,6 @@ def unpin_command(
     with leased(store, paths, "arroyo-state unpin", lease_wait_seconds) as held:
         found = unpin_epochs(held, paths, [Epoch(epoch)])
     _print_pins(pins_json(found), as_json)
-
-
-@main.command("pins")
-@click.argument("job")
-@store_options
-def pins_command(job: str, url: str | None, as_json: bool) -> None:
-    """List the pinned epochs.
-
-    \b
-    Example:
-      arroyo-state pins orders/main --url s3://bucket/arroyo
-    """
-    store = open_to_read(url)
-    _print_pins(pins_json(read_pins(store, find_any_job(store, job))), as_json)
 
 
 def _print_pins(pins: list[dict[str, Any]], as_json: bool) -> None:

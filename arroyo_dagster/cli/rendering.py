@@ -41,11 +41,6 @@ def print_table(columns: Sequence[str], lines: Sequence[Sequence[object]]) -> No
         click.echo(line)
 
 
-def bar(share: float, most: float, width: int = 30) -> str:
-    """Return a bar as long as its share of the longest."""
-    return "█" * (round(width * share / most) if most else 0)
-
-
 def print_no_jobs(store: ObjectStore) -> None:
     """Print that the checkpoint URL holds no job, in place of an empty table."""
     click.echo(f"{store.url} holds no jobs.")

@@ -30,6 +30,7 @@ from arroyo_dagster.errors import ArroyoStateError, FormatError
 from arroyo_dagster.state.codec.hashing.ahash import HashVariant
 from arroyo_dagster.state.codec.iso_times import iso_micros
 from arroyo_dagster.state.model.checkpoints import Checkpoint
+from arroyo_dagster.state.model.keys import MOST_SUBTASKS
 from arroyo_dagster.state.model.units import format_bytes
 from arroyo_dagster.state.operations.catalog import query
 from arroyo_dagster.state.operations.catalog.hash_variant import HashEvidence, find_hash_variant
@@ -44,20 +45,28 @@ from arroyo_dagster.state.storage import ObjectStore
 @main.command()
 @click.argument("job")
 @click.argument("epoch", type=WholeNumber(0), required=False)
+@click.option(
+    "--parallelism",
+    type=WholeNumber(1, MOST_SUBTASKS),
+    help="Of the restore whose cost is printed. Default: of each operator now.",
+)
 @directory_options
 @store_options
 def show(
     job: str,
     epoch: int | None,
+    parallelism: int | None,
     url: str | None,
     as_json: bool,
     api: str | None,
     database: str | None,
     assume: tuple[str, ...],
 ) -> None:
-    """Print the operators, tables, files, rows and bytes of an epoch.
+    """Print a job: operators, tables, positions, watermarks, lease, pins, size, cost of a restore.
 
-    Without EPOCH, the newest visible one. Rows are counted as stored.
+    The epoch is the newest visible one, or EPOCH. Rows are counted as stored. Rates compare the
+    newest ten epochs; with EPOCH there are none. `sql @offsets`, `@watermarks`, `@restore`,
+    `@leases` and `@pins` answer the sections one by one.
 
     With --arroyo-api, --arroyo-db or --assume, also print the pipeline's name and the job's status.
 
@@ -71,12 +80,79 @@ def show(
     found = query.describe_epoch(store, paths, epoch)
     hashed, damage = _hashing(store, found.checkpoint)
     asked = ask(directory, [paths], checkpoints=True)
+    name = str(paths.root) if epoch is None else f"{paths.root}@{epoch}"
+    answers, errors = _answers(store, name, parallelism)
     if as_json:
         hashing = {"key_hash": hashed.variant.value if hashed.variant else None}
-        print_json(_description_json(found) | hashing | answer_json(asked.answers[0], asked))
+        facts = _description_json(found) | hashing | answer_json(asked.answers[0], asked)
+        print_json(facts | answers)
     else:
         _print_description(found, hashed, asked)
-    report([*asked.errors, version_error(found.checkpoint), damage])
+        _print_answers(answers)
+    known = [*asked.errors, version_error(found.checkpoint), damage]
+    seen = {str(error) for error in known}
+    report([*known, *(error for error in errors if str(error) not in seen)])
+
+
+_Answers = dict[str, list[dict[str, Any]]]
+
+
+def _answers(
+    store: ObjectStore, name: str, parallelism: int | None
+) -> tuple[_Answers, list[ArroyoStateError]]:
+    """Return the rows of saved queries about a job, and why some could not be answered."""
+    from arroyo_dagster.state.codec.plain import plain_rows
+    from arroyo_dagster.state.operations.query.sql import SqlCatalog
+    from arroyo_dagster.state.operations.query.state import open_state
+
+    catalog = SqlCatalog(open_state(store))
+    values = {} if parallelism is None else {"parallelism": str(parallelism)}
+    answers: _Answers = {}
+    errors: dict[str, ArroyoStateError] = {}
+    for part in ("offsets", "watermarks", "restore", "leases", "pins"):
+        try:
+            answer = catalog.saved(part, name, values if part == "restore" else {})
+            answers[part] = plain_rows(answer.to_arrow())
+        except ArroyoStateError as error:
+            errors.setdefault(str(error), error)
+    return answers, list(errors.values())
+
+
+def _print_answers(answers: _Answers) -> None:
+    for part, columns in _COLUMNS.items():
+        rows = [row for row in answers.get(part, []) if row.get("state") != "released"]
+        if rows:
+            click.echo(f"\n{part}")
+            print_table(columns, [[_rounded(row[name]) for name in columns] for row in rows])
+    restore = answers.get("restore")
+    if restore:
+        click.echo("\nrestore, about")
+        files, size_bytes = (sum(row[name] for row in restore) for name in ("files", "size_bytes"))
+        memory = max(row["memory_bytes"] for row in restore)
+        print_table(
+            ("seconds", "files", "bytes", "subtasks", "memory a subtask"),
+            [
+                (
+                    restore[0]["seconds"],
+                    files,
+                    format_bytes(size_bytes),
+                    len(restore),
+                    format_bytes(memory),
+                )
+            ],
+        )
+
+
+_COLUMNS: dict[str, tuple[str, ...]] = {
+    "offsets": ("operator", "connector", "partition", "position", "per_second", "status"),
+    "watermarks": ("operator", "watermark", "lag_seconds", "ahead_seconds", "rate"),
+    "leases": ("kind", "state", "owner", "age_seconds", "expires_in_seconds"),
+    "pins": ("epoch", "pinned_at", "owner", "reason"),
+}
+
+
+def _rounded(value: object) -> object:
+    return f"{value:.2f}" if isinstance(value, float) else value
 
 
 def _hashing(
@@ -102,6 +178,9 @@ def _print_description(
     click.echo(f"routing keys: {hashed.summary}")
     columns = ["operator", "subtasks", "watermark", "table", "kind", "files", "rows", "bytes", "of"]
     print_table(columns, [row for one in found.operators for row in _operator_cells(one)])
+    tables = [table for operator in found.operators for table in operator.tables]
+    size_bytes = sum(table.size_bytes or 0 for table in tables)
+    click.echo(f"{format_bytes(size_bytes)} in {sum(table.files for table in tables)} files")
 
 
 def _description_json(found: query.EpochDescription) -> dict[str, Any]:

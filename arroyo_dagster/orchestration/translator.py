@@ -86,7 +86,7 @@ _TABLES = {
     PROGRESS: _AssetText(
         "How far each partition of the sources is read, how fast, and how far event time is "
         "behind, over the newest epochs of a job.",
-        ("offsets JOB", "watermarks JOB"),
+        ("sql @offsets JOB", "sql @watermarks JOB"),
     ),
     FLEET: _AssetText("A summary of all jobs, over time.", ("jobs",)),
     HEALTH: _AssetText(
@@ -140,7 +140,7 @@ _TABLES = {
     ),
     GC_JOURNAL: _AssetText(
         "What was deleted or moved to quarantine, when, by whom and under which plan.",
-        ("gc journal JOB", "gc fate PATH"),
+        ("sql @journal JOB", "sql @fate --param path=PATH"),
         MAINTENANCE_GROUP,
     ),
     FORKED_STATE: _AssetText(

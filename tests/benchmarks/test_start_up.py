@@ -19,12 +19,14 @@ NEEDED = 0.35
 
 PARQUET = "import pyarrow.parquet"
 COMPUTE = "import pyarrow.parquet, pyarrow.compute"
+POLARS = "import polars"
 COMMANDS = {
     "jobs": PARQUET,
     "epochs main": PARQUET,
-    "show main": PARQUET,
-    "pins main": PARQUET,
-    "gc journal main": PARQUET,
+    "show main": POLARS,
+    "sql @pins main": POLARS,
+    "sql @journal main": POLARS,
+    "sql @offsets main": POLARS,
     "rows main count counts": COMPUTE,
     "verify main": COMPUTE,
     "health": COMPUTE,
@@ -36,7 +38,7 @@ COMMANDS = {
     "gc plan expire main --keep 9": COMPUTE,
     "gc explain words/main/": COMPUTE,
     "gc purge main": PARQUET,
-    "leases": PARQUET,
+    "sql @leases": POLARS,
 }
 CALLED = "import click; from arroyo_dagster.cli import main; main({words!r}, standalone_mode=False)"
 

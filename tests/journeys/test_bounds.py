@@ -180,15 +180,10 @@ def test_arguments_that_are_not_utf_8_are_a_wrong_command_line(url: str) -> None
 LAST = 2**64 // 1000
 """The watermark with which a bounded source of Arroyo ends, in microseconds: the year 2554."""
 READERS = (
-    *(
-        ("verify", JOB),
-        ("show", JOB),
-        ("show", JOB, "--json"),
-        ("epochs", JOB),
-        ("watermarks", JOB),
-    ),
-    *(("diff", f"{JOB}@7", f"{JOB}@8"), ("jobs",), ("health", "--level", "4"), ("growth", JOB)),
-    *(("estimate", JOB), ("sql", "select * from watermarks"), ("sql", "select * from files")),
+    *(("verify", JOB), ("show", JOB), ("show", JOB, "--json"), ("epochs", JOB)),
+    *(("diff", f"{JOB}@7", f"{JOB}@8"), ("jobs",), ("health", "--level", "4")),
+    *(("sql", "@watermarks", JOB), ("sql", "@growth", JOB), ("sql", "@restore", JOB)),
+    *(("sql", "select * from watermarks"), ("sql", "select * from files")),
 )
 
 

@@ -50,9 +50,9 @@ def test_epochs_list_it_and_exit_with_0(url: str) -> None:
     ]
 
 
-@pytest.mark.parametrize("command", ["offsets", "watermarks", "growth"])
+@pytest.mark.parametrize("command", ["@offsets", "@watermarks", "@growth"])
 def test_histories_leave_it_out(url: str, command: str) -> None:
-    answer(url, command, JOB)
+    answer(url, "sql", command, JOB)
 
 
 @pytest.mark.parametrize("table", ["offsets", "files", "row_groups", "watermarks", "key_ranges"])

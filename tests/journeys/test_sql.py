@@ -44,12 +44,14 @@ def test_every_metadata_table_answers_and_writes_nothing(
 ) -> None:
     pin_epoch(store, catalog.state.job("main").paths, Epoch(2), sleep=lambda _: None)
     before = listing(store)
-    rows = {name: catalog.collect(f"select * from {name}") for name in METADATA_TABLES}
+    tables = {name: one for name, one in METADATA_TABLES.items() if one.of_path is None}
+    rows = {name: catalog.collect(f"select * from {name}") for name in tables}
     assert listing(store) == before
-    for name, table in METADATA_TABLES.items():
+    for name, table in tables.items():
         assert rows[name].columns == table.schema.names
         of_job = catalog.collect(f'select * from arroyo."words/main".{name}')
-        assert of_job.equals(rows[name])
+        ages = {"age_seconds", "expires_in_seconds"} & {*of_job.columns}
+        assert of_job.drop(ages).equals(rows[name].drop(ages))
     summaries = list_epochs(store, catalog.state.job("main").paths)
     assert rows["epochs"]["epoch"].to_list() == [one.epoch for one in summaries]
     assert rows["epochs"]["files"].to_list() == [one.files for one in summaries]

@@ -6,17 +6,8 @@ import re
 from typing import Any
 from urllib.parse import unquote
 
-import pytest
-
-from arroyo_dagster.orchestration.catalog.progress import _rates
 from arroyo_dagster.state.model.units import format_bytes
-from arroyo_dagster.state.operations.query.advance import (
-    PartitionAdvance,
-    source_advance,
-    watermark_advance,
-)
-from arroyo_dagster.state.operations.query.growth import table_growth
-from arroyo_dagster.state.operations.query.positions import SourcePosition
+from arroyo_dagster.state.operations.query.sql import SqlCatalog
 from arroyo_dagster.state.operations.query.state import open_state
 from tests.fleets import Written, protocol_job
 from tests.jobs import listing, written_by_word_job
@@ -42,16 +33,19 @@ def test_a_run_shows_what_the_command_line_prints(deployed: Any) -> None:
     before = listing(deployed.store)
     found = facts(deployed.run("arroyo_progress", JOB))
     job = open_state(deployed.store).job(JOB)
-    sources, watermarks = source_advance(job, 20), watermark_advance(job, 20)
+    catalog = SqlCatalog(job.catalog)
+    sources, watermarks = (
+        catalog.saved(name, JOB, {"epochs": "20"}).to_dicts() for name in ("offsets", "watermarks")
+    )
     assert sources
     rows = [dict(one.data) for one in found["sources"].records]
     assert {(row["partition"], row["position"], row["state"]) for row in rows} == {
-        (one.newest.partition, f"{one.newest.position:,}", one.status) for one in sources
+        (row["partition"], f"{row['position']:,}", row["status"]) for row in sources
     }
     assert [dict(one.data)["operator"] for one in found["watermarks"].records] == [
-        one.operator for one in watermarks
+        row["operator"] for row in watermarks
     ]
-    curve = unquote(found[f"rate of {sources[0].newest.operator}"].md_str)
+    curve = unquote(found[f"rate of {sources[0]['operator']}"].md_str)
     assert re.search(r"[\d.,]+/s at last", curve)
     assert found["newest epoch"].value == job.epochs()[-1]
     assert listing(deployed.store) == before, "the state was only read"
@@ -84,38 +78,11 @@ def test_the_catalogue_has_curves_of_lags_and_of_the_largest_tables(deployed: An
         for events in [result.asset_materializations_for_node("arroyo_catalog")]
         for name in ("epoch_catalog", "operator_metadata")
     )
-    job = open_state(deployed.store).job(JOB)
     assert "at last" in unquote(epochs["watermark lag by epoch"].md_str)
-    (rows,) = (one for one in table_growth(job, 100) if one.table == "rows")
-    newest = format_bytes(rows.growth.sizes[-1][1])
+    grown = SqlCatalog(open_state(deployed.store)).saved("growth", JOB, {"epochs": "100"})
+    (rows,) = (row for row in grown.to_dicts() if row["table"] == "rows")
+    newest = format_bytes(rows["size_bytes"])
     assert f"![{newest} at last" in unquote(operators["size of keep rows"].md_str)
-    forecast = rows.growth.after_days(30)
-    assert forecast is not None
-    assert operators["size of keep rows in 30 days"].text == format_bytes(forecast)
+    forecast = format_bytes(rows["forecast_bytes"])
+    assert operators["size of keep rows in 30 days"].text == forecast
     assert operators["largest subtask of keep rows"].text.endswith("× the average")
-
-
-def test_the_rate_of_a_step_sums_partitions_whose_both_ends_are_known() -> None:
-    def partition(*positions: int | None) -> PartitionAdvance:
-        newest = SourcePosition(
-            job="j",
-            epoch=1,
-            finished_at_micros=0,
-            operator="o",
-            table="t",
-            connector="c",
-            partition="p",
-            position=positions[-1],
-            finished=None,
-            state="",
-        )
-        return PartitionAdvance(
-            newest=newest,
-            advanced_at_micros=None,
-            rate=None,
-            lag=None,
-            positions=tuple((at * 2_000_000, one) for at, one in enumerate(positions)),
-        )
-
-    assert _rates([partition(0, 10, 30), partition(None, 5, 5)]) == pytest.approx([5.0, 10.0])
-    assert _rates([partition(None, None)]) == []

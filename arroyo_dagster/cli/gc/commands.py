@@ -15,7 +15,6 @@ import click
 from arroyo_dagster.cli.common import open_to_read, open_url, store_options
 from arroyo_dagster.cli.directory import directory_of_environment, directory_options
 from arroyo_dagster.cli.gc.group import gc
-from arroyo_dagster.cli.gc.options import find_any_job
 from arroyo_dagster.cli.gc.rendering import (
     outcome_json,
     print_outcome,
@@ -40,6 +39,7 @@ from arroyo_dagster.state.model.garbage import (
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.leases import LeaseSettings
 from arroyo_dagster.state.model.settings import settings_from
+from arroyo_dagster.state.operations.catalog.jobs import find_any_job
 from arroyo_dagster.state.operations.gc.execute import (
     GcOptions,
     GcOutcome,

@@ -14,7 +14,7 @@ from arroyo_dagster.cli.common import (
     store_options,
 )
 from arroyo_dagster.cli.gc.group import gc
-from arroyo_dagster.cli.gc.options import find_any_job, wait_for_deletions
+from arroyo_dagster.cli.gc.options import wait_for_deletions
 from arroyo_dagster.cli.gc.rendering import (
     format_undelete,
     moved_json,
@@ -35,6 +35,7 @@ from arroyo_dagster.state.model.garbage import (
 )
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.leases import LeaseSettings
+from arroyo_dagster.state.operations.catalog.jobs import find_any_job
 from arroyo_dagster.state.operations.gc.quarantine import list_quarantines, purge
 from arroyo_dagster.state.operations.gc.undelete import UndeleteOptions, plan_undelete, run_undelete
 from arroyo_dagster.state.storage.store import ObjectStore

@@ -15,8 +15,6 @@ from arroyo_dagster.state.model.units import format_bytes
 if TYPE_CHECKING:
     from arroyo_dagster.state.operations.gc.execute import GcOutcome
     from arroyo_dagster.state.operations.gc.explain import Explained, Reasons
-    from arroyo_dagster.state.operations.gc.journal import JournalEntry
-    from arroyo_dagster.state.operations.gc.journal_check import JournalCheck
     from arroyo_dagster.state.planning.gc.orphans import Reason
 
 
@@ -146,51 +144,6 @@ def explained_lines(found: Explained) -> Iterator[str]:
 
 def _verdict(reason: Reason) -> str:
     return "may be deleted" if reason.goes else "stays"
-
-
-def entry_json(entry: JournalEntry) -> dict[str, Any]:
-    return {
-        "run": entry.run,
-        "owner": entry.owner,
-        "at_micros": entry.at_micros,
-        "kind": entry.kind,
-        "plan": entry.plan,
-        "path": entry.path,
-        "size_bytes": entry.size_bytes,
-        "etag": entry.etag,
-        "outcome": entry.outcome,
-    }
-
-
-def check_json(found: JournalCheck) -> dict[str, Any]:
-    head = found.head
-    return {
-        "whole": found.whole,
-        "runs": found.runs,
-        "parts": found.parts,
-        "findings": [{"path": one.path, "problem": one.problem} for one in found.findings],
-        "unchained": found.unchained,
-        "unchained_before": found.unchained_before,
-        "open_runs": list(found.open_runs),
-        "head": None if head is None else {"run": head.run, "digest": head.digest},
-    }
-
-
-def print_check(job: str, found: JournalCheck) -> None:
-    counts = f"{found.runs} runs, {found.parts} parts"
-    for one in found.findings[:20]:
-        click.echo(f"{one.path}: {one.problem}")
-    if found.unchained:
-        before = found.unchained_before
-        which = "no run has digests yet" if before is None else f"unchained before {before}"
-        click.echo(f"{which}: {found.unchained} runs cannot be checked")
-    for run in found.open_runs:
-        click.echo(f"not ended: {run} is running, or died; the next gc run completes it")
-    if found.whole:
-        head = "" if found.head is None else f"; head {found.head.run}, digest {found.head.digest}"
-        click.echo(f"{job}: complete: {counts}{head}")
-    else:
-        click.echo(f"{job}: {len(found.findings)} parts do not match; {counts} were read")
 
 
 def moved_json(one: Moved) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,7 @@ from arroyo_dagster.cli.common import (
     store_options,
 )
 from arroyo_dagster.cli.query.output import FORMATS, print_rows, write_rows
-from arroyo_dagster.cli.rendering import report
+from arroyo_dagster.cli.rendering import print_json, report
 from arroyo_dagster.errors import ArroyoStateError, InputError
 
 if TYPE_CHECKING:
@@ -25,6 +26,15 @@ if TYPE_CHECKING:
 
 @main.command("sql")
 @click.argument("query", required=False)
+@click.argument("job", required=False)
+@click.option("--list", "listed", is_flag=True, help="List the saved queries and their parameters.")
+@click.option(
+    "--param",
+    "parameters",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Set a parameter of a saved query. May be repeated.",
+)
 @click.option(
     "--format",
     "form",
@@ -45,6 +55,9 @@ if TYPE_CHECKING:
 @store_options
 def sql_command(
     query: str | None,
+    job: str | None,
+    listed: bool,
+    parameters: tuple[str, ...],
     form: str | None,
     output: Path | None,
     raw: bool,
@@ -53,6 +66,9 @@ def sql_command(
     as_json: bool,
 ) -> None:
     """Query any table of any job at any epoch. Without QUERY, a prompt; or the query from stdin.
+
+    @NAME is a saved query, of JOB or JOB@EPOCH: @offsets, @watermarks, @growth, @skew, @restore,
+    @leases, @pins, @journal, @fate. `--list` prints what each answers, and its parameters.
 
     Tables: "pipeline/job".operator.table, the same at epoch 12 as "pipeline/job@12".operator.table,
     and metadata: jobs, epochs, files, offsets, watermarks and more, of one job or of all.
@@ -65,13 +81,20 @@ def sql_command(
     Examples:
       arroyo-state sql "select job, epochs, watermark from jobs" --url s3://bucket/arroyo
       arroyo-state sql 'select * from "shop/main".join_2.left limit 5' --url s3://bucket/arroyo
+      arroyo-state sql @offsets shop/main --param high_water=6000 --url s3://bucket/arroyo
       arroyo-state sql "select * from offsets" --output offsets.parquet --url s3://bucket/arroyo
     """
+    if listed:
+        _print_saved(as_json)
+        return
     from arroyo_dagster.state.operations.query.sql import SqlCatalog
     from arroyo_dagster.state.operations.query.state import open_state
 
     if as_json and (form is not None or output is not None):
         raise click.UsageError("--json prints one document; leave out --format and --output")
+    saved = query is not None and query.startswith("@")
+    if (job is not None or parameters) and not saved:
+        raise click.UsageError("JOB and --param are of a saved query: sql @NAME JOB")
     unreadable: dict[str, ArroyoStateError] = {}
     state = open_state(open_to_read(url), private=private)
     catalog = SqlCatalog(state, raw, unreadable.__setitem__)
@@ -84,12 +107,37 @@ def sql_command(
     text = _stdin() if query is None else query
     if not text.strip():
         raise InputError("there is no query", next_step="give one, or call `sql` in a terminal")
-    found = catalog.collect(text).to_arrow()
+    if saved:
+        answer = catalog.saved(text[1:], job, dict(map(_parameter, parameters)))
+    else:
+        answer = catalog.collect(text)
+    found = answer.to_arrow()
     if output is not None:
         write_rows(found, output, form)
     else:
         print_rows(found, "json" if as_json else form or "table")
     report(list(unreadable.values()))
+
+
+def _parameter(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise click.BadParameter(f"{text!r} is not NAME=VALUE", param_hint="--param")
+    return name, value
+
+
+def _print_saved(as_json: bool) -> None:
+    from arroyo_dagster.state.operations.query.saved import saved_queries
+
+    queries = saved_queries().values()
+    if as_json:
+        print_json([asdict(one) | {"usage": one.usage.value} for one in queries])
+        return
+    for one in queries:
+        click.echo(f"{one.synopsis}\n  {one.description}")
+        for parameter in one.parameters:
+            default = "required" if parameter.default is None else f"default {parameter.default}"
+            click.echo(f"  {parameter.name} ({parameter.kind}, {default}): {parameter.help}")
 
 
 def _stdin() -> str:

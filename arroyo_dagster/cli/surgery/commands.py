@@ -105,7 +105,8 @@ def offsets(
 ) -> None:
     """Set where the sources of a stopped job continue.
 
-    PARTITION is a partition, file, shard or subtask as `arroyo-state offsets` prints it, or `all`.
+    PARTITION is a partition, file, shard or subtask as `arroyo-state sql @offsets JOB` prints it,
+    or `all`.
     POSITION is a number; with a sign it is added to the stored position. With --time the positions
     are those that a client of the broker has found for a time.
 

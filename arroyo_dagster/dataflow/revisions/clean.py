@@ -425,7 +425,7 @@ def plan_restore(
         raise InputError(
             "nothing to undo: no service was cleaned or migrated since its last run",
             dataflow=dataflow.pipeline,
-            next_step="epochs from before a clean stay pinned: `arroyo-state pins JOB`; their "
+            next_step="epochs from before a clean stay pinned: `arroyo-state sql @pins JOB`; their "
             "rows: `arroyo-state rows JOB states STATE --epoch N`",
         )
     return found

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from arroyo_dagster.orchestration import rendering as shown
 from arroyo_dagster.state.model.units import format_bytes
-from arroyo_dagster.state.planning.table_sizes import Growth, bytes_by_subtask, skew
+from arroyo_dagster.state.planning.table_sizes import bytes_by_subtask, skew
 
 if TYPE_CHECKING:
     from arroyo_dagster.state.model.catalog import EpochRow, FileRow
@@ -27,23 +27,51 @@ def table_curves(history: "JobHistory", newest: "EpochRow") -> dict[str, Any]:
     for row in history.files:
         tables[row.operator, row.table][row.epoch].append(row)
     finished = {row.epoch: row.finished_micros for row in history.epochs}
+    forecasts = _forecasts(tables, finished)
     present = [(name, ones) for name, ones in tables.items() if newest.epoch in ones]
     present.sort(key=lambda one: -_size(one[1][newest.epoch]))
     found: dict[str, Any] = {}
     for (operator, table), ones in present[:TABLES]:
         name = f"{operator} {table}"
-        found |= _growth(name, ones, finished) | _shares(name, ones[newest.epoch])
+        forecast = forecasts.get((operator, table))
+        found |= _growth(name, ones, finished, forecast) | _shares(name, ones[newest.epoch])
     return found
 
 
+def _forecasts(
+    tables: "Mapping[tuple[str, str], Mapping[int, Sequence[FileRow]]]",
+    finished: Mapping[int, int | None],
+) -> dict[tuple[str, str], int | None]:
+    """Return the sizes after 30 days, as `sql @growth` forecasts them."""
+    from arroyo_dagster.state.operations.query.sql import saved_over
+
+    rows = [
+        {
+            "job": "",
+            "operator": operator,
+            "table": table,
+            "epoch": epoch,
+            "finished_at": finished[epoch],
+            "size_bytes": _size(files[epoch]),
+        }
+        for (operator, table), files in tables.items()
+        for epoch in sorted(files)[-_EPOCHS:]
+        if finished.get(epoch) is not None
+    ]
+    grown = saved_over("growth", "tables", rows, {"days": str(FORECAST_DAYS)})
+    return {(row["operator"], row["table"]): row["forecast_bytes"] for row in grown.to_dicts()}
+
+
 def _growth(
-    name: str, files: "Mapping[int, Sequence[FileRow]]", finished: Mapping[int, int | None]
+    name: str,
+    files: "Mapping[int, Sequence[FileRow]]",
+    finished: Mapping[int, int | None],
+    forecast: int | None,
 ) -> dict[str, Any]:
-    times = [(epoch, finished.get(epoch)) for epoch in sorted(files)[-_EPOCHS:]]
-    sizes = tuple((at, _size(files[epoch])) for epoch, at in times if at is not None)
-    forecast = Growth(sizes=sizes).after_days(FORECAST_DAYS)
+    epochs = sorted(files)[-_EPOCHS:]
+    sizes = [_size(files[epoch]) for epoch in epochs if finished.get(epoch) is not None]
     return {
-        f"size of {name}": shown.sparkline([size for _, size in sizes], _format_size),
+        f"size of {name}": shown.sparkline(sizes, _format_size),
         f"size of {name} in {FORECAST_DAYS} days": None
         if forecast is None
         else format_bytes(forecast),

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from arroyo_dagster.state.operations.gc.journal import JournalEntry, JournalRun
 
 _OBJECTS_LISTED = 20
-"""How many objects a page lists; `arroyo-state gc plan` and `gc journal` list all."""
+"""How many objects a page lists; `arroyo-state gc plan` and `sql @journal` list all."""
 
 
 def format_plan(plan: GcPlan) -> str:

@@ -1,47 +1,11 @@
-"""How tables grow, and how their files are spread over subtasks."""
+"""How the files of tables are spread over subtasks."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from arroyo_dagster.state.model.catalog import FileRow
 from arroyo_dagster.state.model.keys import range_for_server
-
-DAY_SECONDS = 86_400.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Growth:
-    """How a size develops.
-
-    Attributes:
-        sizes: `(finished_at_micros, size_bytes)` at each epoch, oldest first.
-    """
-
-    sizes: tuple[tuple[int, int], ...]
-
-    @property
-    def bytes_per_day(self) -> float | None:
-        """The slope of the line of least squares; None = all sizes are of one moment."""
-        seconds = [(at - self.sizes[0][0]) / 1e6 for at, _ in self.sizes]
-        sizes = [float(size) for _, size in self.sizes]
-        if not seconds:
-            return None
-        mean_second, mean_size = sum(seconds) / len(seconds), sum(sizes) / len(sizes)
-        spread = sum((one - mean_second) ** 2 for one in seconds)
-        if not spread:
-            return None
-        pairs = zip(seconds, sizes, strict=True)
-        moved = sum((at - mean_second) * (size - mean_size) for at, size in pairs)
-        return moved / spread * DAY_SECONDS
-
-    def after_days(self, days: float) -> int | None:
-        """Return the size so many days after the newest epoch if it goes on so; None = unknown."""
-        per_day = self.bytes_per_day
-        if per_day is None:
-            return None
-        return max(0, round(self.sizes[-1][1] + per_day * days))
 
 
 def bytes_by_subtask(files: Iterable[FileRow], parallelism: int) -> list[float]:

@@ -1,4 +1,4 @@
-"""`arroyo-state gc …`, `pin`, `unpin`, `pins`: nothing is deleted until --yes."""
+"""`arroyo-state gc …`, `pin`, `unpin`: nothing is deleted until --yes."""
 
 from __future__ import annotations
 
@@ -69,11 +69,12 @@ def test_a_plan_is_shown_stored_and_carried_out(
     done = document(url, *stored, "--yes")
     assert (done["done"], done["deleted"]) == (True, plan["objects"])
     restorable(store, PATHS, 4, 5, 6)
-    entries = document(url, "gc", "journal", "main")
+    entries = document(url, "sql", "@journal", "main")
     assert len(entries) == plan["objects"]
     assert {entry["outcome"] for entry in entries} == {"deleted"}
-    shown = run(url, "gc", "journal", "main", "--run", done["run"]).stdout
+    shown = run(url, "sql", "@journal", "main", "--param", f"run={done['run']}").stdout
     assert "checkpoint-manifest.pb" in shown
+    assert document(url, "sql", "@journal", "main", "--param", "run=another") == []
     assert "nothing to delete" in run(url, "gc", "run", "expire", "main", "--keep", "3").stdout
 
 
@@ -92,17 +93,16 @@ def test_what_was_moved_aside_is_listed_brought_back_and_purged(
     back = run(url, "gc", "undelete", "main", done["quarantine"], "--yes")
     assert "were restored" in back.stdout
     assert without_ours(store) == before
-    assert [pin["epoch"] for pin in document(url, "pins", "main")] == [1, 2, 3, 4]
+    assert [pin["epoch"] for pin in document(url, "sql", "@pins", "main")] == [1, 2, 3, 4]
     assert document(url, "gc", "purge", "main") == {"done": False, "quarantines": []}
     assert run(url, "gc", "purge", "main", "--older-than", "5m").exit_code == 1
 
 
 def test_pins_are_set_listed_and_lifted(url: str, store: ObjectStore) -> None:
-    assert "no epoch is pinned" in run(url, "pins", "main").stdout
+    assert document(url, "sql", "@pins", "main") == []
     run(url, "pin", "main", "2", "--reason", "before the migration")
-    (pin,) = document(url, "pins", "main")
+    (pin,) = document(url, "sql", "@pins", "main")
     assert (pin["epoch"], pin["reason"]) == (2, "before the migration")
-    assert "before the migration" in run(url, "pins", "main").stdout
     document(url, "expire", "main", "--keep", "2", "--yes")
     restorable(store, PATHS, 2, 5, 6)
     assert document(url, "unpin", "main", "2") == []
@@ -127,7 +127,7 @@ def test_a_pin_says_why_it_takes_its_time(url: str, monkeypatch: pytest.MonkeyPa
     assert waited == []
     assert "outside its job's retention: waiting 10 seconds" in run(url, "pin", "main", "2").stderr
     assert waited == [10.0]
-    assert [pin["epoch"] for pin in document(url, "pins", "main")] == [2, 5]
+    assert [pin["epoch"] for pin in document(url, "sql", "@pins", "main")] == [2, 5]
 
 
 def test_every_object_is_explained(url: str, store: ObjectStore) -> None:
@@ -246,7 +246,7 @@ def test_of_a_job_that_was_removed_the_journal_and_the_quarantine_are_left(
     done = document(url, "gc", "run", "dead-job", root, *said, "--quarantine")
     assert done["deleted"] == len(before)
     assert root not in {f"{job['pipeline']}/{job['job']}" for job in document(url, "jobs")}
-    assert len(document(url, "gc", "journal", root)) == len(before)
+    assert len(document(url, "sql", "@journal", root)) == len(before)
     document(url, "gc", "undelete", root, done["quarantine"], "--yes")
     assert {p: d for p, d in without_ours(store).items() if p.startswith(f"{root}/")} == before
 
@@ -305,42 +305,30 @@ def test_words_that_are_no_time_are_a_wrong_command_line(url: str, store: Object
     assert "needs --keep N, --keep-for AGE, or both" in missing.stderr
 
 
-def test_the_journal_is_checked_and_the_fate_of_objects_is_told(
-    url: str, store: ObjectStore
-) -> None:
+def fate(url: str, path: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = document(url, "sql", "@fate", "--param", f"path={path}")
+    return found
+
+
+def test_the_fate_of_objects_is_told(url: str, store: ObjectStore) -> None:
     before = [info.path for info in store.list(PATHS.root) if "/operator-" in info.path]
-    assert (
-        run(url, "gc", "journal", "main", "--check").stdout == "main: complete: 0 runs, 0 parts\n"
-    )
     done = document(url, "gc", "run", "expire", "main", "--keep", "2", "--quarantine", "--yes")
     gone = next(path for path in before if store.head(path) is None)
-    found = document(url, "gc", "fate", gone)
+    (found,) = fate(url, gone)
     assert (found["fate"], found["quarantine"]) == ("quarantined", done["quarantine"])
-    shown = run(url, "gc", "fate", f"{store.url}/{gone}").stdout
-    assert f"gc undelete {PATHS.root} {done['quarantine']} --yes" in shown
-    relative = gone.removeprefix(f"{PATHS.root}/")
-    assert document(url, "gc", "fate", relative, "--job", "main") == found
+    assert (found["outcome"], found["run"], found["kind"]) == ("moved", done["run"], "expire")
+    assert found["purgeable_from"] > found["last_at"]
+    assert fate(url, f"{store.url}/{gone}") == [found]
     there = next(path for path in before if store.head(path) is not None)
-    assert document(url, "gc", "fate", there)["fate"] == "present"
-    assert "referenced by epoch" in run(url, "gc", "fate", there).stdout
-    assert "no run of gc has listed it" in run(url, "gc", "fate", f"{gone}x").stdout
-    (below,) = document(url, "gc", "fate", f"{PATHS.root}/")["journal"]
-    assert (below["outcome"], below["objects"]) == ("moved", done["deleted"])
-    assert "moved" in run(url, "gc", "fate", f"{PATHS.root}/").stdout
-    checked = document(url, "gc", "journal", "main", "--check")
-    assert (checked["whole"], checked["runs"]) == (True, 1)
-    assert (
-        f"digest {checked['head']['digest']}" in run(url, "gc", "journal", "main", "--check").stdout
-    )
-    part = PATHS.journal / done["run"] / "000001.json"
-    store.put(part, store.read(part).replace(b"moved", b"there"))
-    result = run(url, "gc", "journal", "main", "--check")
-    assert result.exit_code == 3
-    assert result.stdout.startswith(f"{part}: ")
-    result = run(url, "gc", "journal", "main", "--check", "--json")
-    assert result.exit_code == 3
-    assert json.loads(result.stdout)["findings"][0]["path"] == part
-    assert run(url, "gc", "journal", "main", "--check", "--run", "x").exit_code == 2
+    (present,) = fate(url, there)
+    assert (present["fate"], present["reason"]) == ("present", "referenced")
+    (never,) = fate(url, f"{gone}x")
+    assert (never["fate"], never["run"]) == ("never_listed", None)
+    present, moved = fate(url, f"{PATHS.root}/")
+    assert (moved["outcome"], moved["objects"]) == ("moved", done["deleted"])
+    assert (present["fate"], present["objects"]) == ("present", len([*store.list(PATHS.root)]))
+    assert run(url, "sql", "@fate", "--param", "path=nobody/7").exit_code == 1
+    assert "is of one object" in run(url, "sql", "select * from fate").stderr
 
 
 def test_what_comes_back_together_and_what_cannot_is_said() -> None:

@@ -192,7 +192,8 @@ def test_offsets_of_a_time_are_planned_as_they_were_looked_up(job: SurgeryJob) -
     as_json = json.dumps({"3": 17, "4": 3500, "5": 20, "6": 0})
     done = CliRunner().invoke(cli.main, [*command, *approved], input=as_json)
     assert "offsets done at epoch 3" in done.stdout, done.stderr
-    read = CliRunner().invoke(cli.main, ["offsets", "job_x", "--json", "--url", job.store.url])
+    words = ["sql", "@offsets", "job_x", "--json", "--url", job.store.url]
+    read = CliRunner().invoke(cli.main, words)
     positions = {one["partition"]: one["position"] for one in json.loads(read.stdout)}
     assert {"3": 17, "4": 3500, "5": 20}.items() <= positions.items()
 
@@ -246,7 +247,7 @@ def test_the_documented_commands_show_their_plan(
         words = shlex.split(words)
         shown = CliRunner().invoke(cli.main, [*words[1:], "--url", job.store.url])
         assert shown.exit_code == 0, shown.stderr
-        assert "job_x" in shown.stdout or words[1] in ("offsets", "diff")
+        assert "job_x" in shown.stdout or words[1] in ("sql", "diff")
     assert listing(job.store) == was
 
 

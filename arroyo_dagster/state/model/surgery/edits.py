@@ -22,7 +22,7 @@ class NewPosition:
     """Where a source continues to read one of its partitions.
 
     Attributes:
-        partition: as `arroyo-state offsets` prints it; `ALL_PARTITIONS` = each of them.
+        partition: as `arroyo-state sql @offsets JOB` prints it; `ALL_PARTITIONS` = each of them.
         position: the new position; if `relative`, a signed number that is added to the stored one.
     """
 

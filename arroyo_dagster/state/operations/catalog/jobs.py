@@ -211,6 +211,17 @@ def find_job(store: ObjectStore, name: str) -> JobPaths:
     return choose_job(name, listing.jobs, store.url)
 
 
+def find_any_job(store: ObjectStore, name: str) -> JobPaths:
+    """Find a job as `find_job`; also one that was removed, and of which the journal is left."""
+    try:
+        return find_job(store, name)
+    except NotFoundError:
+        paths = paths_of(StatePath(name))
+        if not store.list_dir(paths.maintenance).prefixes:
+            raise
+        return paths
+
+
 def jobs_or_all(
     store: ObjectStore, names: Sequence[str]
 ) -> tuple[Sequence[JobPaths], Mapping[str, ArroyoStateError]]:

@@ -41,6 +41,31 @@ class JobLease:
     record: LeaseRecord | None
     problem: ArroyoStateError | None = None
 
+    def state(self, now_micros: int) -> str:
+        """Return `held`, `expired`, `released`, `broken` (its record cannot be read), or `unknown`:
+        a clock is wrong.
+        """
+        if self.record is None:
+            return "broken"
+        if self.record.released:
+            return "released"
+        age = self.age_seconds(now_micros)
+        if age is not None and age < -1:
+            return "unknown"
+        return "expired" if self.record.held_until(now_micros, now_micros) is None else "held"
+
+    def age_seconds(self, now_micros: int) -> float | None:
+        """Return the time since the last renewal, by this machine's clock; None = not known."""
+        renewed = None if self.record is None else self.record.renewed_at_micros
+        return None if renewed is None else (now_micros - renewed) / 1e6
+
+    def expires_in_seconds(self, now_micros: int) -> float | None:
+        """Return the time until it expires unless it is renewed; None = it is not held."""
+        if self.record is None or self.state(now_micros) != "held":
+            return None
+        until = self.record.held_until(now_micros, now_micros)
+        return None if until is None else (until - now_micros) / 1e6
+
 
 def lease_directory(paths: JobPaths, kind: str) -> StatePath:
     """Return the directory of a job's leases of one kind."""

@@ -124,7 +124,8 @@ def unpin_epochs(
                 "this epoch is not pinned",
                 job=paths.root,
                 epoch=unknown[0],
-                next_step="list the pinned epochs with `arroyo-state pins`; nothing was changed",
+                next_step="list the pinned epochs with `arroyo-state sql @pins JOB`; nothing was "
+                "changed",
             )
         return release(found, epochs=wanted)
 

@@ -83,6 +83,7 @@ class TableRow:
 
     job: str
     epoch: int
+    finished_at_micros: Micros
     operator: str
     table: str
     name: str
@@ -156,7 +157,12 @@ class CommitRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyRangeRow:
-    """What one subtask opens of one table in a restore, and the routing keys that it keeps."""
+    """What one subtask reads of one table in a restore, and the routing keys that it keeps.
+
+    Reading these rows opens the footer of every file. Keys are hashes, taken as spread evenly over
+    the range of a file: `rows` and `memory_bytes`, the decoded size, are about. `seconds` are those
+    of opening and reading, without the start of a worker.
+    """
 
     job: str
     epoch: int
@@ -167,6 +173,9 @@ class KeyRangeRow:
     max_routing_key: int
     files: int
     size_bytes: int
+    rows: int
+    memory_bytes: int
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,17 +192,24 @@ class PinRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseRow:
-    """The newest lease of a job, of each kind."""
+    """The newest lease of a job, of each kind.
+
+    `state`: held, expired or released; broken = its record does not decode; unknown = a clock is
+    wrong. `age_seconds` is this machine's time minus the store's of the last renewal.
+    """
 
     job: str
     kind: str
+    token: int | None
+    state: str
     owner: str | None
     host: str | None
     pid: int | None
     description: str | None
     acquired_at_micros: Micros | None
     renewed_at_micros: Micros | None
-    expires_at_micros: Micros | None
+    age_seconds: float | None
+    expires_in_seconds: float | None
     problem: str | None
 
 
@@ -206,6 +222,7 @@ class JournalRow:
     owner: str
     at_micros: Micros
     kind: str
+    plan: str
     path: str
     size_bytes: int | None
     outcome: str
@@ -234,6 +251,32 @@ class QuarantineRow:
     path: str
     copy: str
     size_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FateRow:
+    """What became of an object, or of the objects below a directory: one run of gc, or no run.
+
+    `fate`: as `FateState` names it. Of a directory it is null but for the objects that are present.
+    `reason`: why an object that is there stays or may be deleted.
+    """
+
+    path: str
+    fate: str | None = None
+    outcome: str | None = None
+    kind: str | None = None
+    objects: int | None = None
+    size_bytes: int | None = None
+    first_at_micros: Micros | None = None
+    last_at_micros: Micros | None = None
+    owner: str | None = None
+    run: str | None = None
+    plan: str | None = None
+    quarantine: str | None = None
+    copy: str | None = None
+    purgeable_from_micros: Micros | None = None
+    reason: str | None = None
+    problem: str | None = None
 
 
 # ---- Arrow ---------------------------------------------------------------------------------------

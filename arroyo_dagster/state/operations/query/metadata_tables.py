@@ -9,14 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from arroyo_dagster.errors import ArroyoStateError
+from arroyo_dagster.errors import ArroyoStateError, InputError
 from arroyo_dagster.state.model.checkpoints import CheckpointState
-from arroyo_dagster.state.model.garbage import PlanKind
+from arroyo_dagster.state.model.clock import wall_clock
+from arroyo_dagster.state.model.garbage import PURGE_MICROS, PlanKind
 from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.model.layout import written_epoch
 from arroyo_dagster.state.model.tables import (
@@ -26,19 +27,17 @@ from arroyo_dagster.state.model.tables import (
 )
 from arroyo_dagster.state.operations.catalog.jobs import (
     JobSummary,
+    find_any_job,
     list_epochs,
     summarise_job,
     summarise_jobs,
 )
 from arroyo_dagster.state.operations.catalog.leases import list_leases
 from arroyo_dagster.state.operations.catalog.stored_files import stored_sizes
-from arroyo_dagster.state.operations.gc.journal import read_journal
-from arroyo_dagster.state.operations.gc.pins import read_pins
-from arroyo_dagster.state.operations.gc.plan import GcRequest, plan_gc
-from arroyo_dagster.state.operations.gc.quarantine import list_quarantines
 from arroyo_dagster.state.operations.query.metadata_rows import (
     CommitRow,
     DataFileRow,
+    FateRow,
     JobEpochRow,
     JobRow,
     JournalRow,
@@ -71,9 +70,13 @@ from arroyo_dagster.state.operations.query.state import (
     StateJob,
 )
 from arroyo_dagster.state.operations.query.table import EpochTable
-from arroyo_dagster.state.planning.restore.reads import job_watermark_micros, restore_plan
+from arroyo_dagster.state.planning.restore.reads import job_watermark_micros
 from arroyo_dagster.state.storage.concurrency import concurrently
+from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.tables.data_files import open_data_file
+
+if TYPE_CHECKING:
+    from arroyo_dagster.state.operations.gc.fate import DirectoryFate
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,12 +88,14 @@ class MetadataTable:
         row: the class of its rows.
         of_job: returns the rows of a job; None = it is of an epoch.
         of_epoch: returns the rows of one epoch.
+        of_path: returns the rows of an object, whose path stands in place of a job.
     """
 
     name: str
     row: type[Any]
     of_job: Callable[[StateJob], Iterable[Any]] | None = None
     of_epoch: Callable[[StateEpoch], Iterable[Any]] | None = None
+    of_path: Callable[[ObjectStore, str], Iterable[Any]] | None = None
 
     @property
     def schema(self) -> pa.Schema:
@@ -137,8 +142,11 @@ class MetadataTable:
         elif self.of_epoch is not None:
             if not alone and not job.epochs():
                 return  # of all jobs: one that has not begun has no row
-            for one in job.epochs_named(epoch):
-                yield from self.of_epoch(one)
+            for rows in concurrently(self._rows_of, job.epochs_named(epoch)):
+                yield from rows
+
+    def _rows_of(self, epoch: StateEpoch) -> list[Any]:
+        return [] if self.of_epoch is None else list(self.of_epoch(epoch))
 
 
 # ---- of jobs -------------------------------------------------------------------------------------
@@ -186,6 +194,8 @@ def _epochs(job: StateJob) -> Iterator[JobEpochRow]:
 
 
 def _pins(job: StateJob) -> Iterator[PinRow]:
+    from arroyo_dagster.state.operations.gc.pins import read_pins
+
     for pin in read_pins(job.catalog.store, job.paths).pins:
         yield PinRow(
             job=job.name,
@@ -198,23 +208,29 @@ def _pins(job: StateJob) -> Iterator[PinRow]:
 
 
 def _leases(job: StateJob) -> Iterator[LeaseRow]:
+    now = wall_clock()
     for lease in list_leases(job.catalog.store, [job.paths]):
         record = lease.record
         yield LeaseRow(
             job=job.name,
             kind=lease.kind,
+            token=None if record is None else record.token,
+            state=lease.state(now),
             owner=None if record is None else record.owner,
             host=None if record is None else record.host,
             pid=None if record is None else record.pid,
             description=None if record is None else record.description,
             acquired_at_micros=None if record is None else record.acquired_at_micros,
             renewed_at_micros=None if record is None else record.renewed_at_micros,
-            expires_at_micros=None if record is None else record.expires_at_micros,
+            age_seconds=lease.age_seconds(now),
+            expires_in_seconds=lease.expires_in_seconds(now),
             problem=None if lease.problem is None else str(lease.problem),
         )
 
 
 def _journal(job: StateJob) -> Iterator[JournalRow]:
+    from arroyo_dagster.state.operations.gc.journal import read_journal
+
     for entry in read_journal(job.catalog.store, job.paths):
         yield JournalRow(
             job=job.name,
@@ -222,6 +238,7 @@ def _journal(job: StateJob) -> Iterator[JournalRow]:
             owner=entry.owner,
             at_micros=entry.at_micros,
             kind=entry.kind,
+            plan=entry.plan,
             path=entry.path,
             size_bytes=entry.size_bytes,
             outcome=entry.outcome,
@@ -229,6 +246,8 @@ def _journal(job: StateJob) -> Iterator[JournalRow]:
 
 
 def _orphans(job: StateJob) -> Iterator[OrphanRow]:
+    from arroyo_dagster.state.operations.gc.plan import GcRequest, plan_gc
+
     try:
         plan = plan_gc(job.catalog.store, job.paths, GcRequest(kind=PlanKind.ORPHANS))
     except ArroyoStateError as error:
@@ -241,6 +260,8 @@ def _orphans(job: StateJob) -> Iterator[OrphanRow]:
 
 
 def _quarantine(job: StateJob) -> Iterator[QuarantineRow]:
+    from arroyo_dagster.state.operations.gc.quarantine import list_quarantines
+
     for quarantine, moved in list_quarantines(job.catalog.store, job.paths):
         for one in moved:
             yield QuarantineRow(
@@ -283,6 +304,7 @@ def _tables(epoch: StateEpoch) -> Iterator[TableRow]:
         yield TableRow(
             job=epoch.job.name,
             epoch=epoch.number,
+            finished_at_micros=epoch.checkpoint.finish_time_micros,
             operator=operator.operator,
             table=name,
             name=str(table.name),
@@ -380,7 +402,10 @@ def _commits(epoch: StateEpoch) -> Iterator[CommitRow]:
 
 
 def _key_ranges(epoch: StateEpoch) -> Iterator[KeyRangeRow]:
-    for read in restore_plan(epoch.checkpoint, sizes=_sizes(epoch)).reads:
+    from arroyo_dagster.state.operations.query.restore_estimate import estimate_restore
+
+    for estimate in estimate_restore(epoch, epoch.job.catalog.parallelism):
+        read = estimate.read
         yield KeyRangeRow(
             job=epoch.job.name,
             epoch=epoch.number,
@@ -391,7 +416,84 @@ def _key_ranges(epoch: StateEpoch) -> Iterator[KeyRangeRow]:
             max_routing_key=read.keys.end,
             files=len(read.files),
             size_bytes=read.size_bytes,
+            rows=estimate.rows,
+            memory_bytes=estimate.memory_bytes,
+            seconds=estimate.seconds,
         )
+
+
+# ---- of an object --------------------------------------------------------------------------------
+
+
+def _fate(store: ObjectStore, name: str) -> Iterator[FateRow]:
+    from arroyo_dagster.state.operations.gc.fate import (
+        fate_of_directory,
+        fate_of_object,
+        job_of_object,
+        path_of_object,
+    )
+    from arroyo_dagster.state.operations.gc.plan import GcRequest
+
+    path = path_of_object(name, store.url, None)
+    paths = job_of_object(store, path)
+    if path.endswith("/"):
+        yield from _directory_fate(fate_of_directory(store, paths, path))
+        return
+    fate = fate_of_object(store, paths, path, GcRequest(kind=PlanKind.ORPHANS))
+    kept = fate.quarantine
+    row = FateRow(
+        path=fate.path,
+        fate=fate.state.name.lower(),
+        objects=1,
+        size_bytes=None if fate.info is None else fate.info.size_bytes,
+        quarantine=None if kept is None else kept.name,
+        copy=None if fate.copy is None else fate.copy.copy,
+        purgeable_from_micros=None if kept is None else kept.moved_at_micros + PURGE_MICROS,
+        reason=None if fate.explained is None else fate.explained.reason.name.lower(),
+        problem=_unreadable(fate.unreadable) or fate.unexplained,
+    )
+    purged = () if fate.purged is None else (fate.purged,)
+    entries = [*(event.entry for event in fate.events), *purged]
+    for entry in entries:
+        yield replace(
+            row,
+            outcome=entry.outcome,
+            kind=entry.kind,
+            size_bytes=entry.size_bytes if row.size_bytes is None else row.size_bytes,
+            first_at_micros=entry.at_micros,
+            last_at_micros=entry.at_micros,
+            owner=entry.owner,
+            run=entry.run,
+            plan=entry.plan,
+        )
+    if not entries:
+        yield row
+
+
+def _directory_fate(below: DirectoryFate) -> Iterator[FateRow]:
+    row = FateRow(path=below.prefix, problem=_unreadable(below.unreadable))
+    yield replace(
+        row,
+        fate="present",
+        objects=below.present,
+        size_bytes=below.present_bytes,
+    )
+    for (outcome, kind), count in below.counts.items():
+        yield replace(
+            row,
+            outcome=outcome,
+            kind=kind,
+            objects=count.objects,
+            size_bytes=count.size_bytes,
+            first_at_micros=count.first_micros,
+            last_at_micros=count.last_micros,
+        )
+
+
+def _unreadable(paths: Sequence[StatePath]) -> str | None:
+    if not paths:
+        return None
+    return f"the answer may be incomplete: {len(paths)} parts of the journal, {paths[0]} among them"
 
 
 METADATA_TABLES = {
@@ -415,6 +517,7 @@ METADATA_TABLES = {
         MetadataTable("journal", JournalRow, of_job=_journal),
         MetadataTable("orphans", OrphanRow, of_job=_orphans),
         MetadataTable("quarantine", QuarantineRow, of_job=_quarantine),
+        MetadataTable("fate", FateRow, of_path=_fate),
     )
 }
 """By name."""
@@ -429,6 +532,7 @@ class MetadataRows:
     job: StateJob | None
     epoch: str | None
     on_unreadable: OnUnreadable | None
+    path: str | None = None
 
     @property
     def schema(self) -> pa.Schema:
@@ -440,6 +544,14 @@ class MetadataRows:
 
         Of all jobs, the table `jobs` has a row with a `problem` for each that cannot be read.
         """
+        if self.table.of_path is not None:
+            if self.path is None:
+                raise InputError(
+                    f"the table {self.table.name} is of one object",
+                    expected='its path in place of the job: "JOB/checkpoints/7/metadata".fate',
+                    next_step="`arroyo-state sql @fate --param path=PATH`",
+                )
+            return rows_table(self.table.row, self.table.of_path(self.state.store, self.path))
         if self.job is not None:
             return self.table.read([self.job], self.epoch)
         if self.table.name == "jobs":
@@ -469,5 +581,10 @@ def find_metadata(
         raise not_found("metadata table", name.table, METADATA_TABLES)
     if name.job is None:
         return MetadataRows(table, state, None, epoch, on_unreadable)
+    if table.of_path is not None:
+        return MetadataRows(table, state, None, None, None, name.job)
+    if table.name == "journal":
+        paths = find_any_job(state.store, name.job)
+        return MetadataRows(table, state, StateJob(state, paths), None, on_unreadable)
     job, named = state.find(name.job)
     return MetadataRows(table, state, job, named or epoch, on_unreadable)

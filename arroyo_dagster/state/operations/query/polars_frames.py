@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
@@ -16,7 +17,10 @@ import pyarrow as pa
 from polars.io.plugins import register_io_source
 
 from arroyo_dagster.errors import InputError
-from arroyo_dagster.state.operations.query.scans import ScanRequest
+from arroyo_dagster.state.codec.hashing.ahash import HashVariant
+from arroyo_dagster.state.codec.hashing.routing import key_hashes, subtasks_for_hashes
+from arroyo_dagster.state.operations.query.global_scan import GlobalScan
+from arroyo_dagster.state.operations.query.scans import KEY_HASH, SUBTASK, ScanRequest
 from arroyo_dagster.state.tables.comparisons import ColumnFilter, Comparison, Relation, bind
 
 if TYPE_CHECKING:
@@ -32,10 +36,19 @@ _RELATIONS = {
 _MIRRORED = {"Lt": "Gt", "LtEq": "GtEq", "Gt": "Lt", "GtEq": "LtEq", "Eq": "Eq"}
 
 
-def lazy_frame(table: EpochTable) -> pl.LazyFrame:
-    """Return the rows of a table as a lazy frame."""
+def lazy_frame(
+    table: EpochTable, routing: Sequence[str] = (), parallelism: int | None = None
+) -> pl.LazyFrame:
+    """Return the rows of a table as a lazy frame.
+
+    Args:
+        routing: columns of `ROUTING` that it has besides, unless its rows are not routed by key or
+            it has private columns.
+        parallelism: of the subtasks; None = of the operator.
+    """
     schema = table.schema
-    empty = polars_rows(schema.empty_table())
+    routed = _Routing.of(table, routing, parallelism)
+    empty = routed.added(polars_rows(schema.empty_table()), schema.empty_table())
 
     def source(
         columns: list[str] | None,
@@ -43,9 +56,9 @@ def lazy_frame(table: EpochTable) -> pl.LazyFrame:
         rows: int | None,
         batch_rows: int | None,
     ) -> Iterator[pl.DataFrame]:
-        wanted = schema.names if columns is None else columns
+        wanted = empty.columns if columns is None else columns
         compared = predicate.meta.root_names() if predicate is not None else []
-        read = list(dict.fromkeys([*wanted, *compared]))
+        read = routed.needed(dict.fromkeys([*wanted, *compared]))
         request = ScanRequest(
             columns=tuple(schema.names.index(name) for name in read),
             # Private values are replaced before a condition sees them.
@@ -54,7 +67,7 @@ def lazy_frame(table: EpochTable) -> pl.LazyFrame:
         left = rows
         yielded = False
         for part in table.read(request):
-            frame = polars_rows(part)
+            frame = routed.added(polars_rows(part), part)
             if predicate is not None:
                 frame = frame.filter(predicate)
             frame = frame.select(wanted)
@@ -71,6 +84,53 @@ def lazy_frame(table: EpochTable) -> pl.LazyFrame:
     return register_io_source(
         source, schema=empty.schema, is_pure=True, explain_name=str(table.name)
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Routing:
+    """Adds columns of `ROUTING` to live rows.
+
+    Attributes:
+        columns: those that are added.
+        hashed: the names of the columns that are hashed to the routing key.
+    """
+
+    columns: tuple[str, ...]
+    hashed: tuple[str, ...]
+    variant: HashVariant
+    parallelism: int
+
+    @classmethod
+    def of(cls, table: EpochTable, columns: Sequence[str], parallelism: int | None) -> _Routing:
+        scan = table.scan
+        subtasks = parallelism or scan.operator.parallelism
+        if not columns or table.mask or isinstance(scan, GlobalScan) or not scan.routing_columns:
+            return cls((), (), HashVariant.FALLBACK, subtasks)
+        names = table.schema.names
+        added = tuple(name for name in columns if name not in names)  # raw rows have the key
+        hashed = tuple(names[at] for at in scan.routing_columns)
+        return cls(added, hashed, scan.variant, subtasks)
+
+    def needed(self, columns: Iterable[str]) -> list[str]:
+        """Return the columns to read for these."""
+        wanted = dict.fromkeys(columns)
+        if any(name in wanted for name in self.columns):
+            wanted |= dict.fromkeys(self.hashed)
+        return [name for name in wanted if name not in self.columns]
+
+    def added(self, frame: pl.DataFrame, rows: pa.Table) -> pl.DataFrame:
+        """Return rows, a frame of them, with the columns; without, if the key was not read."""
+        if not self.columns or not {*self.hashed} <= {*rows.column_names}:
+            return frame
+        keys = [rows.column(name) for name in self.hashed]
+        hashes = key_hashes(keys, rows.num_rows, variant=self.variant)
+        found = {
+            KEY_HASH: lambda: pl.Series(KEY_HASH, hashes.to_numpy(), pl.UInt64),
+            SUBTASK: lambda: pl.Series(
+                SUBTASK, subtasks_for_hashes(hashes, self.parallelism), pl.Int64
+            ),
+        }
+        return frame.with_columns(found[name]() for name in self.columns)
 
 
 def deferred_frame(name: str, schema: pa.Schema, read: Callable[[], pa.Table]) -> pl.LazyFrame:

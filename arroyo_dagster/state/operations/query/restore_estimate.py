@@ -1,73 +1,45 @@
-"""What a restore of an epoch would cost, also at another parallelism or retention.
+"""What a restore of an epoch would cost, also at another parallelism.
 
-Subtasks restore at the same time, so the slowest decides. Seconds and memory are estimates; files,
-bytes and rows are exact. Of data files only the footers are read.
+Seconds, rows and memory are estimates; files and bytes are exact. Of data files only the footers
+are read.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from arroyo_dagster.errors import InputError
-from arroyo_dagster.state.model.checkpoints import Checkpoint, OperatorCheckpoint
-from arroyo_dagster.state.model.ids import StatePath, TableName
-from arroyo_dagster.state.model.tables import (
-    ExpiringTimeKeyConfig,
-    ExpiringTimeKeyFiles,
-    TableConfig,
-    TimeFile,
-)
+from arroyo_dagster.state.model.checkpoints import Checkpoint
+from arroyo_dagster.state.model.ids import StatePath
+from arroyo_dagster.state.model.tables import ExpiringTimeKeyFiles, TimeFile
 from arroyo_dagster.state.operations.catalog.stored_files import stored_sizes
 from arroyo_dagster.state.operations.query.state import StateEpoch
-from arroyo_dagster.state.planning.compaction.plan import forecast
-from arroyo_dagster.state.planning.restore.rates import DEFAULT_RATES, RestoreRates
 from arroyo_dagster.state.planning.restore.reads import TableRead, restore_plan
 from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.tables.data_files import open_data_file
 
+FILE_SECONDS, MANAGED_FILE_SECONDS, BYTES_A_SECOND = 0.060, 0.003, 30_000_000
+"""To open a file of an Arroyo job, which reads one after the other, and of a managed job, which
+opens many at once; and what a subtask reads and decodes. `docs/operate/sizing.md` says which were
+measured."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TableEstimate:
-    """What a restore reads of one table.
+class ReadEstimate:
+    """What one subtask reads of one table in a restore.
 
     Attributes:
-        files, size_bytes, rows: of the files that any subtask opens, each counted once.
-        opens: how often files are opened, by all subtasks together.
-        most_rows: the most rows that one subtask reads, about.
+        rows: that it keeps, about.
+        memory_bytes: the decoded size of these rows, about.
+        seconds: to open and read the files.
     """
 
-    operator: str
-    table: str
-    files: int
-    size_bytes: int
+    read: TableRead
     rows: int
-    opens: int
-    most_rows: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RestoreEstimate:
-    """What a restore costs.
-
-    Attributes:
-        parallelism: of the restored job; None = each operator's own.
-        retention_micros: in place of the tables' own; None = their own.
-        seconds: how long the slowest subtask takes, by the rates.
-        memory_bytes: the decoded size of what one worker with one subtask of each operator reads,
-            of the largest, about.
-        subtask_bytes: what each subtask reads, over all operators.
-    """
-
-    parallelism: int | None
-    retention_micros: int | None
-    tables: tuple[TableEstimate, ...]
-    seconds: float
     memory_bytes: int
-    subtask_bytes: tuple[int, ...]
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,69 +48,28 @@ class _File:
     decoded_bytes: int
 
 
-def estimate_restore(
-    epoch: StateEpoch,
-    *,
-    parallelism: int | None = None,
-    retention_micros: int | None = None,
-    rates: RestoreRates = DEFAULT_RATES,
-) -> RestoreEstimate:
-    """Estimate what a restore of an epoch costs.
+def estimate_restore(epoch: StateEpoch, parallelism: int | None = None) -> Iterator[ReadEstimate]:
+    """Estimate what a restore of an epoch reads: by operator, table and subtask.
 
     Args:
         parallelism: of the restored job; None = each operator's own.
-        retention_micros: of all expiring tables; None = their own.
 
     Raises:
-        InputError: a parallelism below 1, or a negative retention.
+        InputError: the parallelism is out of its range.
         FormatError, NotFoundError: a file is broken or missing.
     """
-    if (parallelism is not None and parallelism < 1) or (retention_micros or 0) < 0:
-        raise InputError(
-            "a parallelism is 1 or more, and a retention is not negative",
-            parallelism=parallelism,
-            retention_micros=retention_micros,
-        )
-    store = epoch.job.catalog.store
-    checkpoint = _with_retention(epoch.checkpoint, retention_micros)
-    sizes = stored_sizes(store, checkpoint.paths)
-    plan = restore_plan(checkpoint, parallelism, sizes=sizes)
-    files = _footers(store, plan.files)
-    bounds = _bounds(checkpoint)
-    of_subtask: dict[int, list[TableRead]] = defaultdict(list)
-    of_table: dict[tuple[str, str], list[TableRead]] = defaultdict(list)
+    store, checkpoint = epoch.job.catalog.store, epoch.checkpoint
+    plan = restore_plan(checkpoint, parallelism, sizes=stored_sizes(store, checkpoint.paths))
+    files, bounds = _footers(store, plan.files), _bounds(checkpoint)
+    file_seconds = MANAGED_FILE_SECONDS if checkpoint.progress is not None else FILE_SECONDS
     for read in plan.reads:
-        of_subtask[read.subtask].append(read)
-        of_table[read.operator, read.table].append(read)
-    reads = forecast(checkpoint, sizes, parallelism)
-    managed = checkpoint.progress is not None
-    decoded = [sum(_kept(one, files, bounds)[1] for one in ones) for ones in of_subtask.values()]
-    return RestoreEstimate(
-        parallelism=parallelism,
-        retention_micros=retention_micros,
-        tables=tuple(_table(ones, files, sizes, bounds) for ones in of_table.values()),
-        seconds=rates.of_job(managed=managed).restore_seconds(reads),
-        memory_bytes=round(max(decoded, default=0)),
-        subtask_bytes=reads.read_bytes,
-    )
-
-
-def _with_retention(checkpoint: Checkpoint, retention_micros: int | None) -> Checkpoint:
-    if retention_micros is None:
-        return checkpoint
-
-    def changed(config: TableConfig) -> TableConfig:
-        if not isinstance(config.config, ExpiringTimeKeyConfig):
-            return config
-        return replace(config, config=replace(config.config, retention_micros=retention_micros))
-
-    def operator(one: OperatorCheckpoint) -> OperatorCheckpoint:
-        configs: dict[TableName, TableConfig] = {
-            name: changed(config) for name, config in one.configs.items()
-        }
-        return replace(one, configs=configs)
-
-    return replace(checkpoint, operators=tuple(map(operator, checkpoint.operators)))
+        shares = [(files[path], _share(read, bounds.get(path))) for path in read.files]
+        yield ReadEstimate(
+            read=read,
+            rows=round(sum(share * file.rows for file, share in shares)),
+            memory_bytes=round(sum(share * file.decoded_bytes for file, share in shares)),
+            seconds=len(read.files) * file_seconds + read.size_bytes / BYTES_A_SECOND,
+        )
 
 
 def _footers(store: ObjectStore, paths: tuple[StatePath, ...]) -> dict[StatePath, _File]:
@@ -159,39 +90,10 @@ def _bounds(checkpoint: Checkpoint) -> dict[StatePath, TimeFile]:
     }
 
 
-def _table(
-    reads: list[TableRead],
-    files: Mapping[StatePath, _File],
-    sizes: Mapping[StatePath, int],
-    bounds: Mapping[StatePath, TimeFile],
-) -> TableEstimate:
-    paths = dict.fromkeys(path for read in reads for path in read.files)
-    return TableEstimate(
-        operator=reads[0].operator,
-        table=reads[0].table,
-        files=len(paths),
-        size_bytes=sum(sizes.get(path, 0) for path in paths),
-        rows=sum(files[path].rows for path in paths),
-        opens=sum(len(read.files) for read in reads),
-        most_rows=round(max(_kept(read, files, bounds)[0] for read in reads)),
-    )
-
-
-def _kept(
-    read: TableRead, files: Mapping[StatePath, _File], bounds: Mapping[StatePath, TimeFile]
-) -> tuple[float, float]:
-    """Return about how many rows and decoded bytes a subtask keeps: keys are hashes, so they are
-    spread evenly over the range of a file.
-    """
-    rows = decoded = 0.0
-    for path in read.files:
-        share = _share(read, bounds.get(path))
-        rows += share * files[path].rows
-        decoded += share * files[path].decoded_bytes
-    return rows, decoded
-
-
 def _share(read: TableRead, file: TimeFile | None) -> float:
+    """Return the share of a file's rows that a subtask keeps: keys are hashes, so they are spread
+    evenly over the range of a file.
+    """
     if file is None or read.keys.covers(file.min_routing_key, file.max_routing_key):
         return 1.0
     low = max(read.keys.start, file.min_routing_key)

@@ -7,14 +7,14 @@ groups. See `docs/decisions/query-engine.md`.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from arroyo_dagster.errors import ArroyoStateError, InputError
+from arroyo_dagster.errors import ArroyoStateError, InputError, NotFoundError
 from arroyo_dagster.state.operations.query.metadata_tables import METADATA_TABLES, find_metadata
 from arroyo_dagster.state.operations.query.names import (
     QueryName,
@@ -22,6 +22,8 @@ from arroyo_dagster.state.operations.query.names import (
     parse_name,
     quoted,
 )
+from arroyo_dagster.state.operations.query.saved import find_saved
+from arroyo_dagster.state.operations.query.scans import ROUTING
 from arroyo_dagster.state.operations.query.sql_text import (
     SqlFailure,
     SqlToken,
@@ -122,6 +124,33 @@ class SqlCatalog:
             answer: pl.DataFrame = frame.collect()
         return answer
 
+    def saved(
+        self, name: str, job: str | None = None, values: Mapping[str, str] | None = None
+    ) -> pl.DataFrame:
+        """Return the rows of a saved query; see `arroyo_dagster.state.operations.query.saved`.
+
+        Args:
+            name: such as `offsets`.
+            job: `job` or `job@epoch`; None = all jobs, if the query can be asked of all.
+            values: of its parameters, as texts.
+
+        Raises:
+            NotFoundError: there is no such query; errors of `collect`.
+            InputError: a parameter is unknown, missing or not of its kind, or the job is missing.
+        """
+        query = find_saved(name)
+        of_epoch = False
+        if job is not None:
+            try:
+                found, epoch = self.state.find(job)
+                of_epoch = epoch is not None
+                job = f"{found.name}@{epoch}" if of_epoch else found.name
+            except NotFoundError:
+                pass  # its journal may be left
+        bound = query.bind(job, values or {}, of_epoch=of_epoch)
+        state = replace(self.state, parallelism=bound.parallelism)
+        return replace(self, state=state).collect(bound.sql)
+
     def list_tables(self) -> pl.DataFrame:
         """Return every table that a query can name: its name, and what a row is."""
         import polars as pl
@@ -162,14 +191,40 @@ class SqlCatalog:
         found = self.state.table(name)
         return found.raw() if self.raw else found
 
-    def frame(self, name: QueryName) -> pl.LazyFrame:
-        """Return a table as a lazy frame; errors as `query`."""
+    def frame(self, name: QueryName, routing: Sequence[str] = ()) -> pl.LazyFrame:
+        """Return a table as a lazy frame; errors as `query`.
+
+        Args:
+            routing: columns of `ROUTING` that it gets, too, if its rows are routed by key.
+        """
         from arroyo_dagster.state.operations.query.polars_frames import deferred_frame
 
         if name.operator is not None:
-            return self.table(name).to_polars()
+            return self.table(name).to_polars(routing, self.state.parallelism)
         found = find_metadata(self.state, name, on_unreadable=self.on_unreadable)
         return deferred_frame(str(name), found.schema, found.read)
+
+
+def saved_over(
+    name: str, table: str, rows: Sequence[Mapping[str, Any]], values: Mapping[str, str]
+) -> pl.DataFrame:
+    """Return the rows of a saved query over rows of its metadata tables that the caller has.
+
+    Args:
+        table: the metadata table.
+        rows: with the columns that the query uses; times in microseconds.
+        values: as `SqlCatalog.saved`; errors, too.
+    """
+    from arroyo_dagster.state.operations.query.polars_frames import polars_rows
+
+    used = {column for row in rows[:1] for column in row}
+    schema = METADATA_TABLES[table].schema
+    columns = pa.schema([field for field in schema if not used or field.name in used])
+    frame = polars_rows(pa.Table.from_pylist([dict(row) for row in rows], columns))
+    query = find_saved(name).over(values)
+    with _answering(query):
+        answer: pl.DataFrame = exact_answer({table: frame.lazy()}, query).collect()
+    return answer
 
 
 # ---- names in a query ----------------------------------------------------------------------------
@@ -181,6 +236,7 @@ class _Scope:
 
     catalog: SqlCatalog
     frames: dict[str, pl.LazyFrame] = field(default_factory=dict)
+    routing: Sequence[str] = ()
 
     def resolve(self, tokens: Sequence[SqlToken]) -> Iterator[SqlToken]:
         """Yield the tokens, with the names of tables replaced.
@@ -189,6 +245,8 @@ class _Scope:
             NotFoundError, InputError: a name is not that of a table.
         """
         known = _subquery_names(tokens)
+        named = {one.text.strip('"`') for one in tokens}
+        self.routing = [name for name in ROUTING if name in named]
         at = 0
         for start, end in _table_names(tokens):
             yield from tokens[at:start]
@@ -207,7 +265,7 @@ class _Scope:
     def _registered(self, name: QueryName) -> str:
         text = ".".join(name.parts)
         if text not in self.frames:
-            self.frames[text] = self.catalog.frame(name)
+            self.frames[text] = self.catalog.frame(name, self.routing)
         return text.replace('"', '""')
 
 

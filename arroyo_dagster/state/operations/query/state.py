@@ -53,7 +53,7 @@ from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.storage.wrappers import WriteProtected
 from arroyo_dagster.state.tables.known.catalogue import Catalogue, default_catalogue
 
-LATEST, ALL = "latest", "all"
+LATEST, ALL, NEWEST = "latest", "all", "newest "
 Moment = int | str | dt.datetime
 """A point in time: microseconds since 1970, ISO 8601 text, or a datetime; UTC if it has no zone."""
 
@@ -87,11 +87,16 @@ OnUnreadable: TypeAlias = Callable[[str, ArroyoStateError], None]
 
 @dataclass(frozen=True)
 class StateCatalog:
-    """All jobs below a checkpoint URL; created by `open_state`."""
+    """All jobs below a checkpoint URL; created by `open_state`.
+
+    Attributes:
+        parallelism: of the restores and subtasks that queries show; None = of each operator.
+    """
 
     store: ObjectStore
     private: PrivateColumns = field(repr=False)
     catalogue: Catalogue = field(repr=False)
+    parallelism: int | None = None
 
     def jobs(self) -> list[StateJob]:
         """Return the jobs, ordered by path.
@@ -238,7 +243,8 @@ class StateJob:
         return StateEpoch(self, load_epoch(self.catalog.store, self.paths, number))
 
     def epochs_named(self, text: str | None = None) -> list[StateEpoch]:
-        """Return the epochs that a text names: a number, a time, `latest` (also None), or `all`.
+        """Return the epochs that a text names: a number, a time, `latest` (also None), `all`, or
+        `newest 10`: so many of the newest.
 
         Raises:
             NotFoundError, InputError, FormatError: as `epoch`.
@@ -247,6 +253,9 @@ class StateJob:
             return self.epoch_range()
         if text is None or text == LATEST:
             return [self.epoch()]
+        most = parse_number(text.removeprefix(NEWEST)) if text.startswith(NEWEST) else None
+        if most:
+            return self.newest_epochs(most)
         number = parse_number(text)
         return [self.epoch(number) if number is not None else self.epoch(at=text)]
 

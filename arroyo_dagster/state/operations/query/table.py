@@ -130,14 +130,21 @@ class EpochTable:
         batches = list(self.to_batches(names, where, limit))
         return pa.Table.from_batches(batches, pa.schema(fields))
 
-    def to_polars(self) -> pl.LazyFrame:
+    def to_polars(
+        self, routing: Sequence[str] = (), parallelism: int | None = None
+    ) -> pl.LazyFrame:
         """Return the rows as a lazy frame; projections, filters and limits reach the files.
 
         Maps are lists of structs of `key` and `value`.
+
+        Args:
+            routing: `_key_hash`, `_subtask` or both: columns that it has besides, if its rows are
+                routed by key and no column is private.
+            parallelism: of the subtasks; None = of the operator.
         """
         from arroyo_dagster.state.operations.query.polars_frames import lazy_frame
 
-        return lazy_frame(self)
+        return lazy_frame(self, routing, parallelism)
 
     def to_pandas(
         self, columns: Sequence[str] | None = None, where: Where = (), limit: int | None = None
@@ -256,7 +263,7 @@ def missing_object(
             job=paths.root,
             epoch=epoch,
             next_step="read the newest epoch, or pin the epoch that you need with "
-            "`arroyo-state pins add`",
+            "`arroyo-state pin`",
         )
     error.facts = {"job": paths.root, "epoch": epoch} | error.facts
     error.next_step = "check the epoch with `arroyo-state verify`"

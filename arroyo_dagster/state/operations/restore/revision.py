@@ -167,7 +167,7 @@ def restore_revised(
             "nothing was revised",
             job=paths.root,
             epoch=newest.epoch,
-            next_step="older epochs that are kept: `arroyo-state pins`; their rows: "
+            next_step="older epochs that are kept: `arroyo-state sql @pins JOB`; their rows: "
             "`arroyo-state rows … --epoch N`",
         )
     known = backend.prepare_checkpoint_load(before)

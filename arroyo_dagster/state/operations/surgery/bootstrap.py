@@ -81,7 +81,7 @@ class BootstrapJob:
     Attributes:
         tables: the rows by operator and table.
         watermark_micros: event time at the cut.
-        positions: where the sources continue, absolute; see `arroyo-state offsets`.
+        positions: where the sources continue, absolute; see `arroyo-state sql @offsets JOB`.
     """
 
     paths: JobPaths

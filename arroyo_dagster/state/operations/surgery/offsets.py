@@ -89,7 +89,7 @@ def _sources(
             if edit.operator is None
             else "the operator is no source whose positions can be set",
             **named,
-            next_step="`arroyo-state offsets` lists the sources and their partitions",
+            next_step="`arroyo-state sql @offsets JOB` lists the sources and their partitions",
         )
 
 
@@ -203,7 +203,7 @@ def _assign(position: NewPosition, sources: Sequence[_Source]) -> None:
         raise InputError(
             f"no source has a partition {position.partition!r}",
             partitions=", ".join(known[:20]) or "none",
-            next_step="`arroyo-state offsets` lists the sources and their partitions",
+            next_step="`arroyo-state sql @offsets JOB` lists the sources and their partitions",
         )
     if len(having) > 1:
         raise InputError(

@@ -63,7 +63,7 @@ def watermark_changes(
         raise InputError(
             "no watermark generator of the job has a watermark yet",
             job=checkpoint.job,
-            next_step="let the job run until `arroyo-state watermarks` shows one",
+            next_step="let the job run until `arroyo-state sql @watermarks JOB` shows one",
         )
     at_nanos = edit.at_micros * _NANOS_PER_MICRO
 

@@ -94,7 +94,7 @@ def no_epoch_missing(facts: HealthFacts, limits: HealthLimits) -> Found:
     )
     evidence = f"missing between epochs that are present: {named}"
     step = (
-        "`arroyo-state gc fate` says what became of them; restore their records if they were lost"
+        "`arroyo-state sql @fate` says what became of them; restore their records if they were lost"
     )
     return [warning("epoch-gap", facts.job, evidence, step)]
 

@@ -99,7 +99,7 @@ def pins_small(facts: HealthFacts, limits: HealthLimits) -> Found:
         found.append(warning("pins-large", facts.job, evidence, step))
     if facts.pinned_bytes > limits.pinned_bytes:
         evidence = f"{format_bytes(facts.pinned_bytes)} are listed by pinned epochs only"
-        step = "unpin what is no longer needed: `arroyo-state pins` lists them"
+        step = "unpin what is no longer needed: `arroyo-state sql @pins JOB` lists them"
         found.append(warning("pins-large", facts.job, evidence, step))
     for pin in facts.pins.pins:
         age = facts.now_micros - pin.pinned_at_micros

@@ -94,7 +94,7 @@ def _incomplete(facts: AuditFacts) -> Iterator[Finding]:
         if row.problem is None and not gone:
             continue
         evidence = row.problem or f"lists {len(gone)} files that do not exist, first {gone[0]}"
-        step = "`arroyo-state gc fate` says what became of them; do not go back to this epoch"
+        step = "`arroyo-state sql @fate` says what became of them; do not go back to this epoch"
         pinned = row.epoch in facts.pinned
         evidence = f"epoch {row.epoch} {evidence}" + ("; it is pinned" if pinned else "")
         yield either(pinned, "older-epoch-incomplete", root, evidence, step)

@@ -14,8 +14,8 @@ _LARGEST = 2**63 - 1
 _A_SECOND = 10**10
 """No source reads so many records, or bytes, of one partition in a second."""
 _STEP = (
-    "compare it with the source and with `arroyo-state offsets`; restore the file from a backup, "
-    "or set the position with `arroyo-state edit offsets`"
+    "compare it with the source and with `arroyo-state sql @offsets JOB`; restore the file from "
+    "a backup, or set the position with `arroyo-state edit offsets`"
 )
 
 

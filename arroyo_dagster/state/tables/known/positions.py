@@ -38,7 +38,7 @@ class PositionRule:
 
     Attributes:
         table, description: as the source registers its table.
-        partition: the name of an entry's partition, as `arroyo-state offsets` prints it.
+        partition: the name of an entry's partition, as `arroyo-state sql @offsets JOB` prints it.
         position: the position in a value; None = it has none that counts.
         moved: the value with another position, from a text.
         tried: whether a source of this connector was seen to continue from an edited position.

@@ -1,4 +1,4 @@
-"""Forecasts of sizes, and the spread of files over subtasks."""
+"""The spread of files over subtasks."""
 
 from __future__ import annotations
 
@@ -7,28 +7,7 @@ import pytest
 from arroyo_dagster.state import range_for_server
 from arroyo_dagster.state.model.catalog import FileRow
 from arroyo_dagster.state.model.keys import MAX_ROUTING_KEY
-from arroyo_dagster.state.planning.table_sizes import Growth, bytes_by_subtask, skew
-
-DAY = 86_400_000_000
-
-
-def test_a_line_is_continued() -> None:
-    growth = Growth(sizes=tuple((at * DAY, 1000 + 10 * at) for at in range(5)))
-    assert growth.bytes_per_day == pytest.approx(10)
-    assert growth.after_days(30) == 1040 + 300
-
-
-def test_noise_moves_the_line_little_and_a_size_is_never_negative() -> None:
-    noisy = Growth(sizes=tuple((at * DAY, 100 * at + (7 if at % 2 else -7)) for at in range(20)))
-    assert noisy.bytes_per_day == pytest.approx(100, abs=1)
-    shrinking = Growth(sizes=((0, 100), (DAY, 10)))
-    assert shrinking.after_days(30) == 0
-
-
-@pytest.mark.parametrize("sizes", [(), ((5, 7),), ((5, 7), (5, 9))])
-def test_one_moment_has_no_forecast(sizes: tuple[tuple[int, int], ...]) -> None:
-    assert Growth(sizes=sizes).bytes_per_day is None
-    assert Growth(sizes=sizes).after_days(1) is None
+from arroyo_dagster.state.planning.table_sizes import bytes_by_subtask, skew
 
 
 def file(low: int, high: int, size_bytes: int) -> FileRow:

@@ -141,7 +141,8 @@ def moved_sources(store: ObjectStore, checkpoint: Checkpoint, edit: SetOffsets) 
         raise InputError(
             "offsets of a time are looked up for sources of Arroyo jobs only",
             job=checkpoint.job,
-            next_step="name partitions and positions, as `arroyo-state offsets` prints them",
+            next_step="name partitions and positions, as `arroyo-state sql @offsets JOB` prints "
+            "them",
         )
     offsets = check_sources(checkpoint, "position")
     sources = {
@@ -155,7 +156,7 @@ def moved_sources(store: ObjectStore, checkpoint: Checkpoint, edit: SetOffsets) 
             "the job has no such source",
             job=checkpoint.job,
             operator=edit.operator,
-            next_step="`arroyo-state offsets` lists the sources and their partitions",
+            next_step="`arroyo-state sql @offsets JOB` lists the sources and their partitions",
         )
     chosen = _chosen(edit, {str(name): one for name, one in sources.items()})
     again: list[str] = []
@@ -204,7 +205,7 @@ def _chosen(
                 partitions="; ".join(f"{at}: {', '.join(keys)}" for at, keys in known.items()),
                 next_step="name the source with --operator"
                 if have
-                else "`arroyo-state offsets` lists the sources and their partitions",
+                else "`arroyo-state sql @offsets JOB` lists the sources and their partitions",
             )
         for name in have:
             mine = found.setdefault(name, {})
@@ -248,7 +249,7 @@ def moved_watermarks(
         raise InputError(
             "no source of the job has a watermark yet",
             job=checkpoint.job,
-            next_step="let the job run until `arroyo-state watermarks` shows one",
+            next_step="let the job run until `arroyo-state sql @watermarks JOB` shows one",
         )
     new = SourceWatermark(edit.at_micros)
     return tuple(changed_entries(one, lambda key, value: _like(value, new)) for one in tables)

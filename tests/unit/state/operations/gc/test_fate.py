@@ -1,4 +1,4 @@
-"""`gc fate`: what became of an object is answered from store, quarantine and journal."""
+"""`sql @fate`: what became of an object is answered from store, quarantine and journal."""
 
 from __future__ import annotations
 
