@@ -56,7 +56,7 @@ def test_operators_match_by_what_they_hold(jobs: dict[str, Job]) -> None:
     for a, b in same:
         theirs, ours = (ParquetBackend(*one).load() for one in (a, b))
         found = match_operators(shapes_of(theirs), shapes_of(ours), Overrides())
-        assert found.ambiguous == ()
+        assert found.suggestions == ()
         assert all(one.source == one.operator for one in found.matches)
         stateful = {one.operator for one in ours.operators if one.tables}
         sinks = {one for one in stateful if one.startswith("sink_")}

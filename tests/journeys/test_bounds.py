@@ -146,7 +146,6 @@ def test_deeply_nested_json_is_refused(url: str, tmp_path: Path, text: str) -> N
     check_refused(run("jobs", "--assume", f"@{file}", "--url", url), 1, 2)
     check_refused(run("gc", "run", "orphans", JOB, "--plan", str(file), *shared), 1)
     check_refused(run("evolve", JOB, JOB, "--overrides", str(file), *shared), 1)
-    check_refused(run("evolve", JOB, JOB, "--graph", str(file), *shared), 1)
 
 
 def test_a_document_too_large_for_memory_is_refused_before_it_is_read(
@@ -161,7 +160,6 @@ def test_a_document_too_large_for_memory_is_refused_before_it_is_read(
     check_refused(run("gc", "run", "orphans", JOB, "--plan", str(file), *shared), 1)
     check_refused(run("gc", "plan", "orphans", JOB, "--inventory", str(file), *shared), 1)
     check_refused(run("evolve", JOB, JOB, "--overrides", str(file), *shared), 1)
-    check_refused(run("evolve", JOB, JOB, "--graph", str(file), *shared), 1)
     check_refused(run("bootstrap", JOB, str(file), *shared), 1)
     definition = run("sdf", "run", str(file))
     assert definition.exit_code == 1
