@@ -1,5 +1,5 @@
 """Every job that a real Arroyo wrote, evolved into every other one: a job of the same SQL takes the
-whole state, any other is refused with the reason."""
+whole state, any other is refused with the reason, also if the pairs are taken that it suggests."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from arroyo_dagster.state.storage.wrappers import WriteProtected
 from tests.arroyo_jobs import content, stopped
 from tests.compat.test_surgery import NOW, jobs, positions, verify, with_other_outputs
 from tests.damages import copy_job
+from tests.evolved_jobs import as_suggested
 from tests.shares import Share, share_or_all
 
 __all__ = ["jobs"]
@@ -87,6 +88,9 @@ def test_jobs_of_other_sql_are_refused_with_the_reason(jobs: Any, share: Share) 
         twin = with_other_outputs(other, target)
         source = StateSource(store=WriteProtected(store), paths=paths)
         expected = REASONS.get((str(paths.job), str(target.job)), "")
+        at = WriteProtected(twin), target, stopped(target)
         with pytest.raises(InputError) as refused:
-            plan_evolve(source, WriteProtected(twin), target, stopped(target))
-        assert refused.match(expected or f"{NO_COUNTERPART}|its keys are|its gap is")
+            as_suggested(lambda chosen, source=source, at=at: plan_evolve(source, *at, chosen))
+        assert refused.match(
+            expected or f"{NO_COUNTERPART}|its keys are|its gap is|nothing shows which"
+        )

@@ -120,7 +120,7 @@ def suggested(jobs: Jobs, now: Mapping[str, str]) -> tuple[dict[str, str], str]:
 def test_like_windows_in_equal_places_match_by_themselves() -> None:
     now = {"tumbling_4": "open", "tumbling_14": "paid"}
     source, job = jobs = jobs_of(now, SINKS)
-    with pytest.raises(InputError, match="nothing shows which takes which") as refused:
+    with pytest.raises(InputError, match="do not match for certain") as refused:
         plan(jobs)
     assert "pass --arroyo-api or --arroyo-db" in str(refused.value)
     with api(jobs, [graph_of(source, WAS), graph_of(job, now)]) as directory:
@@ -140,7 +140,8 @@ def test_like_windows_with_other_targets_are_suggested_by_their_views() -> None:
     was = loaded(source.store, source.paths)
     options = EditOptions(quiet_seconds=0)
     chosen = parse_overrides({"map": pairs})
-    run_evolve(taken(source), job.store, job.paths, stopped(job.paths), chosen, options)
+    with api(jobs, [graph_of(source, WAS), graph_of(job, NOW)]) as directory:
+        run_evolve(taken(source), job.store, job.paths, directory, chosen, options)
     found = loaded(job.store, job.paths)
     assert found["tumbling_7", "t"] == was["tumbling_14", "t"]
     assert found["tumbling_17", "t"] == was["tumbling_4", "t"]
