@@ -38,9 +38,7 @@ SQL = Sql(
 )
 NOW = replace(SQL, window=(BYTES, COUNT, LEAST), totals=(BYTES, COUNT, LEAST))
 CHANGED = tuple(
-    word
-    for name in ("window", "totals")
-    for word in ("--map", f"{SQL.ids[name]}={NOW.ids[name]}")
+    word for name in ("window", "totals") for word in ("--map", f"{SQL.ids[name]}={NOW.ids[name]}")
 )
 SINCE = "1970-01-02T03:47:25Z"
 
