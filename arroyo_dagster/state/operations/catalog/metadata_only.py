@@ -7,7 +7,6 @@ from collections.abc import Collection, Mapping
 from arroyo_dagster.errors import FormatError, NotFoundError
 from arroyo_dagster.state.metadata.reader import BackendReader
 from arroyo_dagster.state.model.checkpoints import Checkpoint
-from arroyo_dagster.state.model.garbage import NO_EPOCH
 from arroyo_dagster.state.model.ids import Epoch, StatePath
 from arroyo_dagster.state.model.layout import JobPaths, Layout, parse_manifest_path
 from arroyo_dagster.state.operations.catalog.stored_files import stored_sizes
@@ -46,7 +45,7 @@ def metadata_only_epochs(
     except FormatError:
         return {}  # `health` reports it
     pinned = pins.ever_pinned
-    if not pinned and pins.expired_below == NO_EPOCH:
+    if not pinned and not pins.expired_below:
         return {}
     numbers = reader.epochs()
     if not pinned and (not numbers or numbers[-1] > pins.expired_below):
