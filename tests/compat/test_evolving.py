@@ -4,6 +4,7 @@ whole state, any other is refused with the reason, also if the pairs are taken t
 from __future__ import annotations
 
 import itertools
+from functools import partial
 from typing import Any
 
 import pytest
@@ -88,9 +89,9 @@ def test_jobs_of_other_sql_are_refused_with_the_reason(jobs: Any, share: Share) 
         twin = with_other_outputs(other, target)
         source = StateSource(store=WriteProtected(store), paths=paths)
         expected = REASONS.get((str(paths.job), str(target.job)), "")
-        at = WriteProtected(twin), target, stopped(target)
+        act = partial(plan_evolve, source, WriteProtected(twin), target, stopped(target))
         with pytest.raises(InputError) as refused:
-            as_suggested(lambda chosen, source=source, at=at: plan_evolve(source, *at, chosen))
+            as_suggested(act)
         assert refused.match(
             expected or f"{NO_COUNTERPART}|its keys are|its gap is|nothing shows which"
         )

@@ -77,7 +77,7 @@ def test_a_join_is_known_by_its_views() -> None:
     assert not isinstance(places, str)
     join = places[OperatorId("join_7")]
     assert {"the source nexmark", "'auctions'", "'bids'"} <= join.before
-    assert join.ends == ({"the source nexmark"}, {"the sink out_j"})
+    assert join.ends == (frozenset({"the source nexmark"}), frozenset({"the sink out_j"}))
 
 
 def test_the_program_of_the_database_is_preferred_to_the_answer_of_the_api() -> None:
