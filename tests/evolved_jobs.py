@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 
+from arroyo_dagster.errors import InputError
 from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.model.ids import TableName
 from arroyo_dagster.state.model.layout import JobPaths, Layout
+from arroyo_dagster.state.model.surgery.evolve import Overrides
 from arroyo_dagster.state.model.tables import ExpiringTimeKeyConfig, TableConfig
+from arroyo_dagster.state.planning.surgery.overrides import parse_overrides
 from arroyo_dagster.state.storage import MemoryStore, ObjectStore
 from arroyo_dagster.state.tables.expiring_time_key import timestamp_table_config
 from arroyo_dagster.state.tables.known.operators import ExpressionWatermarkState
@@ -30,6 +35,8 @@ from tests.surgery_jobs import (
 )
 
 SESSIONS = global_config("e", "earliest start time of all active batches.")
+
+_T = TypeVar("_T")
 
 Column = tuple[str, pa.DataType, bool]
 Rows = list[dict[str, Any]]
@@ -276,3 +283,21 @@ SHIFTED = {
     "sink": "sink_result_31",
     "value": "value_30",
 }
+
+
+# ---- suggestions ---------------------------------------------------------------------------------
+
+SUGGESTED = re.compile(r"`map: (\{[^`]*\})`")
+
+
+def as_suggested(act: Callable[[Overrides], _T], document: Any = None) -> _T:
+    """Plan or run an evolve with the pairs that its refusal suggests; not if it is in doubt."""
+    try:
+        return act(parse_overrides(document))
+    except InputError as refused:
+        pairs = SUGGESTED.search(refused.next_step or "")
+        if pairs is None or "nothing shows which takes which" in str(refused):
+            raise
+    whole = document or {}
+    pairs_of = {**whole.get("map", {}), **json.loads(pairs[1])}
+    return act(parse_overrides({**whole, "map": pairs_of}))

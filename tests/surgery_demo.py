@@ -50,6 +50,7 @@ from tests.evolved_jobs import (
     SUMS,
     Rows,
     Sql,
+    as_suggested,
     in_order,
     loaded,
     sql_job,
@@ -123,7 +124,9 @@ def _evolve() -> None:
     job = sql_job(Layout.PROTOCOL, "job_b", now, base=7, epochs=2)
     before = loaded(job.store, job.paths)
     taken = StateSource(store=WriteProtected(source.store), paths=source.paths)
-    plan = run_evolve(taken, job.store, job.paths, stopped(job.paths), None, NOW).plan
+    plan = as_suggested(
+        lambda chosen: run_evolve(taken, job.store, job.paths, stopped(job.paths), chosen, NOW).plan
+    )
     was, after = loaded(source.store, source.paths), loaded(job.store, job.paths)
     for old, new in (
         (("tumbling_4", "t"), ("tumbling_17", "t")),

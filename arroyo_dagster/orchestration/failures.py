@@ -34,9 +34,7 @@ _DAGSTER_FIELDS: Mapping[str, str] = {
     "run it with --quarantine": "run it with `quarantine: true`",
     "check --url": "check `checkpoint_url`",
     "give --url": "set `checkpoint_url`",
-    "--overrides FILE that holds, for example": (
-        "`overrides` of the run's configuration, for example"
-    ),
+    "(in a file of overrides:": "(as `overrides` of the run's configuration:",
     "with --start-empty OPERATOR": "as `start_empty` of `overrides`",
     "`arroyo-state evolve` if": "`evolve: true` if",
     "`gc plan expire --keep N`, without --keep-for,": "`keep_epochs`, without `keep_days`,",

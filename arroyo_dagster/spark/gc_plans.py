@@ -30,7 +30,12 @@ from arroyo_dagster.state.operations.gc.inventory import (
     matching,
     read_listed,
 )
-from arroyo_dagster.state.operations.gc.plan import GcRequest, needed_answer, plan_gc
+from arroyo_dagster.state.operations.gc.plan import (
+    GcRequest,
+    needed_answer,
+    plan_gc,
+    retention_now,
+)
 from arroyo_dagster.state.operations.gc.remains import with_remains
 from arroyo_dagster.state.operations.gc.root_reader import NO_EPOCH
 from arroyo_dagster.state.operations.gc.roots import newest_root
@@ -196,10 +201,9 @@ def _expiry(
     directories: Sequence[StatePath],
 ) -> GcPlan:
     inventory = facts.inventory
-    assert request.retention is not None
     plan = plan_expiry(
         facts.roots,
-        request.retention,
+        retention_now(facts.place.store, request, facts.roots),
         now_micros=facts.now_micros,
         answer=facts.answer,
         listed_from=inventory.newest,

@@ -37,6 +37,9 @@ SQL = Sql(
     without=("b", "s"),
 )
 NOW = replace(SQL, window=(BYTES, COUNT, LEAST), totals=(BYTES, COUNT, LEAST))
+CHANGED = tuple(
+    word for name in ("window", "totals") for word in ("--map", f"{SQL.ids[name]}={NOW.ids[name]}")
+)
 SINCE = "1970-01-02T03:47:25Z"
 
 _RUN = """
@@ -110,7 +113,7 @@ def test_memory_for_the_surgery_of_a_gigabyte(table: str, tmp_path: Path) -> Non
         "delete-key": ("edit", "delete-key", "job_a", "key-77"),
         "retain": ("edit", "retain", "job_a", SINCE),
         "fork": ("fork", "job_a", "job_b"),
-        "evolve": ("evolve", "job_a", "job_c"),
+        "evolve": ("evolve", "job_a", "job_c", *CHANGED),
     }
     if table == "a":
         del commands["retain"]  # it leaves aggregates as they are

@@ -1,9 +1,10 @@
 """Every job that a real Arroyo wrote, evolved into every other one: a job of the same SQL takes the
-whole state, any other is refused with the reason."""
+whole state, any other is refused with the reason, also if the pairs are taken that it suggests."""
 
 from __future__ import annotations
 
 import itertools
+from functools import partial
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from arroyo_dagster.state.storage.wrappers import WriteProtected
 from tests.arroyo_jobs import content, stopped
 from tests.compat.test_surgery import NOW, jobs, positions, verify, with_other_outputs
 from tests.damages import copy_job
+from tests.evolved_jobs import as_suggested
 from tests.shares import Share, share_or_all
 
 __all__ = ["jobs"]
@@ -56,7 +58,7 @@ def test_operators_match_by_what_they_hold(jobs: dict[str, Job]) -> None:
     for a, b in same:
         theirs, ours = (ParquetBackend(*one).load() for one in (a, b))
         found = match_operators(shapes_of(theirs), shapes_of(ours), Overrides())
-        assert found.ambiguous == ()
+        assert found.suggestions == ()
         assert all(one.source == one.operator for one in found.matches)
         stateful = {one.operator for one in ours.operators if one.tables}
         sinks = {one for one in stateful if one.startswith("sink_")}
@@ -87,6 +89,9 @@ def test_jobs_of_other_sql_are_refused_with_the_reason(jobs: Any, share: Share) 
         twin = with_other_outputs(other, target)
         source = StateSource(store=WriteProtected(store), paths=paths)
         expected = REASONS.get((str(paths.job), str(target.job)), "")
+        act = partial(plan_evolve, source, WriteProtected(twin), target, stopped(target))
         with pytest.raises(InputError) as refused:
-            plan_evolve(source, WriteProtected(twin), target, stopped(target))
-        assert refused.match(expected or f"{NO_COUNTERPART}|its keys are|its gap is")
+            as_suggested(act)
+        assert refused.match(
+            expected or f"{NO_COUNTERPART}|its keys are|its gap is|nothing shows which"
+        )

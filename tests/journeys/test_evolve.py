@@ -43,6 +43,7 @@ from tests.evolved_jobs import (
     Column,
     Rows,
     Sql,
+    as_suggested,
     in_order,
     loaded,
     renamed,
@@ -86,17 +87,20 @@ def taken(source: SurgeryJob) -> StateSource:
 
 
 def plan(source: SurgeryJob, job: SurgeryJob, overrides: Any = None) -> EditPlan:
-    store = WriteProtected(job.store)
-    chosen = parse_overrides(overrides)
-    return plan_evolve(taken(source), store, job.paths, stopped(job.paths), chosen)
+    store, at = WriteProtected(job.store), stopped(job.paths)
+    return as_suggested(
+        lambda chosen: plan_evolve(taken(source), store, job.paths, at, chosen), overrides
+    )
 
 
 def run(source: SurgeryJob, job: SurgeryJob, overrides: Any = None, **options: Any) -> EditOutcome:
     store = options.pop("store", job.store)
     directory = options.pop("directory", stopped(job.paths))
-    chosen = EditOptions(**{"quiet_seconds": 0.0, **options})
-    wanted = parse_overrides(overrides)
-    return run_evolve(taken(source), store, job.paths, directory, wanted, chosen)
+    how = EditOptions(**{"quiet_seconds": 0.0, **options})
+    return as_suggested(
+        lambda chosen: run_evolve(taken(source), store, job.paths, directory, chosen, how),
+        overrides,
+    )
 
 
 # ---- the truth -----------------------------------------------------------------------------------
@@ -303,7 +307,9 @@ def test_like_windows_without_a_difference_are_refused() -> None:
     with pytest.raises(InputError, match="nothing shows which takes which") as refused:
         plan(source, job)
     pairs = {"tumbling_4": "tumbling_7", "tumbling_14": "tumbling_17"}
-    assert "map: {tumbling_4: tumbling_7, tumbling_14: tumbling_17}" in str(refused.value)
+    step = refused.value.next_step or ""
+    assert "--map tumbling_4=tumbling_7 --map tumbling_14=tumbling_17" in step
+    assert '"tumbling_4": "tumbling_7", "tumbling_14": "tumbling_17"' in step
     was = loaded(source.store, source.paths)
     run(source, job, {"map": pairs})
     found = loaded(job.store, job.paths)
@@ -315,7 +321,7 @@ def test_more_like_windows_than_before_are_ambiguous_until_a_person_decides() ->
     source, job, _ = two_windows(now)
     with pytest.raises(InputError, match="nothing shows which takes which") as refused:
         plan(source, job)
-    assert "map: {tumbling_4: tumbling_7, " in (refused.value.next_step or "")
+    assert "--map tumbling_4=tumbling_7 --map tumbling_14=" in (refused.value.next_step or "")
     decided = {"map": {"tumbling_4": "tumbling_19", "tumbling_14": "tumbling_7"}}
     was = loaded(source.store, source.paths)
     found = run(source, job, decided).plan

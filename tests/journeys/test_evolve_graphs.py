@@ -1,25 +1,26 @@
-"""An evolve of jobs with like windows, with the graphs of both pipelines: each window takes the
-state of the one with its place, from files or Arroyo's API; without them the plan says so."""
+"""An evolve of jobs with like windows, with the graphs of both pipelines from Arroyo's API: only
+windows in equal places match by themselves; for others the place decides what is suggested."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import contextlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pytest
 
 from arroyo_dagster.errors import InputError
 from arroyo_dagster.state.metadata.backend import ParquetBackend
-from arroyo_dagster.state.model.surgery.plans import EditPlan, TableAction
+from arroyo_dagster.state.model.surgery.plans import EditPlan
 from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory, open_directory
 from arroyo_dagster.state.operations.surgery.evolve import plan_evolve, run_evolve
 from arroyo_dagster.state.operations.surgery.execute import EditOptions
-from arroyo_dagster.state.operations.surgery.graphs.decoding import decode_graph
-from arroyo_dagster.state.operations.surgery.graphs.find import GivenGraphs
+from arroyo_dagster.state.planning.surgery.overrides import parse_overrides
 from arroyo_dagster.state.planning.surgery.places import operator_number
 from arroyo_dagster.state.storage.wrappers import WriteProtected
 from tests.arroyo_jobs import stopped
-from tests.evolved_jobs import loaded
+from tests.evolved_jobs import SUGGESTED, loaded
 from tests.journeys.test_evolve import taken, two_windows
 from tests.loopback import Reply, serving
 from tests.surgery_jobs import SurgeryJob
@@ -59,110 +60,20 @@ def graph_of(job: SurgeryJob, views: Mapping[str, str]) -> dict[str, Any]:
 
 WAS = {"tumbling_4": "paid", "tumbling_14": "open"}
 NOW = {"tumbling_7": "open", "tumbling_17": "paid"}
+SINKS = {"tumbling_4": "sink_y_5", "tumbling_14": "sink_x_15"}
 
 
-def jobs_of(now: Mapping[str, str]) -> Jobs:
-    """A with windows of the views `paid` and `open`; B with others."""
-    sinks = [(name, f"sink_new_{(operator_number(name)[1] or 0) + 1}") for name in now]
-    source, job, _ = two_windows(sinks, source=SOURCE, **VIEWS)
+def jobs_of(now: Mapping[str, str], sinks: Mapping[str, str] = {}) -> Jobs:
+    """A with windows of the views `paid` before sink x and `open` before sink y; B with others."""
+    new = {name: f"sink_new_{(operator_number(name)[1] or 0) + 1}" for name in now}
+    pairs = [(name, sinks.get(name, new[name])) for name in now]
+    source, job, _ = two_windows(pairs, source=SOURCE, **VIEWS)
     return source, job
 
 
-def given(source: SurgeryJob, job: SurgeryJob, now: Mapping[str, str]) -> GivenGraphs:
-    return GivenGraphs(
-        source=decode_graph(graph_of(source, WAS), "a.json"),
-        job=decode_graph(graph_of(job, now), "b.json"),
-    )
-
-
-def plan(jobs: Jobs, graphs: GivenGraphs | None, directory: JobDirectory | None = None) -> EditPlan:
-    source, job = jobs
-    at = directory or stopped(job.paths)
-    store = WriteProtected(job.store)
-    return plan_evolve(taken(source), store, job.paths, at, graphs=graphs)
-
-
-def windows(plan: EditPlan) -> dict[str, str]:
-    pairs = {one.operator: one.source for one in plan.matches}
-    return {str(b): str(a) for b, a in pairs.items() if b.startswith("tumbling")}
-
-
-def test_like_windows_that_swapped_places_take_their_own_state() -> None:
-    source, job = jobs = jobs_of(NOW)
-    with pytest.raises(InputError, match="nothing shows which takes which") as refused:
-        plan(jobs, None)
-    assert "pass --arroyo-api or --arroyo-db" in str(refused.value)
-    was = loaded(source.store, source.paths)
-    graphs, options = given(source, job, NOW), EditOptions(quiet_seconds=0)
-    shown = plan(jobs, graphs)
-    outcome = run_evolve(
-        taken(source), job.store, job.paths, stopped(job.paths), None, options, graphs
-    )
-    assert outcome.plan == shown
-    assert windows(shown) == {"tumbling_7": "tumbling_14", "tumbling_17": "tumbling_4"}
-    assert not [one for one in shown.unknown if "graphs" in one or "alike" in one]
-    found = loaded(job.store, job.paths)
-    assert found["tumbling_7", "t"] == was["tumbling_14", "t"]
-    assert found["tumbling_17", "t"] == was["tumbling_4", "t"]
-    (match,) = (one for one in shown.matches if one.operator == "tumbling_17")
-    assert (
-        "before it in the graph, with the source orders and 'source_orders' and 'paid' (20)"
-        in match.why
-    )
-    assert match.score == sum(one.points for one in match.reasons)
-    assert [one.evidence for one in shown.preconditions if "graphs" in one.name] == [
-        "from a.json, b.json"
-    ]
-
-
-def test_a_window_that_was_added_or_removed_decides_nothing_about_the_others() -> None:
-    more = {"tumbling_7": "new", "tumbling_17": "paid", "tumbling_19": "open"}
-    source, job = jobs = jobs_of(more)
-    with pytest.raises(InputError, match="nothing shows which takes which") as refused:
-        plan(jobs, None)
-    assert "no source names its graph" in str(refused.value)
-    found = plan(jobs, given(source, job, more))
-    assert windows(found) == {"tumbling_17": "tumbling_4", "tumbling_19": "tumbling_14"}
-    emptied = [one.operator for one in found.tables if one.action is TableAction.EMPTIED]
-    assert emptied == ["tumbling_7"]
-    fewer = {"tumbling_7": "open"}
-    source, job = jobs = jobs_of(fewer)
-    found = plan(jobs, given(source, job, fewer))
-    assert windows(found) == {"tumbling_7": "tumbling_14"}
-    dropped = [one.operator for one in found.tables if one.action is TableAction.DROPPED]
-    assert dropped == ["tumbling_4"]
-
-
-def test_graphs_that_show_no_difference_leave_it_to_a_person() -> None:
-    same = {"tumbling_7": "x", "tumbling_17": "y"}
-    for now in (same, {**same, "tumbling_19": "z"}):
-        source, job = jobs = jobs_of(now)
-        with pytest.raises(InputError, match="nothing shows which takes which") as refused:
-            plan(jobs, given(source, job, now))
-        assert "graphs=known" in str(refused.value)
-
-
-def test_the_graph_of_another_job_is_refused_and_changes_nothing() -> None:
-    source, job = jobs = jobs_of(NOW)
-    right = given(source, job, NOW)
-    for graphs, text in (
-        (GivenGraphs(source=right.job, job=right.source), "the graph of b.json is not that of"),
-        (GivenGraphs(source=right.source, job=right.source), "the graph of a.json is not that of"),
-        (GivenGraphs(job=right.source), "the graph of a.json is not that of"),
-    ):
-        with pytest.raises(InputError, match=text):
-            plan(jobs, graphs)
-    with pytest.raises(InputError, match="nothing shows which takes which") as refused:
-        plan(jobs, GivenGraphs(source=right.source))
-    assert "job_b: no source names its graph" in str(refused.value)
-
-
-@pytest.fixture
-def api(request: pytest.FixtureRequest) -> Iterator[tuple[Jobs, JobDirectory]]:
-    """Arroyo's API of both pipelines, of which one may have the graph of another."""
-    source, job = jobs = jobs_of(NOW)
-    other = graph_of(source, WAS) if request.param else graph_of(job, NOW)
-    graphs = [graph_of(source, WAS), other]
+@contextlib.contextmanager
+def api(jobs: Jobs, graphs: Sequence[dict[str, Any]]) -> Iterator[JobDirectory]:
+    """Arroyo's API of the pipelines of both jobs, with such graphs."""
     pipelines = [
         {**graph, "id": f"pl_{one.job}", "name": "p", "stop": "none", "created_at": 1}
         for graph, one in zip(graphs, jobs, strict=True)
@@ -183,18 +94,84 @@ def api(request: pytest.FixtureRequest) -> Iterator[tuple[Jobs, JobDirectory]]:
         return Reply(body=answers[path])
 
     with serving(answer) as server:
-        yield jobs, open_directory(api=server.url)
+        yield open_directory(api=server.url)
 
 
-@pytest.mark.parametrize("api", [False, True], indirect=True, ids=["fits", "of-another"])
-def test_arroyos_api_has_the_graphs(
-    api: tuple[Jobs, JobDirectory], request: pytest.FixtureRequest
-) -> None:
-    jobs, directory = api
-    if request.node.callspec.id == "fits":
-        found = plan(jobs, None, directory)
-        assert windows(found) == {"tumbling_7": "tumbling_14", "tumbling_17": "tumbling_4"}
-        return
-    with pytest.raises(InputError, match="nothing shows which takes which") as refused:
-        plan(jobs, None, directory)
+def plan(jobs: Jobs, directory: JobDirectory | None = None, overrides: Any = None) -> EditPlan:
+    source, job = jobs
+    at = directory or stopped(job.paths)
+    chosen = parse_overrides(overrides)
+    return plan_evolve(taken(source), WriteProtected(job.store), job.paths, at, chosen)
+
+
+def suggested(jobs: Jobs, now: Mapping[str, str]) -> tuple[dict[str, str], str]:
+    """The pairs that a refusal suggests if the graphs are known, and its text."""
+    source, job = jobs
+    with (
+        api(jobs, [graph_of(source, WAS), graph_of(job, now)]) as directory,
+        pytest.raises(InputError, match="do not match for certain") as refused,
+    ):
+        plan(jobs, directory)
+    pairs = SUGGESTED.search(refused.value.next_step or "")
+    assert pairs is not None
+    return json.loads(pairs[1]), str(refused.value)
+
+
+def test_like_windows_in_equal_places_match_by_themselves() -> None:
+    now = {"tumbling_4": "open", "tumbling_14": "paid"}
+    source, job = jobs = jobs_of(now, SINKS)
+    with pytest.raises(InputError, match="do not match for certain") as refused:
+        plan(jobs)
+    assert "pass --arroyo-api or --arroyo-db" in str(refused.value)
+    with api(jobs, [graph_of(source, WAS), graph_of(job, now)]) as directory:
+        found = plan(jobs, directory)
+    pairs = {str(one.operator): str(one.source) for one in found.matches}
+    assert (pairs["tumbling_4"], pairs["tumbling_14"]) == ("tumbling_14", "tumbling_4")
+    assert not [one for one in found.unknown if "graphs" in one]
+    (evidence,) = (one.evidence for one in found.preconditions if "graphs" in one.name)
+    assert "pipeline pl_job_a at" in evidence
+
+
+def test_like_windows_with_other_targets_are_suggested_by_their_views() -> None:
+    source, job = jobs = jobs_of(NOW)
+    pairs, text = suggested(jobs, NOW)
+    assert {"tumbling_14": "tumbling_7", "tumbling_4": "tumbling_17"}.items() <= pairs.items()
+    assert "nothing shows which takes which" not in text
+    was = loaded(source.store, source.paths)
+    options = EditOptions(quiet_seconds=0)
+    chosen = parse_overrides({"map": pairs})
+    with api(jobs, [graph_of(source, WAS), graph_of(job, NOW)]) as directory:
+        run_evolve(taken(source), job.store, job.paths, directory, chosen, options)
+    found = loaded(job.store, job.paths)
+    assert found["tumbling_7", "t"] == was["tumbling_14", "t"]
+    assert found["tumbling_17", "t"] == was["tumbling_4", "t"]
+
+
+def test_a_window_that_was_added_or_removed_decides_nothing_about_the_others() -> None:
+    for now, expected in (
+        (
+            {"tumbling_7": "new", "tumbling_17": "paid", "tumbling_19": "open"},
+            {"tumbling_4": "tumbling_17", "tumbling_14": "tumbling_19"},
+        ),
+        ({"tumbling_7": "open"}, {"tumbling_14": "tumbling_7"}),
+    ):
+        pairs, _ = suggested(jobs_of(now), now)
+        windows = {a: b for a, b in pairs.items() if a.startswith("tumbling")}
+        assert windows == expected
+
+
+def test_graphs_that_show_no_difference_leave_it_to_a_person() -> None:
+    same = {"tumbling_7": "x", "tumbling_17": "y"}
+    _, text = suggested(jobs_of(same), same)
+    assert "nothing shows which takes which" in text
+    assert "graphs=known" in text
+
+
+def test_the_graph_of_another_pipeline_is_left_out() -> None:
+    source, _ = jobs = jobs_of(NOW)
+    with (
+        api(jobs, [graph_of(source, WAS), graph_of(source, WAS)]) as directory,
+        pytest.raises(InputError, match="nothing shows which takes which") as refused,
+    ):
+        plan(jobs, directory)
     assert "is not that of epoch" in str(refused.value)

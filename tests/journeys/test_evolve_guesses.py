@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -65,10 +66,12 @@ def decided(store: MemoryStore, file: Path, most: int) -> Result:
 
 
 def _merged(values: list[str]) -> str:
-    whole: dict[str, dict[str, object]] = {}
+    whole: dict[str, Any] = {}
     for one in values:
-        for operator, columns in json.loads(f"{{{one}}}").items():
-            whole.setdefault(operator, {}).update(columns)
+        for operator, value in json.loads(f"{{{one}}}").items():
+            whole[operator] = (
+                value if isinstance(value, str) else {**whole.get(operator, {}), **value}
+            )
     return json.dumps(whole)
 
 
@@ -80,7 +83,7 @@ def test_a_renamed_view_keeps_its_state_with_the_overrides_that_are_printed(
     was = listing(store)
     refused = evolve(store, "--yes")
     assert (refused.exit_code, listing(store)) == (1, was)
-    found = decided(store, tmp_path / "changes.yaml", 12)
+    found = decided(store, tmp_path / "changes.yaml", 13)
     assert found.exit_code == 0, found.stderr
     assert "filled" not in found.stdout
     text = (tmp_path / "changes.yaml").read_text()
@@ -99,14 +102,17 @@ def test_a_renamed_column_alone_is_neither_filled_nor_dropped(
         store=store,
     )
     sql_job(Layout.LEGACY, "job_b", Sql(window=(COUNT, other)), base=7, store=store)
-    refused = evolve(store)
+    suggested = evolve(store)
+    assert (suggested.exit_code, "--map tumbling_4=tumbling_4 (in" in suggested.stderr) == (1, True)
+    pair = ("--map", "tumbling_4=tumbling_4")
+    refused = evolve(store, *pair)
     assert refused.exit_code == 1
     text = " ".join(refused.stderr.split())
     assert '`rename: {"tumbling_4": {"sum(renamed.v)[sum]": "sum(pv.v)[sum]"}}`' in text
     assert '`fill: {"tumbling_4": {"sum(renamed.v)[sum]": null}}`' in text
     file = tmp_path / "changes.yaml"
     file.write_text('fill: {"tumbling_4": {"sum(renamed.v)[sum]": null}}')
-    assert "filled: sum(renamed.v)[sum]" in evolve(store, "--overrides", str(file)).stdout
+    assert "filled: sum(renamed.v)[sum]" in evolve(store, "--overrides", str(file), *pair).stdout
 
 
 def programs(

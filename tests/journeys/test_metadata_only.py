@@ -76,7 +76,7 @@ def test_readers_of_its_rows_name_the_state(url: str, words: list[str]) -> None:
     result = run(url, *words)
     assert result.exit_code == 1, result.output
     assert "metadata only" in result.stderr
-    assert "pinned epoch 15" in result.stderr
+    assert "stays for epoch 15" in result.stderr
 
 
 def test_verify_says_that_it_cannot_be_restored(url: str) -> None:

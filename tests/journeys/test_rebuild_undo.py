@@ -32,11 +32,10 @@ from arroyo_dagster.state import (
     verify_job,
 )
 from arroyo_dagster.state.model.job_facts import JobCondition
-from arroyo_dagster.state.model.surgery.edits import KeyDeletion, SetWatermark
+from arroyo_dagster.state.model.surgery.edits import SetWatermark
 from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
 from arroyo_dagster.state.operations.gc.inventory import read_inventory
 from arroyo_dagster.state.operations.surgery.execute import EditOptions, run_edit
-from arroyo_dagster.state.operations.surgery.purge import run_purge
 from arroyo_dagster.state.operations.surgery.rebuild.execute import run_rebuild
 from arroyo_dagster.state.operations.surgery.rebuild.undo import (
     plan_rebuild_undo,
@@ -214,22 +213,6 @@ def test_gc_keeps_what_the_lost_metadata_may_have_listed_until_the_job_goes_on()
     job.start()
     job.write({})
     assert not needed()
-
-
-def test_a_purge_gives_up_the_undo() -> None:
-    job = surgery_job(Layout.PROTOCOL, sink_files=2)
-    store, paths = job.store, job.paths
-    assert job.generation is not None
-    store.delete_many([paths.generation_manifest(job.generation)])
-    rebuild(job)
-    edit = KeyDeletion(values=("k1",))
-    run_edit(store, paths, stopped(paths), edit, NOW)
-    job.start()
-    for _ in range(2):
-        job.write({})
-    assert list(store.list(paths.rebuilds))
-    assert run_purge(store, paths, stopped(paths), edit, NOW).remaining == ()
-    assert not list(store.list(paths.rebuilds))
 
 
 @LAYOUTS

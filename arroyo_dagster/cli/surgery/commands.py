@@ -21,7 +21,6 @@ from arroyo_dagster.cli.rendering import (
 )
 from arroyo_dagster.cli.settings import WholeNumber, settings_options
 from arroyo_dagster.cli.surgery.group import edit
-from arroyo_dagster.cli.surgery.purge import print_purge, purge_json
 from arroyo_dagster.cli.surgery.rendering import outcome_json, print_outcome, print_plan
 from arroyo_dagster.cli.surgery.window import check_window, run_in_window, window_options
 from arroyo_dagster.errors import InputError
@@ -42,14 +41,12 @@ from arroyo_dagster.state.model.surgery.edits import (
     SetWatermark,
 )
 from arroyo_dagster.state.model.surgery.plans import EditOutcome, EditPlan
-from arroyo_dagster.state.model.surgery.purge import PurgeOutcome
 from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
 from arroyo_dagster.state.operations.catalog.jobs import find_job
 from arroyo_dagster.state.operations.surgery.execute import EditOptions, run_edit
 from arroyo_dagster.state.operations.surgery.managed.execute import run_managed_edit
 from arroyo_dagster.state.operations.surgery.managed.plan import is_managed, plan_managed_edit
 from arroyo_dagster.state.operations.surgery.plan import plan_edit
-from arroyo_dagster.state.operations.surgery.purge import plan_purge, run_purge
 from arroyo_dagster.state.operations.surgery.window import PlannableEdit
 from arroyo_dagster.state.planning.surgery.lookups import parse_lookup
 from arroyo_dagster.state.storage.local_documents import read_stream
@@ -185,46 +182,21 @@ def set_entry(job: str, operator: str, table: str, key: str, value: str, **given
 @click.argument("job")
 @click.argument("key", nargs=-1, required=True)
 @_operator_option
-@click.option(
-    "--purge",
-    is_flag=True,
-    help="Also delete the older epochs, unlisted files and quarantines that hold the key.",
-)
 @window_options
 @edit_options
-def delete_key(
-    job: str, key: tuple[str, ...], operator: str | None, purge: bool, **given: Any
-) -> None:
+def delete_key(job: str, key: tuple[str, ...], operator: str | None, **given: Any) -> None:
     """Delete the rows of one key from every table of a stopped job.
 
     KEY has one value for each key column, as for `arroyo-state get`. Rows that were delivered
     downstream stay there. Older epochs and files that are no longer listed hold the key until they
-    expire: `edit find-key` lists them. With --purge they are deleted at once, and the edit cannot
-    be undone.
+    expire: `edit find-key` lists them.
 
     \b
-    Examples:
+    Example:
       arroyo-state edit delete-key job_x 4711 --assume job_x=stopped
-      arroyo-state edit delete-key job_x 4711 --assume job_x=stopped --purge --json
     """
     named = None if operator is None else OperatorId(operator)
-    wanted = KeyDeletion(values=key, operator=named)
-    if not purge:
-        _run(job, wanted, given)
-        return
-    if given["in_window"]:
-        raise click.UsageError("--purge does not go with --window: it cannot be undone")
-    store, paths, directory = opened(job, given)
-    if given["yes"]:
-        outcome = run_purge(store, paths, directory, wanted, options_of(paths, given))
-    else:
-        outcome = PurgeOutcome(plan=plan_purge(store, paths, directory, wanted))
-    if given["as_json"]:
-        print_json(purge_json(outcome))
-    else:
-        print_purge(outcome)
-    if outcome.remaining:
-        raise SystemExit(3)
+    _run(job, KeyDeletion(values=key, operator=named), given)
 
 
 @edit.command()

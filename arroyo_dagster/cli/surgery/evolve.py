@@ -12,15 +12,20 @@ from arroyo_dagster.cli.surgery.commands import carry_out, edit_options, opened
 from arroyo_dagster.cli.surgery.documents import read_yaml
 from arroyo_dagster.cli.surgery.sources import open_source, source_options
 from arroyo_dagster.cli.surgery.window import check_window, window_options
-from arroyo_dagster.state.model.surgery.evolve import Overrides
 from arroyo_dagster.state.operations.surgery.evolve import plan_evolve, run_evolve
-from arroyo_dagster.state.operations.surgery.graphs.find import GivenGraphs, read_graph
 from arroyo_dagster.state.operations.surgery.window import PlannableEdit
 from arroyo_dagster.state.planning.surgery.overrides import parse_overrides
 
 
 @main.command()
 @source_options
+@click.option(
+    "--map",
+    "pairs",
+    metavar="OLD=NEW",
+    multiple=True,
+    help="The operator NEW of JOB takes the state of OLD of SOURCE. May be given several times.",
+)
 @click.option(
     "--overrides",
     "file",
@@ -34,19 +39,6 @@ from arroyo_dagster.state.planning.surgery.overrides import parse_overrides
     multiple=True,
     help="An operator of JOB that starts without state. May be given several times.",
 )
-@click.option(
-    "--graph",
-    metavar="FILE",
-    type=click.Path(path_type=Path),
-    help="The graph of JOB's pipeline: JSON, the answer of GET /api/v1/pipelines/ID. Default: that "
-    "of --arroyo-db or --arroyo-api.",
-)
-@click.option(
-    "--source-graph",
-    metavar="FILE",
-    type=click.Path(path_type=Path),
-    help="The graph of SOURCE's pipeline, likewise.",
-)
 @window_options
 @edit_options
 def evolve(
@@ -54,43 +46,39 @@ def evolve(
     job: str,
     epoch: int | None,
     from_url: str | None,
+    pairs: tuple[str, ...],
     file: Path | None,
     start_empty: tuple[str, ...],
-    graph: Path | None,
-    source_graph: Path | None,
     **given: Any,
 ) -> None:
     """Give a stopped Arroyo job the state of another job whose SQL differs.
 
-    Operators are matched by kind, tables, keys and place in the graphs of the pipelines; the plan
-    says why, and what becomes of each table.
+    Operators match by themselves if name, tables and place are equal. For others the refusal
+    suggests --map, with the reasons. The plan says what becomes of each table.
     SOURCE is only read, and may run. JOB keeps the state of its sinks. Create JOB, let it take a
     checkpoint, and stop it with a checkpoint first.
 
     \b
     Examples:
       arroyo-state evolve job_a job_b --assume job_b=stopped
-      arroyo-state evolve job_a job_b --arroyo-api http://HOST:5115
+      arroyo-state evolve job_a job_b --map tumbling_4=tumbling_9 --arroyo-api http://HOST:5115
       arroyo-state evolve job_a job_b --overrides changes.yaml --assume job_b=stopped
     """
     check_window(given)
     store, paths, directory = opened(job, given)
     taken = open_source(store, source, epoch, from_url)
-    overrides = _overrides(file, start_empty)
-    graphs = GivenGraphs(
-        source=None if source_graph is None else read_graph(source_graph),
-        job=None if graph is None else read_graph(graph),
-    )
+    document = None if file is None else read_yaml(file, "the overrides")
+    overrides = parse_overrides(document, start_empty, map(_pair, pairs))
     planned = PlannableEdit(
         paths,
-        plan=lambda at, status: plan_evolve(taken, at, paths, status, overrides, graphs),
-        run=lambda at, status, options: run_evolve(
-            taken, at, paths, status, overrides, options, graphs
-        ),
+        plan=lambda at, status: plan_evolve(taken, at, paths, status, overrides),
+        run=lambda at, status, options: run_evolve(taken, at, paths, status, overrides, options),
     )
     carry_out(planned, store, directory, given)
 
 
-def _overrides(file: Path | None, start_empty: tuple[str, ...]) -> Overrides:
-    document = None if file is None else read_yaml(file, "the overrides")
-    return parse_overrides(document, start_empty)
+def _pair(text: str) -> tuple[str, str]:
+    source, _, operator = text.partition("=")
+    if not source or not operator:
+        raise click.UsageError(f"--map {text}: expected OLD=NEW")
+    return source, operator

@@ -33,9 +33,7 @@ def find_key_command(job: str, key: tuple[str, ...], url: str | None, as_json: b
     with show_progress(as_json=as_json, name=paths.root) as on_progress:
         search = find_key(store, paths, key, on_progress)
     if as_json:
-        shown = plain_values(search)
-        del shown["tables"]  # for a later search
-        print_json(shown)
+        print_json(plain_values(search))
         return
     if search.found:
         columns = ("operator", "table", "rows", "where", "file")

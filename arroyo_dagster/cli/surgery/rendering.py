@@ -32,11 +32,8 @@ def print_plan(plan: EditPlan, *, in_full: bool, in_window: bool = False) -> Non
         print_table(("operator", "table", "action", "reason"), lines)
     if in_full and plan.matches:
         print_table(
-            ("operator", "takes the state of", "score", "because"),
-            [
-                (one.operator, one.source, "-" if one.score is None else str(one.score), one.why)
-                for one in plan.matches
-            ],
+            ("operator", "takes the state of", "because"),
+            [(one.operator, one.source, one.why) for one in plan.matches],
         )
     for line in _entry_lines(plan):
         click.echo(line)

@@ -265,7 +265,7 @@ class CheckpointState(enum.Enum):
     PARTIALLY_COLLECTED = "partially collected"
     """Some objects it lists are missing: a cleanup was interrupted. See `partially_collected`."""
     METADATA_ONLY = "metadata only"
-    """It expired; its metadata stays for the pinned epoch that follows it. See `metadata_only`."""
+    """It expired; its metadata stays for the epoch that follows it. See `metadata_only`."""
     ROLLED_BACK = "rolled back"
     """A rollback restored an older epoch: the newest epoch does not build on this one."""
 

@@ -392,7 +392,8 @@ class Retention:
     """Which epochs stay, in addition to pinned ones. With both, an epoch stays if either keeps it.
 
     Attributes:
-        keep_epochs: this number of newest epochs, at least two.
+        keep_epochs: this number of newest epochs. One only of a managed job at rest: of others two
+            stay, as recovery needs the newest and its parent.
         keep_micros: epochs that were written no longer ago than this, by the clock of the store.
 
     Raises:
@@ -400,7 +401,12 @@ class Retention:
     """
 
     keep_epochs: Annotated[
-        int | None, Setting(option="keep", minimum=2, help="Keep this many newest epochs.")
+        int | None,
+        Setting(
+            option="keep",
+            minimum=1,
+            help="Keep this many newest epochs; 1 only of a managed job at rest, else 2 stay.",
+        ),
     ] = None
     keep_micros: Annotated[
         int | None,
@@ -421,11 +427,8 @@ class Retention:
                 "retention missing: expected a number of newest epochs, an age, or both",
                 next_step="give a number of newest epochs, an age, or both",
             )
-        if self.keep_epochs is not None and self.keep_epochs < 2:
-            raise InputError(
-                "at least 2 epochs are kept: recovery needs the newest and its parent",
-                keep_epochs=self.keep_epochs,
-            )
+        if self.keep_epochs is not None and self.keep_epochs < 1:
+            raise InputError("at least 1 epoch is kept", keep_epochs=self.keep_epochs)
         if self.keep_micros is not None and self.keep_micros < 0:
             raise InputError(
                 "the retention is negative: the time that epochs stay lies in the future",

@@ -104,12 +104,10 @@ class KeyDeletion:
     Attributes:
         values: the values of the key columns as texts, in their order.
         operator: only from the tables of this operator; None = from all.
-        purge: whether older epochs are searched, too: the newest may have no such table any more.
     """
 
     values: tuple[str, ...]
     operator: OperatorId | None = None
-    purge: bool = False
 
     name = "delete-key"
 

@@ -74,31 +74,14 @@ class Evolve:
     name = "evolve"
 
 
-@dataclass(frozen=True, slots=True)
-class MatchReason:
-    """A part of the score of a match, and what it is for."""
-
-    points: int
-    text: str
-
-    def __str__(self) -> str:
-        return f"{self.text} ({self.points})"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorMatch:
     """An operator of the job, and the operator of the source whose state it takes.
 
     Attributes:
-        score: from 0 to 100, how alike they are; None = an override names them.
-        reasons: what the score consists of.
-        why: what decided, for people: the reasons, and what told apart operators that are alike.
-        assumed: what was assumed, because nothing in the state shows it; None = nothing.
+        why: what decided, for people.
     """
 
     source: OperatorId
     operator: OperatorId
-    score: int | None
     why: str
-    reasons: tuple[MatchReason, ...] = ()
-    assumed: str | None = None

@@ -13,7 +13,7 @@ from arroyo_dagster.state.operations.catalog.stored_files import stored_sizes
 from arroyo_dagster.state.planning.restore.partially_collected import (
     Remains,
     metadata_only,
-    parents_of_pinned,
+    parents_kept,
 )
 from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.store import ObjectStore
@@ -22,7 +22,7 @@ from arroyo_dagster.state.storage.store import ObjectStore
 def metadata_only_epochs(
     store: ObjectStore, paths: JobPaths, wanted: Collection[Epoch] | None = None
 ) -> dict[Epoch, Epoch]:
-    """Return the epochs of which only the metadata is left, each with the pinned epoch it is for.
+    """Return the epochs of which only the metadata is left, each with the epoch that needs it.
 
     Costs one request for a job without pins. What cannot be read counts as damaged, not as this.
 
@@ -41,18 +41,21 @@ def metadata_only_epochs(
     from arroyo_dagster.state.codec.gc import decode_pins
 
     try:
-        pinned = decode_pins(data, paths.job_pins).ever_pinned
+        pins = decode_pins(data, paths.job_pins)
     except FormatError:
         return {}  # `health` reports it
-    if not pinned:
+    pinned = pins.ever_pinned
+    if not pinned and not pins.expired_below:
         return {}
     numbers = reader.epochs()
+    if not pinned and (not numbers or numbers[-1] > pins.expired_below):
+        return {}
     wanted = set(numbers if wanted is None else wanted)
     read = _readable(reader, [one for one in numbers if one in pinned or one == numbers[-1]])
     newest = read.get(numbers[-1]) if numbers else None
     if newest is None:
         return {}
-    parents = parents_of_pinned(read.values(), pinned, newest)
+    parents = parents_kept(read.values(), pinned, newest, pins.expired_below)
     held = {epoch: by for ref, by in parents.items() if (epoch := _epoch_of(ref)) is not None}
     candidates = held.keys() & set(numbers) - pinned
     if not candidates & wanted:
@@ -97,7 +100,7 @@ def no_rows_left(paths: JobPaths, epoch: Epoch, held: Mapping[Epoch, Epoch]) -> 
         held: as `metadata_only_epochs` returns it.
     """
     return NotFoundError(
-        f"epoch {epoch} is metadata only: it expired, and its metadata stays for the pinned epoch "
+        f"epoch {epoch} is metadata only: it expired, and its metadata stays for epoch "
         f"{held[epoch]}",
         job=paths.root,
         epoch=epoch,

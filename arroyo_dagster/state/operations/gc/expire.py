@@ -13,7 +13,7 @@ def to_keep(keep_epochs: int) -> GcRequest:
     """Return the request of an expiry that keeps this many of the newest epochs.
 
     Raises:
-        InputError: fewer than two are to be kept.
+        InputError: none is to be kept.
     """
     return GcRequest(kind=PlanKind.EXPIRE, retention=Retention(keep_epochs=keep_epochs))
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from arroyo_dagster.errors import FormatError, InputError, NotFoundError, ProtocolError
 from arroyo_dagster.state.codec.gc import decode_gc_plan
+from arroyo_dagster.state.metadata.backend import ParquetBackend
+from arroyo_dagster.state.model.checkpoints import Checkpoint, CheckpointState
 from arroyo_dagster.state.model.clock import wall_clock
 from arroyo_dagster.state.model.garbage import (
     GcPlan,
@@ -20,10 +22,10 @@ from arroyo_dagster.state.model.garbage import (
 )
 from arroyo_dagster.state.model.ids import Epoch
 from arroyo_dagster.state.model.job_facts import JobAnswer, JobCondition
-from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.model.layout import JobPaths, Layout
 from arroyo_dagster.state.model.progress import OnProgress, no_progress
 from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
-from arroyo_dagster.state.operations.catalog.jobs import list_jobs
+from arroyo_dagster.state.operations.catalog.jobs import list_jobs, newest_generation
 from arroyo_dagster.state.operations.engines import HERE, ItemRunner
 from arroyo_dagster.state.operations.gc.inventory import (
     Inventory,
@@ -44,6 +46,7 @@ from arroyo_dagster.state.operations.gc.store_listing import (
     with_newer,
 )
 from arroyo_dagster.state.operations.progress import timed
+from arroyo_dagster.state.operations.verify.job import verify_job
 from arroyo_dagster.state.planning.gc.dead_jobs import (
     DeadJob,
     files_below,
@@ -55,6 +58,7 @@ from arroyo_dagster.state.planning.gc.orphans import judge, plan_orphans, standi
 from arroyo_dagster.state.planning.gc.reachability import check_aliases, refuse
 from arroyo_dagster.state.planning.gc.recheck import measured
 from arroyo_dagster.state.planning.gc.safety_checks import at_rest, check_still, why_dead
+from arroyo_dagster.state.planning.restore.reads import is_at_rest
 from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.store import ObjectStore
 
@@ -168,7 +172,8 @@ def _plan(
         if request.retention.keep_micros is not None:
             roots = with_store_times(store, roots)
         answer = needed_answer(request, roots, before)
-        return plan_expiry(roots, request.retention, now_micros=now, answer=answer)
+        retention = retention_now(store, request, roots)
+        return plan_expiry(roots, retention, now_micros=now, answer=answer)
     removes = request.kind is PlanKind.DEAD_JOB and not request.unreadable
     begun = _begun_removal(store, paths) if removes else None
     if begun is not None:
@@ -193,13 +198,56 @@ def _plan(
     if request.kind is PlanKind.ORPHANS:
         return _orphans(request, inventory, roots, now, answer)
     _check_aliases(inventory, roots)
-    assert request.retention is not None
+    retention = retention_now(store, request, roots)
     plan = plan_expiry(
-        roots, request.retention, now_micros=now, answer=answer, listed_from=inventory.newest
+        roots, retention, now_micros=now, answer=answer, listed_from=inventory.newest
     )
     return measured(
         plan, inventory.files, inventory.metadata, inventory.maintenance, inventory.foreign
     )
+
+
+def retention_now(store: ObjectStore, request: GcRequest, roots: Roots) -> Retention:
+    """Return the retention of an expiry: two epochs in place of one, unless a managed job rests.
+
+    A start of such a job in the protocol layout restores the newest epoch and reads only the
+    metadata of its parent. In the legacy layout ten more stay in any case.
+
+    Raises:
+        ProtocolError: only the newest epoch would stay, and it does not pass verification.
+    """
+    retention = request.retention
+    assert retention is not None
+    if retention.keep_epochs != 1:
+        return retention
+    head, paths = roots.head, roots.paths
+    ended = (
+        roots.managed
+        and paths.layout is Layout.PROTOCOL
+        and head.state is CheckpointState.READY
+        and roots.restorable in (None, head.epoch)
+        and not any(one.epoch > head.epoch for one in roots.attempts)
+    )
+    newest = ParquetBackend(store, paths).load() if ended else None
+    if newest is None or newest.ref != head.ref or not _at_rest(store, request, newest, paths):
+        return replace(retention, keep_epochs=2)
+    verdict = verify_job(store, paths, head.epoch, level=2, history=1).verdict
+    if not verdict.passed:
+        raise refuse(
+            f"epoch {head.epoch} would be the only one left, and does not pass verification: "
+            f"{verdict.errors[0]}",
+            paths,
+            next_step=f"see `arroyo-state verify {paths.root}`; nothing was deleted",
+        )
+    return retention
+
+
+def _at_rest(store: ObjectStore, request: GcRequest, newest: Checkpoint, paths: JobPaths) -> bool:
+    """Return whether the last run ended with the newest epoch, and no source contradicts that."""
+    if not is_at_rest(newest, newest_generation(store, paths)):
+        return False
+    condition = request.directory.look_up([paths])[0].facts.condition
+    return condition is JobCondition.UNKNOWN or condition.at_rest
 
 
 def needed_answer(asked: GcRequest, roots: Roots, before: JobAnswer | None) -> JobAnswer | None:

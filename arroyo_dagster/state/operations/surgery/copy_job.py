@@ -43,6 +43,7 @@ from arroyo_dagster.state.model.objects import Packed, StoredObject
 from arroyo_dagster.state.model.progress import OnProgress, no_progress
 from arroyo_dagster.state.model.surgery.copies import CopyOutcome, CopyPlan
 from arroyo_dagster.state.operations.catalog.jobs import newest_generation
+from arroyo_dagster.state.operations.catalog.metadata_only import metadata_only_epochs
 from arroyo_dagster.state.operations.gc.copies import digest_stored, in_turn
 from arroyo_dagster.state.operations.gc.pins import may_be_going, note_expired, put_pins, release
 from arroyo_dagster.state.operations.gc.roots import read_roots
@@ -107,7 +108,10 @@ def plan_copy(
             path=beside[0],
             next_step="stop it, and copy it as a whole, without --epoch",
         )
-    files = dict.fromkeys(path for one in chosen for path in one.files.paths)
+    bare = metadata_only_epochs(source, paths).keys()
+    files = dict.fromkeys(
+        path for one in chosen if one.epoch not in bare for path in one.files.paths
+    )
     edits = [info.path for info in source.list_dir(paths.edits).objects]
     copied = {one.epoch for one in chosen}
     return CopyPlan(
@@ -116,7 +120,7 @@ def plan_copy(
         source=redact_url(source.url),
         target=redact_url(target.url),
         epoch=head.epoch,
-        epochs=tuple(sorted(copied)),
+        epochs=tuple(sorted(copied - bare)),
         worker_generation=head.worker_generation,
         data=_measured(source, [*files, *beside], required=True),
         metadata=_measured(source, [*edits, *_metadata(paths, chosen)], required=False),

@@ -36,10 +36,8 @@ from arroyo_dagster.state.operations.surgery.execute import EditOptions
 from arroyo_dagster.state.operations.surgery.graphs.find import (
     HOW,
     FoundGraph,
-    GivenGraphs,
-    compare_places,
     find_graph,
-    without_graphs,
+    find_places,
 )
 from arroyo_dagster.state.operations.surgery.rescale import why_one_parallelism
 from arroyo_dagster.state.operations.surgery.transfer import (
@@ -51,7 +49,12 @@ from arroyo_dagster.state.operations.surgery.transfer import (
     parallelism_not_tried,
 )
 from arroyo_dagster.state.planning.surgery.columns import ACCUMULATORS, BATCHES, columns_of
-from arroyo_dagster.state.planning.surgery.matching import OperatorShape, match_operators, shapes_of
+from arroyo_dagster.state.planning.surgery.matching import (
+    OperatorShape,
+    map_option,
+    match_operators,
+    shapes_of,
+)
 from arroyo_dagster.state.planning.surgery.overrides import check_overrides
 from arroyo_dagster.state.storage.store import ObjectStore
 
@@ -64,7 +67,6 @@ def plan_evolve(
     paths: JobPaths,
     directory: JobDirectory,
     overrides: Overrides | None = None,
-    graphs: GivenGraphs | None = None,
 ) -> EditPlan:
     """Plan to give a stopped Arroyo job the state of a job of other SQL. Writes nothing: the dry
     run.
@@ -72,19 +74,18 @@ def plan_evolve(
     Args:
         directory: the source of the stopped job's status, and of the graphs of both pipelines.
         overrides: what a person decides; None = nothing.
-        graphs: of the pipelines; where one is not given, `directory` is asked.
 
     Raises:
-        InputError: a job is a managed job; both write one file; operators match several others
-            equally well; the state of an operator cannot be carried; an override names something
-            that does not exist; or a graph that was given is of another pipeline.
+        InputError: a job is a managed job; both write one file; operators do not match for certain,
+            with the pairs that are suggested; the state of an operator cannot be carried; or an
+            override names something that does not exist.
         NotFoundError: a job has no checkpoint, or the source has no such epoch.
         ProtocolError: the source's epoch does not pass verification, or its keys are hashed
             otherwise.
         FormatError: metadata or a file is broken.
         ConflictError: an earlier edit was interrupted; undo it first.
     """
-    return _job(source, paths, directory, overrides, graphs).prepare(store).plan
+    return _job(source, paths, directory, overrides).prepare(store).plan
 
 
 def run_evolve(
@@ -94,7 +95,6 @@ def run_evolve(
     directory: JobDirectory,
     overrides: Overrides | None = None,
     options: EditOptions | None = None,
-    graphs: GivenGraphs | None = None,
 ) -> EditOutcome:
     """Give a stopped Arroyo job the state of a job of other SQL, in place.
 
@@ -103,7 +103,7 @@ def run_evolve(
 
     Args:
         directory: the source of the stopped job's status; asked again before each change.
-        overrides, graphs: as of `plan_evolve`.
+        overrides: as of `plan_evolve`.
 
     Raises:
         LeaseHeldError: another process maintains the job.
@@ -112,7 +112,7 @@ def run_evolve(
         InputError, NotFoundError, ProtocolError, FormatError: as `plan_evolve`.
     """
     chosen = options or EditOptions(owner="arroyo-state evolve")
-    return _job(source, paths, directory, overrides, graphs).run(store, chosen)
+    return _job(source, paths, directory, overrides).run(store, chosen)
 
 
 def _job(
@@ -120,46 +120,45 @@ def _job(
     paths: JobPaths,
     directory: JobDirectory,
     overrides: Overrides | None,
-    graphs: GivenGraphs | None,
 ) -> TransferJob:
     chosen = overrides or Overrides()
-    given = graphs or GivenGraphs()
     # Once: a plan and its execution match by the same graphs.
-    found = (
-        find_graph(directory, source.paths, given.source),
-        find_graph(directory, paths, given.job),
-    )
+    graphs = [find_graph(directory, one) for one in (source.paths, paths)]
 
     def request(path: StatePath, epoch: Epoch) -> Evolve:
         return Evolve(source=path, epoch=epoch, overrides=chosen)
 
     return TransferJob(
-        source, paths, directory, request, lambda jobs: _evolved(jobs, chosen, found)
+        source, paths, directory, request, lambda jobs: _evolved(jobs, chosen, graphs)
     )
 
 
 def _evolved(jobs: TwoJobs, overrides: Overrides, graphs: Sequence[FoundGraph]) -> Transfer:
-    theirs, ours = shapes_of(jobs.taken), shapes_of(jobs.target)
+    places = find_places(graphs, (jobs.taken, jobs.target))
+    in_graphs = (None, None) if isinstance(places, str) else places
+    theirs, ours = shapes_of(jobs.taken, in_graphs[0]), shapes_of(jobs.target, in_graphs[1])
     check_overrides(theirs, ours, overrides)
-    places = compare_places(graphs, jobs.taken, jobs.target)
-    known = None if isinstance(places, str) else places
-    matching = match_operators(theirs, ours, overrides, known)
-    if matching.ambiguous:
-        first = matching.ambiguous[0]
+    matching = match_operators(theirs, ours, overrides)
+    if matching.suggestions:
         raise InputError(
-            f"the operators do not match: {first}",
+            f"the operators do not match for certain: {matching.suggestions[0]}",
             job=jobs.paths.root,
-            further="; ".join(map(str, matching.ambiguous[1:])) or "none",
-            graphs="known" if known else f"not known: {places}",
-            next_step=f"decide it with --overrides FILE that holds, for example: {first.override}"
-            + ("" if known else f"; or {HOW}"),
+            further="; ".join(map(str, matching.suggestions[1:])) or "none",
+            graphs=f"not known: {places}" if isinstance(places, str) else "known",
+            next_step=f"if this is right, add {matching.decision}; if not, name other pairs, or "
+            "let an operator start without state with --start-empty OPERATOR"
+            + (f"; or {HOW}" if isinstance(places, str) else ""),
         )
-    programs = None if known is None else tuple(one.graph for one in graphs)
-    transfer = _Evolution(jobs, overrides, matching.matches, ours, programs).transfer()
+    known = (
+        [] if isinstance(places, str) else [one.graph for one in graphs if one.graph is not None]
+    )
+    transfer = _Evolution(jobs, overrides, matching.matches, ours, known).transfer()
     if isinstance(places, str):
-        transfer.unknown.append(without_graphs(places))
+        transfer.unknown.append(
+            f"operators were matched without the graphs of the pipelines ({places}): {HOW}"
+        )
     else:
-        origins = ", ".join(dict.fromkeys((places.source.origin, places.job.origin)))
+        origins = ", ".join(dict.fromkeys(one.origin for one in known))
         transfer.evidence.append(
             EditPrecondition(
                 name="the graphs of both pipelines have the operators of the epochs",
@@ -178,14 +177,14 @@ class _Evolution:
     """Decides what becomes of each table of the job, and of each of the source.
 
     Attributes:
-        graphs: of the source and of the job, if both are those of the epochs.
+        graphs: of the source and of the job, if both are those of the epochs; else empty.
     """
 
     jobs: TwoJobs
     overrides: Overrides
     matches: tuple[OperatorMatch, ...]
     order: tuple[OperatorShape, ...]
-    graphs: tuple[PipelineGraph | None, ...] | None = None
+    graphs: Sequence[PipelineGraph] = ()
     found: Transfer = field(default_factory=Transfer)
     problems: list[str] = field(default_factory=list)
 
@@ -215,7 +214,6 @@ class _Evolution:
                 "see docs/change-sql.md for the overrides",
             )
         self.found.matches = self.matches
-        self.found.unknown += [one.assumed for one in self.matches if one.assumed is not None]
         self.found.unknown.append(
             "filters and expressions before an operator are not in its state: if they were "
             "changed, carried rows are those of the SQL before"
@@ -290,11 +288,10 @@ class _Evolution:
                 continue
             self._step(operator, name, TableAction.EMPTIED, reason)
             if not asked and left:
-                pair = json.dumps({left[0]: operator.operator})
                 problem = (
                     f"{operator.operator}: {reason}, and {', '.join(left)} would be dropped; "
-                    f"decide it with --overrides: `map: {pair}` if it is of the same kind, or "
-                    f"`drop: {json.dumps(left)}`"
+                    f"decide it with `{map_option(left[0], operator.operator)}` if it is of the "
+                    f"same kind, or with --overrides: `drop: {json.dumps(left)}`"
                 )
                 self.problems = list(dict.fromkeys((*self.problems, problem)))
         emptied = any(not of_sink(operator, name) for name in operator.tables)
@@ -469,18 +466,13 @@ class _Evolution:
 
 
 def _programs(
-    graphs: tuple[PipelineGraph | None, ...] | None,
-    other: OperatorCheckpoint,
-    operator: OperatorCheckpoint,
+    graphs: Sequence[PipelineGraph], other: OperatorCheckpoint, operator: OperatorCheckpoint
 ) -> tuple[ProgrammedOperator, ProgrammedOperator] | None:
     """Return what the programs say of an operator of the source and of one of the job."""
-    found = [
-        graph.programmed(one.operator)
-        for graph, one in zip(graphs or (), (other, operator), strict=False)
-        if graph is not None
-    ]
-    known = [one for one in found if one is not None]
-    return (known[0], known[1]) if len(known) == 2 else None
+    if not graphs:
+        return None
+    theirs, ours = graphs[0].programmed(other.operator), graphs[1].programmed(operator.operator)
+    return None if theirs is None or ours is None else (theirs, ours)
 
 
 def _keys(

@@ -6,7 +6,7 @@ Reads only; nothing is rewritten.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from arroyo_dagster.errors import FormatError, InputError, NotFoundError
@@ -74,8 +74,6 @@ class KeySearch:
         remains: what interrupted writes have left of files of tables, by stored name; not searched.
         versions: whether the store keeps older versions of objects, which were not searched; None
             = it cannot be asked.
-        tables: the configurations of the tables, for a later search: an epoch that has one may
-            have expired by then.
     """
 
     found: tuple[KeyRowsFound, ...]
@@ -84,7 +82,6 @@ class KeySearch:
     unknown: tuple[str, ...]
     remains: tuple[str, ...] = ()
     versions: bool | None = False
-    tables: Mapping[TableKey, TableConfig] = field(default_factory=dict, repr=False)
 
 
 def find_key(
@@ -92,21 +89,18 @@ def find_key(
     paths: JobPaths,
     values: Sequence[str],
     on_progress: OnProgress = no_progress,
-    *,
-    tables: Mapping[TableKey, TableConfig] | None = None,
 ) -> KeySearch:
     """Find the stored rows of a key in every table whose key has that form.
 
     Args:
         values: the values of the key columns as texts, in their order.
         on_progress: called with how many files were searched.
-        tables: of an earlier search: tables that no epoch may have any more.
 
     Raises:
         NotFoundError: the job has no epoch.
         InputError: no table has a key of the given form.
     """
-    search = _KeyFinder(store, paths, values, dict(tables or {}))
+    search = _KeyFinder(store, paths, values)
     search.read_epochs()
     search.read_others()
     return search.result(on_progress)
@@ -230,7 +224,6 @@ class _KeyFinder:
             unknown=tuple(self.unknown),
             remains=self.remains,
             versions=self.versions,
-            tables=self.configs,
         )
 
     def _condition(self, config: TableConfig) -> KeyRows | KeyTest | str:

@@ -96,7 +96,7 @@ def _job(
     def request(path: StatePath, epoch: Epoch) -> Fork:
         return Fork(source=path, epoch=epoch)
 
-    graphs = [find_graph(directory, one, None) for one in (source.paths, paths)]
+    graphs = [find_graph(directory, one) for one in (source.paths, paths)]
 
     def decide(jobs: TwoJobs) -> Transfer:
         same = check_same_graphs(graphs, jobs.taken, paths)

@@ -295,7 +295,7 @@ class _Work:
         graph = None
         if has_unknown_join(self.checkpoint):
             job = JobPaths(self.checkpoint.job, self.checkpoint.pipeline)
-            graph = find_graph(self.directory, job, None).graph
+            graph = find_graph(self.directory, job).graph
         check_joins(edit, self.checkpoint, windows.values(), dropped, graph)
         for one in windows.values():
             if one.never:

@@ -94,7 +94,7 @@ def row_changes(
             stays[key] = found
         else:
             conditions[key] = found
-    if isinstance(edit, KeyDeletion) and not conditions and not edit.purge:
+    if isinstance(edit, KeyDeletion) and not conditions:
         raise _no_such_key(edit, tables.values())
     counts = {key: _count(store, tables[key], one) for key, one in conditions.items()}
     changed = _with_siblings({key for key, (_, removed) in counts.items() if removed}, tables)

@@ -288,20 +288,19 @@ def check_joins(
             continue
         passed = f"the end of {len(ends)} open windows" if ends else f"{waiting} waiting rows"
         step = f"give a time before {iso_micros(ends[0])}" if ends else "give an earlier time"
+        reason = "joins windows: it would fail at each start, at rows from before its watermark"
+        step += "; nothing was changed"
         if joins is None:
-            raise InputError(
-                f"the new watermark passes {passed}, and {operator.operator} has no rows that show "
-                "whether it joins windows: such a join would fail at each start",
-                job=JobPaths(checkpoint.job, checkpoint.pipeline).root,
-                operator=operator.operator,
-                next_step=f"{step}, or pass --arroyo-db, whose program says which join it is",
+            reason = (
+                "has no rows that show whether it joins windows: such a join would fail at each "
+                "start"
             )
+            step += ". Or pass --arroyo-db, whose program says which join it is"
         raise InputError(
-            f"the new watermark passes {passed}, and {operator.operator} joins windows: it would "
-            "fail at each start, at rows from before its watermark",
+            f"the new watermark passes {passed}, and {operator.operator} {reason}",
             job=JobPaths(checkpoint.job, checkpoint.pipeline).root,
             operator=operator.operator,
-            next_step=f"{step}; nothing was changed",
+            next_step=step,
         )
 
 

@@ -113,7 +113,7 @@ def _metadata_only(paths: JobPaths, epoch: Epoch, by: Epoch, look: CheckDepth) -
     finding = error(
         "metadata-only",
         paths.epoch_record(epoch),
-        f"epoch {epoch} expired: its metadata stays for the pinned epoch {by}, its data is deleted",
+        f"epoch {epoch} expired: its metadata stays for epoch {by}, its data is deleted",
         f"choose another epoch: `arroyo-state epochs {paths.root}` lists them",
     )
     return JobVerdict(

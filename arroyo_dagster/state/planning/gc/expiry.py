@@ -48,6 +48,7 @@ def plan_expiry(
     """Plan a gc run that expires the epochs which `choose_expired` chooses.
 
     Args:
+        retention: with one epoch only if `retention_now` has allowed it.
         now_micros: the time, by the clock of the store, as the times of the epochs are.
         answer: the status of the job; required for an Arroyo job, whose epochs may only expire
             while it is at rest.
@@ -135,7 +136,8 @@ def epochs_that_stay(
 
     These always stay: the newest epoch and its parent, which recovery needs; the parent of a
     checkpoint that a start would publish; pinned epochs; in the legacy layout the ten before the
-    newest.
+    newest. If only one epoch is to be kept, the caller has proved that none but the newest can be
+    restored: then its parent goes, but for its metadata, which a start reads.
 
     Args:
         newest: the newest epoch that a start can certainly choose.
@@ -150,7 +152,7 @@ def epochs_that_stay(
     if listed_from is not None:
         keep_from = min(keep_from, listed_from)
     pinned = roots.job_pins.pinned
-    recovery = {one.ref for one in _needed_by_recovery(roots, newest)}
+    recovery = {one.ref for one in _needed_by_recovery(roots, retention, newest)}
     stays = [
         one
         for one in roots.epochs
@@ -168,15 +170,15 @@ def choose_expired(
 ) -> ExpirePlan:
     """Choose what is deleted with the epochs that do not stay.
 
-    A file stays while any epoch that stays lists it, whichever epoch wrote it. The metadata of a
-    pinned epoch's parent stays, because a restore of the pinned epoch needs it.
+    A file stays while any epoch that stays lists it, whichever epoch wrote it. The metadata of the
+    parents of the newest epoch and of pinned ones stays, because a restore of these needs it.
 
     Args:
         referenced: every file that an epoch or record which stays refers to.
     """
     staying = {one.epoch for one in stays}
     expired = [one for one in reversed(roots.epochs) if one.epoch not in staying]
-    needed = _parents_of_pinned(roots)
+    needed = _parents_of_pinned(roots) | {roots.head.parent_ref}
     going = [one for one in expired if one.ref not in needed]
     paths = roots.paths
     return ExpirePlan(
@@ -223,7 +225,7 @@ def oldest_staying(
     if retention.keep_epochs is not None:
         lowest = roots.epochs[0].epoch - retention.keep_epochs + 1
         readable = [one.epoch for one in roots.epochs if one.unreadable is None]
-        keeping += readable[:2]
+        keeping += readable[: min(2, retention.keep_epochs)]
         keeping += [epoch for epoch in readable if epoch >= lowest]
     if retention.keep_micros is not None:
         since = now_micros - retention.keep_micros
@@ -233,7 +235,7 @@ def oldest_staying(
             for one in roots.epochs
             if one.epoch not in pinned and (_timeless(one) or (one.written_at_micros or 0) >= since)
         ]
-    needed = _needed_by_recovery(roots, newest)
+    needed = _needed_by_recovery(roots, retention, newest)
     # The parent of an unclaimed checkpoint may have been rolled back. Without a gap above it and
     # above what recovery needs then, later plans find it.
     parents = _parents_of_unclaimed(roots)
@@ -252,8 +254,10 @@ def _timeless(one: EpochRoot) -> bool:
     return not one.written_at_micros and not one.gone
 
 
-def _needed_by_recovery(roots: Roots, newest: Epoch) -> Sequence[EpochRoot]:
+def _needed_by_recovery(roots: Roots, retention: Retention, newest: Epoch) -> Sequence[EpochRoot]:
     """Return the newest epochs down to the parent of `newest`, which must be ready."""
+    if retention.keep_epochs == 1:
+        return ()
     after = [one for one in roots.current if one.epoch >= newest]
     needed = roots.current[: len(after) + 1]
     # The parent by reference too: after a rollback it may be much older than the newest.

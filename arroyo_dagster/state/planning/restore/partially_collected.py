@@ -80,14 +80,14 @@ def partially_collected(epochs: Sequence[Remains], newest: Checkpoint) -> frozen
 def metadata_only(
     epochs: Sequence[Remains], candidates: Collection[Epoch], numbers: Iterable[Epoch]
 ) -> frozenset[Epoch]:
-    """Return the epochs of which an expiry has kept the metadata only, for a pinned epoch.
+    """Return the epochs of which an expiry has kept the metadata only, for the epoch after them.
 
     An expiry deletes the oldest epochs first. So an epoch is only damaged while an older one is
     left that no pin holds, or if it lacks a file that an epoch which stays lists.
 
     Args:
         epochs: the candidates and the epochs that stay, as far as they are readable.
-        candidates: as `parents_of_pinned` returns them.
+        candidates: as `parents_kept` returns them.
         numbers: all visible epochs that are neither pinned nor candidates.
 
     Source: arroyo_dagster.state.planning.gc.expiry, `choose_expired`.
@@ -104,23 +104,31 @@ def metadata_only(
     )
 
 
-def parents_of_pinned(
-    epochs: Iterable[Checkpoint], pinned: Collection[Epoch], newest: Checkpoint
+def parents_kept(
+    epochs: Iterable[Checkpoint],
+    pinned: Collection[Epoch],
+    newest: Checkpoint,
+    expired_below: Epoch,
 ) -> dict[StatePath, Epoch]:
-    """Return the pinned epoch by the manifest of its parent, which an expiry keeps for it.
+    """Return an epoch by the manifest of its parent, which an expiry keeps for it: the pinned ones.
 
-    The parent of the newest epoch is left out: all of it stays.
+    The parent of the newest epoch is left out, as all of it stays; unless an expiry has kept the
+    newest alone.
 
     Args:
-        epochs: those that are pinned, or were until the last expiry.
+        epochs: those that are pinned, or were until the last expiry, and the newest.
+        expired_below: the oldest epoch that the last expiry has kept.
     """
+    alone = newest.epoch <= expired_below
     return {
         one.parent_ref: one.epoch
         for one in epochs
-        if one.epoch in pinned
-        and one.parent_ref is not None
-        and one.epoch != newest.epoch
-        and one.parent_ref not in (newest.ref, newest.parent_ref)
+        if one.parent_ref is not None
+        and (
+            alone
+            if one.epoch == newest.epoch
+            else one.epoch in pinned and one.parent_ref not in (newest.ref, newest.parent_ref)
+        )
     }
 
 

@@ -1,30 +1,30 @@
 """Which operator of a job takes the state of which operator of another one.
 
-Operator ids carry no meaning: they shift when SQL changes. So operators are compared by their kind,
-tables, keys and columns, and by their place: in the graphs of the two pipelines, if both are known,
-else the source before them and the sink after them in the order of the plan. What stays alike is
-refused: a person decides it.
+Operator ids carry no meaning: they shift when SQL changes. Operators match by themselves only if
+name, tables and place are equal and no other one is like them. For the rest it suggests pairs, with
+a score by name, tables and place; a person decides. It does not compare SQL.
 
 Source: docs/spec/state-surgery.md, `Rules`; docs/spec/arroyo-state.md 1.4.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TypeVar
+import json
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from arroyo_dagster.state.model.checkpoints import Checkpoint, OperatorCheckpoint
 from arroyo_dagster.state.model.ids import OperatorId, TableName
-from arroyo_dagster.state.model.surgery.evolve import MatchReason, OperatorMatch, Overrides
+from arroyo_dagster.state.model.surgery.evolve import OperatorMatch, Overrides
 from arroyo_dagster.state.model.tables import ExpiringTimeKeyConfig, TableConfig
-from arroyo_dagster.state.planning.surgery.columns import StateColumn, columns_of, keys_of
-from arroyo_dagster.state.planning.surgery.place_evidence import PlaceComparison
-from arroyo_dagster.state.planning.surgery.places import operator_number
+from arroyo_dagster.state.planning.surgery.columns import columns_of, keys_of
+from arroyo_dagster.state.planning.surgery.places import NOWHERE, GraphPlace, operator_number
 
 MARGIN = 5
 """Scores that differ by less are taken for equal."""
-_PLACE = 5
+_BEFORE, _AFTER = 20, 10
+"""Points for the place. What comes before an operator determines its state."""
 _SOURCE, _SINK = "source", "sink"
 _SESSION = "SessionWindow<"
 
@@ -38,7 +38,8 @@ class OperatorShape:
         index: its number in the plan; None = its id has none.
         name: of a source or sink the table in the SQL.
         configs: its tables.
-        before, after: the nearest source before it and sink after it, by the plan's numbers.
+        place: the nearest source before it and sink after it, by the plan's numbers; or the place
+            in the graph of its pipeline.
     """
 
     operator: OperatorId
@@ -46,16 +47,23 @@ class OperatorShape:
     index: int | None
     name: str | None
     configs: Mapping[TableName, TableConfig]
-    before: str | None = None
-    after: str | None = None
+    place: GraphPlace = NOWHERE
 
 
-def shapes_of(checkpoint: Checkpoint) -> tuple[OperatorShape, ...]:
-    """Return the operators of an epoch, in the order of the plan."""
-    found = sorted(
+def shapes_of(
+    checkpoint: Checkpoint, places: Mapping[OperatorId, GraphPlace] | None = None
+) -> tuple[OperatorShape, ...]:
+    """Return the operators of an epoch, in the order of the plan.
+
+    Args:
+        places: of the operators in the graph of their pipeline; None = not known.
+    """
+    shapes = sorted(
         map(_shape, checkpoint.operators), key=lambda one: (one.index or 0, one.operator)
     )
-    return tuple(_placed(one, found) for one in found)
+    if places is not None:
+        return tuple(replace(one, place=places.get(one.operator, NOWHERE)) for one in shapes)
+    return tuple(replace(one, place=_by_number(one, shapes)) for one in shapes)
 
 
 def _shape(operator: OperatorCheckpoint) -> OperatorShape:
@@ -63,92 +71,165 @@ def _shape(operator: OperatorCheckpoint) -> OperatorShape:
     if name.startswith(_SESSION):
         return OperatorShape(operator.operator, "session window", None, None, operator.configs)
     kind, index = operator_number(name)
-    for one in (_SOURCE, _SINK):
-        if kind.startswith(f"{one}_"):
-            rest = kind.removeprefix(f"{one}_")
-            return OperatorShape(operator.operator, one, index, rest, operator.configs)
+    for end in (_SOURCE, _SINK):
+        if kind.startswith(f"{end}_"):
+            table = kind.removeprefix(f"{end}_")
+            return OperatorShape(operator.operator, end, index, table, operator.configs)
     return OperatorShape(operator.operator, kind, index, None, operator.configs)
 
 
-def _placed(one: OperatorShape, every: Sequence[OperatorShape]) -> OperatorShape:
-    if one.index is None:
-        return one
-    before = [x for x in every if x.kind == _SOURCE and (x.index or 0) < one.index]
-    after = [x for x in every if x.kind == _SINK and (x.index or 0) > one.index]
-    return OperatorShape(
-        one.operator,
-        one.kind,
-        one.index,
-        one.name,
-        one.configs,
-        before[-1].name if before else None,
-        after[0].name if after else None,
+def _by_number(shape: OperatorShape, shapes: Sequence[OperatorShape]) -> GraphPlace:
+    if shape.index is None:
+        return NOWHERE
+    before = [x for x in shapes if x.kind == _SOURCE and (x.index or 0) < (shape.index or 0)]
+    after = [x for x in shapes if x.kind == _SINK and (x.index or 0) > (shape.index or 0)]
+    return GraphPlace(
+        frozenset(f"the source {one.name}" for one in before[-1:]),
+        frozenset(f"the sink {one.name}" for one in after[:1]),
     )
 
 
-# ---- scores --------------------------------------------------------------------------------------
+# ---- matching ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class Score:
-    """How alike two operators are: from 0 to 100, and what that consists of."""
+class Suggestion:
+    """A pair that may be right. A person decides.
 
-    held_reasons: tuple[MatchReason, ...]
-    place_reasons: tuple[MatchReason, ...] = ()
+    Attributes:
+        score: from 0 to 100, how alike they are.
+        why: what the score consists of, for people.
+        rivals: other operators of both jobs that one of the two is as like.
+    """
+
+    source: OperatorId
+    operator: OperatorId
+    score: int
+    why: str
+    rivals: tuple[OperatorId, ...] = ()
+
+    def __str__(self) -> str:
+        text = f"{self.operator} may take the state of {self.source} (score {self.score}: "
+        rivals = ""
+        if self.rivals:
+            rivals = f"; {', '.join(self.rivals)} is as like, and nothing shows which takes which"
+        return f"{text}{self.why}{rivals})"
+
+
+@dataclass(frozen=True, slots=True)
+class Matching:
+    """Which operator takes the state of which.
+
+    Attributes:
+        matches: in the order of the job's plan.
+        suggestions: what a person must decide, likewise.
+    """
+
+    matches: tuple[OperatorMatch, ...]
+    suggestions: tuple[Suggestion, ...] = ()
 
     @property
-    def reasons(self) -> tuple[MatchReason, ...]:
-        return self.held_reasons + self.place_reasons
-
-    @property
-    def held(self) -> int:
-        """The points for what they are and hold, without their places."""
-        return sum(one.points for one in self.held_reasons)
-
-    @property
-    def points(self) -> int:
-        return sum(one.points for one in self.reasons)
-
-    @property
-    def why(self) -> str:
-        """The reasons, for people."""
-        return ", ".join(map(str, self.reasons))
+    def decision(self) -> str:
+        """The options, and the override, that accept the suggestions."""
+        options = " ".join(map_option(one.source, one.operator) for one in self.suggestions)
+        pairs = {one.source: one.operator for one in self.suggestions}
+        return f"{options} (in a file of overrides: `map: {json.dumps(pairs)}`)"
 
 
-def score(
-    theirs: OperatorShape, ours: OperatorShape, places: PlaceComparison | None = None
-) -> Score | None:
-    """Compare an operator of the source with one of the job; None = they are of other kinds.
+def map_option(source: OperatorId, operator: OperatorId) -> str:
+    """Return the option that lets an operator take the state of one of the source, for a shell."""
+    return f"--map {shlex.quote(f'{source}={operator}')}"
+
+
+_Pair = tuple[OperatorShape, OperatorShape]
+
+
+def match_operators(
+    theirs: Sequence[OperatorShape], ours: Sequence[OperatorShape], overrides: Overrides
+) -> Matching:
+    """Match the operators of the source with those of the job.
+
+    Sinks are left out, and operators of a kind that has no tables. The overrides must name
+    operators that exist.
 
     Args:
-        places: of both in the graphs; None = not known.
+        theirs, ours: as `shapes_of` returns them, either both with their graphs or none.
     """
-    if theirs.kind != ours.kind or not _same_tables(theirs, ours):
-        return None
-    found: list[tuple[int, str]] = []
-    both = theirs.configs.keys() & ours.configs.keys()
-    if theirs.kind == _SOURCE:
-        same = theirs.name == ours.name
-        found.append((60, "the same connector") if both else (30, "a source without tables"))
-        found.append(
-            (40, f"both read {ours.name or 'one table'}") if same else (0, f"reads {theirs.name}")
-        )
-    elif both:
-        found += _alike_tables(theirs, ours, sorted(both))
-    else:
-        found.append((20, "the job has written none of its tables yet"))
-    near: list[tuple[int, str]] = []
-    if places is not None:
-        most = 100 if theirs.kind == _SOURCE else 90
-        found = [(points * places.left // most, text) for points, text in found]
-        near = places.compare(theirs.operator, ours.operator)
-    elif theirs.kind != _SOURCE:
-        near = list(_alike_place(theirs, ours))
-    return Score(_reasons(found), _reasons(near))
+    matches = {
+        operator: OperatorMatch(source=source, operator=operator, why="you named them")
+        for source, operator in overrides.matches
+    }
+    kinds = {one.kind for one in (*theirs, *ours) if one.configs} - {_SINK}
+    decided = {source for source, _ in overrides.matches} | set(overrides.drop)
+    left = [one for one in theirs if one.kind in kinds and one.operator not in decided]
+    decided = {*matches, *overrides.start_empty}
+    right = [one for one in ours if one.kind in kinds and one.operator not in decided]
+    alike = [(a, b) for a in left for b in right if _alike(a, b)]
+    certain = [pair for pair in alike if _is_certain(pair, alike)]
+    for a, b in certain:
+        why = "equal tables and place, and no other operator is like it"
+        matches[b.operator] = OperatorMatch(source=a.operator, operator=b.operator, why=why)
+    suggestions = _suggested(
+        [one for one in left if one.operator not in {a.operator for a, _ in certain}],
+        [one for one in right if one.operator not in matches],
+    )
+    order = [one.operator for one in ours]
+    return Matching(
+        tuple(sorted(matches.values(), key=lambda one: order.index(one.operator))),
+        tuple(sorted(suggestions, key=lambda one: order.index(one.operator))),
+    )
 
 
-def _reasons(found: Sequence[tuple[int, str]]) -> tuple[MatchReason, ...]:
-    return tuple(MatchReason(points, text) for points, text in found)
+def _alike(theirs: OperatorShape, ours: OperatorShape) -> bool:
+    """Whether kind, name and tables are equal; an operator without tables is like any other."""
+    return (theirs.kind, theirs.name) == (ours.kind, ours.name) and (
+        theirs.configs == ours.configs or not theirs.configs or not ours.configs
+    )
+
+
+def _is_certain(pair: _Pair, alike: Sequence[_Pair]) -> bool:
+    """Whether a pair that is alike has equal places, and no rival.
+
+    Rivals are told apart only by all the names around them: the target of a statement alone may
+    have been changed.
+    """
+    theirs, ours = pair
+    rivals = [(a, b) for a, b in alike if (a is theirs) != (b is ours)]
+    if not rivals:
+        return theirs.kind == _SOURCE or theirs.place.ends == ours.place.ends
+    return (
+        theirs.place.in_graph
+        and theirs.place == ours.place
+        and all(a.place != b.place for a, b in rivals)
+    )
+
+
+# ---- suggestions ---------------------------------------------------------------------------------
+
+
+def _suggested(
+    theirs: Sequence[OperatorShape], ours: Sequence[OperatorShape]
+) -> Iterator[Suggestion]:
+    """Yield pairs, the most alike first; of equal ones those that come first in the plans."""
+    scores = {
+        (a.operator, b.operator): dict(_reasons(a, b))
+        for a in theirs
+        for b in ours
+        if a.kind == b.kind and _same_tables(a, b)
+    }
+    points = {pair: sum(reasons.values()) for pair, reasons in scores.items()}
+    left = sorted(points, key=lambda pair: -points[pair])
+    while left:
+        pair = left[0]
+        rivals = [
+            other
+            for other in left[1:]
+            if points[other] > points[pair] - MARGIN and set(other) & set(pair)
+        ]
+        why = ", ".join(f"{text} ({number})" for text, number in scores[pair].items())
+        names = (one for other in rivals for one in other if one not in pair)
+        yield Suggestion(*pair, points[pair], why, tuple(dict.fromkeys(names)))
+        left = [(a, b) for a, b in left if a != pair[0] and b != pair[1]]
 
 
 def _same_tables(theirs: OperatorShape, ours: OperatorShape) -> bool:
@@ -162,249 +243,45 @@ def _same_tables(theirs: OperatorShape, ours: OperatorShape) -> bool:
     return equal and bool(both or not theirs.configs or not ours.configs)
 
 
-def _alike_tables(
-    theirs: OperatorShape, ours: OperatorShape, names: Sequence[TableName]
-) -> Iterator[tuple[int, str]]:
-    pairs = [(theirs.configs[name].config, ours.configs[name].config) for name in names]
+def _reasons(theirs: OperatorShape, ours: OperatorShape) -> Iterator[tuple[str, int]]:
+    """Yield the parts of a score."""
+    both = sorted(theirs.configs.keys() & ours.configs.keys())
+    if theirs.kind == _SOURCE:
+        yield ("the same connector", 60) if both else ("a source without tables", 30)
+        same = theirs.name == ours.name
+        yield (f"both read {ours.name}", 40) if same else (f"reads {theirs.name}", 0)
+        return
+    if both:
+        yield from _table_reasons([(theirs.configs[at], ours.configs[at]) for at in both])
+    else:
+        yield "one of both has not written its tables", 20
+    for most, where, a, b in (
+        (_BEFORE, "before", theirs.place.before, ours.place.before),
+        (_AFTER, "after", theirs.place.after, ours.place.after),
+    ):
+        shared = ", ".join(sorted(a & b)[:3])
+        text = f"{shared} {where} both" if shared else f"nothing in common {where} them"
+        yield text, most * len(a & b) // max(len(a | b), 1)
+
+
+def _table_reasons(pairs: Sequence[tuple[TableConfig, TableConfig]]) -> Iterator[tuple[str, int]]:
     rows = [
-        (there, here)
+        (there.config, here.config)
         for there, here in pairs
-        if isinstance(there, ExpiringTimeKeyConfig) and isinstance(here, ExpiringTimeKeyConfig)
+        if isinstance(there.config, ExpiringTimeKeyConfig)
+        and isinstance(here.config, ExpiringTimeKeyConfig)
     ]
     if not rows:
-        yield 90, "equal tables"
+        yield "tables of the same kind", 70
         return
     keys = all(keys_of(there) == keys_of(here) for there, here in rows)
-    yield (40, "equal keys") if keys else (0, "other keys")
+    yield ("equal keys", 30) if keys else ("other keys", 0)
     kept = all(there.retention_micros == here.retention_micros for there, here in rows)
-    yield (15, "equal retention") if kept else (0, "another retention")
-    shared, every = 0, 0
-    for there, here in rows:
-        one, other = _typed(columns_of(there)), _typed(columns_of(here))
-        shared, every = shared + len(one & other), every + len(one | other)
-    yield 35 * shared // max(every, 1), f"{shared} of {every} columns in common"
-
-
-def _typed(columns: Sequence[StateColumn]) -> set[tuple[str, str]]:
-    return {(one.name, one.kind) for one in columns}
-
-
-def _alike_place(theirs: OperatorShape, ours: OperatorShape) -> Iterator[tuple[int, str]]:
-    if theirs.before is not None and theirs.before == ours.before:
-        yield _PLACE, f"after the source {ours.before}"
-    if theirs.after is not None and theirs.after == ours.after:
-        yield _PLACE, f"before the sink {ours.after}"
-
-
-# ---- matching ------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Ambiguous:
-    """Operators that match several others equally well.
-
-    Attributes:
-        sources, operators: of the source and of the job.
-    """
-
-    sources: tuple[OperatorId, ...]
-    operators: tuple[OperatorId, ...]
-
-    def __str__(self) -> str:
-        return (
-            f"{', '.join(self.operators)} may take the state of {', '.join(self.sources)}, and "
-            "nothing shows which takes which"
-        )
-
-    @property
-    def override(self) -> str:
-        """An override that decides it, in the order of the plans, as YAML."""
-        pairs = zip(self.sources, self.operators, strict=False)
-        return "map: {" + ", ".join(f"{source}: {operator}" for source, operator in pairs) + "}"
-
-
-@dataclass(frozen=True, slots=True)
-class Matching:
-    """Which operator takes the state of which.
-
-    Attributes:
-        matches: in the order of the job's plan.
-        ambiguous: what a person must decide.
-    """
-
-    matches: tuple[OperatorMatch, ...]
-    ambiguous: tuple[Ambiguous, ...] = ()
-
-
-def match_operators(
-    theirs: Sequence[OperatorShape],
-    ours: Sequence[OperatorShape],
-    overrides: Overrides,
-    places: PlaceComparison | None = None,
-) -> Matching:
-    """Match the operators of the source with those of the job.
-
-    Sinks are left out, and operators of a kind that has no tables. The overrides must name
-    operators that exist.
-
-    Args:
-        theirs, ours: as `shapes_of` returns them.
-        places: of the operators in the graphs of both pipelines; None = not known.
-    """
-    work = _Pairing(theirs, ours, places)
-    named = dict(overrides.matches)
-    for source, operator in named.items():
-        work.matches[operator] = OperatorMatch(
-            source=source, operator=operator, score=None, why="an override names them"
-        )
-    kinds = {one.kind for one in (*theirs, *ours) if one.configs} - {_SINK}
-    left = {*named, *overrides.drop}, {*named.values(), *overrides.start_empty}
-    work.match(
-        [one for one in theirs if one.kind in kinds and one.operator not in left[0]],
-        [one for one in ours if one.kind in kinds and one.operator not in left[1]],
-    )
-    order = [one.operator for one in ours]
-    found = sorted(work.doubted(), key=lambda one: order.index(one.operator))
-    return Matching(tuple(found), tuple(work.ambiguous))
-
-
-_Pair = tuple[OperatorId, OperatorId]
-_Scores = Mapping[_Pair, Score]
-_T = TypeVar("_T")
-
-
-@dataclass(frozen=True, slots=True)
-class _Decided:
-    """A pair, and what told it from others that are alike."""
-
-    pair: _Pair
-    distinction: str | None = None
-
-
-@dataclass(slots=True)
-class _Pairing:
-    sources: Sequence[OperatorShape]
-    operators: Sequence[OperatorShape]
-    places: PlaceComparison | None
-    matches: dict[OperatorId, OperatorMatch] = field(default_factory=dict)
-    ambiguous: list[Ambiguous] = field(default_factory=list)
-
-    def match(self, theirs: list[OperatorShape], ours: list[OperatorShape]) -> None:
-        """Match the best pairs first: each decided pair may decide others."""
-        scores = {
-            (a.operator, b.operator): compared
-            for a in theirs
-            for b in ours
-            if (compared := score(a, b, self.places)) is not None
-        }
-        while scores:
-            alike = self._most_alike(scores)
-            found = _clear(scores) or self._by_place(scores)
-            for one in found:
-                self._add(one, scores[one.pair])
-            if found:
-                decided = _Group([one.pair for one in found])
-            else:  # the best group is ambiguous; what is left may still match
-                decided = alike
-                self.ambiguous.append(decided.ambiguous(self.sources, self.operators))
-            scores = _without(scores, decided.left, decided.right)
-
-    def _add(self, one: _Decided, found: Score) -> None:
-        source, operator = one.pair
-        texts = (found.why, one.distinction)
-        self.matches[operator] = OperatorMatch(
-            source=source,
-            operator=operator,
-            score=found.points,
-            why="; ".join(text for text in texts if text is not None),
-            reasons=found.reasons,
-        )
-
-    def doubted(self) -> Iterator[OperatorMatch]:
-        """Yield the matches, with what the graphs say against them."""
-        pairs = [(one.source, one.operator) for one in self.matches.values()]
-        for one, pair in zip(self.matches.values(), pairs, strict=True):
-            doubt = None if self.places is None else self.places.doubt(pair, pairs)
-            yield one if doubt is None or one.score is None else replace(one, assumed=doubt)
-
-    def _most_alike(self, scores: _Scores) -> _Group:
-        """Return the best group of operators that are alike; graphs tell apart, and do not part."""
-        graphs = self.places is not None
-        points = {pair: one.held if graphs else one.points for pair, one in scores.items()}
-        return _groups(points)[0]
-
-    def _by_place(self, scores: _Scores) -> list[_Decided]:
-        """Match operators that are alike by their places in the graphs."""
-        if self.places is None:
-            return []
-        matched = [(one.source, one.operator) for one in self.matches.values()]
-        for group in _groups({pair: one.points for pair, one in scores.items()}):
-            found = self.places.distinguish(group.pairs, matched)
-            if found:
-                return [_Decided(pair, distinction=text) for pair, text in found.items()]
-        return []
-
-
-@dataclass(frozen=True, slots=True)
-class _Group:
-    """Operators that are about as alike as the best pair of them, and connected with it."""
-
-    pairs: Collection[_Pair]
-
-    @property
-    def left(self) -> set[OperatorId]:
-        return {a for a, _ in self.pairs}
-
-    @property
-    def right(self) -> set[OperatorId]:
-        return {b for _, b in self.pairs}
-
-    def ambiguous(
-        self, theirs: Sequence[OperatorShape], ours: Sequence[OperatorShape]
-    ) -> Ambiguous:
-        """Return the operators, in the order of the plans."""
-        left, right = self.left, self.right
-        return Ambiguous(
-            tuple(one.operator for one in theirs if one.operator in left),
-            tuple(one.operator for one in ours if one.operator in right),
-        )
-
-
-def _clear(scores: _Scores) -> list[_Decided]:
-    """Return the pairs of which each is by far the best for the other."""
-    best = [pair for pair in scores if all(_is_best(pair, scores, side) for side in (0, 1))]
-    return [_Decided(pair) for pair in best]
-
-
-def _is_best(pair: _Pair, scores: _Scores, side: int) -> bool:
-    others = [one.points for key, one in scores.items() if key[side] == pair[side] and key != pair]
-    return scores[pair].points >= max(others, default=-MARGIN) + MARGIN
-
-
-def _groups(points: Mapping[_Pair, int]) -> list[_Group]:
-    """Return the groups of operators that are alike, the best first."""
-    left = dict(points)
-    found = []
-    while left:
-        group = _group(max(left, key=lambda key: left[key]), left)
-        found.append(group)
-        left = _without(left, group.left, group.right)
-    return found
-
-
-def _without(
-    found: Mapping[_Pair, _T], sources: Collection[OperatorId], operators: Collection[OperatorId]
-) -> dict[_Pair, _T]:
-    return {(a, b): one for (a, b), one in found.items() if a not in sources and b not in operators}
-
-
-def _group(best: _Pair, points: Mapping[_Pair, int]) -> _Group:
-    close = {key for key, one in points.items() if one > points[best] - MARGIN}
-    left, right = {best[0]}, {best[1]}
-    pairs: set[_Pair] = set()
-    while connected := {(a, b) for a, b in close if a in left or b in right}:
-        left |= {a for a, _ in connected}
-        right |= {b for _, b in connected}
-        pairs |= connected
-        close -= connected
-    return _Group(sorted(pairs))
+    yield ("equal retention", 10) if kept else ("another retention", 0)
+    columns = [
+        [{(column.name, column.kind) for column in columns_of(one)} for one in pair]
+        for pair in rows
+    ]
+    shared = sum(len(a & b) for a, b in columns)
+    every = sum(len(a | b) for a, b in columns)
+    yield f"{shared} of {every} columns in common", 30 * shared // max(every, 1)

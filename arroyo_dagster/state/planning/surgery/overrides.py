@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from arroyo_dagster.errors import InputError
@@ -20,11 +20,14 @@ from arroyo_dagster.state.planning.surgery.matching import OperatorShape
 _NAMES = ("map", "drop", "start_empty", "same_columns", "fill", "rename", "accumulators")
 
 
-def parse_overrides(document: Any, start_empty: Sequence[str] = ()) -> Overrides:
+def parse_overrides(
+    document: Any, start_empty: Sequence[str] = (), pairs: Iterable[tuple[str, str]] = ()
+) -> Overrides:
     """Return the overrides of a document, as YAML or JSON decodes it.
 
     Args:
         start_empty: further operators that start without state.
+        pairs: further operators of the source and of the job that match.
 
     Raises:
         InputError: the document has another form.
@@ -39,7 +42,7 @@ def parse_overrides(document: Any, start_empty: Sequence[str] = ()) -> Overrides
     return Overrides(
         matches=tuple(
             (OperatorId(_text(source, "map")), OperatorId(_text(operator, "map")))
-            for source, operator in mapping_at("map", found.get("map") or {}).items()
+            for source, operator in (*mapping_at("map", found.get("map") or {}).items(), *pairs)
         ),
         drop=_operators(found, "drop"),
         start_empty=tuple(dict.fromkeys(empty)),

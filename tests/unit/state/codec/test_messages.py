@@ -103,7 +103,7 @@ def test_values_are_the_same_on_the_other_side(value: Any) -> None:
     "document",
     [
         {"keep_epochs": "3"},
-        {"keep_epochs": 1},
+        {"keep_epochs": 0},
         {"keep": 3},
         {},
         ["keep_epochs"],

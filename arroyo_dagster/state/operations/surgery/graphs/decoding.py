@@ -28,7 +28,7 @@ MAX_OPERATORS = 1_000
 """The maximum number of operators of a graph that is read."""
 _CHAINED = " -> "
 _SLIDING = "SlidingWindowAggregate"
-_NEXT = "give the answer of GET /api/v1/pipelines/ID, as Arroyo returned it"
+_NEXT = "check that this is the API of Arroyo; if it is, report its version"
 _KINDS = {1: "forward", 2: "shuffle", 3: "left join", 4: "right join"}
 _REST_KINDS = {
     "Forward": "forward",
@@ -92,16 +92,7 @@ def _check(nodes: Sequence[GraphNode], edges: Sequence[GraphEdge], origin: str) 
 def _from_rest(
     answer: Mapping[str, Any], origin: str
 ) -> tuple[tuple[GraphNode, ...], tuple[GraphEdge, ...]]:
-    """Accept a pipeline, its graph alone, and a list of one pipeline."""
-    one = Fields(answer, next_step=_NEXT, path=origin)
-    if "data" in one:
-        pipelines = one.objects("data")
-        if len(pipelines) != 1:
-            raise FormatError(
-                f"expected one pipeline, found {len(pipelines)}", path=origin, next_step=_NEXT
-            )
-        (one,) = pipelines
-    graph = one.object("graph") if "graph" in one else one
+    graph = Fields(answer, next_step=_NEXT, path=origin).object("graph")
     nodes = tuple(_rest_node(node) for node in graph.objects("nodes"))
     return nodes, tuple(_rest_edge(edge) for edge in graph.objects("edges"))
 

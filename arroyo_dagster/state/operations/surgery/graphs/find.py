@@ -1,33 +1,22 @@
-"""The graphs of the pipelines of two jobs: from Arroyo's API or database, or from files."""
+"""The graphs of the pipelines of two jobs: from Arroyo's API or database."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from arroyo_dagster.errors import ArroyoStateError, InputError
 from arroyo_dagster.state.model.checkpoints import Checkpoint
 from arroyo_dagster.state.model.ids import OperatorId, PipelineId
-from arroyo_dagster.state.model.json_fields import parse_json
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.surgery.graphs import PipelineGraph, StoredGraph
 from arroyo_dagster.state.model.surgery.plans import EditPrecondition
 from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
 from arroyo_dagster.state.operations.surgery.graphs.decoding import decode_graph
-from arroyo_dagster.state.planning.surgery.place_evidence import PlaceComparison
-from arroyo_dagster.state.planning.surgery.places import (
-    GraphMismatch,
-    PlacedOperators,
-    place_operators,
-)
-from arroyo_dagster.state.storage.local_documents import read_document
+from arroyo_dagster.state.planning.surgery.places import GraphPlace, place_operators
 
-HOW = (
-    "pass --arroyo-api or --arroyo-db, or the answers of GET /api/v1/pipelines/ID with --graph and "
-    "--source-graph"
-)
+HOW = "pass --arroyo-api or --arroyo-db"
 
 
 @runtime_checkable
@@ -41,58 +30,18 @@ class GraphSource(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class GivenGraphs:
-    """Graphs that a person gives; None = the sources of the jobs' status are asked.
-
-    Attributes:
-        source: of the job whose state is taken.
-        job: of the job that takes it.
-    """
-
-    source: PipelineGraph | None = None
-    job: PipelineGraph | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class FoundGraph:
-    """The graph of one job's pipeline, or why it is not known.
-
-    Attributes:
-        given: a person gave it, so that it has to fit.
-    """
+    """The graph of one job's pipeline, or why it is not known."""
 
     paths: JobPaths
     graph: PipelineGraph | None = None
     why_not: str = "no source names its graph"
-    given: bool = False
 
 
-def read_graph(path: Path) -> PipelineGraph:
-    """Read a graph from a file with an answer of Arroyo's REST API.
-
-    Raises:
-        InputError: it cannot be read, or is not JSON.
-        FormatError: it is not the graph of a pipeline.
+def find_graph(directory: JobDirectory, paths: JobPaths) -> FoundGraph:
+    """Return the graph of a job's pipeline: the program of Arroyo's database, which names the
+    operators, else that of its API. No problem of a source is an error here.
     """
-    try:
-        document: Any = parse_json(read_document(path))
-    except InputError:
-        raise
-    except (OSError, ValueError) as error:
-        raise InputError(
-            f"the graph cannot be read: {error}",
-            path=str(path),
-            next_step="give a JSON file with the answer of GET /api/v1/pipelines/ID",
-        ) from error
-    return decode_graph(document if isinstance(document, dict) else {}, str(path))
-
-
-def find_graph(directory: JobDirectory, paths: JobPaths, given: PipelineGraph | None) -> FoundGraph:
-    """Return the graph of a job's pipeline: the one given, else the program of Arroyo's database,
-    which names the operators, else that of its API. No problem of a source is an error here.
-    """
-    if given is not None:
-        return FoundGraph(paths, given, given=True)
     sources = [one for one in directory.sources if isinstance(one, GraphSource)]
     if not sources:
         return FoundGraph(paths)
@@ -117,43 +66,30 @@ def find_graph(directory: JobDirectory, paths: JobPaths, given: PipelineGraph | 
     return FoundGraph(paths, why_not="; ".join(problems) or "no source names its graph")
 
 
-def compare_places(
-    found: Sequence[FoundGraph], taken: Checkpoint, target: Checkpoint
-) -> PlaceComparison | str:
-    """Return the places of the operators of two epochs in the graphs; a text = they are not known.
+def find_places(
+    found: Sequence[FoundGraph], epochs: Sequence[Checkpoint]
+) -> list[Mapping[OperatorId, GraphPlace]] | str:
+    """Return the places of the operators of epochs in the graphs of their pipelines; a text = they
+    are not known.
 
     Args:
-        found: the graphs of the source and of the job.
-
-    Raises:
-        InputError: a graph that was given is not that of the epoch's pipeline.
+        found: the graph of the pipeline of each epoch.
     """
-    placed: list[PlacedOperators] = []
+    places: list[Mapping[OperatorId, GraphPlace]] = []
     missing: list[str] = []
-    for one, checkpoint in zip(found, (taken, target), strict=True):
-        at = _placed(one, checkpoint)
-        if isinstance(at, str):
-            missing.append(f"{one.paths.root}: {at}")
+    for one, checkpoint in zip(found, epochs, strict=True):
+        if one.graph is None:
+            missing.append(f"{one.paths.root}: {one.why_not}")
+            continue
+        placed = place_operators(one.graph, [at.operator for at in checkpoint.operators])
+        if isinstance(placed, str):
+            missing.append(
+                f"{one.paths.root}: the graph of {one.graph.origin} is not that of epoch "
+                f"{checkpoint.epoch}: {placed}"
+            )
         else:
-            placed.append(at)
-    return "; ".join(missing) if missing else PlaceComparison(*placed)
-
-
-def _placed(found: FoundGraph, checkpoint: Checkpoint) -> PlacedOperators | str:
-    if found.graph is None:
-        return found.why_not
-    at = place_operators(found.graph, [one.operator for one in checkpoint.operators])
-    if not isinstance(at, GraphMismatch):
-        return at
-    text = f"the graph of {found.graph.origin} is not that of epoch {checkpoint.epoch}: {at}"
-    if not found.given:
-        return text
-    raise InputError(
-        text,
-        job=found.paths.root,
-        next_step="give the answer of GET /api/v1/pipelines/ID for the pipeline that wrote the "
-        "epoch, or leave the graph out",
-    )
+            places.append(placed)
+    return "; ".join(missing) if missing else places
 
 
 def check_same_graphs(
@@ -198,9 +134,9 @@ def _difference(
     pipeline; None = it does not.
     """
     placed = place_operators(ours, operators)
-    if isinstance(placed, GraphMismatch):
-        return f"against the source's epoch, {placed.reason} in the graph of the job"
-    if theirs is None or isinstance(place_operators(theirs, operators), GraphMismatch):
+    if isinstance(placed, str):
+        return f"against the source's epoch, {placed} in the graph of the job"
+    if theirs is None or isinstance(place_operators(theirs, operators), str):
         return None  # the source's pipeline was changed since
     for operator in operators:
         programs = [one.programmed(operator) for one in (theirs, ours)]
@@ -239,8 +175,3 @@ def _descriptions_between_ends(graph: PipelineGraph) -> dict[int, str]:
         end = len(node.parts) - (node.number not in feeding)
         found |= {node.first + at: node.parts[at] for at in range(start, end)}
     return found
-
-
-def without_graphs(reason: str) -> str:
-    """Return what a plan says where the graphs are not known."""
-    return f"operators were matched without the graphs of the pipelines ({reason}): {HOW}"

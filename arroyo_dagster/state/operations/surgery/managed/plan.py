@@ -234,7 +234,8 @@ class _ManagedWork:
             )
             self.unknown += (
                 f"epoch {self.base.epoch}, which stays pinned, older epochs and unlisted files "
-                "still hold the key; see `edit delete-key --purge`",
+                "still hold the key; `edit find-key` lists them. To delete them: unpin the epoch, "
+                "then `gc run expire --keep 1`",
             )
 
     def prepared(self, paths: JobPaths, directory: JobDirectory, edit: Edit) -> ManagedEdit:

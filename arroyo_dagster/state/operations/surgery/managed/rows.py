@@ -128,7 +128,7 @@ def shorter_tables(
         config = operator.configs[name]
         found.tables.append(ShorterTable(operator, config, condition, files, step))
     if isinstance(edit, KeyDeletion):
-        if not has_key and not edit.purge:
+        if not has_key:
             raise InputError(
                 f"no table of the job has a key of {len(edit.values)} such values",
                 tables="; ".join(
