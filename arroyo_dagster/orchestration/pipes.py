@@ -173,6 +173,7 @@ class PipesRunner(SparkThresholdFields, InProcessRunner, NamedSecrets):
             outcome = super().run_gc(store, paths, request, options, plan=plan)
             return replace(outcome, engines=(choice,))
         names = ("owner", "lease_wait_seconds", "quarantine", "max_checkpoint_slowdown")
+        names += ("journal_micros",)
         answer = self._ask(
             "gc",
             paths,

@@ -147,15 +147,13 @@ def write_catalogue(base: Path) -> None:
 
 def answers() -> dict[str, Any]:
     """What this release says of all that lies in the working directory, without times."""
-    said: dict[str, Any] = {"rows": {}, "epochs": {}, "pins": {}, "journal": {}}
+    said: dict[str, Any] = {"rows": {}, "epochs": {}, "pins": {}}
     for job, words in ROWS.items():
         rows = cli("rows", *words.split(), "--limit", "0", "--url", "jobs")
         said["rows"][job] = sorted(json.dumps(row, sort_keys=True) for row in rows)
         epochs = cli("epochs", job, "--url", "jobs")
         said["epochs"][job] = [[one["epoch"], one["state"], one["files"]] for one in epochs]
         said["pins"][job] = cli("pins", job, "--url", "jobs")
-        journal = cli("gc", "journal", job, "--url", "jobs")
-        said["journal"][job] = sorted([one["path"], one["outcome"]] for one in journal)
     said["states"] = cli("sdf", "show", "state", "dataflow.yaml", "totals/sold", "--url", "states")
     return said
 

@@ -7,15 +7,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from arroyo_dagster.cli.common import EXIT_FINDINGS, open_to_read, store_options
+from arroyo_dagster.cli.common import open_to_read, store_options
 from arroyo_dagster.cli.directory import directory_of_environment, directory_options
 from arroyo_dagster.cli.gc.group import gc
 from arroyo_dagster.cli.gc.options import find_any_job
 from arroyo_dagster.cli.gc.rendering import (
-    check_json,
     entry_json,
     explained_lines,
-    print_check,
     print_reasons,
     reasons_json,
 )
@@ -30,7 +28,6 @@ from arroyo_dagster.state.model.units import format_bytes
 from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
 from arroyo_dagster.state.operations.catalog.jobs import list_jobs
 from arroyo_dagster.state.operations.gc.journal import read_journal
-from arroyo_dagster.state.operations.gc.journal_check import check_journal
 
 if TYPE_CHECKING:
     from arroyo_dagster.state.operations.gc.plan import GcRequest
@@ -161,31 +158,15 @@ def fate(
 @gc.command()
 @click.argument("job")
 @click.option("--run", help="Print this run only.")
-@click.option(
-    "--check",
-    is_flag=True,
-    help="Compare every part of the journal with its digest in the hash chain.",
-)
 @store_options
-def journal(job: str, run: str | None, check: bool, url: str | None, as_json: bool) -> None:
+def journal(job: str, run: str | None, url: str | None, as_json: bool) -> None:
     """List what was deleted or moved to quarantine: when, by whom, under which plan.
-
-    With --check, exit code 0 if no part of the journal was changed, removed or inserted; 3 if one
-    was.
 
     \b
     Example:
-      arroyo-state gc journal orders/main --check --url s3://bucket/arroyo
+      arroyo-state gc journal orders/main --url s3://bucket/arroyo
     """
-    if check and run is not None:
-        raise click.UsageError("--check reads the complete journal: leave out --run")
     store = open_to_read(url)
-    if check:
-        found = check_journal(store, find_any_job(store, job))
-        print_json(check_json(found)) if as_json else print_check(job, found)
-        if not found.whole:
-            click.get_current_context().exit(EXIT_FINDINGS)
-        return
     entries = list(read_journal(store, find_any_job(store, job), run))
     if as_json:
         print_json([entry_json(entry) for entry in entries])

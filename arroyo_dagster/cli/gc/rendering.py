@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from arroyo_dagster.cli.rendering import print_table
 from arroyo_dagster.state.codec.gc import gc_plan_to_json
-from arroyo_dagster.state.model.garbage import GcPlan, JobPins, Moved, PlanKind, UndeletePlan
+from arroyo_dagster.state.model.garbage import GcPlan, JobPins, Moved, PlanKind
 from arroyo_dagster.state.model.units import format_bytes
 
 if TYPE_CHECKING:
     from arroyo_dagster.state.operations.gc.execute import GcOutcome
     from arroyo_dagster.state.operations.gc.explain import Explained, Reasons
     from arroyo_dagster.state.operations.gc.journal import JournalEntry
-    from arroyo_dagster.state.operations.gc.journal_check import JournalCheck
     from arroyo_dagster.state.planning.gc.orphans import Reason
 
 
@@ -79,37 +78,6 @@ def _format_collection(plan: GcPlan, outcome: GcOutcome, *, yes: bool) -> str:
     return f"{what} were deleted; journal {outcome.run}"
 
 
-def format_undelete(plan: UndeletePlan, moved: Sequence[Moved], *, done: bool) -> str:
-    """Format what was restored, or would be: from which quarantines, and which epochs cannot be
-    restored.
-    """
-    size = format_bytes(sum(one.size_bytes for one in moved))
-    came = (
-        ("were restored")
-        if done
-        else "would be restored; nothing was changed, add --yes to execute"
-    )
-    lines = [f"{len(moved)} objects, {size} {came}"]
-    if len(plan.quarantines) > 1:
-        names = ", ".join(plan.quarantines)
-        lines.append(
-            f"epochs are split between these quarantines, which are restored together: {names}"
-        )
-    if plan.purged:
-        lines.append(
-            f"{plan.purged} objects cannot be restored: a purge that was interrupted has deleted "
-            "their copies. Run `arroyo-state gc purge` to finish it"
-        )
-    if plan.incomplete:
-        epochs = ", ".join(str(epoch) for epoch in plan.incomplete)
-        lines.append(
-            f"epochs that cannot be restored: {epochs}; each needs an object that is neither in "
-            "the store nor in quarantine. A start fails, or continues from an older epoch: run "
-            "`arroyo-state verify` first"
-        )
-    return "\n".join(lines)
-
-
 def reasons_json(reasons: Reasons) -> dict[str, Any]:
     return {
         "reasons": {
@@ -160,37 +128,6 @@ def entry_json(entry: JournalEntry) -> dict[str, Any]:
         "etag": entry.etag,
         "outcome": entry.outcome,
     }
-
-
-def check_json(found: JournalCheck) -> dict[str, Any]:
-    head = found.head
-    return {
-        "whole": found.whole,
-        "runs": found.runs,
-        "parts": found.parts,
-        "findings": [{"path": one.path, "problem": one.problem} for one in found.findings],
-        "unchained": found.unchained,
-        "unchained_before": found.unchained_before,
-        "open_runs": list(found.open_runs),
-        "head": None if head is None else {"run": head.run, "digest": head.digest},
-    }
-
-
-def print_check(job: str, found: JournalCheck) -> None:
-    counts = f"{found.runs} runs, {found.parts} parts"
-    for one in found.findings[:20]:
-        click.echo(f"{one.path}: {one.problem}")
-    if found.unchained:
-        before = found.unchained_before
-        which = "no run has digests yet" if before is None else f"unchained before {before}"
-        click.echo(f"{which}: {found.unchained} runs cannot be checked")
-    for run in found.open_runs:
-        click.echo(f"not ended: {run} is running, or died; the next gc run completes it")
-    if found.whole:
-        head = "" if found.head is None else f"; head {found.head.run}, digest {found.head.digest}"
-        click.echo(f"{job}: complete: {counts}{head}")
-    else:
-        click.echo(f"{job}: {len(found.findings)} parts do not match; {counts} were read")
 
 
 def moved_json(one: Moved) -> dict[str, Any]:

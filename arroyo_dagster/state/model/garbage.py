@@ -183,14 +183,15 @@ class Quarantined:
         needs: the files that its epochs list and that were not moved; they stay while the epochs
             can be restored from quarantine.
         moved_at_micros: when, by the clock of the store.
-        parts: upper bound of the number of its index parts, which determines their names; 0 = the
-            number is unknown, and the parts must be listed.
+        parts: upper bound of the number of its index parts, which determines their names.
+        ended: whether its run was completed; otherwise the next run moves objects to it, too.
     """
 
     name: str
     needs: Packed
     moved_at_micros: int
     parts: int = 0
+    ended: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,16 +209,12 @@ class UndeletePlan:
     """The objects to move back from quarantine.
 
     Attributes:
-        quarantines: their names, oldest first; several if an epoch is split between them.
+        quarantine: its name.
         objects: in the order in which they are moved back.
-        incomplete: epochs that stay in quarantine, because an object they need no longer exists.
-        purged: how many objects a purge that was interrupted has deleted.
     """
 
-    quarantines: tuple[str, ...]
+    quarantine: str
     objects: tuple[Moved, ...]
-    incomplete: tuple[Epoch, ...] = ()
-    purged: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -525,6 +522,7 @@ class DeletionSettings:
             restores them.
         max_checkpoint_slowdown: once checkpoints of a running job take more than this many times as
             long as before, there is a pause after each request.
+        journal_micros: delete the journal's records of runs that are older; None = none.
     """
 
     quarantine: Annotated[
@@ -535,6 +533,18 @@ class DeletionSettings:
         ),
     ] = False
     max_checkpoint_slowdown: Annotated[float, SLOWDOWN_SETTING] = MAX_CHECKPOINT_SLOWDOWN
+    journal_micros: Annotated[
+        int | None,
+        Setting(
+            option="journal-days",
+            config="journal_days",
+            scale=DAY_MICROS,
+            fractions=True,
+            above=0,
+            help="Delete the journal's runs older than this many days. By default they stay for "
+            "ever.",
+        ),
+    ] = None
 
 
 def checked_grace(grace_micros: int) -> int:

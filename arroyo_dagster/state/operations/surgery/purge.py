@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from arroyo_dagster.errors import ConflictError, InputError, ProtocolError
+from arroyo_dagster.state.codec.journal import RunHeader
 from arroyo_dagster.state.codec.plain import plain_value
 from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.metadata.expiry import delete_all
@@ -33,7 +34,7 @@ from arroyo_dagster.state.model.surgery.purge import (
 from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
 from arroyo_dagster.state.operations.gc.execute import GcOptions, run_gc
 from arroyo_dagster.state.operations.gc.inventory import read_inventory
-from arroyo_dagster.state.operations.gc.journal import Journal, RunHeader
+from arroyo_dagster.state.operations.gc.journal import Journal
 from arroyo_dagster.state.operations.gc.pins import forget_rewrites, put_pins, read_pins, release
 from arroyo_dagster.state.operations.gc.plan import GcRequest, plan_gc
 from arroyo_dagster.state.operations.gc.quarantine import list_quarantines, purge_quarantine

@@ -173,6 +173,12 @@ HEALTH_CHECKS = (
         example="11.8 GB are listed by pinned epochs only",
         limits=("pin_micros", "pinned_bytes"),
     ),
+    HealthCheck(
+        name="journal_complete",
+        expects="No record of a run of gc is missing, was changed, or cannot be read.",
+        judge=storage.journal_complete,
+        example="this run is missing: 01764328872000000-5d41402abc4b follows it",
+    ),
 )
 """The checks that read no data file."""
 
