@@ -17,7 +17,7 @@ from arroyo_dagster.state.codec.gc import decode_gc_plan
 from arroyo_dagster.state.model.layout import Layout
 from arroyo_dagster.state.operations.catalog import epochs as history
 from arroyo_dagster.state.operations.catalog import known_jobs
-from arroyo_dagster.state.operations.catalog.jobs import find_job, list_jobs
+from arroyo_dagster.state.operations.catalog.jobs import list_jobs
 from arroyo_dagster.state.operations.catalog.owner import claim_catalogue
 from arroyo_dagster.state.operations.catalog.verdicts import read_verdicts
 from arroyo_dagster.state.operations.verify.job import verify_job

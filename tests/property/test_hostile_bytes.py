@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from arroyo_dagster.errors import ArroyoStateError, FormatError
 from arroyo_dagster.state.codec import bounded, compaction_records, metadata, records
 from arroyo_dagster.state.codec.gc import decode_gc_plan, decode_pins
-from arroyo_dagster.state.codec.journal import decode_batch, decode_parts, encode_batch
+from arroyo_dagster.state.codec.journal import decode_batch, decode_records, encode_batch
 from arroyo_dagster.state.codec.operations import decode_operation
 from arroyo_dagster.state.codec.parquet import decode_file, encode_rows, read_facts
 from arroyo_dagster.state.codec.references import manifest_references, operator_references
@@ -62,7 +62,7 @@ OTHER: dict[str, Decode] = {
     "bounds": lambda data: read_facts(data, "the/path", bounds=True),
     "file": named(decode_file),
     "journal": lambda data: [
-        decode_batch(text, "the/path") for text in decode_parts(data, "the/path")
+        decode_batch(text, "the/path") for text in decode_records(data, "the/path")
     ],
 }
 ALL = PROTOBUF | JSON | OTHER

@@ -21,7 +21,7 @@ from arroyo_dagster.state.model.json_fields import Fields, whole_number
 Line = tuple[int, StatePath, int | None, str | None, str]
 """The time its batch was written, in microseconds; path, size in bytes, etag, outcome."""
 
-MOST_PART_BYTES = 1 << 26
+MOST_RECORD_BYTES = 1 << 26
 """A batch names a thousand objects, each by less than 2 KB."""
 
 _KEEP = "keep it and report it, move it out of the journal, then run this again"
@@ -81,12 +81,12 @@ class RunHeader:
         )
 
 
-def encode_part(fields: Mapping[str, object]) -> bytes:
+def encode_record(fields: Mapping[str, object]) -> bytes:
     """Encode a part."""
     return gzip.compress(encode_json({"version": OWN_VERSION, **fields}) + b"\n", 6, mtime=0)
 
 
-def decode_parts(data: bytes, path: str) -> Iterator[bytes]:
+def decode_records(data: bytes, path: str) -> Iterator[bytes]:
     """Yield the JSON of each part of an object.
 
     Raises:
@@ -96,10 +96,10 @@ def decode_parts(data: bytes, path: str) -> Iterator[bytes]:
         raise _damaged(path)
     try:
         with gzip.open(io.BytesIO(data)) as parts:
-            text = parts.readline(MOST_PART_BYTES)
+            text = parts.readline(MOST_RECORD_BYTES)
             while text.endswith(b"\n"):
                 # That there is a next one, or none, shows that this one's checksum is right.
-                after = parts.readline(MOST_PART_BYTES)
+                after = parts.readline(MOST_RECORD_BYTES)
                 yield text
                 text = after
             if text:
@@ -119,7 +119,7 @@ def _damaged(path: str) -> FormatError:
 def encode_header(run: RunHeader) -> bytes:
     """Encode the first part of a run."""
     before = run.previous
-    return encode_part(
+    return encode_record(
         {
             "owner": run.owner,
             "begun_at_micros": run.begun_at_micros,
@@ -159,7 +159,7 @@ def _previous(fields: Fields) -> Previous:
 
 def encode_batch(at_micros: int, lines: Sequence[Sequence[object]]) -> bytes:
     """Encode a batch: path, size in bytes, etag and outcome of each object."""
-    return encode_part({"at_micros": at_micros, "objects": lines})
+    return encode_record({"at_micros": at_micros, "objects": lines})
 
 
 def decode_batch(text: bytes, path: str) -> list[Line]:
@@ -182,7 +182,7 @@ def _line(at_micros: int, name: str, size: int | None, etag: str | None, outcome
 
 def encode_end(counts: Mapping[str, int]) -> bytes:
     """Encode the last part of a run."""
-    return encode_part({"end": dict(counts)})
+    return encode_record({"end": dict(counts)})
 
 
 def is_end(text: bytes, path: str) -> bool:

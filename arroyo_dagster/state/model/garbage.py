@@ -384,6 +384,27 @@ class Proof:
 # ---- the request ---------------------------------------------------------------------------------
 
 
+def _days(
+    option: str,
+    config: str,
+    help_text: str,
+    *,
+    minimum: int | None = None,
+    above: int | None = None,
+) -> Setting:
+    """Return the setting of an age: a duration on the command line, days in a configuration."""
+    return Setting(
+        option=option,
+        config=config,
+        scale=DAY_MICROS,
+        fractions=True,
+        duration=True,
+        minimum=minimum,
+        above=above,
+        help=help_text,
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retention:
     """Which epochs stay, in addition to pinned ones. With both, an epoch stays if either keeps it.
@@ -401,15 +422,7 @@ class Retention:
     ] = None
     keep_micros: Annotated[
         int | None,
-        Setting(
-            option="keep-for",
-            config="keep_days",
-            scale=DAY_MICROS,
-            fractions=True,
-            duration=True,
-            minimum=0,
-            help="Keep epochs younger than this {duration}.",
-        ),
+        _days("keep-for", "keep_days", "Keep epochs younger than this {duration}.", minimum=0),
     ] = None
 
     def __post_init__(self) -> None:
@@ -442,14 +455,11 @@ class GraceSettings:
 
     grace_micros: Annotated[
         int,
-        Setting(
-            option="older-than",
-            config="older_than_days",
-            scale=DAY_MICROS,
-            fractions=True,
-            duration=True,
+        _days(
+            "older-than",
+            "older_than_days",
+            "Keep objects younger than this {duration}; at least an hour.",
             above=0,
-            help="Keep objects younger than this {duration}; at least an hour.",
         ),
     ] = GRACE_MICROS
 
@@ -469,14 +479,11 @@ class OrphanSettings:
     ] = False
     purge_after_micros: Annotated[
         int,
-        Setting(
-            option="purge-after",
-            config="purge_after_days",
-            scale=DAY_MICROS,
-            fractions=True,
-            duration=True,
+        _days(
+            "purge-after",
+            "purge_after_days",
+            "First purge quarantines older than this {duration}; at least an hour.",
             above=0,
-            help="First purge quarantines older than this {duration}; at least an hour.",
         ),
     ] = PURGE_MICROS
 

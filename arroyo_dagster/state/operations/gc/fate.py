@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from arroyo_dagster.errors import ArroyoStateError, FormatError, InputError, StorageError
-from arroyo_dagster.state.codec.journal import decode_batch, decode_parts
+from arroyo_dagster.state.codec.journal import decode_batch, decode_records
 from arroyo_dagster.state.codec.records import encode_json
 from arroyo_dagster.state.model.garbage import Moved, Quarantined
 from arroyo_dagster.state.model.ids import JobId, PipelineId, StatePath
@@ -303,7 +303,7 @@ def _events_of_run(run: StoredRun, search: _Search) -> Iterator[FateEvent]:
         return
     for path, data in run.objects:
         try:
-            for text in decode_parts(data, path):
+            for text in decode_records(data, path):
                 if not any(needle in text for needle in search.needles):
                     continue
                 for line in decode_batch(text, path):

@@ -21,7 +21,7 @@ from arroyo_dagster.state.codec.journal import (
     RunHeader,
     decode_batch,
     decode_header,
-    decode_parts,
+    decode_records,
     encode_batch,
     encode_end,
     encode_header,
@@ -105,7 +105,7 @@ class Journal:
         self._paths = paths
         self._begun = begun_at_micros - time.monotonic_ns() // 1000
         self._directory = paths.journal / name
-        self._parts = {0: header}
+        self._records = {0: header}
 
     @classmethod
     def begin(
@@ -136,7 +136,7 @@ class Journal:
         data = encode_header(header)
         name = _begun_name(store, paths, header, data)
         for one in old:
-            _delete_parts(store, paths.journal / one)
+            _delete_records(store, paths.journal / one)
         delete_all(store, [run_path(paths, one) for one in old])
         return cls(store, paths, name, data, header.begun_at_micros)
 
@@ -149,8 +149,8 @@ class Journal:
             batches: each with its number, from 1.
         """
         now = self._begun + time.monotonic_ns() // 1000
-        parts = concurrently(lambda one: self._write(now, *one, outcomes), batches)
-        self._parts |= {number: data for (number, _), data in zip(batches, parts, strict=True)}
+        written = concurrently(lambda one: self._write(now, *one, outcomes), batches)
+        self._records |= {number: data for (number, _), data in zip(batches, written, strict=True)}
 
     def _write(
         self, now: int, number: int, objects: Sequence[StoredObject], outcomes: Mapping[Any, str]
@@ -160,15 +160,15 @@ class Journal:
             for one in objects
         ]
         data = encode_batch(now, lines)
-        self._store.put(self._directory / part_name(number), data)
+        self._store.put(self._directory / record_name(number), data)
         return data
 
     def end(self, counts: Mapping[str, int]) -> None:
         """Write the run as one object, with what it did, and delete its parts."""
-        _end(self._store, self._paths, self.name, self._parts, counts)
+        _end(self._store, self._paths, self.name, self._records, counts)
 
 
-def part_name(number: int) -> str:
+def record_name(number: int) -> str:
     """Return the name of a part: 0 is the header, batches are numbered from 1, without a gap."""
     return f"{number:06}{_SUFFIX}"
 
@@ -186,7 +186,7 @@ def _following(
         return header
     newest = max(runs.ended)
     data = store.read(run_path(paths, newest))
-    text = next(decode_parts(data, run_path(paths, newest)), b"")
+    text = next(decode_records(data, run_path(paths, newest)), b"")
     before = decode_header(text, run_path(paths, newest))
     return replace(
         header, previous=Previous(run=newest, digest=digest_of(data)), expired=before.expired
@@ -200,7 +200,7 @@ def _begun_name(store: ObjectStore, paths: JobPaths, header: RunHeader, data: by
         micros = max(micros, int(header.previous.run[:_TIME_DIGITS]) + 1)
     while True:
         name = f"{micros:0{_TIME_DIGITS}}-{header.plan[:12]}"
-        path = paths.journal / name / part_name(0)
+        path = paths.journal / name / record_name(0)
         # False may be the answer to this request if it was sent twice.
         if store.create(path, data) or store.read(path) == data:
             return name
@@ -211,14 +211,14 @@ def _end(
     store: ObjectStore,
     paths: JobPaths,
     name: str,
-    parts: Mapping[int, bytes],
+    records: Mapping[int, bytes],
     counts: Mapping[str, int],
 ) -> None:
-    numbers = sorted(parts)
-    whole = b"".join((*(parts[number] for number in numbers), encode_end(counts)))
+    numbers = sorted(records)
+    whole = b"".join((*(records[number] for number in numbers), encode_end(counts)))
     store.put(run_path(paths, name), whole)
     with contextlib.suppress(StorageError):  # The next run deletes what stays.
-        delete_all(store, [paths.journal / name / part_name(number) for number in numbers])
+        delete_all(store, [paths.journal / name / record_name(number) for number in numbers])
 
 
 # ---- interrupted runs ----------------------------------------------------------------------------
@@ -239,26 +239,26 @@ def finish_open_runs(store: ObjectStore, paths: JobPaths) -> int:
 
 def _finish(store: ObjectStore, paths: JobPaths, name: str) -> int:
     directory = paths.journal / name
-    parts = dict(parts_of(store, directory))
+    parts = dict(records_of(store, directory))
     whole = _read(store, run_path(paths, name))
     if whole is not None:
         # What arrived later stays: `check_journal` reports it.
         within = [number for number, data in parts.items() if data in whole]
-        delete_all(store, [directory / part_name(number) for number in within])
+        delete_all(store, [directory / record_name(number) for number in within])
         return 0
     if not parts:
         return 0
     if 0 not in parts:
         raise FormatError(
             "the first part of a run of the journal is missing",
-            path=directory / part_name(0),
+            path=directory / record_name(0),
             next_step=f"keep {directory} and report it, move it out of the journal, then run this "
             "again",
         )
     lines: dict[int, list[Line]] = {}
     for number, data in parts.items():
-        path = directory / part_name(number)
-        for text in decode_parts(data, path):
+        path = directory / record_name(number)
+        for text in decode_records(data, path):
             if number:
                 lines[number] = decode_batch(text, path)
             else:
@@ -280,13 +280,15 @@ def _finish(store: ObjectStore, paths: JobPaths, name: str) -> int:
                 for _, path, size, etag, said in batch
             ],
         )
-        store.put(directory / part_name(number), parts[number])
+        store.put(directory / record_name(number), parts[number])
     _end(store, paths, name, parts, {"died": 1})
     return completed
 
 
-def _delete_parts(store: ObjectStore, directory: StatePath) -> None:
-    delete_all(store, [directory / part_name(number) for number, _ in parts_of(store, directory)])
+def _delete_records(store: ObjectStore, directory: StatePath) -> None:
+    delete_all(
+        store, [directory / record_name(number) for number, _ in records_of(store, directory)]
+    )
 
 
 # ---- stored runs ---------------------------------------------------------------------------------
@@ -366,7 +368,7 @@ class StoredRun:
         Raises:
             FormatError: an object is damaged.
         """
-        return ((path, text) for path, data in self.objects for text in decode_parts(data, path))
+        return ((path, text) for path, data in self.objects for text in decode_records(data, path))
 
     def header(self) -> RunHeader:
         """Decode its header. Errors as in `texts`."""
@@ -395,9 +397,9 @@ def load_run(store: ObjectStore, paths: JobPaths, name: str) -> StoredRun:
     data = _read(store, path)
     parts: list[tuple[int, bytes]] = []
     if data is None:
-        parts = list(parts_of(store, directory))
+        parts = list(records_of(store, directory))
         data = _read(store, path)  # It may have ended meanwhile.
-    objects = [(directory / part_name(number), part) for number, part in parts]
+    objects = [(directory / record_name(number), part) for number, part in parts]
     if data is not None:
         objects = [(path, data)]
     return StoredRun(name=name, ended=data is not None, objects=tuple(objects))
@@ -409,7 +411,7 @@ def load_runs(store: ObjectStore, paths: JobPaths, names: Sequence[str]) -> Iter
     return (run for run in found if run.objects)
 
 
-def parts_of(store: ObjectStore, directory: StatePath) -> Iterator[tuple[int, bytes]]:
+def records_of(store: ObjectStore, directory: StatePath) -> Iterator[tuple[int, bytes]]:
     """Yield the parts of a run in order: those that a listing shows, and those it may have missed.
 
     Missing numbers are left out.
@@ -417,9 +419,9 @@ def parts_of(store: ObjectStore, directory: StatePath) -> Iterator[tuple[int, by
     listed = (info.path.name for info in store.list_dir(directory).objects)
     numbers = [parse_numbered(name, 6, _SUFFIX) for name in listed]
     number = 1 + max((one for one in numbers if one is not None), default=-1)
-    read = ahead(lambda one: _read(store, directory / part_name(one)), range(number))
+    read = ahead(lambda one: _read(store, directory / record_name(one)), range(number))
     yield from ((one, data) for one, data in enumerate(read) if data is not None)
-    while (data := _read(store, directory / part_name(number))) is not None:
+    while (data := _read(store, directory / record_name(number))) is not None:
         yield number, data
         number += 1
 

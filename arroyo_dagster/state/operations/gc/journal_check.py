@@ -17,8 +17,8 @@ from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.operations.gc.journal import (
     StoredRun,
     load_runs,
-    part_name,
-    parts_of,
+    record_name,
+    records_of,
     run_path,
     stored_runs,
 )
@@ -98,11 +98,11 @@ def _inspected(stored: StoredRun) -> tuple[_Run, list[Finding]]:
 
 def _leftovers(store: ObjectStore, paths: JobPaths, stored: StoredRun) -> Iterator[Finding]:
     directory = paths.journal / stored.name
-    for number, data in parts_of(store, directory):
+    for number, data in records_of(store, directory):
         if data not in stored.objects[0][1]:
             evidence = "this part was written after its run had ended: two processes maintained "
             evidence += "the job at once"
-            yield warning("journal-changed", directory / part_name(number), evidence, _KEPT)
+            yield warning("journal-changed", directory / record_name(number), evidence, _KEPT)
 
 
 def _missing(paths: JobPaths, runs: list[_Run], followers: list[_Run]) -> Iterator[Finding]:

@@ -64,7 +64,7 @@ class QuarantineWriter:
     paths: JobPaths
     quarantine: Quarantined
     owner: str
-    parts_before: int
+    index_offset: int
     items: ItemRunner = HERE
 
     @classmethod
@@ -123,7 +123,7 @@ class QuarantineWriter:
         """
         directory = self.paths.quarantine / self.name
         wanted = [
-            (one, directory / f"{self.parts_before + number:06}-{at:04}")
+            (one, directory / f"{self.index_offset + number:06}-{at:04}")
             for number, batch in batches
             for at, one in enumerate(batch)
         ]
@@ -142,7 +142,7 @@ class QuarantineWriter:
 
     def _put_index(self, directory: StatePath, number: int, found: Sequence[Moved | None]) -> None:
         moved = [one for one in found if one is not None]
-        path = directory / _index_part(self.parts_before + number)
+        path = directory / _index_part(self.index_offset + number)
         self.store.put(path, encode_moved(moved))
 
 

@@ -117,7 +117,7 @@ class _Needs:
                 file for path, decode in lists for file in decode(self._read(path), path).files
             ]
         except NotFoundError as error:
-            return head, StatePath(error.facts["path"])
+            return head, StatePath(str(error.facts["path"]))
         except FormatError:
             return head, None  # its state before it was quarantined
         elsewhere = [file for file in dict.fromkeys(files) if file not in self.copies]

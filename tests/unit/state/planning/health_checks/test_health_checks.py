@@ -29,6 +29,7 @@ from arroyo_dagster.state.planning.health_checks.checks import (
     not_judged,
 )
 from arroyo_dagster.state.planning.health_checks.facts import HealthFacts, TableAtEpoch
+from arroyo_dagster.state.planning.verify.findings import warning
 from arroyo_dagster.state.planning.verify.fleet import JobAge
 
 SECOND = 1_000_000
@@ -215,6 +216,19 @@ SICK = {
     "gc-behind": ("epochs_expire", healthy(age=replace(healthy().age, epochs=1001))),
     "pins-large": ("pins_small", healthy(pinned_bytes=11 * 1024 * MIB)),
     "pin-old": ("pins_small", healthy(pins=JobPins(pins=(OLD_PIN,)))),
+    "journal-changed": (
+        "journal_complete",
+        healthy(
+            journal=[
+                warning(
+                    "journal-changed",
+                    "orders",
+                    "this run is missing: 01764328872000000-5d41402abc4b follows it",
+                    "restore it",
+                )
+            ]
+        ),
+    ),
 }
 READ_BY_ALL = replace(LIMITS, read_amplification=3)
 
@@ -237,7 +251,7 @@ def test_every_check_is_tried() -> None:
 def test_checks_do_not_judge_a_job_without_an_epoch() -> None:
     facts = HealthFacts(age=JobAge(job="new"), now_micros=START)
     unsure = {name for name, check in CHECKS.items() if check.judge(facts, LIMITS) is None}
-    assert unsure == set(CHECKS) - {"pins_small"}
+    assert unsure == set(CHECKS) - {"pins_small", "journal_complete"}
     for name in CHECKS:
         assert not fleet_verdict(name, [judge_job(facts, LIMITS)]).offenders
 
