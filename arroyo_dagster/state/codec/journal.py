@@ -138,7 +138,7 @@ def encode_header(run: RunHeader) -> bytes:
 def decode_header(text: bytes, path: str) -> RunHeader:
     """Decode the JSON of a run's first part. Raises FormatError: invalid, or of a later release."""
     with known_fields(text, path) as fields:
-        before = fields.value("previous")
+        before = fields.optional_object("previous")
         return RunHeader(
             owner=fields.text("owner"),
             begun_at_micros=fields.number("begun_at_micros"),
@@ -148,7 +148,7 @@ def decode_header(text: bytes, path: str) -> RunHeader:
             size_bytes=fields.number("size_bytes"),
             quarantine=fields.optional_text("quarantine"),
             more=dict(fields.value("more")),
-            previous=None if before is None else _previous(fields.object("previous")),
+            previous=None if before is None else _previous(before),
             expired=fields.optional_text("expired"),
         )
 

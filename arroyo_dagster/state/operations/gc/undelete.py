@@ -60,9 +60,10 @@ def plan_undelete(store: ObjectStore, paths: JobPaths, name: str) -> UndeletePla
         ConflictError: what it holds cannot come back completely.
     """
     # Of two copies of an object the newer counts.
-    copies = {one.path: one for one in all_moved(store, paths, _known(store, paths, name))}
+    quarantine = _known(store, paths, name)
+    copies = {one.path: one for one in all_moved(store, paths, quarantine)}
     moved = sorted(copies.values(), key=lambda one: _order(paths, one))
-    _check_copies(store, paths, name, moved)
+    _check_copies(store, paths, quarantine, moved)
     needs = _Needs(store, paths, copies)
     lacking = concurrently(needs.of_epoch, [one.path for one in moved if _epoch_of(paths, one)])
     for head, missing in (*lacking, needs.of_start()):
@@ -79,9 +80,12 @@ def plan_undelete(store: ObjectStore, paths: JobPaths, name: str) -> UndeletePla
     return UndeletePlan(quarantine=name, objects=tuple(moved))
 
 
-def _check_copies(store: ObjectStore, paths: JobPaths, name: str, moved: Sequence[Moved]) -> None:
+def _check_copies(
+    store: ObjectStore, paths: JobPaths, quarantine: Quarantined, moved: Sequence[Moved]
+) -> None:
     """Refuse a quarantine of which an interrupted purge has deleted copies, or everything."""
-    if not moved:
+    name = quarantine.name
+    if quarantine.ended and not moved:
         raise ConflictError(
             "the quarantine holds no object: it was purged, or nothing was moved to it",
             job=paths.root,
