@@ -172,7 +172,10 @@ class PipesRunner(SparkThresholdFields, InProcessRunner, NamedSecrets):
         if choice.engine is StepEngine.IN_PROCESS:
             outcome = super().run_gc(store, paths, request, options, plan=plan)
             return replace(outcome, engines=(choice,))
-        names = ("owner", "lease_wait_seconds", "quarantine", "max_checkpoint_slowdown")
+        names = (
+            *("owner", "lease_wait_seconds", "quarantine", "max_checkpoint_slowdown"),
+            "journal_micros",
+        )
         answer = self._ask(
             "gc",
             paths,

@@ -4,6 +4,7 @@ form this code does not read is refused by whatever deletes, and named."""
 from __future__ import annotations
 
 import json
+import shutil
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ SALES = [{"item": item, "amount": amount} for amount in range(1, 9) for item in 
 UNKNOWN = {
     "pins": ("jobs", "words/main", "retained.json"),
     "pins of the legacy layout": ("jobs", "words_legacy", "retained.json"),
+    "journal": ("jobs", "words/main", "journal/head.json"),
     "quarantine": ("jobs", "words/main", "quarantine/*/index.json"),
     "rewrite": ("arroyo", ARROYO, "rewrites/*.json"),
 }
@@ -100,6 +102,9 @@ def test_gc_refuses_and_names_a_record_of_unknown_form(release: Path, kind: str,
     url, job, place = UNKNOWN[kind]
     (record,) = (release / url / job / "_arroyo_dagster").glob(place)
     make_unknown(record)
+    for other in ("journal", "quarantine"):  # of the release, in a form that is refused by itself
+        if not place.startswith(other):
+            shutil.rmtree(release / url / job / "_arroyo_dagster" / other, ignore_errors=True)
     before = objects(release / url)
     keep = ("--keep", "3") if work == "expire" else ()
     run = ("gc", "run", work, job, *keep, "--yes", "--url", url)
@@ -107,7 +112,6 @@ def test_gc_refuses_and_names_a_record_of_unknown_form(release: Path, kind: str,
     refused = CliRunner().invoke(main, [*run, *assume])
     assert refused.exit_code == 1
     assert str(record.relative_to(release / url)) in refused.stderr
-    assert "version 99" in refused.stderr
     assert objects(release / url) == before
 
 

@@ -23,7 +23,6 @@ from arroyo_dagster.state.operations.gc import (
 )
 from arroyo_dagster.state.operations.gc import (
     quarantine,
-    split_epochs,
     undelete,
 )
 from arroyo_dagster.state.operations.gc import (
@@ -46,7 +45,7 @@ DECODERS = (
 )
 NAMES = (
     *((one, "object_name") for one in (inventory, orphans, expiry, dead_jobs)),
-    *((one, "object_name") for one in (quarantine, split_epochs, undelete)),
+    *((one, "object_name") for one in (quarantine, undelete)),
     (ids, "path_error"),
     (model, "_number"),
     (roots_read, "digest_of"),

@@ -250,17 +250,23 @@ def test_what_a_listing_hides_of_a_quarantine_comes_back_and_goes_with_the_rest(
     assert not [info.path for info in store.list(PATHS.quarantine)]
 
 
-def test_a_quarantine_of_a_release_that_did_not_count_its_parts_comes_back() -> None:
+def test_a_quarantine_of_another_form_stops_every_collection_and_is_named() -> None:
     clock = Clock()
     store = begun(6, clock, **SMALL)
-    before = without_ours(store)
     aside = str(expired(store, clock, quarantine=True).quarantine)
     index = PATHS.quarantine / aside / "index.json"
     fields = json.loads(store.read(index))
-    assert fields.pop("parts")
+    assert fields.pop("ended")
     store.put(index, json.dumps(fields).encode())
-    run_undelete(store, PATHS, aside, UndeleteOptions(clock=clock))
-    assert without_ours(store) == before
+    before = without_ours(store)
+    for act in (
+        lambda: run_undelete(store, PATHS, aside, UndeleteOptions(clock=clock)),
+        lambda: run_gc(store, PATHS, expiry(2), GcOptions(clock=clock, pace=QUICK)),
+    ):
+        with pytest.raises(FormatError) as caught:
+            act()
+        assert caught.value.facts["path"] == index
+        assert without_ours(store) == before
 
 
 def test_what_lies_where_it_was_is_not_overwritten() -> None:

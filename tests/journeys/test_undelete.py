@@ -1,5 +1,5 @@
-"""What several quarantines hold between them comes back together: whatever run was stopped where,
-`undelete` leaves no job that cannot be started, or that starts from an older epoch than it had.
+"""All that a run moved to quarantine comes back, metadata last, or nothing does: whatever run was
+stopped where, `undelete` leaves no job that cannot be started, or that has an epoch without files.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from arroyo_dagster.errors import ConflictError, NotFoundError
 from arroyo_dagster.state.codec.records import decode_epoch_record
 from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.model import objects
+from arroyo_dagster.state.model.garbage import Moved
 from arroyo_dagster.state.model.ids import Epoch, StatePath
-from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.model.layout import JobPaths, Layout
 from arroyo_dagster.state.operations.gc.execute import GcOptions, run_gc
 from arroyo_dagster.state.operations.gc.pins import read_pins, unpin_epochs
 from arroyo_dagster.state.operations.gc.plan import GcRequest
@@ -92,8 +93,32 @@ def _small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_small_batches")
+@pytest.mark.parametrize("what", ["removal", "expiry"])
 @pytest.mark.parametrize(("kind", "share"), dealt_out(KINDS, 4))
-def test_a_removal_that_two_runs_finished_comes_back_whole_by_either_of_their_names(
+def test_what_two_runs_moved_between_them_comes_back_whole(
+    kind: str, share: Share, what: str
+) -> None:
+    """The next run finishes the quarantine of the one that was killed."""
+    clock = Clock()
+    paths = KINDS[kind]
+    start = a_job(kind, clock, 3 if what == "removal" else 5 if kind == "ours" else 16)
+    before = its_own(start, paths)
+    clock.days(4)
+    epochs = ParquetBackend(start, paths).epochs()
+    said = {} if kind == "ours" else {str(paths.root): "stopped"}
+    asked = expiry(2, **said) if what == "expiry" else dead(**{str(paths.root): "gone"})
+    for store in stopped_anywhere(start, paths, lambda: asked, clock, share=share):
+        assert what == "expiry" or its_own(store, paths) == {}
+        names = read_pins(store, paths).quarantines
+        assert len(names) <= 1
+        for name in names:
+            run_undelete(store, paths, name, UndeleteOptions(clock=clock, sleep=clock.seconds))
+            assert its_own(store, paths) == before
+            whole(store, paths, *epochs)
+
+
+@pytest.mark.parametrize(("kind", "share"), dealt_out(KINDS, 3))
+def test_an_undelete_that_was_killed_anywhere_is_finished_by_a_second_call(
     kind: str, share: Share
 ) -> None:
     clock = Clock()
@@ -101,45 +126,28 @@ def test_a_removal_that_two_runs_finished_comes_back_whole_by_either_of_their_na
     start = a_job(kind, clock, 3)
     before = its_own(start, paths)
     clock.days(4)
-    several = 0
-    gone = {str(paths.root): "gone"}
-    for store in stopped_anywhere(start, paths, lambda: dead(**gone), clock, share=share):
-        assert its_own(store, paths) == {}
-        names = read_pins(store, paths).quarantines
-        several += len(names) > 1
-        for name in names:
-            other = copied(store, clock=clock, keep_times=True)
-            plan = plan_undelete(other, paths, name)
-            run_undelete(other, paths, name, UndeleteOptions(clock=clock, sleep=clock.seconds))
-            found = its_own(other, paths)
-            if plan.objects:
-                assert found == before, name
-                assert plan.incomplete == ()
-                whole(other, paths, 1, 2, 3)
-            else:
-                assert found == {}, name
-    assert several > 5 // share.of
+    name = quarantine_objects(start, paths, dead(**{str(paths.root): "gone"}), clock)
+    assert name is not None
+    options = UndeleteOptions(clock=clock, sleep=clock.seconds)
+    counted = FaultInjecting(copied(start, clock=clock, keep_times=True))
+    run_undelete(counted, paths, name, options)
+    for at in share(range(1, counted.changes + 1)):
+        store = copied(start, clock=clock, keep_times=True)
+        with contextlib.suppress(Crash):
+            faulty = FaultInjecting(store, fail_at=at, mode="partial", crash=True)
+            run_undelete(faulty, paths, name, options)
+        whole(store, paths, *_visible(store, paths))
+        clock.micros += 120_000_000
+        run_undelete(store, paths, name, options)
+        assert its_own(store, paths) == before, at
+        whole(store, paths, 1, 2, 3)
 
 
-@pytest.mark.usefixtures("_small_batches")
-@pytest.mark.parametrize(("kind", "share"), dealt_out(KINDS, 4))
-def test_epochs_that_two_runs_expired_between_them_come_back(kind: str, share: Share) -> None:
-    clock = Clock()
-    paths = KINDS[kind]
-    start = a_job(kind, clock, 5 if kind == "ours" else 16)
-    before = its_own(start, paths)
-    said = {} if kind == "ours" else {str(paths.root): "stopped"}
-    several = 0
-    for store in stopped_anywhere(start, paths, lambda: expiry(2, **said), clock, share=share):
-        names = read_pins(store, paths).quarantines
-        several += len(names) > 1
-        for name in names:
-            other = copied(store, clock=clock, keep_times=True)
-            if not plan_undelete(other, paths, name).objects:
-                continue
-            run_undelete(other, paths, name, UndeleteOptions(clock=clock, sleep=clock.seconds))
-            assert its_own(other, paths) == before, name
-    assert several > 5 // share.of
+def _visible(store: MemoryStore, paths: JobPaths) -> list[int]:
+    """The epochs that a reader would see."""
+    heads = paths.epoch_record, paths.legacy_metadata
+    head = heads[paths.layout is Layout.LEGACY]
+    return [n for n in (1, 2, 3) if store.head(head(Epoch(n))) is not None]
 
 
 @share_or_all(4)
@@ -157,7 +165,7 @@ def test_a_job_goes_on_from_its_newest_epoch_after_either_quarantine_came_back(
         restorable(store, PATHS, 4, 5)
 
 
-def test_quarantines_of_runs_that_ended_come_back_one_by_one() -> None:
+def test_each_run_that_ended_has_a_quarantine_of_its_own() -> None:
     clock = Clock()
     store = begun(5, clock, **SMALL)
     first = quarantine_objects(store, PATHS, expiry(3), clock)
@@ -165,79 +173,40 @@ def test_quarantines_of_runs_that_ended_come_back_one_by_one() -> None:
     second = quarantine_objects(store, PATHS, expiry(3), clock)
     assert first
     assert second
-    assert plan_undelete(store, PATHS, first).quarantines == (first,)
-    assert plan_undelete(store, PATHS, second).quarantines == (second,)
+    assert first != second
     run_undelete(store, PATHS, second, UndeleteOptions(clock=clock, sleep=clock.seconds))
     assert ParquetBackend(store, PATHS).epochs() == [3, 4, 5, 6, 7]
     # What was brought back, and moved aside once more, is in both: each is enough.
     unpin_epochs(store, PATHS, [Epoch(3), Epoch(4)], clock=clock)
     third = quarantine_objects(store, PATHS, expiry(3), clock)
-    assert third
-    assert plan_undelete(store, PATHS, third).quarantines == (third,)
+    assert third not in (None, first, second)
 
 
 @share_or_all(3)
-def test_an_older_quarantine_only_fills_in_what_lies_nowhere(share: Share) -> None:
+@pytest.mark.parametrize("what", ["expiry", "removal"])
+def test_a_quarantine_that_cannot_come_back_whole_is_refused(share: Share, what: str) -> None:
+    """A run moves objects and is killed; the next one deletes the rest."""
     clock = Clock()
-    start = begun(4, clock, **SMALL)
+    start = begun(5, clock, **SMALL)
     clock.days(4)
-    everything = quarantine_objects(start, PATHS, dead(**{str(PATHS.root): "gone"}), clock)
-    assert everything
-    run_undelete(start, PATHS, everything, UndeleteOptions(clock=clock, sleep=clock.seconds))
-    unpin_epochs(start, PATHS, [Epoch(n) for n in (1, 2, 3, 4)], clock=clock)
-    run_word_job(start, **{**JOB, **SMALL}, max_epochs=3)
-    filled = 0
-    for at in share(range(1, 99)):
-        store = copied(start, clock=clock, keep_times=True)
-        dying = FaultInjecting(store, fail_at=at, mode="partial", crash=True)
-        with contextlib.suppress(Crash):
-            run_gc(dying, PATHS, expiry(2), GcOptions(clock=clock))  # deletes for good
-        clock.micros += 120_000_000
-        last = quarantine_objects(store, PATHS, expiry(2), clock)
-        if last is not None:
-            plan = plan_undelete(store, PATHS, last)
-            run_undelete(store, PATHS, last, UndeleteOptions(clock=clock, sleep=clock.seconds))
-            restorable(store, PATHS, *_epochs(store))
-            assert {6, 7} <= {*_epochs(store)}
-            filled += everything in plan.quarantines
-        if not dying.crashed:
-            break
-    assert filled > 1 // share.of
-
-
-@share_or_all(3)
-def test_epochs_that_cannot_come_back_are_named_before_anything_does(share: Share) -> None:
-    clock = Clock()
-    start = begun(4, clock, **SMALL)
-    clock.days(4)
-    told = 0
-    gone = {str(PATHS.root): "gone"}
-    for store in stopped_anywhere(start, PATHS, lambda: dead(**gone), clock, share=share):
-        names = read_pins(store, PATHS).quarantines
-        if len(names) < 2:
-            continue
-        clock.days(1)
-        cutoff = clock.micros - _moved_at(names[1])
-        assert [
-            one.name
-            for one in purge(
-                store, PATHS, older_than_micros=cutoff + 60_000_000, yes=True, clock=clock
-            )
-        ] == [names[0]]
-        plan = plan_undelete(store, PATHS, names[1])
-        run_undelete(store, PATHS, names[1], UndeleteOptions(clock=clock, sleep=clock.seconds))
-        there = set(_epochs(store))
-        assert there.isdisjoint(plan.incomplete)
-        moved = {one.path for one in plan.objects}
-        heads = {e for e in (1, 2, 3, 4) if PATHS.epoch_record(Epoch(e)) in moved}
-        assert there == heads
-        whole(store, PATHS, *there)
-        told += bool(plan.incomplete)
-    assert told > 3 // share.of
-
-
-def _moved_at(name: str) -> int:
-    return int(name.partition("-")[0])
+    asked = expiry(2) if what == "expiry" else dead(**{str(PATHS.root): "gone"})
+    refused = 0
+    for store in stopped_anywhere(start, PATHS, lambda: asked, clock, go_on=False, share=share):
+        if its_own(store, PATHS):
+            quick = Pace(sleep=lambda seconds: None)
+            run_gc(store, PATHS, asked, GcOptions(clock=clock, pace=quick))
+        for name in read_pins(store, PATHS).quarantines:
+            before, pins = without_ours(store), read_pins(store, PATHS).pinned
+            try:
+                run_undelete(store, PATHS, name, UndeleteOptions(clock=clock))
+            except ConflictError:
+                assert (without_ours(store), read_pins(store, PATHS).pinned) == (before, pins)
+                refused += 1
+                continue
+            whole(store, PATHS, *_epochs(store))
+            if _epochs(store):
+                run_word_job(store, **{**JOB, **SMALL}, max_epochs=1)
+    assert refused
 
 
 def _epochs(store: MemoryStore) -> list[int]:
@@ -294,9 +263,10 @@ def test_an_epoch_that_a_writer_breaks_before_it_reads_the_pins_stays_away() -> 
             pairs = {one.path: _manifest_of(store, one.copy) for one in heads}
             in_place = {head: ref for head, ref in pairs.items() if store.head(ref) is not None}
             writer = DeletedBefore(store, PATHS.job_pins, [*in_place, *in_place.values()])
-            back = run_undelete(
-                writer, PATHS, name, UndeleteOptions(clock=clock, sleep=clock.seconds)
-            )
+            back: list[Moved] = []
+            with contextlib.suppress(ConflictError):
+                options = UndeleteOptions(clock=clock, sleep=clock.seconds)
+                back = run_undelete(writer, PATHS, name, options)
             there = _epochs(store)
             assert {3, 4, 5} <= {*there}
             whole(store, PATHS, *there)
@@ -311,13 +281,11 @@ def _manifest_of(store: MemoryStore, record: StatePath) -> StatePath:
     return decode_epoch_record(store.read(record), record).checkpoint_ref
 
 
-def test_what_an_interrupted_purge_left_comes_back_and_the_rest_is_told() -> None:
+def test_a_quarantine_of_which_a_purge_has_begun_is_refused() -> None:
     clock = Clock()
     store = begun(8, clock, **SMALL)
     name = quarantine_objects(store, PATHS, expiry(2), clock)
     assert name is not None
-    before = plan_undelete(store, PATHS, name)
-    epochs = [one for one in before.objects if one.path.name.startswith("epoch-")]
     clock.micros += 3_600_000_000
     counted = FaultInjecting(copied(store, clock=clock, keep_times=True))
     purge(counted, PATHS, older_than_micros=3_600_000_000, yes=True, clock=clock)
@@ -328,18 +296,17 @@ def test_what_an_interrupted_purge_left_comes_back_and_the_rest_is_told() -> Non
         with contextlib.suppress(Crash):
             purge(faulty, PATHS, older_than_micros=3_600_000_000, yes=True, clock=clock)
         clock.micros += 3_600_000_000
+        before = without_ours(twin)
         try:
-            plan = plan_undelete(twin, PATHS, name)
-        except NotFoundError:
-            continue  # purged
-        told.add(plan.purged > 0)
-        options = UndeleteOptions(clock=clock, sleep=lambda seconds: None)
-        back = run_undelete(twin, PATHS, name, options)
-        assert list(plan.objects) == back
-        assert len(back) + plan.purged <= len(before.objects)
-        heads = [one for one in back if one.path.name.startswith("epoch-")]
-        assert len(heads) + len(plan.incomplete) <= len(epochs)
-        for one in heads:
-            epoch = Epoch(int(one.path.name.removeprefix("epoch-").removesuffix(".record")))
-            assert ParquetBackend(twin, PATHS).prepare_checkpoint_load(epoch).epoch == epoch
-    assert told == {False, True}
+            run_undelete(twin, PATHS, name, UndeleteOptions(clock=clock, sleep=clock.seconds))
+        except (ConflictError, NotFoundError) as error:
+            told.add(error.message)
+            assert without_ours(twin) == before
+            assert not read_pins(twin, PATHS).pinned
+        else:
+            whole(twin, PATHS, *range(1, 9))
+    assert told == {
+        "the quarantine holds no object: it was purged, or nothing was moved to it",
+        "a purge of this quarantine has begun; nothing was restored",
+        "there is no such quarantine",
+    }

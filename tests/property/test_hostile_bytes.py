@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from arroyo_dagster.errors import ArroyoStateError, FormatError
 from arroyo_dagster.state.codec import bounded, compaction_records, metadata, records
 from arroyo_dagster.state.codec.gc import decode_gc_plan, decode_pins
-from arroyo_dagster.state.codec.journal import ArchivedRun, decode_archive, encode_archive
+from arroyo_dagster.state.codec.journal import decode_batch, decode_records, encode_batch
 from arroyo_dagster.state.codec.operations import decode_operation
 from arroyo_dagster.state.codec.parquet import decode_file, encode_rows, read_facts
 from arroyo_dagster.state.codec.references import manifest_references, operator_references
@@ -61,7 +61,9 @@ OTHER: dict[str, Decode] = {
     "footer": named(read_facts),
     "bounds": lambda data: read_facts(data, "the/path", bounds=True),
     "file": named(decode_file),
-    "journal": named(decode_archive),
+    "journal": lambda data: [
+        decode_batch(text, "the/path") for text in decode_records(data, "the/path")
+    ],
 }
 ALL = PROTOBUF | JSON | OTHER
 
@@ -99,7 +101,7 @@ def written() -> dict[str, bytes]:
         "marker": real("marker", "committed.json", "leader"),
         "footer": encode_rows(pa.table({"a": [1, 2], "_key_hash": pa.array([1, 2], pa.uint64())})),
         "file": encode_rows(pa.table({"a": [1, 2], "b": ["x", "y"]})),
-        "journal": encode_archive([ArchivedRun(name="r", plan="{}", end="{}", lines=())]),
+        "journal": encode_batch(7, [("a/b", 1, None, "deleted")]),
         "bounds": encode_rows(pa.table({"_key_hash": pa.array([1, 2], pa.uint64())})),
     }
 

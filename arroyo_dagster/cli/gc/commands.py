@@ -207,6 +207,7 @@ def run_command(
     quarantine: bool,
     delete: bool,
     max_checkpoint_slowdown: float,
+    journal_micros: int | None,
     lease_wait_seconds: float,
     spark: SparkSettings | None,
     rate: float | None,
@@ -234,6 +235,9 @@ def run_command(
             options = GcOptions(
                 quarantine=moves,
                 max_checkpoint_slowdown=max_checkpoint_slowdown,
+                journal_micros=settings_from(
+                    DeletionSettings, {"journal_micros": journal_micros}
+                ).journal_micros,
                 lease_wait_seconds=lease_wait_seconds,
                 on_lease=print_lease_event(paths),
                 pace=Pace(batches_per_second=rate),

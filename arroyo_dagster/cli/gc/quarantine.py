@@ -15,10 +15,7 @@ from arroyo_dagster.cli.common import (
 )
 from arroyo_dagster.cli.gc.group import gc
 from arroyo_dagster.cli.gc.options import wait_for_deletions
-from arroyo_dagster.cli.gc.rendering import (
-    format_undelete,
-    moved_json,
-)
+from arroyo_dagster.cli.gc.rendering import moved_json
 from arroyo_dagster.cli.rendering import (
     clock,
     print_json,
@@ -35,6 +32,7 @@ from arroyo_dagster.state.model.garbage import (
 )
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.leases import LeaseSettings
+from arroyo_dagster.state.model.units import format_bytes
 from arroyo_dagster.state.operations.catalog.jobs import find_any_job
 from arroyo_dagster.state.operations.gc.quarantine import list_quarantines, purge
 from arroyo_dagster.state.operations.gc.undelete import UndeleteOptions, plan_undelete, run_undelete
@@ -63,8 +61,7 @@ def undelete_command(
 ) -> None:
     """Restore objects from quarantine, byte for byte. Without NAME, list the quarantines.
 
-    If a run was interrupted, several quarantines hold parts of the same epochs; they are restored
-    together.
+    It restores all that the quarantine holds, metadata last, or refuses.
 
     Waits ten seconds if these epochs are outside the job's retention, because the job may be
     deleting them now.
@@ -99,14 +96,12 @@ def undelete_command(
             )
             moved = _restored(store, paths, quarantine, options, spark)
     if as_json:
-        fields = {
-            "quarantines": plan.quarantines,
-            "incomplete_epochs": plan.incomplete,
-            "purged": plan.purged,
-        }
-        print_json({"done": yes, "objects": [moved_json(one) for one in moved], **fields})
+        print_json({"done": yes, "objects": [moved_json(one) for one in moved]})
         return
-    click.echo(f"{paths.root}: {format_undelete(plan, moved, done=yes)}")
+    size = format_bytes(sum(one.size_bytes for one in moved))
+    came = "were" if yes else "would be"
+    rest = "" if yes else "; nothing was changed, add --yes to execute"
+    click.echo(f"{paths.root}: {len(moved)} objects, {size} {came} restored{rest}")
 
 
 def _restored(

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from arroyo_dagster.cli.rendering import print_table
 from arroyo_dagster.state.codec.gc import gc_plan_to_json
-from arroyo_dagster.state.model.garbage import GcPlan, JobPins, Moved, PlanKind, UndeletePlan
+from arroyo_dagster.state.model.garbage import GcPlan, JobPins, Moved, PlanKind
 from arroyo_dagster.state.model.units import format_bytes
 
 if TYPE_CHECKING:
@@ -75,37 +75,6 @@ def _format_collection(plan: GcPlan, outcome: GcOutcome, *, yes: bool) -> str:
     if outcome.quarantine is not None:
         return f"{what} were moved to {outcome.quarantine}; `gc undelete` restores them"
     return f"{what} were deleted; journal {outcome.run}"
-
-
-def format_undelete(plan: UndeletePlan, moved: Sequence[Moved], *, done: bool) -> str:
-    """Format what was restored, or would be: from which quarantines, and which epochs cannot be
-    restored.
-    """
-    size = format_bytes(sum(one.size_bytes for one in moved))
-    came = (
-        ("were restored")
-        if done
-        else "would be restored; nothing was changed, add --yes to execute"
-    )
-    lines = [f"{len(moved)} objects, {size} {came}"]
-    if len(plan.quarantines) > 1:
-        names = ", ".join(plan.quarantines)
-        lines.append(
-            f"epochs are split between these quarantines, which are restored together: {names}"
-        )
-    if plan.purged:
-        lines.append(
-            f"{plan.purged} objects cannot be restored: a purge that was interrupted has deleted "
-            "their copies. Run `arroyo-state gc purge` to finish it"
-        )
-    if plan.incomplete:
-        epochs = ", ".join(str(epoch) for epoch in plan.incomplete)
-        lines.append(
-            f"epochs that cannot be restored: {epochs}; each needs an object that is neither in "
-            "the store nor in quarantine. A start fails, or continues from an older epoch: run "
-            "`arroyo-state verify` first"
-        )
-    return "\n".join(lines)
 
 
 def reasons_json(reasons: Reasons) -> dict[str, Any]:

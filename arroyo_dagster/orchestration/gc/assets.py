@@ -64,6 +64,7 @@ class GcRunConfig(LaunchpadConfig):
     dry_run: bool = Field(default=True, description="Plan only. Set to false to delete.")
     quarantine: bool = setting_field(DeletionSettings, "quarantine")
     max_checkpoint_slowdown: float = setting_field(DeletionSettings, "max_checkpoint_slowdown")
+    journal_days: float | None = setting_field(DeletionSettings, "journal_micros")
     lease_wait_seconds: float = setting_field(LeaseSettings, "lease_wait_seconds")
     needs_approval: bool = Field(
         default=False, description="Delete only the plan that `approved_plan` names."
@@ -246,6 +247,7 @@ def _collection_events(
         options = GcOptions(
             quarantine=config.moves(asked.kind),
             max_checkpoint_slowdown=config.max_checkpoint_slowdown,
+            journal_micros=configured(DeletionSettings, config).journal_micros,
             approved=config.approved_plan is not None,
             owner=f"dagster run {context.run.run_id}",
             lease_wait_seconds=lease_wait_seconds(context, config),

@@ -150,6 +150,7 @@ class Maintenance(YamlModel):
         "`approved_plan`, the digest of the plan that a person has reviewed.",
     )
     quarantine: bool = _like(GcRunConfig, "quarantine")
+    journal_days: float | None = _like(GcRunConfig, "journal_days")
     engine: Literal["spark", "in-process"] = Field(
         default="spark", description="Where to merge and delete."
     )
@@ -160,6 +161,7 @@ class Maintenance(YamlModel):
             "quarantine": self.quarantine,
             "lease_wait_seconds": self.lease_wait_seconds,
             "max_checkpoint_slowdown": self.max_checkpoint_slowdown,
+            "journal_days": self.journal_days,
             "needs_approval": self.needs_approval,
         }
         return MaintenanceOptions(

@@ -83,7 +83,15 @@ def encode_quarantined(found: Quarantined, owner: str) -> bytes:
         if not 0 <= number <= MAX_U64:
             raise InputError(f"a quarantine cannot be written: {name} is {number}")
     needs = [str(path) for path in found.needs.paths]
-    return encode_json({"version": OWN_VERSION, "owner": owner, "needs": needs, **numbers})
+    return encode_json(
+        {
+            "version": OWN_VERSION,
+            "owner": owner,
+            "needs": needs,
+            **numbers,
+            "ended": found.ended,
+        }
+    )
 
 
 @read_back
@@ -114,7 +122,8 @@ def decode_quarantined(data: bytes, path: str, name: str) -> Quarantined:
             name=name,
             needs=Packed.of_paths(fields.refs("needs")),
             moved_at_micros=fields.number("moved_at_micros"),
-            parts=fields.optional_number("parts") or 0,
+            parts=fields.number("parts"),
+            ended=fields.flag("ended"),
         )
 
 

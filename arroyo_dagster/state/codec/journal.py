@@ -1,152 +1,191 @@
-"""Several runs of a deletion journal in one Parquet file: one row per object, ordered by run."""
+"""The parts of a journal's run: JSON, each a gzip member. No I/O.
+
+A run has a header, batches and an end. Each part is an object of its own while the run goes on;
+afterwards the run is one object: its parts, one after the other.
+"""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from operator import itemgetter
-from typing import Any
-
-import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
+import gzip
+import io
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from arroyo_dagster.errors import FormatError
-from arroyo_dagster.state.codec.parquet import RowsEncoder, decoding
+from arroyo_dagster.state.codec.records import OWN_VERSION, encode_json, known_fields
+from arroyo_dagster.state.model.garbage import GcPlan
+from arroyo_dagster.state.model.ids import StatePath
+from arroyo_dagster.state.model.json_fields import Fields, whole_number
 
-VERSION = "1"
-Line = tuple[int, str, int | None, str | None, str]
-"""The time its batch was completed, in microseconds; path, size in bytes, etag, outcome."""
+Line = tuple[int, StatePath, int | None, str | None, str]
+"""The time its batch was written, in microseconds; path, size in bytes, etag, outcome."""
 
-SCHEMA = pa.schema(
-    [
-        ("run", pa.string()),
-        ("plan", pa.string()),
-        ("end", pa.string()),
-        ("at_micros", pa.int64()),
-        ("path", pa.string()),
-        ("size_bytes", pa.int64()),
-        ("etag", pa.string()),
-        ("outcome", pa.string()),
-    ],
-    metadata={"version": VERSION},
-)
-GROUP_ROWS = 4096
-"""The rows decoded at a time, each with the JSON objects of its run."""
-_REPEATED = ["run", "plan", "end"]
+MOST_RECORD_BYTES = 1 << 26
+"""A batch names a thousand objects, each by less than 2 KB."""
+
+_KEEP = "keep it and report it, move it out of the journal, then run this again"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ArchivedRun:
-    """One completed run.
+class Previous:
+    """The run before, as a header names it, with the digest of its object."""
+
+    run: str
+    digest: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunHeader:
+    """What is known of a run when it begins.
 
     Attributes:
-        plan, end: the text of its JSON objects `plan.json` and `end.json`.
-        lines: the outcome of each object.
+        kind: the kind of plan, `purge` or `undelete`.
+        plan: the digest of the plan, or the name of the quarantine.
+        objects, size_bytes: what its plan takes.
+        quarantine: the name of the quarantine it moves objects to; None if it deletes them.
+        more: further facts of its plan.
+        previous: the run before; None if this is the first.
+        expired: the newest run whose record was deleted because of its age; None if none was.
     """
 
-    name: str
+    kind: str
     plan: str
-    end: str
-    lines: tuple[Line, ...]
+    owner: str
+    begun_at_micros: int
+    objects: int
+    size_bytes: int
+    quarantine: str | None = None
+    more: Mapping[str, object] = field(default_factory=dict)
+    previous: Previous | None = None
+    expired: str | None = None
+
+    @classmethod
+    def of_plan(
+        cls, plan: GcPlan, owner: str, now_micros: int, quarantine: str | None
+    ) -> RunHeader:
+        """Return the header of a run that executes a plan."""
+        return cls(
+            kind=plan.kind.value,
+            plan=plan.digest,
+            owner=owner,
+            begun_at_micros=now_micros,
+            objects=plan.objects,
+            size_bytes=plan.size_bytes,
+            quarantine=quarantine,
+            more={
+                "rule": dict(plan.rule),
+                "referenced": plan.proof.digest,
+                "roots": len(plan.proof.roots),
+            },
+        )
 
 
-def encode_archive(runs: Iterable[ArchivedRun]) -> bytes:
-    """Encode runs as one file. A run without objects is a row without a path."""
-    encoder = RowsEncoder(SCHEMA)
-    rows = (
-        (run.name, run.plan, run.end, *line) for run in runs for line in run.lines or ((None,) * 5,)
+def encode_record(fields: Mapping[str, object]) -> bytes:
+    """Encode a part."""
+    return gzip.compress(encode_json({"version": OWN_VERSION, **fields}) + b"\n", 6, mtime=0)
+
+
+def decode_records(data: bytes, path: str) -> Iterator[bytes]:
+    """Yield the JSON of each part of an object.
+
+    Raises:
+        FormatError: the bytes are no parts, or a part is too large.
+    """
+    if not data:
+        raise _damaged(path)
+    try:
+        with gzip.open(io.BytesIO(data)) as parts:
+            text = parts.readline(MOST_RECORD_BYTES)
+            while text.endswith(b"\n"):
+                # That there is a next one, or none, shows that this one's checksum is right.
+                after = parts.readline(MOST_RECORD_BYTES)
+                yield text
+                text = after
+            if text:
+                raise _damaged(path)
+    except (OSError, EOFError, zlib.error) as error:
+        raise _damaged(path) from error
+
+
+def _damaged(path: str) -> FormatError:
+    return FormatError(
+        "a record of the journal is damaged, or not of the form that this release writes",
+        path=path,
+        next_step=_KEEP,
     )
-    while group := list(itertools.islice(rows, GROUP_ROWS)):
-        columns = zip(*group, strict=True)
-        arrays = [pa.array(one, field.type) for one, field in zip(columns, SCHEMA, strict=True)]
-        encoder.write(pa.Table.from_arrays(arrays, schema=SCHEMA))
-    return encoder.finish()
 
 
-def decode_archive(data: bytes, path: str) -> list[ArchivedRun]:
-    """Decode such a file completely.
+def encode_header(run: RunHeader) -> bytes:
+    """Encode the first part of a run."""
+    before = run.previous
+    return encode_record(
+        {
+            "owner": run.owner,
+            "begun_at_micros": run.begun_at_micros,
+            "kind": run.kind,
+            "plan": run.plan,
+            "objects": run.objects,
+            "size_bytes": run.size_bytes,
+            "quarantine": run.quarantine,
+            "more": dict(run.more),
+            "previous": None if before is None else {"run": before.run, "digest": before.digest},
+            "expired": run.expired,
+        }
+    )
+
+
+def decode_header(text: bytes, path: str) -> RunHeader:
+    """Decode the JSON of a run's first part. Raises FormatError: invalid, or of a later release."""
+    with known_fields(text, path) as fields:
+        before = fields.optional_object("previous")
+        return RunHeader(
+            owner=fields.text("owner"),
+            begun_at_micros=fields.number("begun_at_micros"),
+            kind=fields.text("kind"),
+            plan=fields.text("plan"),
+            objects=fields.number("objects"),
+            size_bytes=fields.number("size_bytes"),
+            quarantine=fields.optional_text("quarantine"),
+            more=dict(fields.value("more")),
+            previous=None if before is None else _previous(before),
+            expired=fields.optional_text("expired"),
+        )
+
+
+def _previous(fields: Fields) -> Previous:
+    return Previous(run=fields.text("run"), digest=fields.text("digest"))
+
+
+def encode_batch(at_micros: int, lines: Sequence[Sequence[object]]) -> bytes:
+    """Encode a batch: path, size in bytes, etag and outcome of each object."""
+    return encode_record({"at_micros": at_micros, "objects": lines})
+
+
+def decode_batch(text: bytes, path: str) -> list[Line]:
+    """Decode the JSON of a batch; a header and an end have no lines.
 
     Raises:
         FormatError: invalid, or of a later release.
     """
-    return list(archived_runs(data, path))
+    with known_fields(text, path) as fields:
+        if "end" in fields or "kind" in fields:
+            return []
+        at_micros = fields.number("at_micros")
+        return [_line(at_micros, *line) for line in fields.list("objects")]
 
 
-def archived_runs(data: bytes, path: str) -> Iterator[ArchivedRun]:
-    """Yield the runs of such a file one by one. Errors as in `decode_archive`."""
-    with decoding(path):
-        rows = _rows(_opened(data, path), path)
-        for (name, plan, end), mine in itertools.groupby(rows, itemgetter(0, 1, 2)):
-            lines = tuple(row[3:] for row in mine if row[4] is not None)
-            yield ArchivedRun(name=name, plan=plan, end=end, lines=lines)
+def _line(at_micros: int, name: str, size: int | None, etag: str | None, outcome: str) -> Line:
+    size_bytes = None if size is None else whole_number(size)
+    return at_micros, StatePath(name), size_bytes, etag, str(outcome)
 
 
-def archived_names(data: bytes, path: str) -> frozenset[str]:
-    """Return the names of the runs in such a file. Errors as in `decode_archive`."""
-    with decoding(path):
-        return frozenset(_opened(data, path).read(columns=["run"])["run"].unique().to_pylist())
+def encode_end(counts: Mapping[str, int]) -> bytes:
+    """Encode the last part of a run."""
+    return encode_record({"end": dict(counts)})
 
 
-def archived_lines(
-    data: bytes,
-    path: str,
-    wanted: Callable[[pa.ChunkedArray], pa.ChunkedArray],
-    low: str,
-    high: str,
-) -> Iterator[tuple[str, str, Line]]:
-    """Yield the lines of selected objects: the name of the run, its `plan.json`, and the line.
-
-    Skips row groups whose statistics exclude the range.
-
-    Args:
-        wanted: selects paths; returns one boolean for each.
-        low, high: the range that contains all selected paths, both ends included.
-
-    Raises:
-        FormatError: as in `decode_archive`.
-    """
-    with decoding(path):
-        file = _opened(data, path)
-        place = SCHEMA.get_field_index("path")
-        for group in range(file.num_row_groups):
-            found = file.metadata.row_group(group).column(place).statistics
-            known = found is not None and found.has_min_max
-            if known and (found.max < low or found.min > high):
-                continue
-            mask = wanted(file.read_row_group(group, columns=["path"])["path"])
-            if pc.any(mask).as_py():
-                rows = file.read_row_group(group, columns=SCHEMA.names).filter(mask)
-                for row in zip(*(column.to_pylist() for column in rows.columns), strict=True):
-                    yield row[0], row[1], row[3:]
-
-
-def _opened(data: bytes, path: str) -> pq.ParquetFile:
-    plain = pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True)
-    schema = plain.schema_arrow
-    version = (schema.metadata or {}).get(b"version", b"").decode(errors="replace")
-    if version != VERSION or not schema.equals(SCHEMA):
-        raise _other_version(version, path)
-    # Each row repeats the JSON objects of its run; as dictionaries they are in memory once.
-    return pq.ParquetFile(
-        pa.BufferReader(data), page_checksum_verification=True, read_dictionary=_REPEATED
-    )
-
-
-def _rows(file: pq.ParquetFile, path: str) -> Iterator[tuple[Any, ...]]:
-    for batch in file.iter_batches(GROUP_ROWS, use_threads=False):
-        nulls = {name: batch[name].null_count for name in SCHEMA.names}
-        if any(nulls[name] for name in _REPEATED) or not (
-            nulls["path"] == nulls["at_micros"] == nulls["outcome"]
-        ):
-            raise _other_version(VERSION, path)
-        yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
-
-
-def _other_version(version: str, path: str) -> FormatError:
-    return FormatError(
-        f"not a part of the journal of version {VERSION!r}, but of {version!r}",
-        path=path,
-        next_step="use a release of arroyo-dagster that knows it; nothing was removed",
-    )
+def is_end(text: bytes, path: str) -> bool:
+    """Return whether the JSON of a part is that of an end. Errors as `decode_header`."""
+    with known_fields(text, path) as fields:
+        return "end" in fields

@@ -183,14 +183,15 @@ class Quarantined:
         needs: the files that its epochs list and that were not moved; they stay while the epochs
             can be restored from quarantine.
         moved_at_micros: when, by the clock of the store.
-        parts: upper bound of the number of its index parts, which determines their names; 0 = the
-            number is unknown, and the parts must be listed.
+        parts: upper bound of the number of its index parts, which determines their names.
+        ended: whether its run was completed; otherwise the next run moves objects to it, too.
     """
 
     name: str
     needs: Packed
     moved_at_micros: int
     parts: int = 0
+    ended: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,16 +209,12 @@ class UndeletePlan:
     """The objects to move back from quarantine.
 
     Attributes:
-        quarantines: their names, oldest first; several if an epoch is split between them.
+        quarantine: its name.
         objects: in the order in which they are moved back.
-        incomplete: epochs that stay in quarantine, because an object they need no longer exists.
-        purged: how many objects a purge that was interrupted has deleted.
     """
 
-    quarantines: tuple[str, ...]
+    quarantine: str
     objects: tuple[Moved, ...]
-    incomplete: tuple[Epoch, ...] = ()
-    purged: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -387,6 +384,27 @@ class Proof:
 # ---- the request ---------------------------------------------------------------------------------
 
 
+def _days(
+    option: str,
+    config: str,
+    help_text: str,
+    *,
+    minimum: int | None = None,
+    above: int | None = None,
+) -> Setting:
+    """Return the setting of an age: a duration on the command line, days in a configuration."""
+    return Setting(
+        option=option,
+        config=config,
+        scale=DAY_MICROS,
+        fractions=True,
+        duration=True,
+        minimum=minimum,
+        above=above,
+        help=help_text,
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retention:
     """Which epochs stay, in addition to pinned ones. With both, an epoch stays if either keeps it.
@@ -410,15 +428,7 @@ class Retention:
     ] = None
     keep_micros: Annotated[
         int | None,
-        Setting(
-            option="keep-for",
-            config="keep_days",
-            scale=DAY_MICROS,
-            fractions=True,
-            duration=True,
-            minimum=0,
-            help="Keep epochs younger than this {duration}.",
-        ),
+        _days("keep-for", "keep_days", "Keep epochs younger than this {duration}.", minimum=0),
     ] = None
 
     def __post_init__(self) -> None:
@@ -448,14 +458,11 @@ class GraceSettings:
 
     grace_micros: Annotated[
         int,
-        Setting(
-            option="older-than",
-            config="older_than_days",
-            scale=DAY_MICROS,
-            fractions=True,
-            duration=True,
+        _days(
+            "older-than",
+            "older_than_days",
+            "Keep objects younger than this {duration}; at least an hour.",
             above=0,
-            help="Keep objects younger than this {duration}; at least an hour.",
         ),
     ] = GRACE_MICROS
 
@@ -475,14 +482,11 @@ class OrphanSettings:
     ] = False
     purge_after_micros: Annotated[
         int,
-        Setting(
-            option="purge-after",
-            config="purge_after_days",
-            scale=DAY_MICROS,
-            fractions=True,
-            duration=True,
+        _days(
+            "purge-after",
+            "purge_after_days",
+            "First purge quarantines older than this {duration}; at least an hour.",
             above=0,
-            help="First purge quarantines older than this {duration}; at least an hour.",
         ),
     ] = PURGE_MICROS
 
@@ -528,6 +532,7 @@ class DeletionSettings:
             restores them.
         max_checkpoint_slowdown: once checkpoints of a running job take more than this many times as
             long as before, there is a pause after each request.
+        journal_micros: delete the journal's records of runs that are older; None = none.
     """
 
     quarantine: Annotated[
@@ -538,6 +543,18 @@ class DeletionSettings:
         ),
     ] = False
     max_checkpoint_slowdown: Annotated[float, SLOWDOWN_SETTING] = MAX_CHECKPOINT_SLOWDOWN
+    journal_micros: Annotated[
+        int | None,
+        Setting(
+            option="journal-days",
+            config="journal_days",
+            scale=DAY_MICROS,
+            fractions=True,
+            above=0,
+            help="Delete the journal's runs older than this many days. By default they stay for "
+            "ever.",
+        ),
+    ] = None
 
 
 def checked_grace(grace_micros: int) -> int:

@@ -120,6 +120,14 @@ RULES = (
         example="missing between epochs that are present: 7 to 8",
     ),
     Rule(
+        name="journal_complete",
+        kind="damaged",
+        codes=_codes("journal-changed journal-unreadable"),
+        expects="No record of a run of gc is missing, was changed, or cannot be read.",
+        judge=storage.journal_complete,
+        example="this run is missing: 01764328872000000-5d41402abc4b follows it",
+    ),
+    Rule(
         name="durations_usual",
         kind="late",
         codes=_codes("checkpoint-slow"),

@@ -13,9 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from arroyo_dagster import cli
-from arroyo_dagster.cli.gc.rendering import format_undelete
 from arroyo_dagster.state.metadata.backend import ParquetBackend
-from arroyo_dagster.state.model.garbage import UndeletePlan
 from arroyo_dagster.state.model.ids import Epoch
 from arroyo_dagster.state.storage import configure
 from arroyo_dagster.state.storage.remote.open import open_store
@@ -89,7 +87,7 @@ def test_what_was_moved_aside_is_listed_brought_back_and_purged(
     assert done["quarantine"] in run(url, "gc", "undelete", "main").stdout
     assert "nothing was changed" in run(url, "gc", "undelete", "main", done["quarantine"]).stdout
     planned = document(url, "gc", "undelete", "main", done["quarantine"])
-    assert (planned["quarantines"], planned["incomplete_epochs"]) == ([done["quarantine"]], [])
+    assert (planned["done"], len(planned["objects"])) == (False, done["deleted"])
     back = run(url, "gc", "undelete", "main", done["quarantine"], "--yes")
     assert "were restored" in back.stdout
     assert without_ours(store) == before
@@ -329,13 +327,3 @@ def test_the_fate_of_objects_is_told(url: str, store: ObjectStore) -> None:
     assert (present["fate"], present["objects"]) == ("present", len([*store.list(PATHS.root)]))
     assert run(url, "sql", "@fate", "--param", "path=nobody/7").exit_code == 1
     assert "is of one object" in run(url, "sql", "select * from fate").stderr
-
-
-def test_what_comes_back_together_and_what_cannot_is_said() -> None:
-    plan = UndeletePlan(quarantines=("a", "b"), objects=(), incomplete=(Epoch(9), Epoch(10)))
-    first, together, lost = format_undelete(plan, [], done=False).splitlines()
-    assert "nothing was changed" in first
-    assert together.endswith(": a, b")
-    assert "cannot be restored: 9, 10;" in lost
-    whole = UndeletePlan(quarantines=("a",), objects=())
-    assert format_undelete(whole, [], done=True).count("\n") == 0

@@ -24,6 +24,7 @@ from arroyo_dagster.state.operations.catalog.epochs import (
 from arroyo_dagster.state.operations.catalog.footers import ages_of
 from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
 from arroyo_dagster.state.operations.catalog.jobs import JobSummary, summarise_job
+from arroyo_dagster.state.operations.gc.journal_check import NEWEST, check_journal
 from arroyo_dagster.state.operations.gc.quarantine import list_quarantines
 from arroyo_dagster.state.operations.progress import counter
 from arroyo_dagster.state.operations.verify.audit import AuditOptions, audit_jobs, last_audits
@@ -84,13 +85,15 @@ def check_health(
             history = refresh(store, catalogue, summary.paths, refreshing).history
             pins = ParquetBackend(store, summary.paths).job_pins()
             moved = list_quarantines(store, summary.paths) if pins.quarantines else []
+            journal = check_journal(store, summary.paths, NEWEST)
         except ArroyoStateError as error:
             return not_judged(age, now_micros, error.message)
         finally:
             count()
         facts = _facts(history, summary, age, pins, now_micros)
         quarantined = sum(copy.size_bytes for _, copies in moved for copy in copies)
-        return judge_job(replace(facts, quarantined_bytes=quarantined), limits)
+        facts = replace(facts, quarantined_bytes=quarantined, journal=journal)
+        return judge_job(facts, limits)
 
     hidden = [
         not_judged(JobAge(job=path), now_micros, error.message)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from arroyo_dagster.errors import FormatError, StorageError
 from arroyo_dagster.state.codec.gc import gc_plan_to_json
+from arroyo_dagster.state.codec.journal import RunHeader
 from arroyo_dagster.state.codec.records import encode_json
 from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.metadata.expiry import delete_all, note_min_epoch
@@ -25,9 +24,7 @@ from arroyo_dagster.state.model.layout import (
 )
 from arroyo_dagster.state.model.progress import OnProgress, no_progress
 from arroyo_dagster.state.operations.engines import HERE, ItemRunner
-from arroyo_dagster.state.operations.gc.journal import Journal, RunHeader
-from arroyo_dagster.state.operations.gc.journal_archive import archive_runs
-from arroyo_dagster.state.operations.gc.journal_chain import finish_open_runs
+from arroyo_dagster.state.operations.gc.journal import Journal, finish_open_runs
 from arroyo_dagster.state.operations.gc.pins import forget_released, note_expired
 from arroyo_dagster.state.operations.gc.plan import GcRequest, check_allowed, plan_gc
 from arroyo_dagster.state.operations.gc.quarantine import QuarantineWriter, purge_quarantine
@@ -171,11 +168,7 @@ def _run(
         ),
     ) as held:
         now = _store_clock(held, paths, clock)
-        journals = held.list_dir(paths.journal)
-        opened = finish_open_runs(held, paths, journals.prefixes)
-        # Nothing depends on it: what cannot be archived now stays as it is.
-        with contextlib.suppress(StorageError, FormatError):
-            archive_runs(held, paths, journals)
+        opened = finish_open_runs(held, paths)
         fresh = options.make_plan(
             held, paths, request, now_micros=now, on_progress=options.on_progress
         )
@@ -202,7 +195,8 @@ def _run(
             else None
         )
         name = None if moving is None else moving.name
-        journal = Journal.begin(held, paths, RunHeader.of_plan(chosen, owner, now, name))
+        header = RunHeader.of_plan(chosen, owner, now, name)
+        journal = Journal.begin(held, paths, header, keep_micros=options.journal_micros)
         if chosen.kind is PlanKind.DEAD_JOB:
             # Its epochs cannot be read any more once this has begun.
             held.create(paths.removal, encode_json(gc_plan_to_json(chosen)))
@@ -225,6 +219,8 @@ def _run(
             remains=remains,
         )
         with uninterrupted():
+            if moving is not None:
+                moving.end()
             options.on_done(outcome)
             journal.end({"deleted": run.deleted, "size_bytes": run.size_bytes})
         if chosen.kind is PlanKind.DEAD_JOB:

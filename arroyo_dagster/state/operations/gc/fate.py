@@ -1,28 +1,13 @@
-"""Fate of an object: whether it exists and why, or which run deleted or moved it.
-
-The journal is read part by part. Of a run, only the batches are read whose range of paths, as
-`end.json` lists it, may contain the object; of an archive, only such row groups.
-"""
+"""Fate of an object: whether it exists and why, or which run deleted or moved it."""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
-from operator import itemgetter
 
-import pyarrow as pa
-import pyarrow.compute as pc
-
-from arroyo_dagster.errors import (
-    ArroyoStateError,
-    FormatError,
-    InputError,
-    NotFoundError,
-    StorageError,
-)
-from arroyo_dagster.state.codec.journal import Line, archived_lines, archived_names
+from arroyo_dagster.errors import ArroyoStateError, FormatError, InputError, StorageError
+from arroyo_dagster.state.codec.journal import decode_batch, decode_records
 from arroyo_dagster.state.codec.records import encode_json
 from arroyo_dagster.state.model.garbage import Moved, Quarantined
 from arroyo_dagster.state.model.ids import JobId, PipelineId, StatePath
@@ -30,25 +15,17 @@ from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.operations.catalog.jobs import list_jobs
 from arroyo_dagster.state.operations.gc.explain import Explained, explain_object, job_of_path
 from arroyo_dagster.state.operations.gc.journal import (
-    JournalEntry,
-    JournalRun,
-    archives_of,
-    entry_of,
-    read_run,
-    run_from_plan,
-)
-from arroyo_dagster.state.operations.gc.journal_chain import (
     GONE,
     UNKNOWN,
-    batch_name,
-    batches_by_name,
-    decode_batch,
-    seals_of,
+    JournalEntry,
+    StoredRun,
+    entry_of,
+    load_runs,
+    stored_runs,
 )
 from arroyo_dagster.state.operations.gc.plan import GcRequest
 from arroyo_dagster.state.operations.gc.quarantine import find_copy
 from arroyo_dagster.state.operations.gc.root_reader import Reader
-from arroyo_dagster.state.storage.concurrency import ahead
 from arroyo_dagster.state.storage.names import decode_path
 from arroyo_dagster.state.storage.store import ObjectInfo, ObjectStore
 
@@ -291,107 +268,49 @@ class _Search:
     """The paths to search for in the journal.
 
     Attributes:
-        low, high: all wanted paths are between them, both inclusive.
         needles: a batch that contains none of these bytes contains no wanted path.
-        unreadable: parts that do not decode.
+        unreadable: records that do not decode.
     """
 
     wants: Callable[[str], bool]
-    mask: Callable[[pa.ChunkedArray], pa.ChunkedArray]
-    low: str
-    high: str
     needles: tuple[bytes, ...]
     unreadable: list[StatePath] = field(default_factory=list)
 
     @classmethod
     def of_paths(cls, paths: list[StatePath]) -> _Search:
         texts = [str(path) for path in paths]
-        return cls(
-            wants=frozenset(texts).__contains__,
-            mask=lambda column: pc.is_in(column, pa.array(texts, pa.string())),
-            low=min(texts),
-            high=max(texts),
-            needles=tuple(encode_json(text) for text in texts),
-        )
+        needles = tuple(encode_json(text) for text in texts)
+        return cls(wants=frozenset(texts).__contains__, needles=needles)
 
     @classmethod
     def below(cls, directory: StatePath) -> _Search:
         prefix = f"{directory}/"
-        return cls(
-            wants=lambda path: path.startswith(prefix),
-            mask=lambda column: pc.starts_with(column, prefix),
-            low=prefix,
-            high=f"{prefix}\U0010ffff",
-            needles=(encode_json(prefix)[:-1],),
-        )
+        return cls(wants=lambda path: path.startswith(prefix), needles=(encode_json(prefix)[:-1],))
 
 
 def _events(store: ObjectStore, paths: JobPaths, search: _Search) -> Iterator[FateEvent]:
-    listed = store.list_dir(paths.journal)
-    archived: set[str] = set()
-    for path in archives_of(info.path for info in listed.objects):
-        try:
-            data = store.read(path)
-            archived |= archived_names(data, path)
-            lines = archived_lines(data, path, search.mask, search.low, search.high)
-            for (name, plan), mine in itertools.groupby(lines, itemgetter(0, 1)):
-                run = run_from_plan(name, plan.encode(), path, ended=True)
-                for _, _, line in mine:
-                    yield FateEvent(entry=entry_of(run, line), quarantine=run.quarantine)
-        except (FormatError, NotFoundError):
-            search.unreadable.append(path)
-    own = [path for path in listed.prefixes if path.name not in archived]
-    headers = ahead(lambda one: _batches_of(store, one, search), own)
-    for directory, (begun, parts) in zip(own, headers, strict=True):
-        if begun is not None:
-            for line in _lines(store, directory, parts, search):
-                yield FateEvent(entry=entry_of(begun, line), quarantine=begun.quarantine)
+    runs = stored_runs(store, paths)
+    search.unreadable.extend(runs.unknown)
+    for run in load_runs(store, paths, runs.names):
+        yield from _events_of_run(run, search)
 
 
-def _batches_of(
-    store: ObjectStore, directory: StatePath, search: _Search
-) -> tuple[JournalRun | None, list[int] | None]:
-    """Return a run and the numbers of its batches that may hold a wanted path; None = unknown."""
+def _events_of_run(run: StoredRun, search: _Search) -> Iterator[FateEvent]:
     try:
-        run, seals = read_run(store, directory), seals_of(store, directory)
+        facts = run.facts()
     except FormatError:
-        search.unreadable.append(directory)
-        return None, None
-    if seals is None:
-        return run, None
-    return run, [s.number for s in seals if s.first <= search.high and s.last >= search.low]
-
-
-def _lines(
-    store: ObjectStore, directory: StatePath, parts: list[int] | None, search: _Search
-) -> Iterator[Line]:
-    found: Iterable[tuple[int, bytes | None]]
-    if parts is None:
-        found = batches_by_name(store, directory)
-    else:
-        found = zip(parts, ahead(lambda n: _read(store, directory, n), parts), strict=True)
-    for number, data in found:
-        path = directory / batch_name(number)
-        if data is None:
-            search.unreadable.append(path)
-            continue
-        if not any(needle in data for needle in search.needles):
-            continue
+        search.unreadable.append(run.objects[0][0])
+        return
+    for path, data in run.objects:
         try:
-            at_micros, lines, _ = decode_batch(data, path)
+            for text in decode_records(data, path):
+                if not any(needle in text for needle in search.needles):
+                    continue
+                for line in decode_batch(text, path):
+                    if search.wants(line[1]):
+                        yield FateEvent(entry=entry_of(facts, line), quarantine=facts.quarantine)
         except FormatError:
             search.unreadable.append(path)
-            continue
-        for name, size, etag, outcome in lines:
-            if search.wants(name):
-                yield at_micros, name, size, etag, outcome
-
-
-def _read(store: ObjectStore, directory: StatePath, number: int) -> bytes | None:
-    try:
-        return store.read(directory / batch_name(number))
-    except NotFoundError:
-        return None
 
 
 def path_of_object(name: str, url: str, job: JobPaths | None) -> str:

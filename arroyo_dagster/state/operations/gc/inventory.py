@@ -462,6 +462,7 @@ def _lost_latest(store: ObjectStore, roots: Roots, found: Inventory) -> Iterator
     refs = [one.latest_ref for one in read if isinstance(one, GenerationManifest)]
     known = {one.ref for one in (*roots.epochs, *roots.attempts)}
     oldest = min((one.epoch for one in roots.current if one.epoch not in kept), default=None)
+    lost: list[LostObject] = []
     for ref in refs:
         address = None if ref is None or ref in known else parse_manifest_path(ref)
         if ref is None or address is None:
@@ -471,9 +472,11 @@ def _lost_latest(store: ObjectStore, roots: Roots, found: Inventory) -> Iterator
             continue  # it has expired
         if roots.behind_rollback(address.epoch):
             continue  # it has expired before the epochs that the rollback restored
-        if ref != roots.lost and store.head(ref) is None:
+        if ref != roots.lost:
             reason = "its worker generation published it last, and it is missing"
-            yield LostObject(address.epoch, ref, reason)
+            lost.append(LostObject(address.epoch, ref, reason))
+    infos = concurrently(store.head, [one.path for one in lost])
+    yield from (one for one, info in zip(lost, infos, strict=True) if info is None)
 
 
 def _check_complete(store: ObjectStore, roots: Roots, found: Inventory) -> None:

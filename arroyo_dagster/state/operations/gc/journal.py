@@ -1,53 +1,48 @@
-"""The journal of deletions: written before each batch, completed after it, kept for ever.
+"""The journal of deletions: each batch is written before it begins and completed after it.
 
-The next run completes the entries of an interrupted run from the objects in the store, so that
-every entry gets an outcome. A run is a directory of small objects until it is archived: see
-`journal_archive`. Each part holds the digest of the part before it: see `journal_chain`.
+While a run goes on, its parts are objects of a directory. When it ends they become one object,
+which holds the digest of the run before. The next run completes the entries of an interrupted run
+from the objects in the store, so that every entry gets an outcome.
 """
 
 from __future__ import annotations
 
-import itertools
+import contextlib
+import re
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
-from arroyo_dagster.errors import FormatError, InputError, NotFoundError
-from arroyo_dagster.state.codec.journal_chain import (
-    BatchSeal,
-    Follows,
-    Head,
+from arroyo_dagster.errors import FormatError, NotFoundError, StorageError
+from arroyo_dagster.state.codec.journal import (
+    Line,
+    Previous,
+    RunHeader,
+    decode_batch,
+    decode_header,
+    decode_records,
     encode_batch,
-    follows_to_json,
-    link_after,
-    seal_of,
-    seals_to_json,
+    encode_end,
+    encode_header,
 )
-from arroyo_dagster.state.codec.records import OWN_VERSION, encode_json, known_fields
-from arroyo_dagster.state.model.garbage import GcPlan, digest_of
+from arroyo_dagster.state.metadata.expiry import delete_all
+from arroyo_dagster.state.model.garbage import digest_of
 from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.model.numbers import parse_numbered
 from arroyo_dagster.state.model.objects import StoredObject
-from arroyo_dagster.state.operations.gc.journal_chain import (
-    END,
-    PLAN,
-    UNKNOWN,
-    batch_name,
-    batches_by_name,
-    decode_batch,
-    put_head,
-    run_to_follow,
-)
-from arroyo_dagster.state.storage.concurrency import concurrently
+from arroyo_dagster.state.storage.concurrency import ahead, concurrently
 from arroyo_dagster.state.storage.store import ObjectStore
 
-if TYPE_CHECKING:
-    from arroyo_dagster.state.codec.journal import Line
-
-ARCHIVE = ".parquet"
-TIME_DIGITS = 17
+UNKNOWN = "unknown"
+GONE = "gone"
+DIED = "there: the run died before"
+_SUFFIX = ".json.gz"
+_TIME_DIGITS = 17
 """Digits of the time in a run's name, in microseconds since 1970; enough until the year 5138."""
+
+_NAME = re.compile(rf"\d{{{_TIME_DIGITS}}}-[^/]+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,93 +88,57 @@ class JournalRun:
     ended: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunHeader:
-    """What is known of a run when it begins.
-
-    Attributes:
-        kind: the kind of plan, `purge` or `undelete`.
-        plan: the digest of the plan, or the name of the quarantine.
-        objects, size_bytes: what its plan takes.
-        quarantine: the name of the quarantine it moves objects to; None if it deletes them.
-        more: further fields of the run's record.
-    """
-
-    kind: str
-    plan: str
-    owner: str
-    begun_at_micros: int
-    objects: int
-    size_bytes: int
-    quarantine: str | None = None
-    more: Mapping[str, object] = field(default_factory=dict)
-
-    @classmethod
-    def of_plan(
-        cls, plan: GcPlan, owner: str, now_micros: int, quarantine: str | None
-    ) -> RunHeader:
-        """Return the header of a run that executes a plan."""
-        return cls(
-            kind=plan.kind.value,
-            plan=plan.digest,
-            owner=owner,
-            begun_at_micros=now_micros,
-            objects=plan.objects,
-            size_bytes=plan.size_bytes,
-            quarantine=quarantine,
-            more={
-                "rule": dict(plan.rule),
-                "referenced": plan.proof.digest,
-                "roots": len(plan.proof.roots),
-            },
-        )
-
-    def to_json(self) -> dict[str, object]:
-        """Return the fields of the first object of the run."""
-        return {
-            "version": OWN_VERSION,
-            "owner": self.owner,
-            "begun_at_micros": self.begun_at_micros,
-            "kind": self.kind,
-            "plan": self.plan,
-            "objects": self.objects,
-            "size_bytes": self.size_bytes,
-            "quarantine": self.quarantine,
-            **self.more,
-        }
-
-
 class Journal:
     """Writes the journal of one run, which `begin` has begun.
 
     Args:
         name: the name of the run.
-        link: the digest of its first object.
+        header: its first part.
         begun_at_micros: when it began.
     """
 
     def __init__(
-        self, store: ObjectStore, paths: JobPaths, name: str, link: str, begun_at_micros: int
+        self, store: ObjectStore, paths: JobPaths, name: str, header: bytes, begun_at_micros: int
     ) -> None:
         self.name = name
         self._store = store
         self._paths = paths
         self._begun = begun_at_micros - time.monotonic_ns() // 1000
-        self._at = paths.journal / name
-        self._link = link
-        self._previous: dict[int, str] = {}
-        self._seals: dict[int, BatchSeal] = {}
+        self._directory = paths.journal / name
+        self._records = {0: header}
 
     @classmethod
-    def begin(cls, store: ObjectStore, paths: JobPaths, header: RunHeader) -> Journal:
-        """Write the first object of a run, and let the head of the chain name it."""
-        now_micros = header.begun_at_micros
-        follows = run_to_follow(store, paths)
-        data = encode_json({**header.to_json(), **follows_to_json(follows)})
-        name = _begun_name(store, paths, _time_after(follows, now_micros), header.plan[:12], data)
-        journal = cls(store, paths, name, digest_of(data), now_micros)
-        put_head(store, paths, Head(run=name, digest=journal._link, ended=False))
-        return journal
+    def begin(
+        cls,
+        store: ObjectStore,
+        paths: JobPaths,
+        header: RunHeader,
+        *,
+        keep_micros: int | None = None,
+    ) -> Journal:
+        """Write the first part of a run.
+
+        Args:
+            keep_micros: delete the records of runs that began longer ago; None = keep all.
+
+        Raises:
+            FormatError: a record of the journal is not of the form that this release writes.
+        """
+        runs = _known_runs(store, paths)
+        header = _following(store, paths, runs, header)
+        old: list[str] = []
+        if keep_micros is not None:
+            oldest = f"{max(0, header.begun_at_micros - keep_micros):0{_TIME_DIGITS}}"
+            old = [name for name in sorted(runs.ended)[:-1] if name < oldest]
+        if old:
+            # Before they are deleted: what is missing must not look lost.
+            header = replace(header, expired=old[-1])
+        data = encode_header(header)
+        name = _begun_name(store, paths, header, data)
+        for one in old:
+            _delete_records(store, paths.journal / one)
+        delete_all(store, [run_path(paths, one) for one in old])
+        return cls(store, paths, name, data, header.begun_at_micros)
 
     def write(
         self, batches: Sequence[tuple[int, Sequence[StoredObject]]], outcomes: Mapping[Any, str]
@@ -187,53 +146,294 @@ class Journal:
         """Write batches: without outcomes before they begin, with all outcomes afterwards.
 
         Args:
-            batches: each with its number. Their first write, in this order, determines their places
-                in the chain.
+            batches: each with its number, from 1.
         """
-        for number, objects in batches:
-            if number not in self._previous:
-                self._previous[number] = self._link
-                lines = [[str(one.path), one.size_bytes, one.etag] for one in objects]
-                self._link = link_after(self._link, lines)
         now = self._begun + time.monotonic_ns() // 1000
-        seals = concurrently(lambda one: self._write(now, *one, outcomes), batches)
-        self._seals |= {seal.number: seal for seal in seals}
+        written = concurrently(lambda one: self._write(now, *one, outcomes), batches)
+        self._records |= {number: data for (number, _), data in zip(batches, written, strict=True)}
 
     def _write(
         self, now: int, number: int, objects: Sequence[StoredObject], outcomes: Mapping[Any, str]
-    ) -> BatchSeal:
+    ) -> bytes:
         lines = [
-            [str(one.path), one.size_bytes, one.etag, outcomes.get(one.path, UNKNOWN)]
+            (str(one.path), one.size_bytes, one.etag, outcomes.get(one.path, UNKNOWN))
             for one in objects
         ]
-        data = encode_batch(now, lines, self._previous[number])
-        self._store.put(self._at / batch_name(number), data)
-        return seal_of(number, lines, data)
+        data = encode_batch(now, lines)
+        self._store.put(self._directory / record_name(number), data)
+        return data
 
     def end(self, counts: Mapping[str, int]) -> None:
-        """Write the end of the run, with what it did."""
-        seals = (self._seals[number] for number in sorted(self._seals))
-        data = encode_json({"version": OWN_VERSION, **counts, **seals_to_json(seals, self._link)})
-        self._store.put(self._at / END, data)
-        put_head(self._store, self._paths, Head(run=self.name, digest=digest_of(data), ended=True))
+        """Write the run as one object, with what it did, and delete its parts."""
+        _end(self._store, self._paths, self.name, self._records, counts)
 
 
-def _begun_name(store: ObjectStore, paths: JobPaths, micros: int, plan: str, data: bytes) -> str:
-    """Create the directory of a run, under a unique name."""
+def record_name(number: int) -> str:
+    """Return the name of a part: 0 is the header, batches are numbered from 1, without a gap."""
+    return f"{number:06}{_SUFFIX}"
+
+
+def run_path(paths: JobPaths, name: str) -> StatePath:
+    """Return the path of the object of a run that has ended."""
+    return paths.journal / f"{name}{_SUFFIX}"
+
+
+def _following(
+    store: ObjectStore, paths: JobPaths, runs: StoredRuns, header: RunHeader
+) -> RunHeader:
+    """Return a header that names the newest run; names ascend, whatever the clocks are."""
+    if not runs.ended:
+        return header
+    newest = max(runs.ended)
+    data = store.read(run_path(paths, newest))
+    text = next(decode_records(data, run_path(paths, newest)), b"")
+    before = decode_header(text, run_path(paths, newest))
+    return replace(
+        header, previous=Previous(run=newest, digest=digest_of(data)), expired=before.expired
+    )
+
+
+def _begun_name(store: ObjectStore, paths: JobPaths, header: RunHeader, data: bytes) -> str:
+    """Create the directory of a run, under a unique name that is greater than the one before."""
+    micros = header.begun_at_micros
+    if header.previous is not None:
+        micros = max(micros, int(header.previous.run[:_TIME_DIGITS]) + 1)
     while True:
-        name = f"{micros:0{TIME_DIGITS}}-{plan}"
-        path = paths.journal / name / PLAN
+        name = f"{micros:0{_TIME_DIGITS}}-{header.plan[:12]}"
+        path = paths.journal / name / record_name(0)
         # False may be the answer to this request if it was sent twice.
         if store.create(path, data) or store.read(path) == data:
             return name
         micros += 1
 
 
-def _time_after(follows: Follows | None, now_micros: int) -> int:
-    """Return the time in a run's name: names ascend along the chain, whatever the clocks are."""
-    time_of = "" if follows is None else follows.run.partition("-")[0]
-    known = len(time_of) == TIME_DIGITS and time_of.isdecimal()
-    return max(now_micros, int(time_of) + 1) if known else now_micros
+def _end(
+    store: ObjectStore,
+    paths: JobPaths,
+    name: str,
+    records: Mapping[int, bytes],
+    counts: Mapping[str, int],
+) -> None:
+    numbers = sorted(records)
+    whole = b"".join((*(records[number] for number in numbers), encode_end(counts)))
+    store.put(run_path(paths, name), whole)
+    with contextlib.suppress(StorageError):  # The next run deletes what stays.
+        delete_all(store, [paths.journal / name / record_name(number) for number in numbers])
+
+
+# ---- interrupted runs ----------------------------------------------------------------------------
+
+
+def finish_open_runs(store: ObjectStore, paths: JobPaths) -> int:
+    """Complete the entries of interrupted runs from the objects in the store, and end them.
+
+    Returns:
+        How many objects had no outcome.
+
+    Raises:
+        FormatError: a record is not of the form that this release writes; it is unchanged.
+    """
+    directories = sorted(_known_runs(store, paths).directories)
+    return sum(_finish(store, paths, name) for name in directories)
+
+
+def _finish(store: ObjectStore, paths: JobPaths, name: str) -> int:
+    directory = paths.journal / name
+    parts = dict(records_of(store, directory))
+    whole = _read(store, run_path(paths, name))
+    if whole is not None:
+        # What arrived later stays: `check_journal` reports it.
+        within = [number for number, data in parts.items() if data in whole]
+        delete_all(store, [directory / record_name(number) for number in within])
+        return 0
+    if not parts:
+        return 0
+    if 0 not in parts:
+        raise FormatError(
+            "the first part of a run of the journal is missing",
+            path=directory / record_name(0),
+            next_step=f"keep {directory} and report it, move it out of the journal, then run this "
+            "again",
+        )
+    lines: dict[int, list[Line]] = {}
+    for number, data in parts.items():
+        path = directory / record_name(number)
+        for text in decode_records(data, path):
+            if number:
+                lines[number] = decode_batch(text, path)
+            else:
+                decode_header(text, path)
+    completed = 0
+    for number, batch in lines.items():
+        unknown = [line[1] for line in batch if line[4] == UNKNOWN]
+        if not unknown:
+            continue
+        infos = concurrently(store.head, unknown)
+        outcomes = {
+            path: GONE if info is None else DIED for path, info in zip(unknown, infos, strict=True)
+        }
+        completed += len(unknown)
+        parts[number] = encode_batch(
+            batch[0][0],
+            [
+                (path, size, etag, outcomes.get(path, said) if said == UNKNOWN else said)
+                for _, path, size, etag, said in batch
+            ],
+        )
+        store.put(directory / record_name(number), parts[number])
+    _end(store, paths, name, parts, {"died": 1})
+    return completed
+
+
+def _delete_records(store: ObjectStore, directory: StatePath) -> None:
+    delete_all(
+        store, [directory / record_name(number) for number, _ in records_of(store, directory)]
+    )
+
+
+# ---- stored runs ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredRuns:
+    """The runs of a journal by name, as a listing shows them.
+
+    Attributes:
+        ended: those that are one object.
+        directories: those with a directory; it is left over if the run has ended.
+        unknown: objects and directories that are no runs.
+    """
+
+    ended: frozenset[str]
+    directories: frozenset[str]
+    unknown: tuple[StatePath, ...]
+
+    @property
+    def names(self) -> list[str]:
+        """Every run, oldest first."""
+        return sorted(self.ended | self.directories)
+
+
+def stored_runs(store: ObjectStore, paths: JobPaths) -> StoredRuns:
+    """List the runs of a journal."""
+    listed = store.list_dir(paths.journal)
+    within = concurrently(store.list_dir, listed.prefixes)
+    ended = {info.path: info.path.name.removesuffix(_SUFFIX) for info in listed.objects}
+    unknown = [path for path, name in ended.items() if path != run_path(paths, name)]
+    unknown += [path for path, name in ended.items() if not _NAME.fullmatch(name)]
+    for path, level in zip(listed.prefixes, within, strict=True):
+        parts = [info.path for info in level.objects]
+        unknown += [] if _NAME.fullmatch(path.name) else [path]
+        unknown += [one for one in parts if parse_numbered(one.name, 6, _SUFFIX) is None]
+        unknown += level.prefixes
+    return StoredRuns(
+        ended=frozenset(name for path, name in ended.items() if path not in unknown),
+        directories=frozenset(
+            path.name
+            for path, level in zip(listed.prefixes, within, strict=True)
+            if level.objects and path not in unknown  # On local disk it may be empty.
+        ),
+        unknown=tuple(dict.fromkeys(unknown)),
+    )
+
+
+def _known_runs(store: ObjectStore, paths: JobPaths) -> StoredRuns:
+    """List the runs of a journal; refuse one that this release cannot read."""
+    runs = stored_runs(store, paths)
+    for path in runs.unknown:
+        raise FormatError(
+            "this is no record of a journal that this release knows",
+            path=path,
+            next_step="use the release that wrote it, or move it out of the journal; nothing was "
+            "deleted",
+        )
+    return runs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredRun:
+    """One run as it is stored.
+
+    Attributes:
+        objects: its object, or those of its parts in order; none if there is no such run.
+    """
+
+    name: str
+    ended: bool
+    objects: tuple[tuple[StatePath, bytes], ...]
+
+    def texts(self) -> Iterator[tuple[StatePath, bytes]]:
+        """Yield the JSON of each part with the object that holds it, the header first.
+
+        Raises:
+            FormatError: an object is damaged.
+        """
+        return ((path, text) for path, data in self.objects for text in decode_records(data, path))
+
+    def header(self) -> RunHeader:
+        """Decode its header. Errors as in `texts`."""
+        path, text = next(self.texts())
+        return decode_header(text, path)
+
+    def facts(self) -> JournalRun:
+        """Return what is known of it. Errors as in `texts`."""
+        header = self.header()
+        return JournalRun(
+            name=self.name,
+            owner=header.owner,
+            begun_at_micros=header.begun_at_micros,
+            kind=header.kind,
+            plan=header.plan,
+            objects=header.objects,
+            size_bytes=header.size_bytes,
+            quarantine=header.quarantine,
+            ended=self.ended,
+        )
+
+
+def load_run(store: ObjectStore, paths: JobPaths, name: str) -> StoredRun:
+    """Read a run completely."""
+    path, directory = run_path(paths, name), paths.journal / name
+    data = _read(store, path)
+    parts: list[tuple[int, bytes]] = []
+    if data is None:
+        parts = list(records_of(store, directory))
+        data = _read(store, path)  # It may have ended meanwhile.
+    objects = [(directory / record_name(number), part) for number, part in parts]
+    if data is not None:
+        objects = [(path, data)]
+    return StoredRun(name=name, ended=data is not None, objects=tuple(objects))
+
+
+def load_runs(store: ObjectStore, paths: JobPaths, names: Sequence[str]) -> Iterator[StoredRun]:
+    """Read runs one after the other, a few ahead; those that do not exist are left out."""
+    found = ahead(lambda name: load_run(store, paths, name), names)
+    return (run for run in found if run.objects)
+
+
+def records_of(store: ObjectStore, directory: StatePath) -> Iterator[tuple[int, bytes]]:
+    """Yield the parts of a run in order: those that a listing shows, and those it may have missed.
+
+    Missing numbers are left out.
+    """
+    listed = (info.path.name for info in store.list_dir(directory).objects)
+    numbers = [parse_numbered(name, 6, _SUFFIX) for name in listed]
+    number = 1 + max((one for one in numbers if one is not None), default=-1)
+    read = ahead(lambda one: _read(store, directory / record_name(one)), range(number))
+    yield from ((one, data) for one, data in enumerate(read) if data is not None)
+    while (data := _read(store, directory / record_name(number))) is not None:
+        yield number, data
+        number += 1
+
+
+def _read(store: ObjectStore, path: StatePath) -> bytes | None:
+    try:
+        return store.read(path)
+    except NotFoundError:
+        return None
+
+
+# ---- reading -------------------------------------------------------------------------------------
 
 
 def list_runs(store: ObjectStore, paths: JobPaths) -> list[JournalRun]:
@@ -242,61 +442,8 @@ def list_runs(store: ObjectStore, paths: JobPaths) -> list[JournalRun]:
     Raises:
         FormatError: a run does not decode.
     """
-    return [one.run for one in _found(store, paths)]
-
-
-@dataclass(frozen=True, slots=True)
-class _LocatedRun:
-    """A run, and its place: a directory of its own, or an archive of several runs."""
-
-    run: JournalRun
-    archive: StatePath | None = None
-
-
-def _found(store: ObjectStore, paths: JobPaths) -> list[_LocatedRun]:
-    listed = store.list_dir(paths.journal)
-    found: dict[str, _LocatedRun] = {}
-    for path in archives_of(info.path for info in listed.objects):
-        from arroyo_dagster.state.codec.journal import archived_runs
-
-        for one in archived_runs(store.read(path), path):
-            run = run_from_plan(one.name, one.plan.encode(), path, ended=True)
-            found.setdefault(one.name, _LocatedRun(run, path))
-    # The directory of an archived run may not have been deleted yet.
-    own = [path for path in listed.prefixes if path.name not in found]
-    others = concurrently(lambda path: read_run(store, path), own)
-    found.update((run.name, _LocatedRun(run)) for run in others if run is not None)
-    return [found[name] for name in sorted(found)]
-
-
-def archives_of(objects: Iterable[StatePath]) -> list[StatePath]:
-    """Return the archives among the objects of a journal, in order of their names."""
-    return sorted(path for path in objects if path.name.endswith(ARCHIVE))
-
-
-def read_run(store: ObjectStore, directory: StatePath) -> JournalRun | None:
-    path = directory / PLAN
-    try:
-        data = store.read(path)
-    except NotFoundError:
-        return None
-    ended = store.head(directory / END) is not None
-    return run_from_plan(directory.name, data, path, ended=ended)
-
-
-def run_from_plan(name: str, data: bytes, path: StatePath, *, ended: bool) -> JournalRun:
-    with known_fields(data, path) as fields:
-        return JournalRun(
-            name=name,
-            owner=fields.text("owner"),
-            begun_at_micros=fields.number("begun_at_micros"),
-            kind=fields.text("kind"),
-            plan=fields.text("plan"),
-            objects=fields.number("objects"),
-            size_bytes=fields.number("size_bytes"),
-            quarantine=fields.optional_text("quarantine"),
-            ended=ended,
-        )
+    names = _known_runs(store, paths).names
+    return [run.facts() for run in load_runs(store, paths, names)]
 
 
 def read_journal(
@@ -310,37 +457,16 @@ def read_journal(
     Raises:
         FormatError: a part of the journal does not decode.
     """
-    wanted = [one for one in _found(store, paths) if run is None or one.run.name == run]
-    for archive, runs in itertools.groupby(wanted, lambda one: one.archive):
-        if archive is None:
-            for one in runs:
-                yield from _entries(one.run, _lines(store, paths.journal / one.run.name))
-            continue
-        names = {one.run.name: one.run for one in runs}
-        from arroyo_dagster.state.codec.journal import archived_runs
-
-        for archived in archived_runs(store.read(archive), archive):
-            if archived.name in names:
-                yield from _entries(names[archived.name], archived.lines)
-
-
-def _entries(run: JournalRun, lines: Iterable[Line]) -> Iterator[JournalEntry]:
-    return (entry_of(run, line) for line in lines)
+    names = _known_runs(store, paths).names if run is None else [run]
+    for stored in load_runs(store, paths, names):
+        facts = stored.facts()
+        for path, text in stored.texts():
+            yield from (entry_of(facts, line) for line in decode_batch(text, path))
 
 
 def entry_of(run: JournalRun, line: Line) -> JournalEntry:
-    """Return the entry for a line of a run.
-
-    Raises:
-        FormatError: the line contains no valid path.
-    """
-    at_micros, name, size, etag, outcome = line
-    try:
-        path = StatePath(name)
-    except InputError as error:
-        raise FormatError(
-            f"a line of the journal contains no path: {error}", run=run.name
-        ) from error
+    """Return the entry for a line of a run."""
+    at_micros, path, size_bytes, etag, outcome = line
     return JournalEntry(
         run=run.name,
         owner=run.owner,
@@ -348,14 +474,7 @@ def entry_of(run: JournalRun, line: Line) -> JournalEntry:
         kind=run.kind,
         plan=run.plan,
         path=path,
-        size_bytes=size,
+        size_bytes=size_bytes,
         etag=etag,
-        outcome=str(outcome),
+        outcome=outcome,
     )
-
-
-def _lines(store: ObjectStore, directory: StatePath) -> Iterator[Line]:
-    for number, data in batches_by_name(store, directory):
-        at_micros, lines, _ = decode_batch(data, directory / batch_name(number))
-        for name, size, etag, outcome in lines:
-            yield at_micros, name, size, etag, outcome

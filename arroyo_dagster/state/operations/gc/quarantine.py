@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from arroyo_dagster.errors import FormatError, NotFoundError
@@ -18,6 +18,7 @@ from arroyo_dagster.state.codec.gc import (
     encode_moved,
     encode_quarantined,
 )
+from arroyo_dagster.state.codec.journal import RunHeader
 from arroyo_dagster.state.codec.references import manifest_references, operator_references
 from arroyo_dagster.state.metadata.expiry import delete_all
 from arroyo_dagster.state.metadata.lease import IN_FLIGHT_GRACE_SECONDS, LeaseOptions, lease
@@ -25,6 +26,7 @@ from arroyo_dagster.state.model.clock import Clock, wall_clock
 from arroyo_dagster.state.model.garbage import (
     PURGE_MICROS,
     GcPlan,
+    JobPins,
     Moved,
     PathsDigest,
     Quarantined,
@@ -42,8 +44,7 @@ from arroyo_dagster.state.model.objects import (
 from arroyo_dagster.state.model.progress import OnProgress, no_progress
 from arroyo_dagster.state.operations.engines import HERE, ItemRunner
 from arroyo_dagster.state.operations.gc.copies import COPY_BYTES, digest_stored, in_turn
-from arroyo_dagster.state.operations.gc.journal import Journal, RunHeader
-from arroyo_dagster.state.operations.gc.journal_chain import finish_open_runs
+from arroyo_dagster.state.operations.gc.journal import Journal, finish_open_runs
 from arroyo_dagster.state.operations.gc.pins import may_be_going, put_pins
 from arroyo_dagster.state.operations.gc.root_reader import Reader
 from arroyo_dagster.state.operations.progress import counter
@@ -61,7 +62,9 @@ class QuarantineWriter:
 
     store: ObjectStore
     paths: JobPaths
-    name: str
+    quarantine: Quarantined
+    owner: str
+    index_offset: int
     items: ItemRunner = HERE
 
     @classmethod
@@ -74,7 +77,8 @@ class QuarantineWriter:
         sleep: Callable[[float], None],
         items: ItemRunner = HERE,
     ) -> QuarantineWriter:
-        """Begin a quarantine: from now on the objects that it needs are kept.
+        """Begin a quarantine, or continue that of a run that was interrupted: what belongs
+        together is undeleted together. From now on the objects that it needs are kept.
 
         Args:
             held: the store, under the lease.
@@ -82,25 +86,34 @@ class QuarantineWriter:
                 quarantine.
             items: copies the objects.
         """
-        name = f"{now_micros:017}-{plan.digest[:12]}"
+        _, known = Reader(held, plan.paths).pins_in_full()
+        begun = next((one for one in known if not one.ended), None)
+        if begun is None:
+            name = f"{now_micros:017}-{plan.digest[:12]}"
+            begun = Quarantined(name=name, needs=NOTHING, moved_at_micros=now_micros)
         steps = (plan.data, plan.records, plan.metadata)
-        found = Quarantined(
-            name=name,
-            needs=_needs(held, plan),
+        moved = [one.path for one in all_moved(held, plan.paths, begun)]
+        found = replace(
+            begun,
+            needs=Packed.of_paths(sorted({*begun.needs.paths, *_needs(held, plan, moved)})),
             moved_at_micros=now_micros,
             # Objects that still exist at the end of a step are moved once more.
-            parts=sum(step.batch_count + 1 for step in steps),
+            parts=begun.parts + sum(step.batch_count + 1 for step in steps),
         )
-        path = plan.paths.quarantine_index(name)
-        held.put(path, encode_quarantined(found, owner))
-        put_pins(
-            held,
-            plan.paths,
-            lambda kept: replace(kept, quarantines=(*kept.quarantines, name)),
-        )
+        held.put(plan.paths.quarantine_index(found.name), encode_quarantined(found, owner))
+        put_pins(held, plan.paths, functools.partial(_with_quarantine, name=found.name))
         if found.needs and may_be_going(held, plan.paths):
             sleep(IN_FLIGHT_GRACE_SECONDS)
-        return cls(held, plan.paths, name, items)
+        return cls(held, plan.paths, found, owner, begun.parts, items)
+
+    @property
+    def name(self) -> str:
+        """The name of the quarantine."""
+        return self.quarantine.name
+
+    def end(self) -> None:
+        """Record that everything was moved: the next run begins a quarantine of its own."""
+        end_quarantine(self.store, self.paths, self.quarantine, self.owner)
 
     def copy(self, batches: Sequence[tuple[int, list[StoredObject]]]) -> list[StatePath]:
         """Copy numbered batches to quarantine, read them back, and record the original paths.
@@ -110,7 +123,7 @@ class QuarantineWriter:
         """
         directory = self.paths.quarantine / self.name
         wanted = [
-            (one, directory / f"{number:06}-{at:04}")
+            (one, directory / f"{self.index_offset + number:06}-{at:04}")
             for number, batch in batches
             for at, one in enumerate(batch)
         ]
@@ -129,7 +142,19 @@ class QuarantineWriter:
 
     def _put_index(self, directory: StatePath, number: int, found: Sequence[Moved | None]) -> None:
         moved = [one for one in found if one is not None]
-        self.store.put(directory / _index_part(number), encode_moved(moved))
+        path = directory / _index_part(self.index_offset + number)
+        self.store.put(path, encode_moved(moved))
+
+
+def _with_quarantine(kept: JobPins, name: str) -> JobPins:
+    return replace(kept, quarantines=tuple(dict.fromkeys((*kept.quarantines, name))))
+
+
+def end_quarantine(held: ObjectStore, paths: JobPaths, quarantine: Quarantined, owner: str) -> None:
+    """Record that no later run moves objects to a quarantine."""
+    if not quarantine.ended:
+        data = encode_quarantined(replace(quarantine, ended=True), owner)
+        held.put(paths.quarantine_index(quarantine.name), data)
 
 
 def copy_object(store: ObjectStore, wanted: tuple[StoredObject, StatePath]) -> Moved | None:
@@ -158,11 +183,11 @@ def copy_object(store: ObjectStore, wanted: tuple[StoredObject, StatePath]) -> M
     return Moved(path=one.path, copy=target, size_bytes=size_bytes, digest=digest)
 
 
-def _needs(held: ObjectStore, plan: GcPlan) -> Packed:
+def _needs(held: ObjectStore, plan: GcPlan, moved_before: Iterable[StatePath]) -> set[StatePath]:
     """Return the files that the plan's metadata lists and that are not moved with it."""
     if UNREADABLE in plan.rule:
-        return NOTHING  # everything is moved together
-    moved = PathsDigest(plan.data.paths)
+        return set()  # everything is moved together
+    moved = PathsDigest((*plan.data.paths, *moved_before))
     reader = Reader(held, plan.paths)
 
     def listed(path: StatePath) -> tuple[StatePath, ...]:
@@ -175,8 +200,7 @@ def _needs(held: ObjectStore, plan: GcPlan) -> Packed:
         return ()
 
     found = concurrently(listed, plan.metadata.paths)
-    needed = {path for files in found for path in files if path not in moved}
-    return Packed.of_paths(sorted(needed))
+    return {path for files in found for path in files if path not in moved}
 
 
 # ---- existing quarantines ------------------------------------------------------------------------
@@ -219,10 +243,8 @@ def find_copy(
     """Return the copy of one object in a quarantine; None if there is none. Reads part by part."""
     directory = paths.quarantine / one.name
     names = [directory / _index_part(number) for number in range(1, one.parts + 1)]
-    if not names:
-        listed = store.list_dir(directory).objects
-        names = [info.path for info in listed if info.path.name.startswith("part-")]
-    for part in ahead(lambda name: _moved_in(store, paths, name), names):
+    # A run that continues another may copy an object once more: the newest copy counts.
+    for part in ahead(lambda name: _moved_in(store, paths, name), reversed(names)):
         found = next((moved for moved in part or () if moved.path == path), None)
         if found is not None:
             return found
@@ -283,7 +305,7 @@ def purge(
         now = check_store_clock(
             paths, None if written is None else written.modified_micros, clock()
         )
-        finish_open_runs(held, paths, held.list_dir(paths.journal).prefixes)
+        finish_open_runs(held, paths)
         going = _old(held, paths, now - older_than_micros)
         for one in going:
             purge_quarantine(held, paths, one, owner, now, on_progress)

@@ -19,8 +19,7 @@ from arroyo_dagster.state.model.job_facts import JobFacts
 from arroyo_dagster.state.model.layout import JobPaths, Layout
 from arroyo_dagster.state.model.objects import BATCH, Packed, StoredObject
 from arroyo_dagster.state.model.progress import OnProgress, Progress
-from arroyo_dagster.state.operations.gc.journal import Journal
-from arroyo_dagster.state.operations.gc.journal_chain import GONE
+from arroyo_dagster.state.operations.gc.journal import GONE, Journal
 from arroyo_dagster.state.operations.gc.plan import GcRequest
 from arroyo_dagster.state.operations.gc.quarantine import QuarantineWriter
 from arroyo_dagster.state.operations.gc.roots import newest_root

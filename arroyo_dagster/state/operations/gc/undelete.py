@@ -11,6 +11,10 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from arroyo_dagster.errors import ConflictError, FormatError, NotFoundError
+from arroyo_dagster.state.codec.journal import RunHeader
+from arroyo_dagster.state.codec.metadata import decode_legacy_checkpoint
+from arroyo_dagster.state.codec.records import decode_epoch_record
+from arroyo_dagster.state.codec.references import manifest_references, operator_references
 from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.metadata.expiry import delete_all
 from arroyo_dagster.state.metadata.lease import IN_FLIGHT_GRACE_SECONDS, LeaseOptions, lease
@@ -20,54 +24,135 @@ from arroyo_dagster.state.model.garbage import (
     Moved,
     Pin,
     Quarantined,
+    References,
     UndeletePlan,
 )
 from arroyo_dagster.state.model.ids import Epoch, StatePath
-from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.model.layout import GENERATION_MANIFEST, JobPaths, Layout
 from arroyo_dagster.state.model.objects import ObjectKind, Packed, StoredObject, object_name
 from arroyo_dagster.state.model.progress import OnProgress, no_progress
 from arroyo_dagster.state.operations.engines import HERE, ItemRunner
 from arroyo_dagster.state.operations.gc.copies import COPY_BYTES, digest_stored, in_turn
-from arroyo_dagster.state.operations.gc.journal import Journal, RunHeader
-from arroyo_dagster.state.operations.gc.journal_chain import finish_open_runs
+from arroyo_dagster.state.operations.gc.journal import Journal, finish_open_runs
 from arroyo_dagster.state.operations.gc.pins import (
     may_be_going,
     put_pins,
     read_pins,
     release,
 )
+from arroyo_dagster.state.operations.gc.quarantine import all_moved, end_quarantine
 from arroyo_dagster.state.operations.gc.root_reader import Reader
-from arroyo_dagster.state.operations.gc.split_epochs import linked_quarantines, needs_of_epoch
 from arroyo_dagster.state.operations.progress import counter
 from arroyo_dagster.state.planning.engines import WorkAmount
 from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.store import ObjectStore
 
 R = TypeVar("R")
+_Decode = Callable[[bytes, str], References]
 
 
 def plan_undelete(store: ObjectStore, paths: JobPaths, name: str) -> UndeletePlan:
-    """Plan what `run_undelete` would restore, and what it could not. Writes nothing: this is the
-    dry run.
+    """Plan what `run_undelete` would restore: all that a quarantine holds. Writes nothing: this is
+    the dry run.
 
     Raises:
         NotFoundError: there is no such quarantine.
+        ConflictError: what it holds cannot come back completely.
     """
-    found = linked_quarantines(store, paths, _known(store, paths, name), name)
-    left = {one: _with_copy(store, paths, one, moved) for one, moved in found.items()}
-    purged = sum(len(found[one]) - len(left[one]) for one in found)
-    return replace(_that_are_whole(store, paths, left, name), purged=purged)
+    # Of two copies of an object the newer counts.
+    quarantine = _known(store, paths, name)
+    copies = {one.path: one for one in all_moved(store, paths, quarantine)}
+    moved = sorted(copies.values(), key=lambda one: _order(paths, one))
+    _check_copies(store, paths, quarantine, moved)
+    needs = _Needs(store, paths, copies)
+    lacking = concurrently(needs.of_epoch, [one.path for one in moved if _epoch_of(paths, one)])
+    for head, missing in (*lacking, needs.of_start()):
+        if missing is not None:
+            raise ConflictError(
+                f"the quarantine cannot be restored: {head} needs an object that is neither in "
+                "place nor in this quarantine; nothing was restored",
+                path=missing,
+                job=paths.root,
+                quarantine=name,
+                next_step="its objects and their copies are in `arroyo-state sql 'SELECT * FROM "
+                "quarantine'`; copy those that you need",
+            )
+    return UndeletePlan(quarantine=name, objects=tuple(moved))
 
 
-def _with_copy(
-    store: ObjectStore, paths: JobPaths, name: str, moved: Sequence[Moved]
-) -> list[Moved]:
-    """Leave out the objects whose copies an interrupted purge has deleted."""
+def _check_copies(
+    store: ObjectStore, paths: JobPaths, quarantine: Quarantined, moved: Sequence[Moved]
+) -> None:
+    """Refuse a quarantine of which an interrupted purge has deleted copies, or everything."""
+    name = quarantine.name
+    if quarantine.ended and not moved:
+        raise ConflictError(
+            "the quarantine holds no object: it was purged, or nothing was moved to it",
+            job=paths.root,
+            quarantine=name,
+            next_step=f"remove it: `arroyo-state gc purge {paths.root} --yes`",
+        )
     listed = {info.path for info in store.list(paths.quarantine / name)}
     hidden = [one.copy for one in moved if one.copy not in listed]
-    heads = concurrently(store.head, hidden)
-    gone = {path for path, info in zip(hidden, heads, strict=True) if info is None}
-    return [one for one in moved if one.copy not in gone]
+    for path, info in zip(hidden, concurrently(store.head, hidden), strict=True):
+        if info is None:
+            raise ConflictError(
+                "a purge of this quarantine has begun; nothing was restored",
+                path=path,
+                job=paths.root,
+                quarantine=name,
+                next_step=f"finish it: `arroyo-state gc purge {paths.root} --yes`",
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class _Needs:
+    """What a restore needs besides the copies of a quarantine, and what of it does not exist."""
+
+    store: ObjectStore
+    paths: JobPaths
+    copies: Mapping[StatePath, Moved]
+
+    def of_epoch(self, head: StatePath) -> tuple[StatePath, StatePath | None]:
+        """Return the object that makes an epoch visible, and an object that the epoch lacks."""
+        try:
+            lists = self._lists(head)
+            files = [
+                file for path, decode in lists for file in decode(self._read(path), path).files
+            ]
+        except NotFoundError as error:
+            return head, StatePath(str(error.facts["path"]))
+        except FormatError:
+            return head, None  # its state before it was quarantined
+        elsewhere = [file for file in dict.fromkeys(files) if file not in self.copies]
+        infos = concurrently(self.store.head, elsewhere)
+        return head, next((p for p, i in zip(elsewhere, infos, strict=True) if i is None), None)
+
+    def of_start(self) -> tuple[StatePath, StatePath | None]:
+        """Return the directory of generations, and itself if no manifest leads to the epochs."""
+        below = self.paths.generations
+        kinds = {object_name(self.paths, path).kind for path in self.copies}
+        if ObjectKind.RECORD not in kinds or ObjectKind.GENERATION in kinds:
+            return below, None
+        manifests = [one / GENERATION_MANIFEST for one in self.store.list_dir(below).prefixes]
+        infos = concurrently(self.store.head, manifests)
+        return below, None if any(infos) else below
+
+    def _lists(self, head: StatePath) -> list[tuple[StatePath, _Decode]]:
+        """Return the objects that list an epoch's files, each with its decoder."""
+        data = self._read(head)
+        if self.paths.layout is Layout.PROTOCOL:
+            return [(decode_epoch_record(data, head).checkpoint_ref, manifest_references)]
+        legacy = decode_legacy_checkpoint(data, head)
+        names = (self.paths.operator_metadata(name, legacy.epoch) for name in legacy.operators)
+        return [(name, operator_references) for name in names]
+
+    def _read(self, path: StatePath) -> bytes:
+        one = self.copies.get(path)
+        try:
+            return self.store.read(path if one is None else one.copy)
+        except NotFoundError as error:
+            raise NotFoundError("it does not exist", path=path) from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,14 +187,11 @@ def run_undelete(
 ) -> list[Moved]:
     """Restore quarantined objects byte for byte, and pin the restored epochs.
 
-    The epochs are pinned before their objects are restored. If an epoch is outside the retention of
-    a managed job, an expiry may still be deleting it: then this call waits ten seconds in between,
-    until requests sent before have arrived.
+    Metadata comes last. The epochs are pinned before their objects are restored. If an epoch is
+    outside the retention of a managed job, an expiry may still be deleting it: then this call waits
+    ten seconds in between, until requests sent before have arrived.
 
-    If a gc run was interrupted and another run completed it, epochs may be split between two
-    quarantines. Both are restored, whichever is named. The copies stay until they are purged. An
-    epoch with an object that exists neither in place nor in quarantine is not restored;
-    `plan_undelete` names it.
+    The copies stay until they are purged. If it is interrupted, a second call restores the rest.
 
     Args:
         name: of the quarantine.
@@ -121,14 +203,14 @@ def run_undelete(
 
     Raises:
         NotFoundError: there is no such quarantine.
-        ConflictError: another object exists at an object's path, or `plan` no longer fits; nothing
-            was restored.
+        ConflictError: what it holds cannot come back completely, another object exists at an
+            object's path, or `plan` no longer fits; nothing was restored.
         FormatError: a copy has changed, or a restored epoch cannot be loaded because something else
             that it needs was deleted just now, as Arroyo's own cleanup may do.
     """
     chosen = options or UndeleteOptions()
     owner, clock = chosen.owner, chosen.clock
-    _known(store, paths, name)
+    quarantine = _known(store, paths, name)
     asked = LeaseOptions(
         wait_seconds=chosen.lease_wait_seconds, clock=clock, on_event=chosen.on_lease
     )
@@ -139,7 +221,7 @@ def run_undelete(
         moved = _pinned_plan(held, paths, name, fresh, chosen).objects
         there = _run_copies(chosen.items, "compare with quarantine", held, _lies_there, moved)
         size = sum(one.size_bytes for one in moved)
-        finish_open_runs(held, paths, held.list_dir(paths.journal).prefixes)
+        finish_open_runs(held, paths)
         journal = Journal.begin(
             held,
             paths,
@@ -163,6 +245,7 @@ def run_undelete(
         for number, batch in enumerate(Packed(objects).batches(), start=1):
             journal.write([(number, batch)], dict.fromkeys((one.path for one in batch), "back"))
         journal.end({"back": len(moved)})
+        end_quarantine(held, paths, quarantine, owner)
     for epoch in sorted(_epochs_of(paths, moved)):
         ParquetBackend(store, paths).prepare_checkpoint_load(epoch)
     return list(moved)
@@ -200,23 +283,22 @@ def _pinned_plan(
 ) -> UndeletePlan:
     """Plan again while the epochs of the plan are pinned.
 
-    Until a writer has read the pins, it may delete objects that an epoch needs, in quarantine or in
-    place. So the plan is made again after pinning; epochs that are no longer complete are unpinned.
+    Until a writer has read the pins, it may delete objects that an epoch needs and that are in
+    place. So the plan is made again after pinning; if it is refused, the epochs are unpinned.
     """
+    epochs = sorted(_epochs_of(paths, plan.objects))
+    if not epochs:
+        return plan
     before = read_pins(held, paths).pinned
-    pins: set[Epoch] = set()
-    while more := sorted(_epochs_of(paths, plan.objects) - pins):
-        pins.update(more)
-        now = options.clock()
-        pinning = functools.partial(_pin, epochs=more, owner=options.owner, now=now)
-        put_pins(held, paths, pinning)
-        if may_be_going(held, paths, more[0]):
-            options.sleep(IN_FLIGHT_GRACE_SECONDS)
-        plan = plan_undelete(held, paths, name)
-    lost = pins - _epochs_of(paths, plan.objects) - before
-    if lost:
-        put_pins(held, paths, functools.partial(release, epochs=lost))
-    return plan
+    pinning = functools.partial(_pin, epochs=epochs, owner=options.owner, now=options.clock())
+    put_pins(held, paths, pinning)
+    if may_be_going(held, paths, epochs[0]):
+        options.sleep(IN_FLIGHT_GRACE_SECONDS)
+    try:
+        return plan_undelete(held, paths, name)
+    except ConflictError:
+        put_pins(held, paths, functools.partial(release, epochs=set(epochs) - before))
+        raise
 
 
 def _epochs_of(paths: JobPaths, moved: Iterable[Moved]) -> set[Epoch]:
@@ -224,75 +306,11 @@ def _epochs_of(paths: JobPaths, moved: Iterable[Moved]) -> set[Epoch]:
     return {epoch for one in moved if (epoch := _epoch_of(paths, one)) is not None}
 
 
-_OF_AN_EPOCH = frozenset(
-    {
-        *(ObjectKind.OPERATOR, ObjectKind.MANIFEST, ObjectKind.CHECKPOINT),
-        *(ObjectKind.MARKER, ObjectKind.RECORD),
-    }
-)
-
-
-def _that_are_whole(
-    store: ObjectStore, paths: JobPaths, found: Mapping[str, Sequence[Moved]], name: str
-) -> UndeletePlan:
-    """Plan without the objects that would make an incomplete epoch visible.
-
-    Args:
-        found: the objects in each quarantine, oldest first: of two copies the newer is restored.
-        name: the requested quarantine; the others supply only objects that do not exist in place.
-    """
-    newest = {one.path: one for each in found.values() for one in each}
-    asked = {one.path for one in found[name]}
-    others = [path for path in newest if path not in asked]
-    there = concurrently(store.head, others)
-    for path in (path for path, info in zip(others, there, strict=True) if info is not None):
-        del newest[path]
-    moved = sorted(newest.values(), key=lambda one: _order(paths, one))
-    copies = {one.path: one.copy for one in moved}
-    heads = [one for one in moved if _epoch_of(paths, one) is not None]
-    whole = concurrently(lambda one: _may_come_back(store, paths, one, copies), heads)
-    broken = {_epoch_of(paths, one) for one, fine in zip(heads, whole, strict=True) if not fine}
-    names = {one.path: object_name(paths, one.path) for one in moved}
-    return UndeletePlan(
-        quarantines=tuple(found),
-        objects=tuple(
-            one
-            for one in moved
-            if names[one.path].kind not in _OF_AN_EPOCH or names[one.path].epoch not in broken
-        ),
-        incomplete=tuple(sorted(epoch for epoch in broken if epoch is not None)),
-    )
-
-
-def _may_come_back(
-    store: ObjectStore, paths: JobPaths, head: Moved, copies: Mapping[StatePath, StatePath]
-) -> bool:
-    try:
-        return _is_whole(store, paths, head, copies)
-    except FormatError:
-        return True  # its state before it was quarantined
-
-
-def _is_whole(
-    store: ObjectStore, paths: JobPaths, head: Moved, copies: Mapping[StatePath, StatePath]
-) -> bool:
-    """Whether everything that an epoch needs exists in place or among the copies."""
-
-    def read(path: StatePath) -> bytes | None:
-        try:
-            return store.read(copies.get(path, path))
-        except NotFoundError:
-            return None
-
-    needs = needs_of_epoch(paths, head.path, read)
-    elsewhere = [file for file in needs.files if file not in copies]
-    return not needs.missing and None not in concurrently(store.head, elsewhere)
-
-
-def _known(store: ObjectStore, paths: JobPaths, name: str) -> Sequence[Quarantined]:
-    """Return the quarantines of the job; `name` must be one of them."""
+def _known(store: ObjectStore, paths: JobPaths, name: str) -> Quarantined:
+    """Return a quarantine of the job."""
     _, known = Reader(store, paths).pins_in_full()
-    if name not in (one.name for one in known):
+    found = next((one for one in known if one.name == name), None)
+    if found is None:
         raise NotFoundError(
             "there is no such quarantine",
             job=paths.root,
@@ -301,7 +319,7 @@ def _known(store: ObjectStore, paths: JobPaths, name: str) -> Sequence[Quarantin
             next_step="choose an existing quarantine, or list deletions with `arroyo-state gc "
             "journal`",
         )
-    return known
+    return found
 
 
 _LATER = {

@@ -6,6 +6,7 @@ on the number of files, never on their size.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from arroyo_dagster.state.metadata.backend import ParquetBackend
@@ -17,11 +18,12 @@ from arroyo_dagster.state.operations.catalog.footers import expired_meanwhile
 from arroyo_dagster.state.operations.catalog.metadata_only import metadata_only_epochs
 from arroyo_dagster.state.operations.catalog.query import chosen_epoch
 from arroyo_dagster.state.operations.engines import HERE, ItemRunner
+from arroyo_dagster.state.operations.gc.journal_check import NEWEST, check_journal
 from arroyo_dagster.state.operations.verify.data import DataFindings, data_findings
 from arroyo_dagster.state.operations.verify.metadata import JobMetadata, read_job_metadata
 from arroyo_dagster.state.operations.verify.rows import CheckDepth
 from arroyo_dagster.state.planning.engines import EngineChoice
-from arroyo_dagster.state.planning.verify.findings import Verdict, error
+from arroyo_dagster.state.planning.verify.findings import Finding, Verdict, error
 from arroyo_dagster.state.planning.verify.restore import SubtaskRestore
 from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.tables.known.catalogue import Catalogue, default_catalogue
@@ -102,7 +104,8 @@ def verify_job(
         if wanted != epochs[-1] and (held := metadata_only_epochs(store, paths, {wanted})):
             return _metadata_only(paths, wanted, held[wanted], look)
         found = read_job_metadata(store, paths, epochs, wanted, asked.history)
-        verdict = _judge(store, paths, found, look, on_progress, items)
+        journal = check_journal(store, paths, None if level == MAX_LEVEL else NEWEST)
+        verdict = _judge(store, paths, found, look, on_progress, items, journal)
         # Objects that an expiry deletes meanwhile are not damage.
         if verdict.passed or set(epochs) <= set(ParquetBackend(store, paths).epochs()):
             return verdict
@@ -133,6 +136,7 @@ def _judge(
     look: CheckDepth,
     on_progress: OnProgress,
     items: ItemRunner,
+    journal: Sequence[Finding],
 ) -> JobVerdict:
     data = DataFindings()
     if found.checkpoint is not None:
@@ -143,7 +147,8 @@ def _judge(
         level=look.level,
         parallelism=look.parallelism,
         verdict=Verdict(
-            findings=(*found.findings, *data.findings), inspected=found.objects + data.inspected
+            findings=(*found.findings, *data.findings, *journal),
+            inspected=found.objects + data.inspected,
         ),
         restore=data.restore,
         epochs=tuple(one.epoch for one in found.history),

@@ -245,12 +245,13 @@ def epoch_directories(roots: Roots) -> Iterator[tuple[EpochRoot, Epoch, bool]]:
     keyed tables, unless its metadata is cut: so how far the numbers are apart shows in two epochs.
     """
     arroyo = roots.paths.layout is Layout.LEGACY and not roots.managed
+    last = {one.ref: max(_directories(one), default=None) for one in roots.current if arroyo}
     newest = roots.current[: 2 if arroyo else 0]
-    apart = min((one.epoch - max(_directories(one), default=0) for one in newest), default=0)
+    apart = min((one.epoch - (last[one.ref] or 0) for one in newest), default=0)
     first = {one.epoch for one in roots.current if arroyo and one.epoch == one.min_epoch + 1}
     for one in roots.current:
         numbers = {one.epoch, one.epoch - apart, *([1] if one.epoch in first else [])}
-        numbers |= {max(_directories(one), default=one.epoch)} if arroyo else set()
+        numbers |= {last[one.ref] or one.epoch} if arroyo else set()
         shared = arroyo and (one is not roots.head or apart > 0 or bool(first - {1}))
         yield from ((one, Epoch(number), shared) for number in sorted(numbers) if number > 0)
 

@@ -50,6 +50,7 @@ class HealthFacts:
         stored_bytes: the size of all files that present epochs list.
         pinned_bytes: the size of the files that only pinned epochs list.
         quarantined_bytes: the size of what was moved to quarantine.
+        journal: the findings on its newest runs of gc.
     """
 
     age: JobAge
@@ -62,6 +63,7 @@ class HealthFacts:
     stored_bytes: int = 0
     pinned_bytes: int = 0
     quarantined_bytes: int = 0
+    journal: Sequence[Finding] = ()
 
     @property
     def job(self) -> str:

@@ -14,6 +14,11 @@ from arroyo_dagster.state.planning.restore.reads import restore_plan
 from arroyo_dagster.state.planning.verify.findings import warning
 
 
+def journal_complete(facts: HealthFacts, limits: HealthLimits) -> Found:
+    """Find runs of gc whose record is missing, was changed, or cannot be read."""
+    return list(facts.journal)
+
+
 def reads_once(facts: HealthFacts, limits: HealthLimits) -> Found:
     """Find expiring tables whose bytes are read by many subtasks in a restore."""
     if facts.checkpoint is None or not facts.files:

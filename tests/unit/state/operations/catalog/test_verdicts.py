@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from arroyo_dagster.errors import InputError
+from arroyo_dagster.state.codec.journal import RunHeader
 from arroyo_dagster.state.model.ids import Epoch
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.operations.catalog import known_jobs
@@ -19,7 +20,7 @@ from arroyo_dagster.state.operations.catalog.verdicts import (
     verdict_path,
     write_verdict,
 )
-from arroyo_dagster.state.operations.gc.journal import Journal, RunHeader
+from arroyo_dagster.state.operations.gc.journal import Journal
 from arroyo_dagster.state.planning.verify.findings import Severity, Verdict, error, warning
 from arroyo_dagster.state.planning.verify.fleet import CheckedJob, every_job_checked
 from arroyo_dagster.state.storage.memory import MemoryStore

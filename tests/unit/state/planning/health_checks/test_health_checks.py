@@ -30,6 +30,7 @@ from arroyo_dagster.state.planning.rules import (
     judge_job,
     not_judged,
 )
+from arroyo_dagster.state.planning.verify.findings import warning
 from arroyo_dagster.state.planning.verify.fleet import JobAge
 
 SECOND = 1_000_000
@@ -216,6 +217,19 @@ SICK = {
     "gc-behind": ("epochs_expire", healthy(age=replace(healthy().age, epochs=1001))),
     "pins-large": ("pins_small", healthy(pinned_bytes=11 * 1024 * MIB)),
     "pin-old": ("pins_small", healthy(pins=JobPins(pins=(OLD_PIN,)))),
+    "journal-changed": (
+        "journal_complete",
+        healthy(
+            journal=[
+                warning(
+                    "journal-changed",
+                    "orders",
+                    "this run is missing: 01764328872000000-5d41402abc4b follows it",
+                    "restore it",
+                )
+            ]
+        ),
+    ),
 }
 
 
@@ -247,7 +261,7 @@ def test_every_check_is_tried() -> None:
 def test_checks_do_not_judge_a_job_without_an_epoch() -> None:
     facts = HealthFacts(age=JobAge(job="new"), now_micros=START)
     unsure = {name for name in RULES if judge(name, facts) is None}
-    assert unsure == set(RULES) - {"pins_small"}
+    assert unsure == set(RULES) - {"pins_small", "journal_complete"}
     for name in RULES:
         assert not fleet_verdict([RULES[name]], [judge_job(facts, LIMITS)]).offenders
 
