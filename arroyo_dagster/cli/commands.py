@@ -47,15 +47,16 @@ MAIN: Mapping[str, LazyCommand] = {
     "epochs": LazyCommand(
         "inspect", "List the epochs of a job, oldest first, with the state of each."
     ),
-    "expire": LazyCommand(
-        "gc.expire", "Delete the oldest epochs of a managed job, and the files that only they list."
-    ),
     "export": LazyCommand(
         "query.export",
         "Export a table to Parquet files, Delta or Iceberg: one epoch or several.",
     ),
     "evolve": LazyCommand(
         "surgery.evolve", "Give a stopped Arroyo job the state of another job whose SQL differs."
+    ),
+    "find-key": LazyCommand(
+        "surgery.find_key",
+        "Find the rows of one key in all that a job stores: epochs, unlisted files, quarantine.",
     ),
     "fork": LazyCommand(
         "surgery.fork", "Give a stopped Arroyo job the state of another job of the same SQL."
@@ -95,6 +96,10 @@ MAIN: Mapping[str, LazyCommand] = {
     "sql": LazyCommand("query.sql", "Query any table of any job at any epoch."),
     "stop": LazyCommand("run", "Ask a running managed job to stop with a checkpoint."),
     "unpin": LazyCommand("pins", "Let an epoch expire with the others again."),
+    "undo": LazyCommand(
+        "surgery.undo",
+        "Restore the state from before the last edit, in-place compaction or rebuild.",
+    ),
     "verify": LazyCommand(
         "verify", "Check whether a job can be restored from an epoch, and print why not."
     ),
@@ -109,10 +114,6 @@ COMPACT: Mapping[str, LazyCommand] = {
         "compaction.commands",
         "Merge files, verify that a restore loads the same rows, and publish the result.",
     ),
-    "undo": LazyCommand(
-        "compaction.rewrite",
-        "Restore a stopped Arroyo job's original metadata (undo an in-place compaction).",
-    ),
     "window": LazyCommand(
         "compaction.window",
         "Stop a running Arroyo job with a checkpoint, rewrite its state, start it again.",
@@ -123,10 +124,6 @@ EDIT: Mapping[str, LazyCommand] = {
     "delete-key": LazyCommand(
         "surgery.commands", "Delete the rows of one key from every table of a stopped job."
     ),
-    "find-key": LazyCommand(
-        "surgery.find_key",
-        "Find the rows of one key in all that a job stores: epochs, unlisted files, quarantine.",
-    ),
     "offsets": LazyCommand("surgery.commands", "Set where the sources of a stopped job continue."),
     "rescale": LazyCommand(
         "surgery.commands",
@@ -136,10 +133,6 @@ EDIT: Mapping[str, LazyCommand] = {
         "surgery.commands", "Drop rows of windows, sessions and joins that are older than a time."
     ),
     "set": LazyCommand("surgery.commands", "Replace the value of one entry of a table."),
-    "undo": LazyCommand(
-        "surgery.undo",
-        "Restore the state from before the last edit, in-place compaction or rebuild.",
-    ),
     "watermark": LazyCommand(
         "surgery.commands", "Set the watermark of a stopped job, at every operator that has one."
     ),

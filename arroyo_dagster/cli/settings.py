@@ -144,9 +144,7 @@ class NamedSetting(click.ParamType):  # type: ignore[type-arg] # generic in some
         name, _, given = str(value).partition("=")
         field = self._fields.get(name.strip().replace("-", "_"))
         if field is None:
-            known = "; ".join(
-                f"{one.config}={one.given_default:g}" for one in self._fields.values()
-            )
+            known = "; ".join(_shown(field) for field in self._fields.values())
             self.fail(f"there is no {name!r}. The names and their defaults: {known}")
         try:
             return field.name, setting_type(field).convert(given.strip(), param, ctx)
@@ -154,37 +152,56 @@ class NamedSetting(click.ParamType):  # type: ignore[type-arg] # generic in some
             self.fail(f"{field.config}: {error.message} {field.setting.help}", param, ctx)
 
 
+def _shown(field: SettingField) -> str:
+    default = field.given_default
+    is_number = isinstance(default, int | float) and not isinstance(default, bool)
+    return f"{field.config}={default:g}" if is_number else f"{field.config}={default}"
+
+
 def named_settings(
-    settings: type[Any], what: str, example: str, *, only_for: str | None = None
+    settings: type[Any],
+    what: str,
+    example: str,
+    *,
+    option: str = "limit",
+    without: Collection[str] = (),
+    only_for: str | None = None,
 ) -> Callable[[_F], _F]:
     """Add `--limit NAME=VALUE`, which may be repeated; a command gets the pairs as `limits`.
 
     Args:
         what: of which settings it changes one.
+        option: another name than `limit`; the command gets the pairs under its plural.
+        without: as of `NamedSetting`.
         only_for: as `settings_options` says.
     """
     text = f"Change {what}, for example {example}. May be repeated. A wrong name prints all."
     return click.option(
-        "--limit",
-        "limits",
+        f"--{option}",
+        f"{option}s",
         multiple=True,
-        type=NamedSetting(settings),
+        type=NamedSetting(settings, without=without),
         metavar="NAME=VALUE",
         help=text if only_for is None else f"{only_for}: {text[0].lower()}{text[1:]}",
     )
 
 
-def settings_options(settings: type[Any], *, only_for: str | None = None) -> Callable[[_F], _F]:
+def settings_options(
+    settings: type[Any], *, only_for: str | None = None, without: Collection[str] = ()
+) -> Callable[[_F], _F]:
     """Add an option for each field of settings; a command gets values by the fields' names.
 
     Args:
         only_for: what the options are for, where a command has others; their help begins with it.
+        without: the names of fields that have no option of their own.
     """
-    fields = list(setting_fields(settings))
+    fields = [field for field in setting_fields(settings) if field.name not in without]
 
     def add(command: _F) -> _F:
         for field in reversed(fields):
-            command = setting_option(settings, field.name, only_for=only_for)(command)
+            command = setting_option(settings, field.name, only_for=only_for, without=without)(
+                command
+            )
         return command
 
     return add
@@ -195,6 +212,7 @@ def setting_option(
     name: str,
     *,
     only_for: str | None = None,
+    without: Collection[str] = (),
     alone: bool = False,
     prefix: str = "",
     **changes: Any,
@@ -203,13 +221,18 @@ def setting_option(
 
     Args:
         prefix: of the name under which the command gets the value.
-        only_for: as `settings_options` says.
+        only_for, without: as `settings_options` says.
         alone: the command has no other option of these settings: the help names their defaults.
         changes: arguments of `click.option` that differ from those that are derived.
     """
     field = find_setting(settings, name)
     fields = setting_fields(settings)
-    names = {one.name: one.given_default if alone else one.option for one in fields}
+    names = {
+        one.name: one.given_default
+        if alone
+        else (f"--set {one.config}" if one.name in without else one.option)
+        for one in fields
+    }
     derived = _flag(field) if field.kind is bool else _value(field)
     help_text = field.setting.off or field.setting.help
     text = help_text.format(**names, duration="duration, for example 7d")
@@ -263,6 +286,8 @@ def setting_type(field: SettingField) -> Any:
         return NamedValue()
     if field.kind in (str, tuple):
         return click.STRING
+    if field.kind is bool:
+        return click.BOOL
     least = setting.minimum if setting.above is None else setting.above
     if setting.duration:
         return Duration()

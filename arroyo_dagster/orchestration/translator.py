@@ -146,13 +146,13 @@ _TABLES = {
     FORKED_STATE: _AssetText(
         "The state of one Arroyo job in another, stopped one, which continues from there with its "
         "own sinks. A run plans only, unless it is configured to execute.",
-        ("fork SOURCE JOB", "evolve SOURCE JOB", "edit undo JOB"),
+        ("fork SOURCE JOB", "evolve SOURCE JOB", "undo JOB"),
         MAINTENANCE_GROUP,
     ),
     BOOTSTRAPPED_STATE: _AssetText(
         "The state of a stopped Arroyo job, computed on Spark from stored events. A run plans "
         "only, unless it is configured to execute.",
-        ("bootstrap JOB MODULE:FUNCTION", "edit undo JOB"),
+        ("bootstrap JOB MODULE:FUNCTION", "undo JOB"),
         MAINTENANCE_GROUP,
         ("arroyo", "spark"),
     ),

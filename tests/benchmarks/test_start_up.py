@@ -34,7 +34,6 @@ COMMANDS = {
     "compact plan main": COMPUTE,
     "compact run main": COMPUTE,
     "rollback main 1": COMPUTE,
-    "expire main --keep 9": COMPUTE,
     "gc plan expire main --keep 9": COMPUTE,
     "gc explain words/main/": COMPUTE,
     "gc purge main": PARQUET,

@@ -149,7 +149,7 @@ def test_it_is_undone_until_the_database_names_the_epoch(tmp_path: Path, api: st
     created = others(target)
 
     def undo(*sources: str) -> Result:
-        words = ["edit", "undo", "job_b", "--url", target.url, "--yes", *sources]
+        words = ["undo", "job_b", "--url", target.url, "--yes", *sources]
         return CliRunner().invoke(cli.main, words)
 
     ready = database(tmp_path / "ready.sqlite", "ready")
@@ -323,7 +323,7 @@ def test_the_command_creates_the_epoch_and_names_what_is_left(tmp_path: Path) ->
     assert done.exit_code == 0, done.output
     assert "to do by hand" in done.output
     assert epochs(target, job.paths) == [1]
-    undo = ["edit", "undo", "job_b", "--url", target.url, "--arroyo-db", known, "--yes"]
+    undo = ["undo", "job_b", "--url", target.url, "--arroyo-db", known, "--yes"]
     assert "the fork of epoch 1 was undone" in runner.invoke(cli.main, undo).output
     assert epochs(target, job.paths) == []
     window = [*words[1:-2], "--url", target.url, "--window", "--arroyo-api", "http://localhost:1"]

@@ -261,6 +261,6 @@ def test_the_command_needs_nothing_by_hand(tmp_path: Path) -> None:
     assert (found["plan"]["creates"], found["done"]) == (True, False)
     done = runner.invoke(cli.main, [*given, "--yes", "--quiet", "0"])
     assert done.exit_code == 0, done.output
-    end = ["edit", "undo", "job_b", "--url", target.url, "--assume", "job_b=stopped", "--yes"]
+    end = ["undo", "job_b", "--url", target.url, "--assume", "job_b=stopped", "--yes"]
     assert "the fork of epoch 1 was undone" in runner.invoke(cli.main, end).output
     assert ParquetBackend(target, job.paths).epochs() == []

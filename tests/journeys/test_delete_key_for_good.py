@@ -65,9 +65,9 @@ def documented(name: str, epoch: int) -> list[list[str]]:
 
 
 def found(store: MemoryStore, name: str) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = json.loads(
-        run(store, "edit", "find-key", name, "d", "--json").stdout
-    )["found"]
+    rows: list[dict[str, Any]] = json.loads(run(store, "find-key", name, "d", "--json").stdout)[
+        "found"
+    ]
     return rows
 
 
@@ -217,10 +217,10 @@ def test_an_arroyo_job_loses_the_key_with_the_epochs_that_follow(
     made.start()
     for _ in range(12 if layout is Layout.LEGACY else 2):
         made.write({})
-    assert "epochs 1 to 2" in run(store, "edit", "find-key", "job_x", "k1").stdout
+    assert "epochs 1 to 2" in run(store, "find-key", "job_x", "k1").stdout
     run(store, "gc", "run", "expire", "job_x", "--keep", "1", "--yes", *said)
     # `gc run orphans` deletes them a day later.
-    left = json.loads(run(store, "edit", "find-key", "job_x", "k1", "--json").stdout)["found"]
+    left = json.loads(run(store, "find-key", "job_x", "k1", "--json").stdout)["found"]
     assert {one["place"] for one in left} == {"unlisted"}
     plan = run(store, "gc", "plan", "orphans", "job_x", *said)
     assert "young" in plan.stdout

@@ -223,7 +223,7 @@ def test_the_command_undoes_a_rebuild(layout: Layout, tmp_path: Path) -> None:
     target = open_store(str(tmp_path))
     for info in job.store.list():
         target.put(info.path, job.store.read(info.path))
-    given = ["edit", "undo", "job_x", "--url", str(tmp_path), "--assume", "job_x=stopped"]
+    given = ["undo", "job_x", "--url", str(tmp_path), "--assume", "job_x=stopped"]
     runner = CliRunner()
     dry = runner.invoke(cli.main, given)
     assert dry.exit_code == 0, dry.output

@@ -351,7 +351,7 @@ def test_nothing_that_is_stored_holds_a_secret(monkeypatch: pytest.MonkeyPatch) 
     for words in (
         ("pin", "main", "3", "--reason", "to look at"),
         ("compact", "run", "main", "--policy", "full", "--yes"),
-        ("expire", "main", "--keep", "2", "--yes"),
+        ("gc", "run", "expire", "main", "--keep", "2", "--yes"),
         ("gc", "run", "orphans", "main", "--yes", "--assume", "main=stopped"),
         ("stop", "main"),
     ):

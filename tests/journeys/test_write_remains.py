@@ -85,10 +85,10 @@ def test_a_stored_plan_takes_no_later_remains(root: Path, tmp_path: Path) -> Non
 def test_find_key_names_remains_that_may_hold_the_key(root: Path) -> None:
     left = leave(root, f"{DATA}/table-a-000#4711123456789", 0)
     leave(root, "_arroyo_dagster/pins#99", 0)
-    search = answer(root, "edit", "find-key", JOB, "UA")
+    search = answer(root, "find-key", JOB, "UA")
     assert search["remains"] == [str(left.relative_to(root))]
     assert search["versions"] is False
-    said = run(f"file://{root}", "edit", "find-key", JOB, "UA").stdout
+    said = run(f"file://{root}", "find-key", JOB, "UA").stdout
     assert f"may hold the key: {left.relative_to(root)}" in said
 
 
@@ -130,7 +130,7 @@ def test_find_key_says_whether_the_bucket_keeps_versions(
         run_word_job(open_store(url, options=keys), rows=4, rows_per_epoch=2, parallelism=1)
         if status in ("Enabled", "Suspended"):
             servers.set_moto_versioning(bucket, status)
-        result = run(url, "edit", "find-key", "words/main", "the", "--json")
+        result = run(url, "find-key", "words/main", "the", "--json")
         assert result.exit_code == 0, result.output
         assert json.loads(result.stdout)["versions"] is versions
-        assert said in run(url, "edit", "find-key", "words/main", "the").stdout
+        assert said in run(url, "find-key", "words/main", "the").stdout

@@ -150,7 +150,7 @@ def test_the_approved_plan_is_executed_and_can_be_undone(forking: Forking) -> No
     assert event.asset_key == KEY
     assert metadata_of(event)["arroyo/plan"] == digest
     assert job.store.read(StatePath(metadata_of(event)["arroyo/record"]))
-    assert metadata_of(event)["undo"] == "arroyo-state edit undo pl_x/job_b --yes"
+    assert metadata_of(event)["undo"] == "arroyo-state undo pl_x/job_b --yes"
     assert {name: one.passed for name, one in checks(result).items()} == {"restorable": True}
     assert rows(job) == rows(forking.source)
     run_undo(job.store, job.paths, stopped(job.paths))

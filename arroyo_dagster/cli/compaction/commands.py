@@ -19,7 +19,7 @@ from arroyo_dagster.cli.compaction.rewrite import (
     rewrite_json,
     runner,
 )
-from arroyo_dagster.cli.directory import directory_of_environment
+from arroyo_dagster.cli.directory import directory_of_environment, directory_options
 from arroyo_dagster.cli.rendering import (
     print_beside_progress,
     print_json,
@@ -29,7 +29,7 @@ from arroyo_dagster.cli.rendering import (
     report,
     show_progress,
 )
-from arroyo_dagster.cli.settings import settings_options
+from arroyo_dagster.cli.settings import named_settings, settings_options
 from arroyo_dagster.cli.spark import session_of, spark_options
 from arroyo_dagster.errors import ArroyoStateError
 from arroyo_dagster.spark.settings import SparkSettings
@@ -45,7 +45,7 @@ from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.leases import LeaseSettings
 from arroyo_dagster.state.model.progress import ProgressUnit
 from arroyo_dagster.state.model.rewrite import RewriteOutcome, RewritePlan
-from arroyo_dagster.state.model.settings import settings_from
+from arroyo_dagster.state.model.settings import setting_fields, settings_from
 from arroyo_dagster.state.model.units import format_bytes
 from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
 from arroyo_dagster.state.operations.catalog.jobs import find_job, jobs_or_all
@@ -70,12 +70,21 @@ from arroyo_dagster.state.storage.store import ObjectStore
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
+_RARE = {"level_files", "window_micros", "deduplicate", "order", "min_gain_files"}
+"""Settings that `--set` changes; the others have options of their own."""
+
+_USUAL = {field.name for field in setting_fields(CompactionSettings)} - _RARE
+
+
 def _settings_options(command: _F) -> _F:
-    return store_options(settings_options(CompactionSettings)(command))
+    rare = named_settings(
+        CompactionSettings, "a setting", "order=smallest", option="set", without=_USUAL
+    )
+    return store_options(settings_options(CompactionSettings, without=_RARE)(rare(command)))
 
 
 def _settings(given: dict[str, Any]) -> CompactionSettings:
-    return settings_from(CompactionSettings, given)
+    return settings_from(CompactionSettings, {**given, **dict(given["sets"])})
 
 
 # ---- plan ----------------------------------------------------------------------------------------
@@ -83,7 +92,7 @@ def _settings(given: dict[str, Any]) -> CompactionSettings:
 
 @compact.command()
 @click.argument("jobs", nargs=-1)
-@arroyo_options
+@directory_options
 @_settings_options
 def plan(jobs: Sequence[str], url: str | None, as_json: bool, **given: Any) -> None:
     """Print the planned merges of a job, and the reason for everything that is skipped.

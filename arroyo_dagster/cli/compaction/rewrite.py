@@ -1,4 +1,4 @@
-"""Print the rewrite of an Arroyo job's state; `compact undo`."""
+"""Print the rewrite of an Arroyo job's state; `undo`."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
-from arroyo_dagster.cli.common import open_to_read, open_url, store_options
-from arroyo_dagster.cli.compaction.group import compact
+from arroyo_dagster.cli.common import open_to_read, open_url
 from arroyo_dagster.cli.directory import directory_of_environment, directory_options
 from arroyo_dagster.cli.rendering import print_json, print_lease_event, print_table
 from arroyo_dagster.cli.settings import settings_options
@@ -18,7 +17,6 @@ from arroyo_dagster.spark.settings import SparkSettings
 from arroyo_dagster.state.codec.plans import plan_to_json
 from arroyo_dagster.state.model.compaction import Forecast, LeftOut
 from arroyo_dagster.state.model.layout import JobPaths
-from arroyo_dagster.state.model.leases import LeaseSettings
 from arroyo_dagster.state.model.progress import OnProgress, Progress, ProgressUnit
 from arroyo_dagster.state.model.rewrite import (
     QuietSettings,
@@ -184,47 +182,11 @@ def format_rewrite(outcome: RewriteOutcome, *, yes: bool, started: bool = False)
     if not outcome.published:
         return f"nothing could be rewritten at epoch {plan.epoch}"
     repaired = f"; {outcome.repaired} rows that Arroyo would have lost were repaired"
-    undo = "; `arroyo-state compact undo` undoes it until the job is started"
+    undo = "; `arroyo-state undo` undoes it until the job is started"
     return (
         f"{plan.before.files} files became {after.files}, "
         f"{format_bytes(plan.before.size_bytes)} became {format_bytes(after.size_bytes)}; epoch "
         f"{plan.epoch} lists them{repaired if outcome.repaired else ''}{'' if started else undo}"
-    )
-
-
-@compact.command()
-@click.argument("job")
-@click.option(
-    "--yes", is_flag=True, help="Restore the metadata. Without it, print the objects only."
-)
-@directory_options
-@settings_options(LeaseSettings)
-@store_options
-def undo(
-    job: str,
-    yes: bool,
-    api: str | None,
-    database: str | None,
-    assume: tuple[str, ...],
-    lease_wait_seconds: float,
-    url: str | None,
-    as_json: bool,
-) -> None:
-    """Restore a stopped Arroyo job's original metadata (undo an in-place compaction).
-
-    Only possible until the job is started again.
-
-    \b
-    Example:
-      arroyo-state compact undo job_x --url s3://bucket/arroyo --assume job_x=stopped
-    """
-    run_undo_command(
-        job,
-        (api, database, assume),
-        lease_wait_seconds=lease_wait_seconds,
-        url=url,
-        yes=yes,
-        as_json=as_json,
     )
 
 
@@ -237,7 +199,7 @@ def run_undo_command(
     yes: bool,
     as_json: bool,
 ) -> None:
-    """Undo the newest compaction or edit of a job, for `compact undo` and `edit undo`.
+    """Undo the newest compaction or edit of an Arroyo job.
 
     Args:
         sources: of the job's status, as `directory_of_environment` takes them.

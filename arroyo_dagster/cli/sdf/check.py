@@ -14,6 +14,7 @@ from arroyo_dagster.cli.rendering import print_json, print_table
 from arroyo_dagster.cli.sdf.files import (
     check_functions,
     check_tests,
+    loading_options,
 )
 from arroyo_dagster.cli.sdf.group import sdf
 from arroyo_dagster.dataflow.definition.definition import Dataflow, Package, StateDef
@@ -27,11 +28,7 @@ from arroyo_dagster.errors import NotFoundError
 
 @sdf.command()
 @click.argument("files", nargs=-1, required=True, type=click.Path(), metavar="FILE...")
-@click.option("--legacy", is_flag=True, help="Accept apiVersions before 0.5.0.")
-@click.option(
-    "--extended", is_flag=True, help="Accept scalar values that SDF's own engine refuses."
-)
-@click.option("--prod", is_flag=True, help="Ignore the `dev` section.")
+@loading_options
 @click.option(
     "--stubs",
     is_flag=True,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import os
-from collections.abc import Callable, Mapping, Sequence
+import typing
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -30,17 +32,29 @@ if TYPE_CHECKING:
     from arroyo_dagster.dataflow.testing.package_tests import PackageTest
 
 _F = TypeVar("_F", bound=Callable[..., Any])
+_ACCEPTED = ("legacy", "extended")
 _D = TypeVar("_D", bound=Dataflow | Package)
 
 
 def loading_options(command: _F) -> _F:
-    """Add `--legacy`, `--extended` and `--prod`, for every subcommand that reads a file."""
+    """Add `--accept` and `--prod`, for every subcommand that reads a file.
+
+    The command gets `legacy`, `extended` and `prod`.
+    """
+
+    @functools.wraps(command)
+    def call(*args: Any, accept: Collection[str], **given: Any) -> Any:
+        return command(*args, **{name: name in accept for name in _ACCEPTED}, **given)
+
     prod = click.option("--prod", is_flag=True, help="Ignore the `dev` section.")
-    extended = click.option(
-        "--extended", is_flag=True, help="Accept scalar values that SDF's own engine refuses."
+    also = click.option(
+        "--accept",
+        multiple=True,
+        type=click.Choice(_ACCEPTED),
+        help="legacy: apiVersions before 0.5.0. extended: scalar values that SDF's own engine "
+        "refuses. May be repeated.",
     )
-    legacy = click.option("--legacy", is_flag=True, help="Accept apiVersions before 0.5.0.")
-    return legacy(extended(prod(command)))
+    return also(prod(typing.cast(_F, call)))
 
 
 def function_options(command: _F) -> _F:

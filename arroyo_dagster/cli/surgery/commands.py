@@ -189,7 +189,7 @@ def delete_key(job: str, key: tuple[str, ...], operator: str | None, **given: An
 
     KEY has one value for each key column, as for `arroyo-state get`. Rows that were delivered
     downstream stay there. Older epochs and files that are no longer listed hold the key until they
-    expire: `edit find-key` lists them.
+    expire: `find-key` lists them.
 
     \b
     Example:

@@ -1,18 +1,17 @@
-"""`edit find-key`: find the rows of one key. Reads only."""
+"""`find-key`: find the rows of one key. Reads only."""
 
 from __future__ import annotations
 
 import click
 
-from arroyo_dagster.cli.common import open_to_read, store_options
+from arroyo_dagster.cli.common import main, open_to_read, store_options
 from arroyo_dagster.cli.rendering import print_json, print_table, show_progress
-from arroyo_dagster.cli.surgery.group import edit
 from arroyo_dagster.state.codec.plans import plain_values
 from arroyo_dagster.state.operations.catalog.jobs import find_job
 from arroyo_dagster.state.operations.surgery.find_key import KeyRowsFound, find_key
 
 
-@edit.command("find-key")
+@main.command("find-key")
 @click.argument("job")
 @click.argument("key", nargs=-1, required=True)
 @store_options
@@ -26,7 +25,7 @@ def find_key_command(job: str, key: tuple[str, ...], url: str | None, as_json: b
 
     \b
     Example:
-      arroyo-state edit find-key job_x 4711 --url s3://bucket/arroyo
+      arroyo-state find-key job_x 4711 --url s3://bucket/arroyo
     """
     store = open_to_read(url)
     paths = find_job(store, job)

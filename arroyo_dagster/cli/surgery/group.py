@@ -10,6 +10,6 @@ from arroyo_dagster.cli.common import main
 def edit() -> None:
     """Change the state of a stopped job: offsets, watermark, keys, old rows, entries.
 
-    Each command is a dry run unless --yes is given. An edit deletes no file, and `edit undo` undoes
+    Each command is a dry run unless --yes is given. An edit deletes no file, and `undo` undoes
     it until the job is started.
     """

@@ -29,7 +29,7 @@ def rebuild(job: str, epoch: int | None, **given: Any) -> None:
 
     The plan starts from the nearest older epoch, adds the files of the epoch itself, and names
     every doubt. Readable metadata is never overwritten. What cannot be known is refused, and so is
-    an epoch that would not pass verification. `edit undo` undoes it until the job is started. Name
+    an epoch that would not pass verification. `undo` undoes it until the job is started. Name
     a job whose current-generation.json is lost as PIPELINE/JOB.
 
     \b
@@ -63,7 +63,7 @@ def _print(outcome: RebuildOutcome) -> None:
     if outcome.record is not None:
         click.echo(
             f"{name}: {len(plan.after)} objects of epoch {plan.epoch} were rebuilt; "
-            "`arroyo-state edit undo` undoes it until the job is started"
+            "`arroyo-state undo` undoes it until the job is started"
         )
         return
     step = f"not now: {plan.why_not}" if plan.why_not else "add --yes to execute"

@@ -111,7 +111,7 @@ def print_outcome(outcome: EditOutcome) -> None:
         done = f"published as epoch {plan.publishes}, epoch {plan.epoch} stays pinned"
     click.echo(
         f"{name}: {plan.edit.name} done at epoch {plan.epoch}, {done}; "
-        "`arroyo-state edit undo` undoes it until the job is started"
+        "`arroyo-state undo` undoes it until the job is started"
     )
 
 

@@ -1,15 +1,14 @@
-"""`edit undo`: restore the metadata from before the last edit, compaction or rebuild."""
+"""`undo`: restore the metadata from before the last edit, compaction or rebuild."""
 
 from __future__ import annotations
 
 import click
 
-from arroyo_dagster.cli.common import open_to_read, open_url, store_options
+from arroyo_dagster.cli.common import main, open_to_read, open_url, store_options
 from arroyo_dagster.cli.compaction.rewrite import run_undo_command
 from arroyo_dagster.cli.directory import directory_of_environment, directory_options
 from arroyo_dagster.cli.rendering import print_lease_event
 from arroyo_dagster.cli.settings import settings_options
-from arroyo_dagster.cli.surgery.group import edit
 from arroyo_dagster.cli.surgery.rendering import show_managed_undo, show_rebuild_undo
 from arroyo_dagster.state.model.leases import LeaseSettings
 from arroyo_dagster.state.operations.catalog.jobs import find_job
@@ -25,7 +24,7 @@ from arroyo_dagster.state.operations.surgery.rebuild.undo import (
 )
 
 
-@edit.command()
+@main.command()
 @click.argument("job")
 @click.option(
     "--yes", is_flag=True, help="Restore the metadata. Without it, print the objects only."
@@ -51,7 +50,7 @@ def undo(
 
     \b
     Example:
-      arroyo-state edit undo job_x --url s3://bucket/arroyo --assume job_x=stopped
+      arroyo-state undo job_x --url s3://bucket/arroyo --assume job_x=stopped
     """
     store = open_url(url) if yes else open_to_read(url)
     paths = find_job(store, job)

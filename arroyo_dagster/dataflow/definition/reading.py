@@ -148,7 +148,9 @@ class _DefinitionReader:
             found = "is missing" if version is None else f"`{version.plain()}` is not supported"
             message = f"apiVersion {found}; expected one of {', '.join(supported)}"
             if self._version in grammar.LEGACY_VERSIONS:
-                message += ". Upgrade to 0.5.0, or read it as it is with --legacy (legacy=True)"
+                message += (
+                    ". Upgrade to 0.5.0, or read it as it is with --accept legacy (legacy=True)"
+                )
             self._mistakes.add(root.diagnostic_at("E01", message, key="apiVersion"))
         if self._is_dataflow and self._version == "0.5.0" and root.given("schedule"):
             message = "`schedule` needs apiVersion 0.6.0, found 0.5.0"

@@ -308,7 +308,8 @@ class StateReader:
             if not self._extended:
                 message = (
                     f"ttl of the primitive state `{base.name}`: SDF has none, and would keep its "
-                    "values. This package reads it as an extension with extended=True (--extended)"
+                    "values. This package reads it as an extension with extended=True "
+                    "(--accept extended)"
                 )
                 self._mistakes.add(node.diagnostic_at("E18", message, key="ttl"))
                 return None
@@ -318,7 +319,7 @@ class StateReader:
                 message = (
                     f"unsupported type for value: `{scalar.value}`; SDF takes u32, and a "
                     "primitive i32. This package reads it as an extension with extended=True "
-                    "(--extended)"
+                    "(--accept extended)"
                 )
                 self._mistakes.add(node.diagnostic_at("E13", message, key="type"))
                 return None

@@ -55,7 +55,7 @@ def outcome_metadata(outcome: "EditOutcome") -> dict[str, Any]:
             for path, (before, after) in outcome.objects.items()
         ),
         "unlisted files": len(outcome.unlisted),
-        "undo": f"arroyo-state edit undo {outcome.plan.paths.root} --yes",
+        "undo": f"arroyo-state undo {outcome.plan.paths.root} --yes",
     }
 
 

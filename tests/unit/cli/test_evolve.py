@@ -68,7 +68,7 @@ def test_a_job_is_planned_evolved_and_put_back(jobs: tuple[SurgeryJob, SurgeryJo
     assert "evolve done at epoch 2" in done.stdout
     window = loaded(job.store, job.paths)["tumbling_17", "t"]
     assert [(one["k"], one["min(v)[value]"]) for one in window][:2] == [("k0", None), ("k0", None)]
-    undo = ["edit", "undo", "job_b", *SAID, "--yes", "--url", job.store.url]
+    undo = ["undo", "job_b", *SAID, "--yes", "--url", job.store.url]
     assert CliRunner().invoke(cli.main, undo).exit_code == 0
     assert loaded(job.store, job.paths) == was
 

@@ -101,10 +101,10 @@ def test_pins_are_set_listed_and_lifted(url: str, store: ObjectStore) -> None:
     run(url, "pin", "main", "2", "--reason", "before the migration")
     (pin,) = document(url, "sql", "@pins", "main")
     assert (pin["epoch"], pin["reason"]) == (2, "before the migration")
-    document(url, "expire", "main", "--keep", "2", "--yes")
+    document(url, "gc", "run", "expire", "main", "--keep", "2", "--yes")
     restorable(store, PATHS, 2, 5, 6)
     assert document(url, "unpin", "main", "2") == []
-    document(url, "expire", "main", "--keep", "2", "--yes")
+    document(url, "gc", "run", "expire", "main", "--keep", "2", "--yes")
     assert ParquetBackend(store, PATHS).epochs() == [5, 6]
     assert run(url, "unpin", "main", "2").exit_code == 1
     assert run(url, "pin", "main", "9").exit_code == 1

@@ -37,7 +37,6 @@ COMMANDS = (
     "pin main 7",
     "unpin main 6",
     "rollback main 7 --yes",
-    "expire main --keep 3 --yes",
     "gc run expire main --keep 3 --yes",
     "gc purge main --yes",
     f"gc undelete main {QUARANTINE} --yes",
@@ -130,7 +129,7 @@ def test_an_undo_of_a_rewrite_waits_for_the_lease(
     waits: bool, rewritten: tuple[ObjectStore, JobPaths], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, paths = rewritten
-    command = ["compact", "undo", str(paths.root), "--assume", f"{paths.root}=stopped", "--yes"]
+    command = ["undo", str(paths.root), "--assume", f"{paths.root}=stopped", "--yes"]
     with contextlib.ExitStack() as held:
         held.enter_context(lease(store, paths, "nightly compaction"))
         defaults = UndoOptions.__init__.__kwdefaults__

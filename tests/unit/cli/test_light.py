@@ -81,7 +81,6 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> str:
         (["compact", "plan", "main"], NEVER | CLIENTS | METADATA | WITHOUT_STORES),
         (["compact", "run", "main"], NEVER | CLIENTS | METADATA | WITHOUT_STORES),
         (["rollback", "main", "1"], NEVER | CLIENTS | METADATA | WITHOUT_STORES),
-        (["expire", "main", "--keep", "9"], NEVER | CLIENTS | METADATA | WITHOUT_STORES),
         (["gc", "plan", "expire", "main", "--keep", "9"], NEVER | CLIENTS | METADATA),
         (["gc", "explain", "words/main/"], NEVER | CLIENTS | METADATA | WITHOUT_STORES),
     ],

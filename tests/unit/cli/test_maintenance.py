@@ -139,23 +139,6 @@ def test_progress_is_formatted_in_its_unit() -> None:
     )
 
 
-def test_expire_shows_what_would_go_and_deletes_nothing_until_yes(
-    url: str, store: ObjectStore
-) -> None:
-    before = listing(store)
-    assert (
-        "nothing was deleted, add --yes to execute"
-        in run(url, "expire", "main", "--keep", "3").stdout
-    )
-    planned = document(url, "expire", "main", "--keep", "3")
-    assert planned["plan"]["epochs"] == [1, 2, 3, 4, 5]
-    assert listing(store) == before
-    done = document(url, "expire", "main", "--keep", "3", "--yes")
-    assert done["done"]
-    assert ParquetBackend(store, word_job(store, **JOB).paths).epochs() == [6, 7, 8]
-    assert "nothing to expire, 3 epochs stay" in run(url, "expire", "main", "--keep", "3").stdout
-
-
 def test_jobs_of_arroyo_are_not_touched_and_that_is_said(tmp_path: Path) -> None:
     url = unpack("flights", tmp_path)
     job = document(url, "jobs")[0]["job"]
@@ -164,7 +147,7 @@ def test_jobs_of_arroyo_are_not_touched_and_that_is_said(tmp_path: Path) -> None
     assert unsaid.exit_code == 1
     assert "the status of the job is unknown" in unsaid.stderr
     assert "--assume JOB=stopped" in unsaid.stderr
-    refused = run(url, "expire", job, "--keep", "2", "--yes")
+    refused = run(url, "gc", "run", "expire", job, "--keep", "2", "--yes")
     assert refused.exit_code == 1
     assert "the status of the job is unknown" in refused.stderr
     left = {path for path in listing(open_store(url)) if "/leases/" not in path}

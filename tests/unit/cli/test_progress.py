@@ -91,7 +91,6 @@ REPORTING = {
     ("compact", "plan", "main"): "read file sizes",
     ("compact", "run", "main"): "words/main: read file sizes",
     ("compact", "run", "main", "--policy", "full", "--yes"): "words/main: merge",
-    ("expire", "main", "--keep", "2"): "read epochs",
     ("gc", "plan", "orphans", "main"): "read epochs",
     ("gc", "run", "expire", "main", "--keep", "2", "--yes", "--quarantine"): "data",
 }

@@ -63,12 +63,12 @@ def test_options_let_extensions_and_old_versions_through(tmp_path: Path) -> None
     file = tmp_path / "dataflow.yaml"
     file.write_text(dataflow(f"{{s: {KEYED.replace('u32', 'f64')}}}", root="odd: 1"))
     assert run("check", str(file)).exit_code == 3
-    result = run("check", str(file), "--extended")
+    result = run("check", str(file), "--accept", "extended")
     assert result.exit_code == 0
     assert "warning L3 line 4: odd: unknown key, ignored" in result.stdout
     file.write_text(file.read_text().replace("0.6.0", "0.3.0").replace("f64", "u32"))
     assert run("check", str(file)).exit_code == 3
-    assert run("check", str(file), "--legacy").exit_code == 0
+    assert run("check", str(file), "--accept", "legacy").exit_code == 0
 
 
 def test_the_schema_is_printed() -> None:

@@ -494,7 +494,7 @@ def overwrite(
         raise ProtocolError(
             "metadata that was written reads back different",
             path=path,
-            next_step="restore it with `arroyo-state compact undo` before the job is started",
+            next_step="restore it with `arroyo-state undo` before the job is started",
         )
 
 

@@ -303,7 +303,7 @@ def _half_edited(paths: JobPaths, error: ArroyoStateError) -> ConflictError:
         f"an edit is published in part and cannot be undone yet ({error.message}): the job would "
         "restore old state beside new one",
         job=paths.root,
-        next_step=f"undo it with `arroyo-state edit undo {paths.root} --yes`, then start the job",
+        next_step=f"undo it with `arroyo-state undo {paths.root} --yes`, then start the job",
     )
 
 

@@ -25,7 +25,7 @@ def check_earlier(
             "and some the old one",
             job=paths.root,
             path=path,
-            next_step=f"undo it first: `arroyo-state edit undo {paths.root} --yes`",
+            next_step=f"undo it first: `arroyo-state undo {paths.root} --yes`",
         )
     request = request_of(edit)
     if request is not None:
@@ -52,7 +52,7 @@ def _check_first_time(
                 f"epoch {checkpoint.epoch} was already edited by these relative positions",
                 job=paths.root,
                 path=path,
-                next_step=f"{_ABSOLUTE}, or undo the edit first: `arroyo-state edit undo "
+                next_step=f"{_ABSOLUTE}, or undo the edit first: `arroyo-state undo "
                 f"{paths.root} --yes`",
             )
     if not any(edits.records.values()) and _has_edited_entries(checkpoint):

@@ -220,7 +220,7 @@ class _Work:
                 "open windows, sessions and joins of the key emit nothing of the removed rows",
             )
             older = "epochs before this one, and files that it no longer lists, still hold the key"
-            self.unknown = (*self.unknown, f"{older} until they expire; see `edit find-key`")
+            self.unknown = (*self.unknown, f"{older} until they expire; see `find-key`")
         else:
             self.missing_outputs = ("windows and joins of the removed rows emit nothing of them",)
 

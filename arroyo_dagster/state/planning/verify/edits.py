@@ -131,7 +131,7 @@ def edit_findings(
                     f"the edit {record.operation!r} of epoch {record.epoch} was interrupted: some "
                     "operators have the new state, and some the old one"
                 )
-                step = f"undo it before the job is started: `arroyo-state edit undo {job} --yes`"
+                step = f"undo it before the job is started: `arroyo-state undo {job} --yes`"
                 is_last = checkpoint is history[-1]
                 yield either(is_last, "edit-unfinished", path, evidence, step)
 
@@ -158,5 +158,5 @@ def rebuild_findings(
                 f"{len(record.after)} metadata objects of epoch {record.epoch} were written by "
                 f"{record.operation!r}; doubts: {doubts}"
             )
-            step = "nothing; `arroyo-state edit undo` undoes it until the job is started"
+            step = "nothing; `arroyo-state undo` undoes it until the job is started"
             yield note("epoch-rebuilt", path, evidence, step)

@@ -145,7 +145,7 @@ def _check_first_time(store: ObjectStore, paths: JobPaths, base: Checkpoint, edi
             f"epoch {base.epoch} was already edited by these relative positions",
             job=paths.root,
             epoch=base.epoch,
-            next_step="give absolute positions, or undo the edit first: `arroyo-state edit undo "
+            next_step="give absolute positions, or undo the edit first: `arroyo-state undo "
             f"{paths.root} --yes`",
         )
 
@@ -234,7 +234,7 @@ class _ManagedWork:
             )
             self.unknown += (
                 f"epoch {self.base.epoch}, which stays pinned, older epochs and unlisted files "
-                "still hold the key; `edit find-key` lists them. To delete them: unpin the epoch, "
+                "still hold the key; `find-key` lists them. To delete them: unpin the epoch, "
                 "then `gc run expire --keep 1`",
             )
 

@@ -85,7 +85,7 @@ def empty_generation(store: ObjectStore, paths: JobPaths, facts: JobFacts) -> Em
             "the next start of the job finds a checkpoint, so none needs to be created",
             job=paths.root,
             next_step="call this without --create; if an earlier call was interrupted, first "
-            "`arroyo-state edit undo`",
+            "`arroyo-state undo`",
         )
     named = manifest.latest_ref or manifest.base_ref
     if named is not None:
@@ -103,7 +103,7 @@ def empty_generation(store: ObjectStore, paths: JobPaths, facts: JobFacts) -> Em
             "was cut off",
             job=paths.root,
             path=left,
-            next_step="`arroyo-state edit undo` deletes that of an earlier call; otherwise let the "
+            next_step="`arroyo-state undo` deletes that of an earlier call; otherwise let the "
             "job finish a checkpoint",
         )
     return EmptyGeneration(number, epoch, path, manifest)

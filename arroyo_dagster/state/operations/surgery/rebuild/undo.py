@@ -76,7 +76,7 @@ def run_rebuild_undo(
         ConflictError: the job was started since, or another process changed what was rebuilt.
         FormatError: the record is broken.
     """
-    chosen = options or EditOptions(owner="arroyo-state edit undo")
+    chosen = options or EditOptions(owner="arroyo-state undo")
     if _prepare(store, paths, directory) is None:
         return None
     with lease(store, paths, chosen.owner, LeaseOptions.of(chosen)) as held:

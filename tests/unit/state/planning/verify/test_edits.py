@@ -121,7 +121,7 @@ def test_an_older_epoch_that_is_a_mixture_is_a_warning() -> None:
     later = replace(EPOCH, epoch=Epoch(8))
     (found,) = edit_findings([EPOCH, later], {FIRST: RECORD}, {ONE: "b", TWO: "c"})
     assert found.severity.value == "warning"
-    assert "arroyo-state edit undo job --yes" in found.next_step
+    assert "arroyo-state undo job --yes" in found.next_step
 
 
 def test_a_record_that_does_not_decode_is_reported() -> None:
