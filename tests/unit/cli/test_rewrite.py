@@ -51,7 +51,8 @@ def model(job: ArroyoJob, monkeypatch: pytest.MonkeyPatch) -> ModelArroyo:
 
 
 def run(job: ArroyoJob, *args: str) -> Result:
-    command = ["compact", *args, "--url", job.store.url]
+    group = () if args[0] in ("undo", "compact") else ("compact",)
+    command = [*group, *args, "--url", job.store.url]
     return CliRunner().invoke(cli.main, command, catch_exceptions=False)
 
 
@@ -107,7 +108,7 @@ def test_the_documented_commands_show_their_plan(job: ArroyoJob, model: ModelArr
         for line in lines:
             words = shlex.split(line.partition("#")[0].replace("JOB", "job_x"))
             words = [server.url if word == "URL" else word for word in words]
-            shown = run(job, *words[2:])
+            shown = run(job, *words[1:])
             assert shown.exit_code == 0, shown.stderr
             assert "job_x: " in shown.stdout
     assert listing(job.store) == was
