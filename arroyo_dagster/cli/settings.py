@@ -144,7 +144,7 @@ class NamedSetting(click.ParamType):  # type: ignore[type-arg] # generic in some
         name, _, given = str(value).partition("=")
         field = self._fields.get(name.strip().replace("-", "_"))
         if field is None:
-            known = "; ".join(_shown(field) for field in self._fields.values())
+            known = "; ".join(_with_default(field) for field in self._fields.values())
             self.fail(f"there is no {name!r}. The names and their defaults: {known}")
         try:
             return field.name, setting_type(field).convert(given.strip(), param, ctx)
@@ -152,7 +152,7 @@ class NamedSetting(click.ParamType):  # type: ignore[type-arg] # generic in some
             self.fail(f"{field.config}: {error.message} {field.setting.help}", param, ctx)
 
 
-def _shown(field: SettingField) -> str:
+def _with_default(field: SettingField) -> str:
     default = field.given_default
     is_number = isinstance(default, int | float) and not isinstance(default, bool)
     return f"{field.config}={default:g}" if is_number else f"{field.config}={default}"
