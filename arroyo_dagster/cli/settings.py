@@ -149,7 +149,7 @@ class NamedSetting(click.ParamType):  # type: ignore[type-arg] # generic in some
         try:
             return field.name, setting_type(field).convert(given.strip(), param, ctx)
         except click.BadParameter as error:
-            self.fail(f"{field.config}: {error.message} {field.setting.help}", param, ctx)
+            self.fail(f"{field.config}: {error.message:.200} {field.setting.help}", param, ctx)
 
 
 def _with_default(field: SettingField) -> str:

@@ -236,6 +236,7 @@ def test_every_option_that_a_page_names_exists(page: str) -> None:
     known |= {"--checkpoint-url", "--deployment", "--catalogue-url"}  # of `dg scaffold`
     known |= {"--arroyo-api-url", "--format"}
     known |= {"--no-deps", "--require-hashes"}  # of pip
+    known |= {"--master", "--conf"}  # of spark-submit
     known |= {"--bootstrap-server", "--topic"}  # of kafka-get-offsets.sh
     known |= {"--clocks", "--minutes", "--kills"}  # of modules below tests/
     text = (PROJECT / page).read_text()

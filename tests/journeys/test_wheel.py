@@ -278,6 +278,7 @@ def test_the_wheel_works_where_nothing_else_of_the_project_is(linked: Path, tmp_
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(900)
 def test_the_wheel_works_with_exactly_the_locked_dependencies(wheel: Path, tmp_path: Path) -> None:
     venv.create(tmp_path / "venv", with_pip=True)
     python = tmp_path / "venv" / "bin" / "python"
