@@ -1,4 +1,4 @@
-"""The rows of metadata tables, one class per table, and their Arrow form."""
+"""The rows of metadata tables, one class per table, and their form in Arrow and Polars."""
 
 from __future__ import annotations
 
@@ -6,21 +6,15 @@ import types
 import typing
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import pyarrow as pa
+if TYPE_CHECKING:
+    import polars as pl
+    import pyarrow as pa
 
 Micros = Annotated[int, "a point in time"]
 DurationMicros = Annotated[int, "a duration"]
 
-_TYPES = {
-    str: pa.string(),
-    int: pa.int64(),
-    bool: pa.bool_(),
-    float: pa.float64(),
-    Micros: pa.timestamp("us", tz="UTC"),
-    DurationMicros: pa.duration("us"),
-}
 _UNSIGNED = ("min_routing_key", "max_routing_key")
 _MAX_MICROS = 2**63 - 1
 
@@ -130,6 +124,30 @@ class RowGroupRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SourcePosition:
+    """How far one partition of a source is read.
+
+    Attributes:
+        connector: such as `Kafka source`.
+        partition: the partition, file, shard or subtask, as text.
+        position: the offset, or the number of records, lines or events; None = it has no number.
+        finished: whether it is read to its end; None = the state does not say.
+        state: the whole state, as JSON.
+    """
+
+    job: str
+    epoch: int
+    finished_at_micros: Micros
+    operator: str
+    table: str
+    connector: str
+    partition: str
+    position: int | None
+    finished: bool | None
+    state: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WatermarkRow:
     """How far event time has advanced at an operator; the lag is behind the end of the epoch."""
 
@@ -140,6 +158,58 @@ class WatermarkRow:
     watermark_micros: Micros | None
     max_watermark_micros: Micros | None
     lag_seconds: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowRow:
+    """A window, or a bin of sliding windows, that is not closed.
+
+    Attributes:
+        ends_at_micros: of a tumbling window its end, of a bin the end of the last window with it.
+        rows: increments of aggregates, of which a key may have several.
+    """
+
+    job: str
+    epoch: int
+    operator: str
+    kind: str
+    starts_at_micros: Micros
+    ends_at_micros: Micros
+    keys: int
+    rows: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionRow:
+    """An open session of a session window.
+
+    Attributes:
+        key: the values of its key columns, as JSON by name.
+        closes_at_micros: the watermark that closes it, unless a row comes before.
+    """
+
+    job: str
+    epoch: int
+    operator: str
+    key: str
+    starts_at_micros: Micros
+    last_row_at_micros: Micros
+    closes_at_micros: Micros
+    rows: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JoinSideRow:
+    """One side of a join: the rows that wait for partners."""
+
+    job: str
+    epoch: int
+    operator: str
+    side: str
+    keys: int
+    rows: int
+    first_row_at_micros: Micros | None
+    last_row_at_micros: Micros | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -279,36 +349,90 @@ class FateRow:
     problem: str | None = None
 
 
-# ---- Arrow ---------------------------------------------------------------------------------------
+# ---- Arrow and Polars ----------------------------------------------------------------------------
 
 
 def rows_schema(row: type[Any]) -> pa.Schema:
     """Return the columns of a table: those of the class, without the unit of times."""
-    hints = typing.get_type_hints(row, include_extras=True)
-    return pa.schema([_column(one.name, hints[one.name]) for one in fields(row)])
+    import pyarrow as pa
+
+    kinds = {
+        str: pa.string(),
+        int: pa.int64(),
+        _UNSIGNED: pa.uint64(),
+        bool: pa.bool_(),
+        float: pa.float64(),
+        Micros: pa.timestamp("us", tz="UTC"),
+        DurationMicros: pa.duration("us"),
+    }
+    return pa.schema([pa.field(one.name, kinds[one.kind], one.nullable) for one in _columns(row)])
 
 
 def rows_table(row: type[Any], found: Iterable[Any]) -> pa.Table:
     """Return rows of a class as an Arrow table."""
+    import pyarrow as pa
+
     schema, listed = rows_schema(row), list(found)
-    columns = [
-        pa.array([_value(getattr(one, field.name), kind) for one in listed], kind)
-        for field, kind in zip(fields(row), schema.types, strict=True)
-    ]
-    return pa.Table.from_arrays(columns, schema=schema)
+    values = [_values(one, listed) for one in _columns(row)]
+    arrays = [pa.array(*one) for one in zip(values, schema.types, strict=True)]
+    return pa.Table.from_arrays(arrays, schema=schema)
 
 
-def _column(name: str, hint: Any) -> pa.Field:
+def rows_frame(row: type[Any], found: Iterable[Any]) -> pl.DataFrame:
+    """Return rows of a class as a frame. It loads no Arrow, so that a short query starts fast."""
+    import polars as pl
+
+    kinds = {
+        str: pl.String(),
+        int: pl.Int64(),
+        _UNSIGNED: pl.UInt64(),
+        bool: pl.Boolean(),
+        float: pl.Float64(),
+        Micros: pl.Datetime("us", "UTC"),
+        DurationMicros: pl.Duration("us"),
+    }
+    listed = list(found)
+    return pl.DataFrame(
+        [
+            pl.Series(
+                one.name,
+                _values(one, listed),
+                pl.Int64() if one.kind in (Micros, DurationMicros) else kinds[one.kind],
+            ).cast(kinds[one.kind])
+            for one in _columns(row)
+        ]
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Column:
+    """`kind`: a type of Python, `Micros`, `DurationMicros` or `_UNSIGNED`."""
+
+    attribute: str
+    kind: Any
+    nullable: bool
+
+    @property
+    def name(self) -> str:
+        return self.attribute.removesuffix("_micros")
+
+
+def _columns(row: type[Any]) -> list[_Column]:
+    hints = typing.get_type_hints(row, include_extras=True)
+    return [_column(one.name, hints[one.name]) for one in fields(row)]
+
+
+def _column(name: str, hint: Any) -> _Column:
     nullable = isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union
     if nullable:
         (hint,) = (one for one in typing.get_args(hint) if one is not type(None))
-    kind = pa.uint64() if name in _UNSIGNED else _TYPES[hint]
-    return pa.field(name.removesuffix("_micros"), kind, nullable)
+    return _Column(name, _UNSIGNED if name in _UNSIGNED else hint, nullable)
 
 
-def _value(value: Any, kind: pa.DataType) -> Any:
-    if isinstance(value, int) and kind != pa.uint64() and not isinstance(value, bool):
-        return min(
-            value, _MAX_MICROS
-        )  # Arroyo's times are unsigned; values from 2**63 are no times
-    return value
+def _values(column: _Column, rows: Iterable[Any]) -> list[Any]:
+    values = (getattr(one, column.attribute) for one in rows)
+    return [
+        # Arroyo's times are unsigned; values from 2**63 are no times.
+        min(value, _MAX_MICROS) if column.kind is not _UNSIGNED and type(value) is int else value
+        for value in values
+    ]

@@ -23,6 +23,9 @@ from arroyo_dagster.errors import InputError, NotFoundError
 CATALOG = "arroyo"
 """The first part of every name."""
 
+KEY_HASH, SUBTASK = ROUTING = ("_key_hash", "_subtask")
+"""Columns of live rows that a query gets if it names them: the routing key, and its subtask."""
+
 _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 _SEGMENT = re.compile(r'"((?:[^"]|"")*)"|([^".\s]+)')
 

@@ -19,7 +19,7 @@ import datetime as dt
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from arroyo_dagster.errors import ArroyoStateError, InputError, NotFoundError
 from arroyo_dagster.state.codec.iso_times import iso_micros, nanos_of
@@ -36,22 +36,24 @@ from arroyo_dagster.state.operations.catalog.jobs import (
 )
 from arroyo_dagster.state.operations.catalog.metadata_only import metadata_only_epochs
 from arroyo_dagster.state.operations.catalog.query import load_epoch, read_epoch
-from arroyo_dagster.state.operations.query.expiring_scan import ExpiringScan
-from arroyo_dagster.state.operations.query.global_scan import GlobalScan
 from arroyo_dagster.state.operations.query.names import (
     QueryName,
     not_found,
     parse_name,
     split_epoch,
 )
-from arroyo_dagster.state.operations.query.table import EpochTable
 from arroyo_dagster.state.planning.privacy import NOTHING_PRIVATE, PrivateColumns
 from arroyo_dagster.state.planning.restore.reads import config_of, ordered_operators
 from arroyo_dagster.state.storage import open_store
 from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.storage.wrappers import WriteProtected
-from arroyo_dagster.state.tables.known.catalogue import Catalogue, default_catalogue
+
+if TYPE_CHECKING:
+    from arroyo_dagster.state.operations.query.expiring_scan import ExpiringScan
+    from arroyo_dagster.state.operations.query.global_scan import GlobalScan
+    from arroyo_dagster.state.operations.query.table import EpochTable
+    from arroyo_dagster.state.tables.known.catalogue import Catalogue
 
 LATEST, ALL, NEWEST = "latest", "all", "newest "
 Moment = int | str | dt.datetime
@@ -78,7 +80,7 @@ def open_state(
         InputError: `url` is no checkpoint URL.
     """
     store = open_store(url, options=options) if isinstance(url, str) else url
-    return StateCatalog(WriteProtected(store), private, catalogue or default_catalogue())
+    return StateCatalog(WriteProtected(store), private, catalogue)
 
 
 OnUnreadable: TypeAlias = Callable[[str, ArroyoStateError], None]
@@ -90,13 +92,21 @@ class StateCatalog:
     """All jobs below a checkpoint URL; created by `open_state`.
 
     Attributes:
+        described: decodes entries; None = as `catalogue` says.
         parallelism: of the restores and subtasks that queries show; None = of each operator.
     """
 
     store: ObjectStore
     private: PrivateColumns = field(repr=False)
-    catalogue: Catalogue = field(repr=False)
+    described: Catalogue | None = field(repr=False)
     parallelism: int | None = None
+
+    @property
+    def catalogue(self) -> Catalogue:
+        """What decodes entries whose types the job did not store."""
+        from arroyo_dagster.state.tables.known.catalogue import default_catalogue
+
+        return self.described or default_catalogue()
 
     def jobs(self) -> list[StateJob]:
         """Return the jobs, ordered by path.
@@ -346,6 +356,10 @@ class StateEpoch:
         return self._table(found, TableName(table))
 
     def _table(self, operator: OperatorCheckpoint, name: TableName) -> EpochTable:
+        from arroyo_dagster.state.operations.query.expiring_scan import ExpiringScan
+        from arroyo_dagster.state.operations.query.global_scan import GlobalScan
+        from arroyo_dagster.state.operations.query.table import EpochTable
+
         config_of(self.checkpoint, operator, name)  # refuses one that is missing or of another kind
         files, catalog = operator.tables[name], self.job.catalog
         scan: ExpiringScan | GlobalScan
