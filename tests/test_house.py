@@ -75,7 +75,7 @@ FLOORS: dict[str, tuple[set[str], set[str]]] = {
         BASE | {"state", "dataflow", "spark", "orchestration"},
         {"dagster", "pydantic", "pyspark"},
     ),
-    "cli": ({"*"}, {"click", "dagster_pipes", "rich", "pyarrow", "pendulum"}),
+    "cli": ({"*"}, {"click", "dagster_pipes", "rich", "pyarrow", "pendulum", "polars"}),
 }
 MODULES = sorted(
     path

@@ -14,7 +14,7 @@ import click
 from arroyo_dagster.cli.rendering import print_json, print_table
 from arroyo_dagster.errors import InputError
 from arroyo_dagster.state.codec.iso_times import format_moment, format_span
-from arroyo_dagster.state.codec.plain import plain_number, plain_scalar
+from arroyo_dagster.state.model.json_fields import plain_number
 
 if TYPE_CHECKING:
     import polars as pl
@@ -128,6 +128,8 @@ def _plain_column(column: pl.Series) -> Sequence[Any]:
     if isinstance(kind, pl.Duration):
         counts = column.to_physical()
         return [None if one is None else format_span(one, kind.time_unit) for one in counts]
+    from arroyo_dagster.state.codec.plain import plain_scalar
+
     return [plain_scalar(one) for one in column.to_arrow()]
 
 

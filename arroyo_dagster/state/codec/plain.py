@@ -5,12 +5,12 @@ Numbers keep every digit; NaN and infinities, which JSON does not have, are text
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from arroyo_dagster.state.codec.bincode.shapes import pick_variant, struct_values
 from arroyo_dagster.state.codec.iso_times import format_moment, format_span, nanos_of
+from arroyo_dagster.state.model.json_fields import plain_number
 from arroyo_dagster.state.model.types import (
     UNIT,
     ArrayOf,
@@ -68,13 +68,6 @@ def _primitive(value: Any, name: str) -> Any:
     if name == "bytes":
         return bytes(value).hex()
     return plain_number(value) if name in ("f32", "f64") else value
-
-
-def plain_number(value: float) -> float | str:
-    """Return a number, or the text of one that JSON does not have."""
-    if math.isfinite(value):
-        return value
-    return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
 
 
 def _time(value: Any, described: TimeOf) -> str:

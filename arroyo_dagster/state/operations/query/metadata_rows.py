@@ -5,8 +5,7 @@ from __future__ import annotations
 import types
 import typing
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 if TYPE_CHECKING:
     import polars as pl
@@ -19,8 +18,7 @@ _UNSIGNED = ("min_routing_key", "max_routing_key")
 _MAX_MICROS = 2**63 - 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobRow:
+class JobRow(NamedTuple):
     """A job, by its newest epoch."""
 
     job: str
@@ -35,8 +33,7 @@ class JobRow:
     problem: str | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobEpochRow:
+class JobEpochRow(NamedTuple):
     """An epoch, or an unfinished attempt at it; see `EpochSummary`."""
 
     job: str
@@ -55,8 +52,7 @@ class JobEpochRow:
     problem: str | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OperatorRow:
+class OperatorRow(NamedTuple):
     """An operator at one epoch.
 
     `watermark_micros` is the smallest of its subtasks; null = not all of them have one.
@@ -71,8 +67,7 @@ class OperatorRow:
     max_watermark_micros: Micros | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TableRow:
+class TableRow(NamedTuple):
     """A table of an operator at one epoch. `name`: as queries name it."""
 
     job: str
@@ -90,8 +85,7 @@ class TableRow:
     size_bytes: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DataFileRow:
+class DataFileRow(NamedTuple):
     """A data file that a table lists at one epoch, in replay order by `place`."""
 
     job: str
@@ -108,8 +102,7 @@ class DataFileRow:
     max_timestamp_micros: Micros | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RowGroupRow:
+class RowGroupRow(NamedTuple):
     """A row group of a data file; reading these rows opens the footer of every file."""
 
     job: str
@@ -123,8 +116,7 @@ class RowGroupRow:
     compressed_bytes: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SourcePosition:
+class SourcePosition(NamedTuple):
     """How far one partition of a source is read.
 
     Attributes:
@@ -147,8 +139,7 @@ class SourcePosition:
     state: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WatermarkRow:
+class WatermarkRow(NamedTuple):
     """How far event time has advanced at an operator; the lag is behind the end of the epoch."""
 
     job: str
@@ -160,8 +151,7 @@ class WatermarkRow:
     lag_seconds: float | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WindowRow:
+class WindowRow(NamedTuple):
     """A window, or a bin of sliding windows, that is not closed.
 
     Attributes:
@@ -179,8 +169,7 @@ class WindowRow:
     rows: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SessionRow:
+class SessionRow(NamedTuple):
     """An open session of a session window.
 
     Attributes:
@@ -198,8 +187,7 @@ class SessionRow:
     rows: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JoinSideRow:
+class JoinSideRow(NamedTuple):
     """One side of a join: the rows that wait for partners."""
 
     job: str
@@ -212,8 +200,7 @@ class JoinSideRow:
     last_row_at_micros: Micros | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CommitRow:
+class CommitRow(NamedTuple):
     """A table of a sink that commits in two phases. `pending`: the commit has not finished."""
 
     job: str
@@ -225,8 +212,7 @@ class CommitRow:
     pending: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KeyRangeRow:
+class KeyRangeRow(NamedTuple):
     """What one subtask reads of one table in a restore, and the routing keys that it keeps.
 
     Reading these rows opens the footer of every file. Keys are hashes, taken as spread evenly over
@@ -248,8 +234,7 @@ class KeyRangeRow:
     seconds: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PinRow:
+class PinRow(NamedTuple):
     """A pinned epoch."""
 
     job: str
@@ -260,8 +245,7 @@ class PinRow:
     released: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeaseRow:
+class LeaseRow(NamedTuple):
     """The newest lease of a job, of each kind.
 
     `state`: held, expired or released; broken = its record does not decode; unknown = a clock is
@@ -283,8 +267,7 @@ class LeaseRow:
     problem: str | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JournalRow:
+class JournalRow(NamedTuple):
     """An object that gc deleted, or tried to."""
 
     job: str
@@ -298,8 +281,7 @@ class JournalRow:
     outcome: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OrphanRow:
+class OrphanRow(NamedTuple):
     """An object that gc would delete as an orphan; or why gc refuses to say.
 
     Nothing is deleted.
@@ -311,8 +293,7 @@ class OrphanRow:
     problem: str | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QuarantineRow:
+class QuarantineRow(NamedTuple):
     """An object in quarantine."""
 
     job: str
@@ -323,8 +304,7 @@ class QuarantineRow:
     size_bytes: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FateRow:
+class FateRow(NamedTuple):
     """What became of an object, or of the objects below a directory: one run of gc, or no run.
 
     `fate`: as `FateState` names it. Of a directory it is null but for the objects that are present.
@@ -404,8 +384,7 @@ def rows_frame(row: type[Any], found: Iterable[Any]) -> pl.DataFrame:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Column:
+class _Column(NamedTuple):
     """`kind`: a type of Python, `Micros`, `DurationMicros` or `_UNSIGNED`."""
 
     attribute: str
@@ -419,7 +398,7 @@ class _Column:
 
 def _columns(row: type[Any]) -> list[_Column]:
     hints = typing.get_type_hints(row, include_extras=True)
-    return [_column(one.name, hints[one.name]) for one in fields(row)]
+    return [_column(name, hint) for name, hint in hints.items()]
 
 
 def _column(name: str, hint: Any) -> _Column:

@@ -9,14 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from arroyo_dagster.errors import ArroyoStateError, InputError
 from arroyo_dagster.state.metadata.reader import BackendReader
 from arroyo_dagster.state.model.checkpoints import CheckpointState
-from arroyo_dagster.state.model.clock import wall_clock
-from arroyo_dagster.state.model.garbage import PURGE_MICROS, PlanKind
 from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.model.layout import written_epoch
 from arroyo_dagster.state.model.tables import (
@@ -31,7 +29,6 @@ from arroyo_dagster.state.operations.catalog.jobs import (
     summarise_job,
     summarise_jobs,
 )
-from arroyo_dagster.state.operations.catalog.leases import list_leases
 from arroyo_dagster.state.operations.catalog.stored_files import stored_sizes
 from arroyo_dagster.state.operations.query.metadata_rows import (
     CommitRow,
@@ -203,6 +200,9 @@ def _pins(job: StateJob) -> Iterator[PinRow]:
 
 
 def _leases(job: StateJob) -> Iterator[LeaseRow]:
+    from arroyo_dagster.state.model.clock import wall_clock
+    from arroyo_dagster.state.operations.catalog.leases import list_leases
+
     now = wall_clock()
     for lease in list_leases(job.catalog.store, [job.paths]):
         record = lease.record
@@ -241,6 +241,7 @@ def _journal(job: StateJob) -> Iterator[JournalRow]:
 
 
 def _orphans(job: StateJob) -> Iterator[OrphanRow]:
+    from arroyo_dagster.state.model.garbage import PlanKind
     from arroyo_dagster.state.operations.gc.plan import GcRequest, plan_gc
 
     try:
@@ -447,6 +448,7 @@ def _join_sides(epoch: StateEpoch) -> Iterable[JoinSideRow]:
 
 
 def _fate(store: ObjectStore, name: str) -> Iterator[FateRow]:
+    from arroyo_dagster.state.model.garbage import PURGE_MICROS, PlanKind
     from arroyo_dagster.state.operations.gc.fate import (
         fate_of_directory,
         fate_of_object,
@@ -476,8 +478,7 @@ def _fate(store: ObjectStore, name: str) -> Iterator[FateRow]:
     purged = () if fate.purged is None else (fate.purged,)
     entries = [*(event.entry for event in fate.events), *purged]
     for entry in entries:
-        yield replace(
-            row,
+        yield row._replace(
             outcome=entry.outcome,
             kind=entry.kind,
             size_bytes=entry.size_bytes if row.size_bytes is None else row.size_bytes,
@@ -493,15 +494,13 @@ def _fate(store: ObjectStore, name: str) -> Iterator[FateRow]:
 
 def _directory_fate(below: DirectoryFate) -> Iterator[FateRow]:
     row = FateRow(path=below.prefix, problem=_unreadable(below.unreadable))
-    yield replace(
-        row,
+    yield row._replace(
         fate="present",
         objects=below.present,
         size_bytes=below.present_bytes,
     )
     for (outcome, kind), count in below.counts.items():
-        yield replace(
-            row,
+        yield row._replace(
             outcome=outcome,
             kind=kind,
             objects=count.objects,

@@ -13,7 +13,6 @@ The first part may be left out. Parts that are not plain identifiers stand in do
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -109,6 +108,8 @@ def split_epoch(job: str) -> tuple[str, str | None]:
 
 def nearest(name: str, known: Iterable[str], most: int = 3) -> list[str]:
     """Return the known names that are most like a name, best first."""
+    import difflib
+
     by_folded = {one.casefold(): one for one in known}
     close = difflib.get_close_matches(name.casefold(), by_folded, n=most, cutoff=0.5)
     return [by_folded[one] for one in close]

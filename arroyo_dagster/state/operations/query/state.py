@@ -35,7 +35,6 @@ from arroyo_dagster.state.operations.catalog.jobs import (
     list_readable_jobs,
 )
 from arroyo_dagster.state.operations.catalog.metadata_only import metadata_only_epochs
-from arroyo_dagster.state.operations.catalog.query import load_epoch, read_epoch
 from arroyo_dagster.state.operations.query.names import (
     QueryName,
     not_found,
@@ -249,6 +248,8 @@ class StateJob:
             return StateEpoch(self, self._at(_micros(at)))
         if isinstance(epoch, str) and epoch != LATEST:
             raise InputError(f"not an epoch: {epoch!r}", expected="a number or 'latest'")
+        from arroyo_dagster.state.operations.catalog.query import load_epoch
+
         number = None if epoch is None or isinstance(epoch, str) else epoch
         return StateEpoch(self, load_epoch(self.catalog.store, self.paths, number))
 
@@ -289,7 +290,12 @@ class StateJob:
         return concurrently(self._read, numbers) if numbers else [self.epoch()]
 
     def _read(self, number: Epoch) -> StateEpoch:
-        return StateEpoch(self, read_epoch(self.catalog.store, self.paths, number))
+        return StateEpoch(self, self._checkpoint(number))
+
+    def _checkpoint(self, number: Epoch) -> Checkpoint:
+        from arroyo_dagster.state.operations.catalog.query import read_epoch
+
+        return read_epoch(self.catalog.store, self.paths, number)
 
     def _at(self, micros: int) -> Checkpoint:
         """Find the newest epoch finished at a time: a few reads, however many epochs there are."""
@@ -297,7 +303,7 @@ class StateJob:
         found: dict[Epoch, Checkpoint] = {}
 
         def finished(number: Epoch) -> int:
-            found[number] = read_epoch(self.catalog.store, self.paths, number)
+            found[number] = self._checkpoint(number)
             return found[number].finish_time_micros
 
         place = bisect.bisect_right(numbers, micros, key=finished)
@@ -310,7 +316,7 @@ class StateJob:
                 next_step="choose a later time",
             )
         number = numbers[place - 1]
-        return found.get(number) or read_epoch(self.catalog.store, self.paths, number)
+        return found.get(number) or self._checkpoint(number)
 
 
 @dataclass(frozen=True)
