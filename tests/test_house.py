@@ -396,7 +396,7 @@ PUBLIC_MODULES = {
         for name in ("state", "engine", "sdf", "sdf_testing", "spark", "orchestration", "errors")
     ),
 }
-LEAST_SHARE_OF_PUBLIC_NAMES = 0.36
+LEAST_SHARE_OF_PUBLIC_NAMES = 0.38
 """Of the names that tests import from the package. It may only rise; the goal is 0.6."""
 
 

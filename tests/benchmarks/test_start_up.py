@@ -27,6 +27,7 @@ COMMANDS = {
     "sql @pins main": POLARS,
     "sql @journal main": POLARS,
     "sql @offsets main": POLARS,
+    "sql @watermarks main": POLARS,
     "rows main count counts": COMPUTE,
     "verify main": COMPUTE,
     "health": COMPUTE,
