@@ -72,11 +72,14 @@ test: $(VENV)/ready ## run all tests
 test-clusters: $(VENV)/ready ## run the tests on Spark clusters that they start on loopback (not part of CI)
 	@$(BIN)/python -m pytest tests/clusters $(LONG)
 
-# Without what starts processes, or runs two writers in every order.
-QUICK := --ignore=tests/unit/spark/test_holders.py --ignore=tests/unit/state/runtime/test_interleavings.py
+# Without what starts processes, runs two writers in every order, or kills at each write.
+NOT_QUICK := spark/test_holders state/runtime/test_interleavings cli/test_light cli/test_sdf_signals \
+	test_imports test_optional_packages dataflow/test_migrate dataflow/runtime/test_failed_records
+# One process for each of two cores: each loads and collects anew.
+QUICK := $(NOT_QUICK:%=--ignore=tests/unit/%.py) --numprocesses=2 $(filter-out --numprocesses=%,$(PARALLEL))
 quick: export HYPOTHESIS_PROFILE ?= quick
 quick: $(VENV)/ready ## run the unit and property tests, with few examples of each property
-	@$(BIN)/python -m pytest tests/unit tests/property -m "not soak" $(QUICK) $(PARALLEL)
+	@$(BIN)/python -m pytest tests/unit tests/property -m "not soak" $(QUICK)
 
 servers: $(VENV)/ready ## install the S3 servers that tests use beside moto (needs Go and npm; once)
 	@$(BIN)/python -m tests.s3_servers $(SERVERS)

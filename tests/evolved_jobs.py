@@ -11,14 +11,19 @@ from typing import Any, TypeVar
 import pyarrow as pa
 
 from arroyo_dagster.errors import InputError
-from arroyo_dagster.state.metadata.backend import ParquetBackend
-from arroyo_dagster.state.model.ids import TableName
-from arroyo_dagster.state.model.layout import JobPaths, Layout
+from arroyo_dagster.state import (
+    JobPaths,
+    Layout,
+    MemoryStore,
+    ObjectStore,
+    ParquetBackend,
+    TableConfig,
+    TableName,
+    timestamp_table_config,
+)
 from arroyo_dagster.state.model.surgery.evolve import Overrides
-from arroyo_dagster.state.model.tables import ExpiringTimeKeyConfig, TableConfig
+from arroyo_dagster.state.model.tables import ExpiringTimeKeyConfig
 from arroyo_dagster.state.planning.surgery.overrides import parse_overrides
-from arroyo_dagster.state.storage import MemoryStore, ObjectStore
-from arroyo_dagster.state.tables.expiring_time_key import timestamp_table_config
 from arroyo_dagster.state.tables.known.operators import ExpressionWatermarkState
 from arroyo_dagster.state.tables.known.sources import KafkaState
 from arroyo_dagster.state.tables.restoring import restored_rows

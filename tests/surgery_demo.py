@@ -27,17 +27,21 @@ from arroyo_dagster.spark.surgery.bootstrap import (
     computed_bootstrap,
     encoded_arguments,
 )
-from arroyo_dagster.state.model.layout import JobPaths, Layout
+from arroyo_dagster.state import (
+    JobPaths,
+    Layout,
+    ObjectStore,
+    WriteProtected,
+    find_job,
+    open_store,
+    run_undo,
+    verify_job,
+)
 from arroyo_dagster.state.model.surgery.plans import EditPlan
-from arroyo_dagster.state.operations.catalog.jobs import find_job
-from arroyo_dagster.state.operations.compaction.rewrite_undo import run_undo
 from arroyo_dagster.state.operations.surgery.carried_files import StateSource
 from arroyo_dagster.state.operations.surgery.evolve import run_evolve
 from arroyo_dagster.state.operations.surgery.execute import EditOptions, run_edit
 from arroyo_dagster.state.operations.surgery.fork import run_fork
-from arroyo_dagster.state.operations.verify.job import verify_job
-from arroyo_dagster.state.storage import ObjectStore, open_store
-from arroyo_dagster.state.storage.wrappers import WriteProtected
 from tests.arroyo_jobs import SECOND, stopped
 from tests.compat.arroyo import unpack
 from tests.compat.test_surgery import FORWARD, with_other_outputs

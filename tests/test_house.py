@@ -95,7 +95,7 @@ FLOORS: dict[str, tuple[set[str], set[str]]] = {
         BASE | {"state", "dataflow", "spark", "orchestration"},
         {"dagster", "pydantic", "pyspark"},
     ),
-    "cli": ({"*"}, {"click", "dagster_pipes", "rich", "pyarrow", "pendulum"}),
+    "cli": ({"*"}, {"click", "dagster_pipes", "rich", "pyarrow", "pendulum", "polars"}),
 }
 MODULES = sorted(
     path
@@ -428,7 +428,7 @@ PUBLIC_MODULES = {
         for name in ("state", "engine", "sdf", "sdf_testing", "spark", "orchestration", "errors")
     ),
 }
-LEAST_SHARE_OF_PUBLIC_NAMES = 0.36
+LEAST_SHARE_OF_PUBLIC_NAMES = 0.38
 """Of the names that tests import from the package. It may only rise; the goal is 0.6."""
 
 

@@ -101,7 +101,7 @@ def _answers(
     store: ObjectStore, name: str, parallelism: int | None
 ) -> tuple[_Answers, list[ArroyoStateError]]:
     """Return the rows of saved queries about a job, and why some could not be answered."""
-    from arroyo_dagster.state.codec.plain import plain_rows
+    from arroyo_dagster.cli.query.output import plain_frame
     from arroyo_dagster.state.operations.query.sql import SqlCatalog
     from arroyo_dagster.state.operations.query.state import open_state
 
@@ -112,7 +112,7 @@ def _answers(
     for part in ("offsets", "watermarks", "restore", "leases", "pins"):
         try:
             answer = catalog.saved(part, name, values if part == "restore" else {})
-            answers[part] = plain_rows(answer.to_arrow())
+            answers[part] = plain_frame(answer)
         except ArroyoStateError as error:
             errors.setdefault(str(error), error)
     return answers, list(errors.values())

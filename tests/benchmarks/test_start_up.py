@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from arroyo_dagster.state.storage import open_store
+from arroyo_dagster.state import open_store
 from tests.jobs import run_word_job
 
 ROUNDS = 7
@@ -27,6 +27,7 @@ COMMANDS = {
     "sql @pins main": POLARS,
     "sql @journal main": POLARS,
     "sql @offsets main": POLARS,
+    "sql @watermarks main": POLARS,
     "rows main count counts": COMPUTE,
     "verify main": COMPUTE,
     "health": COMPUTE,

@@ -18,10 +18,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from arroyo_dagster.state import Layout, open_store
 from arroyo_dagster.state.codec.schema import memory_schema
-from arroyo_dagster.state.model.layout import Layout
 from arroyo_dagster.state.model.tables import ExpiringTimeKeyConfig
-from arroyo_dagster.state.storage import open_store
 from tests.evolved_jobs import COUNT, EXPIRING, LEAST, Column, Sql, sql_job
 from tests.surgery_jobs import BEGAN, NANOS
 

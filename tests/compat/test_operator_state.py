@@ -103,7 +103,7 @@ def test_join_sides_count_the_rows_that_wait(arroyo: StateCatalog) -> None:
 def test_they_are_tables_of_sql_and_empty_for_managed_jobs(arroyo: StateCatalog) -> None:
     managed = open_state(written_by_word_job(rows=20)).jobs()
     for name in ("windows", "sessions", "join_sides"):
-        assert METADATA_TABLES[name].read(managed).num_rows == 0
-        rows = sum(METADATA_TABLES[name].read([job]).num_rows for job in arroyo.jobs())
+        assert not list(METADATA_TABLES[name].rows(managed))
+        rows = len(list(METADATA_TABLES[name].rows(arroyo.jobs())))
         counted = SqlCatalog(arroyo).collect(f"select count(*) as n from {name}")
         assert counted["n"].to_list() == [rows]

@@ -41,6 +41,7 @@ def get_command(
     Example:
       arroyo-state get orders/main count counts apple --url s3://bucket/arroyo
     """
+    from arroyo_dagster.state.codec.plain import plain_rows, unique_names
     from arroyo_dagster.state.operations.query.keys import parse_key
     from arroyo_dagster.state.operations.query.state import open_state
 
@@ -48,4 +49,4 @@ def get_command(
     (at,) = state.job(job).epochs_named(epoch)
     found = at.table(operator, table)
     rows = found.lookup(parse_key(found, key))
-    print_rows(rows, "json" if as_json else "table")
+    print_rows(unique_names(rows.schema.names), plain_rows(rows), as_json=as_json)

@@ -1,24 +1,28 @@
-"""Arrow rows as tables, JSON, CSV and Parquet, exactly: no digit and no byte is lost."""
+"""Answers as tables, JSON, CSV and Parquet, exactly: no digit and no byte is lost."""
 
 from __future__ import annotations
 
 import csv
 import json
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING, Any
 
 import click
-import pyarrow as pa
 
 from arroyo_dagster.cli.rendering import print_json, print_table
 from arroyo_dagster.errors import InputError
-from arroyo_dagster.state.codec.plain import plain_rows, unique_names
+from arroyo_dagster.state.codec.iso_times import format_moment, format_span
+from arroyo_dagster.state.model.json_fields import plain_number
+
+if TYPE_CHECKING:
+    import polars as pl
 
 FORMATS = ("table", "jsonl", "csv", "parquet")
 
 
-def print_rows(rows: pa.Table, form: str) -> None:
+def print_answer(rows: pl.DataFrame, form: str) -> None:
     """Print rows in a format of `FORMATS`, or as one JSON document (`json`).
 
     Raises:
@@ -30,19 +34,24 @@ def print_rows(rows: pa.Table, form: str) -> None:
                 "a terminal cannot show Parquet", next_step="add --output FILE, or redirect stdout"
             )
         _write_parquet(rows, sys.stdout.buffer)
-    elif form == "json":
-        print_json(plain_rows(rows))
-    elif form == "table":
-        columns = unique_names(rows.schema.names)
-        print_table(
-            columns, [[format_cell(one) for one in row.values()] for row in plain_rows(rows)]
-        )
-        click.echo(f"{rows.num_rows} rows" if rows.num_rows != 1 else "1 row")
+    elif form in ("json", "table"):
+        print_rows(rows.columns, plain_frame(rows), as_json=form == "json")
     else:
         _write_text(rows, sys.stdout, form)
 
 
-def write_rows(rows: pa.Table, path: Path, form: str | None) -> None:
+def print_rows(
+    columns: Sequence[str], rows: Sequence[Mapping[str, Any]], *, as_json: bool = False
+) -> None:
+    """Print rows of plain values as a table, or as one JSON document."""
+    if as_json:
+        print_json(rows)
+        return
+    print_table(columns, [[format_cell(one) for one in row.values()] for row in rows])
+    click.echo(f"{len(rows)} rows" if len(rows) != 1 else "1 row")
+
+
+def write_answer(rows: pl.DataFrame, path: Path, form: str | None) -> None:
     """Write rows to a new file.
 
     Args:
@@ -69,28 +78,59 @@ def write_rows(rows: pa.Table, path: Path, form: str | None) -> None:
         raise InputError("the file exists", path=path, next_step="choose another name") from None
     except OSError as error:
         raise InputError(f"the file cannot be written ({error.strerror})", path=path) from error
-    click.echo(f"{rows.num_rows} rows written to {path}")
+    click.echo(f"{rows.height} rows written to {path}")
 
 
-def _write_parquet(rows: pa.Table, file: IO[bytes]) -> None:
+def _write_parquet(rows: pl.DataFrame, file: IO[bytes]) -> None:
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
-    named = rows.rename_columns(unique_names(rows.schema.names))
     try:
-        pq.write_table(named, pa.PythonFile(file, mode="w"), compression="zstd")
+        pq.write_table(rows.to_arrow(), pa.PythonFile(file, mode="w"), compression="zstd")
     except pa.ArrowException as error:
         raise InputError(f"Parquet cannot hold a column of the answer ({error})") from error
 
 
-def _write_text(rows: pa.Table, file: IO[str], form: str) -> None:
+def _write_text(rows: pl.DataFrame, file: IO[str], form: str) -> None:
     if form == "jsonl":
-        for row in plain_rows(rows):
+        for row in plain_frame(rows):
             file.write(json.dumps(row, ensure_ascii=False) + "\n")
         return
     writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(unique_names(rows.schema.names))
-    for row in plain_rows(rows):
+    writer.writerow(rows.columns)
+    for row in plain_frame(rows):
         writer.writerow("" if one is None else format_cell(one) for one in row.values())
+
+
+def plain_frame(rows: pl.DataFrame) -> list[dict[str, Any]]:
+    """Convert rows to objects by column name, as `plain_rows`.
+
+    Arrow, which takes long to load, converts only columns of other than plain types.
+    """
+    columns = [_plain_column(column) for column in rows.get_columns()]
+    if not columns:
+        return [{} for _ in range(rows.height)]
+    return [dict(zip(rows.columns, row, strict=True)) for row in zip(*columns, strict=True)]
+
+
+def _plain_column(column: pl.Series) -> Sequence[Any]:
+    import polars as pl
+
+    kind = column.dtype
+    if kind.is_integer() or kind in (pl.Boolean, pl.String, pl.Null):
+        return column.to_list()
+    if kind.is_float():
+        return [None if one is None else plain_number(one) for one in column]
+    if isinstance(kind, pl.Datetime):
+        unit, zone = kind.time_unit, "Z" if kind.time_zone else ""
+        counts = column.to_physical()
+        return [None if one is None else format_moment(one, unit, zone) for one in counts]
+    if isinstance(kind, pl.Duration):
+        counts = column.to_physical()
+        return [None if one is None else format_span(one, kind.time_unit) for one in counts]
+    from arroyo_dagster.state.codec.plain import plain_scalar
+
+    return [plain_scalar(one) for one in column.to_arrow()]
 
 
 def format_cell(value: object) -> object:

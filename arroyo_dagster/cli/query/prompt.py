@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from arroyo_dagster.cli.common import print_error
-from arroyo_dagster.cli.query.output import FORMATS, print_rows
+from arroyo_dagster.cli.query.output import FORMATS, print_answer
 from arroyo_dagster.errors import ArroyoStateError
 from arroyo_dagster.state.operations.query.sql import SqlCatalog
 
@@ -82,15 +82,15 @@ class Prompt:
         if not text:
             return
         if command == ".tables":
-            print_rows(self.catalog.list_tables().to_arrow(), "table")
+            print_answer(self.catalog.list_tables(), "table")
         elif command == ".schema":
-            print_rows(self.catalog.describe(rest.strip().rstrip(";")).to_arrow(), "table")
+            print_answer(self.catalog.describe(rest.strip().rstrip(";")), "table")
         elif command == ".format" and rest.strip() in FORMATS[:-1]:
             self.form = rest.strip()
         elif command.startswith("."):
             click.echo(_HELP)
         else:
-            print_rows(self.catalog.collect(text).to_arrow(), self.form)
+            print_answer(self.catalog.collect(text), self.form)
 
     def _complete(self, text: str, number: int) -> str | None:
         """Return a completion for readline: words of SQL, names of tables, dot commands."""

@@ -16,7 +16,7 @@ from arroyo_dagster.cli.common import (
     private_option,
     store_options,
 )
-from arroyo_dagster.cli.query.output import FORMATS, print_rows, write_rows
+from arroyo_dagster.cli.query.output import FORMATS, print_answer, write_answer
 from arroyo_dagster.cli.rendering import print_json, report
 from arroyo_dagster.errors import ArroyoStateError, InputError
 
@@ -111,11 +111,10 @@ def sql_command(
         answer = catalog.saved(text[1:], job, dict(map(_parameter, parameters)))
     else:
         answer = catalog.collect(text)
-    found = answer.to_arrow()
     if output is not None:
-        write_rows(found, output, form)
+        write_answer(answer, output, form)
     else:
-        print_rows(found, "json" if as_json else form or "table")
+        print_answer(answer, "json" if as_json else form or "table")
     report(list(unreadable.values()))
 
 

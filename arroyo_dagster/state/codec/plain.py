@@ -5,14 +5,12 @@ Numbers keep every digit; NaN and infinities, which JSON does not have, are text
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
-
-import pyarrow as pa
+from typing import TYPE_CHECKING, Any
 
 from arroyo_dagster.state.codec.bincode.shapes import pick_variant, struct_values
 from arroyo_dagster.state.codec.iso_times import format_moment, format_span, nanos_of
+from arroyo_dagster.state.model.json_fields import plain_number
 from arroyo_dagster.state.model.types import (
     UNIT,
     ArrayOf,
@@ -27,6 +25,9 @@ from arroyo_dagster.state.model.types import (
     TupleOf,
     Type,
 )
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 _NANOS = 10**9
 
@@ -66,13 +67,7 @@ def plain_value(value: Any, described: Type) -> Any:
 def _primitive(value: Any, name: str) -> Any:
     if name == "bytes":
         return bytes(value).hex()
-    return _number(value) if name in ("f32", "f64") else value
-
-
-def _number(value: float) -> float | str:
-    if math.isfinite(value):
-        return value
-    return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
+    return plain_number(value) if name in ("f32", "f64") else value
 
 
 def _time(value: Any, described: TimeOf) -> str:
@@ -140,11 +135,13 @@ def plain_scalar(scalar: pa.Scalar) -> Any:
     """
     if not scalar.is_valid:
         return None
-    kind, types = scalar.type, pa.types
+    from pyarrow import types
+
+    kind = scalar.type
     if types.is_temporal(kind):
         return _temporal(scalar, kind)
     if types.is_floating(kind):
-        return _number(float(scalar.as_py()))
+        return plain_number(float(scalar.as_py()))
     if types.is_decimal(kind):
         return str(scalar.as_py())
     if types.is_struct(kind):
@@ -168,7 +165,8 @@ def _items(values: Iterable[pa.Scalar]) -> list[Any]:
 
 
 def _temporal(scalar: pa.Scalar, kind: pa.DataType) -> Any:
-    types = pa.types
+    from pyarrow import types
+
     if types.is_interval(kind):
         months, days, nanos = scalar.as_py()
         return {"months": months, "days": days, "nanoseconds": nanos}

@@ -13,7 +13,7 @@ from arroyo_dagster.errors import (
     ProtocolError,
     StorageError,
 )
-from arroyo_dagster.state.codec import metadata, records
+from arroyo_dagster.state.codec import records
 from arroyo_dagster.state.model.checkpoints import EpochRecord
 from arroyo_dagster.state.model.ids import Epoch, StatePath
 from arroyo_dagster.state.model.layout import (
@@ -191,6 +191,8 @@ def missing_epoch(epoch: Epoch) -> str:
 
 def decode_by_name(data: bytes, path: str) -> recovery.MetadataRecord:
     """Decode a record of the protocol layout by its file name."""
+    from arroyo_dagster.state.codec import metadata  # loads protobuf
+
     name = path.rpartition("/")[2]
     if name == CHECKPOINT_MANIFEST:
         return metadata.decode_manifest(data, path)

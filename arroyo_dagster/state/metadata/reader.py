@@ -16,7 +16,7 @@ from arroyo_dagster.errors import (
     NotFoundError,
     ProtocolError,
 )
-from arroyo_dagster.state.codec import metadata, records
+from arroyo_dagster.state.codec import records
 from arroyo_dagster.state.metadata.epoch_finder import EpochFinder
 from arroyo_dagster.state.metadata.objects import missing_epoch
 from arroyo_dagster.state.metadata.restorable import check_files, check_whole
@@ -86,6 +86,8 @@ class BackendReader(EpochFinder):
 
     def load_checkpoint_metadata(self, epoch: Epoch) -> Checkpoint:
         """Read one epoch. Errors as `load`."""
+        from arroyo_dagster.state.codec import metadata  # loads protobuf
+
         if self.paths.layout is Layout.LEGACY:
             return self._load_legacy(epoch)
         record = self.objects.epoch_record(epoch)
@@ -124,6 +126,8 @@ class BackendReader(EpochFinder):
         Raises:
             ProtocolError: the chain leads out of the job, or to an epoch that is not older.
         """
+        from arroyo_dagster.state.codec import metadata  # loads protobuf
+
         while (ref := self._parent_ref(oldest)) is not None:
             manifest = self.objects.optional(ref, metadata.decode_manifest)
             if manifest is None:
@@ -157,6 +161,8 @@ class BackendReader(EpochFinder):
         self, epoch: Epoch, *, whole: bool
     ) -> tuple[LegacyCheckpoint, dict[StatePath, OperatorCheckpoint | None]]:
         """Return the epoch's head object, and those of its operators by path; None = missing."""
+        from arroyo_dagster.state.codec import metadata  # loads protobuf
+
         path = self.paths.legacy_metadata(epoch)
         head = self.objects.read(path, metadata.decode_legacy_checkpoint, missing_epoch(epoch))
         names = [self.paths.operator_metadata(name, epoch) for name in head.operators]
@@ -183,6 +189,8 @@ class BackendReader(EpochFinder):
         Raises:
             FormatError: it exists, but is broken.
         """
+        from arroyo_dagster.state.codec import metadata  # loads protobuf
+
         if self.paths.layout is Layout.LEGACY:
             return self.objects.optional(
                 self.paths.operator_metadata(operator, epoch), metadata.decode_operator

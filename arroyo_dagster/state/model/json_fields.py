@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -212,3 +213,10 @@ def _check_nesting(value: object) -> None:
 
 def _too_deep() -> ValueError:
     return ValueError(f"nested deeper than {MAX_NESTING} levels")
+
+
+def plain_number(value: float) -> float | str:
+    """Return a number, or the text of one that JSON does not have."""
+    if math.isfinite(value):
+        return value
+    return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")

@@ -36,6 +36,20 @@ WRITING = {
     "arroyo_dagster.state.tables.known.sinks",
 }
 """What only commands that write or decode rows need."""
+SAVED = (
+    NEVER - {"polars"}
+    | CLIENTS
+    | ARROW
+    | {
+        "pyarrow.compute",
+        "pyarrow.parquet",
+        "arroyo_dagster.state.operations.query.table",
+        "arroyo_dagster.state.tables.known.catalogue",
+        "psycopg",
+        "sqlite3",
+    }
+)
+"""What a saved query does without that reads only metadata. Polars loads modules of Python."""
 
 
 def loaded(command: Sequence[str]) -> set[str]:
@@ -69,6 +83,10 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> str:
         (["jobs"], NEVER | CLIENTS | ASKING | ARROW | WRITING | METADATA),
         (["epochs", "main"], NEVER | CLIENTS | ASKING | ARROW | WRITING | METADATA),
         (["sql", "--list"], NEVER | CLIENTS),
+        (["sql", "@leases", "main"], SAVED | PROTOBUF),
+        (["sql", "@pins", "main"], SAVED | PROTOBUF),
+        (["sql", "@journal", "main"], SAVED | PROTOBUF),
+        (["sql", "@watermarks", "main"], SAVED),
         (["gc", "purge", "main"], NEVER | CLIENTS | ASKING | ARROW | METADATA),
         (["gc", "undelete", "main"], NEVER | CLIENTS | ASKING | ARROW | METADATA),
         # `pyarrow.parquet` loads ssl itself.

@@ -18,7 +18,7 @@ from arroyo_dagster.errors import (
     NotFoundError,
     StorageError,
 )
-from arroyo_dagster.state.codec import metadata, records
+from arroyo_dagster.state.codec import records
 from arroyo_dagster.state.metadata.reader import BackendReader, as_checkpoint
 from arroyo_dagster.state.metadata.restorable import restore_or_roll_back
 from arroyo_dagster.state.model.checkpoints import (
@@ -560,6 +560,8 @@ def _unfinished(store: ObjectStore, paths: JobPaths, owners: Sequence[_Loaded]) 
 
 
 def _attempted(store: ObjectStore, paths: JobPaths, attempt: Attempt) -> _Loaded:
+    from arroyo_dagster.state.codec import metadata  # loads protobuf
+
     assert attempt.worker_generation is not None
     ref = paths.manifest(attempt.worker_generation, attempt.epoch)
     try:

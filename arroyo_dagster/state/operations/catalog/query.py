@@ -9,16 +9,12 @@ import io
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
-
-import pyarrow as pa
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from arroyo_dagster.errors import (
     FormatError,
     NotFoundError,
 )
-from arroyo_dagster.state.codec.parquet import read_facts
-from arroyo_dagster.state.codec.plain import plain_rows, plain_value
 from arroyo_dagster.state.metadata.reader import BackendReader
 from arroyo_dagster.state.model.checkpoints import Checkpoint, OperatorCheckpoint
 from arroyo_dagster.state.model.ids import (
@@ -53,12 +49,11 @@ from arroyo_dagster.state.planning.privacy import (
 from arroyo_dagster.state.planning.restore.reads import find_table, ordered_operators
 from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.store import ObjectStore
-from arroyo_dagster.state.tables.known.catalogue import (
-    Catalogue,
-    KnownTable,
-    TableForm,
-    default_catalogue,
-)
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from arroyo_dagster.state.tables.known.catalogue import Catalogue, KnownTable, TableForm
 
 _T = TypeVar("_T")
 
@@ -204,6 +199,8 @@ def describe_epoch(
 
 def _file_facts(store: ObjectStore, path: StatePath) -> tuple[int, int]:
     """Return the rows and bytes of a data file; only its footer is read."""
+    from arroyo_dagster.state.codec.parquet import read_facts
+
     with store.open_input(path) as file:
         size = file.seek(0, io.SEEK_END)
         file.seek(0)
@@ -216,6 +213,8 @@ def _table_summary(
     files: TableFiles,
     facts: Mapping[StatePath, tuple[int, int]],
 ) -> TableSummary:
+    from arroyo_dagster.state.tables.known.catalogue import default_catalogue
+
     config = operator.configs.get(name)
     known = None if config is None else default_catalogue().owner_of(operator.operator, config)
     return TableSummary(
@@ -302,6 +301,8 @@ def read_rows(
     chosen = options or ReadOptions()
     checkpoint = load_epoch(store, paths, chosen.epoch)
     found, config, files = find_table(checkpoint, operator, table)
+    from arroyo_dagster.state.codec.plain import plain_rows
+    from arroyo_dagster.state.tables.known.catalogue import default_catalogue
     from arroyo_dagster.state.tables.restoring import restored_rows
 
     if chosen.on_progress is not no_progress:
@@ -340,6 +341,8 @@ def _key_names(config: TableConfig, rows: pa.Table) -> set[str]:
 
 
 def _damaged_rows(rows: pa.Table, mask: TableMask) -> str | None:
+    import pyarrow as pa
+
     try:
         rows.validate(full=True)
     except pa.ArrowInvalid as error:
@@ -412,7 +415,7 @@ class _EntryReader:
             entry, types = form.plain(key, value), (form.key_type, form.value_type)
         except FormatError as error:
             damaged.append(error.message if self.mask else f"key {key.hex()}: {error}")
-            entry, types = TableForm().plain(key, value), (None, None)
+            entry, types = type(form)().plain(key, value), (None, None)
         if not self.mask:
             return entry
         masked = self.mask.row(entry, keys=["key"])
@@ -422,6 +425,8 @@ class _EntryReader:
         }
 
     def _commit_data(self, config: TableConfig, data: bytes) -> Any:
+        from arroyo_dagster.state.codec.plain import plain_value
+
         if not data:
             return None
         decoded = self.catalogue.decode_commit_data(self.operator.operator, config, data)

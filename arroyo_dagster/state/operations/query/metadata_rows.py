@@ -1,32 +1,24 @@
-"""The rows of metadata tables, one class per table, and their Arrow form."""
+"""The rows of metadata tables, one class per table, and their form in Arrow and Polars."""
 
 from __future__ import annotations
 
 import types
 import typing
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
-import pyarrow as pa
+if TYPE_CHECKING:
+    import polars as pl
+    import pyarrow as pa
 
 Micros = Annotated[int, "a point in time"]
 DurationMicros = Annotated[int, "a duration"]
 
-_TYPES = {
-    str: pa.string(),
-    int: pa.int64(),
-    bool: pa.bool_(),
-    float: pa.float64(),
-    Micros: pa.timestamp("us", tz="UTC"),
-    DurationMicros: pa.duration("us"),
-}
 _UNSIGNED = ("min_routing_key", "max_routing_key")
 _MAX_MICROS = 2**63 - 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobRow:
+class JobRow(NamedTuple):
     """A job, by its newest epoch."""
 
     job: str
@@ -41,8 +33,7 @@ class JobRow:
     problem: str | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobEpochRow:
+class JobEpochRow(NamedTuple):
     """An epoch, or an unfinished attempt at it; see `EpochSummary`."""
 
     job: str
@@ -61,8 +52,7 @@ class JobEpochRow:
     problem: str | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OperatorRow:
+class OperatorRow(NamedTuple):
     """An operator at one epoch.
 
     `watermark_micros` is the smallest of its subtasks; null = not all of them have one.
@@ -77,8 +67,7 @@ class OperatorRow:
     max_watermark_micros: Micros | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TableRow:
+class TableRow(NamedTuple):
     """A table of an operator at one epoch. `name`: as queries name it."""
 
     job: str
@@ -96,8 +85,7 @@ class TableRow:
     size_bytes: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DataFileRow:
+class DataFileRow(NamedTuple):
     """A data file that a table lists at one epoch, in replay order by `place`."""
 
     job: str
@@ -114,8 +102,7 @@ class DataFileRow:
     max_timestamp_micros: Micros | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RowGroupRow:
+class RowGroupRow(NamedTuple):
     """A row group of a data file; reading these rows opens the footer of every file."""
 
     job: str
@@ -129,8 +116,30 @@ class RowGroupRow:
     compressed_bytes: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WatermarkRow:
+class SourcePosition(NamedTuple):
+    """How far one partition of a source is read.
+
+    Attributes:
+        connector: such as `Kafka source`.
+        partition: the partition, file, shard or subtask, as text.
+        position: the offset, or the number of records, lines or events; None = it has no number.
+        finished: whether it is read to its end; None = the state does not say.
+        state: the whole state, as JSON.
+    """
+
+    job: str
+    epoch: int
+    finished_at_micros: Micros
+    operator: str
+    table: str
+    connector: str
+    partition: str
+    position: int | None
+    finished: bool | None
+    state: str
+
+
+class WatermarkRow(NamedTuple):
     """How far event time has advanced at an operator; the lag is behind the end of the epoch."""
 
     job: str
@@ -142,8 +151,56 @@ class WatermarkRow:
     lag_seconds: float | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CommitRow:
+class WindowRow(NamedTuple):
+    """A window, or a bin of sliding windows, that is not closed.
+
+    Attributes:
+        ends_at_micros: of a tumbling window its end, of a bin the end of the last window with it.
+        rows: increments of aggregates, of which a key may have several.
+    """
+
+    job: str
+    epoch: int
+    operator: str
+    kind: str
+    starts_at_micros: Micros
+    ends_at_micros: Micros
+    keys: int
+    rows: int
+
+
+class SessionRow(NamedTuple):
+    """An open session of a session window.
+
+    Attributes:
+        key: the values of its key columns, as JSON by name.
+        closes_at_micros: the watermark that closes it, unless a row comes before.
+    """
+
+    job: str
+    epoch: int
+    operator: str
+    key: str
+    starts_at_micros: Micros
+    last_row_at_micros: Micros
+    closes_at_micros: Micros
+    rows: int
+
+
+class JoinSideRow(NamedTuple):
+    """One side of a join: the rows that wait for partners."""
+
+    job: str
+    epoch: int
+    operator: str
+    side: str
+    keys: int
+    rows: int
+    first_row_at_micros: Micros | None
+    last_row_at_micros: Micros | None
+
+
+class CommitRow(NamedTuple):
     """A table of a sink that commits in two phases. `pending`: the commit has not finished."""
 
     job: str
@@ -155,8 +212,7 @@ class CommitRow:
     pending: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KeyRangeRow:
+class KeyRangeRow(NamedTuple):
     """What one subtask reads of one table in a restore, and the routing keys that it keeps.
 
     Reading these rows opens the footer of every file. Keys are hashes, taken as spread evenly over
@@ -178,8 +234,7 @@ class KeyRangeRow:
     seconds: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PinRow:
+class PinRow(NamedTuple):
     """A pinned epoch."""
 
     job: str
@@ -190,8 +245,7 @@ class PinRow:
     released: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeaseRow:
+class LeaseRow(NamedTuple):
     """The newest lease of a job, of each kind.
 
     `state`: held, expired or released; broken = its record does not decode; unknown = a clock is
@@ -213,8 +267,7 @@ class LeaseRow:
     problem: str | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JournalRow:
+class JournalRow(NamedTuple):
     """An object that gc deleted, or tried to."""
 
     job: str
@@ -228,8 +281,7 @@ class JournalRow:
     outcome: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OrphanRow:
+class OrphanRow(NamedTuple):
     """An object that gc would delete as an orphan; or why gc refuses to say.
 
     Nothing is deleted.
@@ -241,8 +293,7 @@ class OrphanRow:
     problem: str | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QuarantineRow:
+class QuarantineRow(NamedTuple):
     """An object in quarantine."""
 
     job: str
@@ -253,8 +304,7 @@ class QuarantineRow:
     size_bytes: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FateRow:
+class FateRow(NamedTuple):
     """What became of an object, or of the objects below a directory: one run of gc, or no run.
 
     `fate`: as `FateState` names it. Of a directory it is null but for the objects that are present.
@@ -279,36 +329,89 @@ class FateRow:
     problem: str | None = None
 
 
-# ---- Arrow ---------------------------------------------------------------------------------------
+# ---- Arrow and Polars ----------------------------------------------------------------------------
 
 
 def rows_schema(row: type[Any]) -> pa.Schema:
     """Return the columns of a table: those of the class, without the unit of times."""
-    hints = typing.get_type_hints(row, include_extras=True)
-    return pa.schema([_column(one.name, hints[one.name]) for one in fields(row)])
+    import pyarrow as pa
+
+    kinds = {
+        str: pa.string(),
+        int: pa.int64(),
+        _UNSIGNED: pa.uint64(),
+        bool: pa.bool_(),
+        float: pa.float64(),
+        Micros: pa.timestamp("us", tz="UTC"),
+        DurationMicros: pa.duration("us"),
+    }
+    return pa.schema([pa.field(one.name, kinds[one.kind], one.nullable) for one in _columns(row)])
 
 
 def rows_table(row: type[Any], found: Iterable[Any]) -> pa.Table:
     """Return rows of a class as an Arrow table."""
+    import pyarrow as pa
+
     schema, listed = rows_schema(row), list(found)
-    columns = [
-        pa.array([_value(getattr(one, field.name), kind) for one in listed], kind)
-        for field, kind in zip(fields(row), schema.types, strict=True)
-    ]
-    return pa.Table.from_arrays(columns, schema=schema)
+    values = [_values(one, listed) for one in _columns(row)]
+    arrays = [pa.array(*one) for one in zip(values, schema.types, strict=True)]
+    return pa.Table.from_arrays(arrays, schema=schema)
 
 
-def _column(name: str, hint: Any) -> pa.Field:
+def rows_frame(row: type[Any], found: Iterable[Any]) -> pl.DataFrame:
+    """Return rows of a class as a frame. It loads no Arrow, so that a short query starts fast."""
+    import polars as pl
+
+    kinds = {
+        str: pl.String(),
+        int: pl.Int64(),
+        _UNSIGNED: pl.UInt64(),
+        bool: pl.Boolean(),
+        float: pl.Float64(),
+        Micros: pl.Datetime("us", "UTC"),
+        DurationMicros: pl.Duration("us"),
+    }
+    listed = list(found)
+    return pl.DataFrame(
+        [
+            pl.Series(
+                one.name,
+                _values(one, listed),
+                pl.Int64() if one.kind in (Micros, DurationMicros) else kinds[one.kind],
+            ).cast(kinds[one.kind])
+            for one in _columns(row)
+        ]
+    )
+
+
+class _Column(NamedTuple):
+    """`kind`: a type of Python, `Micros`, `DurationMicros` or `_UNSIGNED`."""
+
+    attribute: str
+    kind: Any
+    nullable: bool
+
+    @property
+    def name(self) -> str:
+        return self.attribute.removesuffix("_micros")
+
+
+def _columns(row: type[Any]) -> list[_Column]:
+    hints = typing.get_type_hints(row, include_extras=True)
+    return [_column(name, hint) for name, hint in hints.items()]
+
+
+def _column(name: str, hint: Any) -> _Column:
     nullable = isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union
     if nullable:
         (hint,) = (one for one in typing.get_args(hint) if one is not type(None))
-    kind = pa.uint64() if name in _UNSIGNED else _TYPES[hint]
-    return pa.field(name.removesuffix("_micros"), kind, nullable)
+    return _Column(name, _UNSIGNED if name in _UNSIGNED else hint, nullable)
 
 
-def _value(value: Any, kind: pa.DataType) -> Any:
-    if isinstance(value, int) and kind != pa.uint64() and not isinstance(value, bool):
-        return min(
-            value, _MAX_MICROS
-        )  # Arroyo's times are unsigned; values from 2**63 are no times
-    return value
+def _values(column: _Column, rows: Iterable[Any]) -> list[Any]:
+    values = (getattr(one, column.attribute) for one in rows)
+    return [
+        # Arroyo's times are unsigned; values from 2**63 are no times.
+        min(value, _MAX_MICROS) if column.kind is not _UNSIGNED and type(value) is int else value
+        for value in values
+    ]

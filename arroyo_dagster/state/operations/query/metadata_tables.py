@@ -9,15 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
-
 from arroyo_dagster.errors import ArroyoStateError, InputError
+from arroyo_dagster.state.metadata.reader import BackendReader
 from arroyo_dagster.state.model.checkpoints import CheckpointState
-from arroyo_dagster.state.model.clock import wall_clock
-from arroyo_dagster.state.model.garbage import PURGE_MICROS, PlanKind
 from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.model.layout import written_epoch
 from arroyo_dagster.state.model.tables import (
@@ -32,7 +29,6 @@ from arroyo_dagster.state.operations.catalog.jobs import (
     summarise_job,
     summarise_jobs,
 )
-from arroyo_dagster.state.operations.catalog.leases import list_leases
 from arroyo_dagster.state.operations.catalog.stored_files import stored_sizes
 from arroyo_dagster.state.operations.query.metadata_rows import (
     CommitRow,
@@ -40,6 +36,7 @@ from arroyo_dagster.state.operations.query.metadata_rows import (
     FateRow,
     JobEpochRow,
     JobRow,
+    JoinSideRow,
     JournalRow,
     KeyRangeRow,
     LeaseRow,
@@ -48,35 +45,32 @@ from arroyo_dagster.state.operations.query.metadata_rows import (
     PinRow,
     QuarantineRow,
     RowGroupRow,
+    SessionRow,
+    SourcePosition,
     TableRow,
     WatermarkRow,
+    WindowRow,
+    rows_frame,
     rows_schema,
     rows_table,
 )
 from arroyo_dagster.state.operations.query.names import QueryName, not_found
-from arroyo_dagster.state.operations.query.operator_state import (
-    JoinSideRow,
-    SessionRow,
-    WindowRow,
-    join_sides,
-    sessions,
-    windows,
-)
-from arroyo_dagster.state.operations.query.positions import SourcePosition, source_positions
 from arroyo_dagster.state.operations.query.state import (
     OnUnreadable,
     StateCatalog,
     StateEpoch,
     StateJob,
 )
-from arroyo_dagster.state.operations.query.table import EpochTable
 from arroyo_dagster.state.planning.restore.reads import job_watermark_micros
 from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.store import ObjectStore
-from arroyo_dagster.state.tables.data_files import open_data_file
 
 if TYPE_CHECKING:
+    import polars as pl
+    import pyarrow as pa
+
     from arroyo_dagster.state.operations.gc.fate import DirectoryFate
+    from arroyo_dagster.state.operations.query.table import EpochTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,13 +101,13 @@ class MetadataTable:
         """What one row is."""
         return (self.row.__doc__ or "").strip().partition("\n")[0]
 
-    def read(
+    def rows(
         self,
         jobs: Sequence[StateJob],
         epoch: str | None = None,
         on_unreadable: OnUnreadable | None = None,
-    ) -> pa.Table:
-        """Read the rows of jobs.
+    ) -> Iterator[Any]:
+        """Yield the rows of jobs, when all are read.
 
         Args:
             epoch: as `StateJob.epochs_named` takes it; has no effect on tables of jobs.
@@ -125,7 +119,7 @@ class MetadataTable:
             StorageError: the store failed.
         """
 
-        def rows(job: StateJob) -> list[Any]:
+        def of_job(job: StateJob) -> list[Any]:
             try:
                 return list(self._of_job(job, epoch, on_unreadable is None and len(jobs) == 1))
             except ArroyoStateError as error:
@@ -134,7 +128,7 @@ class MetadataTable:
                 on_unreadable(job.name, error)
                 return []
 
-        return rows_table(self.row, (row for part in concurrently(rows, jobs) for row in part))
+        return (row for part in concurrently(of_job, jobs) for row in part)
 
     def _of_job(self, job: StateJob, epoch: str | None, alone: bool) -> Iterator[Any]:
         if self.of_job is not None:
@@ -194,9 +188,7 @@ def _epochs(job: StateJob) -> Iterator[JobEpochRow]:
 
 
 def _pins(job: StateJob) -> Iterator[PinRow]:
-    from arroyo_dagster.state.operations.gc.pins import read_pins
-
-    for pin in read_pins(job.catalog.store, job.paths).pins:
+    for pin in BackendReader(job.catalog.store, job.paths).job_pins().pins:
         yield PinRow(
             job=job.name,
             epoch=pin.epoch,
@@ -208,6 +200,9 @@ def _pins(job: StateJob) -> Iterator[PinRow]:
 
 
 def _leases(job: StateJob) -> Iterator[LeaseRow]:
+    from arroyo_dagster.state.model.clock import wall_clock
+    from arroyo_dagster.state.operations.catalog.leases import list_leases
+
     now = wall_clock()
     for lease in list_leases(job.catalog.store, [job.paths]):
         record = lease.record
@@ -246,6 +241,7 @@ def _journal(job: StateJob) -> Iterator[JournalRow]:
 
 
 def _orphans(job: StateJob) -> Iterator[OrphanRow]:
+    from arroyo_dagster.state.model.garbage import PlanKind
     from arroyo_dagster.state.operations.gc.plan import GcRequest, plan_gc
 
     try:
@@ -343,6 +339,8 @@ def _files(epoch: StateEpoch) -> Iterator[DataFileRow]:
 
 
 def _row_groups(epoch: StateEpoch) -> Iterator[RowGroupRow]:
+    from arroyo_dagster.state.tables.data_files import open_data_file
+
     store = epoch.job.catalog.store
     files = [(table, path) for table in epoch.tables() for path in table.scan.paths]
 
@@ -422,10 +420,35 @@ def _key_ranges(epoch: StateEpoch) -> Iterator[KeyRangeRow]:
         )
 
 
+def _offsets(epoch: StateEpoch) -> Iterable[SourcePosition]:
+    from arroyo_dagster.state.operations.query.positions import source_positions
+
+    return source_positions(epoch)
+
+
+def _windows(epoch: StateEpoch) -> Iterable[WindowRow]:
+    from arroyo_dagster.state.operations.query.operator_state import windows
+
+    return windows(epoch)
+
+
+def _sessions(epoch: StateEpoch) -> Iterable[SessionRow]:
+    from arroyo_dagster.state.operations.query.operator_state import sessions
+
+    return sessions(epoch)
+
+
+def _join_sides(epoch: StateEpoch) -> Iterable[JoinSideRow]:
+    from arroyo_dagster.state.operations.query.operator_state import join_sides
+
+    return join_sides(epoch)
+
+
 # ---- of an object --------------------------------------------------------------------------------
 
 
 def _fate(store: ObjectStore, name: str) -> Iterator[FateRow]:
+    from arroyo_dagster.state.model.garbage import PURGE_MICROS, PlanKind
     from arroyo_dagster.state.operations.gc.fate import (
         fate_of_directory,
         fate_of_object,
@@ -455,8 +478,7 @@ def _fate(store: ObjectStore, name: str) -> Iterator[FateRow]:
     purged = () if fate.purged is None else (fate.purged,)
     entries = [*(event.entry for event in fate.events), *purged]
     for entry in entries:
-        yield replace(
-            row,
+        yield row._replace(
             outcome=entry.outcome,
             kind=entry.kind,
             size_bytes=entry.size_bytes if row.size_bytes is None else row.size_bytes,
@@ -472,15 +494,13 @@ def _fate(store: ObjectStore, name: str) -> Iterator[FateRow]:
 
 def _directory_fate(below: DirectoryFate) -> Iterator[FateRow]:
     row = FateRow(path=below.prefix, problem=_unreadable(below.unreadable))
-    yield replace(
-        row,
+    yield row._replace(
         fate="present",
         objects=below.present,
         size_bytes=below.present_bytes,
     )
     for (outcome, kind), count in below.counts.items():
-        yield replace(
-            row,
+        yield row._replace(
             outcome=outcome,
             kind=kind,
             objects=count.objects,
@@ -505,11 +525,11 @@ METADATA_TABLES = {
         MetadataTable("tables", TableRow, of_epoch=_tables),
         MetadataTable("files", DataFileRow, of_epoch=_files),
         MetadataTable("row_groups", RowGroupRow, of_epoch=_row_groups),
-        MetadataTable("offsets", SourcePosition, of_epoch=source_positions),
+        MetadataTable("offsets", SourcePosition, of_epoch=_offsets),
         MetadataTable("watermarks", WatermarkRow, of_epoch=_watermarks),
-        MetadataTable("windows", WindowRow, of_epoch=windows),
-        MetadataTable("sessions", SessionRow, of_epoch=sessions),
-        MetadataTable("join_sides", JoinSideRow, of_epoch=join_sides),
+        MetadataTable("windows", WindowRow, of_epoch=_windows),
+        MetadataTable("sessions", SessionRow, of_epoch=_sessions),
+        MetadataTable("join_sides", JoinSideRow, of_epoch=_join_sides),
         MetadataTable("commits", CommitRow, of_epoch=_commits),
         MetadataTable("key_ranges", KeyRangeRow, of_epoch=_key_ranges),
         MetadataTable("pins", PinRow, of_job=_pins),
@@ -540,10 +560,36 @@ class MetadataRows:
         return self.table.schema
 
     def read(self) -> pa.Table:
-        """Read the rows; errors as `MetadataTable.read`, and of all jobs as `StateCatalog.jobs`.
+        """Read the rows; errors as `MetadataTable.rows`, and of all jobs as `StateCatalog.jobs`.
 
         Of all jobs, the table `jobs` has a row with a `problem` for each that cannot be read.
         """
+        return rows_table(self.table.row, self._rows())
+
+    def to_polars(self, name: str) -> pl.LazyFrame:
+        """Return the rows as a lazy frame that reads them all when it is collected, as `read`.
+
+        Args:
+            name: for explanations.
+        """
+        from polars.io.plugins import register_io_source
+
+        def source(
+            columns: list[str] | None,
+            predicate: pl.Expr | None,
+            rows: int | None,
+            batch_rows: int | None,
+        ) -> Iterator[pl.DataFrame]:
+            frame = rows_frame(self.table.row, self._rows())
+            frame = frame if predicate is None else frame.filter(predicate)
+            yield frame.select(frame.columns if columns is None else columns).head(
+                frame.height if rows is None else rows
+            )
+
+        kinds = rows_frame(self.table.row, ()).schema
+        return register_io_source(source, schema=kinds, is_pure=True, explain_name=name)
+
+    def _rows(self) -> Iterable[Any]:
         if self.table.of_path is not None:
             if self.path is None:
                 raise InputError(
@@ -551,13 +597,13 @@ class MetadataRows:
                     expected='its path in place of the job: "JOB/checkpoints/7/metadata".fate',
                     next_step="`arroyo-state sql @fate --param path=PATH`",
                 )
-            return rows_table(self.table.row, self.table.of_path(self.state.store, self.path))
+            return self.table.of_path(self.state.store, self.path)
         if self.job is not None:
-            return self.table.read([self.job], self.epoch)
+            return self.table.rows([self.job], self.epoch)
         if self.table.name == "jobs":
-            return rows_table(JobRow, map(_job_row, summarise_jobs(self.state.store)))
+            return map(_job_row, summarise_jobs(self.state.store))
         jobs = self.state.readable_jobs(self.on_unreadable)
-        return self.table.read(jobs, self.epoch, self.on_unreadable)
+        return self.table.rows(jobs, self.epoch, self.on_unreadable)
 
 
 def find_metadata(

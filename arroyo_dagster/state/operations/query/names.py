@@ -13,7 +13,6 @@ The first part may be left out. Parts that are not plain identifiers stand in do
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -22,6 +21,9 @@ from arroyo_dagster.errors import InputError, NotFoundError
 
 CATALOG = "arroyo"
 """The first part of every name."""
+
+KEY_HASH, SUBTASK = ROUTING = ("_key_hash", "_subtask")
+"""Columns of live rows that a query gets if it names them: the routing key, and its subtask."""
 
 _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 _SEGMENT = re.compile(r'"((?:[^"]|"")*)"|([^".\s]+)')
@@ -106,6 +108,8 @@ def split_epoch(job: str) -> tuple[str, str | None]:
 
 def nearest(name: str, known: Iterable[str], most: int = 3) -> list[str]:
     """Return the known names that are most like a name, best first."""
+    import difflib
+
     by_folded = {one.casefold(): one for one in known}
     close = difflib.get_close_matches(name.casefold(), by_folded, n=most, cutoff=0.5)
     return [by_folded[one] for one in close]

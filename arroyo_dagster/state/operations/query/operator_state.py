@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import polars as pl
 
@@ -15,7 +14,7 @@ from arroyo_dagster.state.codec.plain import plain_rows
 from arroyo_dagster.state.model.tables import TIMESTAMP_COLUMN, ExpiringTimeKeyConfig
 from arroyo_dagster.state.operations.query.expiring_scan import ExpiringScan
 from arroyo_dagster.state.operations.query.global_scan import VALUE
-from arroyo_dagster.state.operations.query.metadata_rows import Micros
+from arroyo_dagster.state.operations.query.metadata_rows import JoinSideRow, SessionRow, WindowRow
 from arroyo_dagster.state.operations.query.state import StateEpoch
 from arroyo_dagster.state.operations.query.table import EpochTable
 
@@ -24,58 +23,6 @@ _SIDES = {"left join data": "left", "right join data": "right"}
 _SESSION, _STARTS = "session", "e"
 _GAPS = 100
 """A session window keeps rows for so many gaps."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WindowRow:
-    """A window, or a bin of sliding windows, that is not closed.
-
-    Attributes:
-        ends_at_micros: of a tumbling window its end, of a bin the end of the last window with it.
-        rows: increments of aggregates, of which a key may have several.
-    """
-
-    job: str
-    epoch: int
-    operator: str
-    kind: str
-    starts_at_micros: Micros
-    ends_at_micros: Micros
-    keys: int
-    rows: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SessionRow:
-    """An open session of a session window.
-
-    Attributes:
-        key: the values of its key columns, as JSON by name.
-        closes_at_micros: the watermark that closes it, unless a row comes before.
-    """
-
-    job: str
-    epoch: int
-    operator: str
-    key: str
-    starts_at_micros: Micros
-    last_row_at_micros: Micros
-    closes_at_micros: Micros
-    rows: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JoinSideRow:
-    """One side of a join: the rows that wait for partners."""
-
-    job: str
-    epoch: int
-    operator: str
-    side: str
-    keys: int
-    rows: int
-    first_row_at_micros: Micros | None
-    last_row_at_micros: Micros | None
 
 
 def windows(epoch: StateEpoch) -> Iterator[WindowRow]:

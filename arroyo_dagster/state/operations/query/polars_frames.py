@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,8 @@ from arroyo_dagster.errors import InputError
 from arroyo_dagster.state.codec.hashing.ahash import HashVariant
 from arroyo_dagster.state.codec.hashing.routing import key_hashes, subtasks_for_hashes
 from arroyo_dagster.state.operations.query.global_scan import GlobalScan
-from arroyo_dagster.state.operations.query.scans import KEY_HASH, SUBTASK, ScanRequest
+from arroyo_dagster.state.operations.query.names import KEY_HASH, SUBTASK
+from arroyo_dagster.state.operations.query.scans import ScanRequest
 from arroyo_dagster.state.tables.comparisons import ColumnFilter, Comparison, Relation, bind
 
 if TYPE_CHECKING:
@@ -131,30 +132,6 @@ class _Routing:
             ),
         }
         return frame.with_columns(found[name]() for name in self.columns)
-
-
-def deferred_frame(name: str, schema: pa.Schema, read: Callable[[], pa.Table]) -> pl.LazyFrame:
-    """Return rows as a lazy frame that reads them all when it is collected.
-
-    Args:
-        name: for explanations.
-        read: returns the rows, with the columns of `schema`.
-    """
-
-    def source(
-        columns: list[str] | None,
-        predicate: pl.Expr | None,
-        rows: int | None,
-        batch_rows: int | None,
-    ) -> Iterator[pl.DataFrame]:
-        frame = polars_rows(read())
-        frame = frame if predicate is None else frame.filter(predicate)
-        yield frame.select(frame.columns if columns is None else columns).head(
-            frame.height if rows is None else rows
-        )
-
-    kinds = polars_rows(schema.empty_table()).schema
-    return register_io_source(source, schema=kinds, is_pure=True, explain_name=name)
 
 
 def polars_rows(rows: pa.Table) -> pl.DataFrame:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from arroyo_dagster.state.codec.plain import plain_rows
@@ -12,7 +11,7 @@ from arroyo_dagster.state.model.checkpoints import CONTENT
 from arroyo_dagster.state.model.json_fields import parse_json
 from arroyo_dagster.state.model.surgery.edits import LONGEST_POSITION
 from arroyo_dagster.state.operations.query.global_scan import KEY, VALUE, GlobalScan
-from arroyo_dagster.state.operations.query.metadata_rows import Micros
+from arroyo_dagster.state.operations.query.metadata_rows import SourcePosition
 from arroyo_dagster.state.operations.query.state import StateEpoch
 from arroyo_dagster.state.operations.query.table import EpochTable
 from arroyo_dagster.state.runtime.source_state import OFFSETS
@@ -23,36 +22,12 @@ _POSITIONS = ("offset", "count", "counter", "event_count", "stream_sequence_numb
 _SOURCE = "source"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SourcePosition:
-    """How far one partition of a source is read.
-
-    Attributes:
-        connector: such as `Kafka source`.
-        partition: the partition, file, shard or subtask, as text.
-        position: the offset, or the number of records, lines or events; None = it has no number.
-        finished: whether it is read to its end; None = the state does not say.
-        state: the whole state, as JSON.
-    """
-
-    job: str
-    epoch: int
-    finished_at_micros: Micros
-    operator: str
-    table: str
-    connector: str
-    partition: str
-    position: int | None
-    finished: bool | None
-    state: str
-
-    @property
-    def counts(self) -> bool:
-        """Whether `position` is known to count what was read, and so never falls."""
-        value = json.loads(self.state)
-        if self.connector != MANAGED or isinstance(value, int):
-            return True
-        return isinstance(value, Mapping) and any(name in value for name in _POSITIONS)
+def counts_records(position: SourcePosition) -> bool:
+    """Return whether `position.position` is known to count what was read, and so never falls."""
+    value = json.loads(position.state)
+    if position.connector != MANAGED or isinstance(value, int):
+        return True
+    return isinstance(value, Mapping) and any(name in value for name in _POSITIONS)
 
 
 def source_positions(epoch: StateEpoch) -> list[SourcePosition]:

@@ -20,8 +20,6 @@ from arroyo_dagster.state.tables.comparisons import ColumnFilter
 from arroyo_dagster.state.tables.key_index import KeySet
 
 FILE, WRITTEN_EPOCH = "_file", "_epoch"
-KEY_HASH, SUBTASK = ROUTING = ("_key_hash", "_subtask")
-"""Columns of live rows that a query gets if it names them: the routing key, and its subtask."""
 COMPACTION_GENERATION, STATE_VERSION = "_compaction_generation", "_state_version"
 
 

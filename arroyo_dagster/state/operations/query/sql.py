@@ -12,18 +12,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
-
 from arroyo_dagster.errors import ArroyoStateError, InputError, NotFoundError
+from arroyo_dagster.state.operations.query.metadata_rows import rows_frame
 from arroyo_dagster.state.operations.query.metadata_tables import METADATA_TABLES, find_metadata
 from arroyo_dagster.state.operations.query.names import (
+    ROUTING,
     QueryName,
     not_found,
     parse_name,
     quoted,
 )
 from arroyo_dagster.state.operations.query.saved import find_saved
-from arroyo_dagster.state.operations.query.scans import ROUTING
 from arroyo_dagster.state.operations.query.sql_text import (
     SqlFailure,
     SqlToken,
@@ -35,10 +34,12 @@ from arroyo_dagster.state.operations.query.sql_text import (
     sql_tokens,
 )
 from arroyo_dagster.state.operations.query.state import OnUnreadable, StateCatalog
-from arroyo_dagster.state.operations.query.table import EpochTable
 
 if TYPE_CHECKING:
     import polars as pl
+    import pyarrow as pa
+
+    from arroyo_dagster.state.operations.query.table import EpochTable
 
 _ENDS_FROM = frozenset(
     {
@@ -197,12 +198,10 @@ class SqlCatalog:
         Args:
             routing: columns of `ROUTING` that it gets, too, if its rows are routed by key.
         """
-        from arroyo_dagster.state.operations.query.polars_frames import deferred_frame
-
         if name.operator is not None:
             return self.table(name).to_polars(routing, self.state.parallelism)
         found = find_metadata(self.state, name, on_unreadable=self.on_unreadable)
-        return deferred_frame(str(name), found.schema, found.read)
+        return found.to_polars(str(name))
 
 
 def saved_over(
@@ -215,12 +214,12 @@ def saved_over(
         rows: with the columns that the query uses; times in microseconds.
         values: as `SqlCatalog.saved`; errors, too.
     """
-    from arroyo_dagster.state.operations.query.polars_frames import polars_rows
+    import polars as pl
 
     used = {column for row in rows[:1] for column in row}
-    schema = METADATA_TABLES[table].schema
-    columns = pa.schema([field for field in schema if not used or field.name in used])
-    frame = polars_rows(pa.Table.from_pylist([dict(row) for row in rows], columns))
+    kinds = rows_frame(METADATA_TABLES[table].row, ()).schema
+    columns = {name: kind for name, kind in kinds.items() if not used or name in used}
+    frame = pl.DataFrame(rows, columns)
     query = find_saved(name).over(values)
     with _answering(query):
         answer: pl.DataFrame = exact_answer({table: frame.lazy()}, query).collect()

@@ -19,7 +19,7 @@ import datetime as dt
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from arroyo_dagster.errors import ArroyoStateError, InputError, NotFoundError
 from arroyo_dagster.state.codec.iso_times import iso_micros, nanos_of
@@ -35,23 +35,24 @@ from arroyo_dagster.state.operations.catalog.jobs import (
     list_readable_jobs,
 )
 from arroyo_dagster.state.operations.catalog.metadata_only import metadata_only_epochs
-from arroyo_dagster.state.operations.catalog.query import load_epoch, read_epoch
-from arroyo_dagster.state.operations.query.expiring_scan import ExpiringScan
-from arroyo_dagster.state.operations.query.global_scan import GlobalScan
 from arroyo_dagster.state.operations.query.names import (
     QueryName,
     not_found,
     parse_name,
     split_epoch,
 )
-from arroyo_dagster.state.operations.query.table import EpochTable
 from arroyo_dagster.state.planning.privacy import NOTHING_PRIVATE, PrivateColumns
 from arroyo_dagster.state.planning.restore.reads import config_of, ordered_operators
 from arroyo_dagster.state.storage import open_store
 from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.storage.wrappers import WriteProtected
-from arroyo_dagster.state.tables.known.catalogue import Catalogue, default_catalogue
+
+if TYPE_CHECKING:
+    from arroyo_dagster.state.operations.query.expiring_scan import ExpiringScan
+    from arroyo_dagster.state.operations.query.global_scan import GlobalScan
+    from arroyo_dagster.state.operations.query.table import EpochTable
+    from arroyo_dagster.state.tables.known.catalogue import Catalogue
 
 LATEST, ALL, NEWEST = "latest", "all", "newest "
 Moment = int | str | dt.datetime
@@ -78,7 +79,7 @@ def open_state(
         InputError: `url` is no checkpoint URL.
     """
     store = open_store(url, options=options) if isinstance(url, str) else url
-    return StateCatalog(WriteProtected(store), private, catalogue or default_catalogue())
+    return StateCatalog(WriteProtected(store), private, catalogue)
 
 
 OnUnreadable: TypeAlias = Callable[[str, ArroyoStateError], None]
@@ -90,13 +91,21 @@ class StateCatalog:
     """All jobs below a checkpoint URL; created by `open_state`.
 
     Attributes:
+        described: decodes entries; None = as `catalogue` says.
         parallelism: of the restores and subtasks that queries show; None = of each operator.
     """
 
     store: ObjectStore
     private: PrivateColumns = field(repr=False)
-    catalogue: Catalogue = field(repr=False)
+    described: Catalogue | None = field(repr=False)
     parallelism: int | None = None
+
+    @property
+    def catalogue(self) -> Catalogue:
+        """What decodes entries whose types the job did not store."""
+        from arroyo_dagster.state.tables.known.catalogue import default_catalogue
+
+        return self.described or default_catalogue()
 
     def jobs(self) -> list[StateJob]:
         """Return the jobs, ordered by path.
@@ -239,6 +248,8 @@ class StateJob:
             return StateEpoch(self, self._at(_micros(at)))
         if isinstance(epoch, str) and epoch != LATEST:
             raise InputError(f"not an epoch: {epoch!r}", expected="a number or 'latest'")
+        from arroyo_dagster.state.operations.catalog.query import load_epoch
+
         number = None if epoch is None or isinstance(epoch, str) else epoch
         return StateEpoch(self, load_epoch(self.catalog.store, self.paths, number))
 
@@ -279,7 +290,12 @@ class StateJob:
         return concurrently(self._read, numbers) if numbers else [self.epoch()]
 
     def _read(self, number: Epoch) -> StateEpoch:
-        return StateEpoch(self, read_epoch(self.catalog.store, self.paths, number))
+        return StateEpoch(self, self._checkpoint(number))
+
+    def _checkpoint(self, number: Epoch) -> Checkpoint:
+        from arroyo_dagster.state.operations.catalog.query import read_epoch
+
+        return read_epoch(self.catalog.store, self.paths, number)
 
     def _at(self, micros: int) -> Checkpoint:
         """Find the newest epoch finished at a time: a few reads, however many epochs there are."""
@@ -287,7 +303,7 @@ class StateJob:
         found: dict[Epoch, Checkpoint] = {}
 
         def finished(number: Epoch) -> int:
-            found[number] = read_epoch(self.catalog.store, self.paths, number)
+            found[number] = self._checkpoint(number)
             return found[number].finish_time_micros
 
         place = bisect.bisect_right(numbers, micros, key=finished)
@@ -300,7 +316,7 @@ class StateJob:
                 next_step="choose a later time",
             )
         number = numbers[place - 1]
-        return found.get(number) or read_epoch(self.catalog.store, self.paths, number)
+        return found.get(number) or self._checkpoint(number)
 
 
 @dataclass(frozen=True)
@@ -346,6 +362,10 @@ class StateEpoch:
         return self._table(found, TableName(table))
 
     def _table(self, operator: OperatorCheckpoint, name: TableName) -> EpochTable:
+        from arroyo_dagster.state.operations.query.expiring_scan import ExpiringScan
+        from arroyo_dagster.state.operations.query.global_scan import GlobalScan
+        from arroyo_dagster.state.operations.query.table import EpochTable
+
         config_of(self.checkpoint, operator, name)  # refuses one that is missing or of another kind
         files, catalog = operator.tables[name], self.job.catalog
         scan: ExpiringScan | GlobalScan

@@ -8,7 +8,7 @@ from arroyo_dagster.errors import FormatError, NotFoundError
 from arroyo_dagster.state.model.checkpoints import Checkpoint
 from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.model.layout import JobPaths
-from arroyo_dagster.state.operations.query.positions import source_positions
+from arroyo_dagster.state.operations.query.positions import counts_records, source_positions
 from arroyo_dagster.state.operations.query.state import StateCatalog, StateEpoch, StateJob
 from arroyo_dagster.state.planning.privacy import NOTHING_PRIVATE
 from arroyo_dagster.state.planning.verify.findings import Finding
@@ -68,5 +68,5 @@ def _positions(
     return {
         (one.operator, one.table, one.partition): one.position
         for one in found
-        if one.position is not None and one.counts
+        if one.position is not None and counts_records(one)
     }
