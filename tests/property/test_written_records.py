@@ -28,10 +28,12 @@ from arroyo_dagster.state import (
     WorkerGeneration,
     codec,
 )
-from arroyo_dagster.state.codec import gc
+from arroyo_dagster.state.codec import gc, journal
+from arroyo_dagster.state.codec.journal import Previous, RunHeader
 from arroyo_dagster.state.metadata.lease_records import encode_record, read_record
 from arroyo_dagster.state.model.garbage import Moved, Quarantined
 from arroyo_dagster.state.model.ids import path_error
+from arroyo_dagster.state.model.json_fields import MAX_U64
 from arroyo_dagster.state.model.objects import Packed
 from arroyo_dagster.state.model.surgery.rebuild import RebuildRecord
 from arroyo_dagster.state.operations.catalog.changes import FleetCursor
@@ -52,6 +54,9 @@ PATHS = (
 NUMBERS = st.sampled_from(
     [0, 1, -1, *(2**bits + more for bits in (31, 32, 53, 63, 64) for more in (-1, 0)), 10**30]
 )
+
+
+SIZES = st.none() | st.integers(0, 2**62)
 
 
 def values_of(hint: Any) -> st.SearchStrategy[Any]:
@@ -117,7 +122,8 @@ def _pairs() -> dict[str, tuple[Any, Any, Any]]:
 
 PAIRS = _pairs()
 OTHERS = {
-    *("encode_moved", "encode_quarantined", "encode_archive", "encode_json", "encode_type"),
+    *("encode_moved", "encode_quarantined", "encode_json", "encode_type"),
+    *("encode_header", "encode_batch"),
     *("encode_operation", "encode_count"),
     *("encode_manifest", "encode_operator", "encode_legacy_checkpoint"),
 }
@@ -150,6 +156,31 @@ def test_a_record_reads_back_or_is_refused(name: str, data: st.DataObject) -> No
 @given(st.lists(records_of(Moved), max_size=2))
 def test_the_index_of_a_quarantine_reads_back_or_is_refused(moved: list[Any]) -> None:
     check(moved, gc.encode_moved, lambda data: gc.decode_moved(data, "p"))
+
+
+@given(
+    records_of(Previous), st.lists(st.tuples(PATHS, SIZES, st.none() | TEXTS, TEXTS), max_size=2)
+)
+def test_the_parts_of_a_journal_read_back(previous: Previous, lines: list[Any]) -> None:
+    """Texts are of a plan, a quarantine or an owner; numbers are counted here."""
+    header = RunHeader(
+        kind=previous.run,
+        plan=previous.digest,
+        owner=previous.run,
+        begun_at_micros=MAX_U64,
+        objects=len(lines),
+        size_bytes=2**62,
+        quarantine=previous.run,
+        more={previous.run: [previous.digest]},
+        previous=previous,
+    )
+    try:
+        parts = journal.encode_header(header) + journal.encode_batch(7, lines)
+    except InputError:
+        return
+    first, second = journal.decode_records(parts, "p")
+    assert journal.decode_header(first, "p") == header
+    assert journal.decode_batch(second, "p") == [(7, *line) for line in lines]
 
 
 @given(records_of(Quarantined), TEXTS)
