@@ -212,7 +212,7 @@ def run_undelete(
     owner, clock = chosen.owner, chosen.clock
     quarantine = _known(store, paths, name)
     asked = LeaseOptions(
-        wait_seconds=chosen.lease_wait_seconds, clock=clock, on_event=chosen.on_lease
+        deletes=True, wait_seconds=chosen.lease_wait_seconds, clock=clock, on_event=chosen.on_lease
     )
     with lease(store, paths, owner, asked) as held:
         fresh = plan_undelete(held, paths, name)
