@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import pytest
@@ -44,7 +45,7 @@ from arroyo_dagster.state import (
 )
 from arroyo_dagster.state.model.ids import TableName
 from arroyo_dagster.state.model.layout import MAINTENANCE_NAMES
-from arroyo_dagster.state.model.surgery.edits import KeyDeletion, SetEntry
+from arroyo_dagster.state.model.surgery.edits import KeyDeletion, SetEntry, SetWatermark
 from arroyo_dagster.state.operations.gc.pins import read_pins
 from arroyo_dagster.state.operations.gc.quarantine import purge
 from arroyo_dagster.state.operations.gc.undelete import UndeleteOptions, run_undelete
@@ -59,12 +60,12 @@ from arroyo_dagster.state.operations.surgery.managed.execute import (
 from arroyo_dagster.state.operations.surgery.rebuild.execute import run_rebuild
 from arroyo_dagster.state.planning.verify.findings import Severity
 from arroyo_dagster.state.storage.wrappers import MUTATING, Wrapper
-from tests.arroyo_jobs import stopped
+from tests.arroyo_jobs import SECOND, stopped
 from tests.arroyo_server import ModelArroyo, arroyo
 from tests.faulty_stores import Crash
 from tests.gc_jobs import DAY, Clock, dead, directory, expiry, orphans
 from tests.jobs import copied, word_job, written_by_word_job
-from tests.surgery_jobs import surgery_job
+from tests.surgery_jobs import WATERMARK, SurgeryJob, surgery_job
 
 pytestmark = pytest.mark.usefixtures("one_at_a_time")
 
@@ -108,11 +109,11 @@ DAMAGES: Mapping[str, Callable[[bytes], bytes]] = {
     "empty": lambda data: b"",
     "another kind": lambda data: b'{"version":1,"snapshots":[]}',
 }
-DELETING = ("part of a quarantine",)
-"""Kinds that only what deletes reads: as many as a job has objects. The rest does not use them."""
+ONLY_DELETES = ("part of a quarantine", "journal")
+"""Kinds of which a job has as many as objects or runs: only what deletes, and writes the journal,
+uses and reads them."""
 
-JOURNALED = {"expire", "orphans", "undelete", "purge"}
-"""The actions that write the journal. No other one reads it, or writes below it."""
+DELETES = {"expire", "orphans", "undelete", "purge"}
 
 
 class Killed(Wrapper):
@@ -167,7 +168,7 @@ class Managed:
         store = copied(written_by_word_job(**options), clock=clock)
         pin_epoch(store, self.paths, Epoch(14), clock=clock, sleep=lambda _: None)
         run_gc(store, self.paths, expiry(4), GcOptions(quarantine=True, clock=clock))
-        run_managed_edit(store, self.paths, directory(), ENTRY, replace(AT_ONCE, clock=clock))
+        run_managed_edit(store, self.paths, directory(), ENTRY, AT_ONCE)
         request_stop(store, self.paths, clock())
         return copied(store)
 
@@ -187,7 +188,7 @@ class Managed:
             "run": lambda store: run_pipeline(job(store, self.layout), store, max_epochs=1),
             "pin": lambda store: pin_epoch(store, paths, Epoch(15), sleep=lambda _: None),
             "unpin": lambda store: unpin_epochs(store, paths, [Epoch(14)]),
-            "copy": lambda store: run_copy(store, paths, MemoryStore("a-copy"), None, QUICK_COPY),
+            "copy": lambda store: run_copy(store, paths, elsewhere(), None, QUICK_COPY),
         }
         if self.layout is Layout.PROTOCOL:
             found["compact"] = lambda store: run_compaction(store, paths, FULL)
@@ -195,6 +196,12 @@ class Managed:
 
 
 QUICK_COPY = CopyOptions(sleep=lambda _: None)
+_NAMES = itertools.count()
+
+
+def elsewhere() -> MemoryStore:
+    """A store with a URL of its own."""
+    return MemoryStore(f"unknown-records-{next(_NAMES)}")
 
 
 @dataclass(frozen=True)
@@ -204,45 +211,72 @@ class OfArroyo:
     layout: Layout
 
     @functools.cached_property
-    def _job(self) -> Any:
+    def _job(self) -> SurgeryJob:
         return surgery_job(self.layout, epochs=4)
 
     @functools.cached_property
+    def _source(self) -> StateSource:
+        other = surgery_job(self.layout, epochs=2, name="job_other")
+        return StateSource(store=other.store, paths=other.paths, epoch=None)
+
+    @property
     def paths(self) -> JobPaths:
         return self._job.paths
 
     @functools.cached_property
     def store(self) -> MemoryStore:
-        run_edit(
-            self._job.store, self.paths, stopped(self.paths), KeyDeletion(values=("k1",)), AT_ONCE
-        )
+        earlier = SetWatermark(at_micros=WATERMARK - SECOND)
+        run_edit(self._job.store, self.paths, stopped(self.paths), earlier, AT_ONCE)
         return self._job.store
 
     @property
     def actions(self) -> dict[str, Callable[[ObjectStore], object]]:
         paths, known = self.paths, stopped(self.paths)
-        root = str(paths.root)
-        other = surgery_job(self.layout, epochs=2, name="job_other")
-        source = StateSource(store=other.store, paths=other.paths, epoch=None)
+        said = {str(paths.root): "stopped"}
+        edit = KeyDeletion(values=("k2",))
         at_once = RewriteOptions(quiet_seconds=0)
         return {
-            "expire": lambda store: run_gc(store, paths, expiry(2, **{root: "stopped"})),
-            "orphans": lambda store: run_gc(store, paths, orphans(**{root: "stopped"})),
+            "expire": lambda store: run_gc(store, paths, expiry(2, **said)),
+            "orphans": lambda store: run_gc(store, paths, orphans(**said)),
             "compact": lambda store: run_rewrite(store, paths, known, FULL, at_once),
-            "edit": lambda store: run_edit(
-                store, paths, known, KeyDeletion(values=("k2",)), AT_ONCE
-            ),
-            "fork": lambda store: run_fork(source, store, paths, known, AT_ONCE),
+            "edit": lambda store: run_edit(store, paths, known, edit, AT_ONCE),
+            "fork": lambda store: run_fork(self._source, store, paths, known, AT_ONCE),
             "undo": lambda store: run_undo(store, paths, known),
-            "rebuild": lambda store: run_rebuild(store, paths, known, options=AT_ONCE),
         }
 
 
-JOBS: Mapping[str, Managed | OfArroyo] = {
+@dataclass(frozen=True)
+class Damaged:
+    """A stopped Arroyo job of which metadata is missing."""
+
+    layout: Layout
+
+    @functools.cached_property
+    def _job(self) -> SurgeryJob:
+        return surgery_job(self.layout, epochs=3, sink_files=2)
+
+    @property
+    def paths(self) -> JobPaths:
+        return self._job.paths
+
+    @functools.cached_property
+    def store(self) -> MemoryStore:
+        missing = self.paths.operator_metadata(OperatorId("window_3"), Epoch(3))
+        self._job.store.delete_many([missing])
+        return self._job.store
+
+    @property
+    def actions(self) -> dict[str, Callable[[ObjectStore], object]]:
+        paths, known = self.paths, stopped(self.paths)
+        return {"rebuild": lambda store: run_rebuild(store, paths, known, options=AT_ONCE)}
+
+
+JOBS: Mapping[str, Managed | OfArroyo | Damaged] = {
     "managed": Managed(Layout.PROTOCOL),
     "managed-legacy": Managed(Layout.LEGACY),
     "arroyo": OfArroyo(Layout.PROTOCOL),
     "arroyo-legacy": OfArroyo(Layout.LEGACY),
+    "arroyo-damaged": Damaged(Layout.LEGACY),
 }
 EACH_JOB = pytest.mark.parametrize("target", JOBS)
 EACH_KIND = pytest.mark.parametrize("kind", [*KINDS, *NEW])
@@ -279,15 +313,13 @@ def written() -> dict[str, dict[str, bytes]]:
 
 
 def _compacted(pattern: str) -> tuple[ObjectStore, JobPaths]:
-    target = JOBS["managed"]
-    store = copied(target.store)
-    with contextlib.suppress(Crash):
-        run_compaction(Killed(store, pattern), target.paths, FULL)
-    return store, target.paths
+    store = copied(written_by_word_job(max_epochs=8, killed=True, **JOB))
+    run_compaction(store, JOBS["managed"].paths, FULL)
+    return store, JOBS["managed"].paths
 
 
 def _half_copied(pattern: str) -> tuple[ObjectStore, JobPaths]:
-    target, copy = JOBS["managed"], MemoryStore("half-copied")
+    target, copy = JOBS["managed"], elsewhere()
     with contextlib.suppress(Crash):
         run_copy(copied(target.store), target.paths, Killed(copy, pattern), None, QUICK_COPY)
     return copy, target.paths
@@ -300,10 +332,10 @@ def _rewritten(pattern: str) -> tuple[ObjectStore, JobPaths]:
 
 
 def _rebuilt(pattern: str) -> tuple[ObjectStore, JobPaths]:
-    made = surgery_job(Layout.LEGACY, epochs=3, sink_files=2)
-    made.store.delete_many([made.paths.operator_metadata(OperatorId("window_3"), Epoch(3))])
-    run_rebuild(made.store, made.paths, stopped(made.paths), options=AT_ONCE)
-    return made.store, made.paths
+    target = JOBS["arroyo-damaged"]
+    store = copied(target.store)
+    target.actions["rebuild"](store)
+    return store, target.paths
 
 
 def _window(pattern: str) -> tuple[ObjectStore, JobPaths]:
@@ -320,7 +352,7 @@ def _half_removed(pattern: str) -> tuple[ObjectStore, JobPaths]:
     target = JOBS["managed"]
     clock = Clock()
     store = copied(target.store, clock=clock)
-    unpin_epochs(store, target.paths, [Epoch(14)], clock=clock)
+    unpin_epochs(store, target.paths, [Epoch(14), Epoch(16)], clock=clock)
     clock.days(400)
     with contextlib.suppress(Crash):
         run_gc(
@@ -337,7 +369,7 @@ def place(store: ObjectStore, paths: JobPaths, kind: str, damage: str) -> StateP
     if kind in NEW:
         path = paths.maintenance / NEW[kind]
         store.put(path, b'{"version":1}')
-        return path
+        return path.parent if "directory" in kind and path.parent else path
     here = [name for name, _ in own(store, paths) if re.fullmatch(KINDS[kind], name)]
     name, data = sorted(written()[kind].items())[-1]
     name = max(here, default=name)
@@ -377,30 +409,40 @@ def test_the_table_names_every_name_that_this_package_writes() -> None:
 def test_each_action_is_possible_while_the_records_are_known(target: str, action: str) -> None:
     error = acted(target, action, copied(JOBS[target].store))
     assert not isinstance(error, FormatError), error
-    assert error is None or action == "rebuild"
+    assert error is None
+
+
+def depends(action: str, kind: str) -> bool:
+    """Whether an action may depend on records of a kind, so that it has to refuse."""
+    return action in DELETES or kind not in ONLY_DELETES
 
 
 @EACH_KIND
-@pytest.mark.parametrize(("target", "action"), ACTIONS)
-def test_what_changes_the_job_refuses_and_names_the_record(
-    target: str, action: str, kind: str
-) -> None:
+@EACH_JOB
+def test_what_changes_the_job_refuses_and_names_the_record(target: str, kind: str) -> None:
     paths = JOBS[target].paths
     store = copied(JOBS[target].store)
     path = place(store, paths, kind, "version")
     before = objects(store)
-    error = acted(target, action, store)
-    independent = (kind == "journal" and action not in JOURNALED) or (
-        kind in DELETING and action not in JOURNALED
-    )
-    if independent:
-        assert error is None or action == "rebuild"
-        assert store.read(path) == before[path]
-        return
-    assert isinstance(error, FormatError), error
-    assert str(path) in str(error)
-    assert error.next_step
-    assert objects(store) == before
+    for action in JOBS[target].actions:
+        if depends(action, kind):
+            error = acted(target, action, store)
+            assert isinstance(error, FormatError), (action, error)
+            assert str(path) in str(error), action
+            assert error.next_step
+            assert objects(store) == before, action
+
+
+@pytest.mark.parametrize("kind", ONLY_DELETES)
+def test_what_deletes_nothing_leaves_alone_what_it_does_not_depend_on(kind: str) -> None:
+    paths = JOBS["managed"].paths
+    for action in JOBS["managed"].actions:
+        if not depends(action, kind):
+            store = copied(JOBS["managed"].store)
+            path = place(store, paths, kind, "version")
+            was = store.read(path)
+            assert acted("managed", action, store) is None
+            assert store.read(path) == was
 
 
 @EACH_KIND
@@ -416,12 +458,12 @@ def test_a_record_of_another_form_is_refused_as_well(kind: str, damage: str) -> 
 
 
 @EACH_KIND
-@EACH_JOB
+@pytest.mark.parametrize("target", [name for name in JOBS if name != "arroyo-damaged"])
 def test_verify_names_the_record(target: str, kind: str) -> None:
     store, paths = copied(JOBS[target].store), JOBS[target].paths
     assert verify_job(store, paths).passed
     path = place(store, paths, kind, "version")
     named = [one for one in verify_job(store, paths).verdict.findings if one.object == path]
-    blocks = target.startswith("managed") and kind not in ("journal", *DELETING)
+    blocks = target.startswith("managed") and kind not in ONLY_DELETES
     assert {one.severity for one in named} == {Severity.ERROR if blocks else Severity.WARNING}
     assert all(one.next_step for one in named)

@@ -3,8 +3,9 @@
 A record whose form this release does not read may keep objects that nothing else names, or say that
 a change is half done. Therefore none is skipped, of whatever kind.
 
-Not read here are the journal, which `operations.gc.journal` reads before it writes, the clock of
-the leases, of which only the time counts, and the rows that a job stages for itself.
+Not read here are the parts of the journal's interrupted runs, which `operations.gc.journal` reads
+before it finishes them, the clock of the leases, of which only the time counts, and the rows that a
+job stages for itself.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from arroyo_dagster.state.codec.gc import (
     decode_pins,
     decode_quarantined,
 )
+from arroyo_dagster.state.codec.journal import RunHeader, decode_header, decode_records
 from arroyo_dagster.state.codec.maintenance_records import (
     decode_edit_record,
     decode_rebuild_record,
@@ -86,9 +88,9 @@ def read_records(store: ObjectStore, paths: JobPaths, *, whole: bool = False) ->
     exists, and the reads of the records.
 
     Args:
-        whole: also read the parts of the indexes of quarantines, and the commit notes of all
-            epochs; False = only the note of the newest, because both are as many as the job has
-            objects and epochs.
+        whole: also read the newest run of the journal, the parts of the indexes of quarantines,
+            and the commit notes of all epochs; False = only the note of the newest. They are as
+            many as the job has objects and epochs, and only what deletes depends on them.
     """
     found = OwnRecords()
     try:
@@ -108,7 +110,8 @@ def read_records(store: ObjectStore, paths: JobPaths, *, whole: bool = False) ->
         directories, concurrently(store.list_dir, directories), strict=True
     ):
         known = _DIRECTORIES[directory.name]([info.path for info in listed.objects], whole)
-        for path in (*(info.path for info in listed.objects if info.addressable), *listed.prefixes):
+        below = () if directory == paths.journal else listed.prefixes
+        for path in (*(info.path for info in listed.objects if info.addressable), *below):
             if path not in known:
                 message = "a name that this release does not know"
                 found.unreadable[path] = _refused(paths, path, message)
@@ -126,13 +129,15 @@ def read_records(store: ObjectStore, paths: JobPaths, *, whole: bool = False) ->
             for path in held.prefixes
         }
     _read(store, paths, found, {path: one for path, one in named.items() if path not in wanted})
+    # Everything read so far concerns all that changes the job, but for the journal.
+    found.beside = {path for path in found.unreadable if path.parent == paths.journal}
     if whole:
         indexes = [one for one in found.decoded.values() if isinstance(one, Quarantined)]
         before = set(found.unreadable)
         for index in indexes:
             parts = (index_part(paths, index.name, number) for number in range(1, index.parts + 1))
             _read_parts(store, paths, found, parts)
-        found.beside = set(found.unreadable) - before
+        found.beside |= set(found.unreadable) - before
     return found
 
 
@@ -204,6 +209,18 @@ def _notes(listed: Iterable[StatePath], whole: bool) -> _Known:
     return {path: decode_commit_note if whole or path == known[-1] else None for path in known}
 
 
+def _runs(listed: Iterable[StatePath], whole: bool) -> _Known:
+    """Of the journal only the newest run is read, by what writes the next one; as it also finishes
+    interrupted runs, `operations.gc.journal` reads their parts.
+    """
+    known = sorted(listed)
+    return {path: _decode_run if whole and path == known[-1] else None for path in known}
+
+
+def _decode_run(data: bytes, path: str) -> RunHeader:
+    return decode_header(next(decode_records(data, path), b""), path)
+
+
 def _leases(listed: Iterable[StatePath], whole: bool) -> _Known:
     """Older leases than the newest are not read: it has ended them, also if they are damaged."""
     numbers = {path: parse_numbered(path.name, 10) for path in listed}
@@ -236,6 +253,7 @@ _DIRECTORIES: Mapping[str, Callable[[Iterable[StatePath], bool], _Known]] = {
     "edits": functools.partial(_records, decode_edit_record),
     "rebuilds": functools.partial(_records, decode_rebuild_record),
     "commits": _notes,
+    "journal": _runs,
     "leases": _leases,
     "writers": _leases,
     "windows": _leases,
