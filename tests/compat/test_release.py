@@ -4,6 +4,7 @@ the records that are not."""
 from __future__ import annotations
 
 import json
+import shutil
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from arroyo_dagster.state.model.layout import Layout
 from tests.compat.arroyo import DATA
 from tests.jobs import word_job
 
+MAINTENANCE = ("leases", "writers", "windows", "journal", "quarantine", "rewrites", "edits")
 SALES = [{"item": item, "amount": amount} for amount in range(1, 9) for item in ("pen", "ink")]
 
 
@@ -32,6 +34,10 @@ def release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The directory that the release wrote, as the working directory."""
     with tarfile.open(DATA / "release-0.1.0.tar.gz") as file:
         file.extractall(tmp_path, filter="data")
+    # As upgrade.md says: nothing of maintenance is left.
+    for records in tmp_path.glob("**/_arroyo_dagster"):
+        for path in (*map(records.joinpath, MAINTENANCE), *records.glob("*.json")):
+            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
