@@ -42,7 +42,7 @@ from arroyo_dagster.state.metadata.lease_records import (
 )
 from arroyo_dagster.state.model.garbage import JobPins, Quarantined
 from arroyo_dagster.state.model.ids import StatePath
-from arroyo_dagster.state.model.layout import MAINTENANCE_NAMES, PROBE, JobPaths, index_part
+from arroyo_dagster.state.model.layout import MAINTENANCE_NAMES, PROBE, JobPaths, index_batch
 from arroyo_dagster.state.model.numbers import parse_numbered
 from arroyo_dagster.state.storage.concurrency import ahead, concurrently
 from arroyo_dagster.state.storage.store import ObjectStore
@@ -102,9 +102,8 @@ def read_records(store: ObjectStore, paths: JobPaths, *, whole: bool = False) ->
         if path.name not in MAINTENANCE_NAMES:
             message = f"the job contains data of a newer release: {path.name}"
             found.unreadable[path] = _refused(paths, path, message)
-    wanted: dict[StatePath, Decode] = {
-        info.path: _SINGLE[info.path.name] for info in level.objects if info.path.name in _SINGLE
-    }
+    listed_here = {info.path for info in level.objects}
+    wanted = {path: decode for path, decode in _single(paths).items() if path in listed_here}
     directories = [paths.maintenance / name for name in sorted(names & _DIRECTORIES.keys())]
     for directory, listed in zip(
         directories, concurrently(store.list_dir, directories), strict=True
@@ -135,8 +134,8 @@ def read_records(store: ObjectStore, paths: JobPaths, *, whole: bool = False) ->
         indexes = [one for one in found.decoded.values() if isinstance(one, Quarantined)]
         before = set(found.unreadable)
         for index in indexes:
-            parts = (index_part(paths, index.name, number) for number in range(1, index.parts + 1))
-            _read_parts(store, paths, found, parts)
+            parts = (index_batch(paths, index.name, number) for number in range(1, index.parts + 1))
+            _read_batches(store, paths, found, parts)
         found.beside |= set(found.unreadable) - before
     return found
 
@@ -159,7 +158,7 @@ def _read(
         _note(found, path, record)
 
 
-def _read_parts(
+def _read_batches(
     store: ObjectStore, paths: JobPaths, found: OwnRecords, parts: Iterable[StatePath]
 ) -> None:
     """Read the parts of an index, a few ahead: all at once may be more than the memory holds."""
@@ -240,13 +239,16 @@ def _known_leases(
             yield path, None
 
 
-_SINGLE: Mapping[str, Decode] = {
-    "retained.json": decode_pins,
-    "removal.json": decode_gc_plan,
-    "window.json": decode_window_record,
-    "stop-request.json": decode_stop_request,
-    "copy.json": decode_copy_marker,
-}
+def _single(paths: JobPaths) -> dict[StatePath, Decode]:
+    return {
+        paths.job_pins: decode_pins,
+        paths.removal: decode_gc_plan,
+        paths.window: decode_window_record,
+        paths.stop_request: decode_stop_request,
+        paths.copy_marker: decode_copy_marker,
+    }
+
+
 _DIRECTORIES: Mapping[str, Callable[[Iterable[StatePath], bool], _Known]] = {
     "compactions": functools.partial(_records, decode_compaction_record),
     "rewrites": functools.partial(_records, decode_rewrite_record),

@@ -338,7 +338,7 @@ class JobPaths:
         return self._in_checkpoint(epoch, None, "metadata")
 
 
-def index_part(paths: JobPaths, quarantine: str, number: int) -> StatePath:
+def index_batch(paths: JobPaths, quarantine: str, number: int) -> StatePath:
     """Return a part of the index of a quarantine; parts are numbered from 1."""
     return paths.quarantine / quarantine / f"part-{number:06}.json"
 
