@@ -253,13 +253,14 @@ def read_delete_options(given: str | None) -> dict[str, Any] | None:
 
 @contextmanager
 def leased(
-    store: ObjectStore, paths: JobPaths, owner: str, wait_seconds: float
+    store: ObjectStore, paths: JobPaths, owner: str, wait_seconds: float, *, deletes: bool = False
 ) -> Iterator[ObjectStore]:
     """Hold the lease on a job for a command. Its operations do not take it again.
 
     Args:
         owner: what the command does, for people.
         wait_seconds: how long to wait for another process that maintains the job.
+        deletes: as of `LeaseOptions`.
 
     Raises:
         LeaseHeldError: it still does; `main` exits with code 4.
@@ -269,7 +270,7 @@ def leased(
     def print_event(event: str) -> None:
         click.echo(f"{paths.root}: {event}", err=True)
 
-    options = LeaseOptions(wait_seconds=wait_seconds, on_event=print_event)
+    options = LeaseOptions(deletes=deletes, wait_seconds=wait_seconds, on_event=print_event)
     with lease(store, paths, owner, options) as held:
         yield held
 

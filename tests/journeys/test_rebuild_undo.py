@@ -107,7 +107,7 @@ def test_verify_names_the_rebuild_and_its_doubts(layout: Layout) -> None:
     assert "the watermark is that of epoch 2" in found.evidence
     job.store.put(StatePath(found.object), b"{")
     (found,) = verify_job(job.store, job.paths).verdict.findings
-    assert (found.code, found.severity.value) == ("rebuild-unreadable", "warning")
+    assert (found.code, found.severity.value) == ("record-unreadable", "warning")
     with pytest.raises(FormatError):
         undo(job.store, job.paths)
     with pytest.raises(FormatError):

@@ -154,7 +154,7 @@ def purge_command(
     if yes:
         with (
             show_progress(as_json=as_json) as on_progress,
-            leased(store, paths, "arroyo-state gc purge", lease_wait_seconds) as held,
+            leased(store, paths, "arroyo-state gc purge", lease_wait_seconds, deletes=True) as held,
         ):
             gone = purge(held, paths, older_than_micros=micros, yes=True, on_progress=on_progress)
     else:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from arroyo_dagster.state.codec.records import (
-    decode_fields,
     encode_json,
+    known_fields,
     read_back,
     writable_version,
 )
@@ -37,16 +37,17 @@ def encode_compaction_record(record: CompactionRecord) -> bytes:
 
 
 def decode_compaction_record(data: bytes, path: str) -> CompactionRecord:
-    fields = decode_fields(data, path)
-    return CompactionRecord(
-        version=fields.number("version"),
-        pipeline=PipelineId(fields.text("pipeline_id")),
-        job=JobId(fields.text("job_id")),
-        epoch=Epoch(fields.number("epoch")),
-        token=fields.number("token"),
-        created_at_micros=fields.number("created_at_micros"),
-        merged=tuple(_merged_from_json(one) for one in fields.objects("merged")),
-    )
+    """Decode such a record. Raises FormatError: invalid, or of a later release."""
+    with known_fields(data, path) as fields:
+        return CompactionRecord(
+            version=fields.number("version"),
+            pipeline=PipelineId(fields.text("pipeline_id")),
+            job=JobId(fields.text("job_id")),
+            epoch=Epoch(fields.number("epoch")),
+            token=fields.number("token"),
+            created_at_micros=fields.number("created_at_micros"),
+            merged=tuple(_merged_from_json(one) for one in fields.objects("merged")),
+        )
 
 
 def _merged_to_json(merged: Merged) -> dict[str, Any]:

@@ -191,13 +191,42 @@ def encode_commit_note(note: CommitNote) -> bytes:
 
 
 def decode_commit_note(data: bytes, path: str) -> CommitNote:
-    fields = decode_fields(data, path)
-    return CommitNote(
-        version=fields.number("version"),
-        job=JobId(fields.text("job_id")),
-        epoch=Epoch(fields.number("epoch")),
-        finish_time_micros=fields.number("finish_time_micros"),
-    )
+    """Decode a commit note. Raises FormatError: invalid, or of a later release."""
+    with known_fields(data, path) as fields:
+        return CommitNote(
+            version=fields.number("version"),
+            job=JobId(fields.text("job_id")),
+            epoch=Epoch(fields.number("epoch")),
+            finish_time_micros=fields.number("finish_time_micros"),
+        )
+
+
+# ---- stop requests, and markers of copies --------------------------------------------------------
+
+
+@read_back
+def encode_stop_request(number: int, requested_at_micros: int) -> bytes:
+    """Encode the request that the run of this number stops."""
+    fields = {"generation": number, "requested_at_micros": requested_at_micros}
+    return encode_json({"version": OWN_VERSION, **fields})
+
+
+def decode_stop_request(data: bytes, path: str) -> int:
+    """Return the number of the run that shall stop. Errors as `decode_commit_note`."""
+    with known_fields(data, path) as fields:
+        return fields.number("generation")
+
+
+@read_back
+def encode_copy_marker(source: str) -> bytes:
+    """Encode from which URL a job is being copied."""
+    return encode_json({"version": OWN_VERSION, "source": source})
+
+
+def decode_copy_marker(data: bytes, path: str) -> str:
+    """Return from which URL a job is being copied. Errors as `decode_commit_note`."""
+    with known_fields(data, path) as fields:
+        return fields.text("source")
 
 
 # ---- JSON ----------------------------------------------------------------------------------------

@@ -37,12 +37,16 @@ from arroyo_dagster.errors import (
 from arroyo_dagster.state.codec import records
 from arroyo_dagster.state.codec.iso_times import iso_micros
 from arroyo_dagster.state.metadata.lease_records import (
+    NEWEST,
+    decode_newest,
+    encode_newest,
     encode_record,
     owner_here,
     process_here,
     read_record,
     store_time,
 )
+from arroyo_dagster.state.metadata.own_records import check_records
 from arroyo_dagster.state.metadata.ownership import check_job_maintained
 from arroyo_dagster.state.model.clock import Clock, own_clock, wall_clock
 from arroyo_dagster.state.model.ids import StatePath
@@ -57,7 +61,6 @@ _MARGIN = 6
 IN_FLIGHT_GRACE_SECONDS = LEASE_SECONDS / _MARGIN
 """The time after which a request to a store has arrived or never will: the margin of a lease."""
 
-_NEWEST = "newest.json"
 _held_here: set[str] = set()
 """The nonces of the acquisitions of this process that have not ended."""
 
@@ -229,6 +232,8 @@ class LeaseOptions:
 
     Attributes:
         directory: of the leases; None = those of the job's maintenance.
+        deletes: whether its holder deletes objects, so that all records of the job must be known,
+            as `check_records` says.
         seconds: how long it stays held if this process dies; it is renewed while the process lives.
         wait_seconds: how long to wait for the present holder; see `EXPIRED_SECONDS`.
         take_over: acquire it even if another process holds it, which then loses it at its next
@@ -242,6 +247,7 @@ class LeaseOptions:
     """
 
     directory: StatePath | None = None
+    deletes: bool = False
     seconds: float = LEASE_SECONDS
     wait_seconds: float = 0.0
     take_over: bool = False
@@ -277,9 +283,13 @@ def lease(
     A store that already holds this lease is returned as it is: its holder may call operations that
     take the lease themselves.
 
+    So is it of a job with a record that this release does not read; writers check that at their
+    start, and `take_over` does not.
+
     Raises:
         LeaseHeldError: another process holds the lease; names it, and until when.
         InputError: the job is marked; see `state.metadata.ownership`.
+        FormatError: a record is not of a form that this release reads; see `check_records`.
     """
     chosen = options or LeaseOptions()
     clock, directory = chosen.clock, chosen.directory or paths.leases
@@ -304,7 +314,10 @@ def lease(
         held, runs_out = _awaited(store, asked, chosen)
         if asked.found is not None:
             chosen.on_event(_took_over(asked.found))
-        yield renewal.begin(held, runs_out)
+        leased = renewal.begin(held, runs_out)
+        if directory == paths.leases and not chosen.take_over:
+            check_records(leased, paths, whole=chosen.deletes)
+        yield leased
     finally:
         try:
             renewal.end()
@@ -456,19 +469,11 @@ def _tokens(store: ObjectStore, directory: StatePath) -> list[int]:
 
 def _named_token(store: ObjectStore, directory: StatePath) -> int:
     """Return the number in `newest.json`; 0 if it does not exist, as before the first lease."""
-    path = directory / _NEWEST
+    path = directory / NEWEST
     try:
-        found = records.decode_json(store.read(path), path).get("token")
+        return decode_newest(store.read(path), path)
     except NotFoundError:
         return 0
-    if not isinstance(found, int) or isinstance(found, bool) or found < 0:
-        raise FormatError(
-            "the object does not contain the number of a lease",
-            path=path,
-            next_step="find out which other program writes there; if no process maintains the "
-            "job now, delete the object: the next lease writes it anew",
-        )
-    return found
 
 
 def _own_time(micros: int) -> int:
@@ -519,8 +524,7 @@ def _acquire(store: ObjectStore, asked: _LeaseRequest) -> Lease:
 
 def _name(store: ObjectStore, mine: Lease, older: Iterable[int]) -> None:
     """Write which lease is the newest; only then the objects of older ones may be deleted."""
-    fields = {"version": 1, "token": mine.token}
-    store.put(mine.directory / _NEWEST, records.encode_json(fields))
+    store.put(mine.directory / NEWEST, encode_newest(mine.token))
     # The newest two are kept: the holder of the one before must find that it was taken.
     gone = [token for token in older if token < mine.token - 1]
     store.delete_many([_path_of(mine.directory, token) for token in gone])

@@ -5,16 +5,20 @@ from __future__ import annotations
 import os
 import platform
 import uuid
-from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
 
 from arroyo_dagster.errors import NotFoundError
 from arroyo_dagster.state.codec import records
 from arroyo_dagster.state.model.ids import StatePath
-from arroyo_dagster.state.model.leases import LEASE_SECONDS, LeaseRecord
+from arroyo_dagster.state.model.leases import LeaseRecord
 from arroyo_dagster.state.storage.store import ObjectStore
 
-_CLOCK = "clock.json"
+CLOCK = "clock.json"
+"""The object of which only the time counts."""
+
+NEWEST = "newest.json"
+"""The object that contains the number of the newest lease."""
+
 _PROCESS = uuid.uuid4().hex
 
 
@@ -25,35 +29,44 @@ def read_record(store: ObjectStore, path: StatePath) -> LeaseRecord | None:
         FormatError: it does not decode.
     """
     try:
-        fields = records.decode_json(store.read(path), path)
+        fields = decode_lease(store.read(path), path)
     except NotFoundError:
         return None
     # After the read: a renewal in between only makes the lease look younger.
     info = store.head(path)
-    if info is None:
-        return None
-    pid, host, process = fields.get("pid"), fields.get("host"), fields.get("process")
-    owner = str(fields.get("owner"))
-    expires, acquired = fields.get("expires_at_micros"), fields.get("acquired_at_micros")
-    return LeaseRecord(
-        path=path,
-        token=int(path.name.removesuffix(".json")),
-        owner=owner,
-        host=host if isinstance(host, str) else None,
-        pid=pid if isinstance(pid, int) else None,
-        description=str(fields.get("description", owner)),
-        nonce=str(fields.get("nonce")),
-        process=process if isinstance(process, str) else None,
-        duration_micros=_duration(fields),
-        acquired_at_micros=acquired if isinstance(acquired, int) else None,
-        renewed_at_micros=info.modified_micros or None,
-        expires_at_micros=expires if isinstance(expires, int) else 0,
-    )
+    return None if info is None else replace(fields, renewed_at_micros=info.modified_micros or None)
 
 
-def _duration(fields: Mapping[str, Any]) -> int:
-    found = fields.get("duration_micros")
-    return found if isinstance(found, int) and found > 0 else int(LEASE_SECONDS * 1e6)
+def decode_lease(data: bytes, path: str) -> LeaseRecord:
+    """Decode a lease, without the time of its renewal. Raises FormatError: invalid, or of a later
+    release.
+    """
+    with records.known_fields(data, path) as fields:
+        return LeaseRecord(
+            path=StatePath(path),
+            token=fields.number("token"),
+            owner=fields.text("owner"),
+            host=fields.text("host"),
+            pid=fields.number("pid"),
+            description=fields.text("description"),
+            nonce=fields.text("nonce"),
+            process=fields.text("process"),
+            duration_micros=fields.number("duration_micros"),
+            acquired_at_micros=fields.number("acquired_at_micros"),
+            renewed_at_micros=None,
+            expires_at_micros=fields.number("expires_at_micros"),
+        )
+
+
+def encode_newest(token: int) -> bytes:
+    """Encode the number of the newest lease."""
+    return records.encode_json({"version": records.OWN_VERSION, "token": token})
+
+
+def decode_newest(data: bytes, path: str) -> int:
+    """Return the number of the newest lease. Errors as `decode_lease`."""
+    with records.known_fields(data, path) as fields:
+        return fields.number("token")
 
 
 def encode_record(
@@ -69,8 +82,7 @@ def encode_record(
     """Encode the lease of this process."""
     return records.encode_json(
         {
-            "version": 1,
-            # Older releases let an owner take its own lease again, so the owner names the process.
+            "version": records.OWN_VERSION,
             "owner": owner,
             "description": description,
             "host": platform.node(),
@@ -79,8 +91,9 @@ def encode_record(
             "token": token,
             "nonce": nonce,
             "duration_micros": duration_micros,
-            "acquired_at_micros": acquired_at_micros,
-            "expires_at_micros": expires_at_micros,
+            # A clock may be before 1970. An expiry of 0 is a release.
+            "acquired_at_micros": max(0, acquired_at_micros),
+            "expires_at_micros": expires_at_micros and max(1, expires_at_micros),
         }
     )
 
@@ -107,7 +120,7 @@ def store_time(store: ObjectStore, directory: StatePath) -> int | None:
     Returns:
         Microseconds since 1970; None if the store reports no times.
     """
-    path = directory / _CLOCK
-    store.put(path, records.encode_json({"version": 1}))
+    path = directory / CLOCK
+    store.put(path, records.encode_json({"version": records.OWN_VERSION}))
     info = store.head(path)
     return None if info is None else info.modified_micros or None

@@ -38,6 +38,9 @@ MAINTENANCE_NAMES = frozenset(
 )
 """The names in the directory of a job that only this package writes."""
 
+PROBE = "probe-"
+"""The prefix of the name of an object that proves what a store does."""
+
 REMOVED = "-removed"
 """The suffix of a file of removed keys of a global keyed table."""
 
@@ -335,6 +338,11 @@ class JobPaths:
         return self._in_checkpoint(epoch, None, "metadata")
 
 
+def index_batch(paths: JobPaths, quarantine: str, number: int) -> StatePath:
+    """Return a part of the index of a quarantine; parts are numbered from 1."""
+    return paths.quarantine / quarantine / f"part-{number:06}.json"
+
+
 def operator_metadata_name(operator: str) -> str:
     """Return the name of an operator's merged metadata, relative to the directory of its epoch."""
     return f"operator-{operator}/metadata"
@@ -348,7 +356,7 @@ def probe_path(beside: str, unique: str) -> StatePath:
     """
     segments = beside.split("/")
     depth = next((at for at in (2, 1) if at < len(segments) and segments[at] in _BELOW_A_JOB), 0)
-    return StatePath("/".join((*segments[:depth], OUR_DIRECTORY, "leases", f"probe-{unique}")))
+    return StatePath("/".join((*segments[:depth], OUR_DIRECTORY, "leases", f"{PROBE}{unique}")))
 
 
 def mark_path(prefix: str) -> StatePath:

@@ -270,8 +270,8 @@ RULES = (
         codes=_codes(
             "file-missing file-empty file-broken file-listed-twice file-elsewhere file-lost "
             "file-doubled columns-differ position-absurd position-backwards compaction-unreadable "
-            "compaction-outputs-gone edit-unfinished edit-unreadable epoch-rebuilt "
-            "rebuild-unreadable key-written-twice rows-not-opened unkeyed-aggregate "
+            "compaction-outputs-gone edit-unfinished epoch-rebuilt "
+            "record-unreadable key-written-twice rows-not-opened unkeyed-aggregate "
             "operator-without-subtasks operator-vanished time-before-1970 metadata-only no-epoch "
             "not-restorable-state epoch-not-verified cleanup-trap"
         ),

@@ -14,6 +14,7 @@ from arroyo_dagster.errors import (
     ProtocolError,
 )
 from arroyo_dagster.state.metadata.backend import StateBackend
+from arroyo_dagster.state.metadata.own_records import check_records
 from arroyo_dagster.state.model.checkpoints import (
     Checkpoint,
     CheckpointState,
@@ -47,6 +48,7 @@ class StartChecks:
         Bad input is detected here, before anything is written, including the new generation.
         """
         self._check_layout()
+        check_records(self.store, self.pipeline.paths)
         newest = self._newest_epoch()
         checkpoint: Checkpoint | None = None
         while newest is not None:

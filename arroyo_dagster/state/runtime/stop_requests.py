@@ -15,8 +15,7 @@ def requested_stop(store: ObjectStore, paths: JobPaths) -> int | None:
         data = store.read(paths.stop_request)
     except NotFoundError:
         return None
-    request = records.decode_json(data, paths.stop_request)
-    return int(request.get("generation", 0))
+    return records.decode_stop_request(data, paths.stop_request)
 
 
 def request_stop(store: ObjectStore, paths: JobPaths, now_micros: int) -> int:
@@ -33,8 +32,7 @@ def request_stop(store: ObjectStore, paths: JobPaths, now_micros: int) -> int:
             url=store.url,
             next_step="list jobs with `arroyo-state jobs`",
         )
-    request = {"generation": number, "requested_at_micros": now_micros}
-    store.put(paths.stop_request, records.encode_json(request))
+    store.put(paths.stop_request, records.encode_stop_request(number, now_micros))
     return number
 
 

@@ -161,6 +161,7 @@ def _run(
         paths,
         owner,
         LeaseOptions(
+            deletes=True,
             wait_seconds=options.lease_wait_seconds,
             clock=clock,
             sleep=pace.sleep,

@@ -33,7 +33,7 @@ from arroyo_dagster.state.model.garbage import (
     checked_purge_age,
 )
 from arroyo_dagster.state.model.ids import StatePath
-from arroyo_dagster.state.model.layout import QUARANTINE_INDEX, JobPaths
+from arroyo_dagster.state.model.layout import QUARANTINE_INDEX, JobPaths, index_batch
 from arroyo_dagster.state.model.objects import (
     NOTHING,
     ObjectKind,
@@ -142,7 +142,7 @@ class QuarantineWriter:
 
     def _put_index(self, directory: StatePath, number: int, found: Sequence[Moved | None]) -> None:
         moved = [one for one in found if one is not None]
-        path = directory / _index_part(self.index_offset + number)
+        path = index_batch(self.paths, self.name, self.index_offset + number)
         self.store.put(path, encode_moved(moved))
 
 
@@ -216,10 +216,6 @@ def list_quarantines(store: ObjectStore, paths: JobPaths) -> list[tuple[Quaranti
     return [(one, all_moved(store, paths, one)) for one in found]
 
 
-def _index_part(number: int) -> str:
-    return f"part-{number:06}.json"
-
-
 def all_moved(store: ObjectStore, paths: JobPaths, one: Quarantined) -> list[Moved]:
     """Return the objects in one quarantine."""
     return [moved for part in _index_parts(store, paths, one).values() for moved in part]
@@ -231,7 +227,7 @@ def _index_parts(
     """Return all parts of a quarantine's index, even those that a listing misses."""
     directory = paths.quarantine / one.name
     listed = {info.path for info in store.list_dir(directory).objects}
-    named = {directory / _index_part(number) for number in range(1, one.parts + 1)}
+    named = {index_batch(paths, one.name, number) for number in range(1, one.parts + 1)}
     known = sorted(path for path in listed | named if path.name.startswith("part-"))
     found = concurrently(lambda path: _moved_in(store, paths, path), known)
     return {path: part for path, part in zip(known, found, strict=True) if part is not None}
@@ -241,8 +237,7 @@ def find_copy(
     store: ObjectStore, paths: JobPaths, one: Quarantined, path: StatePath
 ) -> Moved | None:
     """Return the copy of one object in a quarantine; None if there is none. Reads part by part."""
-    directory = paths.quarantine / one.name
-    names = [directory / _index_part(number) for number in range(1, one.parts + 1)]
+    names = [index_batch(paths, one.name, number) for number in range(1, one.parts + 1)]
     # A run that continues another may copy an object once more: the newest copy counts.
     for part in ahead(lambda name: _moved_in(store, paths, name), reversed(names)):
         found = next((moved for moved in part or () if moved.path == path), None)
@@ -300,7 +295,7 @@ def purge(
     checked_purge_age(older_than_micros)
     if not yes:
         return _old(store, paths, clock() - older_than_micros)
-    with lease(store, paths, owner, LeaseOptions(clock=clock)) as held:
+    with lease(store, paths, owner, LeaseOptions(deletes=True, clock=clock)) as held:
         written = held.head(held.lease.path)
         now = check_store_clock(
             paths, None if written is None else written.modified_micros, clock()

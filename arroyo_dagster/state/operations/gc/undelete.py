@@ -212,16 +212,16 @@ def run_undelete(
     owner, clock = chosen.owner, chosen.clock
     quarantine = _known(store, paths, name)
     asked = LeaseOptions(
-        wait_seconds=chosen.lease_wait_seconds, clock=clock, on_event=chosen.on_lease
+        deletes=True, wait_seconds=chosen.lease_wait_seconds, clock=clock, on_event=chosen.on_lease
     )
     with lease(store, paths, owner, asked) as held:
+        finish_open_runs(held, paths)
         fresh = plan_undelete(held, paths, name)
         if plan is not None:
             _check_plan(paths, plan, fresh)
         moved = _pinned_plan(held, paths, name, fresh, chosen).objects
         there = _run_copies(chosen.items, "compare with quarantine", held, _lies_there, moved)
         size = sum(one.size_bytes for one in moved)
-        finish_open_runs(held, paths)
         journal = Journal.begin(
             held,
             paths,

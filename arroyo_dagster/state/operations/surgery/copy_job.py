@@ -8,7 +8,6 @@ continued by the next call: objects that are there already are compared, never o
 from __future__ import annotations
 
 import contextlib
-import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -24,9 +23,10 @@ from arroyo_dagster.errors import (
 from arroyo_dagster.redaction import redact_url
 from arroyo_dagster.state.codec.metadata import decode_manifest
 from arroyo_dagster.state.codec.records import (
+    decode_copy_marker,
+    encode_copy_marker,
     encode_current_generation,
     encode_generation_manifest,
-    encode_json,
 )
 from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.metadata.lease import IN_FLIGHT_GRACE_SECONDS, Leased, LeaseOptions, lease
@@ -142,7 +142,7 @@ def check_target(source: ObjectStore, target: ObjectStore, paths: JobPaths) -> b
     except NotFoundError:
         data = None
     if data is not None:
-        begun = json.loads(data).get("source")
+        begun = decode_copy_marker(data, paths.copy_marker)
         if begun != redact_url(source.url):
             raise ConflictError(
                 f"a copy of the job from {begun} was begun at the target",
@@ -333,7 +333,7 @@ class _Copy:
     digests: dict[StatePath, str] = field(default_factory=dict)
 
     def run(self) -> CopyOutcome:
-        self.target.put(self.paths.copy_marker, encode_json({"source": self.plan.source}))
+        self.target.put(self.paths.copy_marker, encode_copy_marker(self.plan.source))
         if self.plan.epochs[0] > 1:
             note_expired(self.target, self.paths, self.plan.epochs[0])
         count = counter(self.options.on_progress, "copied objects", self.plan.objects)

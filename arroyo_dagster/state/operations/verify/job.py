@@ -6,10 +6,11 @@ on the number of files, never on their size.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from arroyo_dagster.state.metadata.backend import ParquetBackend
+from arroyo_dagster.state.metadata.own_records import read_records
 from arroyo_dagster.state.model.ids import Epoch
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.progress import OnProgress, no_progress
@@ -23,7 +24,7 @@ from arroyo_dagster.state.operations.verify.data import DataFindings, data_findi
 from arroyo_dagster.state.operations.verify.metadata import JobMetadata, read_job_metadata
 from arroyo_dagster.state.operations.verify.rows import CheckDepth
 from arroyo_dagster.state.planning.engines import EngineChoice
-from arroyo_dagster.state.planning.verify.findings import Finding, Verdict, error
+from arroyo_dagster.state.planning.verify.findings import Finding, Verdict, either, error
 from arroyo_dagster.state.planning.verify.restore import SubtaskRestore
 from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.tables.known.catalogue import Catalogue, default_catalogue
@@ -104,12 +105,27 @@ def verify_job(
         if wanted != epochs[-1] and (held := metadata_only_epochs(store, paths, {wanted})):
             return _metadata_only(paths, wanted, held[wanted], look)
         found = read_job_metadata(store, paths, epochs, wanted, asked.history)
-        journal = check_journal(store, paths, None if level == MAX_LEVEL else NEWEST)
-        verdict = _judge(store, paths, found, look, on_progress, items, journal)
+        ours = [
+            *_records(store, paths, found, whole=level == MAX_LEVEL),
+            *check_journal(store, paths, None if level == MAX_LEVEL else NEWEST),
+        ]
+        verdict = _judge(store, paths, found, look, on_progress, items, ours)
         # Objects that an expiry deletes meanwhile are not damage.
         if verdict.passed or set(epochs) <= set(ParquetBackend(store, paths).epochs()):
             return verdict
     raise expired_meanwhile(store, paths, "try again with a lower level, or keep more epochs")
+
+
+def _records(
+    store: ObjectStore, paths: JobPaths, found: JobMetadata, *, whole: bool
+) -> Iterator[Finding]:
+    """Find records of this package that this release does not read."""
+    records = read_records(store, paths, whole=whole)
+    managed = found.checkpoint is None or found.checkpoint.progress is not None
+    for path, problem in records.unreadable.items():
+        blocks_start = managed and path not in records.beside
+        step = str(problem.next_step)
+        yield either(blocks_start, "record-unreadable", path, problem.message, step)
 
 
 def _metadata_only(paths: JobPaths, epoch: Epoch, by: Epoch, look: CheckDepth) -> JobVerdict:
@@ -136,7 +152,7 @@ def _judge(
     look: CheckDepth,
     on_progress: OnProgress,
     items: ItemRunner,
-    journal: Sequence[Finding],
+    ours: Sequence[Finding],
 ) -> JobVerdict:
     data = DataFindings()
     if found.checkpoint is not None:
@@ -147,7 +163,7 @@ def _judge(
         level=look.level,
         parallelism=look.parallelism,
         verdict=Verdict(
-            findings=(*found.findings, *data.findings, *journal),
+            findings=(*found.findings, *data.findings, *ours),
             inspected=found.objects + data.inspected,
         ),
         restore=data.restore,

@@ -14,7 +14,7 @@ from arroyo_dagster.state.model.layout import JobPaths, is_rewritten
 from arroyo_dagster.state.model.surgery.edits import Rescale
 from arroyo_dagster.state.model.surgery.plans import EditRecord
 from arroyo_dagster.state.model.surgery.rebuild import RebuildRecord
-from arroyo_dagster.state.planning.verify.findings import Finding, either, note, warning
+from arroyo_dagster.state.planning.verify.findings import Finding, either, note
 
 Digests = Mapping[StatePath, str]
 """SHA-256 of metadata objects as they are, in hex; objects that do not exist are left out."""
@@ -113,16 +113,12 @@ def edit_findings(
     edits: Mapping[StatePath, EditRecord | None],
     digests: Digests,
 ) -> Iterator[Finding]:
-    """Find edits that were interrupted, and records of edits that cannot be read.
+    """Find edits that were interrupted.
 
     Args:
         history: consecutive visible epochs; the last is the one that is verified.
         edits: by path; None if a record does not decode.
     """
-    for path, record in edits.items():
-        if record is None:
-            step = "keep it and report it; files that an edit removed may be reported as lost"
-            yield warning("edit-unreadable", path, "the record of an edit does not decode", step)
     for path, record in current_edits(edits).items():
         for checkpoint in history:
             if concerns(record, checkpoint) and is_unfinished(record, digests):
@@ -147,12 +143,7 @@ def rebuild_findings(
     """
     epochs = {one.epoch for one in history}
     for path, record in rebuilds.items():
-        if record is None:
-            step = "keep it and report it; the rebuild that it is of cannot be undone"
-            yield warning(
-                "rebuild-unreadable", path, "the record of a rebuild does not decode", step
-            )
-        elif record.epoch in epochs:
+        if record is not None and record.epoch in epochs:
             doubts = "; ".join(record.doubts) or "none"
             evidence = (
                 f"{len(record.after)} metadata objects of epoch {record.epoch} were written by "

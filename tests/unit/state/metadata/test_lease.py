@@ -670,24 +670,6 @@ def test_where_a_store_gives_no_times_those_of_the_records_count() -> None:
         assert held.lease.token == 2
 
 
-def test_a_record_of_an_older_release_expires_after_the_usual_time() -> None:
-    clock = Clock()
-    store = MemoryStore(clock=clock)
-    old = {
-        "version": 1,
-        "owner": "arroyo-state gc",
-        "token": 1,
-        "nonce": "x",
-        "expires_at_micros": int((clock.seconds + DAY) * 1e6),
-    }
-    store.put(PATHS.leases / "0000000001.json", json.dumps(old).encode())
-    with pytest.raises(ConflictError, match=r"leased by arroyo-state gc until"):
-        lease(store, PATHS, "arroyo-state gc", LeaseOptions(clock=clock)).__enter__()
-    clock.seconds += 61
-    with lease(store, PATHS, "arroyo-state gc", LeaseOptions(clock=clock)) as held:
-        assert held.lease.token == 2
-
-
 def test_what_an_older_release_reads_is_still_written() -> None:
     """It compares `expires_at_micros` with its clock, and lets an owner take over from itself."""
     clock = Clock()

@@ -122,8 +122,3 @@ def test_an_older_epoch_that_is_a_mixture_is_a_warning() -> None:
     (found,) = edit_findings([EPOCH, later], {FIRST: RECORD}, {ONE: "b", TWO: "c"})
     assert found.severity.value == "warning"
     assert "arroyo-state undo job --yes" in found.next_step
-
-
-def test_a_record_that_does_not_decode_is_reported() -> None:
-    (found,) = edit_findings([EPOCH], {FIRST: None}, {})
-    assert (found.code, found.object) == ("edit-unreadable", FIRST)
