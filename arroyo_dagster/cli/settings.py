@@ -54,23 +54,14 @@ class Duration(click.ParamType):  # type: ignore[type-arg] # generic in some rel
 class WholeNumber(click.IntRange):
     """A whole number in a range. Without a maximum it has at most 63 bits."""
 
-    def __init__(
-        self,
-        least: int | None = None,
-        most: int | None = None,
-        *,
-        largest: int = MAX_I64,
-        min_open: bool = False,
-    ) -> None:
-        super().__init__(least, most, min_open=min_open)
-        self._largest = largest
+    largest: float = MAX_I64
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Convert a text; it must be a whole number within the bounds."""
         _check_length(self, value, param, ctx)
         number = super().convert(value, param, ctx)
-        if number > self._largest:
-            self.fail(f"{number} is larger than {self._largest}.", param, ctx)
+        if number > self.largest:
+            self.fail(f"{number} is larger than {self.largest}.", param, ctx)
         return number
 
 
@@ -78,16 +69,7 @@ class FiniteRange(click.FloatRange):
     """A number in a range; infinity and NaN are none. Without a maximum it is what a clock can
     count in seconds."""
 
-    def __init__(
-        self,
-        least: float | None = None,
-        most: float | None = None,
-        *,
-        largest: float = MAX_SECONDS,
-        min_open: bool = False,
-    ) -> None:
-        super().__init__(least, most, min_open=min_open)
-        self._largest = largest
+    largest: float = MAX_SECONDS
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Convert a text; it must be a number within the bounds."""
@@ -95,8 +77,8 @@ class FiniteRange(click.FloatRange):
         number = super().convert(value, param, ctx)
         if not math.isfinite(number):
             self.fail(f"{number} is not a number.", param, ctx)
-        if number > self._largest:
-            self.fail(f"{number:g} is larger than {self._largest}.", param, ctx)
+        if number > self.largest:
+            self.fail(f"{number:g} is larger than {self.largest}.", param, ctx)
         return number
 
 
@@ -297,5 +279,8 @@ def setting_type(field: SettingField) -> Any:
     assert largest is not None
     is_open = setting.above is not None
     if setting.fractions:
-        return FiniteRange(least, setting.maximum, largest=largest, min_open=is_open)
-    return WholeNumber(least, setting.maximum, largest=largest, min_open=is_open)
+        kind: FiniteRange | WholeNumber = FiniteRange(least, setting.maximum, min_open=is_open)
+    else:
+        kind = WholeNumber(least, setting.maximum, min_open=is_open)
+    kind.largest = largest
+    return kind

@@ -11,7 +11,7 @@ from arroyo_dagster.spark.thresholds import SparkThresholds
 from arroyo_dagster.state.model.compaction import LeftOut
 from arroyo_dagster.state.model.rewrite import RewriteShard
 from arroyo_dagster.state.operations.compaction.rewrite import RunRewrites, rewrite_here
-from arroyo_dagster.state.planning.engines import EngineChoice, StepEngine, WorkAmount
+from arroyo_dagster.state.planning.engines import StepEngine, WorkAmount
 from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.tables.merge.rewrite import RewriteTask, rewrite_shard
 
@@ -22,14 +22,12 @@ if TYPE_CHECKING:
 def rewrites_on_spark(
     session: Callable[[], SparkSession],
     thresholds: SparkThresholds | None = None,
-    on_choice: Callable[[EngineChoice], None] = lambda choice: None,
 ) -> RunRewrites:
     """Return a function for `run_rewrite` that runs the tasks of a large rewrite on Spark.
 
     Args:
         session: returns the session; called only if the rewrite reaches a threshold.
         thresholds: smaller rewrites run in this process; None = the defaults.
-        on_choice: called with where the tasks run, and why.
     """
     limits = thresholds or SparkThresholds()
 
@@ -38,9 +36,7 @@ def rewrites_on_spark(
             size_bytes=sum(task.size_bytes for task in tasks),
             files=sum(len(task.inputs) for task in tasks),
         )
-        choice = limits.choose("rewrite files", amount)
-        on_choice(choice)
-        if choice.engine is StepEngine.IN_PROCESS:
+        if limits.choose("rewrite files", amount).engine is StepEngine.IN_PROCESS:
             return rewrite_here(store, tasks)
         weights = [task.size_bytes + len(task.inputs) * BYTES_OF_A_FILE for task in tasks]
         rewritten = partial(rewrite_shard, store)

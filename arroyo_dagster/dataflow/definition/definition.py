@@ -54,14 +54,10 @@ class StateForm(enum.Enum):
 
 
 class ValueKind(enum.Enum):
-    """The kind of a key's value: one scalar, a row of columns, or a document.
-
-    Documents can be read from YAML, but no service can run with them.
-    """
+    """The kind of a key's value: one scalar, or a row of columns."""
 
     SCALAR = "scalar"
     ROW = "row"
-    DOCUMENT = "document"
 
 
 @dataclass(frozen=True, slots=True)

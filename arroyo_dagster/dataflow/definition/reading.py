@@ -1,7 +1,6 @@
-"""Parse definitions: the entry points of this package.
+"""Parse definitions: the entry point of this package.
 
-`parse_document` reads a dataflow or a package and reports all errors together. `read_states`
-reads only the states, from any apiVersion.
+`parse_document` reads a dataflow or a package and reports all errors together.
 
 Source: sdf-states.md 2.1, 2.11 and 2.12; errors E01, E02, E04, E05.
 """
@@ -77,22 +76,6 @@ def parse_document(
     return _DefinitionReader(text, legacy=legacy, extended=extended, packages=packages).document()
 
 
-def read_states(text: str) -> tuple[StateDef, ...]:
-    """Return the states of a dataflow or package, sorted by owner and name.
-
-    The apiVersion may be any, or absent. Values of composite types are read as documents, which
-    no service can run with.
-
-    Raises:
-        InvalidDefinition: the text is not YAML, or its states or types have errors.
-    """
-    reader = _DefinitionReader(text, legacy=True, extended=True, packages=None, only_states=True)
-    document = reader.document()
-    if isinstance(document, Dataflow):
-        return document.states
-    return tuple(document.states[name] for name in sorted(document.states))
-
-
 @dataclass(slots=True)
 class _Shared:
     """The sections that dataflows and packages share, as read."""
@@ -110,7 +93,6 @@ class _DefinitionReader:
         legacy: bool,
         extended: bool,
         packages: Mapping[str, Package] | None,
-        only_states: bool = False,
     ) -> None:
         self._mistakes = Diagnostics()
         root = read_tree(text, self._mistakes)
@@ -124,12 +106,11 @@ class _DefinitionReader:
         self._legacy, self._extended, self._packages = legacy, extended, packages
         self._version = text_of(root, "apiVersion") or ""
         supported = grammar.DATAFLOW_VERSIONS if self._is_dataflow else grammar.PACKAGE_VERSIONS
-        self._lenient = only_states or (legacy and self._version not in supported)
-        self._documents = only_states
+        self._lenient = legacy and self._version not in supported
         self._shapes = Conformity(grammar.GRAMMAR, self._mistakes)
         self._shape = grammar.DATAFLOW if self._is_dataflow else grammar.PACKAGE
         self._root = self._shapes.bound(modernised(root) if legacy else root, self._shape)
-        self._types = TypeReader(self._mistakes, self._shapes, documents=only_states)
+        self._types = TypeReader(self._mistakes, self._shapes)
 
     def document(self) -> Dataflow | Package:
         with self._mistakes.softened(self._lenient):
@@ -201,7 +182,6 @@ class _DefinitionReader:
             api_version=self._version,
             type_lines=lines,
             extended=self._extended,
-            documents=self._documents,
         )
         return reader.read(blocks, imported_states or {})
 

@@ -48,7 +48,6 @@ class StateReader:
     Args:
         type_lines: the line of each type of the document, by name.
         extended: whether values may be scalars that SDF's own engine rejects.
-        documents: whether values may be of composite types, read as documents.
     """
 
     def __init__(
@@ -60,7 +59,6 @@ class StateReader:
         api_version: str,
         type_lines: Mapping[str, int],
         extended: bool,
-        documents: bool = False,
     ) -> None:
         self._mistakes = diagnostics
         self._types = types
@@ -68,7 +66,6 @@ class StateReader:
         self._api_version = api_version
         self._type_lines = {same_name(name): line for name, line in type_lines.items()}
         self._extended = extended
-        self._documents = documents
 
     def read(
         self, blocks: list[Block], imported_states: Mapping[str, Mapping[str, StateDef] | None]
@@ -286,9 +283,6 @@ class StateReader:
             return replace(
                 base, value_kind=ValueKind.ROW, columns=found.columns, ttl_ms=found.ttl_ms
             )
-        if isinstance(found, CompositeType) and self._documents:
-            extended = base.extended | {"document"}
-            return replace(base, value_kind=ValueKind.DOCUMENT, extended=extended)
         if isinstance(found, ScalarType | PrimitiveType):
             return self._with_scalar(base, found, node)
         self._mistakes.add(

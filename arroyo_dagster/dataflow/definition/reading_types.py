@@ -12,11 +12,10 @@ from collections.abc import Callable
 from arroyo_dagster.dataflow.definition.diagnostics import Diagnostics
 from arroyo_dagster.dataflow.definition.grammar import TAGGING
 from arroyo_dagster.dataflow.definition.reading_rows import RowReader
-from arroyo_dagster.dataflow.definition.shapes import Conformity, Flag, Named, text_of
+from arroyo_dagster.dataflow.definition.shapes import Conformity, Flag, text_of
 from arroyo_dagster.dataflow.definition.types import (
     BUILT_IN,
     COLUMN_TYPES,
-    COMPOSITES,
     KEY_TYPES,
     SCALARS,
     UNSUPPORTED_VALUES,
@@ -33,20 +32,12 @@ from arroyo_dagster.dataflow.definition.yaml_tree import Node
 
 
 class TypeReader:
-    """Reads types; errors are added to `diagnostics`, and the result is then None.
+    """Reads types; errors are added to `diagnostics`, and the result is then None."""
 
-    Args:
-        documents: whether to read values of composite types (object, list, enum…) instead of
-            rejecting them.
-    """
-
-    def __init__(
-        self, diagnostics: Diagnostics, shapes: Conformity, *, documents: bool = False
-    ) -> None:
+    def __init__(self, diagnostics: Diagnostics, shapes: Conformity) -> None:
         self._mistakes = diagnostics
         self.shapes = shapes
         self._rows = RowReader(diagnostics, shapes)
-        self._documents = documents
 
     def wrong(self, node: Node, number: str, message: str, *, key: str | None = None) -> None:
         """Report an error."""
@@ -221,8 +212,6 @@ class TypeReader:
             return PrimitiveType(type=SCALARS[word], ttl_ms=self._rows.ttl(node))
         if word is None:
             return None
-        if self._documents and word in COMPOSITES:
-            return self.read(self.shapes.bound(node, Named("type")))
         if word in UNSUPPORTED_VALUES or word in ("keyed-state", "timestamp"):
             self.wrong(node, "E13", unsupported_value(word), key="type")
             return None

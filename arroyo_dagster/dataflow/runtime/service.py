@@ -424,13 +424,12 @@ class _Planning:
                     path=state.path,
                     next_step="remove it, or declare a state of your own",
                 )
-            if state.value_kind is ValueKind.DOCUMENT or state.value_kind is None:
+            if state.value_kind is None:
                 raise Unsupported(
-                    f"the values of state `{state.name}` are of an unknown kind, or of a package "
-                    "that is not loaded",
+                    f"the values of state `{state.name}` are of a package that is not loaded",
                     number="E13",
                     path=state.path,
-                    next_step="make them scalars or arrow-rows; load the package",
+                    next_step="load the package",
                 )
             if state.value_kind is ValueKind.SCALAR and state.window and state.ttl_ms is not None:
                 raise Unsupported(

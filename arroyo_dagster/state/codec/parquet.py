@@ -41,8 +41,6 @@ _BOUNDED = {KEY_HASH_COLUMN: 2**64 - 1, TIMESTAMP_COLUMN: -1}
 _RAW = ("min_raw", "max_raw")
 _BUFFER_BYTES = 1 << 16
 _CHUNK_BYTES = 1 << 22
-_FRAME_BYTES = 12
-"""The magic bytes at both ends of a file, and the length of its footer."""
 BATCH_ROWS = 1024
 """The number of rows in a record batch of Arroyo's reader."""
 _WIDE_BYTES = 256
@@ -57,8 +55,6 @@ class FooterFacts:
     row_groups: tuple[int, ...]
     schema: pa.Schema
     version: int
-    data_bytes: int
-    """The number of bytes before the footer: pages, and Bloom filters if there are any."""
     bounds: Mapping[str, tuple[int, int]]
     """Smallest and largest routing key and event time (ns), if requested and recorded."""
 
@@ -263,8 +259,6 @@ def read_facts(data: bytes | BinaryIO, path: str, *, bounds: bool = False) -> Fo
             row_groups=tuple(group.num_rows for group in _groups(file.metadata)),
             schema=file.schema_arrow,
             version=state_version(file),
-            # Not the sum over columns: pyarrow aborts the process at some that are damaged.
-            data_bytes=max(0, source_size(data) - file.metadata.serialized_size - _FRAME_BYTES),
             bounds=_bounds(data, file.metadata) if bounds else {},
         )
 

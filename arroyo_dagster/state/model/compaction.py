@@ -63,13 +63,11 @@ class Generations(enum.Enum):
 
     Attributes:
         ALL: keeps all of them; also used for tables without row generations.
-        NEWEST: keeps the newest of each storage key, as a restore by Arroyo would.
         NEWEST_AT_ANY_CUTOFF: keeps, of each storage key, those that are the newest now or will be
             once younger ones have expired: in managed jobs rows expire one by one.
     """
 
     ALL = "all"
-    NEWEST = "newest"
     NEWEST_AT_ANY_CUTOFF = "newest at any cutoff"
 
 

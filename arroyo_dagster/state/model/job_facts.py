@@ -99,8 +99,6 @@ class JobFacts:
         stop_requested: how the job was last requested to stop (`none`, `checkpoint`…).
         running_desired: whether the job is meant to run.
         failure: the reason of a failure.
-        preview: whether this is a short-lived preview.
-        state_url: where the pipeline stores its state, if it has its own URL.
         ignore_state_before_epoch: epochs below are no longer restored.
     """
 
@@ -120,9 +118,6 @@ class JobFacts:
     failure: str | None = None
     start_time_micros: int | None = None
     finish_time_micros: int | None = None
-    checkpoint_interval_micros: int | None = None
-    preview: bool | None = None
-    state_url: str | None = None
     ignore_state_before_epoch: Epoch | None = None
 
     @property
@@ -215,7 +210,7 @@ def _why(answer: SourceAnswer) -> str:
     return f"{answer.source}: reports no state"
 
 
-_SHARED = ("pipeline", "name", "checkpoint_interval_micros", "preview", "state_url")
+_SHARED = ("pipeline", "name")
 _COMPARED = ("pipeline", "name", "condition", "run_id", "newest_ready_epoch")
 
 

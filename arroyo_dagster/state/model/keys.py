@@ -64,10 +64,7 @@ def check_subtasks(parallelism: int) -> None:
     Raises:
         InputError: `parallelism` is not a number from 1 to `MOST_SUBTASKS`.
     """
-    if not _is_int(parallelism) or not 1 <= parallelism <= MOST_SUBTASKS:
-        raise InputError(
-            f"parallelism must be a number from 1 to {MOST_SUBTASKS}", parallelism=parallelism
-        )
+    _check_parallelism(parallelism, MOST_SUBTASKS)
 
 
 def key_range_size(parallelism: int) -> int:
@@ -76,11 +73,13 @@ def key_range_size(parallelism: int) -> int:
     Raises:
         InputError: `parallelism` is not a number from 1 to `MAX_PARALLELISM`.
     """
-    if not _is_int(parallelism) or not 1 <= parallelism <= MAX_PARALLELISM:
-        raise InputError(
-            f"parallelism must be a number from 1 to {MAX_PARALLELISM}", parallelism=parallelism
-        )
+    _check_parallelism(parallelism, MAX_PARALLELISM)
     return MAX_ROUTING_KEY // parallelism + 1
+
+
+def _check_parallelism(parallelism: int, most: int) -> None:
+    if not _is_int(parallelism) or not 1 <= parallelism <= most:
+        raise InputError(f"parallelism must be a number from 1 to {most}", parallelism=parallelism)
 
 
 def range_for_server(index: int, parallelism: int) -> KeyRange:

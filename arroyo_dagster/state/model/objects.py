@@ -253,12 +253,12 @@ class Packed:
             yield from _paths_in(pack)
 
 
-def batched(objects: Iterable[StoredObject], size: int = BATCH) -> Iterator[list[StoredObject]]:
-    """Yield lists of up to `size` objects, in order."""
+def batched(objects: Iterable[StoredObject]) -> Iterator[list[StoredObject]]:
+    """Yield lists of up to `BATCH` objects, in order."""
     batch: list[StoredObject] = []
     for one in objects:
         batch.append(one)
-        if len(batch) == size:
+        if len(batch) == BATCH:
             yield batch
             batch = []
     if batch:

@@ -87,13 +87,13 @@ class _Ended:
     error: BaseException | None
 
 
-def in_background(items: Iterator[_A], most: int = 2) -> Generator[_A, None, None]:
-    """Yield `items`, which another thread produces, up to `most` of them in advance.
+def in_background(items: Iterator[_A]) -> Generator[_A, None, None]:
+    """Yield `items`, which another thread produces, up to two of them in advance.
 
     Raises:
         Exception: the error of the iterator `items`.
     """
-    made: queue.Queue[_A | _Ended] = queue.Queue(most)
+    made: queue.Queue[_A | _Ended] = queue.Queue(2)
     stopped = threading.Event()
 
     def put(item: _A | _Ended) -> None:

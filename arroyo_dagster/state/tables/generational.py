@@ -100,14 +100,12 @@ def newest(rows: pa.Table, layout: RowLayout) -> pa.Table:
     return newest_of([rows], layout)
 
 
-def newest_of(
-    pieces: Iterable[pa.Table], layout: RowLayout, *, waiting_rows: int = _WAITING_ROWS
-) -> pa.Table:
+def newest_of(pieces: Iterable[pa.Table], layout: RowLayout) -> pa.Table:
     """Return the rows as `newest`, from one or more pieces.
 
     Rows that a later piece supersedes are dropped once enough rows have come.
     """
-    kept = Newest(layout, waiting_rows)
+    kept = Newest(layout)
     for piece in pieces:
         kept.add(piece)
     return kept.rows()

@@ -143,7 +143,6 @@ class AssumedJobs:
         assumed: by `job` or `pipeline/job`: a condition (`stopped`…; Arroyo's state names work
             too), or an object with any of `condition`, `name`, `run_id`, `epoch` (the newest ready
             epoch).
-        source: the name of the user in answers.
 
     Raises:
         InputError: a condition or field is unknown.
@@ -151,10 +150,11 @@ class AssumedJobs:
 
     from_anywhere = True
 
-    def __init__(self, assumed: Mapping[str, object], *, source: str = "the user") -> None:
-        self.source = source
+    source = "the user"
+
+    def __init__(self, assumed: Mapping[str, object]) -> None:
         self._assumed = {
-            name: _assumed_facts(name, words, source) for name, words in assumed.items()
+            name: _assumed_facts(name, words, self.source) for name, words in assumed.items()
         }
 
     def look_up(self, jobs: Sequence[JobPaths], *, checkpoints: bool = False) -> list[SourceAnswer]:

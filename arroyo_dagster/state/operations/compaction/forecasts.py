@@ -29,15 +29,9 @@ upper bound if keys repeat so rarely that a sample does not show it.
 """
 
 
-def forecast_merges(
-    store: ObjectStore, tasks: Sequence[MergeTask], sample_bytes: int = SAMPLE_BYTES
-) -> list[int]:
-    """Forecast how many bytes the outputs of each merge have. Writes nothing to the store.
-
-    Args:
-        sample_bytes: for all merges together; each has a share in proportion to its size.
-    """
-    share = _share(sample_bytes, [task.merge.size_bytes for task in tasks])
+def forecast_merges(store: ObjectStore, tasks: Sequence[MergeTask]) -> list[int]:
+    """Forecast how many bytes the outputs of each merge have. Writes nothing to the store."""
+    share = _share([task.merge.size_bytes for task in tasks])
 
     def of_task(task: MergeTask) -> int:
         merge = task.merge
@@ -53,11 +47,9 @@ def forecast_merges(
     return concurrently(of_task, tasks)
 
 
-def forecast_rewrites(
-    store: ObjectStore, tasks: Sequence[RewriteTask], sample_bytes: int = SAMPLE_BYTES
-) -> list[int]:
+def forecast_rewrites(store: ObjectStore, tasks: Sequence[RewriteTask]) -> list[int]:
     """Forecast how many bytes the new file of each rewrite task has, as `forecast_merges`."""
-    share = _share(sample_bytes, [task.size_bytes for task in tasks])
+    share = _share([task.size_bytes for task in tasks])
 
     def of_task(task: RewriteTask) -> int:
         wanted = {file.path for file in task.inputs}
@@ -74,8 +66,8 @@ def forecast_rewrites(
     return concurrently(of_task, tasks)
 
 
-def _share(sample_bytes: int, sizes: Sequence[int]) -> float:
-    return min(1.0, sample_bytes / max(1, sum(sizes)))
+def _share(sizes: Sequence[int]) -> float:
+    return min(1.0, SAMPLE_BYTES / max(1, sum(sizes)))
 
 
 def _scaled_up(sizes: Sequence[int], share: float, merged: Callable[[Sequence[int]], int]) -> int:

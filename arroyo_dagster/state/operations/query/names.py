@@ -106,12 +106,12 @@ def split_epoch(job: str) -> tuple[str, str | None]:
     return (name, epoch) if at and name and epoch else (job, None)
 
 
-def nearest(name: str, known: Iterable[str], most: int = 3) -> list[str]:
-    """Return the known names that are most like a name, best first."""
+def nearest(name: str, known: Iterable[str]) -> list[str]:
+    """Return up to three known names that are most like a name, best first."""
     import difflib
 
     by_folded = {one.casefold(): one for one in known}
-    close = difflib.get_close_matches(name.casefold(), by_folded, n=most, cutoff=0.5)
+    close = difflib.get_close_matches(name.casefold(), by_folded, cutoff=0.5)
     return [by_folded[one] for one in close]
 
 

@@ -68,12 +68,11 @@ def restorable_epochs(store: ObjectStore, paths: JobPaths) -> list[Epoch]:
     return choices(_facts(store, paths))
 
 
-def way_back(store: ObjectStore, paths: JobPaths, epoch: Epoch, *, tries: int = 5) -> Epoch | None:
+def way_back(store: ObjectStore, paths: JobPaths, epoch: Epoch) -> Epoch | None:
     """Return the newest epoch to which a job with a damaged newest epoch could be rolled back.
 
     Args:
-        epoch: the damaged one.
-        tries: check at most this many epochs in detail, newest first.
+        epoch: the damaged one. The five before it are checked in detail, newest first.
 
     Returns:
         The epoch; None for an Arroyo job, if `epoch` is not the newest one, and if there is none.
@@ -83,7 +82,7 @@ def way_back(store: ObjectStore, paths: JobPaths, epoch: Epoch, *, tries: int = 
         return None
     older = [one for one in reversed(choices(facts)) if one < epoch]
     backend = ParquetBackend(store, paths)
-    for one in older[:tries]:
+    for one in older[:5]:
         with contextlib.suppress(NotFoundError, FormatError, ProtocolError):
             backend.prepare_checkpoint_load(one)
             return one

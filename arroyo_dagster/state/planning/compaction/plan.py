@@ -49,8 +49,6 @@ ARROYO_JOB = (
     "this is an Arroyo job: it is rewritten in place while it is stopped "
     "(`state.operations.compaction.rewrite`), not compacted as a managed job"
 )
-SNAPSHOTS = "Arroyo rewrites global keyed tables at every epoch: there is nothing to merge"
-UNKEYED = "an aggregate without GROUP BY restores from the first row of a batch: it is not merged"
 _KEYED_ROWS = 1 << 16
 """The maximum number of rows in a row group of rows sorted by key: a look-up decodes one."""
 _WINDOWS_IN_RETENTION = 8
@@ -67,7 +65,6 @@ def plan_merges(
     *,
     stamps: Mapping[StatePath, str] | None = None,
     merged_bytes: Sequence[int] | None = None,
-    arroyo: bool = False,
 ) -> CompactionPlan:
     """Choose what to merge at one epoch.
 
@@ -78,8 +75,6 @@ def plan_merges(
         stamps: for each file its etag or modification time, with which the plan is checked later.
         merged_bytes: the output bytes of each merge, where they were estimated from a sample; by
             default the bytes of its inputs.
-        arroyo: also plan an Arroyo job, by the rules of its operators: expiring tables only, and
-            none that restores from the first rows of its batches.
 
     Returns:
         A plan, without merges where no merge would reduce the files; `left_out` has the reasons.
@@ -89,16 +84,15 @@ def plan_merges(
     """
     waiting = adoptable(checkpoint.operators, pending, checkpoint.epoch)
     operators = apply_merges(checkpoint.operators, waiting).operators
-    managed = checkpoint.progress is not None
     merges: list[Merge] = []
     left_out: list[LeftOut] = []
-    if not managed and not arroyo:
+    if checkpoint.progress is None:
         operators = ()
         left_out.append(LeftOut(reason=ARROYO_JOB))
     for operator in operators:
         for name, files in operator.tables.items():
             _check_sizes(files.paths, sizes, checkpoint)
-            found = _plan_table(_Table(operator, name, managed), files, sizes, settings)
+            found = _plan_table(_Table(operator, name), files, sizes, settings)
             merges.extend(found.merges)
             left_out.extend(found.left_out)
     merges, too_much = within_budget(settings.budget, merges, gain)
@@ -195,11 +189,10 @@ def _check_sizes(
 
 @dataclass(frozen=True, slots=True)
 class _Table:
-    """A table, its operator, and whether it belongs to a managed job."""
+    """A table and its operator."""
 
     operator: OperatorCheckpoint
     name: TableName
-    managed: bool
 
     def left(self, reason: str, files: Iterable[StatePath] = ()) -> LeftOut:
         return LeftOut(
@@ -221,8 +214,6 @@ def _plan_table(
 ) -> _PlannedMerges:
     if isinstance(files, ExpiringTimeKeyFiles):
         return _plan_rows(table, files, sizes, settings)
-    if not table.managed:
-        return _PlannedMerges(left_out=[table.left(SNAPSHOTS)])
     candidates = [_candidate(path, sizes) for path in files.files]
     runs, left = _split(table, candidates, settings, None)
     merges: list[Merge] = []
@@ -281,13 +272,9 @@ def _plan_rows(
 ) -> _PlannedMerges:
     config = table.operator.configs[table.name].config
     assert isinstance(config, ExpiringTimeKeyConfig)
-    if config.generational and not table.managed and not config.schema.hashed_indices:
-        return _PlannedMerges(left_out=[table.left(UNKEYED)])
     parallelism = settings.parallelism or table.operator.parallelism
     rule = _RowsRule.of(table, config, settings, parallelism)
-    live = [file for file in files.files if file.max_timestamp_micros >= rule.expired_micros]
-    if not table.managed:
-        live.sort(key=lambda file: file.epoch)  # the order in which Arroyo reads them
+    live = [file for file in files.files if file.max_timestamp_micros >= rule.cutoff_micros]
     kept = {file.path for file in live}
     gone = [file.path for file in files.files if file.path not in kept]
     merges: list[Merge] = []
@@ -320,7 +307,6 @@ class _RowsRule:
 
     table: _Table
     parallelism: int
-    expired_micros: int
     cutoff_micros: int
     window_micros: int
     generations: Generations
@@ -339,11 +325,9 @@ class _RowsRule:
         return cls(
             table=table,
             parallelism=parallelism,
-            expired_micros=cutoff,
-            # Arroyo reads its generational tables without applying the retention.
-            cutoff_micros=0 if config.generational and not table.managed else cutoff,
+            cutoff_micros=cutoff,
             window_micros=max(1, window),
-            generations=_generations(config, settings, managed=table.managed),
+            generations=_generations(config, settings),
             form=_form(config, settings),
         )
 
@@ -381,12 +365,10 @@ class _RowsRule:
         )
 
 
-def _generations(
-    config: ExpiringTimeKeyConfig, settings: CompactionSettings, *, managed: bool
-) -> Generations:
+def _generations(config: ExpiringTimeKeyConfig, settings: CompactionSettings) -> Generations:
     if not config.generational or not settings.deduplicate:
         return Generations.ALL
-    return Generations.NEWEST_AT_ANY_CUTOFF if managed else Generations.NEWEST
+    return Generations.NEWEST_AT_ANY_CUTOFF
 
 
 def _form(config: ExpiringTimeKeyConfig, settings: CompactionSettings) -> OutputForm:

@@ -303,11 +303,6 @@ class RestorePlan:
     reads: tuple[TableRead, ...]
 
     @property
-    def opens(self) -> int:
-        """The number of times that files are opened, by all subtasks together."""
-        return sum(len(read.files) for read in self.reads)
-
-    @property
     def size_bytes(self) -> int:
         """The number of bytes in opened files, by all subtasks together."""
         return sum(read.size_bytes for read in self.reads)

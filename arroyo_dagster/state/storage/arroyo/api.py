@@ -269,15 +269,11 @@ def _page(answer: Any) -> tuple[dict[PipelineId, Mapping[str, Any]], bool]:
 
 def _pipeline(one: Fields) -> Mapping[str, Any]:
     """Return the fields of a pipeline without its program, which is long and not needed."""
-    interval = one.optional_number("checkpoint_interval_micros", largest=MAX_I64)
     return {
         "name": one.text("name", empty=False),
         "action": one.optional_text("action", empty=False),
         "action_in_progress": one.optional_flag("action_in_progress"),
         "stop_requested": one.optional_text("stop", empty=False),
-        "checkpoint_interval_micros": interval,
-        "preview": one.optional_flag("preview"),
-        "state_url": one.optional_text("state_url", empty=False),
     }
 
 

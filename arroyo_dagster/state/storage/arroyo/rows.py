@@ -26,12 +26,9 @@ from arroyo_dagster.state.model.layout import JobPaths
 
 # Columns that only later releases have are unknown if they are missing.
 TABLES: Mapping[str, tuple[str, ...]] = {
-    "job_configs": (
-        *("id", "pipeline_name", "pipeline_id", "stop", "checkpoint_interval_micros"),
-        *("ttl_micros", "ignore_state_before_epoch"),
-    ),
+    "job_configs": (*("id", "pipeline_name", "pipeline_id", "stop", "ignore_state_before_epoch"),),
     "job_statuses": ("id", "state", "run_id", "start_time", "finish_time", "failure_message"),
-    "pipelines": ("id", "pub_id", "name", "state_url"),
+    "pipelines": ("id", "pub_id", "name"),
     "checkpoints": (
         *("job_id", "epoch", "min_epoch", "state", "is_stopping", "start_time", "finish_time"),
     ),
@@ -129,9 +126,6 @@ def _job(
         failure=status.optional_text("failure_message"),
         start_time_micros=_micros(status.value("start_time")),
         finish_time_micros=_micros(status.value("finish_time")),
-        checkpoint_interval_micros=config.optional_number("checkpoint_interval_micros"),
-        preview=config.value("ttl_micros") is not None if "ttl_micros" in config else None,
-        state_url=pipeline.optional_text("state_url") if pipeline else None,
         ignore_state_before_epoch=None if before is None else Epoch(before),
     )
 

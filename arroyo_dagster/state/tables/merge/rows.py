@@ -37,7 +37,7 @@ from arroyo_dagster.state.planning.compaction.split import subranges
 from arroyo_dagster.state.storage.concurrency import in_background, read_ahead
 from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.tables.expiring_time_key import ExpiringTimeKeyTable
-from arroyo_dagster.state.tables.generational import RowLayout, newest, newest_at_any_cutoff
+from arroyo_dagster.state.tables.generational import RowLayout, newest_at_any_cutoff
 from arroyo_dagster.state.tables.live_rows import LiveRows, StoredRows, not_older
 from arroyo_dagster.state.tables.merge.conditions import RowCondition, removed_rows
 from arroyo_dagster.state.tables.merge.range_files import RangeFiles, routes
@@ -305,12 +305,9 @@ class _RowsMerging:
         return self._sorted(rows, act=act)
 
     def _deduplicated(self, rows: pa.Table) -> pa.Table:
-        generations = self._merge.generations
-        if generations is Generations.ALL:
+        if self._merge.generations is Generations.ALL:
             return rows
         layout = RowLayout.of(self._table.config, self._table.memory_schema, managed=True)
-        if generations is Generations.NEWEST:
-            return newest(rows, layout)
         return newest_at_any_cutoff(rows, layout)
 
     def _sorted(self, rows: pa.Table, *, act: bool) -> pa.Table:

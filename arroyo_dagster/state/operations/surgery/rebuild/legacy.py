@@ -176,37 +176,37 @@ class LegacyRebuild:
                 )
 
     def _head(self) -> LegacyCheckpoint | None:
+        def is_cut(head: LegacyCheckpoint) -> bool:
+            # Tables are checked with the metadata of each operator.
+            edits = f"{self.paths.edits}/"
+            names = [
+                path
+                for path in self.listing
+                if path.startswith(edits) or path.endswith("/metadata")
+            ]
+            named = NamedTables(epoch=self.epoch, tables=dict.fromkeys(head.operators, ()))
+            return any(cut_metadata(self.paths, named, names))
+
         path = self.paths.legacy_metadata(self.epoch)
-        head = self._object(path, metadata.decode_legacy_checkpoint)
-        if head is None:
-            return None
-        # Tables are checked with the metadata of each operator.
-        edits = f"{self.paths.edits}/"
-        names = [one for one in self.listing if one.startswith(edits) or one.endswith("/metadata")]
-        named = NamedTables(epoch=self.epoch, tables=dict.fromkeys(head.operators, ()))
-        if any(cut_metadata(self.paths, named, names)):
-            self.before[path] = self.store.read(path)
-            return None
-        return head
+        return self._object(path, metadata.decode_legacy_checkpoint, is_cut)
 
     def _read(self, name: OperatorId) -> OperatorCheckpoint | None:
-        path = self.paths.operator_metadata(name, self.epoch)
-        operator = self._object(path, metadata.decode_operator)
-        if operator is None:
-            return None
-        directory = f"{self.paths.operator(name, self.epoch)}/"
-        edits = f"{self.paths.edits}/"
-        names = [one for one in self.listing if one.startswith((edits, directory))]
-        tables = {name: (*operator.tables, *operator.configs)}
-        named = NamedTables(epoch=self.epoch, tables=tables)
-        bare = operator.tables.keys() - operator.configs.keys()
-        if bare or any(cut_metadata(self.paths, named, names)):
-            self.before[path] = self.store.read(path)
-            return None
-        return operator
+        def is_cut(operator: OperatorCheckpoint) -> bool:
+            directory = f"{self.paths.operator(name, self.epoch)}/"
+            edits = f"{self.paths.edits}/"
+            names = [path for path in self.listing if path.startswith((edits, directory))]
+            tables = {name: (*operator.tables, *operator.configs)}
+            named = NamedTables(epoch=self.epoch, tables=tables)
+            bare = operator.tables.keys() - operator.configs.keys()
+            return bool(bare) or any(cut_metadata(self.paths, named, names))
 
-    def _object(self, path: StatePath, decode: Callable[[bytes, str], _T]) -> _T | None:
-        """Return an object; None if it is missing or damaged, which is noted."""
+        path = self.paths.operator_metadata(name, self.epoch)
+        return self._object(path, metadata.decode_operator, is_cut)
+
+    def _object(
+        self, path: StatePath, decode: Callable[[bytes, str], _T], is_cut: Callable[[_T], bool]
+    ) -> _T | None:
+        """Return an object; None if it is missing, damaged or cut short, which is noted."""
         try:
             data = self.store.read(path)
         except NotFoundError:
@@ -214,7 +214,7 @@ class LegacyRebuild:
             return None
         with contextlib.suppress(FormatError):
             value = decode(data, path)
-            if identity_mismatch(self.paths, path, value) is None:
+            if identity_mismatch(self.paths, path, value) is None and not is_cut(value):
                 return value
         self.before[path] = data
         return None

@@ -112,7 +112,7 @@ def test_a_job_that_is_not_listed_is_asked_for_through_its_pipeline() -> None:
         words = ArroyoApi(server.url).look_up(asked)
         assert all(path.startswith("/api/v1/") for path in server.paths)
     assert words[0].facts is not None
-    assert words[0].facts.preview is True
+    assert words[0].facts.name == "preview"
     assert [word.absence for word in words[1:]] == [
         Absence.NO_JOB,
         Absence.NO_PIPELINE,
