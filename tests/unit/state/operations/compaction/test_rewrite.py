@@ -36,7 +36,7 @@ from arroyo_dagster.state import (
 from arroyo_dagster.state.codec import metadata
 from arroyo_dagster.state.codec.maintenance_records import decode_rewrite_record
 from arroyo_dagster.state.metadata.lease import lease, newest_lease
-from arroyo_dagster.state.model.compaction import LeftOut
+from arroyo_dagster.state.model.compaction import LeftOut, RowsDigest
 from arroyo_dagster.state.model.job_facts import JobCondition, SourceAnswer
 from arroyo_dagster.state.model.layout import is_rewritten
 from arroyo_dagster.state.model.leases import LeaseRecord
@@ -111,6 +111,24 @@ def test_nothing_given_means_the_default_settings() -> None:
     options = RewriteOptions(quiet_seconds=0.0)
     assert run_rewrite(job.store, job.paths, said, options=options).plan == default
     assert run_rewrite(job.store, job.paths, said, others, options).plan.parallelism == 3
+
+
+@LAYOUTS
+def test_a_plan_names_the_condition_and_the_run(layout: Layout) -> None:
+    job = begun(layout, epochs=2)
+    said = JobDirectory([Telling(facts_of(job.paths, JobCondition.FAILED, run_id=7))])
+    plan = plan_rewrite(job.store, job.paths, said, FULL)
+    assert (plan.condition, plan.run_id, plan.why_not) == (JobCondition.FAILED, 7, None)
+
+
+@LAYOUTS
+def test_a_dry_run_reports_what_a_restore_reads_now(layout: Layout) -> None:
+    job = begun(layout, epochs=2)
+    plan = plan_rewrite(job.store, job.paths, stopped(job.paths), FULL)
+    assert plan.left_out
+    assert plan.before.files > plan.after.files
+    outcome = RewriteOutcome.of_plan(plan)
+    assert outcome == RewriteOutcome(plan=plan, left_out=plan.left_out, after=plan.before)
 
 
 @LAYOUTS
@@ -300,6 +318,34 @@ def test_a_part_that_does_not_come_back_stops_everything(
     assert arroyos(job.store) == was
 
 
+def test_a_part_with_other_rows_is_reported_before_it_is_refused() -> None:
+    job = begun(Layout.LEGACY, epochs=2)
+    seen: list[Any] = []
+
+    def lose_a_row(store: ObjectStore, tasks: Sequence[RewriteTask]) -> Parts:
+        for part in rewrite_here(store, tasks):
+            assert isinstance(part, RewriteShard)
+            yield replace(part, after=RowsDigest(part.after.rows - 1, 7))
+
+    with pytest.raises(ProtocolError) as caught:
+        rewrite(job.store, job, run=lose_a_row, on_shard=lambda part, left: seen.append(part))
+    assert len(seen) == 1
+    assert caught.value.facts["job"] == job.paths.root
+    assert caught.value.facts["epoch"] == 2
+
+
+def test_a_caller_may_give_up_between_two_parts() -> None:
+    job = begun(Layout.LEGACY, epochs=2)
+    seen: list[Any] = []
+    with pytest.raises(ConflictError, match="exceeded its time limit"):
+        rewrite(
+            *(job.store, job),
+            cancelled=lambda: len(seen) == 2,
+            on_shard=lambda part, left: seen.append(part),
+        )
+    assert len(seen) == 2
+
+
 def test_a_caller_may_give_up_between_two_changes_of_metadata() -> None:
     """In the legacy layout each operator has an object of its own."""
     job = begun(Layout.LEGACY, epochs=2)
@@ -349,6 +395,21 @@ def test_a_stop_counts_as_long_ago_after_ten_quiet_times(
 # ---- the lease -----------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("act", [rewrite, undo])
+def test_who_holds_the_lease_is_not_waited_for_unless_asked_to(act: Any) -> None:
+    job = begun(Layout.LEGACY, epochs=2)
+    if act is not rewrite:
+        rewrite(job.store, job)
+    with lease(job.store, job.paths, "somebody"), pytest.raises(ConflictError, match="somebody"):
+        act(job.store, job, sleep=pytest.fail)
+    held = contextlib.ExitStack()
+    held.enter_context(lease(job.store, job.paths, "somebody"))
+    outcome = act(
+        job.store, job, lease_wait_seconds=5.0, sleep=lambda seconds: held.close(), owner="the test"
+    )
+    assert outcome.published if act is rewrite else outcome.done
+
+
 @LAYOUTS
 def test_what_somebody_did_while_the_lease_was_waited_for_is_not_done_again(
     layout: Layout,
@@ -390,6 +451,17 @@ def test_a_job_that_was_started_while_the_lease_was_waited_for_is_refused(layout
             run=never,
         )
     assert arroyos(job.store) == was
+
+
+def test_who_is_kept_waiting_is_told_who_rewrites() -> None:
+    job = begun(Layout.LEGACY, epochs=2)
+
+    def meanwhile(store: ObjectStore, tasks: Sequence[RewriteTask]) -> Parts:
+        with pytest.raises(ConflictError, match="the nightly run"):
+            rewrite(job.store, job)
+        return rewrite_here(store, tasks)
+
+    assert rewrite(job.store, job, owner="the nightly run", run=meanwhile).published
 
 
 # ---- what is published ---------------------------------------------------------------------------
@@ -550,6 +622,20 @@ def test_a_record_that_is_broken_is_named() -> None:
     with pytest.raises(FormatError) as caught:
         undo(job.store, job)
     assert caught.value.facts["path"] == record
+
+
+@LAYOUTS
+def test_an_undo_that_ended_early_goes_on_with_the_next_object(layout: Layout) -> None:
+    job = begun(layout, epochs=2)
+    was = arroyos(job.store)
+    rewrite(job.store, job)
+    first, *others = planned_undo(job.store, job).objects
+    job.store.put(first, was[first])
+    outcome = undo(job.store, job)
+    assert outcome.done
+    assert outcome.objects == tuple(others)
+    assert arroyos(job.store) == was
+    assert undo(job.store, job) == UndoOutcome()
 
 
 # ---- beside others -------------------------------------------------------------------------------

@@ -347,6 +347,30 @@ def test_a_base_without_a_manifest_gives_way_to_the_generation_before(world: Wor
     assert found.ref == first
 
 
+def test_a_checkpoint_whose_parent_is_not_ready_stops_the_start(world: World) -> None:
+    parent = world.manifest(1, 1, needs_commit=True)
+    world.claim(parent)
+    ref = world.ready(1, 2, parent)
+    world.generation(1, latest=ref)
+    found = world.start(2)
+    assert isinstance(found, CannotStart)
+    assert "parent" in found.reason
+    assert found.ref == ref
+
+
+def test_a_committing_checkpoint_is_restored_and_its_commit_replayed(world: World) -> None:
+    ref = world.manifest(1, 1, needs_commit=True)
+    world.claim(ref)
+    world.generation(1, latest=ref)
+    found = world.start(2)
+    assert isinstance(found, Restore)
+    assert found.replay_commit
+    world.commit(ref)
+    found = world.start(2)
+    assert isinstance(found, Restore)
+    assert not found.replay_commit
+
+
 def test_an_epoch_record_that_names_nothing_stops_the_start(world: World) -> None:
     first = world.ready(1, 1)
     lost = world.manifest(2, 2, parent=first)
