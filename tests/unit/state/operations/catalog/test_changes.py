@@ -18,10 +18,9 @@ from arroyo_dagster.state.operations.catalog.changes import (
     poll_fleet,
 )
 from arroyo_dagster.state.operations.catalog.job_changes import JobPosition
-from arroyo_dagster.state.storage import MemoryStore, WriteProtected, open_store
+from arroyo_dagster.state.storage import MemoryStore, WriteProtected
 from arroyo_dagster.state.storage.store import Listing, ObjectStore
 from arroyo_dagster.state.storage.wrappers import Wrapper
-from tests.compat.arroyo import ARCHIVES, description, unpack
 from tests.fleets import Written, legacy_job, protocol_job
 
 ONE = protocol_job("words")
@@ -48,29 +47,6 @@ def polled(
 
 
 # ---- what is told --------------------------------------------------------------------------------
-
-
-@BOTH
-def test_of_a_job_seen_first_only_the_newest_epoch_is_news(paths: JobPaths) -> None:
-    store = MemoryStore()
-    Written(store, paths).epochs(5)
-    news = polled(store)
-    assert told(news) == {paths.root: [5]}
-    assert news.jobs[0].appeared
-    assert news.jobs[0].before is None
-
-
-@BOTH
-def test_new_epochs_are_told_once_oldest_first(paths: JobPaths) -> None:
-    store = MemoryStore()
-    job = Written(store, paths)
-    job.epochs(2)
-    cursor = polled(store).cursor
-    job.epochs(3)
-    news = polled(store, cursor)
-    assert told(news) == {paths.root: [3, 4, 5]}
-    assert [one.epoch for one in [news.jobs[0].before] if one] == [2]
-    assert told(polled(store, news.cursor)) == {}
 
 
 def test_epochs_that_expired_before_anyone_looked_hide_none_that_are_there() -> None:
@@ -256,19 +232,6 @@ def test_an_unreadable_newest_epoch_is_told_once(paths: JobPaths) -> None:
     assert told(news) == {paths.root: [2]}
     assert len(news.jobs[0].problems) == 1
     assert polled(store, news.cursor).jobs == ()
-
-
-def test_an_unreadable_job_does_not_stop_the_others() -> None:
-    store = MemoryStore()
-    broken = protocol_job("broken")
-    Written(store, broken).epochs(1)
-    store.put(broken.current_generation, b"{")
-    Written(store, ONE).epochs(1)
-    news = polled(store)
-    assert told(news) == {broken.root: [], ONE.root: [1]}
-    assert len(news.jobs[0].problems) == 1
-    assert news.cursor.positions.keys() == {ONE}
-    assert told(polled(store, news.cursor)) == {broken.root: []}  # told as long as it lasts
 
 
 class Failing(Wrapper):
@@ -462,16 +425,3 @@ def test_epochs_beyond_an_expired_one_are_found_without_a_turn(paths: JobPaths) 
             below = paths.checkpoint(Epoch(epoch))
             store.delete_many([info.path for info in store.list(below)])
     assert told(polled(store, cursor, sweep=99)) == {paths.root: [21, 22]}
-
-
-# ---- a real Arroyo -------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("archive", ARCHIVES)
-def test_jobs_of_a_real_arroyo_are_told_by_their_newest_epoch(archive: str, tmp_path) -> None:  # type: ignore[no-untyped-def]
-    store = open_store(unpack(archive, tmp_path))
-    news = polled(store)
-    assert told(news).keys() == description(archive).keys()
-    assert all(len(epochs) == 1 for epochs in told(news).values())
-    assert not any(job.problems for job in news.jobs)
-    assert polled(store, news.cursor).jobs == ()

@@ -100,17 +100,6 @@ def test_every_state_of_a_checkpoint_is_told(store: MemoryStore) -> None:
     assert [one.problem for one in found] == [None] * 9
 
 
-def test_a_broken_epoch_is_a_problem_of_its_own(store: MemoryStore) -> None:
-    paths = paths_of(store)
-    ref = load_epoch(store, paths, 3).ref
-    store.put(ref, store.read(ref)[:-20])
-    found = list_epochs(WriteProtected(store), paths)
-    assert [one.epoch for one in found if one.problem] == [3]
-    assert isinstance(found[2].problem, FormatError)
-    assert found[2].state is None
-    assert found[3].new_files is None
-
-
 def test_an_epoch_that_expires_while_it_is_listed_is_left_out(store: MemoryStore) -> None:
     paths = paths_of(store)
 
