@@ -136,3 +136,17 @@ def test_completion_answers_with_commands_and_options(home: Path) -> None:
     env["COMP_WORDS"] = "arroyo-state epochs --lim"
     done = CliRunner().invoke(main, [], env={**env, "COMP_CWORD": "2"}, prog_name="arroyo-state")
     assert done.stdout == "plain,--limit\n"
+
+
+def test_help_works_with_a_wrong_file(home: Path) -> None:
+    (home / "arroyo-state.toml").write_text("ulr = 1")
+    assert run("jobs", "--help").exit_code == 0
+    assert run("--help").exit_code == 0
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_the_completion_script_is_of_this_program(shell: str) -> None:
+    done = run("completion", shell)
+    assert done.exit_code == 0
+    assert "_ARROYO_STATE_COMPLETE" in done.stdout
+    assert "arroyo-state" in done.stdout

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -157,3 +158,11 @@ def test_the_reference_lists_every_check() -> None:
     rows = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
     listed = {name.strip(" `") for row in rows for name in row.split(",")}
     assert listed == {*STORE_CHECKS, *MACHINE_CHECKS, "daemons", "sensor"}
+
+
+def test_the_same_as_json(root: Path) -> None:
+    found = json.loads(run("--url", str(root), "--store-only", "--json").stdout)
+    assert found["healthy"] is True
+    assert [one["check"] for one in found["checks"]] == STORE_CHECKS
+    assert {one["status"] for one in found["checks"]} == {"ok"}
+    assert found["checks"][-1]["detail"] == "1 jobs in the protocol layout"

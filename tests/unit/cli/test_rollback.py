@@ -72,3 +72,13 @@ def test_run_from_epoch_goes_back_once_and_runs_on(
     again = run(url, *command)
     assert "epoch 7 already restored epoch 4" in again.stdout
     assert newest(store) == 11
+
+
+def test_verify_names_the_command_that_goes_back(url: str, store: ObjectStore) -> None:
+    paths = word_job(store, **JOB).paths
+    files = ParquetBackend(store, paths).load().paths
+    store.delete_many([path for path in files if "checkpoint-0000006/" in path])
+    found = run(url, "verify", "main", "--level", "0")
+    assert found.exit_code == 3
+    assert "To go back to epoch 5: arroyo-state rollback words/main 5" in found.stdout
+    assert json.loads(run(url, "verify", "main", "--json").stdout)["rollback_to"] == 5
